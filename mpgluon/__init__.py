@@ -1,0 +1,63 @@
+"""Mixed-precision training for MXNet Gluon: float16 and bfloat16 on any machine.
+
+The public names, in the order in which a program needs them.
+"""
+
+import numpy as _np
+
+# MXNet 1.9.1 and gluoncv use aliases that NumPy 1.24 dropped. Their meaning never changed.
+for _alias, _meaning in (("bool", bool), ("float", float), ("int", int)):
+    if _alias not in _np.__dict__:
+        setattr(_np, _alias, _meaning)
+
+from mpgluon import amp  # noqa: E402 - MXNet cannot be imported before the lines above
+from mpgluon.errors import (  # noqa: E402
+    CheckpointError,
+    DataError,
+    MpgluonError,
+    PrecisionError,
+    TrainerStateError,
+)
+from mpgluon.formats import (  # noqa: E402
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FloatFormat,
+    round_to,
+)
+from mpgluon.loss_scale import (  # noqa: E402
+    DynamicLossScale,
+    NoLossScale,
+    StaticLossScale,
+)
+from mpgluon.policy import Policy  # noqa: E402
+from mpgluon.precision.casting import (  # noqa: E402
+    NORMALIZATION_LAYERS,
+    CastReport,
+    cast_block,
+    restore,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BFLOAT16",
+    "FLOAT16",
+    "FLOAT32",
+    "NORMALIZATION_LAYERS",
+    "CastReport",
+    "CheckpointError",
+    "DataError",
+    "DynamicLossScale",
+    "FloatFormat",
+    "MpgluonError",
+    "NoLossScale",
+    "Policy",
+    "PrecisionError",
+    "StaticLossScale",
+    "TrainerStateError",
+    "amp",
+    "cast_block",
+    "restore",
+    "round_to",
+]

@@ -1,0 +1,29 @@
+"""The exceptions that mpgluon raises for a bad moment, device or file.
+
+A bad value is a ``ValueError`` and a bad kind of argument a ``TypeError``, as everywhere in
+Python. Each message says what is wrong, what was received and what to do instead.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CheckpointError", "DataError", "MpgluonError", "PrecisionError", "TrainerStateError"]
+
+
+class MpgluonError(Exception):
+    """The base of all exceptions that are mpgluon's own."""
+
+
+class PrecisionError(MpgluonError):
+    """A network, or a place in one, cannot compute in the format that was asked for."""
+
+
+class TrainerStateError(MpgluonError):
+    """A call came at the wrong moment in the life of a Trainer."""
+
+
+class DataError(MpgluonError):
+    """A file or a data set is missing, damaged or not what it should be."""
+
+
+class CheckpointError(MpgluonError):
+    """A checkpoint is damaged or belongs to something else; nothing was changed."""

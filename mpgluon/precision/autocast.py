@@ -1,0 +1,46 @@
+"""Autocast: FP32 parameters, 16-bit computation."""
+
+from __future__ import annotations
+
+from typing import Union
+
+from mxnet import gluon
+
+from mpgluon.policy import Policy
+from mpgluon.precision.casting import CastReport, KeepFP32, apply_policy
+
+__all__ = ["autocast"]
+
+
+def autocast(
+    net: gluon.Block, dtype: Union[str, Policy] = "float16", *, keep_fp32: KeepFP32 = ()
+) -> CastReport:
+    """Make a network compute in 16 bits while its parameters stay FP32, in place.
+
+    Weights are rounded each time they are used, so the optimizer needs no master weights:
+    they are the weights. ``amp.restore`` takes it off again.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        With or without initialized parameters, hybridized or not.
+    dtype : str or Policy
+        ``"float16"`` or ``"bfloat16"`` (CPU only, through oneDNN), or a policy.
+    keep_fp32 : iterable of block types and block instances
+        Blocks that compute in FP32, with everything inside them. Normalization needs no
+        mention: its sums are FP32 under every policy.
+
+    Returns
+    -------
+    CastReport
+
+    Raises
+    ------
+    ValueError, PrecisionError
+        As for :func:`mpgluon.cast_block`.
+    """
+    if isinstance(dtype, str):
+        if dtype not in ("float16", "bfloat16"):
+            raise ValueError(f'autocast takes "float16" or "bfloat16", received {dtype!r}')
+        dtype = Policy.parse(f"mixed_{dtype}")
+    return apply_policy(net, dtype, keep_fp32)

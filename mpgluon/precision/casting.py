@@ -1,0 +1,359 @@
+"""Casting a network to a 16-bit format, and back.
+
+``cast_block`` and ``autocast`` do the same thing under different policies: each block of the
+network gets, on its own instance, a ``hybrid_forward`` that calls the original one with a
+stand-in for ``F``. MXNet is not patched, the block's class is untouched, and ``restore`` takes
+everything off again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+from mxnet.symbol import Symbol
+
+from mpgluon.dtypes import cast
+from mpgluon.errors import PrecisionError
+from mpgluon.policy import Policy
+from mpgluon.precision.arithmetic import arithmetic_of, convert_arrays, mark, widen
+from mpgluon.precision.namespace import OperatorNamespace, namespace_of
+
+__all__ = [
+    "NORMALIZATION_LAYERS",
+    "BeyondReach",
+    "CastReport",
+    "KeepFP32",
+    "apply_policy",
+    "cast_block",
+    "restore",
+]
+
+NORMALIZATION_LAYERS: tuple[type, ...] = (
+    nn.BatchNorm,
+    nn.BatchNormReLU,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm,
+)
+"""The layers whose parameters and statistics stay FP32; SyncBatchNorm is a BatchNorm."""
+
+KeepFP32 = Iterable[Union[type, gluon.Block]]
+
+
+@dataclass(frozen=True)
+class BeyondReach:
+    """A block whose arithmetic the cast cannot govern, and what to do about it."""
+
+    name: str
+    kind: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class CastReport:
+    """What a cast did to a network; ``print`` it.
+
+    Attributes
+    ----------
+    policy : Policy
+    cast : tuple of str
+        Names of the blocks that compute in 16 bits.
+    kept_fp32 : tuple of str
+        Names of the blocks with parameters that stay FP32: normalization layers, whose results
+        are in the 16-bit format all the same, and whatever ``keep_fp32`` named.
+    beyond_reach : tuple of BeyondReach
+        Blocks that do arithmetic where the cast cannot see it.
+    parameters_cast, parameters_kept : int
+        How many parameters (arrays, not elements) became float16, and how many did not.
+    """
+
+    policy: Policy
+    cast: tuple[str, ...]
+    kept_fp32: tuple[str, ...]
+    beyond_reach: tuple[BeyondReach, ...]
+    parameters_cast: int
+    parameters_kept: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
+            f"result {self.policy.output_dtype}",
+            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}",
+            f"{len(self.kept_fp32):6d} blocks keep FP32 parameters{_examples(self.kept_fp32)}",
+            f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}, "
+            f"{self.parameters_kept} left as they were",
+        ]
+        lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
+        return "\n".join(lines)
+
+
+def _examples(names: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+
+
+@dataclass
+class _Cast:
+    """One application of a policy to a network: what its forwards share."""
+
+    policy: Policy
+    root: gluon.Block
+    # Which parameters became float16, and their FP32 values where they had any.
+    originals: dict[gluon.Parameter, Optional[mx.nd.NDArray]] = field(default_factory=dict)
+
+
+class _Forward:
+    """What replaces a block's ``hybrid_forward``, or a plain Block's ``forward``."""
+
+    def __init__(self, block: gluon.Block, owner: _Cast, *, kept: bool) -> None:
+        self.block, self.owner, self.kept = block, owner, kept
+        self.method = "hybrid_forward" if _is_hybrid(block) else "forward"
+        self.original: Callable[..., Any] = getattr(block, self.method)
+        setattr(block, self.method, self)
+
+    def detach(self) -> None:
+        """Give the block its own method back."""
+        delattr(self.block, self.method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.kept:
+            args = convert_arrays(args, widen)
+        elif self.method == "hybrid_forward":
+            args = (self._stand_in(args[0]), *args[1:])
+            kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
+        result = self.original(*args, **kwargs)
+        if self.block is not self.owner.root:
+            return result
+        output_dtype = self.owner.policy.output_dtype
+        return mark(convert_arrays(result, lambda array: cast(array, output_dtype)), None)
+
+    def _with_format(self, name: str, value: Any) -> Any:
+        """Return a parameter's symbol as one that knows its format."""
+        if not isinstance(value, Symbol) or name not in self.block._reg_params:
+            return value
+        dtype = np.dtype(self.block._reg_params[name].dtype).name
+        return mark(value[0], dtype)  # value itself belongs to the parameter
+
+    def _stand_in(self, namespace: Any) -> OperatorNamespace:
+        if isinstance(namespace, OperatorNamespace):  # handed on by another block
+            namespace = namespace.module
+        device_type = mx.current_context().device_type  # Gluon enters the input's context
+        arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
+        return namespace_of(namespace, arithmetic)
+
+
+def cast_block(
+    net: gluon.Block,
+    dtype: Union[str, Policy] = "float16",
+    *,
+    keep_fp32: KeepFP32 = NORMALIZATION_LAYERS,
+) -> CastReport:
+    """Cast a network to float16 in place: the parameters, and what it computes.
+
+    Afterwards the network takes FP32 or float16 input and returns FP32, which is what a loss
+    needs; between, values are float16. Parameters of normalization layers stay FP32. Train it
+    with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
+    the same code runs with a Tensor Core's arithmetic; see :mod:`mpgluon.precision.arithmetic`.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        With or without initialized parameters, hybridized or not. FP32 values of parameters
+        that it has are remembered, one copy on the CPU, until :func:`restore`.
+    dtype : str or Policy
+        ``"float16"``, or a policy with any ``param_dtype``.
+    keep_fp32 : iterable of block types and block instances
+        Blocks to leave in FP32, with everything inside them. A normalization layer returns its
+        result in float16; any other kept block returns FP32, and what follows rounds it.
+        BatchNorm's parameters stay FP32 in any case: MXNet's operator accepts no others.
+
+    Returns
+    -------
+    CastReport
+        What was cast, what was kept, and which blocks do arithmetic that a cast cannot govern.
+
+    Raises
+    ------
+    ValueError
+        If ``dtype`` is not a 16-bit format that parameters can have.
+    PrecisionError
+        If ``net`` or a part of it is cast already, or holds a ``SymbolBlock`` that ``keep_fp32``
+        does not name. Nothing is changed then.
+
+    Notes
+    -----
+    A graph that was traced before is thrown away, here and in everything inside ``net``; call
+    ``hybridize`` again on a larger block that contains ``net``. In a ``hybrid_forward``,
+    ``F is mx.nd`` is false, and an operator called as ``mx.nd.…`` is out of reach.
+    """
+    if isinstance(dtype, str):
+        if dtype != "float16":
+            raise ValueError(
+                f"cast_block makes float16 parameters, received dtype={dtype!r}; for bfloat16 use "
+                'amp.autocast(net, "bfloat16"), and for float32 mpgluon.restore(net)'
+            )
+        dtype = Policy.parse(dtype)
+    return apply_policy(net, dtype, keep_fp32)
+
+
+def apply_policy(net: gluon.Block, policy: Policy, keep_fp32: KeepFP32 = ()) -> CastReport:
+    """Make ``net`` compute under ``policy``; what :func:`cast_block` and ``autocast`` share.
+
+    See :func:`cast_block` for the parameters and errors.
+    """
+    if policy.compute_dtype == "float32":
+        raise ValueError(f"{policy} asks for nothing in 16 bits; a plain network computes in FP32")
+    plan = _plan(net, tuple(keep_fp32))
+    owner = _Cast(policy, net)
+    fp32_parameters = {
+        parameter for block, kept in plan if kept for parameter in block._reg_params.values()
+    } | _unreachable_parameters(plan)
+    parameters = list(net.collect_params().values())
+    if policy.param_dtype == "float16":
+        for parameter in parameters:
+            if parameter in fp32_parameters or np.dtype(parameter.dtype) != np.float32:
+                continue
+            initialized = parameter._data is not None
+            owner.originals[parameter] = parameter._reduce() if initialized else None
+            parameter.cast("float16")
+    for block, kept in plan:
+        _clear_traced_graph(block)
+        kept_whole = kept and not isinstance(block, NORMALIZATION_LAYERS)
+        if kept_whole or _is_hybrid(block) or block is net:
+            _Forward(block, owner, kept=kept_whole)
+    return CastReport(
+        policy=policy,
+        cast=tuple(block.name for block, kept in plan if _is_hybrid(block) and not kept),
+        kept_fp32=tuple(block.name for block, kept in plan if kept),
+        beyond_reach=tuple(filter(None, (_beyond_reach(b) for b, kept in plan if not kept))),
+        parameters_cast=len(owner.originals),
+        parameters_kept=len(parameters) - len(owner.originals),
+    )
+
+
+def restore(net: gluon.Block) -> None:
+    """Turn a cast or autocast network back into a plain FP32 network, in place.
+
+    Parameters that have not changed since the cast get their FP32 values back, bit for bit;
+    others are widened. A network that was never cast is left as it is. A Trainer made for the
+    cast network holds state for float16 parameters: make a new one.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        What was cast, or a part of it.
+    """
+    for block in _blocks(net):
+        forward = _forward_of(block)
+        if forward is None:
+            continue
+        for parameter in block._reg_params.values():
+            if parameter in forward.owner.originals:
+                _restore_parameter(parameter, forward.owner.originals.pop(parameter))
+        forward.detach()
+        _clear_traced_graph(block)
+
+
+def _restore_parameter(parameter: gluon.Parameter, original: Optional[mx.nd.NDArray]) -> None:
+    unchanged = original is not None and bool(
+        (parameter._reduce() == cast(original, "float16")).min().asscalar()
+    )
+    parameter.cast("float32")
+    if unchanged:
+        parameter.set_data(original)
+
+
+def _blocks(net: gluon.Block) -> Iterator[gluon.Block]:
+    """Yield ``net`` and every block in it once, parents first."""
+    seen: set[gluon.Block] = set()
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if block not in seen:
+            seen.add(block)
+            yield block
+            waiting.extend(reversed(list(block._children.values())))
+
+
+def _forward_of(block: gluon.Block) -> Optional[_Forward]:
+    methods = (vars(block).get(name) for name in ("hybrid_forward", "forward"))
+    return next((method for method in methods if isinstance(method, _Forward)), None)
+
+
+def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[tuple[gluon.Block, bool]]:
+    """Return every block with whether its parameters stay FP32, or refuse."""
+    if not isinstance(net, gluon.Block):
+        raise TypeError(f"net must be a gluon.Block, received {type(net).__name__}")
+    for entry in keep_fp32:
+        if not isinstance(entry, (type, gluon.Block)):
+            raise TypeError(f"keep_fp32 holds block types and blocks, received {entry!r}")
+    types = tuple(entry for entry in keep_fp32 if isinstance(entry, type))
+    instances = {entry for entry in keep_fp32 if isinstance(entry, gluon.Block)}
+    all_blocks = list(_blocks(net))
+    strangers = instances.difference(all_blocks)
+    if strangers:
+        names = ", ".join(sorted(block.name for block in strangers))
+        raise ValueError(f"keep_fp32 names blocks that are not in {net.name}: {names}")
+    named = [block for block in all_blocks if isinstance(block, types) or block in instances]
+    kept = {inner for block in named for inner in _blocks(block)}
+    for block in all_blocks:
+        if _forward_of(block) is not None:
+            raise PrecisionError(
+                f"{block.name} is cast already; call mpgluon.restore on it before another cast"
+            )
+        if isinstance(block, gluon.SymbolBlock) and block not in kept:
+            raise PrecisionError(
+                f"{block.name} is a SymbolBlock: an imported graph has no hybrid_forward that "
+                "could compute in another format. Keep it in FP32 with keep_fp32="
+                "(*mpgluon.NORMALIZATION_LAYERS, that_block), or build the network from layers"
+            )
+    always = (nn.BatchNorm, nn.BatchNormReLU)
+    return [(block, block in kept or isinstance(block, always)) for block in all_blocks]
+
+
+def _is_hybrid(block: gluon.Block) -> bool:
+    """Whether the block computes in a ``hybrid_forward`` of its own."""
+    return isinstance(block, gluon.HybridBlock) and (
+        type(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
+    )
+
+
+def _unreachable_parameters(plan: list[tuple[gluon.Block, bool]]) -> set[gluon.Parameter]:
+    """Return the parameters that plain Blocks read themselves, out of the cast's sight."""
+    return {
+        parameter
+        for block, _ in plan
+        if not _is_hybrid(block)
+        for parameter in block._reg_params.values()
+    }
+
+
+def _beyond_reach(block: gluon.Block) -> Optional[BeyondReach]:
+    only_calls_children = (
+        nn.Sequential.forward,
+        gluon.contrib.nn.Concurrent.forward,
+        gluon.rnn.SequentialRNNCell.forward,
+    )
+    if _is_hybrid(block) or type(block).forward in only_calls_children:
+        return None
+    return BeyondReach(
+        name=block.name,
+        kind=type(block).__name__,
+        advice=(
+            "operators that its forward calls itself are not governed, and its own parameters "
+            "stay FP32; write it as a HybridBlock with hybrid_forward(F, …), or keep it in FP32 "
+            "with keep_fp32"
+        ),
+    )
+
+
+def _clear_traced_graph(block: gluon.Block) -> None:
+    if isinstance(block, gluon.HybridBlock) and not isinstance(block, gluon.SymbolBlock):
+        block._clear_cached_op()

@@ -8,9 +8,12 @@ touches the Trainer's private fields.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
+import numpy as np
+import numpy.typing as npt
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -18,7 +21,9 @@ from mpgluon.errors import TrainerStateError
 from mpgluon.loss_scale import LossScale
 from mpgluon.reductions import all_finite
 
-__all__ = ["TrainerState", "attach", "state_of"]
+__all__ = ["TrainerState", "attach", "export_trainer", "import_trainer", "state_of"]
+
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 class TrainerState:
@@ -154,3 +159,108 @@ def state_of(trainer: Any) -> TrainerState:
             "creating it"
         )
     return state
+
+
+def _leaves(state: Any, place: str) -> Iterator[tuple[str, NDArray]]:
+    """Yield the arrays in an optimizer's state for one parameter, each with its place."""
+    if isinstance(state, NDArray):
+        yield place, state
+    elif isinstance(state, (list, tuple)):
+        for position, item in enumerate(state):
+            yield from _leaves(item, f"{place}/{position}")
+
+
+def _named_arrays(states: dict[int, Any]) -> dict[str, NDArray]:
+    return dict(leaf for index, state in states.items() for leaf in _leaves(state, str(index)))
+
+
+def export_trainer(trainer: gluon.Trainer) -> tuple[dict[str, Any], Arrays]:
+    """Return what a Trainer's next steps depend on: plain values, and named arrays.
+
+    Masters and momenta are the same on all devices; the first one's are returned.
+    """
+    optimizer, states = trainer._optimizer, trainer._updaters[0].states
+    plain: dict[str, Any] = {
+        "optimizer": type(optimizer).__name__,
+        "num_update": optimizer.num_update,
+        "update_counts": {
+            str(device): {str(index): count for index, count in counts.items()}
+            for device, counts in optimizer._all_index_update_counts.items()
+        },
+        "m_schedule": getattr(optimizer, "m_schedule", None),  # Nadam's running product
+        "states": sorted(states),
+        "loss_scale": None,
+    }
+    amp = getattr(trainer, "_amp_loss_scaler", None)
+    if isinstance(amp, TrainerState):
+        plain["loss_scale"] = amp.loss_scale.state_dict()
+        plain["skipped_steps"] = amp.skipped_steps
+    return plain, {name: array.asnumpy() for name, array in _named_arrays(states).items()}
+
+
+def import_trainer(
+    trainer: gluon.Trainer, plain: dict[str, Any], arrays: Arrays
+) -> Callable[[], None]:
+    """Check what :func:`export_trainer` returned, and return a function that puts it in place.
+
+    Nothing is changed before that function is called.
+
+    Raises
+    ------
+    ValueError
+        If it belongs to another optimizer, loss scale or set of parameters.
+    """
+    optimizer = trainer._optimizer
+    if plain["optimizer"] != type(optimizer).__name__:
+        raise ValueError(
+            f"its optimizer was {plain['optimizer']}, this one is {type(optimizer).__name__}"
+        )
+    amp = getattr(trainer, "_amp_loss_scaler", None)
+    if (plain["loss_scale"] is None) != (amp is None):
+        raise ValueError(
+            "only one of the two has a loss scale; call amp.init_trainer before loading exactly "
+            "if it was called before saving"
+        )
+    if amp is not None:
+        copy.copy(amp.loss_scale).load_state_dict(plain["loss_scale"])
+    states_by_device = [
+        {
+            index: optimizer.create_state_multi_precision(
+                index, trainer._params[index].list_data()[device]
+            )
+            for index in plain["states"]
+        }
+        for device in range(len(trainer._contexts))
+    ]
+    expected = _named_arrays(states_by_device[0])
+    problems = sorted(
+        name
+        for name in expected.keys() | arrays.keys()
+        if name not in expected
+        or name not in arrays
+        or (expected[name].shape, np.dtype(expected[name].dtype))
+        != (arrays[name].shape, arrays[name].dtype)
+    )
+    if problems:
+        raise ValueError(f"optimizer states differ at {', '.join(problems[:5])}")
+
+    def put_in_place() -> None:
+        for updater, states in zip(trainer._updaters, states_by_device):
+            for name, array in _named_arrays(states).items():
+                array[:] = arrays[name]
+            updater.states = states
+            updater.states_synced = dict.fromkeys(states, True)
+        optimizer.num_update = plain["num_update"]
+        counts = {
+            int(device): {int(index): count for index, count in per_index.items()}
+            for device, per_index in plain["update_counts"].items()
+        }
+        optimizer._all_index_update_counts = counts
+        optimizer._index_update_count = counts[min(counts)]
+        if plain["m_schedule"] is not None:
+            optimizer.m_schedule = plain["m_schedule"]
+        if amp is not None:
+            amp.loss_scale.load_state_dict(plain["loss_scale"])
+            amp.skipped_steps = plain["skipped_steps"]
+
+    return put_in_place

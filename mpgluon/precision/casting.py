@@ -203,7 +203,9 @@ def cast_block(
     return apply_policy(net, dtype, keep_fp32)
 
 
-def apply_policy(net: gluon.Block, policy: Policy, keep_fp32: KeepFP32 = ()) -> CastReport:
+def apply_policy(
+    net: gluon.Block, policy: Policy, keep_fp32: KeepFP32 = NORMALIZATION_LAYERS
+) -> CastReport:
     """Make ``net`` compute under ``policy``; what :func:`cast_block` and ``autocast`` share.
 
     See :func:`cast_block` for the parameters and errors.

@@ -1,0 +1,223 @@
+"""Checkpoints: everything that a training run depends on, in one file.
+
+The file is a NumPy ``.npz`` archive: arrays, and a header in JSON. Nothing in it is code, each
+array carries a checksum, and it appears under its name only when it is complete on disk.
+It knows nothing of data sets or of the loop: those put what they need into ``extra``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+
+from mpgluon.errors import CheckpointError
+from mpgluon.trainer_state import export_trainer, import_trainer
+
+__all__ = ["check_parameters", "load_checkpoint", "read_extra", "save_checkpoint"]
+
+_FORMAT = "mpgluon checkpoint"
+_VERSION = 1
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def save_checkpoint(
+    path: Union[str, Path], net: gluon.Block, trainer: gluon.Trainer, **extra: Any
+) -> None:
+    """Write parameters, optimizer state, loss scale and random states to one file.
+
+    The file is written under another name beside ``path``, flushed to the disk and renamed, so
+    that a crash at any moment leaves either the old file or the new one. Waits for the device.
+
+    Parameters
+    ----------
+    path : str or Path
+        Usually ends in ``.npz``.
+    net : gluon.Block
+        With initialized parameters; plain, cast or autocast.
+    trainer : gluon.Trainer
+        With or without a loss scale.
+    **extra
+        Whatever else the run needs, as JSON can hold it: the epoch, the config.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk is full or the folder cannot be written; an existing file stays as it was.
+    TypeError
+        If JSON cannot hold ``extra``.
+    """
+    path = Path(path)
+    parameters = net._collect_params_with_prefix()
+    arrays: Arrays = {f"parameter/{name}": p._reduce().asnumpy() for name, p in parameters.items()}
+    state, state_arrays = export_trainer(trainer)
+    arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
+    header = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "trainer": state,
+        "random": {"python": random.getstate(), "numpy": _numpy_random_state()},
+        "extra": extra,
+    }
+    text = json.dumps(header)
+    arrays["header"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"the checkpoint {path} could not be written: {error.strerror}; free space or choose "
+            "another folder (an earlier checkpoint is still as it was)"
+        ) from error
+
+
+def load_checkpoint(
+    path: Union[str, Path], net: gluon.Block, trainer: gluon.Trainer
+) -> dict[str, Any]:
+    """Bring a network, its Trainer and the random states back to where a file left them.
+
+    Parameters
+    ----------
+    path : str or Path
+        What :func:`save_checkpoint` wrote.
+    net : gluon.Block
+        As it was then: same structure, same cast, initialized.
+    trainer : gluon.Trainer
+        Made for ``net`` in the same way as then, its loss scale included.
+
+    Returns
+    -------
+    dict
+        The ``extra`` of :func:`save_checkpoint`.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, damaged, of another kind, or of another network or Trainer. All
+        of it is read and compared before anything is changed.
+    """
+    path = Path(path)
+    arrays = _read(path)
+    header = _header(path, arrays)
+    parameters = net._collect_params_with_prefix()
+    values = {
+        name.removeprefix("parameter/"): array
+        for name, array in arrays.items()
+        if name.startswith("parameter/")
+    }
+    check_parameters(path, parameters, values)
+    trainer_arrays = {
+        name.removeprefix("trainer/"): array
+        for name, array in arrays.items()
+        if name.startswith("trainer/")
+    }
+    try:
+        apply_trainer = import_trainer(trainer, header["trainer"], trainer_arrays)
+    except ValueError as error:
+        raise CheckpointError(f"{path} belongs to another Trainer: {error}") from error
+    for name, parameter in parameters.items():
+        parameter.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
+    apply_trainer()
+    _set_random_states(header["random"])
+    extra: dict[str, Any] = header["extra"]
+    return extra
+
+
+def read_extra(path: Union[str, Path]) -> dict[str, Any]:
+    """Return the ``extra`` of a checkpoint without loading it.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, damaged or of another kind.
+    """
+    path = Path(path)
+    extra: dict[str, Any] = _header(path, _read(path, only="header"))["extra"]
+    return extra
+
+
+def check_parameters(
+    path: Path, parameters: Mapping[str, gluon.Parameter], values: Mapping[str, Any]
+) -> None:
+    """Raise CheckpointError unless a file's arrays are exactly a network's parameters.
+
+    Parameters
+    ----------
+    path : Path
+        For the message, which names each difference in name, shape or dtype.
+    parameters, values : mapping from name to Parameter, and to an array of any kind
+    """
+    problems = [f"{name} is missing in the file" for name in parameters if name not in values]
+    problems += [f"{name} is in the file only" for name in values if name not in parameters]
+    for name in parameters.keys() & values.keys():
+        found = (np.dtype(values[name].dtype).name, tuple(values[name].shape))
+        wanted = (np.dtype(parameters[name].dtype).name, tuple(parameters[name].shape))
+        if found != wanted:
+            problems.append(f"{name} is {found} in the file and {wanted} in the network")
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise CheckpointError(f"{path} does not fit this network: {'; '.join(problems[:5])}{more}")
+
+
+def _read(path: Path, only: Optional[str] = None) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = file.files if only is None else [only]
+            return {name: file[name] for name in names}
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {path}") from None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint ({error}); use an earlier one"
+        ) from error
+
+
+def _header(path: Path, arrays: Arrays) -> dict[str, Any]:
+    try:
+        header: dict[str, Any] = json.loads(arrays["header"].tobytes())
+        kind, version = header["format"], header["version"]
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path} is no mpgluon checkpoint: it has no header") from None
+    if kind != _FORMAT or version != _VERSION:
+        raise CheckpointError(
+            f"{path} is a {kind!r} of version {version}; this mpgluon reads version {_VERSION}"
+        )
+    return header
+
+
+def _numpy_random_state() -> dict[str, Any]:
+    state: Any = np.random.get_state(legacy=False)
+    return {**state, "state": {**state["state"], "key": state["state"]["key"].tolist()}}
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    state = states["numpy"]
+    key = np.array(state["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**state, "state": {**state["state"], "key": key}})
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,152 @@
+"""Turn an image file into a square crop, the same for the same (seed, epoch, image).
+
+A random-resized crop and a mirror for training, the centre for testing, and the table that
+normalizes pixels. It makes no batches and needs no MXNet.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mpgluon.data.images import open_image, to_rgb
+
+# Per channel (red, green, blue) of pixels in [0, 1]: what the model zoo's networks were trained on.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+# Keeps these draws apart from the order's, the split's and the renderer's under the same seed.
+_PURPOSE = 4
+_RATIO = (3 / 4, 4 / 3)
+# The field's test protocol: shorter side to 256, then the central 224 x 224.
+_CENTRE_SHARE = 224 / 256
+# How much larger than asked for a first, cheap reduction may leave an image: Pillow's own choice.
+_REDUCING_GAP = 2.0
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is random in training.
+
+    Attributes
+    ----------
+    seed : int
+        At least 0.
+    scale : (float, float)
+        The least and the greatest share of the image's area that a crop covers.
+    """
+
+    seed: int
+    scale: tuple[float, float] = (0.25, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(
+                f"scale must be two shares with 0 < least <= greatest <= 1, got {self.scale}"
+            )
+
+
+def read_crop(
+    path: Path, size: int, augmentation: Optional[Augmentation], *, epoch: int, index: int
+) -> NDArray[np.uint8]:
+    """Decode an image and return a square of it.
+
+    Parameters
+    ----------
+    path : Path
+        The image file.
+    size : int
+        The square's side in pixels.
+    augmentation : Augmentation or None
+        How to crop and mirror at random. None gives the central square, as if the shorter side
+        had been resized to ``size * 256 / 224``.
+    epoch, index : int
+        With the augmentation's seed, what the random numbers depend on.
+
+    Returns
+    -------
+    ndarray, shape (size, size, 3), uint8
+
+    Raises
+    ------
+    DataError
+        If the file cannot be decoded.
+    """
+    with open_image(path) as image:
+        if augmentation is None:
+            return np.asarray(_resized(image, _centre_box(*image.size), size))
+        entropy = [_PURPOSE, augmentation.seed, epoch, index]
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        crop = _resized(image, _random_box(*image.size, augmentation.scale, rng), size)
+        if rng.random() < 0.5:
+            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.asarray(crop)
+
+
+def normalized_levels() -> NDArray[np.float32]:
+    """Return the normalized value of each channel's 256 levels, shape (3, 256).
+
+    A look-up in this table rounds exactly as normalizing each pixel would, and is faster.
+    """
+    levels = np.arange(256, dtype=np.float32) / np.float32(255)
+    mean = np.array(IMAGENET_MEAN, dtype=np.float32)[:, None]
+    std = np.array(IMAGENET_STD, dtype=np.float32)[:, None]
+    normalized: NDArray[np.float32] = (levels - mean) / std
+    return normalized
+
+
+def _centre_box(width: int, height: int) -> Box:
+    side = min(width, height) * _CENTRE_SHARE
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _random_box(
+    width: int, height: int, scale: tuple[float, float], rng: np.random.Generator
+) -> Box:
+    """Return a box of a random area and ratio that fits, as torchvision and MXNet choose it."""
+    for _ in range(10):
+        area = width * height * rng.uniform(*scale)
+        ratio = math.exp(rng.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        box_width, box_height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if 1 <= box_width <= width and 1 <= box_height <= height:
+            left = rng.uniform(0, width - box_width)
+            top = rng.uniform(0, height - box_height)
+            return left, top, left + box_width, top + box_height
+    # Long and narrow: the largest central box whose ratio is allowed.
+    box_width = min(width, height * _RATIO[1])
+    box_height = min(height, width / _RATIO[0])
+    left, top = (width - box_width) / 2, (height - box_height) / 2
+    return left, top, left + box_width, top + box_height
+
+
+def _resized(image: Image.Image, box: Box, size: int) -> Image.Image:
+    """Return ``box`` of ``image`` as a square of ``size`` pixels in RGB."""
+    full_width, full_height = image.size
+    # A large JPEG is decoded at 1/2, 1/4 or 1/8 where that leaves the crop large enough.
+    spare = min(box[2] - box[0], box[3] - box[1]) / (size * _REDUCING_GAP)
+    if spare >= 2:
+        image.draft(None, (int(full_width / spare), int(full_height / spare)))
+    if image.mode != "L":  # which is cheaper to convert when it is small
+        image = to_rgb(image)
+    across, down = image.width / full_width, image.height / full_height
+    box = (
+        box[0] * across,
+        box[1] * down,
+        min(box[2] * across, image.width),
+        min(box[3] * down, image.height),
+    )
+    resized = image.resize(
+        (size, size), Image.Resampling.BILINEAR, box=box, reducing_gap=_REDUCING_GAP
+    )
+    return to_rgb(resized)

@@ -1,0 +1,6 @@
+"""Training an image classifier: one config, one loop, results in one folder."""
+
+from mpgluon.training.config import TrainingConfig
+from mpgluon.training.loop import InterruptedRunError, train
+
+__all__ = ["InterruptedRunError", "TrainingConfig", "train"]

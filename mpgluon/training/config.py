@@ -1,0 +1,171 @@
+"""The configuration of a training run: one frozen value.
+
+It is the command line, the header of the log and the header of the checkpoint. It opens no file
+and creates no array; what it cannot know (whether a folder exists) is checked where it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Optional
+
+from mpgluon.loss_scale import DynamicLossScale, LossScale, as_loss_scale
+from mpgluon.policy import Policy
+
+__all__ = ["TrainingConfig"]
+
+# What may differ between a run and its continuation without changing what is computed.
+_FREE_TO_CHANGE = frozenset({"data_dir", "output_dir", "workers"})
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that a run depends on.
+
+    Attributes
+    ----------
+    dtype : {"float32", "float16", "bfloat16"}
+        ``"float16"`` is the cast network with ``multi_precision``; bfloat16 is autocast.
+    amp : bool
+        Autocast for float16 too: FP32 parameters.
+    loss_scale : str
+        ``"dynamic"``, ``"none"``, a power of two, or ``"auto"``: dynamic for float16, else none.
+    growth_interval : int, optional
+        Finite steps before a dynamic scale grows; by default a tenth of the run, at most 2000.
+    model : str
+        A name in MXNet's or gluoncv's model zoo.
+    pretrained : str, optional
+        A parameter file to start from; its head may have another number of classes.
+    dataset : {"caltech101", "shapes"}
+        ``"shapes"`` is the rendered stand-in.
+    classes, images_per_class : int
+        Size of the stand-in; Caltech 101 has what its tree holds.
+    data_dir, output_dir : str
+        Where the images are, and where results go.
+    train_per_class : int
+        Training images per class; the rest is for testing.
+    image_size : int
+        Side of the square that the network sees, in pixels.
+    min_crop_area : float
+        The least share of an image that a training crop covers, in (0, 1].
+    batch_size : int
+        Images per device and step.
+    epochs, warmup_epochs : int
+        Passes over the training images, and how many of them the learning rate climbs for.
+    learning_rate : float
+        Its peak, for the whole batch over all devices; the schedule is a cosine down to zero.
+    momentum, weight_decay : float
+        Momentum is passed to optimizers that have one.
+    optimizer : str
+        A name in MXNet's registry.
+    devices : str
+        ``"cpu"``, ``"gpu:0,1"``, ...
+    workers : int
+        Processes that decode images.
+    seed : int
+        Of the split, the initial weights, the order, the crops and dropout.
+    skip_unreadable : bool
+        Leave out images that cannot be decoded, and say which, instead of ending.
+    keep_checkpoints : int
+        How many of the newest checkpoints stay on disk.
+    """
+
+    dtype: str = "float32"
+    amp: bool = False
+    loss_scale: str = "auto"
+    growth_interval: Optional[int] = None
+    model: str = "resnet50_v2"
+    pretrained: Optional[str] = None
+    dataset: str = "caltech101"
+    classes: int = 10
+    images_per_class: int = 60
+    data_dir: str = "data"
+    output_dir: str = "runs/latest"
+    train_per_class: int = 30
+    image_size: int = 224
+    min_crop_area: float = 0.25
+    batch_size: int = 32
+    epochs: int = 30
+    warmup_epochs: int = 2
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    optimizer: str = "sgd"
+    devices: str = "cpu"
+    workers: int = 2
+    seed: int = 0
+    skip_unreadable: bool = False
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("dtype", ("float32", "float16", "bfloat16")),
+            ("dataset", ("caltech101", "shapes")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(allowed)}; received {getattr(self, name)!r}"
+                )
+        for name, least in (
+            ("images_per_class", 2),
+            ("train_per_class", 1),
+            ("image_size", 1),
+            ("batch_size", 1),
+            ("epochs", 1),
+            ("warmup_epochs", 0),
+            ("workers", 0),
+            ("seed", 0),
+            ("keep_checkpoints", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, received {getattr(self, name)}")
+        if not 0 < self.min_crop_area <= 1:
+            raise ValueError(f"min_crop_area must be in (0, 1], received {self.min_crop_area}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, received {self.learning_rate}")
+        if self.warmup_epochs >= self.epochs and self.epochs > 1:
+            raise ValueError(
+                f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
+            )
+        if self.amp and self.dtype == "float32":
+            raise ValueError("amp computes in 16 bits: choose dtype float16 or bfloat16 with it")
+        self.make_loss_scale(total_steps=1)  # says what is wrong with loss_scale
+
+    @property
+    def policy(self) -> Policy:
+        """What the network's parameters, computation and result are."""
+        if self.dtype == "float32":
+            return Policy.parse("float32")
+        mixed = self.amp or self.dtype == "bfloat16"
+        return Policy.parse(f"mixed_{self.dtype}" if mixed else self.dtype)
+
+    def make_loss_scale(self, total_steps: int) -> LossScale:
+        """Return a new loss scale for a run of so many steps."""
+        kind = self.loss_scale
+        if kind == "auto":
+            kind = "dynamic" if self.dtype == "float16" else "none"
+        if kind != "dynamic":
+            return as_loss_scale(kind)
+        interval = self.growth_interval
+        if interval is None:
+            interval = min(2000, max(10, total_steps // 10))
+        return DynamicLossScale(growth_interval=interval)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for a JSON file."""
+        return asdict(self)
+
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """Return in words how a continuation's config differs in what the run depends on."""
+        names = [field.name for field in fields(self) if field.name not in _FREE_TO_CHANGE]
+        return [
+            f"{name} was {other.get(name)!r}, is {getattr(self, name)!r}"
+            for name in names
+            if other.get(name) != getattr(self, name)
+        ]
+
+    @property
+    def output_path(self) -> Path:
+        """The folder of this run's results."""
+        return Path(self.output_dir)

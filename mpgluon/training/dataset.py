@@ -1,0 +1,84 @@
+"""The images of a run: which data set, and which of its images train and test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpgluon.data import ImageFolder, caltech101, find_tree, images, render_shapes, stratified_split
+from mpgluon.data.loaders import ImageLoader, eval_loader, train_loader
+from mpgluon.training.config import TrainingConfig
+
+__all__ = ["Dataset", "open_dataset"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A named folder of images, split into training and test images.
+
+    Attributes
+    ----------
+    name : str
+        ``"caltech101"``, or ``"shapes"`` for the rendered stand-in; for logs and results.
+    folder : ImageFolder
+    train_indices, test_indices : tuple of int
+        Positions in ``folder``.
+    """
+
+    name: str
+    folder: ImageFolder
+    train_indices: tuple[int, ...]
+    test_indices: tuple[int, ...]
+
+    def loaders(self, config: TrainingConfig, devices: int) -> tuple[ImageLoader, ImageLoader]:
+        """Return the training and the test loader, images in the compute format."""
+        dtype = "float16" if config.policy.compute_dtype == "float16" else "float32"
+        on_unreadable = "skip" if config.skip_unreadable else "error"
+        train = train_loader(
+            self.folder,
+            self.train_indices,
+            batch_size=config.batch_size * devices,
+            image_size=config.image_size,
+            dtype=dtype,
+            seed=config.seed,
+            scale=(config.min_crop_area, 1.0),
+            num_workers=config.workers,
+            on_unreadable=on_unreadable,
+        )
+        test = eval_loader(
+            self.folder,
+            self.test_indices,
+            batch_size=config.batch_size * devices,
+            image_size=config.image_size,
+            dtype=dtype,
+            num_workers=config.workers,
+            on_unreadable=on_unreadable,
+        )
+        return train, test
+
+
+def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
+    """Find the images that a config asks for, or render the stand-in if it asks for that.
+
+    Raises
+    ------
+    DataError
+        If Caltech 101 is not in ``config.data_dir``; the message says how to get it. The
+        stand-in is never used in its place.
+    ValueError
+        If a class has too few images for ``config.train_per_class``.
+    """
+    if config.dataset == "shapes":
+        tree = render_shapes(
+            config.data_dir,
+            classes=config.classes,
+            images_per_class=config.images_per_class,
+            seed=config.seed,
+            progress=progress,
+        )
+        folder = images.list_images(tree)
+    else:
+        folder = caltech101.list_images(find_tree(config.data_dir))
+    train, test = stratified_split(
+        folder.labels, config.train_per_class, seed=config.seed, class_names=folder.classes
+    )
+    return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))

@@ -1,0 +1,43 @@
+"""Ending a run between two steps instead of inside one."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Optional
+
+__all__ = ["Interruption"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Notes Ctrl-C and SIGTERM while it is entered; a second Ctrl-C interrupts at once.
+
+    Attributes
+    ----------
+    signal : signal.Signals or None
+        What was received.
+    """
+
+    def __init__(self) -> None:
+        self.signal: Optional[signal.Signals] = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: Optional[FrameType]) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)

@@ -1,0 +1,38 @@
+"""Download Caltech 101 into a folder: resumable, verified, and nothing to do if it is there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Optional
+
+from mpgluon.data.caltech101 import CALTECH101, download_caltech101, list_images
+from mpgluon.errors import DataError
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Parse the command line, download, and print where the images are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"The archive ({CALTECH101.outer.size / 1e6:.0f} MB) is {CALTECH101.url}",
+    )
+    parser.add_argument(
+        "--data-dir", default="data", help="the folder to put the images in (default: data)"
+    )
+    data_dir = parser.parse_args(arguments).data_dir
+    try:
+        tree = download_caltech101(data_dir, progress=True)
+        folder = list_images(tree)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: run the same command again to continue", file=sys.stderr)
+        return 130
+    print(f"Caltech 101 is in {tree}: {len(folder):,} images, {len(folder.classes)} categories")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Train an image classifier on Caltech 101 in float32, float16 or bfloat16.
+
+    python scripts/train_caltech.py --dtype float16
+
+Results go to a folder: results.json, history.jsonl, curves.png, final.params and checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Optional
+
+import mpgluon
+from mpgluon.training import InterruptedRunError, TrainingConfig, train
+
+# Option, what it takes, and what it means; defaults are the config's.
+_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "dtype": (
+        {"choices": ("float32", "float16", "bfloat16")},
+        "float16 is the cast network with FP32 master weights; bfloat16 is autocast",
+    ),
+    "amp": ({"action": "store_true"}, "autocast for float16 too: FP32 parameters"),
+    "loss_scale": (
+        {"metavar": "{auto,dynamic,none,N}"},
+        "auto is dynamic for float16 and none otherwise; N is a power of two",
+    ),
+    "growth_interval": (
+        {"type": int, "metavar": "STEPS"},
+        "finite steps before a dynamic scale grows (a tenth of the run, at most 2000)",
+    ),
+    "model": ({}, "a name in MXNet's or gluoncv's model zoo"),
+    "pretrained": (
+        {"metavar": "FILE"},
+        "start from a parameter file; its head may have another number of classes",
+    ),
+    "dataset": (
+        {"choices": ("caltech101", "shapes")},
+        "shapes is a rendered stand-in that needs no download",
+    ),
+    "classes": ({"type": int}, "classes of the stand-in, 10 to 101"),
+    "images_per_class": ({"type": int}, "images per class of the stand-in"),
+    "data_dir": ({"metavar": "DIR"}, "where the images are, or are rendered to"),
+    "output_dir": ({"metavar": "DIR"}, "where results and checkpoints go"),
+    "train_per_class": ({"type": int}, "training images per class; the rest is for testing"),
+    "image_size": ({"type": int, "metavar": "PIXELS"}, "side of the network's square input"),
+    "min_crop_area": ({"type": float}, "least share of an image that a training crop covers"),
+    "batch_size": ({"type": int}, "images per device and step"),
+    "epochs": ({"type": int}, "passes over the training images"),
+    "warmup_epochs": ({"type": int}, "epochs in which the learning rate climbs"),
+    "learning_rate": ({"type": float}, "its peak; a cosine takes it down to zero"),
+    "momentum": ({"type": float}, "for optimizers that have one"),
+    "weight_decay": ({"type": float}, "L2 penalty"),
+    "optimizer": ({}, "any of MXNet's"),
+    "devices": ({}, "cpu, gpu, gpu:0,1"),
+    "workers": ({"type": int}, "processes that decode images"),
+    "seed": ({"type": int}, "of everything random"),
+    "skip_unreadable": (
+        {"action": "store_true"},
+        "leave out images that cannot be decoded, and list them, instead of ending",
+    ),
+    "keep_checkpoints": ({"type": int}, "how many of the newest stay"),
+}
+
+
+def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the parsed command line; exits with status 2 on one that is wrong."""
+    parser = argparse.ArgumentParser(description="Train an image classifier on Caltech 101.")
+    defaults = {field.name: field.default for field in fields(TrainingConfig)}
+    for name, (how, meaning) in _OPTIONS.items():
+        shown = "" if defaults[name] in (None, False) else f" (default: {defaults[name]})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=defaults[name], help=meaning + shown, **how
+        )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the newest checkpoint in --output-dir"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train, print the result and return the exit status."""
+    options = vars(parse(arguments))
+    resume = options.pop("resume")
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        config = TrainingConfig(**options)
+        print(f"{config.model} on {config.dataset}: {config.policy}", file=sys.stderr)
+        results = train(config, resume=resume, progress=True)
+    except (ValueError, mpgluon.MpgluonError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except InterruptedRunError as stop:
+        print(stop, file=sys.stderr)
+        return 128 + int(stop.signal)
+    except KeyboardInterrupt:
+        print("stopped before the first step; nothing to resume", file=sys.stderr)
+        return 130
+    print(
+        f"test accuracy {results['test_accuracy']:.3f} on {config.dataset}, "
+        f"{results['steps']} steps ({results['skipped_steps']} skipped) in "
+        f"{results['training_seconds']:.0f} s, final loss scale "
+        f"{results['final_loss_scale']:g}; results in {config.output_dir}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""Caltech 101: the manifest, the download of a small stand-in archive, and its tree."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mpgluon.data import caltech101
+from mpgluon.data.caltech101 import (
+    CALTECH101,
+    Archive,
+    ArchiveFile,
+    download_caltech101,
+    find_tree,
+    list_images,
+)
+from mpgluon.errors import DataError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def jpeg():
+    content = io.BytesIO()
+    Image.new("RGB", (30, 20), "red").save(content, "JPEG")
+    return content.getvalue()
+
+
+def described(name, content):
+    return ArchiveFile(
+        name=name,
+        size=len(content),
+        md5=hashlib.md5(content).hexdigest(),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def make_tar(extra=()):
+    """Return a tar.gz with the real one's oddities."""
+    members = {
+        "101_ObjectCategories/ant/image_0001.jpg": jpeg(),
+        "101_ObjectCategories/ant/image_0002.jpg": jpeg(),
+        "101_ObjectCategories/Zebra/image_0001.jpg": jpeg(),
+        "101_ObjectCategories/BACKGROUND_Google/image_0001.jpg": jpeg(),
+        "101_ObjectCategories/BACKGROUND_Google/tmp": jpeg(),
+        **dict(extra),
+    }
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def make_zip(inner):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as zipped:
+        zipped.writestr("caltech-101/101_ObjectCategories.tar.gz", inner)
+        zipped.writestr("caltech-101/Annotations.tar", b"not used")
+        zipped.writestr("__MACOSX/caltech-101/._101_ObjectCategories.tar.gz", b"junk")
+    return content.getvalue()
+
+
+@pytest.fixture
+def published(serve):
+    """Return a function that publishes an archive: the server and the archive's description."""
+
+    def publish(**options):
+        inner = make_tar(**options)
+        outer = make_zip(inner)
+        server = serve(outer)
+        archive = Archive(
+            url=server.url,
+            outer=described("caltech-101.zip", outer),
+            inner=described("caltech-101/101_ObjectCategories.tar.gz", inner),
+            contents=CALTECH101.contents,
+        )
+        return server, archive
+
+    return publish
+
+
+def test_the_manifest_says_what_the_package_says():
+    manifest = json.loads((ROOT / "data" / "caltech101.json").read_text())
+    assert manifest == dataclasses.asdict(CALTECH101)
+
+
+def test_the_archive_is_the_published_one(caltech101_mini):
+    published = (caltech101_mini / "README.md").read_text()
+    assert CALTECH101.url in published
+    for file in (CALTECH101.outer, CALTECH101.inner):
+        [row] = [
+            line
+            for line in published.splitlines()
+            if f"`{file.name}` from" in line or f"`{file.name}` |" in line
+        ]
+        assert f"| {file.size:,} | `{file.md5}` | `{file.sha256}` |" in row
+
+
+def test_the_tree_arrives_and_the_archives_are_removed(published, tmp_path):
+    _, archive = published()
+    tree = download_caltech101(tmp_path / "data", archive=archive)
+    assert tree == tmp_path / "data" / "101_ObjectCategories"
+    assert sorted(os.listdir(tmp_path / "data")) == [".caltech101.lock", "101_ObjectCategories"]
+    folder = list_images(tree)
+    assert folder.classes == ("Zebra", "ant")
+    assert folder.labels.tolist() == [0, 1, 1]
+
+
+def test_the_archives_are_kept_if_asked_for(published, tmp_path):
+    _, archive = published()
+    download_caltech101(tmp_path, archive=archive, keep_archives=True)
+    kept = {"caltech-101.zip", "101_ObjectCategories.tar.gz"}
+    assert kept < set(os.listdir(tmp_path))
+
+
+def test_a_second_call_asks_for_nothing(published, tmp_path):
+    server, archive = published()
+    first = download_caltech101(tmp_path, archive=archive)
+    assert download_caltech101(tmp_path, archive=archive) == first
+    assert len(server.requests) == 1
+
+
+def test_two_calls_at_the_same_time_fetch_once(published, tmp_path):
+    server, archive = published()
+    calls = [
+        threading.Thread(target=download_caltech101, args=(tmp_path,), kwargs={"archive": archive})
+        for _ in range(3)
+    ]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join()
+    assert len(server.requests) == 1
+    assert len(list_images(tmp_path / "101_ObjectCategories")) == 3
+
+
+def test_an_archive_placed_by_hand_is_verified_and_not_fetched(published, tmp_path):
+    server, archive = published()
+    (tmp_path / "caltech-101.zip").write_bytes(server.body)
+    download_caltech101(tmp_path, archive=archive)
+    assert server.requests == []
+
+
+def test_an_unpacking_that_failed_after_the_download_does_not_fetch_again(
+    published, tmp_path, monkeypatch
+):
+    server, archive = published()
+
+    def killed(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(caltech101, "unpack_tar_folder", killed)
+    with pytest.raises(KeyboardInterrupt):
+        download_caltech101(tmp_path, archive=archive)
+    assert not (tmp_path / "101_ObjectCategories").exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    download_caltech101(tmp_path, archive=archive)
+    assert len(server.requests) == 1
+
+
+def test_a_hostile_archive_leaves_no_tree(published, tmp_path):
+    _, archive = published(extra={"101_ObjectCategories/../../outside.jpg": b"x"}.items())
+    with pytest.raises(DataError, match="outside the target"):
+        download_caltech101(tmp_path / "data", archive=archive)
+    assert os.listdir(tmp_path) == ["data"]
+    assert not (tmp_path / "data" / "101_ObjectCategories").exists()
+
+
+def test_a_wrong_inner_hash_leaves_no_tree(published, tmp_path):
+    _, archive = published()
+    wrong = dataclasses.replace(archive.inner, sha256="0" * 64)
+    with pytest.raises(DataError, match="is not the file expected"):
+        download_caltech101(tmp_path, archive=dataclasses.replace(archive, inner=wrong))
+    assert not (tmp_path / "101_ObjectCategories").exists()
+
+
+def test_a_data_folder_that_cannot_be_made_is_reported(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="choose a folder that can be written"):
+        download_caltech101(tmp_path / "file" / "data")
+
+
+def put_image(folder):
+    folder.mkdir(parents=True)
+    (folder / "image_0001.jpg").write_bytes(jpeg())
+
+
+def test_the_tree_is_found_in_its_three_places(tmp_path):
+    inside = tmp_path / "one" / "101_ObjectCategories"
+    nested = tmp_path / "two" / "caltech-101" / "101_ObjectCategories"
+    renamed = tmp_path / "three" / "my_photographs"
+    for tree in (inside, nested, renamed):
+        put_image(tree / "ant")
+    assert find_tree(tmp_path / "one") == inside
+    assert find_tree(inside) == inside
+    assert find_tree(tmp_path / "two") == nested
+    assert find_tree(renamed) == renamed
+
+
+def test_a_missing_tree_is_an_error_that_says_how_to_get_either(tmp_path):
+    (tmp_path / "101_ObjectCategories").mkdir()
+    advice = rf"python scripts/download_caltech\.py --data-dir {tmp_path}`, .* --dataset shapes"
+    with pytest.raises(DataError, match=advice):
+        find_tree(tmp_path)
+    with pytest.raises(DataError, match="is not in missing"):
+        find_tree("missing")
+
+
+def test_rendered_shapes_are_not_taken_for_photographs(tmp_path):
+    put_image(tmp_path / "disc")
+    (tmp_path / "shapes.json").write_text("{}")
+    with pytest.raises(DataError, match="holds rendered shapes, not Caltech 101"):
+        find_tree(tmp_path)
+
+
+def test_a_data_folder_with_shapes_in_it_holds_no_photographs(tmp_path):
+    put_image(tmp_path / "shapes-10x60-seed0" / "disc")
+    with pytest.raises(DataError, match="Caltech 101 is not in"):
+        find_tree(tmp_path)
+
+
+@pytest.fixture
+def script():
+    path = ROOT / "scripts" / "download_caltech.py"
+    spec = importlib.util.spec_from_file_location("download_caltech", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_script_prints_where_the_images_are(script, published, tmp_path, monkeypatch, capsys):
+    _, archive = published()
+
+    def download_small(data_dir, **options):
+        return download_caltech101(data_dir, archive=archive, **options)
+
+    monkeypatch.setattr(script, "download_caltech101", download_small)
+    assert script.main(["--data-dir", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert output.out == (
+        f"Caltech 101 is in {tmp_path}/101_ObjectCategories: 3 images, 2 categories\n"
+    )
+    assert "caltech-101.zip: 100%" in output.err
+
+
+def test_the_scripts_error_is_one_line_and_status_2(script, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert script.main(["--data-dir", str(tmp_path / "file" / "data")]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: cannot write")
+    assert output.err.count("\n") == 1
+
+
+def test_ctrl_c_in_the_script_says_how_to_continue(script, tmp_path, monkeypatch, capsys):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "download_caltech101", interrupted)
+    assert script.main(["--data-dir", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted: run the same command again to continue\n"

@@ -1,0 +1,486 @@
+"""Batches: the same from any number of workers, resumable, rounded once, and never silent."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+from mpgluon.data import loaders
+from mpgluon.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, read_crop
+from mpgluon.data.images import list_images, read_image
+from mpgluon.data.loaders import EpochBatchSampler, eval_loader, train_loader
+from mpgluon.errors import DataError
+
+COUNT = 23
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return 23 noisy images of two classes, of many sizes, some grayscale."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for index in range(COUNT):
+        height, width = rng.integers(40, 120, size=2)
+        shape = (height, width) if index % 5 == 0 else (height, width, 3)
+        # Smooth noise, so that a shifted crop shows in every pixel and JPEG keeps it.
+        small = Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).resize((9, 9))
+        path = root / f"class_{index % 2}" / f"image_{index:04d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        small.resize((int(width), int(height)), Image.Resampling.BICUBIC).save(path, quality=95)
+    return list_images(root)
+
+
+def numpy_batches(loader):
+    return [(images.asnumpy(), labels.asnumpy()) for images, labels in loader]
+
+
+def same(left, right):
+    assert len(left) == len(right)
+    return all(np.array_equal(a, c) and np.array_equal(b, d) for (a, b), (c, d) in zip(left, right))
+
+
+def make_train(folder, **options):
+    return train_loader(
+        folder, range(len(folder)), **{"batch_size": 4, "image_size": 32, "seed": 5, **options}
+    )
+
+
+def make_eval(folder, **options):
+    return eval_loader(folder, range(len(folder)), **{"batch_size": 4, "image_size": 32, **options})
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("make", [make_train, make_eval])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_two_workers_give_the_same_batches_as_none_bit_for_bit(folder, make, dtype):
+    alone, helped = make(folder, dtype=dtype), make(folder, dtype=dtype, num_workers=2)
+    for _ in range(2):
+        assert same(numpy_batches(alone), numpy_batches(helped))
+    helped.close()
+
+
+@pytest.mark.multiprocess
+def test_batches_have_the_shapes_and_dtypes_promised(folder):
+    for workers in (0, 2):
+        for dtype in ("float32", "float16"):
+            loader = make_train(folder, dtype=dtype, num_workers=workers)
+            for images, labels in loader:
+                assert isinstance(images, mx.nd.NDArray)
+                assert images.shape == (4, 3, 32, 32)
+                assert images.dtype == np.dtype(dtype)
+                assert labels.shape == (4,)
+                assert labels.dtype == np.int32
+                assert images.context == labels.context == mx.cpu()
+            loader.close()
+
+
+def test_float16_batches_are_the_float32_ones_rounded(folder):
+    for make in (make_train, make_eval):
+        wide, narrow = numpy_batches(make(folder)), numpy_batches(make(folder, dtype="float16"))
+        assert same([(images.astype(np.float16), labels) for images, labels in wide], narrow)
+
+
+def test_pixels_are_normalized_with_imagenets_mean_and_standard_deviation(tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    (tmp_path / "a").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "a" / "a.png")
+    # 56 of the central 64 * 224 / 256 = 56 pixels: neither resized nor shifted.
+    [(images, _)] = numpy_batches(
+        eval_loader(list_images(tmp_path), [0], batch_size=1, image_size=56)
+    )
+    exact = (pixels[4:60, 4:60] / 255.0 - IMAGENET_MEAN) / IMAGENET_STD
+    # Level, mean, difference and quotient each round by at most 2^-24 of at most 2.7 / std, in all
+    # less than 2^-20.
+    np.testing.assert_allclose(images[0].transpose(1, 2, 0), exact, rtol=0, atol=2.0**-20)
+
+
+def test_the_test_crop_is_the_centre_after_resizing_the_shorter_side(caltech101_mini):
+    paths = list_images(caltech101_mini / "101_ObjectCategories").paths[::100]
+    for path in paths:
+        crop = read_crop(path, 112, None, epoch=0, index=0).astype(float)
+        with Image.open(path) as image:
+            image = image.convert("RGB")
+            scale = 128 / min(image.size)
+            size = round(image.width * scale), round(image.height * scale)
+            image = image.resize(size, Image.Resampling.BILINEAR)
+        left, top = (image.width - 112) / 2, (image.height - 112) / 2
+        expected = image.resize((112, 112), box=(left, top, left + 112, top + 112))
+        difference = np.abs(crop - np.asarray(expected, dtype=float))
+        assert difference.mean() < 5  # two resizings against one, of 255
+
+
+def test_a_test_pass_keeps_the_order_and_the_incomplete_last_batch(folder):
+    order = [5, 3, 8, 1, 0, 22]
+    loader = eval_loader(folder, order, batch_size=4, image_size=32)
+    batches = numpy_batches(loader)
+    assert [len(labels) for _, labels in batches] == [4, 2]
+    assert np.concatenate([labels for _, labels in batches]).tolist() == [
+        folder.labels[index] for index in order
+    ]
+    assert len(loader) == 2
+
+
+def test_a_training_pass_discards_the_incomplete_last_batch(folder):
+    loader = make_train(folder)
+    assert len(loader) == 5
+    assert [len(labels) for _, labels in loader] == [4] * 5
+
+
+def test_epochs_differ_in_order_and_in_crops_and_can_be_repeated(folder):
+    loader = make_train(folder)
+    first, second = numpy_batches(loader), numpy_batches(loader)
+    assert not same(first, second)
+    loader.set_epoch(1)
+    assert same(numpy_batches(loader), second)
+    loader.set_epoch(0)
+    assert same(numpy_batches(loader), first)
+    path = folder.paths[0]
+    crops = {
+        read_crop(path, 32, Augmentation(seed=0), epoch=epoch, index=0).tobytes()
+        for epoch in range(10)
+    }
+    assert len(crops) == 10
+
+
+def test_another_seed_gives_other_batches(folder):
+    assert not same(numpy_batches(make_train(folder)), numpy_batches(make_train(folder, seed=6)))
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_begun_in_the_middle_equals_the_tail(folder, workers):
+    whole = make_train(folder)
+    whole.set_epoch(3)
+    resumed = make_train(folder, num_workers=workers)
+    resumed.set_epoch(3, first_batch=2)
+    assert same(numpy_batches(resumed), numpy_batches(whole)[2:])
+    # The pass after it is a whole one of the next epoch.
+    assert same(numpy_batches(resumed), numpy_batches(whole))
+    resumed.close()
+
+
+def test_batches_before_the_first_one_are_not_decoded(folder, monkeypatch):
+    decoded = []
+    real = loaders.read_crop
+
+    def counting(path, *arguments, **options):
+        decoded.append(path)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(loaders, "read_crop", counting)
+    loader = make_train(folder)
+    loader.set_epoch(0, first_batch=4)
+    assert len(list(loader)) == 1
+    assert len(decoded) == 4
+
+
+def test_each_epoch_shows_every_image_at_most_once():
+    sampler = EpochBatchSampler(23, 4, seed=0)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        keys = [key for batch in sampler for key in batch]
+        assert {key[0] for key in keys} == {epoch}
+        assert len({key[1] for key in keys}) == 20
+
+
+def test_the_order_is_the_one_that_every_machine_makes():
+    sampler = EpochBatchSampler(10, 10, seed=0)
+    sampler.set_epoch(7)
+    generator = np.random.PCG64(np.random.SeedSequence([3, 0, 7]))
+    keys = [int(generator.random_raw()) for _ in range(10)]
+    expected = sorted(range(10), key=keys.__getitem__)
+    assert [position for _, position in next(iter(sampler))] == expected
+
+
+def test_the_batches_of_all_ranks_are_those_of_one_process():
+    one = list(EpochBatchSampler(50, 6, seed=1))
+    ranks = [list(EpochBatchSampler(50, 3, seed=1, rank=r, world_size=2)) for r in range(2)]
+    assert len(one) == len(ranks[0]) == len(ranks[1]) == 8
+    for whole, left, right in zip(one, *ranks):
+        assert sorted(whole) == sorted(left + right)
+
+
+def test_the_ranks_of_a_test_pass_cover_every_image_once():
+    ranks = [EpochBatchSampler(23, 4, seed=None, rank=r, world_size=3) for r in range(3)]
+    keys = [key for rank in ranks for batch in rank for key in batch]
+    assert sorted(keys) == [(0, position) for position in range(23)]
+    assert [len(rank) for rank in ranks] == [len(list(rank)) for rank in ranks] == [2, 2, 2]
+
+
+def test_a_crop_covers_the_share_asked_for_and_has_a_ratio_in_range():
+    from mpgluon.data.augment import _random_box
+
+    rng = np.random.default_rng(0)
+    for width, height in [(300, 200), (200, 300), (64, 64)]:
+        for _ in range(300):
+            left, top, right, bottom = _random_box(width, height, (0.25, 1.0), rng)
+            assert 0 <= left < right <= width + 1e-9
+            assert 0 <= top < bottom <= height + 1e-9
+            assert 0.25 - 1e-9 <= (right - left) * (bottom - top) / (width * height) <= 1 + 1e-9
+            assert 3 / 4 - 1e-9 <= (right - left) / (bottom - top) <= 4 / 3 + 1e-9
+
+
+@pytest.mark.parametrize("size", [(2000, 20), (20, 2000), (1, 1), (1, 50)])
+def test_images_too_narrow_for_any_crop_are_still_cropped(tmp_path, size):
+    path = tmp_path / "a.png"
+    Image.new("RGB", size, (9, 99, 199)).save(path)
+    for augmentation in (None, Augmentation(seed=0)):
+        crop = read_crop(path, 32, augmentation, epoch=0, index=0)
+        assert (crop == [9, 99, 199]).all()
+
+
+def test_about_half_of_the_training_crops_are_mirrored(tmp_path):
+    path = tmp_path / "a.png"
+    ramp = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (200, 200, 3))
+    Image.fromarray(np.ascontiguousarray(ramp)).save(path)
+    crops = [read_crop(path, 32, Augmentation(seed=0), epoch=0, index=i) for i in range(200)]
+    mirrored = sum(int(crop[0, 0, 0]) > int(crop[0, -1, 0]) for crop in crops)
+    assert 70 < mirrored < 130
+
+
+def test_grayscale_and_4000_pixel_images_are_cropped_right(tmp_path):
+    # A smooth ramp: its reduced decoding must be what reducing the whole image gives.
+    ramp = np.linspace(0, 255, 4000).astype(np.uint8)
+    gray = Image.fromarray(np.ascontiguousarray(np.broadcast_to(ramp, (3000, 4000))))
+    gray.save(tmp_path / "gray.jpg", quality=95)
+    gray.convert("RGB").save(tmp_path / "colour.jpg", quality=95)
+    whole = Image.fromarray(read_image(tmp_path / "gray.jpg"))
+    box = ((4000 - 2625) / 2, (3000 - 2625) / 2, (4000 + 2625) / 2, (3000 + 2625) / 2)
+    expected = np.asarray(whole.resize((64, 64), Image.Resampling.BILINEAR, box=box), dtype=int)
+    for name in ("gray.jpg", "colour.jpg"):
+        crop = read_crop(tmp_path / name, 64, None, epoch=0, index=0)
+        assert np.abs(crop - expected).max() <= 3
+
+
+@pytest.fixture
+def damaged(folder, tmp_path):
+    """Return the images again, with one truncated and one that is none."""
+    for path in folder.paths:
+        copy = tmp_path / path.parent.name / path.name
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    copies = list_images(tmp_path)
+    copies.paths[1].write_bytes(copies.paths[1].read_bytes()[:-300])
+    copies.paths[6].write_bytes(b"no image")
+    return copies
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_an_error_that_names_it(damaged, workers):
+    loader = make_eval(damaged, num_workers=workers)
+    with pytest.raises(DataError, match=f"{damaged.paths[1].name}.*or skip unreadable images"):
+        list(loader)
+    # The loader can be used again, with the same result.
+    with pytest.raises(DataError, match=damaged.paths[1].name):
+        list(loader)
+    loader.close()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_images_are_left_out_counted_and_named(damaged, workers, caplog):
+    loader = make_eval(damaged, num_workers=workers, on_unreadable="skip")
+    with caplog.at_level(logging.WARNING):
+        batches = numpy_batches(loader)
+        numpy_batches(loader)
+    assert [len(labels) for _, labels in batches] == [3, 3, 4, 4, 4, 3]
+    assert loader.unreadable == (damaged.paths[1], damaged.paths[6])
+    kept = [index for index in range(COUNT) if index not in (1, 6)]
+    labels = np.concatenate([labels for _, labels in batches])
+    assert labels.tolist() == damaged.labels[kept].tolist()
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2, "each is logged once"
+    assert damaged.paths[6].name in messages[1]
+    assert "left out, 2 image(s) so far" in messages[1]
+    loader.close()
+
+
+def test_a_batch_of_unreadable_images_only_is_left_out(damaged):
+    loader = eval_loader(damaged, [1, 6, 0, 2], batch_size=2, image_size=32, on_unreadable="skip")
+    assert [len(labels) for _, labels in loader] == [2]
+
+
+@pytest.mark.multiprocess
+def test_a_pass_left_early_ends_its_workers_and_the_next_one_is_right(folder):
+    loader = make_train(folder, num_workers=2)
+    expected = numpy_batches(make_train(folder))
+    for _ in range(2):
+        first = list(islice(loader, 2))
+        assert same(expected[:2], [(x.asnumpy(), y.asnumpy()) for x, y in first])
+    assert same(numpy_batches(loader), expected)
+    loader.close()
+    loader.close()
+
+
+@pytest.mark.multiprocess
+def test_a_killed_worker_is_an_error_and_not_a_hang(folder, monkeypatch):
+    monkeypatch.setattr(loaders, "_WORKER_TIMEOUT_S", 3)
+    parent = os.getpid()
+
+    def killed(*_arguments, **_options):
+        assert os.getpid() != parent
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(loaders, "read_crop", killed)
+    loader = make_train(folder, num_workers=1)
+    with pytest.raises(DataError, match="a worker process was killed or is too slow"):
+        list(loader)
+
+
+@pytest.mark.multiprocess
+def test_a_handler_for_termination_in_the_main_process_does_not_keep_workers_alive(folder):
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        loader = make_train(folder, num_workers=2)
+        start = time.perf_counter()
+        loader.close()
+        assert time.perf_counter() - start < 5
+        handler = signal.getsignal(signal.SIGTERM)
+        assert handler not in (signal.SIG_DFL, before)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+PROGRAM = """
+import sys
+import numpy as np
+if "bool" not in np.__dict__:
+    np.bool = bool
+from mpgluon.data.images import list_images
+from mpgluon.data.loaders import train_loader
+folder = list_images(sys.argv[1])
+loader = train_loader(folder, range(len(folder)), batch_size=4, image_size=32, num_workers=2)
+{body}
+"""
+ENDLESS = """
+while True:
+    for images, labels in loader:
+        print("batch", flush=True)
+"""
+
+
+def start_program(folder, body):
+    root = str(Path(loaders.__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(body=body), str(folder.root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+        start_new_session=True,
+        text=True,
+    )
+
+
+def group_is_alive(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [("next(iter(loader))", 0), ("x = iter(loader); next(x)", 0), ("next(iter(loader)); 1 / 0", 1)],
+)
+def test_a_program_that_ends_in_the_middle_of_a_pass_ends(folder, body, status):
+    process = start_program(folder, body)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert errors.count("Traceback") == status
+    assert not group_is_alive(process.pid)
+
+
+@pytest.mark.multiprocess
+def test_ctrl_c_in_the_terminal_gives_one_traceback_and_leaves_no_process(folder):
+    process = start_program(folder, ENDLESS)
+    for _ in range(7):
+        assert process.stdout.readline() == "batch\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
+    _, errors = process.communicate(timeout=30)
+    assert errors.count("Traceback") == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert not group_is_alive(process.pid)
+
+
+BROKEN_HANDSHAKE = """
+import multiprocessing.connection, socket, time
+def broken(address, authkey=None):
+    with socket.socket(socket.AF_UNIX) as half_open:
+        half_open.connect(address)
+    time.sleep(0.3)
+    raise KeyboardInterrupt
+multiprocessing.connection.Client = broken
+list(loader)
+"""
+
+
+@pytest.mark.multiprocess
+def test_ctrl_c_while_a_batch_is_handed_over_gives_one_traceback_too(folder):
+    process = start_program(folder, BROKEN_HANDSHAKE)
+    _, errors = process.communicate(timeout=30)
+    assert errors.count("Traceback") == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.multiprocess
+def test_workers_end_when_their_program_is_killed(folder):
+    process = start_program(folder, ENDLESS)
+    assert process.stdout.readline() == "batch\n"
+    process.kill()
+    process.communicate(timeout=30)  # ends when the last worker has closed the streams
+    deadline = time.monotonic() + 10
+    while group_is_alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not group_is_alive(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "bfloat16"}, "dtype must be one of float32, float16, got 'bfloat16'"),
+        ({"on_unreadable": "ignore"}, "on_unreadable must be 'error' or 'skip', got 'ignore'"),
+        ({"image_size": 0}, "image_size must be at least 1"),
+        ({"num_workers": -1}, "num_workers at least 0, got 32 and -1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 24}, "23 images give no batch of 24"),
+        ({"batch_size": 12, "world_size": 2}, "for each of 2 processes"),
+        ({"rank": 1}, "rank must be from 0 to world_size - 1, got 1 of 1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"scale": (0.0, 1.0)}, "scale must be two shares"),
+        ({"scale": (0.5, 0.4)}, "scale must be two shares"),
+    ],
+)
+def test_bad_values_are_refused(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_train(folder, **options)
+
+
+def test_indices_beyond_the_images_are_refused(folder):
+    for index in (-1, COUNT):
+        with pytest.raises(ValueError, match="indices must be from 0 to 22"):
+            eval_loader(folder, [index], batch_size=1, image_size=32)
+    with pytest.raises(ValueError, match="0 images give no batch"):
+        eval_loader(folder, [], batch_size=1, image_size=32)
+
+
+def test_an_epoch_or_a_batch_out_of_range_is_refused(folder):
+    loader = make_train(folder)
+    for epoch, first_batch in [(-1, 0), (0, -1), (0, 6)]:
+        with pytest.raises(ValueError, match="first_batch from 0 to 5"):
+            loader.set_epoch(epoch, first_batch)
+    loader.set_epoch(0, first_batch=5)
+    assert list(loader) == []

@@ -1,0 +1,90 @@
+"""The stratified split: counts, independence, and the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from mpgluon.data.splits import stratified_split
+
+# Recorded with NumPy 1.23.5 on x86-64.
+GOLDEN_SHA256 = "ff38386831ec0fd4b36bed9adcafa6035ca5e4be3fb65f5ffda04d156199b735"
+
+LABELS = np.repeat(np.arange(4), [31, 60, 45, 800])
+
+
+def test_every_class_gives_the_same_number_of_training_images_and_the_rest_is_for_testing():
+    train, test = stratified_split(LABELS, 30, seed=0)
+    assert np.bincount(LABELS[train]).tolist() == [30, 30, 30, 30]
+    assert np.bincount(LABELS[test]).tolist() == [1, 30, 15, 770]
+    assert sorted([*train, *test]) == list(range(len(LABELS)))
+    assert (np.diff(train) > 0).all()
+    assert (np.diff(test) > 0).all()
+
+
+def test_the_split_is_the_one_that_every_machine_makes():
+    labels = np.repeat(np.arange(3), 8)
+    train, _ = stratified_split(labels, 3, seed=0)
+    assert train.tolist() == [2, 4, 7, 9, 11, 15, 16, 18, 23]
+    train, test = stratified_split(LABELS, 30, seed=2022)
+    content = ",".join(map(str, [*train, *test])).encode()
+    assert hashlib.sha256(content).hexdigest() == GOLDEN_SHA256
+
+
+def test_the_split_is_the_order_of_the_bit_generators_raw_numbers():
+    # An independent oracle: the published algorithm, one image at a time, without sorting.
+    labels = np.array([5] * 10)
+    generator = np.random.PCG64(np.random.SeedSequence([1, 42, 5]))
+    keys = [int(generator.random_raw()) for _ in range(10)]
+    ranks = [sum(other < key for other in keys) for key in keys]
+    train, _ = stratified_split(labels, 4, seed=42)
+    assert train.tolist() == [image for image, rank in enumerate(ranks) if rank < 4]
+
+
+def test_a_class_is_split_the_same_whatever_the_others_hold():
+    alone, _ = stratified_split(np.full(40, 2), 30, seed=3)
+    among = np.concatenate([np.zeros(100), np.full(40, 2), np.ones(35)]).astype(np.int32)
+    together, _ = stratified_split(among, 30, seed=3)
+    assert (together[among[together] == 2] - 100).tolist() == alone.tolist()
+
+
+def test_classes_in_any_order_are_split_the_same():
+    mixed = np.array([0, 1] * 20)
+    train, _ = stratified_split(mixed, 5, seed=0)
+    sorted_train, _ = stratified_split(np.sort(mixed), 5, seed=0)
+    assert (train[mixed[train] == 0] // 2).tolist() == sorted_train[:5].tolist()
+
+
+def test_another_seed_gives_another_split():
+    splits = {tuple(stratified_split(LABELS, 30, seed=seed)[0]) for seed in range(10)}
+    assert len(splits) == 10
+
+
+def test_a_class_with_too_few_images_is_named_with_its_count():
+    with pytest.raises(ValueError, match=r"1 of 4 classes: inline_skate \(31\) .* at most 30"):
+        stratified_split(LABELS, 31, seed=0, class_names=["inline_skate", "b", "c", "d"])
+    with pytest.raises(ValueError, match=r"2 of 4 classes: 0 \(31\), 2 \(45\) images"):
+        stratified_split(LABELS, 45, seed=0)
+
+
+def test_one_image_left_for_testing_is_enough():
+    _, test = stratified_split([0] * 31, 30, seed=0)
+    assert len(test) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "train_per_class", "seed", "message"),
+    [
+        ([0, 0], 0, 0, "train_per_class must be at least 1, got 0"),
+        ([0, 0], 1, -1, "seed must be at least 0, got -1"),
+        ([], 1, 0, "labels must be a row of integers"),
+        ([0.0, 0.0], 1, 0, "dtype float64"),
+        ([[0, 0]], 1, 0, r"shape \(1, 2\)"),
+        ([0, -1], 1, 0, "labels must be a row of integers from 0"),
+    ],
+)
+def test_bad_values_are_refused(labels, train_per_class, seed, message):
+    with pytest.raises(ValueError, match=message):
+        stratified_split(labels, train_per_class, seed=seed)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from mxnet import gluon
 
 from mpgluon.errors import CheckpointError
+from mpgluon.files import sync_folder
 from mpgluon.trainer_state import export_trainer, import_trainer
 
 __all__ = ["check_parameters", "load_checkpoint", "read_extra", "save_checkpoint"]
@@ -79,7 +80,7 @@ def save_checkpoint(
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise CheckpointError(
@@ -213,11 +214,3 @@ def _set_random_states(states: dict[str, Any]) -> None:
     state = states["numpy"]
     key = np.array(state["state"]["key"], dtype=np.uint32)
     np.random.set_state({**state, "state": {**state["state"], "key": key}})
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -32,7 +32,7 @@ def plot_training(axes: Sequence[Any], steps: Sequence[Event], epochs: Sequence[
     loss_axes.plot(x, [event["loss"] for event in steps], color="0.75", label="each step")
     loss_axes.plot(ends, [event["train_loss"] for event in epochs], "k-o", ms=3, label="epoch mean")
     loss_axes.set_ylabel("training loss")
-    loss_axes.set_yscale("log")
+    loss_axes.set_ylim(bottom=0)
     loss_axes.legend(frameon=False)
     accuracy_axes.plot(ends, [event["test_accuracy"] for event in epochs], "k-o", ms=3)
     accuracy_axes.set_ylabel("test accuracy")

@@ -17,11 +17,11 @@ from typing import Union
 
 from mpgluon.data import images
 from mpgluon.data.download import download
-from mpgluon.data.files import disk_error, exclusive, is_file_with
 from mpgluon.data.images import ImageFolder, is_image_name, read_image
 from mpgluon.data.shapes import STAMP_NAME
 from mpgluon.data.unpack import unpack_tar_folder, unpack_zip_member
 from mpgluon.errors import DataError
+from mpgluon.files import disk_error, exclusive, is_file_with
 
 __all__ = [
     "CALTECH101",

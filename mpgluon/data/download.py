@@ -17,8 +17,8 @@ from typing import Any, Union
 import requests
 from tqdm import tqdm
 
-from mpgluon.data.files import disk_error, file_sha256, is_file_with, sync_folder
 from mpgluon.errors import DataError
+from mpgluon.files import disk_error, file_sha256, is_file_with, sync_folder
 
 _logger = logging.getLogger(__name__)
 

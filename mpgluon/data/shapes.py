@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
-from mpgluon.data.files import disk_error, exclusive, remove_folder
 from mpgluon.errors import DataError
+from mpgluon.files import disk_error, exclusive, remove_folder
 
 _logger = logging.getLogger(__name__)
 

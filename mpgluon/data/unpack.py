@@ -19,14 +19,14 @@ from typing import Any, Union
 
 from tqdm import tqdm
 
-from mpgluon.data.files import (
+from mpgluon.errors import DataError
+from mpgluon.files import (
     disk_error,
     file_sha256,
     is_file_with,
     remove_folder,
     sync_folder,
 )
-from mpgluon.errors import DataError
 
 _CHUNK_BYTES = 2**18
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError)

@@ -30,15 +30,19 @@ from numbers import Number
 from typing import Any, Callable, Optional
 
 import mxnet as mx
+import numpy as np
 from mxnet.symbol import Symbol
 
 from mpgluon.dtypes import Array, cast, dtype_name, is_array
 from mpgluon.errors import PrecisionError
 from mpgluon.precision.operators import Rule, bystanders_of, rule_of
 
-__all__ = ["Arithmetic", "Call", "arithmetic_of", "mark"]
+__all__ = ["Arithmetic", "Call", "arithmetic_of", "borrow", "mark"]
 
 Convert = Callable[[Array], Array]
+
+_CASTS = frozenset({"Cast", "cast"})
+_CREATORS = frozenset({"zeros", "ones", "full"})
 
 
 def convert_arrays(value: Any, convert: Convert) -> Any:
@@ -64,12 +68,23 @@ def mark(result: Any, dtype: Optional[str]) -> Any:
     def reclass(array: Array) -> Array:
         if type(array) in (Symbol, Float16Symbol, Float32Symbol):
             array.__class__ = _SYMBOL_CLASSES.get(dtype or "", Symbol)
-        elif type(array) in (mx.nd.NDArray, Float16Array):  # not a sparse one
+        elif type(array) in (mx.nd.NDArray, Float16Array):  # neither sparse nor a borrowed one
             is_float16 = dtype_name(array) == "float16"
             array.__class__ = Float16Array if is_float16 else mx.nd.NDArray
         return array
 
     return convert_arrays(result, reclass)
+
+
+def borrow(array: Array) -> Array:
+    """Return a float16 array of the user's as one that follows the operator table.
+
+    It is the same array to MXNet: no copy, and gradients arrive where they did. The user's own
+    object keeps its class.
+    """
+    if type(array) is mx.nd.NDArray and dtype_name(array) == "float16":
+        return _BorrowedFloat16Array(array)
+    return array
 
 
 class Call:
@@ -115,6 +130,13 @@ class Call:
         names = {dtype_name(array) for array in self.operands()}
         return {name for name in names if name is None or "float" in name}
 
+    def demanded_format(self) -> Optional[str]:
+        """Return the format that a cast or a creation names, ``None`` where it names none."""
+        dtype = self.kwargs.get("dtype") if self.name in _CASTS | _CREATORS else None
+        if self.name in _CASTS and len(self.args) > 1:
+            dtype = self.args[1]
+        return None if dtype is None else np.dtype(dtype).name
+
 
 def widen(array: Array) -> Array:
     """Cast 16-bit values to FP32, exactly."""
@@ -147,7 +169,8 @@ class Arithmetic(ABC):
         if rule is Rule.MOVE:
             formats = call.formats()
             return mark(call.run(), formats.pop() if len(formats) == 1 else None)
-        return call.run()
+        dtype = call.demanded_format()
+        return call.run() if dtype is None else mark(call.run(), dtype)
 
     @abstractmethod
     def compute(self, call: Call) -> Any:
@@ -174,8 +197,7 @@ class _Float16(Arithmetic):
             return self.follow_float16(call)
         if formats == {None}:
             return mark(call.run(), None)
-        if None in formats and "float16" in formats:
-            return mark(self._run_in_widest(call), None)
+        # Beside float16, a symbol of unknown format is FP32: whatever makes float16 says so.
         return mark(call.run(widen), "float32" if "float32" in formats else None)
 
     @abstractmethod
@@ -185,13 +207,6 @@ class _Float16(Arithmetic):
     @staticmethod
     def _rounded(result: Any) -> Any:
         return mark(convert_arrays(_each_output(result), to_float16), "float16")
-
-    @staticmethod
-    def _run_in_widest(call: Call) -> Any:
-        # The graph itself must find out: amp_multicast casts to the widest of its operands.
-        operands = call.operands()
-        widest = iter(mx.sym.amp_multicast(*operands, num_outputs=len(operands)))
-        return call.run(lambda _: next(widest))
 
 
 class EmulatedFloat16(_Float16):
@@ -288,6 +303,23 @@ class Float16Array(mx.nd.NDArray):
 
     __slots__ = ()
 
+    def __getitem__(self, key: Any) -> mx.nd.NDArray:
+        """Return a part, of the same format."""
+        return mark(mx.nd.NDArray.__getitem__(self, key), "float16")
+
+
+class _BorrowedFloat16Array(Float16Array):
+    """Another array's handle under the operator table; freeing it stays the lender's affair."""
+
+    __slots__ = ("lender",)
+
+    def __init__(self, lender: mx.nd.NDArray) -> None:
+        super().__init__(lender.handle, lender.writable)
+        self.lender = lender
+
+    def __del__(self) -> None:
+        """Free nothing."""
+
 
 class Float16Symbol(Symbol):
     """A Symbol that is known to be float16; its Python operators follow the operator table."""
@@ -326,6 +358,7 @@ _BINARY = {
         "pow": "broadcast_power",
     }.items()
 }
+_UNARY = {"__neg__": "negative", "__abs__": "abs"}
 _FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(mx.sym, name, None))]
 
 
@@ -334,9 +367,9 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
 
     @wraps(plain)
     def method(self: Array, *args: Any, **kwargs: Any) -> Any:
-        # A number beside the array is rounded by MXNet's own kernel, as on a GPU.
-        with_number = method_name[:2] == "__" and isinstance(args[0], Number)
-        rule = Rule.MOVE if with_number else rule_of(operator)
+        rule = rule_of(operator)
+        if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
+            rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
         call = Call(operator, plain, (self, *args), kwargs)
         return arithmetic_of("float16", mx.current_context().device_type).apply(rule, call)
 
@@ -348,7 +381,7 @@ for _class, _base in (
     (Float16Symbol, Symbol),
     (Float32Symbol, Symbol),
 ):
-    for _name, _operator in _BINARY.items():
+    for _name, _operator in (_BINARY | _UNARY).items():
         if hasattr(_base, _name):
             setattr(_class, _name, _method(_base, _name, _operator))
     for _name in _COMPARISONS:

@@ -7,14 +7,17 @@ It knows nothing of data sets or of the loop: those put what they need into ``ex
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import IO, Any, Optional, Union
 
 import mxnet as mx
 import numpy as np
@@ -29,6 +32,7 @@ __all__ = ["check_parameters", "load_checkpoint", "read_extra", "save_checkpoint
 
 _FORMAT = "mpgluon checkpoint"
 _VERSION = 1
+_npy: Any = np.lib.format  # untyped in NumPy
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -58,11 +62,13 @@ def save_checkpoint(
         If the disk is full or the folder cannot be written; an existing file stays as it was.
     TypeError
         If JSON cannot hold ``extra``.
+    TrainerStateError
+        If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``).
     """
     path = Path(path)
     parameters = net._collect_params_with_prefix()
-    arrays: Arrays = {f"parameter/{name}": p._reduce().asnumpy() for name, p in parameters.items()}
-    state, state_arrays = export_trainer(trainer)
+    arrays = _export_parameters(parameters)
+    state, state_arrays = export_trainer(trainer, parameters)
     arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
     header = {
         "format": _FORMAT,
@@ -76,13 +82,14 @@ def save_checkpoint(
     part = path.with_name(f".{path.name}.part")
     try:
         with open(part, "wb") as file:
-            np.savez(file, **arrays)
+            _write(file, arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
         sync_folder(path.parent)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it may be the folder that is missing
+            part.unlink()
         raise CheckpointError(
             f"the checkpoint {path} could not be written: {error.strerror}; free space or choose "
             "another folder (an earlier checkpoint is still as it was)"
@@ -130,12 +137,13 @@ def load_checkpoint(
         if name.startswith("trainer/")
     }
     try:
-        apply_trainer = import_trainer(trainer, header["trainer"], trainer_arrays)
+        apply_trainer = import_trainer(trainer, parameters, header["trainer"], trainer_arrays)
     except ValueError as error:
         raise CheckpointError(f"{path} belongs to another Trainer: {error}") from error
+    apply_trainer()
     for name, parameter in parameters.items():
         parameter.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
-    apply_trainer()
+        _set_replicas(parameter, arrays, name)
     _set_random_states(header["random"])
     extra: dict[str, Any] = header["extra"]
     return extra
@@ -167,7 +175,7 @@ def check_parameters(
     """
     problems = [f"{name} is missing in the file" for name in parameters if name not in values]
     problems += [f"{name} is in the file only" for name in values if name not in parameters]
-    for name in parameters.keys() & values.keys():
+    for name in [name for name in parameters if name in values]:
         found = (np.dtype(values[name].dtype).name, tuple(values[name].shape))
         wanted = (np.dtype(parameters[name].dtype).name, tuple(parameters[name].shape))
         if found != wanted:
@@ -177,14 +185,61 @@ def check_parameters(
         raise CheckpointError(f"{path} does not fit this network: {'; '.join(problems[:5])}{more}")
 
 
+def _export_parameters(parameters: Mapping[str, gluon.Parameter]) -> Arrays:
+    """Return the value of each parameter and, where devices differ, those of all of them too.
+
+    They differ in BatchNorm's running statistics: each device has seen other images. Only then
+    is the value their mean, which is not exact on three devices even if they agree.
+    """
+    arrays: Arrays = {}
+    for name, parameter in parameters.items():
+        copies = [data.asnumpy() for data in parameter.list_data()]
+        arrays[f"parameter/{name}"] = copies[0]
+        if any(copy.tobytes() != copies[0].tobytes() for copy in copies):
+            arrays[f"parameter/{name}"] = parameter._reduce().asnumpy()
+            arrays.update({f"replica/{device}/{name}": copy for device, copy in enumerate(copies)})
+    return arrays
+
+
+def _set_replicas(parameter: gluon.Parameter, arrays: Arrays, name: str) -> None:
+    """Give each device its own value again, if the file is from as many devices."""
+    copies = [arrays[key] for key in arrays if re.fullmatch(rf"replica/\d+/{re.escape(name)}", key)]
+    if len(copies) == len(parameter.list_data()):
+        for data, copy in zip(parameter.list_data(), copies):
+            data[:] = copy
+
+
+def _write(file: IO[bytes], arrays: Arrays) -> None:
+    """Write what ``np.savez`` does, which leaves its archive open when the disk is full."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                _npy.write_array(member, array, allow_pickle=False)
+
+
 def _read(path: Path, only: Optional[str] = None) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            names = file.files if only is None else [only]
-            return {name: file[name] for name in names}
+        with zipfile.ZipFile(path) as archive:
+            members = archive.namelist() if only is None else [f"{only}.npy"]
+            # Each member as a whole: its checksum is then compared before anything is parsed.
+            return {
+                name.removesuffix(".npy"): _npy.read_array(
+                    io.BytesIO(archive.read(name)), allow_pickle=False
+                )
+                for name in members
+            }
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    # RuntimeError: a damaged entry can claim to be encrypted, or of a method unknown to zipfile.
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        RuntimeError,
+        zipfile.error,
+        zlib.error,
+    ) as error:
         raise CheckpointError(
             f"{path} is damaged or no checkpoint ({error}); use an earlier one"
         ) from error

@@ -25,9 +25,9 @@ def parse_devices(text: str) -> list[mx.Context]:
     PrecisionError
         If it names a GPU that MXNet does not see.
     """
-    kind, _, numbers = text.partition(":")
+    kind, colon, numbers = text.partition(":")
     try:
-        indices = [int(number) for number in (numbers or "0").split(",")]
+        indices = [int(number) for number in (numbers if colon else "0").split(",")]
     except ValueError:
         indices = []
     if kind not in ("cpu", "gpu") or not indices or min(indices) < 0:

@@ -113,7 +113,8 @@ def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
             f"round_to takes float32 or float64 values, received {values.dtype}; "
             "convert with .astype('float32') first"
         )
-    if fmt.significand_bits > 24 and values.dtype == np.float32:
+    too_wide = fmt.significand_bits > 24 or fmt.exponent_bits > 8
+    if too_wide and values.dtype == np.float32:
         raise TypeError(f"float32 cannot hold every {fmt} number; pass float64 values")
     # Work in float64: the product with a power of two and np.rint are then exact for every
     # float32 and float64 input that can round to a finite, nonzero number of `fmt`.

@@ -7,6 +7,7 @@ in :mod:`mpgluon.reductions`, and :mod:`mpgluon.amp` ties both to a Gluon Traine
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from typing import Any, Union
 
@@ -16,7 +17,8 @@ __all__ = ["DynamicLossScale", "LossScale", "NoLossScale", "StaticLossScale", "a
 def _power_of_two(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, received {value!r}")
-    if not (math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5):
+    exponent = math.frexp(min(value, sys.float_info.max))[1] - 1 if value > 0 else 0
+    if value != 2.0**exponent:
         raise ValueError(
             f"{name} must be a power of two, so that scaling rounds nothing; received {value!r}"
         )
@@ -53,7 +55,8 @@ class LossScale(ABC):
         Raises
         ------
         ValueError
-            If the state is of another kind of loss scale or lacks a field; nothing is changed.
+            If the state is of another kind of loss scale, lacks a field, or holds a scale that
+            is no power of two; nothing is changed.
         """
         expected = self.state_dict()
         if state.get("kind") != expected["kind"]:
@@ -67,6 +70,8 @@ class LossScale(ABC):
                 f"a state of {expected['kind']} has exactly the fields {sorted(expected)}; "
                 f"missing: {sorted(missing)}, unknown: {sorted(unknown)}"
             )
+        for name in expected.keys() & {"scale", "min_scale", "max_scale"}:
+            _power_of_two(name, state[name])
         vars(self).update({key: value for key, value in state.items() if key != "kind"})
 
     def __repr__(self) -> str:
@@ -132,9 +137,9 @@ class DynamicLossScale(LossScale):
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         If a factor is not a power of two, on the wrong side of 1, or the range does not
-        contain ``init_scale``.
+        contain ``init_scale``; if an argument is not a number.
 
     References
     ----------

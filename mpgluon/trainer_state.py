@@ -9,7 +9,7 @@ touches the Trainer's private fields.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -24,6 +24,7 @@ from mpgluon.reductions import all_finite
 __all__ = ["TrainerState", "attach", "export_trainer", "import_trainer", "state_of"]
 
 Arrays = dict[str, npt.NDArray[Any]]
+Parameters = Mapping[str, gluon.Parameter]
 
 
 class TrainerState:
@@ -45,6 +46,8 @@ class TrainerState:
         self.step_was_skipped = False
         self.skipped_steps = 0
         self._scale_of_gradients: Optional[float] = None  # None: no loss was scaled yet
+        # The scale of the latest step, and how many updates the optimizer had made before it.
+        self._latest: tuple[Optional[float], int] = (None, -1)
 
     def note_scaled_loss(self) -> float:
         """Return S for a loss, and remember that the gradients to come are S times too large."""
@@ -71,13 +74,19 @@ class TrainerState:
                 "this Trainer has no parameter with a gradient: all are frozen "
                 "(grad_req='null'), so a step changes nothing"
             )
+        finite = all_finite(gradients) if self.loss_scale.skips_overflow and gradients else True
         scale, self._scale_of_gradients = self._scale_of_gradients, None
-        # Without fresh gradients the Trainer itself is about to complain.
-        check = self.loss_scale.skips_overflow and bool(gradients)
-        finite = all_finite(gradients) if check else True
+        optimizer = self._trainer._optimizer
+        updates = sum(
+            sum(counts.values()) for counts in optimizer._all_index_update_counts.values()
+        )
         if scale is not None:
-            self._trainer._optimizer.rescale_grad /= scale
             self.loss_scale.update(finite)
+        elif self._latest[1] == updates:
+            # The Trainer refused the latest step for its stale gradients, and is asked again.
+            scale = self._latest[0]
+        self._latest = (scale, updates if finite else -1)
+        optimizer.rescale_grad /= scale or 1.0
         self.step_was_skipped = not finite
         if not finite:
             self.skipped_steps += 1
@@ -170,40 +179,71 @@ def _leaves(state: Any, place: str) -> Iterator[tuple[str, NDArray]]:
             yield from _leaves(item, f"{place}/{position}")
 
 
-def _named_arrays(states: dict[int, Any]) -> dict[str, NDArray]:
-    return dict(leaf for index, state in states.items() for leaf in _leaves(state, str(index)))
+def _state_arrays(states: dict[int, Any], names: dict[int, str]) -> dict[str, NDArray]:
+    leaves = (_leaves(state, names[index]) for index, state in states.items())
+    return dict(leaf for one in leaves for leaf in one)
 
 
-def export_trainer(trainer: gluon.Trainer) -> tuple[dict[str, Any], Arrays]:
+def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int, str]:
+    """Return each parameter's name in the network's structure, which outlives the instance.
+
+    The Trainer numbers them by the order of their global names, in which ``dense10`` comes
+    before ``dense8``.
+    """
+    structural = {id(parameter): name for name, parameter in parameters.items()}
+    return {i: structural.get(id(p), p.name) for i, p in enumerate(trainer._params)}
+
+
+def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
     """Return what a Trainer's next steps depend on: plain values, and named arrays.
 
     Masters and momenta are the same on all devices; the first one's are returned.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    parameters : mapping from name to Parameter
+        The network's, under names that do not depend on the instance.
+
+    Raises
+    ------
+    TrainerStateError
+        If the kvstore holds the optimizer's state, out of reach.
     """
+    if trainer._update_on_kvstore:
+        raise TrainerStateError(
+            "this Trainer keeps momenta and masters inside its kvstore, from where they cannot be "
+            "saved; create it with update_on_kvstore=False"
+        )
     optimizer, states = trainer._optimizer, trainer._updaters[0].states
+    names = _names_by_index(trainer, parameters)
     plain: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
         "num_update": optimizer.num_update,
         "update_counts": {
-            str(device): {str(index): count for index, count in counts.items()}
+            str(device): {names[index]: count for index, count in counts.items()}
             for device, counts in optimizer._all_index_update_counts.items()
         },
         "m_schedule": getattr(optimizer, "m_schedule", None),  # Nadam's running product
-        "states": sorted(states),
+        "learning_rate": optimizer.lr,
+        "states": [names[index] for index in states],
         "loss_scale": None,
     }
     amp = getattr(trainer, "_amp_loss_scaler", None)
     if isinstance(amp, TrainerState):
         plain["loss_scale"] = amp.loss_scale.state_dict()
         plain["skipped_steps"] = amp.skipped_steps
-    return plain, {name: array.asnumpy() for name, array in _named_arrays(states).items()}
+    arrays = {name: array.asnumpy() for name, array in _state_arrays(states, names).items()}
+    return plain, arrays
 
 
 def import_trainer(
-    trainer: gluon.Trainer, plain: dict[str, Any], arrays: Arrays
+    trainer: gluon.Trainer, parameters: Parameters, plain: dict[str, Any], arrays: Arrays
 ) -> Callable[[], None]:
     """Check what :func:`export_trainer` returned, and return a function that puts it in place.
 
-    Nothing is changed before that function is called.
+    Nothing is changed before that function is called. Call it before the parameters are set: a
+    Trainer on several devices copies the first one's to the others when it begins.
 
     Raises
     ------
@@ -223,16 +263,21 @@ def import_trainer(
         )
     if amp is not None:
         copy.copy(amp.loss_scale).load_state_dict(plain["loss_scale"])
+    names = _names_by_index(trainer, parameters)
+    indices = {name: index for index, name in names.items()}
+    strangers = sorted(set(plain["states"]) - indices.keys())
+    if strangers:
+        raise ValueError(f"it trained parameters that this one does not have: {strangers[:5]}")
     states_by_device = [
         {
-            index: optimizer.create_state_multi_precision(
-                index, trainer._params[index].list_data()[device]
+            indices[name]: optimizer.create_state_multi_precision(
+                indices[name], trainer._params[indices[name]].list_data()[device]
             )
-            for index in plain["states"]
+            for name in plain["states"]
         }
         for device in range(len(trainer._contexts))
     ]
-    expected = _named_arrays(states_by_device[0])
+    expected = _state_arrays(states_by_device[0], names)
     problems = sorted(
         name
         for name in expected.keys() | arrays.keys()
@@ -245,18 +290,29 @@ def import_trainer(
         raise ValueError(f"optimizer states differ at {', '.join(problems[:5])}")
 
     def put_in_place() -> None:
+        if not trainer._kv_initialized:
+            trainer._init_kvstore()
+        if trainer._params_to_init:
+            trainer._init_params()
         for updater, states in zip(trainer._updaters, states_by_device):
-            for name, array in _named_arrays(states).items():
+            for name, array in _state_arrays(states, names).items():
                 array[:] = arrays[name]
             updater.states = states
             updater.states_synced = dict.fromkeys(states, True)
         optimizer.num_update = plain["num_update"]
         counts = {
-            int(device): {int(index): count for index, count in per_index.items()}
-            for device, per_index in plain["update_counts"].items()
+            int(device): {indices[name]: count for name, count in per_name.items()}
+            for device, per_name in plain["update_counts"].items()
         }
+        # A device that was not there then has made as many updates as the others.
+        longest = max(counts.values(), key=len)
+        for context in trainer._contexts:
+            counts.setdefault(context.device_id, {})
+            counts[context.device_id] = counts[context.device_id] or dict(longest)
         optimizer._all_index_update_counts = counts
-        optimizer._index_update_count = counts[min(counts)]
+        optimizer._index_update_count = counts[trainer._contexts[0].device_id]
+        if optimizer.lr_scheduler is None:
+            optimizer.lr = plain["learning_rate"]
         if plain["m_schedule"] is not None:
             optimizer.m_schedule = plain["m_schedule"]
         if amp is not None:

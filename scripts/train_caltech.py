@@ -90,7 +90,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         config = TrainingConfig(**options)
         print(f"{config.model} on {config.dataset}: {config.policy}", file=sys.stderr)
         results = train(config, resume=resume, progress=True)
-    except (ValueError, mpgluon.MpgluonError) as error:
+    except (ValueError, OSError, mpgluon.MpgluonError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except InterruptedRunError as stop:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mpgluon  # noqa: F401 - before any test module imports MXNet, which newer NumPy breaks
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

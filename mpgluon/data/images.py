@@ -15,7 +15,7 @@ from typing import Union
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
 from mpgluon.errors import DataError
 
@@ -150,6 +150,7 @@ def open_image(path: Union[str, Path]) -> Iterator[Image.Image]:
             image = Image.open(path)
         with image:
             pixels = image.width * image.height
+            ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
             if pixels > MAX_IMAGE_PIXELS:
                 raise ValueError(f"{pixels:,} pixels, over the limit of {MAX_IMAGE_PIXELS:,}")
             yield image

@@ -1,27 +1,32 @@
 """Batches from image files, decoded in worker processes.
 
-The workers are those of ``mxnet.gluon.data.DataLoader``. What is ours is that every random
-number comes from (seed, epoch, image): a batch depends neither on the number of workers nor on
-where in the epoch a run was resumed. It chooses no images (see `mpgluon.data.splits`), crops none
-itself (see `mpgluon.data.augment`) and moves no batch to a GPU.
+The workers are those of ``concurrent.futures``, and not of Gluon's ``DataLoader``, whose pool hangs
+when one of its processes is killed. Every random number comes from (seed, epoch, image): a batch
+depends neither on the number of workers nor on where in the epoch a run was resumed. This module
+chooses no images (see `mpgluon.data.splits`), crops none itself (see `mpgluon.data.augment`) and
+moves no batch to a GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import multiprocessing
+import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon.data import DataLoader
 from numpy.typing import NDArray
 
 from mpgluon.data.augment import Augmentation, normalized_levels, read_crop
@@ -35,7 +40,6 @@ _logger = logging.getLogger(__name__)
 # Keeps these draws apart from the crops', the split's and the renderer's under the same seed.
 _PURPOSE = 3
 _DTYPES = ("float32", "float16")
-_WORKER_TIMEOUT_S = 120
 
 Key = tuple[int, int]
 
@@ -192,7 +196,8 @@ class ImageLoader:
     ImageNet's mean and standard deviation in float32, then rounded once to ``dtype``.
 
     One pass at a time. A pass that is left early, by an exception too, ends the workers; the next
-    pass starts new ones. Workers ignore Ctrl-C: it reaches the main process, which ends them.
+    pass starts new ones. Workers ignore Ctrl-C and SIGTERM, which reach the main process, and die
+    with it.
 
     Parameters
     ----------
@@ -211,12 +216,18 @@ class ImageLoader:
         None is for testing: none of these.
     num_workers : int
         Processes that decode, started here and so before a GPU is in use; with 0 the main process
-        decodes. Must be called in the main thread unless it is 0.
+        decodes.
     on_unreadable : str
         "error" raises `DataError` at an image that cannot be decoded. "skip" leaves it out of its
         batch, which is then smaller, logs its name and lists it in ``unreadable``.
     rank, world_size : int, optional
         Which process this is, of how many that share each epoch.
+
+    Attributes
+    ----------
+    batches_done : int
+        Batches of the current epoch up to the one that was yielded last, those included that
+        had no readable image: where to begin in order to go on.
 
     Raises
     ------
@@ -250,8 +261,7 @@ class ImageLoader:
                 f"image_size must be at least 1 and num_workers at least 0, got {image_size} and "
                 f"{num_workers}"
             )
-        self._dataset = _ImageDataset(folder, indices, image_size, augmentation)
-        self._batchify = _Batchify(dtype, shared=num_workers > 0)
+        self._reader = _BatchReader(folder, indices, image_size, augmentation, dtype)
         seed = None if augmentation is None else augmentation.seed
         self._sampler = EpochBatchSampler(
             len(indices), batch_size, seed=seed, rank=rank, world_size=world_size
@@ -264,8 +274,10 @@ class ImageLoader:
         self._num_workers = num_workers
         self._on_unreadable = on_unreadable
         self._unreadable: dict[Path, str] = {}
-        self._loader: Optional[Any] = None
-        self._start()
+        self.batches_done = 0
+        self._executor: Optional[ProcessPoolExecutor] = None
+        if num_workers:
+            self._start()
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
@@ -288,25 +300,23 @@ class ImageLoader:
             If ``epoch`` is negative or ``first_batch`` beyond the end of an epoch.
         """
         self._sampler.set_epoch(epoch, first_batch)
+        self.batches_done = first_batch
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """Return the batches of one pass."""
-        loader = self._start()
         epoch = self._sampler.epoch
         finished = False
+        batches = self._batches_of_workers() if self._num_workers else self._batches()
         try:
-            for images, labels, failures in loader:
+            for done, (images, labels, failures) in enumerate(batches, self._sampler.first_batch):
                 self._report(failures)
-                if images is not None:
-                    # Out of the shared memory, which is scarce in containers.
-                    yield images.as_in_context(mx.cpu()), labels.as_in_context(mx.cpu())
+                self.batches_done = done + 1
+                if len(labels):
+                    yield (
+                        mx.nd.array(images, ctx=mx.cpu(), dtype=images.dtype),
+                        mx.nd.array(labels, ctx=mx.cpu(), dtype=labels.dtype),
+                    )
             finished = True
-        except multiprocessing.TimeoutError as error:
-            raise DataError(
-                f"no batch came for {_WORKER_TIMEOUT_S} s: a worker process was killed or is too "
-                "slow; use fewer workers or a smaller batch, or give the machine more (shared) "
-                "memory"
-            ) from error
         finally:
             if finished:
                 self._sampler.set_epoch(epoch + 1)
@@ -315,24 +325,44 @@ class ImageLoader:
 
     def close(self) -> None:
         """End the worker processes; a later pass starts new ones. May be called again."""
-        loader, self._loader = self._loader, None
-        pool = getattr(loader, "_worker_pool", None)
-        if pool is not None:
-            pool.terminate()
-            pool.join()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
 
-    def _start(self) -> Any:
-        """Return the loader behind this one, with its workers running."""
-        if self._loader is None:
-            with _default_termination(self._num_workers):
-                self._loader = DataLoader(
-                    self._dataset,
-                    batch_sampler=self._sampler,
-                    batchify_fn=self._batchify,
-                    num_workers=self._num_workers,
-                    timeout=_WORKER_TIMEOUT_S,
-                )
-        return self._loader
+    def _batches(self) -> Iterator[_Batch]:
+        for keys in self._sampler:
+            yield self._reader(keys)
+
+    def _batches_of_workers(self) -> Iterator[_Batch]:
+        executor = self._start()
+        # Two batches each: one being made, one waiting to be taken.
+        keys = iter(self._sampler)
+        futures = deque(
+            executor.submit(_read_in_worker, batch) for batch in islice(keys, 2 * self._num_workers)
+        )
+        try:
+            while futures:
+                batch = futures.popleft().result()
+                futures.extend(executor.submit(_read_in_worker, next_) for next_ in islice(keys, 1))
+                yield batch
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker process that decodes images was killed, perhaps for lack of memory; use "
+                "fewer workers or smaller batches"
+            ) from error
+
+    def _start(self) -> ProcessPoolExecutor:
+        """Return the workers, started if they are not running."""
+        if self._executor is None:
+            self._executor = ProcessPoolExecutor(
+                self._num_workers,
+                mp_context=multiprocessing.get_context("fork"),
+                initializer=_begin_worker,
+                initargs=(self._reader, os.getpid()),
+            )
+            # The first task starts them: now, and not when a GPU may be in use.
+            self._executor.submit(int)
+        return self._executor
 
     def _report(self, failures: list[_Failure]) -> None:
         for failure in failures:
@@ -346,33 +376,16 @@ class ImageLoader:
                 )
 
 
-@contextmanager
-def _default_termination(num_workers: int) -> Iterator[None]:
-    """Let SIGTERM end the workers that are started in the block.
-
-    They inherit the handlers of the main process, and one that saves a checkpoint there would
-    make a worker outlive its pool. `DataLoader` does the like for Ctrl-C.
-    """
-    if num_workers == 0:
-        yield
-        return
-    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
-
-
 @dataclass(frozen=True)
 class _Failure:
-    """An image that could not be decoded: a value, so that a worker's pool survives it."""
+    """An image that could not be decoded: a value, so that the rest of its batch is used."""
 
     path: Path
     reason: str
 
 
-class _ImageDataset:
-    """Decode and crop the image at ``dataset[epoch, position]``."""
+class _BatchReader:
+    """Decode, crop and normalize the images of one batch; the same in every process."""
 
     def __init__(
         self,
@@ -380,6 +393,7 @@ class _ImageDataset:
         indices: Sequence[int],
         image_size: int,
         augmentation: Optional[Augmentation],
+        dtype: str,
     ) -> None:
         self._folder = folder
         self._indices = np.asarray(indices, dtype=np.int64)
@@ -389,61 +403,57 @@ class _ImageDataset:
             raise ValueError(f"indices must be from 0 to {len(folder) - 1}, the images' positions")
         self._image_size = image_size
         self._augmentation = augmentation
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, key: Key) -> _Sample:
-        epoch, position = key
-        index = int(self._indices[position])
-        path = self._folder.paths[index]
-        try:
-            pixels = read_crop(path, self._image_size, self._augmentation, epoch=epoch, index=index)
-        except DataError as error:
-            return _Failure(path, str(error))
-        return pixels, int(self._folder.labels[index])
-
-
-_Sample = Union[tuple[NDArray[np.uint8], int], _Failure]
-
-
-class _Batchify:
-    """Normalize samples into one batch, in memory that processes can share if asked for."""
-
-    def __init__(self, dtype: str, *, shared: bool) -> None:
         self._levels = normalized_levels().astype(dtype)
-        self._shared = shared
-        # Kept from batch to batch: touching fresh memory can take longer than decoding.
-        self._buffer = np.empty((0, 3, 0, 0), dtype=dtype)
 
-    def __call__(self, samples: list[_Sample]) -> tuple[Any, Any, list[_Failure]]:
-        """Return images and labels, both None if no image was readable, and the failures."""
-        if self._shared:
-            _silence_worker()
-        failures = [sample for sample in samples if isinstance(sample, _Failure)]
-        good = [sample for sample in samples if not isinstance(sample, _Failure)]
-        if not good:
-            return None, None, failures
-        height, width, channels = good[0][0].shape
-        if len(self._buffer) < len(good):
-            self._buffer = np.empty((len(good), channels, height, width), self._levels.dtype)
-        images = self._buffer[: len(good)]
-        for position, (pixels, _) in enumerate(good):
-            for channel, levels in enumerate(self._levels):
-                images[position, channel] = levels[pixels[..., channel]]
-        labels = np.array([label for _, label in good], dtype=np.int32)
-        ctx = mx.Context("cpu_shared", 0) if self._shared else mx.cpu()
-        return (
-            mx.nd.array(images, ctx=ctx, dtype=images.dtype),
-            mx.nd.array(labels, ctx=ctx, dtype=labels.dtype),
-            failures,
-        )
+    def __call__(self, keys: list[Key]) -> _Batch:
+        """Return images, labels and failures; without a readable image both are empty."""
+        pixels, labels, failures = [], [], []
+        for epoch, position in keys:
+            index = int(self._indices[position])
+            path = self._folder.paths[index]
+            try:
+                crop = read_crop(
+                    path, self._image_size, self._augmentation, epoch=epoch, index=index
+                )
+            except DataError as error:
+                failures.append(_Failure(path, str(error)))
+            else:
+                pixels.append(crop)
+                labels.append(self._folder.labels[index])
+        images = _normalized(pixels, self._levels) if pixels else np.empty(0, self._levels.dtype)
+        return images, np.array(labels, dtype=np.int32), failures
 
 
-def _silence_worker() -> None:
-    """Keep this worker process from printing a traceback of its own.
+_Batch = tuple[NDArray[Any], NDArray[np.int32], list[_Failure]]
 
-    Its errors reach the main process as values. What is left is the thread that hands batches
-    over: Ctrl-C in the main process breaks its connection, and it would print that.
-    """
-    sys.excepthook = lambda *_: None
+
+def _normalized(pixels: list[NDArray[np.uint8]], levels: NDArray[Any]) -> NDArray[Any]:
+    """Return images (H, W, 3) as one array (N, 3, H, W) of the values that ``levels`` gives."""
+    height, width, channels = pixels[0].shape
+    images = np.empty((len(pixels), channels, height, width), levels.dtype)
+    for image, source in zip(images, pixels):
+        for channel, values in enumerate(levels):
+            image[channel] = values[source[..., channel]]
+    return images
+
+
+_reader_of_worker: Optional[_BatchReader] = None
+
+
+def _begin_worker(reader: _BatchReader, parent: int) -> None:
+    """Make this process a worker, which only its own loader, or the loader's death, ends."""
+    global _reader_of_worker
+    _reader_of_worker = reader
+    # Ctrl-C and a job's end reach the whole process group; the main process decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        _PR_SET_PDEATHSIG = 1  # noqa: N806 - the kernel's name
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def _read_in_worker(keys: list[Key]) -> _Batch:
+    assert _reader_of_worker is not None
+    return _reader_of_worker(keys)

@@ -37,7 +37,7 @@ from mpgluon.dtypes import Array, cast, dtype_name, is_array
 from mpgluon.errors import PrecisionError
 from mpgluon.precision.operators import Rule, bystanders_of, rule_of
 
-__all__ = ["Arithmetic", "Call", "arithmetic_of", "borrow", "mark"]
+__all__ = ["Arithmetic", "Call", "arithmetic_of", "arrays_in", "borrow", "mark"]
 
 Convert = Callable[[Array], Array]
 
@@ -52,6 +52,18 @@ def convert_arrays(value: Any, convert: Convert) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(convert_arrays(item, convert) for item in value)
     return value
+
+
+def arrays_in(value: Any) -> list[Array]:
+    """Return every array in ``value``, in the order in which they are converted."""
+    found: list[Array] = []
+
+    def note(array: Array) -> Array:
+        found.append(array)
+        return array
+
+    convert_arrays(value, note)
+    return found
 
 
 def mark(result: Any, dtype: Optional[str]) -> Any:
@@ -83,7 +95,7 @@ def borrow(array: Array) -> Array:
     object keeps its class.
     """
     if type(array) is mx.nd.NDArray and dtype_name(array) == "float16":
-        return _BorrowedFloat16Array(array)
+        return _BorrowedFloat16Array(array.handle, array.writable, lender=array)
     return array
 
 
@@ -115,15 +127,10 @@ class Call:
         return args, kwargs
 
     def operands(self) -> list[Array]:
-        """Return the arrays that decide the format, in the order in which ``run`` meets them."""
-        found: list[Array] = []
-
-        def note(array: Array) -> Array:
-            found.append(array)
-            return array
-
-        self._converted(note)
-        return found
+        """Return the arrays that decide the format, but not those that only stand by."""
+        args = [arg for i, arg in enumerate(self.args) if i not in self.bystanders]
+        kwargs = [arg for key, arg in self.kwargs.items() if key not in self.bystanders]
+        return arrays_in(args + kwargs)
 
     def formats(self) -> set[Optional[str]]:
         """Return the floating formats of the operands; ``None`` among them is an unknown."""
@@ -209,6 +216,15 @@ class _Float16(Arithmetic):
         return mark(convert_arrays(_each_output(result), to_float16), "float16")
 
 
+def _run_product(call: Call, convert: Convert) -> Any:
+    """Run a product of converted operands in FP32, or in float64 where MXNet leaves no choice."""
+    if call.name != "Deconvolution":
+        return call.run(convert)
+    # The backward pass of oneDNN's deconvolution fails ("could not execute a primitive") when
+    # the weight is the result of another operator, such as a cast.
+    return call.run(lambda array: convert(array).astype("float64")).astype("float32")
+
+
 class EmulatedFloat16(_Float16):
     """float16 on a CPU: operands widened, computed in FP32, the result rounded once."""
 
@@ -216,7 +232,7 @@ class EmulatedFloat16(_Float16):
     _EXACT = frozenset({"Concat", "concat", "stack"})
 
     def compute(self, call: Call) -> Any:
-        return self._rounded(call.run(lambda array: widen(to_float16(array))))
+        return self._rounded(_run_product(call, lambda array: widen(to_float16(array))))
 
     def follow_float16(self, call: Call) -> Any:
         if call.name in self._EXACT:
@@ -252,7 +268,7 @@ class CpuBfloat16(Arithmetic):
     def compute(self, call: Call) -> Any:
         if call.name in self._ONEDNN:
             return mark(convert_arrays(call.run(_to_bfloat16), widen), "float32")
-        result = _each_output(call.run(_round_to_bfloat16))
+        result = _each_output(_run_product(call, _round_to_bfloat16))
         return mark(convert_arrays(result, _round_to_bfloat16), "float32")
 
     def normalize(self, call: Call) -> Any:
@@ -313,12 +329,17 @@ class _BorrowedFloat16Array(Float16Array):
 
     __slots__ = ("lender",)
 
-    def __init__(self, lender: mx.nd.NDArray) -> None:
-        super().__init__(lender.handle, lender.writable)
+    # MXNet makes views through this signature; a view has a handle of its own, and no lender.
+    def __init__(
+        self, handle: Any, writable: bool = True, lender: Optional[mx.nd.NDArray] = None
+    ) -> None:
+        super().__init__(handle, writable)
         self.lender = lender
 
     def __del__(self) -> None:
-        """Free nothing."""
+        """Free the handle, unless it is borrowed."""
+        if self.lender is None:
+            super().__del__()
 
 
 class Float16Symbol(Symbol):

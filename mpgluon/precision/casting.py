@@ -10,18 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.base import MXNetError
 from mxnet.gluon import nn
 from mxnet.symbol import Symbol
 
-from mpgluon.dtypes import cast
+from mpgluon.dtypes import cast, dtype_name
 from mpgluon.errors import PrecisionError
 from mpgluon.policy import Policy
-from mpgluon.precision.arithmetic import arithmetic_of, convert_arrays, mark, widen
+from mpgluon.precision.arithmetic import (
+    arithmetic_of,
+    arrays_in,
+    borrow,
+    convert_arrays,
+    mark,
+    widen,
+)
 from mpgluon.precision.namespace import OperatorNamespace, namespace_of
 
 __all__ = [
@@ -117,29 +125,67 @@ class _Forward:
         self.method = "hybrid_forward" if _is_hybrid(block) else "forward"
         self.original: Callable[..., Any] = getattr(block, self.method)
         setattr(block, self.method, self)
+        # Formats of the inputs for which the block's own graph was traced, while it has one.
+        self.traced_formats: Optional[list[Optional[str]]] = None
+        self.tracing = False
+        if self.method == "hybrid_forward":
+            block._call_cached_op = self._call_cached_op
 
     def detach(self) -> None:
-        """Give the block its own method back."""
+        """Give the block its own methods back."""
         delattr(self.block, self.method)
+        if self.method == "hybrid_forward":
+            del self.block._call_cached_op
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.kept:
             args = convert_arrays(args, widen)
         elif self.method == "hybrid_forward":
-            args = (self._stand_in(args[0]), *args[1:])
+            inputs = self._with_traced_formats(args[1:]) if self.tracing else args[1:]
+            args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
-        result = self.original(*args, **kwargs)
+        try:
+            result = self.original(*args, **kwargs)
+        except MXNetError as error:
+            _explain(error, self.block)
+            raise
         if self.block is not self.owner.root:
             return result
         output_dtype = self.owner.policy.output_dtype
         return mark(convert_arrays(result, lambda array: cast(array, output_dtype)), None)
 
+    def _call_cached_op(self, *args: Any) -> Any:
+        """Run the block's own graph, traced for the formats of ``args``."""
+        formats = [dtype_name(array) for array in arrays_in(args)]
+        if formats != self.traced_formats:
+            self.block._clear_cached_op()
+            self.traced_formats = formats
+        self.tracing = True
+        try:
+            # Its outputs are new objects, which may change their class.
+            return mark(type(self.block)._call_cached_op(self.block, *args), None)
+        except MXNetError as error:
+            _explain(error, self.block)
+            raise
+        finally:
+            self.tracing = False
+
+    def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the inputs of the block's graph as symbols that know their formats."""
+        formats = iter(self.traced_formats or ())
+        marked: tuple[Any, ...] = convert_arrays(
+            inputs, lambda symbol: mark(symbol, next(formats, None))
+        )
+        return marked
+
     def _with_format(self, name: str, value: Any) -> Any:
-        """Return a parameter's symbol as one that knows its format."""
-        if not isinstance(value, Symbol) or name not in self.block._reg_params:
-            return value
-        dtype = np.dtype(self.block._reg_params[name].dtype).name
-        return mark(value[0], dtype)  # value itself belongs to the parameter
+        """Return a parameter's array or symbol as one that knows its format."""
+        if name not in self.block._reg_params:
+            return convert_arrays(value, borrow)
+        parameter = self.block._reg_params[name]
+        if isinstance(value, Symbol):
+            value = mark(value[0], np.dtype(parameter.dtype).name)  # value itself is not ours
+        return borrow(value)
 
     def _stand_in(self, namespace: Any) -> OperatorNamespace:
         if isinstance(namespace, OperatorNamespace):  # handed on by another block
@@ -147,6 +193,19 @@ class _Forward:
         device_type = mx.current_context().device_type  # Gluon enters the input's context
         arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
         return namespace_of(namespace, arithmetic)
+
+
+def _explain(error: MXNetError, block: gluon.Block) -> None:
+    """Raise our own error in place of MXNet's if two formats met."""
+    if "float16" not in str(error) or "float32" not in str(error):
+        return
+    raise PrecisionError(
+        f"{block.name} ({type(block).__name__}) gave one operator float16 and FP32 arrays. "
+        "Operators of the F that hybrid_forward receives accept both, and so do +, -, * and / "
+        "of arrays that come from them; mx.nd and mx.sym do not. Call the operator as F.…, "
+        "cast one array with .astype, or keep the block in FP32 with keep_fp32. "
+        f"MXNet says: {str(error).splitlines()[-1]}"
+    ) from error
 
 
 def cast_block(
@@ -215,7 +274,10 @@ def apply_policy(
     plan = _plan(net, tuple(keep_fp32))
     owner = _Cast(policy, net)
     fp32_parameters = {
-        parameter for block, kept in plan if kept for parameter in block._reg_params.values()
+        parameter
+        for entry in plan
+        if entry.keeps_parameters
+        for parameter in entry.block._reg_params.values()
     } | _unreachable_parameters(plan)
     parameters = list(net.collect_params().values())
     if policy.param_dtype == "float16":
@@ -223,18 +285,25 @@ def apply_policy(
             if parameter in fp32_parameters or np.dtype(parameter.dtype) != np.float32:
                 continue
             initialized = parameter._data is not None
-            owner.originals[parameter] = parameter._reduce() if initialized else None
+            owner.originals[parameter] = _on_cpu(parameter) if initialized else None
             parameter.cast("float16")
-    for block, kept in plan:
+    beyond_reach = []
+    for entry in plan:
+        block = entry.block
         _clear_traced_graph(block)
-        kept_whole = kept and not isinstance(block, NORMALIZATION_LAYERS)
-        if kept_whole or _is_hybrid(block) or block is net:
-            _Forward(block, owner, kept=kept_whole)
+        unseen = None if entry.keeps_parameters else _beyond_reach(block)
+        beyond_reach += [unseen] if unseen else []
+        if entry.computes_fp32 or unseen or _is_hybrid(block) or block is net:
+            _Forward(block, owner, kept=entry.computes_fp32)
     return CastReport(
         policy=policy,
-        cast=tuple(block.name for block, kept in plan if _is_hybrid(block) and not kept),
-        kept_fp32=tuple(block.name for block, kept in plan if kept),
-        beyond_reach=tuple(filter(None, (_beyond_reach(b) for b, kept in plan if not kept))),
+        cast=tuple(
+            entry.block.name
+            for entry in plan
+            if _is_hybrid(entry.block) and not entry.keeps_parameters
+        ),
+        kept_fp32=tuple(entry.block.name for entry in plan if entry.keeps_parameters),
+        beyond_reach=tuple(beyond_reach),
         parameters_cast=len(owner.originals),
         parameters_kept=len(parameters) - len(owner.originals),
     )
@@ -250,26 +319,40 @@ def restore(net: gluon.Block) -> None:
     Parameters
     ----------
     net : gluon.Block
-        What was cast, or a part of it.
+        What was cast, or a part of it. A part computes in FP32 from then on, like one that
+        ``keep_fp32`` named, until the network itself is restored.
     """
-    for block in _blocks(net):
+    blocks = list(_blocks(net))
+    roots = set()
+    for block in blocks:
         forward = _forward_of(block)
         if forward is None:
             continue
         for parameter in block._reg_params.values():
             if parameter in forward.owner.originals:
                 _restore_parameter(parameter, forward.owner.originals.pop(parameter))
-        forward.detach()
-        _clear_traced_graph(block)
+        roots.add(forward.owner.root)
+        if forward.owner.root in blocks:
+            forward.detach()
+        else:
+            forward.kept = True
+    for root in roots:
+        for block in _blocks(root):  # graphs around the part hold its old formats
+            _clear_traced_graph(block)
 
 
 def _restore_parameter(parameter: gluon.Parameter, original: Optional[mx.nd.NDArray]) -> None:
     unchanged = original is not None and bool(
-        (parameter._reduce() == cast(original, "float16")).min().asscalar()
+        (_on_cpu(parameter) == cast(original, "float16")).min().asscalar()
     )
     parameter.cast("float32")
     if unchanged:
         parameter.set_data(original)
+
+
+def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:
+    """Return a copy; devices hold equal values, and averaging them could round."""
+    return parameter.list_data()[0].copyto(mx.cpu())
 
 
 def _blocks(net: gluon.Block) -> Iterator[gluon.Block]:
@@ -289,8 +372,16 @@ def _forward_of(block: gluon.Block) -> Optional[_Forward]:
     return next((method for method in methods if isinstance(method, _Forward)), None)
 
 
-def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[tuple[gluon.Block, bool]]:
-    """Return every block with whether its parameters stay FP32, or refuse."""
+class _Planned(NamedTuple):
+    """What becomes of one block."""
+
+    block: gluon.Block
+    keeps_parameters: bool  # in FP32
+    computes_fp32: bool  # and returns it
+
+
+def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[_Planned]:
+    """Return what becomes of every block, or refuse."""
     if not isinstance(net, gluon.Block):
         raise TypeError(f"net must be a gluon.Block, received {type(net).__name__}")
     for entry in keep_fp32:
@@ -305,10 +396,18 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[tuple[gluon.Bloc
         raise ValueError(f"keep_fp32 names blocks that are not in {net.name}: {names}")
     named = [block for block in all_blocks if isinstance(block, types) or block in instances]
     kept = {inner for block in named for inner in _blocks(block)}
+    whole = {
+        inner
+        for block in named
+        if not isinstance(block, NORMALIZATION_LAYERS)
+        for inner in _blocks(block)
+    }
     for block in all_blocks:
-        if _forward_of(block) is not None:
+        forward = _forward_of(block)
+        if forward is not None:
             raise PrecisionError(
-                f"{block.name} is cast already; call mpgluon.restore on it before another cast"
+                f"{block.name} is cast already, as a part of {forward.owner.root.name}; call "
+                f"mpgluon.restore on {forward.owner.root.name} before another cast"
             )
         if isinstance(block, gluon.SymbolBlock) and block not in kept:
             raise PrecisionError(
@@ -317,23 +416,25 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[tuple[gluon.Bloc
                 "(*mpgluon.NORMALIZATION_LAYERS, that_block), or build the network from layers"
             )
     always = (nn.BatchNorm, nn.BatchNormReLU)
-    return [(block, block in kept or isinstance(block, always)) for block in all_blocks]
+    return [
+        _Planned(block, block in kept or isinstance(block, always), block in whole)
+        for block in all_blocks
+    ]
 
 
 def _is_hybrid(block: gluon.Block) -> bool:
     """Whether the block computes in a ``hybrid_forward`` of its own."""
-    return isinstance(block, gluon.HybridBlock) and (
-        type(block).hybrid_forward is not gluon.HybridBlock.hybrid_forward
-    )
+    inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
+    return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited
 
 
-def _unreachable_parameters(plan: list[tuple[gluon.Block, bool]]) -> set[gluon.Parameter]:
+def _unreachable_parameters(plan: list[_Planned]) -> set[gluon.Parameter]:
     """Return the parameters that plain Blocks read themselves, out of the cast's sight."""
     return {
         parameter
-        for block, _ in plan
-        if not _is_hybrid(block)
-        for parameter in block._reg_params.values()
+        for entry in plan
+        if not _is_hybrid(entry.block)
+        for parameter in entry.block._reg_params.values()
     }
 
 

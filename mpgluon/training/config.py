@@ -6,6 +6,7 @@ and creates no array; what it cannot know (whether a folder exists) is checked w
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
@@ -16,7 +17,7 @@ from mpgluon.policy import Policy
 __all__ = ["TrainingConfig"]
 
 # What may differ between a run and its continuation without changing what is computed.
-_FREE_TO_CHANGE = frozenset({"data_dir", "output_dir", "workers"})
+_FREE_TO_CHANGE = frozenset({"data_dir", "output_dir", "workers", "keep_checkpoints"})
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class TrainingConfig:
     batch_size : int
         Images per device and step.
     epochs, warmup_epochs : int
-        Passes over the training images, and how many of them the learning rate climbs for.
+        Passes over the training images, and how many of them the learning rate climbs for; a
+        single epoch has no warm-up.
     learning_rate : float
         Its peak, for the whole batch over all devices; the schedule is a cosine down to zero.
     momentum, weight_decay : float
@@ -122,8 +124,12 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be at least {least}, received {getattr(self, name)}")
         if not 0 < self.min_crop_area <= 1:
             raise ValueError(f"min_crop_area must be in (0, 1], received {self.min_crop_area}")
-        if self.learning_rate <= 0:
+        if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, received {self.learning_rate}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), received {self.momentum}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0, received {self.weight_decay}")
         if self.warmup_epochs >= self.epochs and self.epochs > 1:
             raise ValueError(
                 f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"

@@ -29,7 +29,11 @@ from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
 from mpgluon.training.history import History, describe_machine, installed_versions
 from mpgluon.training.interruption import Interruption
-from mpgluon.training.networks import build_network, load_pretrained
+from mpgluon.training.networks import (
+    build_network,
+    has_input_normalization,
+    load_pretrained,
+)
 
 __all__ = ["InterruptedRunError", "train"]
 
@@ -107,7 +111,13 @@ class _Checkpoints:
     def __init__(self, config: TrainingConfig, *, resume: bool) -> None:
         self.folder = config.output_path / "checkpoints"
         self._keep = config.keep_checkpoints
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"the folder {self.folder} cannot be made: {error.strerror}; choose another "
+                "--output-dir"
+            ) from error
         if self.newest_first() and not resume:
             raise CheckpointError(
                 f"{config.output_dir} holds a run already; continue it with --resume, or choose "
@@ -148,11 +158,13 @@ class _Run:
         self.net = build_network(
             config.model, classes=classes, image_size=config.image_size, devices=devices
         )
+        self.normalizes_input = has_input_normalization(self.net)
         self.fresh_parameters: list[str] = []
         if config.pretrained is not None:
             path = Path(config.pretrained)
             self.fresh_parameters = load_pretrained(self.net, path, classes=classes)
-            _logger.info("new head, not from %s: %s", path, ", ".join(self.fresh_parameters))
+            if self.fresh_parameters:
+                _logger.info("new head, not from %s: %s", path, ", ".join(self.fresh_parameters))
         if config.policy.compute_dtype != "float32":
             apply_policy(self.net, config.policy)
         self.net.hybridize(static_alloc=True, static_shape=True)
@@ -224,7 +236,7 @@ class _Run:
                 loss, hits = self._step(images, labels)
                 seen, correct = seen + len(labels), correct + hits
                 position.step += 1
-                position.batch += 1
+                position.batch = loader.batches_done
                 position.seconds = before + time.perf_counter() - began
                 bar.update()
                 bar.set_postfix(
@@ -246,6 +258,9 @@ class _Run:
         )  # for dropout, so that resuming repeats it
         image_parts = gluon.utils.split_and_load(images, self.devices, even_split=False)
         label_parts = gluon.utils.split_and_load(labels, self.devices, even_split=False)
+        if self.normalizes_input:
+            for part in image_parts:
+                part.attach_grad()
         scale = amp.loss_scale(self.trainer)
         with autograd.record():
             logits = [self.net(part) for part in image_parts]
@@ -291,7 +306,8 @@ class _Run:
         classes = len(self.dataset.folder.classes)
         right, total = np.zeros(classes), np.zeros(classes)
         for images, labels in self.test_batches:
-            parts = gluon.utils.split_and_load(images, self.devices, even_split=False)
+            devices = self.devices[: len(images)]  # the last batch may have fewer images than that
+            parts = gluon.utils.split_and_load(images, devices, even_split=False)
             predicted = _on_host([self.net(part) for part in parts]).argmax(axis=1)
             truth = labels.asnumpy()
             np.add.at(total, truth, 1)
@@ -372,7 +388,7 @@ def _make_optimizer(config: TrainingConfig, total_steps: int) -> mx.optimizer.Op
         raise ValueError(
             f"MXNet has no optimizer {config.optimizer!r}; it has {', '.join(sorted(registry))}"
         )
-    warmup_steps = total_steps // config.epochs * config.warmup_epochs
+    warmup_steps = total_steps // config.epochs * min(config.warmup_epochs, config.epochs - 1)
     schedule = mx.lr_scheduler.CosineScheduler(
         max_update=total_steps, base_lr=config.learning_rate, warmup_steps=warmup_steps
     )

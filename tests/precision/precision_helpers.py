@@ -1,0 +1,69 @@
+"""What the tests of this folder share: the three ways to 16 bits, and training a few steps."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+import mpgluon
+from mpgluon import amp
+
+WAYS = {
+    "cast float16": lambda net, **kwargs: mpgluon.cast_block(net, "float16", **kwargs),
+    "autocast float16": lambda net, **kwargs: amp.autocast(net, "float16", **kwargs),
+    "autocast bfloat16": lambda net, **kwargs: amp.autocast(net, "bfloat16", **kwargs),
+}
+STATIC = {"static_alloc": True, "static_shape": True}
+
+
+def outputs_of(result) -> list[mx.nd.NDArray]:
+    """Return the arrays of a network's result, however deep it packs them."""
+    if isinstance(result, (list, tuple)):
+        return [array for item in result for array in outputs_of(item)]
+    return [result]
+
+
+def parameters_of(net: gluon.Block) -> dict[str, np.ndarray]:
+    """Return the values of all parameters by their place in the network ("0.weight")."""
+    return {
+        place: parameter.data().asnumpy()
+        for place, parameter in net._collect_params_with_prefix().items()
+    }
+
+
+def gradients_of(net: gluon.Block) -> dict[str, np.ndarray]:
+    """Return the gradients of all parameters that have one, by their place in the network."""
+    return {
+        place: parameter.grad().asnumpy()
+        for place, parameter in net._collect_params_with_prefix().items()
+        if parameter.grad_req != "null"
+    }
+
+
+def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    unequal = [name for name in one if one[name].tobytes() != other[name].tobytes()]
+    assert not unequal
+
+
+def trainer_of(net: gluon.Block, learning_rate: float = 0.01) -> gluon.Trainer:
+    options = {"learning_rate": learning_rate, "momentum": 0.9, "multi_precision": True}
+    return gluon.Trainer(net.collect_params(), "sgd", options)
+
+
+def train(net: gluon.Block, inputs: list, labels, steps: int, seed: int = 0) -> list[np.ndarray]:
+    """Train with loss scale 1 and return the loss vector of each step."""
+    trainer = trainer_of(net)
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    losses = []
+    for step in range(steps):
+        mx.random.seed(seed + step)  # the same Dropout masks in every run
+        with autograd.record():
+            outputs = outputs_of(net(*inputs))
+            assert all(output.dtype == np.float32 for output in outputs)
+            loss = sum(loss_fn(output, labels) for output in outputs)
+        loss.backward()
+        trainer.step(len(labels))
+        losses.append(loss.asnumpy())
+    return losses

@@ -1,0 +1,222 @@
+"""The training script: its options are the config, and bad input gets one line and status 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import re
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from mpgluon.data import render_shapes
+from mpgluon.training import TrainingConfig
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
+QUICK = [
+    "--model=cifar_resnet20_v1",
+    "--image-size=32",
+    "--batch-size=10",
+    "--epochs=1",
+    "--workers=0",
+    "--images-per-class=3",
+    "--train-per-class=2",
+]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("train_caltech", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    render_shapes(folder, classes=10, images_per_class=3, seed=0)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_it_was():
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_options_are_the_fields_of_the_config_and_resume(script):
+    options = vars(script.parse([]))
+    assert set(options) - {"resume"} == {field.name for field in fields(TrainingConfig)}
+    assert options["resume"] is False
+
+
+def test_without_options_the_config_is_the_default_one(script):
+    options = vars(script.parse([]))
+    del options["resume"]
+    assert TrainingConfig(**options) == TrainingConfig()
+    assert all(field.default is not MISSING for field in fields(TrainingConfig))
+
+
+@pytest.mark.parametrize("field", fields(TrainingConfig), ids=lambda field: field.name)
+def test_each_option_sets_its_field_in_its_type(script, field):
+    option = f"--{field.name.replace('_', '-')}"
+    if isinstance(field.default, bool):
+        arguments, expected = [option], True
+    elif field.name == "dtype":
+        arguments, expected = [option, "bfloat16"], "bfloat16"
+    elif field.name == "dataset":
+        arguments, expected = [option, "shapes"], "shapes"
+    elif isinstance(field.default, int) or field.name == "growth_interval":
+        arguments, expected = [option, "17"], 17
+    elif isinstance(field.default, float):
+        arguments, expected = [option, "0.125"], 0.125
+    else:
+        arguments, expected = [option, "text"], "text"
+    options = vars(script.parse(arguments))
+    assert options.pop(field.name) == expected
+    assert type(vars(script.parse(arguments))[field.name]) is type(expected)
+    others = {f.name: f.default for f in fields(TrainingConfig) if f.name != field.name}
+    assert options == {**others, "resume": False}
+
+
+@pytest.mark.multiprocess
+def test_help_names_every_option_and_default():
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = re.sub(r"\s+", " ", done.stdout)
+    for field in fields(TrainingConfig):
+        assert f"--{field.name.replace('_', '-')} " in text
+        if field.default not in (None, False):
+            assert f"(default: {field.default})" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtype=float64"], "invalid choice: 'float64'"),
+        (["--dataset=mnist"], "invalid choice: 'mnist'"),
+        (["--epochs=two"], "invalid int value: 'two'"),
+        (["--learning-rate=fast"], "invalid float value: 'fast'"),
+        (["--colour=red"], "unrecognized arguments: --colour=red"),
+    ],
+)
+def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        script.main(arguments)
+    assert stop.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("usage:")
+    assert message in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model=resnet51"], "no model zoo has a network called 'resnet51'"),
+        (["--model=alexnet"], "alexnet does not work on images of 32 x 32 pixels"),
+        (["--model=ssd_512_resnet50_v1_voc"], "is no image classifier"),
+        (["--devices=tpu"], """devices are "cpu", "gpu" or like "gpu:0,1"; received 'tpu'"""),
+        (["--devices=cpu:0,0"], "each device can be used once"),
+        (["--devices=gpu:99"], "asks for gpu(99), but this build of MXNet sees"),
+        (["--loss-scale=1000"], "must be a power of two"),
+        (["--loss-scale=big"], "received 'big'"),
+        (["--train-per-class=3"], "train_per_class=3 leaves nothing to test on in 10 of 10"),
+        (["--pretrained=nowhere.params"], "nowhere.params is not an MXNet parameter file"),
+        (["--optimizer=sgdd"], "MXNet has no optimizer 'sgdd'"),
+        (["--image-size=0"], "image_size must be at least 1"),
+        (["--batch-size=21"], "20 images give no batch of 21"),
+        (["--classes=5"], "classes must be from 10 to 101"),
+        (["--amp"], "amp computes in 16 bits"),
+        (["--learning-rate=nan"], "learning_rate must be positive"),
+        (["--seed=4294967296"], "Seed must be between 0 and 2**32 - 1"),
+        (["--output-dir=/dev/null"], "cannot be made: Not a directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_gets_one_line_and_status_2(script, shapes, tmp_path, capsys, arguments, message):
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
+    assert script.main([*given, *arguments]) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    (line,) = [line for line in errors.splitlines() if line.startswith("error:")]
+    assert errors.splitlines()[-1] == line
+    assert message in line
+    assert "Traceback" not in errors
+
+
+def test_a_missing_data_set_names_both_ways_to_one_and_renders_none(script, tmp_path, capsys):
+    data = tmp_path / "data"
+    given = [*QUICK, f"--data-dir={data}", f"--output-dir={tmp_path / 'run'}"]
+    assert script.main(given) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"error: Caltech 101 is not in {data}")
+    assert f"python scripts/download_caltech.py --data-dir {data}" in line
+    assert "--dataset shapes" in line
+    assert not data.exists()
+
+
+def test_rendered_shapes_are_not_taken_for_photographs(script, shapes, tmp_path, capsys):
+    tree = shapes / "shapes-10x3-seed0"
+    assert script.main([*QUICK, f"--data-dir={tree}", f"--output-dir={tmp_path}"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"error: {tree} holds rendered shapes, not Caltech 101")
+
+
+def test_a_disk_that_is_full_gets_one_line_too(script, shapes, tmp_path, capsys):
+    (tmp_path / "history.jsonl").symlink_to("/dev/full")
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
+    assert script.main(given) == 2
+    errors = capsys.readouterr().err
+    assert "No space left on device" in errors.splitlines()[-1]
+    assert errors.splitlines()[-1].startswith("error:")
+
+
+@pytest.mark.multiprocess
+def test_a_bad_value_ends_the_process_with_status_2_and_one_line():
+    done = run("--epochs=0")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: epochs must be at least 1, received 0\n"
+
+
+@pytest.mark.multiprocess
+def test_a_run_on_photographs_in_float16_ends_with_its_accuracy(caltech101_mini, tmp_path):
+    output = tmp_path / "run"
+    done = run(
+        "--dtype=float16",
+        "--model=cifar_resnet20_v1",
+        f"--data-dir={caltech101_mini}",
+        f"--output-dir={output}",
+        "--image-size=32",
+        "--train-per-class=3",
+        "--batch-size=10",
+        "--epochs=1",
+        "--workers=1",
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((output / "results.json").read_text())
+    assert results["dataset"]["name"] == "caltech101"
+    assert results["dataset"]["train_images"] == 3 * len(results["dataset"]["classes"])
+    assert results["steps"] == results["dataset"]["train_images"] // 10
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(
+        f"test accuracy {results['test_accuracy']:.3f} on caltech101, {results['steps']} steps "
+        f"({results['skipped_steps']} skipped) in "
+    )
+    assert line.endswith(f"final loss scale {results['final_loss_scale']:g}; results in {output}")
+    # Progress: what the bar shows after each step.
+    for shown in ("epoch 1/1", "loss=", "accuracy=", "images_per_s=", "scale=", "skipped="):
+        assert shown in done.stderr

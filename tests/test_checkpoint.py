@@ -1,0 +1,531 @@
+"""Checkpoints: training goes on bit for bit, and a bad file or disk changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import zipfile
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import CheckpointError, TrainerStateError, amp
+from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
+
+ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
+STEPS, SAVED_AFTER = 7, 3
+SGD = ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01})
+ADAM = ("adam", {"learning_rate": 0.01})
+NADAM = ("nadam", {"learning_rate": 0.01})
+
+
+class Training:
+    """A small network that trains on data drawn from the number of the step."""
+
+    def __init__(self, way="float32", optimizer=SGD, devices=ONE, *, units=4, scaled=True, seed=0):
+        mx.random.seed(seed)
+        np.random.seed(seed)
+        self.devices = devices
+        self.net = nn.HybridSequential(prefix="net_")
+        with self.net.name_scope():
+            self.net.add(
+                nn.Conv2D(units, 3, in_channels=2),
+                nn.BatchNorm(in_channels=units),
+                nn.Activation("relu"),
+                nn.Dropout(0.25),
+                nn.Dense(3, in_units=units * 4),
+            )
+        self.net.initialize(mx.init.Normal(0.5), ctx=devices)
+        if way == "float16":
+            mpgluon.cast_block(self.net, "float16")
+        elif way == "bfloat16":
+            amp.autocast(self.net, "bfloat16")
+        name, options = optimizer
+        self.trainer = gluon.Trainer(
+            self.net.collect_params(), name, {**options, "multi_precision": way == "float16"}
+        )
+        if scaled:
+            # The third step overflows, and the scale grows at the fifth.
+            scale = mpgluon.DynamicLossScale(init_scale=64.0, growth_interval=2)
+            amp.init_trainer(self.trainer, scale)
+        self.scaled = scaled
+        self.step = 0
+
+    def train(self, steps: int) -> None:
+        loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+        for _ in range(steps):
+            self.step += 1
+            mx.random.seed(self.step)  # dropout
+            data = np.random.RandomState(self.step)
+            with autograd.record():
+                losses = []
+                for device in self.devices:
+                    images = mx.nd.array(data.randn(4, 2, 4, 4), ctx=device)
+                    labels = mx.nd.array(data.randint(0, 3, 4), ctx=device, dtype="int32")
+                    losses.append(loss_fn(self.net(images).astype("float32"), labels))
+                if not self.scaled:
+                    autograd.backward(losses)
+                else:
+                    with amp.scale_loss(losses, self.trainer) as scaled:
+                        autograd.backward(scaled)
+            if self.scaled and self.step == 3:
+                self.net[4].weight.grad(self.devices[-1])[0, 0] = np.inf
+            self.trainer.step(4 * len(self.devices))
+
+    def arrays(self) -> dict[str, bytes]:
+        """Return the bits of every parameter and optimizer state on every device.
+
+        The keys of a device's values end in its name, "cpu(1)" for example.
+        """
+        found = {}
+        for name, parameter in self.net._collect_params_with_prefix().items():
+            for data in parameter.list_data():
+                found[f"{name} on {data.context}"] = data
+        for device, updater in enumerate(self.trainer._updaters):
+            for index, state in updater.states.items():
+                for place, array in enumerate(flat(state)):
+                    found[f"state {index}/{place} on {self.devices[device]}"] = array
+        return {name: array.asnumpy().tobytes() for name, array in found.items()}
+
+    def everything(self) -> dict:
+        """Return all that a checkpoint could change, for comparisons before and after."""
+        optimizer = self.trainer._optimizer
+        found = {
+            **self.arrays(),
+            "num_update": optimizer.num_update,
+            "counts": json.dumps(
+                {k: dict(v) for k, v in optimizer._all_index_update_counts.items()}
+            ),
+            "m_schedule": getattr(optimizer, "m_schedule", None),
+            "python": random.getstate(),
+            "numpy": repr(np.random.get_state()),
+        }
+        if self.scaled:
+            found["scale"] = self.trainer._amp_loss_scaler.loss_scale.state_dict()
+            found["skipped"] = amp.skipped_steps(self.trainer)
+        return found
+
+
+def flat(state) -> list:
+    if isinstance(state, mx.nd.NDArray):
+        return [state]
+    return [leaf for part in state or () for leaf in flat(part)]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a training that was saved after a few steps, and its file."""
+    training = Training()
+    training.train(SAVED_AFTER)
+    path = tmp_path / "saved.npz"
+    save_checkpoint(path, training.net, training.trainer, epoch=3)
+    return training, path
+
+
+def assert_refused(path, training: Training, message: str) -> None:
+    before = training.everything()
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_checkpoint(path, training.net, training.trainer)
+    assert str(path) in str(error.value)
+    assert training.everything() == before
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["loss scale", "no loss scale"])
+@pytest.mark.parametrize("optimizer", [SGD, ADAM, NADAM], ids=lambda optimizer: optimizer[0])
+@pytest.mark.parametrize("way", ["float32", "float16", "bfloat16"])
+def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, way, optimizer, scaled):
+    assert_goes_on(tmp_path, way, optimizer, ONE, scaled=scaled)
+
+
+# Nadam is left out: in MXNet its replicas drift apart, saved or not.
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda optimizer: optimizer[0])
+@pytest.mark.parametrize("way", ["float32", "float16", "bfloat16"])
+def test_training_on_two_devices_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, way, optimizer):
+    assert_goes_on(tmp_path, way, optimizer, TWO, scaled=True, but="running_")
+
+
+def test_running_statistics_on_two_devices_go_on_from_a_checkpoint_bit_for_bit(tmp_path):
+    assert_goes_on(tmp_path, "float32", SGD, TWO, scaled=True)
+
+
+def test_momentum_in_the_kvstore_is_refused_and_not_lost(tmp_path):
+    training = Training(optimizer=SGD, devices=TWO, scaled=False)
+    training.train(SAVED_AFTER)
+    with pytest.raises(TrainerStateError, match="update_on_kvstore=False"):
+        save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_one_device_keeps_two_devices_in_step(tmp_path):
+    one, two = Training(optimizer=ADAM), Training(optimizer=ADAM, devices=TWO)
+    one.train(SAVED_AFTER)
+    save_checkpoint(tmp_path / "c.npz", one.net, one.trainer)
+    load_checkpoint(tmp_path / "c.npz", two.net, two.trainer)
+    two.train(2)
+    first, second = (data.asnumpy() for data in two.net[4].weight.list_data())
+    assert first.tobytes() == second.tobytes()
+
+
+def test_optimizer_states_stay_with_their_parameters_whatever_the_names(tmp_path):
+    def make(numbers):
+        net = nn.HybridSequential()
+        for number in numbers:
+            net.add(nn.Dense(4, in_units=4, use_bias=False, prefix=f"dense_{number}_"))
+        net.initialize(mx.init.Normal(1))
+        return net, gluon.Trainer(net.collect_params(), *SGD)
+
+    def train(net, trainer):
+        with autograd.record():
+            loss = (net(mx.nd.arange(8).reshape((2, 4)) / 8) ** 2).sum()
+        loss.backward()
+        trainer.step(2)
+        return [parameter.data().asnumpy().tobytes() for parameter in net.collect_params().values()]
+
+    first, second = make([5, 6, 7]), make([8, 9, 10])
+    train(*first)
+    save_checkpoint(tmp_path / "c.npz", *first)
+    load_checkpoint(tmp_path / "c.npz", *second)
+    assert train(*second) == train(*first)
+
+
+def assert_goes_on(tmp_path, way, optimizer, devices, *, scaled, but=None):
+    whole = Training(way, optimizer, devices, scaled=scaled)
+    whole.train(STEPS)
+    first = Training(way, optimizer, devices, scaled=scaled)
+    first.train(SAVED_AFTER)
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    second = Training(way, optimizer, devices, scaled=scaled, seed=1)
+    assert second.arrays() != first.arrays()
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    assert second.everything() == first.everything()
+    second.step = SAVED_AFTER
+    second.train(STEPS - SAVED_AFTER)
+    found, expected = (
+        {name: bits for name, bits in training.arrays().items() if not (but and but in name)}
+        for training in (second, whole)
+    )
+    assert found == expected
+    if scaled:
+        assert amp.skipped_steps(second.trainer) == amp.skipped_steps(whole.trainer) == 1
+        # 64, doubled after two steps, halved at the third, doubled after 5 and after 7.
+        assert amp.loss_scale(second.trainer) == amp.loss_scale(whole.trainer) == 256.0
+
+
+def test_the_growth_tracker_is_restored_and_not_only_the_scale(tmp_path):
+    first = Training()
+    first.train(4)  # one finite step after the overflow: the next one lets the scale grow
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    second = Training()
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    scale = second.trainer._amp_loss_scaler.loss_scale
+    assert (scale.scale, scale.growth_tracker) == (64.0, 1)
+    second.step = 4
+    second.train(1)
+    assert amp.loss_scale(second.trainer) == 128.0
+
+
+def test_a_checkpoint_of_a_running_training_can_be_loaded_into_itself(saved):
+    training, path = saved
+    before = training.everything()
+    training.train(2)
+    assert training.everything() != before
+    load_checkpoint(path, training.net, training.trainer)
+    assert training.arrays() == {k: v for k, v in before.items() if isinstance(v, bytes)}
+
+
+def test_a_checkpoint_before_the_first_step_is_the_beginning(tmp_path):
+    first, second = Training(optimizer=ADAM), Training(optimizer=ADAM, seed=1)
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    first.train(3)
+    second.train(3)
+    assert second.arrays() == first.arrays()
+
+
+def test_random_states_are_restored(tmp_path):
+    training = Training()
+    random.seed(5)
+    np.random.seed(5)
+    np.random.randn()  # leaves a second normal number in store
+    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    expected = [random.random(), random.gauss(0, 1), *np.random.randn(3), *np.random.rand(700)]
+    random.seed(6)
+    np.random.seed(6)
+    load_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    drawn = [random.random(), random.gauss(0, 1), *np.random.randn(3), *np.random.rand(700)]
+    assert drawn == expected
+
+
+def test_extra_comes_back_from_loading_and_from_reading_alone(saved):
+    training, path = saved
+    extra = {"epoch": 3, "config": {"a": [1, 2.5, None, True]}, "text": "naïve"}
+    save_checkpoint(path, training.net, training.trainer, **extra)
+    before = training.everything()
+    assert read_extra(path) == extra
+    assert training.everything() == before
+    assert load_checkpoint(path, training.net, training.trainer) == extra
+
+
+def test_the_file_is_plain_numpy_with_the_values_by_name(saved):
+    training, path = saved
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    parameters = training.net._collect_params_with_prefix()
+    for name, parameter in parameters.items():
+        assert arrays[f"parameter/{name}"].tobytes() == parameter.data().asnumpy().tobytes()
+    header = json.loads(arrays["header"].tobytes())
+    assert header["extra"] == {"epoch": 3}
+    kinds = {name.partition("/")[0] for name in arrays}
+    assert kinds == {"parameter", "trainer", "header"}
+
+
+def test_extra_that_json_cannot_hold_is_refused_and_the_file_stays(saved):
+    training, path = saved
+    before = path.read_bytes()
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save_checkpoint(path, training.net, training.trainer, block=training.net)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.9, 0.99, 1.0])
+def test_a_truncated_file_is_refused(saved, share):
+    _, path = saved
+    content = path.read_bytes()
+    path.write_bytes(content[: min(int(share * len(content)), len(content) - 1)])
+    assert_refused(path, Training(seed=1), "damaged or no checkpoint .*; use an earlier one")
+
+
+def test_a_flipped_bit_in_the_middle_of_an_array_is_refused(saved):
+    training, path = saved
+    content = bytearray(path.read_bytes())
+    weight = training.net[0].weight.data().asnumpy().tobytes()
+    place = content.index(weight)
+    assert content.count(weight) == 1
+    content[place + len(weight) // 2] ^= 1
+    path.write_bytes(content)
+    assert_refused(path, Training(seed=1), "is damaged or no checkpoint")
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_makes_no_difference(tmp_path):
+    # Over all of the file's structure; the long text and each array have a checksum.
+    net = nn.Dense(1, in_units=2, use_bias=False, prefix="net_")
+    net.initialize(mx.init.One())
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    path = tmp_path / "c.npz"
+    save_checkpoint(path, net, trainer)
+    content = path.read_bytes()
+    text = content.index(b'{"format"')
+    directory = content.index(b"PK\x01\x02")
+    refused = harmless = 0
+    for place in (*range(text + 8), *range(directory - 8, len(content))):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        net.weight.set_data(mx.nd.zeros((1, 2)))
+        try:
+            load_checkpoint(path, net, trainer)
+        except CheckpointError:
+            refused += 1
+            assert net.weight.data().asnumpy().tolist() == [[0, 0]]
+        else:
+            harmless += 1  # a date, a flag for other systems
+            assert net.weight.data().asnumpy().tolist() == [[1, 1]]
+    assert refused > harmless > 0
+
+
+def npy(array) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(**arrays) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def header(**fields) -> np.ndarray:
+    return np.frombuffer(json.dumps(fields).encode(), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "damaged or no checkpoint"),
+        (b"a line of text\n" * 50, "damaged or no checkpoint"),
+        (npy(np.zeros(3)), "damaged or no checkpoint"),
+        (npz(weights=np.zeros(3)), "no mpgluon checkpoint: it has no header"),
+        (npz(header=np.zeros(3)), "no mpgluon checkpoint: it has no header"),
+        (npz(header=header(a=1)), "no mpgluon checkpoint: it has no header"),
+        (npz(header=np.array([print, None])), "damaged or no checkpoint .*allow_pickle=False"),
+        (
+            npz(header=header(format="another checkpoint", version=1)),
+            "is a 'another checkpoint' of version 1; this mpgluon reads version 1",
+        ),
+        (
+            npz(header=header(format="mpgluon checkpoint", version=2)),
+            "is a 'mpgluon checkpoint' of version 2; this mpgluon reads version 1",
+        ),
+    ],
+    ids=["empty", "text", "npy", "npz", "numbers", "json", "pickle", "format", "version"],
+)
+def test_a_foreign_file_is_refused(tmp_path, content, message):
+    path = tmp_path / "foreign.npz"
+    path.write_bytes(content)
+    assert_refused(path, Training(), message)
+
+
+def test_a_file_that_claims_to_be_encrypted_is_refused(saved):
+    _, path = saved
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+    assert_refused(path, Training(seed=1), "damaged or no checkpoint .*encrypted")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert_refused(tmp_path / "none.npz", Training(), "there is no checkpoint")
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        read_extra(tmp_path / "none.npz")
+
+
+def test_another_network_is_refused_and_each_difference_named(saved):
+    _, path = saved
+    assert_refused(path, Training(units=5), r"0\.weight is .*\(4, 2, 3, 3\).*\(5, 2, 3, 3\)")
+
+
+def test_a_network_with_a_layer_more_is_refused(saved):
+    _, path = saved
+    other = Training()
+    with other.net.name_scope():
+        other.net.add(nn.Dense(3, in_units=3))
+    other.net[5].initialize()
+    assert_refused(path, other, r"5\.weight is missing in the file")
+
+
+def test_another_cast_is_refused(saved):
+    _, path = saved
+    assert_refused(path, Training("float16"), r"0\.weight is \('float32'.*\('float16'")
+
+
+def test_another_optimizer_is_refused(saved):
+    _, path = saved
+    assert_refused(path, Training(optimizer=ADAM), "its optimizer was SGD, this one is Adam")
+
+
+def test_an_optimizer_with_other_states_is_refused(saved):
+    _, path = saved
+    plain = ("sgd", {"learning_rate": 0.05})
+    assert_refused(path, Training(optimizer=plain), "optimizer states differ at 0")
+
+
+def test_a_trainer_without_the_loss_scale_is_refused(saved):
+    _, path = saved
+    assert_refused(path, Training(scaled=False), "only one of the two has a loss scale; call amp")
+
+
+def test_a_trainer_with_a_loss_scale_is_refused_for_a_file_without(tmp_path):
+    training = Training(scaled=False)
+    training.train(1)
+    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    assert_refused(tmp_path / "c.npz", Training(), "only one of the two has a loss scale")
+
+
+def test_a_loss_scale_of_another_kind_is_refused(saved):
+    _, path = saved
+    other = Training(scaled=False)
+    amp.init_trainer(other.trainer, 64.0)
+    other.scaled = True
+    assert_refused(path, other, "'DynamicLossScale' and cannot be loaded into a StaticLossScale")
+
+
+def test_a_full_disk_leaves_the_file_before_as_it_was(saved):
+    training, path = saved
+    before = path.read_bytes()
+    training.train(1)
+    # Where the new file is written first: a device on which every write fails for lack of space.
+    (path.parent / f".{path.name}.part").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match="could not be written: No space left on device"):
+        save_checkpoint(path, training.net, training.trainer)
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_bytes() == before
+    load_checkpoint(path, training.net, training.trainer)
+
+
+@pytest.mark.parametrize("kilobytes", [0, 1, 4, 16])
+def test_a_disk_that_fills_up_on_the_way_leaves_the_file_before_as_it_was(saved, kilobytes):
+    resource = pytest.importorskip("resource")
+    training, path = saved
+    before = path.read_bytes()
+    assert len(before) > 2**14
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="could not be written: File too large"):
+            save_checkpoint(path, training.net, training.trainer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_crash_before_the_rename_leaves_the_file_before_as_it_was(saved, monkeypatch, call):
+    training, path = saved
+    before = path.read_bytes()
+    training.train(1)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, call, crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(path, training.net, training.trainer)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    save_checkpoint(path, training.net, training.trainer)  # what is left over is in nobody's way
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_bytes() != before
+
+
+def test_the_content_is_on_the_disk_before_the_name_is(saved, monkeypatch):
+    training, path = saved
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def noting_fsync(descriptor):
+        calls.append(("fsync", os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def noting_replace(source, target):
+        with zipfile.ZipFile(source) as file:
+            assert file.testzip() is None
+        calls.append(("replace", os.path.basename(target)))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    save_checkpoint(path, training.net, training.trainer)
+    assert calls == [
+        ("fsync", f".{path.name}.part"),
+        ("replace", path.name),
+        ("fsync", path.parent.name),
+    ]
+
+
+@pytest.mark.parametrize("place", ["missing/c.npz", "file/c.npz", "folder"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    training = Training()
+    with pytest.raises(CheckpointError, match=f"{place} could not be written: .*another folder"):
+        save_checkpoint(tmp_path / place, training.net, training.trainer)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]

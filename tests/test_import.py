@@ -1,0 +1,138 @@
+"""``import mpgluon`` in a fresh process: what it adds, and what it leaves alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.multiprocess
+
+# NumPy 1.24 and later: the aliases are gone, and asking for one is an error.
+LATER_NUMPY = """
+import numpy as np
+
+original = np.__getattr__
+def without_aliases(name):
+    if name in ("bool", "float", "int"):
+        raise AttributeError(f"module 'numpy' has no attribute {name!r}")
+    return original(name)
+for name in ("bool", "float", "int"):
+    np.__dict__.pop(name, None)
+np.__getattr__ = without_aliases
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def assert_runs(code: str) -> None:
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mxnet_alone_cannot_be_imported_with_a_numpy_that_lacks_the_aliases():
+    done = run(LATER_NUMPY + "import mxnet")
+    assert "module 'numpy' has no attribute 'bool'" in done.stderr
+
+
+def test_with_mpgluon_first_mxnet_and_gluoncv_can_be_imported_with_such_a_numpy():
+    code = """
+import mpgluon
+import mxnet as mx
+from gluoncv import model_zoo
+assert (np.bool, np.float, np.int) == (bool, float, int)
+assert mx.nd.ones(2).asnumpy().tolist() == [1, 1]
+"""
+    assert_runs(LATER_NUMPY + code)
+
+
+def test_names_that_numpy_has_are_not_replaced():
+    code = """
+import numpy as np
+np.bool, np.float, np.int = np.bool_, np.float64, np.int64
+import mpgluon
+assert (np.bool, np.float, np.int) == (np.bool_, np.float64, np.int64)
+"""
+    assert_runs(code)
+
+
+def test_only_the_three_aliases_are_added_to_numpy():
+    code = """
+import numpy as np
+before = dict(np.__dict__)
+import mpgluon
+added = {name for name in np.__dict__ if name not in before}
+changed = {name for name in before if np.__dict__[name] is not before[name]}
+# Submodules that others import appear in their parent.
+added = {name for name in added if not isinstance(np.__dict__[name], type(np))}
+assert added <= {"bool", "float", "int"}, added
+assert not changed, changed
+"""
+    assert_runs(code)
+
+
+def test_nothing_that_is_slow_or_only_for_figures_and_images_is_imported():
+    code = """
+import sys
+import mpgluon
+loaded = {"matplotlib", "gluoncv", "PIL", "cv2", "pandas", "tqdm"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    assert_runs(code)
+
+
+def test_mxnets_operators_and_classes_are_not_patched_by_importing_or_using_it():
+    code = """
+import numpy as np
+np.bool, np.float, np.int = bool, float, int
+import mxnet as mx
+from mxnet import autograd, gluon
+
+PLACES = [
+    mx.nd, mx.nd.op, mx.nd._internal, mx.nd.contrib, mx.sym, mx.sym.op, mx.sym._internal,
+    mx.sym.contrib, mx.nd.NDArray, mx.sym.Symbol, gluon.Trainer, gluon.Block,
+    gluon.HybridBlock, gluon.Parameter, gluon.nn.Dense, gluon.nn.Conv2D, mx.optimizer.SGD,
+    autograd,
+]
+before = [dict(vars(place)) for place in PLACES]
+assert len(before[0]) > 300
+
+import mpgluon
+from mpgluon import amp
+import mpgluon.training
+
+for prepare in (mpgluon.cast_block, amp.autocast):
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    prepare(net, "float16")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.init_trainer(trainer)
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 3))).astype("float32").sum()
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    trainer.step(1)
+
+for place, attributes in zip(PLACES, before):
+    now = vars(place)
+    changed = {name for name in attributes if now.get(name) is not attributes[name]}
+    assert not changed, (place, changed)
+    added = {name for name in now if name not in attributes}
+    # _count is how a class names its next instance.
+    assert not {name for name in added if callable(now[name])}, (place, added)
+"""
+    assert_runs(code)
+
+
+def test_every_public_name_is_there():
+    code = """
+import mpgluon
+missing = [name for name in mpgluon.__all__ if not hasattr(mpgluon, name)]
+assert not missing, missing
+assert sorted(mpgluon.__all__) == sorted(set(mpgluon.__all__))
+"""
+    assert_runs(code)

@@ -1,0 +1,265 @@
+"""Networks by name, and networks that start from a parameter file."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+from training_helpers import assert_same_bits
+
+from mpgluon import CheckpointError
+from mpgluon.training.networks import build_network, load_pretrained
+
+ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
+
+
+def values_of(net: gluon.Block) -> dict[str, np.ndarray]:
+    return {name: p.data().asnumpy() for name, p in net._collect_params_with_prefix().items()}
+
+
+def make_net(classes: int = 4, *, units: int = 6, seed: int = 0) -> gluon.HybridBlock:
+    mx.random.seed(seed)
+    np.random.seed(seed)
+    net = nn.HybridSequential()
+    with net.name_scope():
+        net.add(
+            nn.Conv2D(units, 3, in_channels=3),
+            nn.BatchNorm(in_channels=units),
+            nn.GlobalAvgPool2D(),
+            nn.Flatten(),
+            nn.Dense(classes, in_units=units),
+        )
+    net.initialize(mx.init.Normal(1))
+    return net
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """Return a network of 4 classes and the file with its parameters."""
+    net = make_net(seed=1)
+    path = tmp_path / "pretrained.params"
+    net.save_parameters(str(path))
+    return net, path
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size"),
+    [("squeezenet1.1", 224), ("resnet18_v2", 32), ("cifar_resnet20_v1", 32), ("resnet18_v1b", 32)],
+)
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+def test_a_network_of_either_zoo_is_ready_on_every_device(name, image_size, devices):
+    net = build_network(name, classes=7, image_size=image_size, devices=devices)
+    for parameter in net.collect_params().values():
+        assert 0 not in parameter.shape
+        assert parameter.list_ctx() == devices
+        copies = [data.asnumpy() for data in parameter.list_data()]
+        assert all(copy.dtype == np.float32 for copy in copies)
+        assert all(copy.tobytes() == copies[0].tobytes() for copy in copies)
+    for device in devices:
+        assert net(mx.nd.zeros((2, 3, image_size, image_size), ctx=device)).shape == (2, 7)
+
+
+def test_the_same_random_state_gives_the_same_network():
+    nets = []
+    for _ in range(2):
+        mx.random.seed(3)
+        np.random.seed(3)
+        nets.append(build_network("cifar_resnet20_v1", classes=5, image_size=32, devices=ONE))
+    assert_same_bits(values_of(nets[0]), values_of(nets[1]))
+
+
+def test_gluoncvs_zoo_does_not_make_truncated_images_readable():
+    from PIL import ImageFile
+
+    build_network("cifar_resnet20_v1", classes=5, image_size=32, devices=ONE)
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def test_mxnets_zoo_is_asked_before_gluoncvs():
+    net = build_network("resnet18_v1", classes=5, image_size=32, devices=ONE)
+    assert type(net).__module__ == "mxnet.gluon.model_zoo.vision.resnet"
+
+
+@pytest.mark.parametrize("name", ["resnet51_v3", ""])
+def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
+    with pytest.raises(
+        ValueError, match=r"no model zoo has a network called .* gluoncv\.model_zoo"
+    ):
+        build_network(name, classes=5, image_size=32, devices=ONE)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        # Takes other options, has no option "classes", ignores it, and gives two results.
+        ("ssd_512_resnet50_v1_voc", "is no image classifier: 'classes'"),
+        ("simple_pose_resnet18_v1b", "is no image classifier: .*unexpected keyword .*'classes'"),
+        ("hrnet_w18_small_v1_c", r"for 5 classes: .* into \(1, 1000\), not \(1, 5\)"),
+        ("nasnet_4_1056", r"for 5 classes: .* into \(1, 5\), \(1, 5\), not \(1, 5\)"),
+    ],
+)
+def test_a_network_that_is_no_classifier_is_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        build_network(name, classes=5, image_size=64, devices=ONE)
+
+
+def test_a_network_that_has_to_fetch_a_backbone_is_refused_without_a_network(monkeypatch):
+    from gluoncv import model_zoo
+
+    def fetch(*_, **__):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(model_zoo, "get_model", fetch)
+    with pytest.raises(ValueError, match="'yolo' is no image classifier: no route to host"):
+        build_network("yolo", classes=5, image_size=32, devices=ONE)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "inceptionv3"])  # fails in a pooling, in a convolution
+def test_an_image_that_is_too_small_is_refused_with_its_size(name):
+    with pytest.raises(ValueError, match=f"{name} does not work on images of 32 x 32 .*larger"):
+        build_network(name, classes=5, image_size=32, devices=ONE)
+
+
+def test_a_file_of_as_many_classes_replaces_every_parameter(pretrained):
+    source, path = pretrained
+    net = make_net()
+    assert load_pretrained(net, path, classes=4) == []
+    assert_same_bits(values_of(net), values_of(source))
+
+
+def test_a_head_of_another_size_keeps_its_initial_values_and_all_else_is_loaded(pretrained):
+    source, path = pretrained
+    net = make_net(9)
+    before = values_of(net)
+    fresh = load_pretrained(net, path, classes=9)
+    assert sorted(fresh) == ["4.bias", "4.weight"]
+    after = values_of(net)
+    assert_same_bits({name: after[name] for name in fresh}, {name: before[name] for name in fresh})
+    rest = before.keys() - fresh
+    expected = values_of(source)
+    assert_same_bits({name: after[name] for name in rest}, {name: expected[name] for name in rest})
+
+
+def test_parameters_are_loaded_on_every_device(pretrained):
+    source, path = pretrained
+    net = make_net()
+    net.collect_params().reset_ctx(TWO)
+    load_pretrained(net, path, classes=4)
+    for name, parameter in net._collect_params_with_prefix().items():
+        for data in parameter.list_data():
+            assert data.asnumpy().tobytes() == values_of(source)[name].tobytes()
+
+
+def test_an_exported_networks_file_is_loaded_by_its_own_names(tmp_path):
+    prefix = "pretrained_"
+    nets = []
+    for seed in (1, 0):
+        mx.random.seed(seed)
+        net = nn.HybridSequential(prefix=prefix)
+        with net.name_scope():
+            net.add(nn.Conv2D(6, 3, in_channels=3), nn.BatchNorm(in_channels=6), nn.Dense(4))
+        net.initialize(mx.init.Normal(1))
+        net.hybridize()
+        net(mx.nd.zeros((1, 3, 8, 8)))
+        nets.append(net)
+    source, net = nets
+    source.export(str(tmp_path / "exported"))
+    path = tmp_path / "exported-0000.params"
+    kinds = {name.partition(":")[0] for name in mx.nd.load(str(path))}
+    assert kinds == {"arg", "aux"}
+    assert load_pretrained(net, path, classes=4) == []
+    assert_same_bits(values_of(net), values_of(source))
+
+
+def test_a_float16_file_is_widened_exactly(pretrained):
+    source, path = pretrained
+    narrow = {name: value.astype(np.float16) for name, value in values_of(source).items()}
+    mx.nd.save(str(path), {n: mx.nd.array(v, dtype="float16") for n, v in narrow.items()})
+    net = make_net()
+    assert load_pretrained(net, path, classes=4) == []
+    assert_same_bits(values_of(net), {n: v.astype(np.float32) for n, v in narrow.items()})
+
+
+def changed(values, how: str):
+    values = dict(values)
+    if how in ("missing", "several"):
+        del values["0.weight"]
+    if how in ("extra", "several"):
+        values["5.weight"] = np.zeros(3, np.float32)
+    if how in ("wrong shape", "several"):
+        values["1.gamma"] = np.zeros(7, np.float32)
+    if how == "wrong head":  # another number of inputs, and not of classes only
+        values["4.weight"] = np.zeros((4, 7), np.float32)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("how", "messages"),
+    [
+        ("missing", ["0.weight is missing in the file"]),
+        ("extra", ["5.weight is in the file only"]),
+        (
+            "wrong shape",
+            ["1.gamma is ('float32', (7,)) in the file and ('float32', (6,)) in the network"],
+        ),
+        ("wrong head", ["4.weight is ('float32', (4, 7)) in the file"]),
+        (
+            "several",
+            ["0.weight is missing", "5.weight is in the file only", "1.gamma is ('float32', (7,))"],
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_by_parameter_and_changes_nothing(
+    pretrained, how, messages
+):
+    source, path = pretrained
+    values = changed(values_of(source), how)
+    mx.nd.save(str(path), {name: mx.nd.array(value) for name, value in values.items()})
+    net = make_net()
+    before = values_of(net)
+    with pytest.raises(CheckpointError, match="does not fit this network") as error:
+        load_pretrained(net, path, classes=4)
+    assert all(message in str(error.value) for message in messages)
+    assert str(path) in str(error.value)
+    assert_same_bits(values_of(net), before)
+
+
+def test_more_than_five_differences_are_counted(pretrained):
+    _, path = pretrained
+    mx.nd.save(str(path), {"0.weight": mx.nd.zeros((6, 3, 3, 3))})  # 7 others are missing
+    with pytest.raises(
+        CheckpointError, match=r"1\.running_var is missing in the file; and 2 more$"
+    ):
+        load_pretrained(make_net(), path, classes=4)
+
+
+@pytest.mark.parametrize("content", [b"", b"a line of text\n" * 100, None], ids=repr)
+def test_what_is_no_parameter_file_is_refused(tmp_path, content):
+    path = tmp_path / "weights.params"
+    if content is not None:
+        path.write_bytes(content)
+    net = make_net()
+    before = values_of(net)
+    with pytest.raises(CheckpointError, match=r"weights\.params is not an MXNet parameter file"):
+        load_pretrained(net, path, classes=4)
+    assert_same_bits(values_of(net), before)
+
+
+def test_a_truncated_parameter_file_is_refused(pretrained):
+    _, path = pretrained
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    net = make_net()
+    before = values_of(net)
+    with pytest.raises(CheckpointError, match="is not an MXNet parameter file"):
+        load_pretrained(net, path, classes=4)
+    assert_same_bits(values_of(net), before)
+
+
+def test_arrays_without_names_are_refused(tmp_path):
+    path = tmp_path / "list.params"
+    mx.nd.save(str(path), [mx.nd.zeros(3)])
+    with pytest.raises(CheckpointError, match="arrays without names; save with"):
+        load_pretrained(make_net(), path, classes=4)

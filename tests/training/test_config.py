@@ -1,0 +1,204 @@
+"""The config: what it refuses, which precision it stands for, and what it may differ in."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+
+from mpgluon import DynamicLossScale, NoLossScale, Policy, StaticLossScale
+from mpgluon.training import TrainingConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("dtype", "float64", "dtype must be one of float32, float16, bfloat16; .*'float64'"),
+        ("dataset", "mnist", "dataset must be one of caltech101, shapes; received 'mnist'"),
+        ("images_per_class", 1, "images_per_class must be at least 2, received 1"),
+        ("train_per_class", 0, "train_per_class must be at least 1, received 0"),
+        ("image_size", 0, "image_size must be at least 1, received 0"),
+        ("batch_size", 0, "batch_size must be at least 1, received 0"),
+        ("epochs", 0, "epochs must be at least 1, received 0"),
+        ("warmup_epochs", -1, "warmup_epochs must be at least 0, received -1"),
+        ("workers", -1, "workers must be at least 0, received -1"),
+        ("seed", -1, "seed must be at least 0, received -1"),
+        ("keep_checkpoints", 0, "keep_checkpoints must be at least 1, received 0"),
+        ("min_crop_area", 0.0, r"min_crop_area must be in \(0, 1\], received 0.0"),
+        ("min_crop_area", 1.001, r"min_crop_area must be in \(0, 1\], received 1.001"),
+        ("min_crop_area", math.nan, "min_crop_area must be .* nan"),
+        ("learning_rate", 0.0, "learning_rate must be positive, received 0.0"),
+        ("learning_rate", math.nan, "learning_rate must be positive, received nan"),
+        ("learning_rate", math.inf, "learning_rate must be positive, received inf"),
+        ("momentum", -0.1, r"momentum must be in \[0, 1\), received -0.1"),
+        ("momentum", 1.0, r"momentum must be in \[0, 1\), received 1.0"),
+        ("momentum", math.nan, r"momentum must be in \[0, 1\), received nan"),
+        ("weight_decay", -1e-9, "weight_decay must be at least 0, received -1e-09"),
+        ("weight_decay", math.nan, "weight_decay must be at least 0, received nan"),
+        ("warmup_epochs", 30, r"warmup_epochs \(30\) must be fewer than epochs \(30\)"),
+        ("amp", True, "amp computes in 16 bits: choose dtype float16 or bfloat16"),
+        ("loss_scale", "fixed", "a loss scale is .* received 'fixed'"),
+        ("loss_scale", "1000", "must be a power of two.* received 1000"),
+        ("loss_scale", "0", "must be a power of two.* received 0"),
+        ("loss_scale", "inf", "must be a power of two.* received inf"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_name(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**{name: value})
+
+
+def test_a_growth_interval_of_no_step_is_refused_where_the_scale_is_dynamic():
+    with pytest.raises(ValueError, match="growth_interval must be at least 1 step, received 0"):
+        TrainingConfig(dtype="float16", growth_interval=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("images_per_class", 2),
+        ("train_per_class", 1),
+        ("image_size", 1),
+        ("batch_size", 1),
+        ("warmup_epochs", 0),
+        ("warmup_epochs", 29),
+        ("workers", 0),
+        ("seed", 0),
+        ("keep_checkpoints", 1),
+        ("min_crop_area", 1.0),
+        ("momentum", 0.0),
+        ("weight_decay", 0.0),
+        ("epochs", 1),  # with the default of two warm-up epochs
+    ],
+)
+def test_the_last_good_value_is_accepted(name, value):
+    epochs = {"epochs": 30} if name != "epochs" else {}
+    assert getattr(TrainingConfig(**{name: value}, **epochs), name) == value
+
+
+@pytest.mark.parametrize(
+    ("dtype", "amp", "policy"),
+    [
+        ("float32", False, Policy("float32", "float32", "float32")),
+        ("float16", False, Policy("float16", "float16", "float32")),
+        ("float16", True, Policy("float32", "float16", "float32")),
+        ("bfloat16", False, Policy("float32", "bfloat16", "float32")),
+        ("bfloat16", True, Policy("float32", "bfloat16", "float32")),
+    ],
+)
+def test_dtype_and_amp_say_which_format_parameters_and_computation_have(dtype, amp, policy):
+    assert TrainingConfig(dtype=dtype, amp=amp).policy == policy
+
+
+@pytest.mark.parametrize(
+    ("dtype", "amp", "kind"),
+    [
+        ("float32", False, NoLossScale),
+        ("float16", False, DynamicLossScale),
+        ("float16", True, DynamicLossScale),
+        ("bfloat16", False, NoLossScale),
+        ("bfloat16", True, NoLossScale),
+    ],
+)
+def test_auto_is_a_dynamic_scale_for_float16_only(dtype, amp, kind):
+    assert type(TrainingConfig(dtype=dtype, amp=amp).make_loss_scale(100)) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "scale"),
+    [
+        ("none", NoLossScale, 1.0),
+        ("1024", StaticLossScale, 1024.0),
+        ("0.5", StaticLossScale, 0.5),
+        ("dynamic", DynamicLossScale, 2.0**16),
+    ],
+)
+def test_an_explicit_loss_scale_is_used_for_every_dtype(text, kind, scale):
+    for dtype in ("float32", "float16", "bfloat16"):
+        loss_scale = TrainingConfig(dtype=dtype, loss_scale=text).make_loss_scale(100)
+        assert type(loss_scale) is kind
+        assert loss_scale.scale == scale
+
+
+@pytest.mark.parametrize(
+    ("total_steps", "interval"),
+    [(1, 10), (109, 10), (110, 11), (19_999, 1999), (20_000, 2000), (10**6, 2000)],
+)
+def test_a_dynamic_scale_grows_after_a_tenth_of_the_run_within_10_and_2000_steps(
+    total_steps, interval
+):
+    loss_scale = TrainingConfig(dtype="float16").make_loss_scale(total_steps)
+    assert isinstance(loss_scale, DynamicLossScale)
+    assert loss_scale.growth_interval == interval
+
+
+def test_a_growth_interval_that_was_given_is_used_whatever_the_length():
+    for total_steps in (1, 10**6):
+        loss_scale = TrainingConfig(dtype="float16", growth_interval=3).make_loss_scale(total_steps)
+        assert isinstance(loss_scale, DynamicLossScale)
+        assert loss_scale.growth_interval == 3
+
+
+def test_each_run_gets_a_loss_scale_of_its_own():
+    config = TrainingConfig(dtype="float16")
+    assert config.make_loss_scale(10) is not config.make_loss_scale(10)
+
+
+def test_a_config_is_equal_after_a_round_trip_through_json():
+    config = TrainingConfig(dtype="float16", amp=True, growth_interval=7, pretrained="a.params")
+    text = json.dumps(config.as_dict())
+    assert TrainingConfig(**json.loads(text)) == config
+    assert config.differences(json.loads(text)) == []
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        TrainingConfig().epochs = 3
+
+
+OTHER_VALUES = {
+    "dtype": "bfloat16",
+    "amp": True,
+    "loss_scale": "8",
+    "growth_interval": 5,
+    "model": "resnet18_v1",
+    "pretrained": "start.params",
+    "dataset": "shapes",
+    "classes": 11,
+    "images_per_class": 61,
+    "data_dir": "elsewhere",
+    "output_dir": "runs/other",
+    "train_per_class": 31,
+    "image_size": 225,
+    "min_crop_area": 0.5,
+    "batch_size": 33,
+    "epochs": 31,
+    "warmup_epochs": 3,
+    "learning_rate": 0.06,
+    "momentum": 0.8,
+    "weight_decay": 2e-4,
+    "optimizer": "adam",
+    "devices": "cpu:0,1",
+    "workers": 3,
+    "seed": 1,
+    "skip_unreadable": True,
+    "keep_checkpoints": 3,
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainingConfig)])
+def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
+    before = TrainingConfig(dtype="float16")
+    after = replace(before, **{name: OTHER_VALUES[name]})
+    assert after != before
+    expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"
+    free = name in {"data_dir", "output_dir", "workers", "keep_checkpoints"}
+    assert after.differences(before.as_dict()) == ([] if free else [expected])
+
+
+def test_a_field_that_an_old_config_lacks_is_a_difference():
+    old = TrainingConfig().as_dict()
+    del old["min_crop_area"]
+    assert TrainingConfig().differences(old) == ["min_crop_area was None, is 0.25"]

@@ -1,0 +1,268 @@
+"""A run from its config to its results: what it leaves on disk, and that it all agrees."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from dataclasses import asdict
+
+import mxnet as mx
+import numpy as np
+import pytest
+from PIL import Image
+from training_helpers import STEPS, STEPS_PER_EPOCH, Run, assert_same_bits, quick_config, run
+
+import mpgluon
+from mpgluon import CheckpointError, DataError, PrecisionError
+from mpgluon.training import TrainingConfig, train
+from mpgluon.training.dataset import open_dataset
+from mpgluon.training.networks import build_network
+
+TWO_DEVICES = {"devices": "cpu:0,1", "batch_size": 5}
+
+
+@pytest.fixture(params=["float32_run", "float16_run"])
+def finished(request) -> Run:
+    return request.getfixturevalue(request.param)
+
+
+def test_a_run_leaves_results_history_curves_parameters_and_checkpoints(finished):
+    assert sorted(os.listdir(finished.folder)) == [
+        "checkpoints",
+        "curves.png",
+        "final.params",
+        "history.jsonl",
+        "results.json",
+    ]
+    assert finished.checkpoints == ["step-00000004.npz", "step-00000008.npz"]
+    with Image.open(finished.folder / "curves.png") as curves:
+        assert curves.format == "PNG"
+        curves.load()
+
+
+def test_what_train_returns_is_what_the_results_file_holds(finished):
+    assert json.loads((finished.folder / "results.json").read_text()) == finished.results
+
+
+def test_results_hold_the_config_and_the_surroundings(finished):
+    results = finished.results
+    assert TrainingConfig(**results["config"]) == finished.config
+    assert results["policy"] == asdict(finished.config.policy)
+    assert results["dataset"]["name"] == "shapes"
+    assert len(results["dataset"]["classes"]) == 10
+    assert (results["dataset"]["train_images"], results["dataset"]["test_images"]) == (40, 20)
+    assert results["versions"]["mxnet"] == mx.__version__
+    assert results["versions"]["numpy"] == np.__version__
+    assert results["versions"]["mpgluon"] == mpgluon.__version__
+    assert results["machine"]["cores"] == os.cpu_count()
+    assert results["fresh_parameters"] == results["unreadable_images"] == []
+
+
+def test_results_agree_with_the_history(finished):
+    results = finished.results
+    steps, epochs = finished.events("step"), finished.events("epoch")
+    assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+    assert [event["epoch"] for event in steps] == [0] * STEPS_PER_EPOCH + [1] * STEPS_PER_EPOCH
+    assert [event["step"] for event in epochs] == [STEPS_PER_EPOCH, STEPS]
+    assert results["steps"] == STEPS
+    assert results["skipped_steps"] == sum(event["skipped"] for event in steps)
+    assert results["test_accuracy"] == epochs[-1]["test_accuracy"]
+    assert results["best_test_accuracy"] == max(event["test_accuracy"] for event in epochs)
+    assert results["training_seconds"] == epochs[-1]["training_seconds"]
+    assert results["images_per_second"] * results["training_seconds"] == pytest.approx(10 * STEPS)
+    for epoch in epochs:
+        own = [event for event in steps if event["epoch"] == epoch["epoch"]]
+        assert epoch["train_loss"] == np.mean([event["loss"] for event in own])
+        assert epoch["train_accuracy"] == sum(event["correct"] for event in own) / 40
+    (start,), (end,) = finished.events("start"), finished.events("end")
+    assert start["config"] == results["config"]
+    assert start["dataset"] == results["dataset"]
+    assert end == {"event": "end", "step": STEPS, "test_accuracy": results["test_accuracy"]}
+
+
+def test_the_loss_scale_follows_the_rule_from_what_was_skipped(float16_run):
+    steps = float16_run.events("step")
+    assert any(event["skipped"] for event in steps)
+    assert not all(event["skipped"] for event in steps)
+    scale = 2.0**16
+    for event in steps:  # 8 steps: too few for growth, after 10
+        assert event["loss_scale"] == scale
+        if event["skipped"]:
+            scale /= 2
+    assert float16_run.results["final_loss_scale"] == scale
+
+
+def test_without_a_loss_scale_it_is_1_and_nothing_is_skipped(float32_run):
+    assert {event["loss_scale"] for event in float32_run.events("step")} == {1.0}
+    assert float32_run.results["final_loss_scale"] == 1
+    assert float32_run.results["skipped_steps"] == 0
+
+
+def test_the_learning_rate_climbs_to_its_peak_and_goes_down_a_cosine(float32_run):
+    rates = [event["learning_rate"] for event in float32_run.events("step")]
+    peak = float32_run.config.learning_rate
+    climb = [peak * step / 4 for step in (1, 2, 3)]
+    cosine = [peak * (1 + math.cos(math.pi * step / 4)) / 2 for step in (0, 1, 2, 3, 4)]
+    # One rounding per operation: at most 4 of them on the way.
+    assert rates == pytest.approx(climb + cosine, rel=8 * 2.0**-53, abs=8 * 2.0**-53 * peak)
+
+
+def test_the_newest_checkpoint_holds_the_final_parameters_and_the_position(finished):
+    with np.load(finished.folder / "checkpoints" / finished.checkpoints[-1]) as file:
+        arrays = {name: file[name] for name in file.files}
+    prefix = "parameter/"
+    saved = {n[len(prefix) :]: a for n, a in arrays.items() if n.startswith(prefix)}
+    assert_same_bits(saved, finished.parameters)
+    extra = json.loads(arrays["header"].tobytes())["extra"]
+    assert extra["config"] == finished.results["config"]
+    assert (extra["position"]["step"], extra["position"]["epoch"]) == (STEPS, 2)
+    assert finished.results["parameters"] == sum(a.size for a in saved.values())
+
+
+def test_the_test_accuracy_is_that_of_the_saved_network_on_each_image_by_itself(float32_run):
+    config = float32_run.config
+    net = build_network(config.model, classes=10, image_size=32, devices=[mx.cpu()])
+    net.load_parameters(str(float32_run.folder / "final.params"))
+    _, batches = open_dataset(config).loaders(config, 1)
+    right = [
+        int(net(images[k : k + 1]).asnumpy().argmax()) == int(labels[k].asscalar())
+        for images, labels in batches
+        for k in range(len(labels))
+    ]
+    assert len(right) == 20
+    assert float32_run.results["test_accuracy"] == sum(right) / 20
+    # As many test images of each class: both means are the same number.
+    assert float32_run.results["test_accuracy_per_class"] == pytest.approx(sum(right) / 20)
+
+
+def test_the_same_config_gives_the_same_weights_and_another_seed_others(
+    shapes, tmp_path, float32_run
+):
+    again = run(shapes, tmp_path / "again")
+    assert_same_bits(again.parameters, float32_run.parameters)
+    other = run(shapes, tmp_path / "other", optimizer="sgd", seed=1, epochs=1, warmup_epochs=0)
+    assert (
+        other.parameters["output.weight"].tobytes() != again.parameters["output.weight"].tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": "float16", "amp": True}, "float32"),
+        ({"dtype": "bfloat16"}, "float32"),
+        ({"dtype": "float16", "amp": True, **TWO_DEVICES}, "float32"),
+        ({"dtype": "float16", "optimizer": "adam", "learning_rate": 1e-3}, "float16"),
+        ({"dtype": "float16", "optimizer": "nag"}, "float16"),
+        ({"dtype": "float16", "optimizer": "rmsprop", "learning_rate": 1e-3}, "float16"),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else value,
+)
+def test_every_way_trains_and_stores_its_weights_in_its_own_format(
+    shapes, tmp_path, options, weights
+):
+    # A scale of 128 overflows nowhere here, so that each step counts.
+    done = run(shapes, tmp_path, loss_scale="128", **options)
+    parameters = done.parameters
+    assert parameters["output.weight"].dtype == weights
+    assert {v.dtype.name for n, v in parameters.items() if "running" in n} == {"float32"}
+    assert all(np.isfinite(value).all() for value in parameters.values())
+    assert done.results["skipped_steps"] == 0
+    losses = [event["loss"] for event in done.events("step")]
+    assert len(losses) == STEPS
+    assert np.isfinite(losses).all()
+    assert min(losses[-2:]) < max(losses[:2])
+
+
+@pytest.mark.parametrize("warmup_epochs", [0, 1, 2])
+def test_a_single_epoch_has_no_warm_up(shapes, tmp_path, warmup_epochs):
+    done = run(shapes, tmp_path, epochs=1, warmup_epochs=warmup_epochs)
+    rates = [event["learning_rate"] for event in done.events("step")]
+    cosine = [0.05 * (1 + math.cos(math.pi * step / 4)) / 2 for step in (1, 2, 3, 4)]
+    assert rates == pytest.approx(cosine, rel=8 * 2.0**-53, abs=8 * 2.0**-53)
+
+
+def test_fewer_test_images_than_devices_in_the_last_batch_are_tested_too(shapes, tmp_path):
+    # 20 images in batches of 3: the last has two for three devices.
+    options = {"devices": "cpu:0,1,2", "batch_size": 1, "epochs": 1, "warmup_epochs": 0}
+    done = run(shapes, tmp_path, **options)
+    assert done.results["steps"] == 13
+    assert (done.results["test_accuracy"] * 20) % 1 == 0
+
+
+@pytest.mark.multiprocess
+def test_worker_processes_do_not_change_the_weights(shapes, tmp_path, float16_run):
+    done = run(shapes, tmp_path, dtype="float16", workers=2)
+    assert_same_bits(done.parameters, float16_run.parameters)
+
+
+def test_only_the_newest_checkpoints_are_kept(shapes, tmp_path):
+    done = run(shapes, tmp_path, epochs=3, keep_checkpoints=1)
+    assert done.checkpoints == ["step-00000012.npz"]
+
+
+def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
+    tmp_path, float32_run, caplog
+):
+    caplog.set_level(logging.INFO)
+    done = run(
+        tmp_path / "data",
+        tmp_path / "run",
+        pretrained=str(float32_run.folder / "final.params"),
+        classes=11,
+        images_per_class=2,
+        train_per_class=1,
+        epochs=1,
+        learning_rate=2.0**-140,  # leaves weights as they are, to the last bit
+    )
+    fresh = done.results["fresh_parameters"]
+    assert sorted(fresh) == ["output.bias", "output.weight"]
+    assert "new head, not from" in caplog.text
+    before, after = float32_run.parameters, done.parameters
+    assert after["output.weight"].shape == (11, before["output.weight"].shape[1])
+    kept = [name for name in before if name not in fresh and "running" not in name]
+    assert_same_bits({n: after[n] for n in kept}, {n: before[n] for n in kept})
+
+
+def test_an_unreadable_image_ends_the_run_or_is_listed_in_the_results(tmp_path):
+    data = tmp_path / "data"
+    config = quick_config(data, tmp_path / "run", epochs=1)
+    path = open_dataset(config).folder.paths[0]
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(DataError, match=path.name):
+        train(config)
+    done = run(data, tmp_path / "skipping", epochs=1, skip_unreadable=True)
+    assert done.results["unreadable_images"] == [str(path)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"model": "resnet51"}, ValueError, "no model zoo has a network called 'resnet51'"),
+        ({"model": "alexnet"}, ValueError, "alexnet does not work on images of 32 x 32"),
+        ({"optimizer": "sgdd"}, ValueError, "MXNet has no optimizer 'sgdd'; it has .*adam.*sgd"),
+        ({"devices": "tpu"}, ValueError, "received 'tpu'"),
+        ({"devices": "gpu:99"}, PrecisionError, r"asks for gpu\(99\)"),
+        ({"train_per_class": 6}, ValueError, "train_per_class=6 leaves nothing to test on"),
+        ({"batch_size": 41}, ValueError, "40 images give no batch of 41"),
+        ({"classes": 9}, ValueError, "classes must be from 10 to 101, got 9"),
+        ({"dataset": "caltech101"}, DataError, "Caltech 101 is not in .*--dataset shapes"),
+        ({"pretrained": "/nowhere"}, CheckpointError, "/nowhere is not an MXNet parameter file"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_the_first_step(
+    shapes, tmp_path, changes, kind, message
+):
+    with pytest.raises(kind, match=message):
+        run(shapes, tmp_path, **changes)
+    assert not (tmp_path / "history.jsonl").exists()
+    run(shapes, tmp_path, epochs=1)  # and the folder is free for another try
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(shapes, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file/checkpoints cannot be made: Not a directory"):
+        run(shapes, tmp_path / "file")

@@ -1,0 +1,215 @@
+"""A run that was ended goes on to the weights that it would have had."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from training_helpers import STEPS, Run, assert_same_bits, quick_config, run, run_interrupted
+
+from mpgluon import CheckpointError
+from mpgluon.training import train
+from mpgluon.training.history import History
+from mpgluon.training.interruption import Interruption
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
+DEADLINE_S = 120
+
+
+def assert_same_course(one: Run, other: Run) -> None:
+    """Compare all that two runs left but for times and places."""
+    assert_same_bits(one.parameters, other.parameters)
+    assert one.events("step") == other.events("step")
+    without_times = [
+        [{k: v for k, v in event.items() if k != "training_seconds"} for event in r.events("epoch")]
+        for r in (one, other)
+    ]
+    assert without_times[0] == without_times[1]
+    for name in ("test_accuracy", "train_loss", "steps", "skipped_steps", "final_loss_scale"):
+        assert one.results[name] == other.results[name]
+
+
+@pytest.mark.parametrize("after_step", [1, 3, 4, 5, 8])
+def test_a_run_that_was_interrupted_after_any_step_ends_as_if_it_had_not_been(
+    shapes, tmp_path, float16_run, after_step
+):
+    resumed = run_interrupted(shapes, tmp_path, after_step=after_step, dtype="float16")
+    assert_same_course(resumed, float16_run)
+    assert [event["step"] for event in resumed.events("start")] == [0, after_step]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"dtype": "float16", "amp": True},
+        {"dtype": "bfloat16"},
+        {"dtype": "float16", "optimizer": "adam", "learning_rate": 1e-3},
+        {"dtype": "float16", "optimizer": "nadam", "learning_rate": 1e-3},
+        {"dtype": "float16", "optimizer": "nag"},
+        {"dtype": "float16", "optimizer": "rmsprop", "learning_rate": 1e-3},
+        {"model": "mobilenetv3_small", "image_size": 32},  # with dropout
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_every_way_to_train_can_be_interrupted(shapes, tmp_path, options):
+    whole = run(shapes, tmp_path / "whole", **options)
+    resumed = run_interrupted(shapes, tmp_path / "resumed", after_step=3, **options)
+    assert_same_course(resumed, whole)
+
+
+def start(shapes, output: Path, **changes) -> subprocess.Popen:
+    config = quick_config(shapes, output, **changes).as_dict()
+    given = {k: v for k, v in config.items() if v is not None and v is not False}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(SCRIPT), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that a signal to its group is Ctrl-C in its terminal
+    )
+
+
+def wait_for_steps(process: subprocess.Popen, history: Path, steps: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (history.exists() and history.read_text().count('"event": "step"') >= steps):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_go_on_from(tmp_path, number):
+    changes = {"images_per_class": 12, "train_per_class": 10, "dtype": "float16", "workers": 2}
+    process = start(tmp_path, tmp_path / "run", **changes)
+    wait_for_steps(process, tmp_path / "run" / "history.jsonl", 2)
+    os.killpg(process.pid, number)  # to the workers too, as terminals and batch systems do
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + number, errors
+    assert f"stopped by {number.name}; continue with --resume from" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    resumed = run(tmp_path, tmp_path / "run", resume=True, **{**changes, "workers": 0})
+    done = resumed.events("start")[1]["step"]
+    assert 2 <= done < 20
+    whole = run(tmp_path, tmp_path / "whole", **{**changes, "workers": 0})
+    assert_same_course(resumed, whole)
+
+
+@pytest.mark.multiprocess
+def test_a_run_that_was_killed_goes_on_from_its_last_epoch(shapes, tmp_path, float16_run):
+    process = start(shapes, tmp_path, dtype="float16")
+    wait_for_steps(process, tmp_path / "history.jsonl", 6)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=DEADLINE_S)
+    (tmp_path / "results.json").unlink(missing_ok=True)
+    with open(tmp_path / "history.jsonl", "a") as file:
+        file.write('{"event": "st')  # as if killed within a line
+    resumed = run(shapes, tmp_path, resume=True, dtype="float16")
+    assert resumed.events("start")[1]["step"] in (4, STEPS)
+    assert_same_course(resumed, float16_run)
+
+
+@pytest.fixture
+def copy_of_run(tmp_path, float16_run) -> Path:
+    """Return a folder like that of the finished float16 run, to be resumed or damaged."""
+    shutil.copytree(float16_run.folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_continued(
+    shapes, copy_of_run, float16_run, caplog
+):
+    newest = copy_of_run / "checkpoints" / "step-00000008.npz"
+    damage(newest)
+    resumed = run(shapes, copy_of_run, resume=True, dtype="float16")
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert str(newest) in warning
+    assert "damaged" in warning
+    assert warning.endswith("trying the one before")
+    assert resumed.events("start")[1]["step"] == 4
+    assert_same_course(resumed, float16_run)
+
+
+def test_without_a_good_checkpoint_nothing_is_continued_and_each_is_named(shapes, copy_of_run):
+    history = (copy_of_run / "history.jsonl").read_text()
+    for path in (copy_of_run / "checkpoints").iterdir():
+        damage(path)
+    with pytest.raises(CheckpointError, match="no checkpoint can be continued") as error:
+        run(shapes, copy_of_run, resume=True, dtype="float16")
+    assert "step-00000004.npz" in str(error.value)
+    assert "step-00000008.npz" in str(error.value)
+    assert (copy_of_run / "history.jsonl").read_text() == history
+
+
+def test_a_finished_run_that_is_resumed_has_the_same_results(shapes, copy_of_run, float16_run):
+    resumed = run(shapes, copy_of_run, resume=True, dtype="float16")
+    assert_same_course(resumed, float16_run)
+    assert resumed.results["training_seconds"] == float16_run.results["training_seconds"]
+
+
+def test_resuming_in_an_empty_folder_begins(shapes, tmp_path, float16_run):
+    begun = run(shapes, tmp_path / "new", resume=True, dtype="float16")
+    assert_same_course(begun, float16_run)
+
+
+def test_another_config_is_refused_by_what_differs(shapes, copy_of_run):
+    before = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="written by a run with another config") as error:
+        run(shapes, copy_of_run, resume=True, dtype="float16", learning_rate=0.1, seed=3)
+    assert "learning_rate was 0.05, is 0.1; seed was 0, is 3;" in str(error.value)
+    assert "--output-dir" in str(error.value)
+    after = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_a_folder_that_holds_a_run_is_refused_unless_it_is_resumed(shapes, copy_of_run):
+    before = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="holds a run already; continue it with --resume"):
+        run(shapes, copy_of_run, dtype="float16")
+    after = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_an_interruption_during_the_test_of_an_epoch_keeps_the_epoch(shapes, tmp_path, float16_run):
+    add = History.add
+
+    def add_and_interrupt(history, event, **values):
+        if event == "epoch" and values["epoch"] == 0:
+            signal.raise_signal(signal.SIGTERM)
+        add(history, event, **values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(History, "add", add_and_interrupt)
+        with pytest.raises(Exception, match="stopped by SIGTERM") as stop:
+            train(quick_config(shapes, tmp_path, dtype="float16"))
+    assert stop.value.checkpoint.name == "step-00000004.npz"
+    resumed = run(shapes, tmp_path, resume=True, dtype="float16")
+    assert_same_course(resumed, float16_run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_the_first_signal_is_noted_and_the_second_interrupts_at_once(number):
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    with Interruption() as interruption:
+        assert interruption.signal is None
+        signal.raise_signal(number)
+        assert interruption.signal is number
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert interruption.signal is number
+    assert {n: signal.getsignal(n) for n in handlers} == handlers

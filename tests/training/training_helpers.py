@@ -1,0 +1,94 @@
+"""What the tests of this folder share: the smallest run, and ways to look at what it left."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mpgluon.training import InterruptedRunError, TrainingConfig, train
+from mpgluon.training.history import History
+
+# 4 of 6 images of 10 classes train, in batches of 10: two epochs of four steps.
+STEPS_PER_EPOCH, STEPS = 4, 8
+_QUICK = {
+    "model": "cifar_resnet20_v1",
+    "dataset": "shapes",
+    "images_per_class": 6,
+    "train_per_class": 4,
+    "image_size": 32,
+    "batch_size": 10,
+    "epochs": 2,
+    "warmup_epochs": 1,
+    "workers": 0,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    config: TrainingConfig
+    results: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        return self.config.output_path
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        loaded = mx.nd.load(str(self.folder / "final.params"))
+        return {name: array.asnumpy() for name, array in loaded.items()}
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.folder / "history.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def quick_config(shapes: Path, output: Path, **changes) -> TrainingConfig:
+    return TrainingConfig(
+        **{**_QUICK, "data_dir": str(shapes), "output_dir": str(output), **changes}
+    )
+
+
+def run(shapes: Path, output: Path, *, resume: bool = False, **changes) -> Run:
+    config = quick_config(shapes, output, **changes)
+    return Run(config, train(config, resume=resume))
+
+
+def run_interrupted(shapes: Path, output: Path, *, after_step: int, **changes) -> Run:
+    """Train with Ctrl-C at the end of one step, and then to the end by resuming."""
+    config = quick_config(shapes, output, **changes)
+    add = History.add
+
+    def add_and_interrupt(history: History, event: str, **values: Any) -> None:
+        add(history, event, **values)
+        if event == "step" and values["step"] == after_step:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(History, "add", add_and_interrupt)
+        with pytest.raises(InterruptedRunError) as stop:
+            train(config)
+    assert stop.value.signal == signal.SIGINT
+    assert stop.value.checkpoint.name == f"step-{after_step:08d}.npz"
+    assert not (config.output_path / "results.json").exists()
+    return run(shapes, output, resume=True, **changes)
+
+
+def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    unequal = [
+        name
+        for name in one
+        if one[name].dtype != other[name].dtype or one[name].tobytes() != other[name].tobytes()
+    ]
+    assert not unequal

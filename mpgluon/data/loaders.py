@@ -9,39 +9,30 @@ moves no batch to a GPU.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import math
 import multiprocessing
 import os
-import signal
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
 import mxnet as mx
-import numpy as np
-from numpy.typing import NDArray
 
-from mpgluon.data.augment import Augmentation, normalized_levels, read_crop
+from mpgluon.data.augment import Augmentation
 from mpgluon.data.images import ImageFolder
+from mpgluon.data.reader import Batch, BatchReader, Failure, begin_worker, read_in_worker
+from mpgluon.data.sampler import EpochBatchSampler
 from mpgluon.errors import DataError
 
-__all__ = ["EpochBatchSampler", "ImageLoader", "eval_loader", "train_loader"]
+__all__ = ["ImageLoader", "eval_loader", "train_loader"]
 
 _logger = logging.getLogger(__name__)
 
-# Keeps these draws apart from the crops', the split's and the renderer's under the same seed.
-_PURPOSE = 3
 _DTYPES = ("float32", "float16")
-
-Key = tuple[int, int]
 
 
 def train_loader(
@@ -112,80 +103,6 @@ def eval_loader(
         rank=rank,
         world_size=world_size,
     )
-
-
-class EpochBatchSampler:
-    """Batches of (epoch, position) keys, whose order depends on the seed and the epoch only.
-
-    With several processes, the batches of all ranks together are, image for image, those of one
-    process with a ``world_size`` times larger batch.
-
-    Parameters
-    ----------
-    length : int
-        How many positions there are.
-    batch_size : int
-        Keys per batch.
-    seed : int or None
-        For shuffling; None keeps the order, and keeps an incomplete last batch too.
-    rank, world_size : int, optional
-        Which process this is, of how many.
-    """
-
-    def __init__(
-        self,
-        length: int,
-        batch_size: int,
-        *,
-        seed: Optional[int],
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be from 0 to world_size - 1, got {rank} of {world_size}")
-        if seed is not None and seed < 0:
-            raise ValueError(f"seed must be at least 0, got {seed}")
-        self._length = length
-        self._batch_size = batch_size
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
-        self.epoch = 0
-        self.first_batch = 0
-
-    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Choose the epoch of the passes that begin from now on, and the batch to begin with."""
-        if epoch < 0 or not 0 <= first_batch <= len(self):
-            raise ValueError(
-                f"epoch must be at least 0 and first_batch from 0 to {len(self)}, got {epoch} "
-                f"and {first_batch}"
-            )
-        self.epoch = epoch
-        self.first_batch = first_batch
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        """Return the keys of each batch of this rank."""
-        epoch = self.epoch
-        mine = self._order(epoch)[self._rank :: self._world_size]
-        for batch in range(self.first_batch, len(self)):
-            chosen = mine[batch * self._batch_size : (batch + 1) * self._batch_size]
-            yield [(epoch, position) for position in chosen.tolist()]
-
-    def __len__(self) -> int:
-        """Return the number of batches of a whole epoch, wherever a pass begins."""
-        if self._seed is None:
-            mine = len(range(self._rank, self._length, self._world_size))
-            return math.ceil(mine / self._batch_size)
-        return self._length // self._world_size // self._batch_size
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self._seed is None:
-            return np.arange(self._length)
-        # Sorted raw numbers, and not `Generator.permutation`, whose result may change with NumPy.
-        keys = np.random.PCG64(np.random.SeedSequence([_PURPOSE, self._seed, epoch]))
-        return np.argsort(keys.random_raw(self._length), kind="stable")
 
 
 class ImageLoader:
@@ -261,7 +178,7 @@ class ImageLoader:
                 f"image_size must be at least 1 and num_workers at least 0, got {image_size} and "
                 f"{num_workers}"
             )
-        self._reader = _BatchReader(folder, indices, image_size, augmentation, dtype)
+        self._reader = BatchReader(folder, indices, image_size, augmentation, dtype)
         seed = None if augmentation is None else augmentation.seed
         self._sampler = EpochBatchSampler(
             len(indices), batch_size, seed=seed, rank=rank, world_size=world_size
@@ -329,21 +246,21 @@ class ImageLoader:
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _batches(self) -> Iterator[_Batch]:
+    def _batches(self) -> Iterator[Batch]:
         for keys in self._sampler:
             yield self._reader(keys)
 
-    def _batches_of_workers(self) -> Iterator[_Batch]:
+    def _batches_of_workers(self) -> Iterator[Batch]:
         executor = self._start()
         # Two batches each: one being made, one waiting to be taken.
         keys = iter(self._sampler)
         futures = deque(
-            executor.submit(_read_in_worker, batch) for batch in islice(keys, 2 * self._num_workers)
+            executor.submit(read_in_worker, batch) for batch in islice(keys, 2 * self._num_workers)
         )
         try:
             while futures:
                 batch = futures.popleft().result()
-                futures.extend(executor.submit(_read_in_worker, next_) for next_ in islice(keys, 1))
+                futures.extend(executor.submit(read_in_worker, next_) for next_ in islice(keys, 1))
                 yield batch
         except BrokenProcessPool as error:
             raise DataError(
@@ -357,14 +274,14 @@ class ImageLoader:
             self._executor = ProcessPoolExecutor(
                 self._num_workers,
                 mp_context=multiprocessing.get_context("fork"),
-                initializer=_begin_worker,
+                initializer=begin_worker,
                 initargs=(self._reader, os.getpid()),
             )
             # The first task starts them: now, and not when a GPU may be in use.
             self._executor.submit(int)
         return self._executor
 
-    def _report(self, failures: list[_Failure]) -> None:
+    def _report(self, failures: list[Failure]) -> None:
         for failure in failures:
             if self._on_unreadable == "error":
                 self._unreadable[failure.path] = failure.reason
@@ -374,86 +291,3 @@ class ImageLoader:
                 _logger.warning(
                     "%s; left out, %d image(s) so far", failure.reason, len(self._unreadable)
                 )
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An image that could not be decoded: a value, so that the rest of its batch is used."""
-
-    path: Path
-    reason: str
-
-
-class _BatchReader:
-    """Decode, crop and normalize the images of one batch; the same in every process."""
-
-    def __init__(
-        self,
-        folder: ImageFolder,
-        indices: Sequence[int],
-        image_size: int,
-        augmentation: Optional[Augmentation],
-        dtype: str,
-    ) -> None:
-        self._folder = folder
-        self._indices = np.asarray(indices, dtype=np.int64)
-        if self._indices.size and not (
-            self._indices.min() >= 0 and self._indices.max() < len(folder)
-        ):
-            raise ValueError(f"indices must be from 0 to {len(folder) - 1}, the images' positions")
-        self._image_size = image_size
-        self._augmentation = augmentation
-        self._levels = normalized_levels().astype(dtype)
-
-    def __call__(self, keys: list[Key]) -> _Batch:
-        """Return images, labels and failures; without a readable image both are empty."""
-        pixels, labels, failures = [], [], []
-        for epoch, position in keys:
-            index = int(self._indices[position])
-            path = self._folder.paths[index]
-            try:
-                crop = read_crop(
-                    path, self._image_size, self._augmentation, epoch=epoch, index=index
-                )
-            except DataError as error:
-                failures.append(_Failure(path, str(error)))
-            else:
-                pixels.append(crop)
-                labels.append(self._folder.labels[index])
-        images = _normalized(pixels, self._levels) if pixels else np.empty(0, self._levels.dtype)
-        return images, np.array(labels, dtype=np.int32), failures
-
-
-_Batch = tuple[NDArray[Any], NDArray[np.int32], list[_Failure]]
-
-
-def _normalized(pixels: list[NDArray[np.uint8]], levels: NDArray[Any]) -> NDArray[Any]:
-    """Return images (H, W, 3) as one array (N, 3, H, W) of the values that ``levels`` gives."""
-    height, width, channels = pixels[0].shape
-    images = np.empty((len(pixels), channels, height, width), levels.dtype)
-    for image, source in zip(images, pixels):
-        for channel, values in enumerate(levels):
-            image[channel] = values[source[..., channel]]
-    return images
-
-
-_reader_of_worker: Optional[_BatchReader] = None
-
-
-def _begin_worker(reader: _BatchReader, parent: int) -> None:
-    """Make this process a worker, which only its own loader, or the loader's death, ends."""
-    global _reader_of_worker
-    _reader_of_worker = reader
-    # Ctrl-C and a job's end reach the whole process group; the main process decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        _PR_SET_PDEATHSIG = 1  # noqa: N806 - the kernel's name
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-
-
-def _read_in_worker(keys: list[Key]) -> _Batch:
-    assert _reader_of_worker is not None
-    return _reader_of_worker(keys)

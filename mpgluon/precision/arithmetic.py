@@ -11,10 +11,6 @@ bfloat16 CPU    convolutions and dense layers by oneDNN in bfloat16, other produ
                 as above; everything between is FP32
 ======== ====== ==========================================================================
 
-Inside a network, float16 values travel as :class:`Float16Array` and :class:`Float16Symbol`:
-plain MXNet objects of another class, so that ``x + y`` and ``x.mean()`` written in a
-``hybrid_forward`` obey the same table as ``F.broadcast_add`` and ``F.mean``.
-
 References
 ----------
 NVIDIA, "Volta Tensor Core GPU Achieves New AI Performance Milestones", for the products of
@@ -25,78 +21,21 @@ why one FP32 operation rounded to float16 is the correctly rounded float16 opera
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cache, wraps
-from numbers import Number
+from functools import cache
 from typing import Any, Callable, Optional
 
-import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
-from mpgluon.dtypes import Array, cast, dtype_name, is_array
+from mpgluon.dtypes import Array, cast, dtype_name
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.operators import Rule, bystanders_of, rule_of
+from mpgluon.precision.operators import Rule, bystanders_of
+from mpgluon.precision.tracked import Convert, arrays_in, convert_arrays, mark, widen
 
-__all__ = ["Arithmetic", "Call", "arithmetic_of", "arrays_in", "borrow", "mark"]
-
-Convert = Callable[[Array], Array]
+__all__ = ["Arithmetic", "Call", "arithmetic_of"]
 
 _CASTS = frozenset({"Cast", "cast"})
 _CREATORS = frozenset({"zeros", "ones", "full"})
-
-
-def convert_arrays(value: Any, convert: Convert) -> Any:
-    """Return ``value`` with every array in it, and in lists and tuples in it, converted."""
-    if is_array(value):
-        return convert(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(convert_arrays(item, convert) for item in value)
-    return value
-
-
-def arrays_in(value: Any) -> list[Array]:
-    """Return every array in ``value``, in the order in which they are converted."""
-    found: list[Array] = []
-
-    def note(array: Array) -> Array:
-        found.append(array)
-        return array
-
-    convert_arrays(value, note)
-    return found
-
-
-def mark(result: Any, dtype: Optional[str]) -> Any:
-    """Give what an operator has just returned the class of its format.
-
-    Parameters
-    ----------
-    result : NDArray, Symbol or a list of them
-        Fresh from an operator, so nobody else sees its class change.
-    dtype : str, optional
-        What the caller knows of a symbol's format; arrays are asked themselves.
-    """
-
-    def reclass(array: Array) -> Array:
-        if type(array) in (Symbol, Float16Symbol, Float32Symbol):
-            array.__class__ = _SYMBOL_CLASSES.get(dtype or "", Symbol)
-        elif type(array) in (mx.nd.NDArray, Float16Array):  # neither sparse nor a borrowed one
-            is_float16 = dtype_name(array) == "float16"
-            array.__class__ = Float16Array if is_float16 else mx.nd.NDArray
-        return array
-
-    return convert_arrays(result, reclass)
-
-
-def borrow(array: Array) -> Array:
-    """Return a float16 array of the user's as one that follows the operator table.
-
-    It is the same array to MXNet: no copy, and gradients arrive where they did. The user's own
-    object keeps its class.
-    """
-    if type(array) is mx.nd.NDArray and dtype_name(array) == "float16":
-        return _BorrowedFloat16Array(array.handle, array.writable, lender=array)
-    return array
 
 
 class Call:
@@ -143,11 +82,6 @@ class Call:
         if self.name in _CASTS and len(self.args) > 1:
             dtype = self.args[1]
         return None if dtype is None else np.dtype(dtype).name
-
-
-def widen(array: Array) -> Array:
-    """Cast 16-bit values to FP32, exactly."""
-    return cast(array, "float32")
 
 
 def to_float16(array: Array) -> Array:
@@ -312,100 +246,3 @@ def arithmetic_of(compute_dtype: str, device_type: str) -> Arithmetic:
             "mx.cpu()"
         )
     return CpuBfloat16()
-
-
-class Float16Array(mx.nd.NDArray):
-    """A float16 NDArray inside a network; its Python operators follow the operator table."""
-
-    __slots__ = ()
-
-    def __getitem__(self, key: Any) -> mx.nd.NDArray:
-        """Return a part, of the same format."""
-        return mark(mx.nd.NDArray.__getitem__(self, key), "float16")
-
-
-class _BorrowedFloat16Array(Float16Array):
-    """Another array's handle under the operator table; freeing it stays the lender's affair."""
-
-    __slots__ = ("lender",)
-
-    # MXNet makes views through this signature; a view has a handle of its own, and no lender.
-    def __init__(
-        self, handle: Any, writable: bool = True, lender: Optional[mx.nd.NDArray] = None
-    ) -> None:
-        super().__init__(handle, writable)
-        self.lender = lender
-
-    def __del__(self) -> None:
-        """Free the handle, unless it is borrowed."""
-        if self.lender is None:
-            super().__del__()
-
-
-class Float16Symbol(Symbol):
-    """A Symbol that is known to be float16; its Python operators follow the operator table."""
-
-    __slots__ = ()
-    dtype_of_values = "float16"
-
-    def __getitem__(self, index: Any) -> Symbol:
-        """Return one of several outputs, of the same format."""
-        return mark(Symbol.__getitem__(self, index), "float16")
-
-
-class Float32Symbol(Symbol):
-    """A Symbol that is known to be FP32; its Python operators follow the operator table."""
-
-    __slots__ = ()
-    dtype_of_values = "float32"
-
-    def __getitem__(self, index: Any) -> Symbol:
-        """Return one of several outputs, of the same format."""
-        return mark(Symbol.__getitem__(self, index), "float32")
-
-
-_SYMBOL_CLASSES = {"float16": Float16Symbol, "float32": Float32Symbol}
-
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
-_BINARY = {
-    f"__{reflected}{name}__": operator
-    for reflected in ("", "r")
-    for name, operator in {
-        "add": "broadcast_add",
-        "sub": "broadcast_sub",
-        "mul": "broadcast_mul",
-        "truediv": "broadcast_div",
-        "mod": "broadcast_mod",
-        "pow": "broadcast_power",
-    }.items()
-}
-_UNARY = {"__neg__": "negative", "__abs__": "abs"}
-_FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(mx.sym, name, None))]
-
-
-def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
-    plain = getattr(base, method_name)
-
-    @wraps(plain)
-    def method(self: Array, *args: Any, **kwargs: Any) -> Any:
-        rule = rule_of(operator)
-        if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
-            rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
-        call = Call(operator, plain, (self, *args), kwargs)
-        return arithmetic_of("float16", mx.current_context().device_type).apply(rule, call)
-
-    return method
-
-
-for _class, _base in (
-    (Float16Array, mx.nd.NDArray),
-    (Float16Symbol, Symbol),
-    (Float32Symbol, Symbol),
-):
-    for _name, _operator in (_BINARY | _UNARY).items():
-        if hasattr(_base, _name):
-            setattr(_class, _name, _method(_base, _name, _operator))
-    for _name in _COMPARISONS:
-        setattr(_class, _name, _method(_base, _name, "broadcast_equal"))
-    for _name in _FLUENT:
-        setattr(_class, _name, _method(_base, _name, _name))

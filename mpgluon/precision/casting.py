@@ -9,28 +9,18 @@ everything off again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-from mxnet.base import MXNetError
 from mxnet.gluon import nn
-from mxnet.symbol import Symbol
 
-from mpgluon.dtypes import cast, dtype_name
+from mpgluon.dtypes import cast
 from mpgluon.errors import PrecisionError
 from mpgluon.policy import Policy
-from mpgluon.precision.arithmetic import (
-    arithmetic_of,
-    arrays_in,
-    borrow,
-    convert_arrays,
-    mark,
-    widen,
-)
-from mpgluon.precision.namespace import OperatorNamespace, namespace_of
+from mpgluon.precision.forward import Cast, PolicyForward, forward_of, is_hybrid
+from mpgluon.precision.report import BeyondReach, CastReport
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -52,160 +42,6 @@ NORMALIZATION_LAYERS: tuple[type, ...] = (
 """The layers whose parameters and statistics stay FP32; SyncBatchNorm is a BatchNorm."""
 
 KeepFP32 = Iterable[Union[type, gluon.Block]]
-
-
-@dataclass(frozen=True)
-class BeyondReach:
-    """A block whose arithmetic the cast cannot govern, and what to do about it."""
-
-    name: str
-    kind: str
-    advice: str
-
-
-@dataclass(frozen=True)
-class CastReport:
-    """What a cast did to a network; ``print`` it.
-
-    Attributes
-    ----------
-    policy : Policy
-    cast : tuple of str
-        Names of the blocks that compute in 16 bits.
-    kept_fp32 : tuple of str
-        Names of the blocks with parameters that stay FP32: normalization layers, whose results
-        are in the 16-bit format all the same, and whatever ``keep_fp32`` named.
-    beyond_reach : tuple of BeyondReach
-        Blocks that do arithmetic where the cast cannot see it.
-    parameters_cast, parameters_kept : int
-        How many parameters (arrays, not elements) became float16, and how many did not.
-    """
-
-    policy: Policy
-    cast: tuple[str, ...]
-    kept_fp32: tuple[str, ...]
-    beyond_reach: tuple[BeyondReach, ...]
-    parameters_cast: int
-    parameters_kept: int
-
-    def __str__(self) -> str:
-        lines = [
-            f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
-            f"result {self.policy.output_dtype}",
-            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}",
-            f"{len(self.kept_fp32):6d} blocks keep FP32 parameters{_examples(self.kept_fp32)}",
-            f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}, "
-            f"{self.parameters_kept} left as they were",
-        ]
-        lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
-        return "\n".join(lines)
-
-
-def _examples(names: tuple[str, ...]) -> str:
-    if not names:
-        return ""
-    return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-
-
-@dataclass
-class _Cast:
-    """One application of a policy to a network: what its forwards share."""
-
-    policy: Policy
-    root: gluon.Block
-    # Which parameters became float16, and their FP32 values where they had any.
-    originals: dict[gluon.Parameter, Optional[mx.nd.NDArray]] = field(default_factory=dict)
-
-
-class _Forward:
-    """What replaces a block's ``hybrid_forward``, or a plain Block's ``forward``."""
-
-    def __init__(self, block: gluon.Block, owner: _Cast, *, kept: bool) -> None:
-        self.block, self.owner, self.kept = block, owner, kept
-        self.method = "hybrid_forward" if _is_hybrid(block) else "forward"
-        self.original: Callable[..., Any] = getattr(block, self.method)
-        setattr(block, self.method, self)
-        # Formats of the inputs for which the block's own graph was traced, while it has one.
-        self.traced_formats: Optional[list[Optional[str]]] = None
-        self.tracing = False
-        if self.method == "hybrid_forward":
-            block._call_cached_op = self._call_cached_op
-
-    def detach(self) -> None:
-        """Give the block its own methods back."""
-        delattr(self.block, self.method)
-        if self.method == "hybrid_forward":
-            del self.block._call_cached_op
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.kept:
-            args = convert_arrays(args, widen)
-        elif self.method == "hybrid_forward":
-            inputs = self._with_traced_formats(args[1:]) if self.tracing else args[1:]
-            args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
-            kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
-        try:
-            result = self.original(*args, **kwargs)
-        except MXNetError as error:
-            _explain(error, self.block)
-            raise
-        if self.block is not self.owner.root:
-            return result
-        output_dtype = self.owner.policy.output_dtype
-        return mark(convert_arrays(result, lambda array: cast(array, output_dtype)), None)
-
-    def _call_cached_op(self, *args: Any) -> Any:
-        """Run the block's own graph, traced for the formats of ``args``."""
-        formats = [dtype_name(array) for array in arrays_in(args)]
-        if formats != self.traced_formats:
-            self.block._clear_cached_op()
-            self.traced_formats = formats
-        self.tracing = True
-        try:
-            # Its outputs are new objects, which may change their class.
-            return mark(type(self.block)._call_cached_op(self.block, *args), None)
-        except MXNetError as error:
-            _explain(error, self.block)
-            raise
-        finally:
-            self.tracing = False
-
-    def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the inputs of the block's graph as symbols that know their formats."""
-        formats = iter(self.traced_formats or ())
-        marked: tuple[Any, ...] = convert_arrays(
-            inputs, lambda symbol: mark(symbol, next(formats, None))
-        )
-        return marked
-
-    def _with_format(self, name: str, value: Any) -> Any:
-        """Return a parameter's array or symbol as one that knows its format."""
-        if name not in self.block._reg_params:
-            return convert_arrays(value, borrow)
-        parameter = self.block._reg_params[name]
-        if isinstance(value, Symbol):
-            value = mark(value[0], np.dtype(parameter.dtype).name)  # value itself is not ours
-        return borrow(value)
-
-    def _stand_in(self, namespace: Any) -> OperatorNamespace:
-        if isinstance(namespace, OperatorNamespace):  # handed on by another block
-            namespace = namespace.module
-        device_type = mx.current_context().device_type  # Gluon enters the input's context
-        arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
-        return namespace_of(namespace, arithmetic)
-
-
-def _explain(error: MXNetError, block: gluon.Block) -> None:
-    """Raise our own error in place of MXNet's if two formats met."""
-    if "float16" not in str(error) or "float32" not in str(error):
-        return
-    raise PrecisionError(
-        f"{block.name} ({type(block).__name__}) gave one operator float16 and FP32 arrays. "
-        "Operators of the F that hybrid_forward receives accept both, and so do +, -, * and / "
-        "of arrays that come from them; mx.nd and mx.sym do not. Call the operator as F.…, "
-        "cast one array with .astype, or keep the block in FP32 with keep_fp32. "
-        f"MXNet says: {str(error).splitlines()[-1]}"
-    ) from error
 
 
 def cast_block(
@@ -272,7 +108,7 @@ def apply_policy(
     if policy.compute_dtype == "float32":
         raise ValueError(f"{policy} asks for nothing in 16 bits; a plain network computes in FP32")
     plan = _plan(net, tuple(keep_fp32))
-    owner = _Cast(policy, net)
+    owner = Cast(policy, net)
     fp32_parameters = {
         parameter
         for entry in plan
@@ -293,14 +129,14 @@ def apply_policy(
         _clear_traced_graph(block)
         unseen = None if entry.keeps_parameters else _beyond_reach(block)
         beyond_reach += [unseen] if unseen else []
-        if entry.computes_fp32 or unseen or _is_hybrid(block) or block is net:
-            _Forward(block, owner, kept=entry.computes_fp32)
+        if entry.computes_fp32 or unseen or is_hybrid(block) or block is net:
+            PolicyForward(block, owner, kept=entry.computes_fp32)
     return CastReport(
         policy=policy,
         cast=tuple(
             entry.block.name
             for entry in plan
-            if _is_hybrid(entry.block) and not entry.keeps_parameters
+            if is_hybrid(entry.block) and not entry.keeps_parameters
         ),
         kept_fp32=tuple(entry.block.name for entry in plan if entry.keeps_parameters),
         beyond_reach=tuple(beyond_reach),
@@ -325,7 +161,7 @@ def restore(net: gluon.Block) -> None:
     blocks = list(_blocks(net))
     roots = set()
     for block in blocks:
-        forward = _forward_of(block)
+        forward = forward_of(block)
         if forward is None:
             continue
         for parameter in block._reg_params.values():
@@ -367,11 +203,6 @@ def _blocks(net: gluon.Block) -> Iterator[gluon.Block]:
             waiting.extend(reversed(list(block._children.values())))
 
 
-def _forward_of(block: gluon.Block) -> Optional[_Forward]:
-    methods = (vars(block).get(name) for name in ("hybrid_forward", "forward"))
-    return next((method for method in methods if isinstance(method, _Forward)), None)
-
-
 class _Planned(NamedTuple):
     """What becomes of one block."""
 
@@ -403,7 +234,7 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[_Planned]:
         for inner in _blocks(block)
     }
     for block in all_blocks:
-        forward = _forward_of(block)
+        forward = forward_of(block)
         if forward is not None:
             raise PrecisionError(
                 f"{block.name} is cast already, as a part of {forward.owner.root.name}; call "
@@ -422,18 +253,12 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[_Planned]:
     ]
 
 
-def _is_hybrid(block: gluon.Block) -> bool:
-    """Whether the block computes in a ``hybrid_forward`` of its own."""
-    inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
-    return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited
-
-
 def _unreachable_parameters(plan: list[_Planned]) -> set[gluon.Parameter]:
     """Return the parameters that plain Blocks read themselves, out of the cast's sight."""
     return {
         parameter
         for entry in plan
-        if not _is_hybrid(entry.block)
+        if not is_hybrid(entry.block)
         for parameter in entry.block._reg_params.values()
     }
 
@@ -444,7 +269,7 @@ def _beyond_reach(block: gluon.Block) -> Optional[BeyondReach]:
         gluon.contrib.nn.Concurrent.forward,
         gluon.rnn.SequentialRNNCell.forward,
     )
-    if _is_hybrid(block) or type(block).forward in only_calls_children:
+    if is_hybrid(block) or type(block).forward in only_calls_children:
         return None
     return BeyondReach(
         name=block.name,

@@ -1,18 +1,25 @@
 """The stand-in for ``F`` that a block's ``hybrid_forward`` is handed.
 
 It offers everything that ``mx.nd`` or ``mx.sym`` offers, under the same names; its operators
-follow the operator table in the arithmetic of one compute format. MXNet itself is not changed.
+follow the operator table in the arithmetic of one compute format. So do ``x + y`` and
+``x.mean()`` of the arrays that come out of it. MXNet itself is not changed.
 """
 
 from __future__ import annotations
 
 from functools import cache, wraps
+from numbers import Number
 from types import ModuleType
 from typing import Any, Callable
 
+import mxnet as mx
+from mxnet.symbol import Symbol
+
+from mpgluon.dtypes import Array
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.arithmetic import Arithmetic, Call
-from mpgluon.precision.operators import rule_of
+from mpgluon.precision.arithmetic import Arithmetic, Call, arithmetic_of
+from mpgluon.precision.operators import Rule, rule_of
+from mpgluon.precision.tracked import Float16Array, Float16Symbol, Float32Symbol
 
 __all__ = ["OperatorNamespace", "namespace_of"]
 
@@ -63,3 +70,48 @@ class OperatorNamespace:
 def namespace_of(module: ModuleType, arithmetic: Arithmetic) -> OperatorNamespace:
     """Return the stand-in for a module, the same object each time."""
     return OperatorNamespace(module, arithmetic)
+
+
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_BINARY = {
+    f"__{reflected}{name}__": operator
+    for reflected in ("", "r")
+    for name, operator in {
+        "add": "broadcast_add",
+        "sub": "broadcast_sub",
+        "mul": "broadcast_mul",
+        "truediv": "broadcast_div",
+        "mod": "broadcast_mod",
+        "pow": "broadcast_power",
+    }.items()
+}
+_UNARY = {"__neg__": "negative", "__abs__": "abs"}
+_FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(mx.sym, name, None))]
+
+
+def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
+    plain = getattr(base, method_name)
+
+    @wraps(plain)
+    def method(self: Array, *args: Any, **kwargs: Any) -> Any:
+        rule = rule_of(operator)
+        if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
+            rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
+        call = Call(operator, plain, (self, *args), kwargs)
+        return arithmetic_of("float16", mx.current_context().device_type).apply(rule, call)
+
+    return method
+
+
+for _class, _base in (
+    (Float16Array, mx.nd.NDArray),
+    (Float16Symbol, Symbol),
+    (Float32Symbol, Symbol),
+):
+    for _name, _operator in (_BINARY | _UNARY).items():
+        if hasattr(_base, _name):
+            setattr(_class, _name, _method(_base, _name, _operator))
+    for _name in _COMPARISONS:
+        setattr(_class, _name, _method(_base, _name, "broadcast_equal"))
+    for _name in _FLUENT:
+        setattr(_class, _name, _method(_base, _name, _name))

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Optional
 
-__all__ = ["Interruption"]
+__all__ = ["InterruptedRunError", "Interruption"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class InterruptedRunError(Exception):
+    """A signal ended the run after a step; a checkpoint holds everything up to there.
+
+    Attributes
+    ----------
+    signal : signal.Signals
+    checkpoint : Path
+    """
+
+    def __init__(self, signal: signal.Signals, checkpoint: Path) -> None:
+        super().__init__(f"stopped by {signal.name}; continue with --resume from {checkpoint}")
+        self.signal, self.checkpoint = signal, checkpoint
 
 
 class Interruption:

@@ -6,7 +6,6 @@ checkpoint at a time. It prints nothing but tqdm's bars, and those only when ask
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import time
@@ -25,33 +24,21 @@ from mpgluon.devices import parse_devices
 from mpgluon.errors import CheckpointError
 from mpgluon.plots import save_training_curves
 from mpgluon.precision.casting import apply_policy
+from mpgluon.training.checkpoints import RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
 from mpgluon.training.history import History, describe_machine, installed_versions
-from mpgluon.training.interruption import Interruption
+from mpgluon.training.interruption import InterruptedRunError, Interruption
 from mpgluon.training.networks import (
     build_network,
     has_input_normalization,
     load_pretrained,
 )
+from mpgluon.training.optimizers import make_optimizer
 
-__all__ = ["InterruptedRunError", "train"]
+__all__ = ["train"]
 
 _logger = logging.getLogger(__name__)
-
-
-class InterruptedRunError(Exception):
-    """A signal ended the run after a step; a checkpoint holds everything up to there.
-
-    Attributes
-    ----------
-    signal : signal.Signals
-    checkpoint : Path
-    """
-
-    def __init__(self, signal: Any, checkpoint: Path) -> None:
-        super().__init__(f"stopped by {signal.name}; continue with --resume from {checkpoint}")
-        self.signal, self.checkpoint = signal, checkpoint
 
 
 def train(
@@ -83,7 +70,7 @@ def train(
         After Ctrl-C or SIGTERM; the state is saved.
     """
     devices = parse_devices(config.devices)
-    checkpoints = _Checkpoints(config, resume=resume)
+    checkpoints = RunCheckpoints(config, resume=resume)
     dataset = open_dataset(config, progress=progress)
     run = _Run(config, dataset, devices, progress=progress)
     try:
@@ -103,36 +90,6 @@ class _Position:
     epoch: int = 0
     batch: int = 0
     seconds: float = 0.0
-
-
-class _Checkpoints:
-    """The checkpoints of one run, in a folder of their own, the newest few kept."""
-
-    def __init__(self, config: TrainingConfig, *, resume: bool) -> None:
-        self.folder = config.output_path / "checkpoints"
-        self._keep = config.keep_checkpoints
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"the folder {self.folder} cannot be made: {error.strerror}; choose another "
-                "--output-dir"
-            ) from error
-        if self.newest_first() and not resume:
-            raise CheckpointError(
-                f"{config.output_dir} holds a run already; continue it with --resume, or choose "
-                "another --output-dir"
-            )
-
-    def newest_first(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.npz"), reverse=True)
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}.npz"
-
-    def remove_old(self) -> None:
-        for path in self.newest_first()[self._keep :]:
-            path.unlink()
 
 
 class _Run:
@@ -170,11 +127,14 @@ class _Run:
         self.net.hybridize(static_alloc=True, static_shape=True)
         self.loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
         self.trainer = gluon.Trainer(
-            self.net.collect_params(), _make_optimizer(config, total_steps), kvstore="device"
+            self.net.collect_params(),
+            make_optimizer(config, total_steps),
+            kvstore="device",
+            update_on_kvstore=False,  # momenta stay where a checkpoint finds them
         )
         amp.init_trainer(self.trainer, config.make_loss_scale(total_steps))
 
-    def resume(self, checkpoints: _Checkpoints) -> None:
+    def resume(self, checkpoints: RunCheckpoints) -> None:
         """Go on from the newest good checkpoint, or begin; then write the log's header."""
         failures = []
         for path in checkpoints.newest_first():
@@ -208,7 +168,7 @@ class _Run:
         self.position = _Position(**extra["position"])
         _logger.info("continuing from %s, after step %d", path, self.position.step)
 
-    def fit(self, checkpoints: _Checkpoints, interruption: Interruption) -> None:
+    def fit(self, checkpoints: RunCheckpoints, interruption: Interruption) -> None:
         """Do the epochs that are left."""
         for epoch in range(self.position.epoch, self.config.epochs):
             self._train_epoch(interruption)
@@ -315,7 +275,7 @@ class _Run:
         present = total > 0
         return float(right.sum() / total.sum()), float((right[present] / total[present]).mean())
 
-    def _save(self, checkpoints: _Checkpoints) -> Path:
+    def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)
         save_checkpoint(
             path,
@@ -378,26 +338,3 @@ class _Run:
 def _on_host(parts: list[mx.nd.NDArray]) -> Any:
     """Return the parts from all devices as one NumPy array; waits for them."""
     return np.concatenate([part.asnumpy() for part in parts])
-
-
-def _make_optimizer(config: TrainingConfig, total_steps: int) -> mx.optimizer.Optimizer:
-    """Return the optimizer with its schedule: a linear warm-up, then a cosine down to zero."""
-    registry = mx.optimizer.Optimizer.opt_registry
-    name = config.optimizer.lower()
-    if name not in registry:
-        raise ValueError(
-            f"MXNet has no optimizer {config.optimizer!r}; it has {', '.join(sorted(registry))}"
-        )
-    warmup_steps = total_steps // config.epochs * min(config.warmup_epochs, config.epochs - 1)
-    schedule = mx.lr_scheduler.CosineScheduler(
-        max_update=total_steps, base_lr=config.learning_rate, warmup_steps=warmup_steps
-    )
-    options: dict[str, Any] = {
-        "learning_rate": config.learning_rate,
-        "lr_scheduler": schedule,
-        "wd": config.weight_decay,
-        "multi_precision": config.policy.param_dtype == "float16",
-    }
-    if "momentum" in inspect.signature(registry[name].__init__).parameters:
-        options["momentum"] = config.momentum
-    return mx.optimizer.create(name, **options)

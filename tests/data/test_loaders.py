@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpgluon.data import loaders
+from mpgluon.data import reader
 from mpgluon.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, read_crop
 from mpgluon.data.images import list_images, read_image
-from mpgluon.data.loaders import EpochBatchSampler, eval_loader, train_loader
+from mpgluon.data.loaders import eval_loader, train_loader
+from mpgluon.data.sampler import EpochBatchSampler
 from mpgluon.errors import DataError
 
 COUNT = 23
@@ -172,13 +173,13 @@ def test_an_epoch_begun_in_the_middle_equals_the_tail(folder, workers):
 
 def test_batches_before_the_first_one_are_not_decoded(folder, monkeypatch):
     decoded = []
-    real = loaders.read_crop
+    real = reader.read_crop
 
     def counting(path, *arguments, **options):
         decoded.append(path)
         return real(path, *arguments, **options)
 
-    monkeypatch.setattr(loaders, "read_crop", counting)
+    monkeypatch.setattr(reader, "read_crop", counting)
     loader = make_train(folder)
     loader.set_epoch(0, first_batch=4)
     assert len(list(loader)) == 1
@@ -332,7 +333,7 @@ def test_a_killed_worker_is_an_error_and_not_a_hang(folder, monkeypatch):
         assert os.getpid() != parent
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(loaders, "read_crop", killed)
+    monkeypatch.setattr(reader, "read_crop", killed)
     loader = make_train(folder, num_workers=1)
     with pytest.raises(DataError, match="a worker process that decodes images was killed"):
         list(loader)
@@ -357,7 +358,7 @@ while True:
 
 
 def start_program(folder, body):
-    root = str(Path(loaders.__file__).parents[2])
+    root = str(Path(reader.__file__).parents[2])
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PROGRAM.format(body=body), str(folder.root)],
         stdout=subprocess.PIPE,

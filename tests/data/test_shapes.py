@@ -38,12 +38,17 @@ def test_the_layout_is_one_folder_per_class_of_numbered_jpegs(rendered):
     assert folder.classes == tuple(sorted(class_names(10)))
     assert np.bincount(folder.labels).tolist() == [40] * 10
     assert [path.name for path in folder.paths[:2]] == ["image_0001.jpg", "image_0002.jpg"]
-    assert all(Image.open(path).format == "JPEG" for path in folder.paths[:20])
+    for path in folder.paths[:20]:
+        with Image.open(path) as image:
+            assert image.format == "JPEG"
     assert set(os.listdir(rendered.parent)) == {".shapes.lock", rendered.name}
 
 
 def test_sizes_vary_around_300_by_200_and_about_one_in_twenty_is_grayscale(rendered):
-    images = [Image.open(path) for path in list_images(rendered).paths]
+    images = []
+    for path in list_images(rendered).paths:
+        with Image.open(path) as image:
+            images.append(image.copy())
     sizes = np.array([image.size for image in images])
     assert len({image.size for image in images}) > 300
     assert sizes.min() >= 160

@@ -11,7 +11,7 @@ from precision_helpers import STATIC, assert_same_bits, gradients_of, parameters
 
 import mpgluon
 from mpgluon import NORMALIZATION_LAYERS, Policy, PrecisionError, amp
-from mpgluon.precision.arithmetic import Float16Array
+from mpgluon.precision.tracked import Float16Array
 
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 8, 8)), dtype="float32")
 LABELS = mx.nd.array([0, 1, 2, 0], dtype="int32")

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
+from PIL import Image
 from training_helpers import assert_same_bits
 
-from mpgluon import CheckpointError
-from mpgluon.training.networks import build_network, load_pretrained
+from mpgluon import CheckpointError, DataError
+from mpgluon.data import read_image
+from mpgluon.training.networks import build_network, has_input_normalization, load_pretrained
 
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 
@@ -70,11 +72,32 @@ def test_the_same_random_state_gives_the_same_network():
     assert_same_bits(values_of(nets[0]), values_of(nets[1]))
 
 
-def test_gluoncvs_zoo_does_not_make_truncated_images_readable():
-    from PIL import ImageFile
-
+def test_gluoncvs_zoo_does_not_make_truncated_images_readable(tmp_path):
+    # Importing it sets Pillow's LOAD_TRUNCATED_IMAGES for the whole process.
     build_network("cifar_resnet20_v1", classes=5, image_size=32, devices=ONE)
-    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+    path = tmp_path / "half.jpg"
+    Image.fromarray(np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)).save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(DataError, match=r"half\.jpg"):
+        read_image(path)
+
+
+def test_a_network_with_an_input_normalization_learns_its_statistics():
+    net = build_network("resnet18_v2", classes=5, image_size=32, devices=ONE)
+    assert has_input_normalization(net)
+    assert not has_input_normalization(
+        build_network("resnet18_v1", classes=5, image_size=32, devices=ONE)
+    )
+    first = net.features[0]
+    images = mx.nd.random.normal(3, 2, (4, 3, 32, 32))
+    for asks, changes in ((False, False), (True, True)):
+        before = first.running_mean.data().asnumpy()
+        if asks:
+            images.attach_grad()
+        with mx.autograd.record():
+            result = net(images)
+        result.backward()
+        assert (first.running_mean.data().asnumpy() != before).all() == changes
 
 
 def test_mxnets_zoo_is_asked_before_gluoncvs():

@@ -1,0 +1,149 @@
+"""The forward method that a block has while it is cast.
+
+It hands the block's own ``hybrid_forward`` a stand-in for ``F``, sees to it that a hybridized
+block's graph is traced for the formats of its inputs, and explains what MXNet says of formats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.base import MXNetError
+from mxnet.symbol import Symbol
+
+from mpgluon.dtypes import cast, dtype_name
+from mpgluon.errors import PrecisionError
+from mpgluon.policy import Policy
+from mpgluon.precision.arithmetic import arithmetic_of
+from mpgluon.precision.namespace import OperatorNamespace, namespace_of
+from mpgluon.precision.tracked import arrays_in, borrow, convert_arrays, mark, widen
+
+__all__ = ["Cast", "PolicyForward", "forward_of", "is_hybrid"]
+
+
+@dataclass
+class Cast:
+    """One application of a policy to a network: what its forwards share."""
+
+    policy: Policy
+    root: gluon.Block
+    # Which parameters became float16, and their FP32 values where they had any.
+    originals: dict[gluon.Parameter, Optional[mx.nd.NDArray]] = field(default_factory=dict)
+
+
+class PolicyForward:
+    """What replaces a block's ``hybrid_forward``, or a plain Block's ``forward``.
+
+    Parameters
+    ----------
+    block : gluon.Block
+        Its own method is replaced on the instance at once, until :meth:`detach`.
+    owner : Cast
+        What it is a part of.
+    kept : bool
+        Whether the block computes in FP32, and only widens its inputs.
+    """
+
+    def __init__(self, block: gluon.Block, owner: Cast, *, kept: bool) -> None:
+        self.block, self.owner, self.kept = block, owner, kept
+        self.method = "hybrid_forward" if is_hybrid(block) else "forward"
+        self.original: Callable[..., Any] = getattr(block, self.method)
+        setattr(block, self.method, self)
+        # Formats of the inputs for which the block's own graph was traced, while it has one.
+        self.traced_formats: Optional[list[Optional[str]]] = None
+        self.tracing = False
+        if self.method == "hybrid_forward":
+            block._call_cached_op = self._call_cached_op
+
+    def detach(self) -> None:
+        """Give the block its own methods back."""
+        delattr(self.block, self.method)
+        if self.method == "hybrid_forward":
+            del self.block._call_cached_op
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute as the block does, under the owner's policy."""
+        if self.kept:
+            args = convert_arrays(args, widen)
+        elif self.method == "hybrid_forward":
+            inputs = self._with_traced_formats(args[1:]) if self.tracing else args[1:]
+            args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
+            kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
+        try:
+            result = self.original(*args, **kwargs)
+        except MXNetError as error:
+            _explain(error, self.block)
+            raise
+        if self.block is not self.owner.root:
+            return result
+        output_dtype = self.owner.policy.output_dtype
+        return mark(convert_arrays(result, lambda array: cast(array, output_dtype)), None)
+
+    def _call_cached_op(self, *args: Any) -> Any:
+        """Run the block's own graph, traced for the formats of ``args``."""
+        formats = [dtype_name(array) for array in arrays_in(args)]
+        if formats != self.traced_formats:
+            self.block._clear_cached_op()
+            self.traced_formats = formats
+        self.tracing = True
+        try:
+            # Its outputs are new objects, which may change their class.
+            return mark(type(self.block)._call_cached_op(self.block, *args), None)
+        except MXNetError as error:
+            _explain(error, self.block)
+            raise
+        finally:
+            self.tracing = False
+
+    def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the inputs of the block's graph as symbols that know their formats."""
+        formats = iter(self.traced_formats or ())
+        marked: tuple[Any, ...] = convert_arrays(
+            inputs, lambda symbol: mark(symbol, next(formats, None))
+        )
+        return marked
+
+    def _with_format(self, name: str, value: Any) -> Any:
+        """Return a parameter's array or symbol as one that knows its format."""
+        if name not in self.block._reg_params:
+            return convert_arrays(value, borrow)
+        parameter = self.block._reg_params[name]
+        if isinstance(value, Symbol):
+            value = mark(value[0], np.dtype(parameter.dtype).name)  # value itself is not ours
+        return borrow(value)
+
+    def _stand_in(self, namespace: Any) -> OperatorNamespace:
+        if isinstance(namespace, OperatorNamespace):  # handed on by another block
+            namespace = namespace.module
+        device_type = mx.current_context().device_type  # Gluon enters the input's context
+        arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
+        return namespace_of(namespace, arithmetic)
+
+
+def _explain(error: MXNetError, block: gluon.Block) -> None:
+    """Raise our own error in place of MXNet's if two formats met."""
+    if "float16" not in str(error) or "float32" not in str(error):
+        return
+    raise PrecisionError(
+        f"{block.name} ({type(block).__name__}) gave one operator float16 and FP32 arrays. "
+        "Operators of the F that hybrid_forward receives accept both, and so do +, -, * and / "
+        "of arrays that come from them; mx.nd and mx.sym do not. Call the operator as F.…, "
+        "cast one array with .astype, or keep the block in FP32 with keep_fp32. "
+        f"MXNet says: {str(error).splitlines()[-1]}"
+    ) from error
+
+
+def forward_of(block: gluon.Block) -> Optional[PolicyForward]:
+    """Return what replaces the block's forward method while it is cast."""
+    methods = (vars(block).get(name) for name in ("hybrid_forward", "forward"))
+    return next((method for method in methods if isinstance(method, PolicyForward)), None)
+
+
+def is_hybrid(block: gluon.Block) -> bool:
+    """Whether the block computes in a ``hybrid_forward`` of its own."""
+    inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
+    return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited

@@ -1,0 +1,62 @@
+"""What a cast did to a network, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpgluon.policy import Policy
+
+__all__ = ["BeyondReach", "CastReport"]
+
+
+@dataclass(frozen=True)
+class BeyondReach:
+    """A block whose arithmetic the cast cannot govern, and what to do about it."""
+
+    name: str
+    kind: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class CastReport:
+    """What a cast did to a network; ``print`` it.
+
+    Attributes
+    ----------
+    policy : Policy
+    cast : tuple of str
+        Names of the blocks that compute in 16 bits.
+    kept_fp32 : tuple of str
+        Names of the blocks with parameters that stay FP32: normalization layers, whose results
+        are in the 16-bit format all the same, and whatever ``keep_fp32`` named.
+    beyond_reach : tuple of BeyondReach
+        Blocks that do arithmetic where the cast cannot see it.
+    parameters_cast, parameters_kept : int
+        How many parameters (arrays, not elements) became float16, and how many did not.
+    """
+
+    policy: Policy
+    cast: tuple[str, ...]
+    kept_fp32: tuple[str, ...]
+    beyond_reach: tuple[BeyondReach, ...]
+    parameters_cast: int
+    parameters_kept: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
+            f"result {self.policy.output_dtype}",
+            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}",
+            f"{len(self.kept_fp32):6d} blocks keep FP32 parameters{_examples(self.kept_fp32)}",
+            f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}, "
+            f"{self.parameters_kept} left as they were",
+        ]
+        lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
+        return "\n".join(lines)
+
+
+def _examples(names: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"

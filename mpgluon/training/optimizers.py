@@ -1,0 +1,35 @@
+"""The optimizer of a run, by name, with its schedule."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import mxnet as mx
+
+from mpgluon.training.config import TrainingConfig
+
+__all__ = ["make_optimizer"]
+
+
+def make_optimizer(config: TrainingConfig, total_steps: int) -> mx.optimizer.Optimizer:
+    """Return the optimizer with its schedule: a linear warm-up, then a cosine down to zero."""
+    registry = mx.optimizer.Optimizer.opt_registry
+    name = config.optimizer.lower()
+    if name not in registry:
+        raise ValueError(
+            f"MXNet has no optimizer {config.optimizer!r}; it has {', '.join(sorted(registry))}"
+        )
+    warmup_steps = total_steps // config.epochs * min(config.warmup_epochs, config.epochs - 1)
+    schedule = mx.lr_scheduler.CosineScheduler(
+        max_update=total_steps, base_lr=config.learning_rate, warmup_steps=warmup_steps
+    )
+    options: dict[str, Any] = {
+        "learning_rate": config.learning_rate,
+        "lr_scheduler": schedule,
+        "wd": config.weight_decay,
+        "multi_precision": config.policy.param_dtype == "float16",
+    }
+    if "momentum" in inspect.signature(registry[name].__init__).parameters:
+        options["momentum"] = config.momentum
+    return mx.optimizer.create(name, **options)

@@ -11,6 +11,7 @@ for _alias, _meaning in (("bool", bool), ("float", float), ("int", int)):
         setattr(_np, _alias, _meaning)
 
 from mpgluon import amp  # noqa: E402 - MXNet cannot be imported before the lines above
+from mpgluon.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
     DataError,
@@ -58,6 +59,8 @@ __all__ = [
     "TrainerStateError",
     "amp",
     "cast_block",
+    "load_checkpoint",
     "restore",
     "round_to",
+    "save_checkpoint",
 ]

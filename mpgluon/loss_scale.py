@@ -113,7 +113,7 @@ class StaticLossScale(LossScale):
     """
 
     def __init__(self, scale: float) -> None:
-        self.scale = _power_of_two("scale", scale)
+        self.scale = _power_of_two("a static loss scale", scale)
 
     def update(self, grads_finite: bool) -> None:
         """Change nothing."""

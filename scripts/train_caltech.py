@@ -88,7 +88,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         config = TrainingConfig(**options)
-        print(f"{config.model} on {config.dataset}: {config.policy}", file=sys.stderr)
+        policy = config.policy
+        print(
+            f"{config.model} on {config.dataset}: parameters {policy.param_dtype}, computation "
+            f"{policy.compute_dtype}, result {policy.output_dtype}",
+            file=sys.stderr,
+        )
         results = train(config, resume=resume, progress=True)
     except (ValueError, OSError, mpgluon.MpgluonError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -129,6 +129,8 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
         If the file is no parameter file, or does not fit; every difference is named, and
         nothing is changed.
     """
+    if not path.is_file():
+        raise CheckpointError(f"there is no parameter file {path}")
     try:
         values: Any = mx.nd.load(str(path))
     except mx.MXNetError as error:

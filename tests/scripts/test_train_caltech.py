@@ -134,7 +134,7 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
         (["--loss-scale=1000"], "must be a power of two"),
         (["--loss-scale=big"], "received 'big'"),
         (["--train-per-class=3"], "train_per_class=3 leaves nothing to test on in 10 of 10"),
-        (["--pretrained=nowhere.params"], "nowhere.params is not an MXNet parameter file"),
+        (["--pretrained=nowhere.params"], "there is no parameter file nowhere.params"),
         (["--optimizer=sgdd"], "MXNet has no optimizer 'sgdd'"),
         (["--image-size=0"], "image_size must be at least 1"),
         (["--batch-size=21"], "20 images give no batch of 21"),

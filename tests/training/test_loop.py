@@ -250,7 +250,7 @@ def test_an_unreadable_image_ends_the_run_or_is_listed_in_the_results(tmp_path):
         ({"batch_size": 41}, ValueError, "40 images give no batch of 41"),
         ({"classes": 9}, ValueError, "classes must be from 10 to 101, got 9"),
         ({"dataset": "caltech101"}, DataError, "Caltech 101 is not in .*--dataset shapes"),
-        ({"pretrained": "/nowhere"}, CheckpointError, "/nowhere is not an MXNet parameter file"),
+        ({"pretrained": "/nowhere"}, CheckpointError, "there is no parameter file /nowhere"),
     ],
 )
 def test_what_is_not_there_is_refused_before_the_first_step(

@@ -8,7 +8,8 @@ float16  CPU    operands widened to FP32, computed, the result rounded once: wha
                 Core does, up to the order in which it adds. MXNet's CPU has no float16
                 products, and its other float16 kernels are slower than this.
 bfloat16 CPU    convolutions and dense layers by oneDNN in bfloat16, other products emulated
-                as above; everything between is FP32
+                as above; between them FP32, except that a hybridized graph stays in bfloat16
+                from a convolution through BatchNorm, ReLU and sums to the next
 ======== ====== ==========================================================================
 
 References
@@ -53,6 +54,11 @@ class Call:
             return self.function(*self.args, **self.kwargs)
         args, kwargs = self._converted(convert)
         return self.function(*args, **kwargs)
+
+    def converted(self, convert: Convert) -> Call:
+        """Return the call with its operands converted."""
+        args, kwargs = self._converted(convert)
+        return Call(self.name, self.function, tuple(args), kwargs)
 
     def _converted(self, convert: Convert) -> tuple[list[Any], dict[str, Any]]:
         skip = self.bystanders
@@ -108,10 +114,14 @@ class Arithmetic(ABC):
         if rule is Rule.FOLLOW:
             return self.follow(call)
         if rule is Rule.MOVE:
-            formats = call.formats()
-            return mark(call.run(), formats.pop() if len(formats) == 1 else None)
+            return self.move(call)
         dtype = call.demanded_format()
         return call.run() if dtype is None else mark(call.run(), dtype)
+
+    def move(self, call: Call) -> Any:
+        """Run an operator that does no arithmetic, on whatever its operands are."""
+        formats = call.formats()
+        return mark(call.run(), formats.pop() if len(formats) == 1 else None)
 
     @abstractmethod
     def compute(self, call: Call) -> Any:
@@ -191,32 +201,62 @@ class NativeFloat16(_Float16):
 
 
 class CpuBfloat16(Arithmetic):
-    """bfloat16 on a CPU: its values exist inside products only, FP32 between them.
+    """bfloat16 on a CPU, through oneDNN.
 
-    MXNet's bfloat16 arrays leave that way no trace: some of its operators end the process
-    when they meet one (``transpose``), others know no such type (``Dropout``).
+    Only symbols of a graph are ever bfloat16, and only on their way from a convolution or dense
+    layer to the next, as far as oneDNN has every operator between. Arrays are always FP32:
+    several of MXNet's operators end the process when they meet a bfloat16 array
+    (``transpose``), and others know no such type (``Dropout``).
     """
 
-    _ONEDNN = frozenset({"Convolution", "FullyConnected"})
+    _PRODUCTS = frozenset({"Convolution", "FullyConnected"})
+
+    def apply(self, rule: Rule, call: Call) -> Any:
+        """Run ``call``; what the operator itself decides about formats, it decides in FP32."""
+        if rule is Rule.OTHER and "bfloat16" in call.formats():
+            call = call.converted(widen)
+        return super().apply(rule, call)
 
     def compute(self, call: Call) -> Any:
-        if call.name in self._ONEDNN:
-            return mark(convert_arrays(call.run(_to_bfloat16), widen), "float32")
+        if call.name in self._PRODUCTS:
+            return self._handed_on(call.run(_to_bfloat16))
         result = _each_output(_run_product(call, _round_to_bfloat16))
         return mark(convert_arrays(result, _round_to_bfloat16), "float32")
 
     def normalize(self, call: Call) -> Any:
+        if call.formats() == {"bfloat16"} and self._is_onednns(call):
+            return self._handed_on(call.run())
         return mark(call.run(widen), "float32")
 
     def follow(self, call: Call) -> Any:
         formats = call.formats()
-        if "float16" in formats:
+        if formats == {"bfloat16"} and self._is_onednns(call):
+            return self._handed_on(call.run())
+        if formats & {"float16", "bfloat16"}:
             return mark(call.run(widen), "float32")
         return mark(call.run(), "float32" if formats == {"float32"} else None)
 
+    def move(self, call: Call) -> Any:
+        return mark(call.run(widen), "float32" if None not in call.formats() else None)
+
+    @staticmethod
+    def _is_onednns(call: Call) -> bool:
+        """Whether oneDNN carries out a call on bfloat16 symbols, forward and backward."""
+        if call.name == "BatchNorm":
+            return bool(call.kwargs.get("axis", 1) == 1)
+        if call.name == "Activation":
+            return bool(call.kwargs.get("act_type") == "relu")
+        return call.name == "elemwise_add"
+
+    @staticmethod
+    def _handed_on(result: Any) -> Any:
+        if isinstance(result, Symbol):
+            return mark(result, "bfloat16")
+        return mark(convert_arrays(result, widen), "float32")
+
 
 def _to_bfloat16(array: Array) -> Array:
-    return cast(widen(array), "bfloat16")
+    return cast(array, "bfloat16")
 
 
 def _round_to_bfloat16(array: Array) -> Array:

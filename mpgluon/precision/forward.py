@@ -15,7 +15,7 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
-from mpgluon.dtypes import cast, dtype_name
+from mpgluon.dtypes import Array, cast, dtype_name
 from mpgluon.errors import PrecisionError
 from mpgluon.policy import Policy
 from mpgluon.precision.arithmetic import arithmetic_of
@@ -78,6 +78,8 @@ class PolicyForward:
         except MXNetError as error:
             _explain(error, self.block)
             raise
+        if self.tracing:  # what leaves a graph is an array, and those are never bfloat16
+            result = convert_arrays(result, _out_of_bfloat16)
         if self.block is not self.owner.root:
             return result
         output_dtype = self.owner.policy.output_dtype
@@ -122,6 +124,10 @@ class PolicyForward:
         device_type = mx.current_context().device_type  # Gluon enters the input's context
         arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
         return namespace_of(namespace, arithmetic)
+
+
+def _out_of_bfloat16(array: Array) -> Array:
+    return widen(array) if dtype_name(array) == "bfloat16" else array
 
 
 def _explain(error: MXNetError, block: gluon.Block) -> None:

@@ -15,11 +15,16 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.symbol import Symbol
 
-from mpgluon.dtypes import Array
+from mpgluon.dtypes import Array, dtype_name
 from mpgluon.errors import PrecisionError
 from mpgluon.precision.arithmetic import Arithmetic, Call, arithmetic_of
 from mpgluon.precision.operators import Rule, rule_of
-from mpgluon.precision.tracked import Float16Array, Float16Symbol, Float32Symbol
+from mpgluon.precision.tracked import (
+    Bfloat16Symbol,
+    Float16Array,
+    Float16Symbol,
+    Float32Symbol,
+)
 
 __all__ = ["OperatorNamespace", "namespace_of"]
 
@@ -98,7 +103,8 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
         if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
             rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
         call = Call(operator, plain, (self, *args), kwargs)
-        return arithmetic_of("float16", mx.current_context().device_type).apply(rule, call)
+        dtype = "bfloat16" if dtype_name(self) == "bfloat16" else "float16"
+        return arithmetic_of(dtype, mx.current_context().device_type).apply(rule, call)
 
     return method
 
@@ -107,8 +113,11 @@ for _class, _base in (
     (Float16Array, mx.nd.NDArray),
     (Float16Symbol, Symbol),
     (Float32Symbol, Symbol),
+    (Bfloat16Symbol, Symbol),
 ):
     for _name, _operator in (_BINARY | _UNARY).items():
+        if _base is Symbol and _operator == "broadcast_add":
+            _operator = "elemwise_add"  # symbols do not broadcast
         if hasattr(_base, _name):
             setattr(_class, _name, _method(_base, _name, _operator))
     for _name in _COMPARISONS:

@@ -15,6 +15,7 @@ from mxnet.symbol import Symbol
 from mpgluon.dtypes import Array, cast, dtype_name, is_array
 
 __all__ = [
+    "Bfloat16Symbol",
     "Convert",
     "Float16Array",
     "Float16Symbol",
@@ -79,7 +80,22 @@ class Float32Symbol(Symbol):
         return mark(Symbol.__getitem__(self, index), "float32")
 
 
-_SYMBOL_CLASSES = {"float16": Float16Symbol, "float32": Float32Symbol}
+class Bfloat16Symbol(Symbol):
+    """A Symbol that is known to be bfloat16; its Python operators follow the operator table."""
+
+    __slots__ = ()
+    dtype_of_values = "bfloat16"
+
+    def __getitem__(self, index: Any) -> Symbol:
+        """Return one of several outputs, of the same format."""
+        return mark(Symbol.__getitem__(self, index), "bfloat16")
+
+
+_SYMBOL_CLASSES = {
+    "float16": Float16Symbol,
+    "bfloat16": Bfloat16Symbol,
+    "float32": Float32Symbol,
+}
 
 
 def convert_arrays(value: Any, convert: Convert) -> Any:
@@ -115,7 +131,7 @@ def mark(result: Any, dtype: Optional[str]) -> Any:
     """
 
     def reclass(array: Array) -> Array:
-        if type(array) in (Symbol, Float16Symbol, Float32Symbol):
+        if type(array) in (Symbol, *_SYMBOL_CLASSES.values()):
             array.__class__ = _SYMBOL_CLASSES.get(dtype or "", Symbol)
         elif type(array) in (mx.nd.NDArray, Float16Array):  # neither sparse nor a borrowed one
             is_float16 = dtype_name(array) == "float16"

@@ -15,6 +15,8 @@ WAYS = {
     "autocast bfloat16": lambda net, **kwargs: amp.autocast(net, "bfloat16", **kwargs),
 }
 STATIC = {"static_alloc": True, "static_shape": True}
+# A graph stays in bfloat16 from one convolution to the next; an imperative run does not.
+SAME_BITS_HYBRIDIZED = ("cast float16", "autocast float16")
 
 
 def outputs_of(result) -> list[mx.nd.NDArray]:

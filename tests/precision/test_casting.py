@@ -13,6 +13,12 @@ import mpgluon
 from mpgluon import NORMALIZATION_LAYERS, Policy, PrecisionError, amp
 from mpgluon.precision.tracked import Float16Array
 
+# What MXNet says of plain Sequentials, of imported graphs and of two calls of initialize.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:All children of this Sequential layer"),
+    pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments"),
+    pytest.mark.filterwarnings("ignore:Parameter .* is already initialized"),
+]
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 8, 8)), dtype="float32")
 LABELS = mx.nd.array([0, 1, 2, 0], dtype="int32")
 BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])

@@ -19,6 +19,11 @@ import mpgluon
 from mpgluon import FLOAT32, Policy
 from mpgluon.dtypes import dtype_name
 
+# The blocks of these tests are handed inputs that not all of their functions use.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used"),
+    pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation"),
+]
 BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 OPERATORS = {
     "add": operator.add,

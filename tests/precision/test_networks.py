@@ -13,6 +13,7 @@ from gluoncv import model_zoo as gluoncv_zoo
 from mxnet import autograd, gluon
 from mxnet.gluon.model_zoo import vision
 from precision_helpers import (
+    SAME_BITS_HYBRIDIZED,
     STATIC,
     WAYS,
     assert_same_bits,
@@ -163,7 +164,8 @@ def check(name: str, way: str) -> None:
         still = [k for k in gradients if after[k].ndim > 1 and k not in moved | without_gradient]
         assert still == []
         results.append({**after, "logits": logits, "losses": np.array(losses)})
-    assert_same_bits(*results)
+    if way in SAME_BITS_HYBRIDIZED:
+        assert_same_bits(*results)
 
 
 def _blocks_of_type(net, kind):
@@ -185,5 +187,5 @@ _DEFAULT = {(name, list(WAYS)[number % len(WAYS)]) for number, name in enumerate
         for way in WAYS
     ],
 )
-def test_a_network_trains_close_to_fp32_and_to_the_same_bits_hybridized(name, way):
+def test_a_network_trains_close_to_fp32_and_in_float16_to_the_same_bits_hybridized(name, way):
     check(name, way)

@@ -265,7 +265,7 @@ def test_what_is_no_parameter_file_is_refused(tmp_path, content):
         path.write_bytes(content)
     net = make_net()
     before = values_of(net)
-    with pytest.raises(CheckpointError, match=r"weights\.params is not an MXNet parameter file"):
+    with pytest.raises(CheckpointError, match=r"not an MXNet parameter file|no parameter file"):
         load_pretrained(net, path, classes=4)
     assert_same_bits(values_of(net), before)
 

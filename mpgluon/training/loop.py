@@ -212,10 +212,9 @@ class _Run:
     def _step(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> tuple[float, int]:
         """Do one step; return the mean loss and how many images were classified rightly."""
         assert self.history is not None
+        # Dropout is the same whether a run came here at once or was resumed.
         step_seed = np.random.SeedSequence([self.config.seed, self.position.step])
-        mx.random.seed(
-            int(step_seed.generate_state(1)[0])
-        )  # for dropout, so that resuming repeats it
+        mx.random.seed(int(step_seed.generate_state(1)[0]))
         image_parts = gluon.utils.split_and_load(images, self.devices, even_split=False)
         label_parts = gluon.utils.split_and_load(labels, self.devices, even_split=False)
         if self.normalizes_input:

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any, Union
 
 from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 from mpgluon.dtypes import dtype_name
 from mpgluon.errors import PrecisionError
@@ -87,6 +88,8 @@ def scale_loss(loss: Any, trainer: gluon.Trainer) -> Iterator[Any]:
 
     Raises
     ------
+    TypeError
+        If a loss is no NDArray.
     TrainerStateError
         If the Trainer has no loss scale yet.
     PrecisionError
@@ -94,6 +97,9 @@ def scale_loss(loss: Any, trainer: gluon.Trainer) -> Iterator[Any]:
     """
     state = state_of(trainer)
     losses = loss if isinstance(loss, (list, tuple)) else [loss]
+    for one in losses:
+        if not isinstance(one, NDArray):
+            raise TypeError(f"a loss is an NDArray or a list of them, received {one!r}")
     if any(dtype_name(one) == "float16" for one in losses):
         raise PrecisionError(
             "the loss is float16, in which the scaled loss and its gradient overflow above 65504; "

@@ -77,7 +77,13 @@ def save_checkpoint(
         "random": {"python": random.getstate(), "numpy": _numpy_random_state()},
         "extra": extra,
     }
-    text = json.dumps(header)
+    try:
+        text = json.dumps(header)
+    except TypeError as error:
+        raise TypeError(
+            f"a checkpoint keeps numbers, text, lists and dicts beside its arrays, and one of "
+            f"{', '.join(extra)} is something else: {error}"
+        ) from error
     arrays["header"] = np.frombuffer(text.encode(), dtype=np.uint8)
     part = path.with_name(f".{path.name}.part")
     try:

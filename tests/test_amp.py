@@ -770,3 +770,13 @@ def test_a_scale_that_changes_while_gradients_accumulate_is_refused_until_the_st
     assert not np.array_equal(weights(net)[0], before[0])
     assert_same_bits(weights(net), weights(control))  # by 128, with which they were scaled
     backward(net, images, targets, trainer)
+
+
+@pytest.mark.parametrize("loss", [None, 1.0, [1.0]])
+def test_a_loss_that_is_no_array_is_refused(loss):
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer)
+    with pytest.raises(TypeError, match="a loss is an NDArray"), amp.scale_loss(loss, trainer):
+        pass

@@ -7,13 +7,13 @@ from typing import Union
 from mxnet import gluon
 
 from mpgluon.policy import Policy
-from mpgluon.precision.casting import CastReport, KeepFP32, apply_policy
+from mpgluon.precision.casting import CastReport, KeepFP32, apply_policy, dtype_of_argument
 
 __all__ = ["autocast"]
 
 
 def autocast(
-    net: gluon.Block, dtype: Union[str, Policy] = "float16", *, keep_fp32: KeepFP32 = ()
+    net: gluon.Block, dtype: Union[str, type, Policy] = "float16", *, keep_fp32: KeepFP32 = ()
 ) -> CastReport:
     """Make a network compute in 16 bits while its parameters stay FP32, in place.
 
@@ -24,7 +24,7 @@ def autocast(
     ----------
     net : gluon.Block
         With or without initialized parameters, hybridized or not.
-    dtype : str or Policy
+    dtype : str, NumPy dtype or Policy
         ``"float16"`` or ``"bfloat16"`` (CPU only, through oneDNN), or a policy.
     keep_fp32 : iterable of block types and block instances
         Blocks that compute in FP32, with everything inside them. Normalization needs no
@@ -39,8 +39,9 @@ def autocast(
     ValueError, PrecisionError
         As for :func:`mpgluon.cast_block`.
     """
-    if isinstance(dtype, str):
-        if dtype not in ("float16", "bfloat16"):
-            raise ValueError(f'autocast takes "float16" or "bfloat16", received {dtype!r}')
-        dtype = Policy.parse(f"mixed_{dtype}")
-    return apply_policy(net, dtype, keep_fp32)
+    if isinstance(dtype, Policy):
+        return apply_policy(net, dtype, keep_fp32)
+    name = dtype_of_argument(dtype)
+    if name not in ("float16", "bfloat16"):
+        raise ValueError(f'autocast takes "float16" or "bfloat16", received {dtype!r}')
+    return apply_policy(net, Policy.parse(f"mixed_{name}"), keep_fp32)

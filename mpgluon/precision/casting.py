@@ -46,7 +46,7 @@ KeepFP32 = Iterable[Union[type, gluon.Block]]
 
 def cast_block(
     net: gluon.Block,
-    dtype: Union[str, Policy] = "float16",
+    dtype: Union[str, type, Policy] = "float16",
     *,
     keep_fp32: KeepFP32 = NORMALIZATION_LAYERS,
 ) -> CastReport:
@@ -62,7 +62,7 @@ def cast_block(
     net : gluon.Block
         With or without initialized parameters, hybridized or not. FP32 values of parameters
         that it has are remembered, one copy on the CPU, until :func:`restore`.
-    dtype : str or Policy
+    dtype : str, NumPy dtype or Policy
         ``"float16"``, or a policy with any ``param_dtype``.
     keep_fp32 : iterable of block types and block instances
         Blocks to leave in FP32, with everything inside them. A normalization layer returns its
@@ -86,16 +86,34 @@ def cast_block(
     -----
     A graph that was traced before is thrown away, here and in everything inside ``net``; call
     ``hybridize`` again on a larger block that contains ``net``. In a ``hybrid_forward``,
-    ``F is mx.nd`` is false, and an operator called as ``mx.nd.…`` is out of reach.
+    ``F is mx.nd`` is false, and an operator called as ``mx.nd.…`` is out of reach. A block that
+    is added later is not cast: restore, and cast again. ``net.export`` removes the casts from
+    the graph unless it is told ``remove_amp_cast=False``; what loads it then needs MXNet only,
+    but on a CPU a float16 graph still has no plain float16 products: autocast or restore first.
+    """
+    if isinstance(dtype, Policy):
+        return apply_policy(net, dtype, keep_fp32)
+    if dtype_of_argument(dtype) != "float16":
+        raise ValueError(
+            f"cast_block makes float16 parameters, received dtype={dtype!r}; for bfloat16 use "
+            'amp.autocast(net, "bfloat16"), and for float32 mpgluon.restore(net)'
+        )
+    return apply_policy(net, Policy.parse("float16"), keep_fp32)
+
+
+def dtype_of_argument(dtype: Any) -> str:
+    """Return the name of a dtype given as text, as ``np.float16`` or as ``np.dtype``.
+
+    Raises
+    ------
+    TypeError
+        If it is none of these.
     """
     if isinstance(dtype, str):
-        if dtype != "float16":
-            raise ValueError(
-                f"cast_block makes float16 parameters, received dtype={dtype!r}; for bfloat16 use "
-                'amp.autocast(net, "bfloat16"), and for float32 mpgluon.restore(net)'
-            )
-        dtype = Policy.parse(dtype)
-    return apply_policy(net, dtype, keep_fp32)
+        return dtype
+    if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
+        return np.dtype(dtype).name
+    raise TypeError(f'dtype must be text such as "float16" or a Policy, received {dtype!r}')
 
 
 def apply_policy(
@@ -107,6 +125,11 @@ def apply_policy(
     """
     if policy.compute_dtype == "float32":
         raise ValueError(f"{policy} asks for nothing in 16 bits; a plain network computes in FP32")
+    if isinstance(keep_fp32, (str, type, gluon.Block)):
+        raise TypeError(
+            f"keep_fp32 is a collection of block types and blocks, received {keep_fp32!r} itself; "
+            "write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
+        )
     plan = _plan(net, tuple(keep_fp32))
     owner = Cast(policy, net)
     fp32_parameters = {

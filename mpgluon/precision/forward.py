@@ -51,7 +51,7 @@ class PolicyForward:
     def __init__(self, block: gluon.Block, owner: Cast, *, kept: bool) -> None:
         self.block, self.owner, self.kept = block, owner, kept
         self.method = "hybrid_forward" if is_hybrid(block) else "forward"
-        self.original: Callable[..., Any] = getattr(block, self.method)
+        self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
         setattr(block, self.method, self)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[str]]] = None
@@ -126,6 +126,17 @@ class PolicyForward:
         return namespace_of(namespace, arithmetic)
 
 
+def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:
+    """Return what a HybridLambda made from an operator's name computes, or ``None``.
+
+    Gluon looks its operator up under ``F`` itself, and would not find a stand-in there.
+    """
+    lambda_layer = gluon.nn.HybridLambda
+    if not isinstance(block, lambda_layer) or block._func.__module__ != lambda_layer.__module__:
+        return None
+    return lambda F, *args: getattr(F, block._func_name)(*args)  # noqa: N803 - Gluon's name
+
+
 def _out_of_bfloat16(array: Array) -> Array:
     return widen(array) if dtype_name(array) == "bfloat16" else array
 
@@ -138,7 +149,8 @@ def _explain(error: MXNetError, block: gluon.Block) -> None:
         f"{block.name} ({type(block).__name__}) gave one operator float16 and FP32 arrays. "
         "Operators of the F that hybrid_forward receives accept both, and so do +, -, * and / "
         "of arrays that come from them; mx.nd and mx.sym do not. Call the operator as F.…, "
-        "cast one array with .astype, or keep the block in FP32 with keep_fp32. "
+        "cast one array with .astype, or keep the block in FP32 with keep_fp32; a block added "
+        "after the cast needs a new one: mpgluon.restore, then cast again. "
         f"MXNet says: {str(error).splitlines()[-1]}"
     ) from error
 

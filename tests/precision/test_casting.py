@@ -613,3 +613,59 @@ def test_gradients_of_a_cast_network_are_those_of_its_parameters():
     assert any(gradient.any() for gradient in gradients.values())
     for name, gradient in gradients.items():
         assert gradient.dtype == (np.float16 if name in FLOAT16_PARAMETERS else np.float32)
+
+
+@BOTH
+@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
+def test_a_lambda_layer_made_from_a_name_follows_the_table(way, hybridize):
+    values = mx.nd.array(np.linspace(-3, 3, 12).reshape(4, 3), dtype="float32")
+    by_name, by_function = nn.HybridLambda("tanh"), nn.HybridLambda(lambda F, x: F.tanh(x))
+    results = []
+    for layer in (by_name, by_function):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(3, in_units=3, weight_initializer=mx.init.One()), layer)
+        net.initialize()
+        way(net)
+        net.hybridize(hybridize)
+        results.append(net(values).asnumpy())
+    assert (results[0] == results[1]).all()
+    assert (results[0] == results[0].astype(np.float16)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.dtype("float16")])
+def test_a_numpy_dtype_is_as_good_as_its_name(dtype):
+    for way in (mpgluon.cast_block, amp.autocast):
+        net = nn.Dense(3, in_units=4)
+        net.initialize()
+        assert way(net, dtype).policy.compute_dtype == "float16"
+
+
+@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
+@pytest.mark.parametrize("dtype", [None, 16, float])
+def test_what_is_no_dtype_is_refused(way, dtype):
+    net = nn.Dense(3, in_units=4)
+    with pytest.raises(TypeError, match="dtype must be text"):
+        way(net, dtype)
+
+
+@pytest.mark.parametrize("keep", ["dense", nn.Dense, nn.Dense(2)])
+def test_a_bare_block_in_place_of_a_collection_is_refused(keep):
+    with pytest.raises(TypeError, match="keep_fp32 is a collection"):
+        mpgluon.cast_block(nn.Dense(3), keep_fp32=keep)
+
+
+def test_an_export_that_keeps_its_casts_computes_what_the_network_does(tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5, in_units=4, activation="relu"), nn.Dense(3, in_units=5))
+    net.initialize(mx.init.Xavier())
+    inputs = mx.nd.array(np.random.RandomState(3).standard_normal((6, 4)), dtype="float32")
+    plain = net(inputs).asnumpy()
+    amp.autocast(net, "float16")
+    net.hybridize()
+    expected = net(inputs).asnumpy()
+    net.export(str(tmp_path / "net"), remove_amp_cast=False)
+    imported = gluon.SymbolBlock.imports(
+        str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    )
+    assert (imported(inputs).asnumpy() == expected).all()
+    assert (expected != plain).any()

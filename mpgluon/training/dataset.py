@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mpgluon.data import ImageFolder, caltech101, find_tree, images, render_shapes, stratified_split
 from mpgluon.data.loaders import ImageLoader, eval_loader, train_loader
@@ -31,28 +32,21 @@ class Dataset:
 
     def loaders(self, config: TrainingConfig, devices: int) -> tuple[ImageLoader, ImageLoader]:
         """Return the training and the test loader, images in the compute format."""
-        dtype = "float16" if config.policy.compute_dtype == "float16" else "float32"
-        on_unreadable = "skip" if config.skip_unreadable else "error"
+        common: dict[str, Any] = {
+            "batch_size": config.batch_size * devices,
+            "image_size": config.image_size,
+            "dtype": "float16" if config.policy.compute_dtype == "float16" else "float32",
+            "num_workers": config.workers,
+            "on_unreadable": "skip" if config.skip_unreadable else "error",
+        }
         train = train_loader(
             self.folder,
             self.train_indices,
-            batch_size=config.batch_size * devices,
-            image_size=config.image_size,
-            dtype=dtype,
             seed=config.seed,
             scale=(config.min_crop_area, 1.0),
-            num_workers=config.workers,
-            on_unreadable=on_unreadable,
+            **common,
         )
-        test = eval_loader(
-            self.folder,
-            self.test_indices,
-            batch_size=config.batch_size * devices,
-            image_size=config.image_size,
-            dtype=dtype,
-            num_workers=config.workers,
-            on_unreadable=on_unreadable,
-        )
+        test = eval_loader(self.folder, self.test_indices, **common)
         return train, test
 
 

@@ -67,6 +67,7 @@ def save_checkpoint(
     """
     path = Path(path)
     parameters = net._collect_params_with_prefix()
+    mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
     arrays = _export_parameters(parameters)
     state, state_arrays = export_trainer(trainer, parameters)
     arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})

@@ -28,6 +28,8 @@ def outputs_of(result) -> list[mx.nd.NDArray]:
 
 def parameters_of(net: gluon.Block) -> dict[str, np.ndarray]:
     """Return the values of all parameters by their place in the network ("0.weight")."""
+    # oneDNN rewrites the weights of an inference that is still running under a reader's hands.
+    mx.nd.waitall()
     return {
         place: parameter.data().asnumpy()
         for place, parameter in net._collect_params_with_prefix().items()

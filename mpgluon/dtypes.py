@@ -48,8 +48,7 @@ def cast(array: Array, dtype: str) -> Array:
     Parameters
     ----------
     array : NDArray or Symbol, any shape
-        Integers and float64 pass through, whatever ``dtype`` says. A symbol that does not say
-        what it is must not turn out to be int64 or float64: MXNet fails on those.
+        Integers and float64 pass through, whatever ``dtype`` says.
     dtype : {"float32", "float16", "bfloat16"}
 
     Returns

@@ -50,26 +50,20 @@ class Call:
 
     def run(self, convert: Optional[Convert] = None) -> Any:
         """Call the operator, with its operands converted if asked for."""
-        if convert is None:
-            return self.function(*self.args, **self.kwargs)
-        args, kwargs = self._converted(convert)
-        return self.function(*args, **kwargs)
+        call = self if convert is None else self.converted(convert)
+        return call.function(*call.args, **call.kwargs)
 
     def converted(self, convert: Convert) -> Call:
-        """Return the call with its operands converted."""
-        args, kwargs = self._converted(convert)
-        return Call(self.name, self.function, tuple(args), kwargs)
-
-    def _converted(self, convert: Convert) -> tuple[list[Any], dict[str, Any]]:
+        """Return the call with its operands converted; bystanders stay as they are."""
         skip = self.bystanders
-        args = [
+        args = tuple(
             arg if i in skip else convert_arrays(arg, convert) for i, arg in enumerate(self.args)
-        ]
+        )
         kwargs = {
             key: arg if key in skip else convert_arrays(arg, convert)
             for key, arg in self.kwargs.items()
         }
-        return args, kwargs
+        return Call(self.name, self.function, args, kwargs)
 
     def operands(self) -> list[Array]:
         """Return the arrays that decide the format, but not those that only stand by."""
@@ -224,14 +218,14 @@ class CpuBfloat16(Arithmetic):
         return mark(convert_arrays(result, _round_to_bfloat16), "float32")
 
     def normalize(self, call: Call) -> Any:
-        if call.formats() == {"bfloat16"} and self._is_onednns(call):
+        if self._stays_bfloat16(call):
             return self._handed_on(call.run())
         return mark(call.run(widen), "float32")
 
     def follow(self, call: Call) -> Any:
-        formats = call.formats()
-        if formats == {"bfloat16"} and self._is_onednns(call):
+        if self._stays_bfloat16(call):
             return self._handed_on(call.run())
+        formats = call.formats()
         if formats & {"float16", "bfloat16"}:
             return mark(call.run(widen), "float32")
         return mark(call.run(), "float32" if formats == {"float32"} else None)
@@ -240,8 +234,10 @@ class CpuBfloat16(Arithmetic):
         return mark(call.run(widen), "float32" if None not in call.formats() else None)
 
     @staticmethod
-    def _is_onednns(call: Call) -> bool:
+    def _stays_bfloat16(call: Call) -> bool:
         """Whether oneDNN carries out a call on bfloat16 symbols, forward and backward."""
+        if call.formats() != {"bfloat16"}:
+            return False
         if call.name == "BatchNorm":
             return bool(call.kwargs.get("axis", 1) == 1)
         if call.name == "Activation":

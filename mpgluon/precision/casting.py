@@ -28,6 +28,7 @@ __all__ = [
     "CastReport",
     "KeepFP32",
     "apply_policy",
+    "blocks_of",
     "cast_block",
     "restore",
 ]
@@ -181,7 +182,7 @@ def restore(net: gluon.Block) -> None:
         What was cast, or a part of it. A part computes in FP32 from then on, like one that
         ``keep_fp32`` named, until the network itself is restored.
     """
-    blocks = list(_blocks(net))
+    blocks = list(blocks_of(net))
     roots = set()
     for block in blocks:
         forward = forward_of(block)
@@ -196,7 +197,7 @@ def restore(net: gluon.Block) -> None:
         else:
             forward.kept = True
     for root in roots:
-        for block in _blocks(root):  # graphs around the part hold its old formats
+        for block in blocks_of(root):  # graphs around the part hold its old formats
             _clear_traced_graph(block)
 
 
@@ -214,7 +215,7 @@ def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:
     return parameter.list_data()[0].copyto(mx.cpu())
 
 
-def _blocks(net: gluon.Block) -> Iterator[gluon.Block]:
+def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
     """Yield ``net`` and every block in it once, parents first."""
     seen: set[gluon.Block] = set()
     waiting = [net]
@@ -243,18 +244,18 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[_Planned]:
             raise TypeError(f"keep_fp32 holds block types and blocks, received {entry!r}")
     types = tuple(entry for entry in keep_fp32 if isinstance(entry, type))
     instances = {entry for entry in keep_fp32 if isinstance(entry, gluon.Block)}
-    all_blocks = list(_blocks(net))
+    all_blocks = list(blocks_of(net))
     strangers = instances.difference(all_blocks)
     if strangers:
         names = ", ".join(sorted(block.name for block in strangers))
         raise ValueError(f"keep_fp32 names blocks that are not in {net.name}: {names}")
     named = [block for block in all_blocks if isinstance(block, types) or block in instances]
-    kept = {inner for block in named for inner in _blocks(block)}
+    kept = {inner for block in named for inner in blocks_of(block)}
     whole = {
         inner
         for block in named
         if not isinstance(block, NORMALIZATION_LAYERS)
-        for inner in _blocks(block)
+        for inner in blocks_of(block)
     }
     for block in all_blocks:
         forward = forward_of(block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from mxnet.gluon.model_zoo import vision
 
 from mpgluon.checkpoint import check_parameters
 from mpgluon.errors import CheckpointError
+from mpgluon.precision.casting import blocks_of
 
 __all__ = ["build_network", "has_input_normalization", "load_pretrained"]
 
@@ -94,15 +95,9 @@ def has_input_normalization(net: gluon.Block) -> bool:
     images = 3
     return any(
         layer.beta.shape == (images,) and layer.gamma.grad_req == layer.beta.grad_req == "null"
-        for layer in _batch_norms(net)
+        for layer in blocks_of(net)
+        if isinstance(layer, gluon.nn.BatchNorm)
     )
-
-
-def _batch_norms(net: gluon.Block) -> Iterator[gluon.nn.BatchNorm]:
-    if isinstance(net, gluon.nn.BatchNorm):
-        yield net
-    for child in net._children.values():
-        yield from _batch_norms(child)
 
 
 def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:

@@ -15,6 +15,7 @@ from mpgluon.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
     DataError,
+    LossScaleCollapseError,
     MpgluonError,
     PrecisionError,
     TrainerStateError,
@@ -51,6 +52,7 @@ __all__ = [
     "DataError",
     "DynamicLossScale",
     "FloatFormat",
+    "LossScaleCollapseError",
     "MpgluonError",
     "NoLossScale",
     "Policy",

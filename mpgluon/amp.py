@@ -17,9 +17,10 @@ are plain Gluon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from mxnet import gluon
 from mxnet.ndarray import NDArray
@@ -33,19 +34,28 @@ from mpgluon.trainer_state import attach, state_of
 
 __all__ = [
     "autocast",
+    "clip_global_norm",
     "init_trainer",
     "loss_scale",
     "restore",
     "scale_loss",
     "skipped_steps",
     "step_was_skipped",
+    "unscale",
+    "unscaled_gradients",
 ]
 
 
 def init_trainer(
-    trainer: gluon.Trainer, loss_scale: Union[str, float, LossScale] = "dynamic"
+    trainer: gluon.Trainer,
+    loss_scale: Union[str, float, LossScale] = "dynamic",
+    *,
+    max_consecutive_skips: Optional[int] = 2000,
 ) -> None:
     """Give a Trainer a loss scale: its steps then undo the scaling and skip overflows.
+
+    With ``multi_precision=True`` it also keeps FP32 masters of float16 weights, which begin with
+    the values from before the cast and follow weights that are set or loaded later.
 
     Parameters
     ----------
@@ -55,16 +65,25 @@ def init_trainer(
     loss_scale : str, float or LossScale
         ``"dynamic"``, ``"none"``, a power of two for a static scale, or an object such as
         ``mpgluon.DynamicLossScale(growth_interval=100)``.
+    max_consecutive_skips : int or None
+        After so many steps in a row that overflowed although the scale could shrink no further
+        (a static scale never can), ``trainer.step`` raises ``LossScaleCollapseError``. The second
+        one is logged as a warning. ``None``: it never raises.
 
     Raises
     ------
     TypeError, ValueError
-        If ``trainer`` or ``loss_scale`` is something else.
+        If an argument is something else.
     TrainerStateError
         If the Trainer has a loss scale already, or was created with
         ``update_on_kvstore=True``. Nothing is changed then.
     """
-    attach(trainer, as_loss_scale(loss_scale))
+    skips = max_consecutive_skips
+    if skips is not None and (isinstance(skips, bool) or not isinstance(skips, int)):
+        raise TypeError(f"max_consecutive_skips must be an int or None, received {skips!r}")
+    if skips is not None and skips < 1:
+        raise ValueError(f"max_consecutive_skips must be at least 1, received {skips}")
+    attach(trainer, as_loss_scale(loss_scale), skips)
 
 
 @contextmanager
@@ -125,3 +144,84 @@ def step_was_skipped(trainer: gluon.Trainer) -> bool:
 def skipped_steps(trainer: gluon.Trainer) -> int:
     """Return how many steps of the Trainer were skipped so far."""
     return state_of(trainer).skipped_steps
+
+
+def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float) -> float:
+    """Let the next step shrink all gradients together, so that their norm is ``max_norm`` at most.
+
+    The factor is folded into the step, like the division by S: no gradient is written, and
+    float16 gradients whose true values underflow count in full. Gradients are summed over devices
+    (and processes) here instead of in the step; do not change them between the two. Waits for the
+    devices once, in place of the step.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Between ``backward`` (the last one, if gradients accumulate) and ``trainer.step``.
+    max_norm : float
+        In true units: of gradients divided by S and by ``batch_size``.
+    batch_size : float
+        What ``trainer.step`` will be given.
+
+    Returns
+    -------
+    float
+        The true norm before clipping: that of the gradients that the optimizer would be given.
+        Infinite or NaN if a gradient is; the step then skips itself.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If ``max_norm`` or ``batch_size`` is no positive number.
+    TrainerStateError
+        If the Trainer has no loss scale yet, if it was called already since the last step, if
+        there is no gradient, or, from ``trainer.step``, if the batch size is another one there.
+
+    References
+    ----------
+    Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", 2013, 3.2.
+    """
+    state = state_of(trainer)
+    for name, value in (("max_norm", max_norm), ("batch_size", batch_size)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, received {value!r}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, received {value!r}")
+    return state.clip(max_norm, batch_size)
+
+
+def unscale(trainer: gluon.Trainer) -> None:
+    """Divide FP32 gradients by the loss scale in place, to look at them or change them by hand.
+
+    ``trainer.step`` then divides by the batch size only. Not needed for anything else.
+
+    Raises
+    ------
+    PrecisionError
+        If a gradient is float16, in which small true values are zero; nothing is changed then.
+    TrainerStateError
+        If the Trainer has no loss scale yet, no loss was scaled since the last step, or it was
+        called already.
+    """
+    state_of(trainer).unscale()
+
+
+def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
+    """Return FP32 copies of all gradients, divided by the loss scale; not by the batch size.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After ``backward``, or after the step, whose gradients it then returns.
+
+    Returns
+    -------
+    dict from the name of each trained parameter to NDArray
+        Summed over the devices of this process, on the first of them.
+
+    Raises
+    ------
+    TrainerStateError
+        If the Trainer has no loss scale yet, or all parameters are frozen.
+    """
+    return state_of(trainer).unscaled_gradients()

@@ -26,12 +26,12 @@ from mxnet import gluon
 
 from mpgluon.errors import CheckpointError
 from mpgluon.files import sync_folder
-from mpgluon.trainer_state import export_trainer, import_trainer
+from mpgluon.trainer_export import export_trainer, import_trainer
 
 __all__ = ["check_parameters", "load_checkpoint", "read_extra", "save_checkpoint"]
 
 _FORMAT = "mpgluon checkpoint"
-_VERSION = 1
+_VERSION = 2
 _npy: Any = np.lib.format  # untyped in NumPy
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -6,7 +6,14 @@ Python. Each message says what is wrong, what was received and what to do instea
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "DataError", "MpgluonError", "PrecisionError", "TrainerStateError"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "LossScaleCollapseError",
+    "MpgluonError",
+    "PrecisionError",
+    "TrainerStateError",
+]
 
 
 class MpgluonError(Exception):
@@ -19,6 +26,10 @@ class PrecisionError(MpgluonError):
 
 class TrainerStateError(MpgluonError):
     """A call came at the wrong moment in the life of a Trainer."""
+
+
+class LossScaleCollapseError(MpgluonError):
+    """Step after step overflows with a loss scale that can shrink no further."""
 
 
 class DataError(MpgluonError):

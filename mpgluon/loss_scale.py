@@ -45,6 +45,11 @@ class LossScale(ABC):
         """Whether a step with gradients that are not finite is skipped."""
         return True
 
+    @property
+    def can_shrink(self) -> bool:
+        """Whether an overflow makes S smaller; if not, the next step will overflow as well."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a later step depends on, as plain numbers and strings."""
         return {"kind": type(self).__name__, **vars(self)}
@@ -176,6 +181,11 @@ class DynamicLossScale(LossScale):
             )
         self.growth_interval = growth_interval
         self.growth_tracker = 0
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether S is above ``min_scale``."""
+        return self.scale > self.min_scale
 
     def update(self, grads_finite: bool) -> None:
         """Advance by one step; grow on the ``growth_interval``-th finite step in a row."""

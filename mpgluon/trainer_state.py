@@ -1,34 +1,77 @@
-"""What mpgluon keeps beside a Gluon Trainer, and the one place where it meets one.
+"""What mpgluon keeps beside a Gluon Trainer: a loss scale, master weights, the fate of steps.
 
 ``gluon.Trainer`` looks for an object in its ``_amp_loss_scaler`` before each update and asks it
 ``has_overflow``; if so, it updates nothing. A :class:`TrainerState` is such an object, so any
-Trainer skips exactly the bad step, subclasses such as Horovod's included. No other module
-touches the Trainer's private fields.
+Trainer skips exactly the bad step, subclasses such as Horovod's included.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
-import numpy as np
-import numpy.typing as npt
+import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.errors import TrainerStateError
+from mpgluon import gluon_trainer
+from mpgluon.dtypes import cast, dtype_name
+from mpgluon.errors import LossScaleCollapseError, PrecisionError, TrainerStateError
+from mpgluon.gluon_trainer import fresh_gradients
 from mpgluon.loss_scale import LossScale
-from mpgluon.reductions import all_finite
+from mpgluon.master_weights import MasterKeeper, compare_masters, keep_masters
+from mpgluon.precision.cast import cast_of
+from mpgluon.reductions import all_finite, global_norm, sums_of_squares
 
-__all__ = ["TrainerState", "attach", "export_trainer", "import_trainer", "state_of"]
+__all__ = ["TrainerState", "attach", "state_of"]
 
-Arrays = dict[str, npt.NDArray[Any]]
-Parameters = Mapping[str, gluon.Parameter]
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Clip:
+    """What ``clip_global_norm`` found, for the step that follows."""
+
+    finite: bool
+    coefficient: float
+    rescale: float  # what it took for the Trainer's factor divided by the batch size
+
+
+@dataclass
+class _SumOfSquares:
+    """The gradients on one device, and the sum of their squares in FP32."""
+
+    total: float
+    gradients: list[NDArray]
+
+    def root(self) -> float:
+        """Return the norm; waits again only if squares have left float32's range."""
+        in_range = 2.0**-70 < self.total < math.inf
+        return math.sqrt(self.total) if in_range else global_norm(self.gradients)
+
+
+@dataclass
+class _Step:
+    """The factors of the latest step, in case the Trainer refuses it and is asked again."""
+
+    divisor: float = 1.0
+    coefficient: float = 1.0
+    updates_before: int = -1
 
 
 class TrainerState:
     """The loss scale of one Trainer and what became of its steps.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    loss_scale : LossScale
+    max_consecutive_skips : int or None
+        How many steps in a row may overflow while the scale cannot shrink; ``None``: any number.
 
     Attributes
     ----------
@@ -40,79 +83,262 @@ class TrainerState:
         How many did, since the beginning.
     """
 
-    def __init__(self, trainer: gluon.Trainer, loss_scale: LossScale) -> None:
+    def __init__(
+        self, trainer: gluon.Trainer, loss_scale: LossScale, max_consecutive_skips: Optional[int]
+    ) -> None:
         self._trainer = trainer
         self.loss_scale = loss_scale
+        self.max_consecutive_skips = max_consecutive_skips
         self.step_was_skipped = False
         self.skipped_steps = 0
+        self.skips_at_the_floor = 0  # in a row, with a scale that could not shrink
         self._scale_of_gradients: Optional[float] = None  # None: no loss was scaled yet
-        # The scale of the latest step, and how many updates the optimizer had made before it.
-        self._latest: tuple[Optional[float], int] = (None, -1)
+        self._unscaled = False  # the gradients were divided already
+        self._reduced = False  # the gradients are sums over devices already
+        self._clip: Optional[_Clip] = None
+        self._latest = _Step()
+
+    # --- before the step ---------------------------------------------------------------------
 
     def note_scaled_loss(self) -> float:
         """Return S for a loss, and remember that the gradients to come are S times too large."""
         scale = self.loss_scale.scale
+        if self._clip is not None or self._unscaled:
+            done = "clip_global_norm" if self._clip is not None else "unscale"
+            raise TrainerStateError(
+                f"a loss was scaled after {done} and before the step; accumulate all gradients "
+                f"of a step first, then call {done}, then trainer.step"
+            )
         if self._scale_of_gradients not in (None, scale):
             raise TrainerStateError(
                 f"the loss scale changed from {self._scale_of_gradients:g} to {scale:g} while "
                 "gradients were being accumulated; call trainer.step before changing it"
             )
         self._scale_of_gradients = scale
+        self._reduced = False
         return scale
+
+    def reduce_gradients(self, reduce: Callable[[], None]) -> None:
+        """Sum gradients over devices, unless ``clip_global_norm`` has for this step."""
+        if self._clip is None:
+            reduce()
+            self._reduced = True
+
+    def clip(self, max_norm: float, batch_size: float) -> float:
+        """Return the true norm, and let the step that follows shrink gradients to ``max_norm``."""
+        if self._clip is not None:
+            raise TrainerStateError(
+                "clip_global_norm was called twice before a step; the first call is already "
+                "folded into the step that follows: call trainer.step before clipping again"
+            )
+        parameters = _trained(gluon_trainer.parameters_of(self._trainer))
+        if not _any_fresh(parameters):
+            raise TrainerStateError(
+                "there is no gradient to clip: none was written since the last step; call "
+                "clip_global_norm between backward and trainer.step"
+            )
+        gluon_trainer.begin(self._trainer)
+        if gluon_trainer.updates_in_kvstore(self._trainer):
+            raise TrainerStateError(
+                "this Trainer updates weights inside its kvstore, where gradients cannot be "
+                "clipped by their common norm; create it with update_on_kvstore=False"
+            )
+        if not self._reduced:
+            self._trainer.allreduce_grads()
+        finite, sums = self._look(parameters, at_gradients=True)
+        rescale = gluon_trainer.scale_of(self._trainer) / batch_size
+        # After a reduction they are equal; without one the largest counts.
+        norm = max((one.root() for one in sums), key=_nan_first) * rescale / self._divisor()
+        coefficient = max_norm / norm if norm > max_norm else 1.0
+        self._clip = _Clip(finite, coefficient, rescale)
+        return norm
+
+    def unscale(self) -> None:
+        """Divide FP32 gradients by their scale in place."""
+        if self._unscaled:
+            raise TrainerStateError(
+                "the gradients were unscaled already since the last step; call unscale once"
+            )
+        if self._scale_of_gradients is None:
+            raise TrainerStateError(
+                "no loss was scaled since the last step, so there is nothing to unscale; call it "
+                "between backward and trainer.step"
+            )
+        parameters = _trained(gluon_trainer.parameters_of(self._trainer))
+        gradients = [gradient for _, gradient in fresh_gradients(parameters)]
+        narrow = [gradient for gradient in gradients if dtype_name(gradient) == "float16"]
+        if narrow:
+            raise PrecisionError(
+                f"{len(narrow)} of {len(gradients)} gradients are float16, which divided by "
+                f"{self._divisor():g} would lose what the loss scale has saved; use "
+                "amp.clip_global_norm to clip, amp.unscaled_gradients for FP32 copies, or "
+                "amp.autocast, which keeps parameters and gradients in FP32"
+            )
+        for gradient in gradients:
+            gradient *= 1 / self._divisor()
+        self._unscaled = True
+
+    def unscaled_gradients(self) -> dict[str, NDArray]:
+        """Return FP32 copies of the gradients in true units, by the names of the parameters."""
+        gluon_trainer.begin(self._trainer)
+        parameters = _trained(gluon_trainer.parameters_of(self._trainer))
+        stepped = not _any_fresh(parameters)  # they are those of the latest step
+        divisor = self._latest.divisor if stepped else self._divisor()
+        reduced = stepped or self._reduced or not gluon_trainer.reduces_gradients(self._trainer)
+        copies = {}
+        for parameter in parameters:
+            gradients = parameter.list_grad()[:1] if reduced else parameter.list_grad()
+            wide = [cast(gradient.tostype("default"), "float32") for gradient in gradients]
+            copies[parameter.name] = sum(
+                (one.as_in_context(wide[0].context) for one in wide[1:]), start=wide[0]
+            ) * (1 / divisor)
+        return copies
+
+    # --- the step ----------------------------------------------------------------------------
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
         """Tell the Trainer, just before it updates, whether this step is to be skipped.
 
         Divides the optimizer's ``rescale_grad``, which the Trainer has just set, by the scale
         of the gradients: the division then happens in FP32 inside the update, and a float16
-        gradient is never divided itself. Waits for the devices once.
+        gradient is never divided itself. Waits for the devices once, or, after
+        ``clip_global_norm``, which has waited, not at all.
         """
-        parameters = list(parameters)
-        gradients = [gradient for _, gradient in _fresh(parameters)]
-        if not gradients and not any(p.grad_req != "null" for p in parameters):
+        optimizer = gluon_trainer.optimizer_of(self._trainer)
+        trained = _trained(parameters)
+        if self._clip is not None and self._clip.rescale != optimizer.rescale_grad:
             raise TrainerStateError(
-                "this Trainer has no parameter with a gradient: all are frozen "
-                "(grad_req='null'), so a step changes nothing"
+                f"clip_global_norm was told another batch size than this step: gradients times "
+                f"{self._clip.rescale:g} there, {optimizer.rescale_grad:g} here; call the step "
+                "again with that batch size"
             )
-        finite = all_finite(gradients) if self.loss_scale.skips_overflow and gradients else True
-        scale, self._scale_of_gradients = self._scale_of_gradients, None
-        optimizer = self._trainer._optimizer
-        updates = sum(
-            sum(counts.values()) for counts in optimizer._all_index_update_counts.values()
-        )
-        if scale is not None:
-            self.loss_scale.update(finite)
-        elif self._latest[1] == updates:
+        skips = self.loss_scale.skips_overflow
+        if self._clip is None:
+            finite, _ = self._look(trained, at_gradients=skips)
+            clip = _Clip(finite, 1.0, optimizer.rescale_grad)
+        else:
+            clip = self._clip
+        finite = clip.finite or not skips
+        updates = gluon_trainer.update_counts(self._trainer)
+        step = _Step(self._divisor(), clip.coefficient, updates if finite else -1)
+        if self._scale_of_gradients is None and self._latest.updates_before == updates:
             # The Trainer refused the latest step for its stale gradients, and is asked again.
-            scale = self._latest[0]
-        self._latest = (scale, updates if finite else -1)
-        optimizer.rescale_grad /= scale or 1.0
+            step = self._latest
+        could_shrink = self.loss_scale.can_shrink
+        if self._scale_of_gradients is not None:
+            self.loss_scale.update(finite)
+        optimizer.rescale_grad *= step.coefficient / step.divisor
+        self._scale_of_gradients, self._clip, self._latest = None, None, step
+        self._unscaled = self._reduced = False
         self.step_was_skipped = not finite
-        if not finite:
+        if finite:
+            self.skips_at_the_floor = 0
+        else:
             self.skipped_steps += 1
-            _discard_gradients(parameters)
+            self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
+            self._warn_of_collapse(trained)
+            _discard_gradients(trained)
         return not finite
 
+    def _divisor(self) -> float:
+        """Return by what the gradients as they are must be divided to be true."""
+        return 1.0 if self._unscaled else self._scale_of_gradients or 1.0
 
-def _fresh(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDArray, NDArray]]:
-    """Yield weight and gradient on every device, where backward has written the gradient."""
-    for parameter in parameters:
-        if parameter.grad_req != "null" and parameter._grad is not None:
-            for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                if weight._fresh_grad:
-                    yield weight, gradient
+    def _look(
+        self, parameters: Sequence[gluon.Parameter], *, at_gradients: bool
+    ) -> tuple[bool, list[_SumOfSquares]]:
+        """Return whether all gradients are finite, and the sum of their squares on each device.
+
+        Waits for the devices once. With the same wait, masters are compared with their weights,
+        and follow those that somebody else has written.
+        """
+        per_device: dict[mx.Context, list[NDArray]] = {}
+        for _, gradient in fresh_gradients(parameters) if at_gradients else ():
+            per_device.setdefault(gradient.context, []).append(gradient)
+        compared = compare_masters(self._trainer, parameters)
+        results = [sums_of_squares(gradients) for gradients in per_device.values()]
+        results += [one.difference.as_in_context(mx.cpu()) for one in compared]
+        numbers = mx.nd.concat(*results, dim=0).asnumpy().tolist() if results else []
+        sums, finite = [], True
+        for gradients in per_device.values():
+            total = math.fsum(numbers[: len(gradients)])
+            del numbers[: len(gradients)]
+            sums.append(_SumOfSquares(total, gradients))
+            if math.isnan(total):
+                finite = False
+            elif math.isinf(total):  # squares may have left float32's range, but no element
+                finite = finite and all_finite(gradients)
+        for comparison, difference in zip(compared, numbers):
+            comparison.follow_if(difference)
+        return finite, sums
+
+    def _warn_of_collapse(self, parameters: Sequence[gluon.Parameter]) -> None:
+        """Say once that nothing is being trained any more, and in the end raise."""
+        limit = self.max_consecutive_skips
+        ends = limit is not None and self.skips_at_the_floor >= limit
+        if self.skips_at_the_floor != 2 and not ends:
+            return
+        message = (
+            f"{self.skips_at_the_floor} steps in a row had gradients that are not finite although "
+            f"the loss scale, {self.loss_scale.scale:g}, can shrink no further: nothing is being "
+            f"trained. The first by forward order is that of {_first_bad(parameters)}. Look there "
+            "for a division by zero, a logarithm of zero or a learning rate that is too large; a "
+            "step in FP32 tells whether 16 bits are to blame"
+        )
+        if ends:
+            raise LossScaleCollapseError(message)
+        _logger.warning(message)
 
 
-def _discard_gradients(parameters: list[gluon.Parameter]) -> None:
+def _trained(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
+    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    if not trained:
+        raise TrainerStateError(
+            "this Trainer has no parameter with a gradient: all are frozen (grad_req='null'), so "
+            "a step changes nothing"
+        )
+    return trained
+
+
+def _any_fresh(parameters: Sequence[gluon.Parameter]) -> bool:
+    return any(True for _ in fresh_gradients(parameters))
+
+
+def _nan_first(norm: float) -> tuple[bool, float]:
+    """Return a key for ``max`` that prefers NaN."""
+    return math.isnan(norm), norm
+
+
+def _first_bad(parameters: Sequence[gluon.Parameter]) -> str:
+    """Describe the first gradient that is not finite, by forward order."""
+    for parameter in sorted(parameters, key=_place_in_forward_order):
+        for gradient in parameter.list_grad():
+            if not all_finite([gradient]):
+                kind = "NaN" if math.isnan(global_norm([gradient])) else "infinite"
+                return f"{parameter.name} ({dtype_name(gradient)}, {kind}, on {gradient.context})"
+    raise AssertionError("a step was skipped though all gradients are finite")
+
+
+def _place_in_forward_order(parameter: gluon.Parameter) -> tuple[int, list[Any]]:
+    """Return a key for sorting: as a cast network met it, else by name, dense2 before dense10."""
+    owner = cast_of(parameter)
+    met = list(owner.forward_order) if owner is not None else []
+    natural = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", parameter.name)]
+    return (met.index(parameter) if parameter in met else len(met)), natural
+
+
+def _discard_gradients(parameters: Sequence[gluon.Parameter]) -> None:
     """Forget the gradients of a skipped step, and empty those that accumulate."""
-    for weight, _ in _fresh(parameters):
+    for weight, _ in fresh_gradients(parameters):
         weight._fresh_grad = False
     for parameter in parameters:
         if parameter.grad_req == "add":
             parameter.zero_grad()
 
 
-def attach(trainer: gluon.Trainer, loss_scale: LossScale) -> TrainerState:
+def attach(
+    trainer: gluon.Trainer, loss_scale: LossScale, max_consecutive_skips: Optional[int]
+) -> TrainerState:
     """Put a new state where ``trainer`` asks for it, and return it.
 
     Raises
@@ -128,29 +354,21 @@ def attach(trainer: gluon.Trainer, loss_scale: LossScale) -> TrainerState:
             f"init_trainer takes a gluon.Trainer, received {type(trainer).__name__}; an optimizer "
             "alone has no step that could be skipped"
         )
-    existing = getattr(trainer, "_amp_loss_scaler", None)
-    if existing is not None:
+    existing = gluon_trainer.occupant(trainer)
+    if not (existing is None or isinstance(existing, MasterKeeper)):
         raise TrainerStateError(
             f"this Trainer has a loss scale already ({type(existing).__name__}); one Trainer, "
             "one loss scale: call init_trainer once, and contrib.amp's not at all"
         )
     if loss_scale.skips_overflow:
-        _keep_updates_out_of_the_kvstore(trainer)
-    state = TrainerState(trainer, loss_scale)
-    trainer._amp_loss_scaler = state
+        gluon_trainer.keep_updates_out_of_the_kvstore(trainer)
+    keep_masters(trainer)
+    state = TrainerState(trainer, loss_scale, max_consecutive_skips)
+    gluon_trainer.put_before_reduction(
+        trainer, lambda reduce: lambda: state.reduce_gradients(reduce)
+    )
+    gluon_trainer.occupy(trainer, state)
     return state
-
-
-def _keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
-    asked_for: Optional[bool] = trainer._kvstore_params["update_on_kvstore"]
-    if asked_for or (trainer._kv_initialized and trainer._update_on_kvstore):
-        raise TrainerStateError(
-            "this Trainer updates weights inside its kvstore (update_on_kvstore=True), where a "
-            "step with infinite gradients cannot be skipped; create it with "
-            "update_on_kvstore=False, and call init_trainer before the first step"
-        )
-    if not trainer._kv_initialized:
-        trainer._kvstore_params["update_on_kvstore"] = False  # None means True on several devices
 
 
 def state_of(trainer: Any) -> TrainerState:
@@ -161,162 +379,10 @@ def state_of(trainer: Any) -> TrainerState:
     TrainerStateError
         If ``init_trainer`` was never called on it.
     """
-    state = getattr(trainer, "_amp_loss_scaler", None)
+    state = gluon_trainer.occupant(trainer)
     if not isinstance(state, TrainerState):
         raise TrainerStateError(
             "this Trainer has no loss scale yet; call amp.init_trainer(trainer) right after "
             "creating it"
         )
     return state
-
-
-def _leaves(state: Any, place: str) -> Iterator[tuple[str, NDArray]]:
-    """Yield the arrays in an optimizer's state for one parameter, each with its place."""
-    if isinstance(state, NDArray):
-        yield place, state
-    elif isinstance(state, (list, tuple)):
-        for position, item in enumerate(state):
-            yield from _leaves(item, f"{place}/{position}")
-
-
-def _state_arrays(states: dict[int, Any], names: dict[int, str]) -> dict[str, NDArray]:
-    leaves = (_leaves(state, names[index]) for index, state in states.items())
-    return dict(leaf for one in leaves for leaf in one)
-
-
-def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int, str]:
-    """Return each parameter's name in the network's structure, which outlives the instance.
-
-    The Trainer numbers them by the order of their global names, in which ``dense10`` comes
-    before ``dense8``.
-    """
-    structural = {id(parameter): name for name, parameter in parameters.items()}
-    return {i: structural.get(id(p), p.name) for i, p in enumerate(trainer._params)}
-
-
-def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
-    """Return what a Trainer's next steps depend on: plain values, and named arrays.
-
-    Masters and momenta are the same on all devices; the first one's are returned.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-    parameters : mapping from name to Parameter
-        The network's, under names that do not depend on the instance.
-
-    Raises
-    ------
-    TrainerStateError
-        If the kvstore holds the optimizer's state, out of reach.
-    """
-    if trainer._update_on_kvstore:
-        raise TrainerStateError(
-            "this Trainer keeps momenta and masters inside its kvstore, from where they cannot be "
-            "saved; create it with update_on_kvstore=False"
-        )
-    optimizer, states = trainer._optimizer, trainer._updaters[0].states
-    names = _names_by_index(trainer, parameters)
-    plain: dict[str, Any] = {
-        "optimizer": type(optimizer).__name__,
-        "num_update": optimizer.num_update,
-        "update_counts": {
-            str(device): {names[index]: count for index, count in counts.items()}
-            for device, counts in optimizer._all_index_update_counts.items()
-        },
-        "m_schedule": getattr(optimizer, "m_schedule", None),  # Nadam's running product
-        "learning_rate": optimizer.lr,
-        "states": [names[index] for index in states],
-        "loss_scale": None,
-    }
-    amp = getattr(trainer, "_amp_loss_scaler", None)
-    if isinstance(amp, TrainerState):
-        plain["loss_scale"] = amp.loss_scale.state_dict()
-        plain["skipped_steps"] = amp.skipped_steps
-    arrays = {name: array.asnumpy() for name, array in _state_arrays(states, names).items()}
-    return plain, arrays
-
-
-def import_trainer(
-    trainer: gluon.Trainer, parameters: Parameters, plain: dict[str, Any], arrays: Arrays
-) -> Callable[[], None]:
-    """Check what :func:`export_trainer` returned, and return a function that puts it in place.
-
-    Nothing is changed before that function is called. Call it before the parameters are set: a
-    Trainer on several devices copies the first one's to the others when it begins.
-
-    Raises
-    ------
-    ValueError
-        If it belongs to another optimizer, loss scale or set of parameters.
-    """
-    optimizer = trainer._optimizer
-    if plain["optimizer"] != type(optimizer).__name__:
-        raise ValueError(
-            f"its optimizer was {plain['optimizer']}, this one is {type(optimizer).__name__}"
-        )
-    amp = getattr(trainer, "_amp_loss_scaler", None)
-    if (plain["loss_scale"] is None) != (amp is None):
-        raise ValueError(
-            "only one of the two has a loss scale; call amp.init_trainer before loading exactly "
-            "if it was called before saving"
-        )
-    if amp is not None:
-        copy.copy(amp.loss_scale).load_state_dict(plain["loss_scale"])
-    names = _names_by_index(trainer, parameters)
-    indices = {name: index for index, name in names.items()}
-    strangers = sorted(set(plain["states"]) - indices.keys())
-    if strangers:
-        raise ValueError(f"it trained parameters that this one does not have: {strangers[:5]}")
-    states_by_device = [
-        {
-            indices[name]: optimizer.create_state_multi_precision(
-                indices[name], trainer._params[indices[name]].list_data()[device]
-            )
-            for name in plain["states"]
-        }
-        for device in range(len(trainer._contexts))
-    ]
-    expected = _state_arrays(states_by_device[0], names)
-    problems = sorted(
-        name
-        for name in expected.keys() | arrays.keys()
-        if name not in expected
-        or name not in arrays
-        or (expected[name].shape, np.dtype(expected[name].dtype))
-        != (arrays[name].shape, arrays[name].dtype)
-    )
-    if problems:
-        raise ValueError(f"optimizer states differ at {', '.join(problems[:5])}")
-
-    def put_in_place() -> None:
-        if not trainer._kv_initialized:
-            trainer._init_kvstore()
-        if trainer._params_to_init:
-            trainer._init_params()
-        for updater, states in zip(trainer._updaters, states_by_device):
-            for name, array in _state_arrays(states, names).items():
-                array[:] = arrays[name]
-            updater.states = states
-            updater.states_synced = dict.fromkeys(states, True)
-        optimizer.num_update = plain["num_update"]
-        counts = {
-            int(device): {indices[name]: count for name, count in per_name.items()}
-            for device, per_name in plain["update_counts"].items()
-        }
-        # A device that was not there then has made as many updates as the others.
-        longest = max(counts.values(), key=len)
-        for context in trainer._contexts:
-            counts.setdefault(context.device_id, {})
-            counts[context.device_id] = counts[context.device_id] or dict(longest)
-        optimizer._all_index_update_counts = counts
-        optimizer._index_update_count = counts[trainer._contexts[0].device_id]
-        if optimizer.lr_scheduler is None:
-            optimizer.lr = plain["learning_rate"]
-        if plain["m_schedule"] is not None:
-            optimizer.m_schedule = plain["m_schedule"]
-        if amp is not None:
-            amp.loss_scale.load_state_dict(plain["loss_scale"])
-            amp.skipped_steps = plain["skipped_steps"]
-
-    return put_in_place

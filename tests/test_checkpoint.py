@@ -368,11 +368,11 @@ def header(**fields) -> np.ndarray:
         (npz(header=np.array([print, None])), "damaged or no checkpoint .*allow_pickle=False"),
         (
             npz(header=header(format="another checkpoint", version=1)),
-            "is a 'another checkpoint' of version 1; this mpgluon reads version 1",
+            "is a 'another checkpoint' of version 1; this mpgluon reads version 2",
         ),
         (
-            npz(header=header(format="mpgluon checkpoint", version=2)),
-            "is a 'mpgluon checkpoint' of version 2; this mpgluon reads version 1",
+            npz(header=header(format="mpgluon checkpoint", version=1)),
+            "is a 'mpgluon checkpoint' of version 1; this mpgluon reads version 2",
         ),
     ],
     ids=["empty", "text", "npy", "npz", "numbers", "json", "pickle", "format", "version"],

@@ -9,6 +9,7 @@ everything off again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, Optional, Union
 
 import mxnet as mx
@@ -16,10 +17,13 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
+from mpgluon import gluon_trainer
 from mpgluon.dtypes import cast
 from mpgluon.errors import PrecisionError
+from mpgluon.master_weights import MasterKeeper
 from mpgluon.policy import Policy
-from mpgluon.precision.forward import Cast, PolicyForward, forward_of, is_hybrid
+from mpgluon.precision.cast import Cast
+from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
 from mpgluon.precision.report import BeyondReach, CastReport
 
 __all__ = [
@@ -62,7 +66,8 @@ def cast_block(
     ----------
     net : gluon.Block
         With or without initialized parameters, hybridized or not. FP32 values of parameters
-        that it has are remembered, one copy on the CPU, until :func:`restore`.
+        that it has are remembered on the CPU until an optimizer's masters begin with them, or
+        :func:`restore`.
     dtype : str, NumPy dtype or Policy
         ``"float16"``, or a policy with any ``param_dtype``.
     keep_fp32 : iterable of block types and block instances
@@ -100,6 +105,13 @@ def cast_block(
             'amp.autocast(net, "bfloat16"), and for float32 mpgluon.restore(net)'
         )
     return apply_policy(net, Policy.parse("float16"), keep_fp32)
+
+
+def _welcome_trainer(parameter: gluon.Parameter, trainer: Optional[gluon.Trainer]) -> None:
+    """Do what a Parameter does when a Trainer is made for it, and see to the FP32 masters."""
+    type(parameter)._set_trainer(parameter, trainer)
+    if trainer is not None and gluon_trainer.occupant(trainer) is None:
+        gluon_trainer.occupy(trainer, MasterKeeper(trainer))
 
 
 def dtype_of_argument(dtype: Any) -> str:
@@ -140,12 +152,15 @@ def apply_policy(
         for parameter in entry.block._reg_params.values()
     } | _unreachable_parameters(plan)
     parameters = list(net.collect_params().values())
+    for parameter in parameters:
+        parameter.mpgluon_cast = owner
+        parameter._set_trainer = partial(_welcome_trainer, parameter)
     if policy.param_dtype == "float16":
         for parameter in parameters:
             if parameter in fp32_parameters or np.dtype(parameter.dtype) != np.float32:
                 continue
             initialized = parameter._data is not None
-            owner.originals[parameter] = _on_cpu(parameter) if initialized else None
+            owner.fp32_values[parameter] = _on_cpu(parameter) if initialized else None
             parameter.cast("float16")
     beyond_reach = []
     for entry in plan:
@@ -164,16 +179,17 @@ def apply_policy(
         ),
         kept_fp32=tuple(entry.block.name for entry in plan if entry.keeps_parameters),
         beyond_reach=tuple(beyond_reach),
-        parameters_cast=len(owner.originals),
-        parameters_kept=len(parameters) - len(owner.originals),
+        parameters_cast=len(owner.fp32_values),
+        parameters_kept=len(parameters) - len(owner.fp32_values),
     )
 
 
 def restore(net: gluon.Block) -> None:
     """Turn a cast or autocast network back into a plain FP32 network, in place.
 
-    Parameters that have not changed since the cast get their FP32 values back, bit for bit;
-    others are widened. A network that was never cast is left as it is. A Trainer made for the
+    Parameters get their FP32 values back, bit for bit: those from before the cast, or after
+    training those of the optimizer's master weights. Where somebody else has written a parameter
+    since, it is widened. A network that was never cast is left as it is. A Trainer made for the
     cast network holds state for float16 parameters: make a new one.
 
     Parameters
@@ -184,13 +200,16 @@ def restore(net: gluon.Block) -> None:
     """
     blocks = list(blocks_of(net))
     roots = set()
+    for parameter in net.collect_params().values():
+        for name in ("mpgluon_cast", "_set_trainer"):
+            vars(parameter).pop(name, None)
     for block in blocks:
         forward = forward_of(block)
         if forward is None:
             continue
         for parameter in block._reg_params.values():
-            if parameter in forward.owner.originals:
-                _restore_parameter(parameter, forward.owner.originals.pop(parameter))
+            if parameter in forward.owner.fp32_values:
+                _restore_parameter(parameter, forward.owner.fp32_values.pop(parameter))
         roots.add(forward.owner.root)
         if forward.owner.root in blocks:
             forward.detach()
@@ -203,7 +222,7 @@ def restore(net: gluon.Block) -> None:
 
 def _restore_parameter(parameter: gluon.Parameter, original: Optional[mx.nd.NDArray]) -> None:
     unchanged = original is not None and bool(
-        (_on_cpu(parameter) == cast(original, "float16")).min().asscalar()
+        (_on_cpu(parameter) == cast(original.as_in_context(mx.cpu()), "float16")).min().asscalar()
     )
     parameter.cast("float32")
     if unchanged:

@@ -6,7 +6,6 @@ block's graph is traced for the formats of its inputs, and explains what MXNet s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 import mxnet as mx
@@ -17,22 +16,12 @@ from mxnet.symbol import Symbol
 
 from mpgluon.dtypes import Array, cast, dtype_name
 from mpgluon.errors import PrecisionError
-from mpgluon.policy import Policy
 from mpgluon.precision.arithmetic import arithmetic_of
+from mpgluon.precision.cast import Cast
 from mpgluon.precision.namespace import OperatorNamespace, namespace_of
 from mpgluon.precision.tracked import arrays_in, borrow, convert_arrays, mark, widen
 
-__all__ = ["Cast", "PolicyForward", "forward_of", "is_hybrid"]
-
-
-@dataclass
-class Cast:
-    """One application of a policy to a network: what its forwards share."""
-
-    policy: Policy
-    root: gluon.Block
-    # Which parameters became float16, and their FP32 values where they had any.
-    originals: dict[gluon.Parameter, Optional[mx.nd.NDArray]] = field(default_factory=dict)
+__all__ = ["PolicyForward", "forward_of", "is_hybrid"]
 
 
 class PolicyForward:
@@ -67,6 +56,7 @@ class PolicyForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute as the block does, under the owner's policy."""
+        self.owner.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
         if self.kept:
             args = convert_arrays(args, widen)
         elif self.method == "hybrid_forward":

@@ -1,0 +1,1 @@
+"""Measuring honestly: cases side by side in one interleaved run, medians and quartiles."""

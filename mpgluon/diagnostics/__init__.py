@@ -1,0 +1,1 @@
+"""Looking at numbers: what 16 bits did to them, where, and what to do about it."""

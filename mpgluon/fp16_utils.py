@@ -1,0 +1,139 @@
+"""Mixed precision by hand: FP32 master weights and gradients as arrays that one can look at.
+
+::
+
+    mpgluon.cast_block(net)
+    model_params, master_params = prep_param_lists(net)
+    trainer = gluon.Trainer(master_params, "sgd", {"learning_rate": 0.1})
+    with autograd.record():
+        loss = loss_fn(net(images), labels) * scale
+    loss.backward()
+    model_grads_to_master_grads(model_params, master_params)
+    trainer.step(batch_size * scale)
+    master_params_to_model_params(model_params, master_params)
+
+This is what ``multi_precision=True`` and :mod:`mpgluon.amp` do out of sight, bit for bit; nothing
+here skips a step that overflowed. The names are those of Apex's ``fp16_utils``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from mpgluon.dtypes import cast
+from mpgluon.precision.cast import cast_of
+from mpgluon.precision.casting import blocks_of
+
+__all__ = [
+    "bn_to_float32",
+    "master_params_to_model_params",
+    "model_grads_to_master_grads",
+    "prep_param_lists",
+]
+
+Net = TypeVar("Net", bound=gluon.Block)
+Parameters = list[gluon.Parameter]
+
+
+def prep_param_lists(net: gluon.Block) -> tuple[Parameters, Parameters]:
+    """Return the trained parameters of a network, and an FP32 master of each.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        With initialized parameters of any format; frozen ones (``grad_req="null"``) are left out.
+
+    Returns
+    -------
+    model_params, master_params : list of gluon.Parameter
+        In the same order. A master is on the same devices, has the FP32 value from before the
+        cast where it is known, and can be given to a ``gluon.Trainer``.
+
+    Raises
+    ------
+    ValueError
+        If no parameter is trained.
+    """
+    model_params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    if not model_params:
+        raise ValueError(f"{net.name} has no parameter to train: all are frozen (grad_req='null')")
+    return model_params, [_master_of(parameter) for parameter in model_params]
+
+
+def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
+    master = gluon.Parameter(
+        f"{parameter.name}_master",
+        shape=parameter.shape,
+        dtype="float32",
+        lr_mult=parameter.lr_mult,
+        wd_mult=parameter.wd_mult,
+    )
+    weight = cast(parameter.list_data()[0], "float32")
+    owner = cast_of(parameter)
+    known = owner.fp32_values.get(parameter) if owner is not None else None
+    if known is not None:
+        known = known.as_in_context(weight.context)
+        unchanged = bool((cast(cast(known, "float16"), "float32") == weight).min().asscalar())
+        weight = known if unchanged else weight
+    master.initialize(mx.init.Zero(), ctx=parameter.list_ctx())
+    master.set_data(weight)
+    return master
+
+
+def model_grads_to_master_grads(
+    model_params: Sequence[gluon.Parameter], master_params: Sequence[gluon.Parameter]
+) -> None:
+    """Copy gradients into those of the masters, in FP32; exact. Does not wait.
+
+    Where ``backward`` has not written a gradient since the last call, the master's stays stale,
+    which ``trainer.step`` reports as usual.
+    """
+    for model, master in _pairs(model_params, master_params):
+        arrays = zip(model.list_data(), model.list_grad(), master.list_data(), master.list_grad())
+        for weight, gradient, master_weight, master_gradient in arrays:
+            if weight._fresh_grad:
+                cast(gradient.tostype("default"), "float32").copyto(master_gradient)
+                weight._fresh_grad, master_weight._fresh_grad = False, True
+
+
+def master_params_to_model_params(
+    model_params: Sequence[gluon.Parameter], master_params: Sequence[gluon.Parameter]
+) -> None:
+    """Round the masters into the parameters, to nearest even. Does not wait."""
+    for model, master in _pairs(model_params, master_params):
+        for weight, master_weight in zip(model.list_data(), master.list_data()):
+            cast(master_weight, np.dtype(model.dtype).name).copyto(weight)
+
+
+def _pairs(
+    model_params: Sequence[gluon.Parameter], master_params: Sequence[gluon.Parameter]
+) -> list[tuple[gluon.Parameter, gluon.Parameter]]:
+    if [p.shape for p in model_params] != [p.shape for p in master_params]:
+        raise ValueError(
+            f"{len(model_params)} parameters and {len(master_params)} masters do not belong "
+            "together; pass both lists as prep_param_lists returned them"
+        )
+    return list(zip(model_params, master_params))
+
+
+def bn_to_float32(net: Net) -> Net:
+    """Turn the parameters and statistics of every BatchNorm in a network to FP32, in place.
+
+    MXNet's BatchNorm accepts no others. ``net.cast`` and ``mpgluon.cast_block`` see to it
+    themselves; casting the parameters one by one does not.
+
+    Returns
+    -------
+    gluon.Block
+        ``net``.
+    """
+    for block in blocks_of(net):
+        if isinstance(block, (nn.BatchNorm, nn.BatchNormReLU)):
+            block.cast("float32")
+    return net

@@ -1,0 +1,135 @@
+"""Gluon's Trainer from inside: the one module that touches its private fields.
+
+Everything here is a question about a Trainer or one small change to it; what is done with them
+is decided in :mod:`mpgluon.trainer_state` and :mod:`mpgluon.trainer_export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.errors import TrainerStateError
+
+__all__ = [
+    "begin",
+    "devices_of",
+    "fresh_gradients",
+    "keep_updates_out_of_the_kvstore",
+    "occupant",
+    "occupy",
+    "optimizer_of",
+    "parameters_of",
+    "put_before_reduction",
+    "reduces_gradients",
+    "replace_updaters",
+    "scale_of",
+    "update_counts",
+    "updaters_of",
+    "updates_in_kvstore",
+]
+
+
+def occupant(trainer: gluon.Trainer) -> Any:
+    """Return what the Trainer asks ``has_overflow`` before an update, or ``None``."""
+    return getattr(trainer, "_amp_loss_scaler", None)
+
+
+def occupy(trainer: gluon.Trainer, state: Any) -> None:
+    """Put an object where the Trainer asks ``has_overflow`` before it updates."""
+    trainer._amp_loss_scaler = state
+
+
+def parameters_of(trainer: gluon.Trainer) -> list[gluon.Parameter]:
+    """Return the parameters by index: the order of their names if they came in a dict."""
+    return list(trainer._params)
+
+
+def devices_of(trainer: gluon.Trainer) -> list[mx.Context]:
+    """Return the devices of the parameters."""
+    return list(trainer._contexts)
+
+
+def optimizer_of(trainer: gluon.Trainer) -> mx.optimizer.Optimizer:
+    """Return the optimizer, which ``load_states`` may have replaced."""
+    return trainer._optimizer
+
+
+def update_counts(trainer: gluon.Trainer) -> int:
+    """Return how many updates of one parameter on one device there have been in all."""
+    counts = trainer._optimizer._all_index_update_counts.values()
+    return sum(sum(per_parameter.values()) for per_parameter in counts)
+
+
+def updaters_of(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
+    """Return what applies the optimizer, one for each device."""
+    return list(trainer._updaters)
+
+
+def replace_updaters(
+    trainer: gluon.Trainer, replacement: Callable[[mx.optimizer.Updater], mx.optimizer.Updater]
+) -> None:
+    """Let another object apply the optimizer on each device."""
+    trainer._updaters = [replacement(updater) for updater in trainer._updaters]
+
+
+def scale_of(trainer: gluon.Trainer) -> float:
+    """Return the user's factor for gradients, which Horovod too uses to average."""
+    return float(trainer._scale)
+
+
+def begin(trainer: gluon.Trainer) -> None:
+    """Do what the first step does before anything else: copy parameters to all devices."""
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._params_to_init:
+        trainer._init_params()
+
+
+def reduces_gradients(trainer: gluon.Trainer) -> bool:
+    """Whether a step replaces gradients by their sum over devices; known once it has begun."""
+    return trainer._kvstore is not None
+
+
+def updates_in_kvstore(trainer: gluon.Trainer) -> bool:
+    """Whether the kvstore holds the optimizer and its state, out of reach."""
+    return bool(trainer._update_on_kvstore)
+
+
+def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
+    """Let the Trainer itself update weights, also on several devices.
+
+    Raises
+    ------
+    TrainerStateError
+        If it was told not to, or has begun otherwise; nothing is changed then.
+    """
+    asked_for = trainer._kvstore_params["update_on_kvstore"]
+    if asked_for or (trainer._kv_initialized and trainer._update_on_kvstore):
+        raise TrainerStateError(
+            "this Trainer updates weights inside its kvstore (update_on_kvstore=True), where a "
+            "step with infinite gradients cannot be skipped; create it with "
+            "update_on_kvstore=False, and call init_trainer before the first step"
+        )
+    if not trainer._kv_initialized:
+        trainer._kvstore_params["update_on_kvstore"] = False  # None means True on several devices
+
+
+def put_before_reduction(
+    trainer: gluon.Trainer, decorate: Callable[[Callable[[], None]], Callable[[], None]]
+) -> None:
+    """Replace what sums gradients over devices or processes by a decorated version of it."""
+    trainer._allreduce_grads = decorate(trainer._allreduce_grads)
+
+
+def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDArray, NDArray]]:
+    """Yield weight and gradient on every device, where backward has written the gradient."""
+    for parameter in parameters:
+        if parameter.grad_req != "null" and parameter._grad is not None:
+            for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
+                if weight._fresh_grad:
+                    yield weight, gradient

@@ -1,0 +1,266 @@
+"""FP32 master weights: the optimizer never sees a 16-bit number.
+
+MXNet's ``multi_precision`` starts its masters from weights that are rounded already, keeps the
+old ones when weights are set anew, and leaves it to each optimizer to be right about float16:
+LARS squares float16 numbers in float16. Here masters are kept beside the optimizer's state. The
+optimizer is given them and FP32 copies of the gradients, so every update is the FP32 update, bit
+for bit, whatever the optimizer; the float16 weight is then the rounded master.
+
+Every Trainer of a cast network has them, with or without a loss scale, if its optimizer was created
+with ``multi_precision=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon import gluon_trainer
+from mpgluon.dtypes import cast, dtype_name
+from mpgluon.errors import TrainerStateError
+from mpgluon.precision.cast import cast_of
+from mpgluon.reductions import Widened
+
+__all__ = ["Comparison", "MasterKeeper", "MasterWeights", "compare_masters", "keep_masters"]
+
+
+class MasterWeights(mx.optimizer.Updater):
+    """Applies an optimizer on one device, to FP32 masters where weights are float16.
+
+    Parameters
+    ----------
+    former : Updater
+        What applied the optimizer until now; its states, and so its masters, are taken over.
+
+    Attributes
+    ----------
+    masters : dict from a parameter's index to NDArray
+    states : dict from a parameter's index to the optimizer's state for FP32 weights
+    """
+
+    def __init__(self, former: mx.optimizer.Updater) -> None:
+        super().__init__(former.optimizer)
+        self.masters: dict[int, NDArray] = {}
+        self._widened = Widened()
+        self.states, self.states_synced = former.states, former.states_synced
+        self._separate(self.optimizer.param_dict)
+
+    def __call__(
+        self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
+    ) -> None:
+        """Update weights as the Trainer asks; neither waits nor changes a gradient."""
+        together = max(1, self.optimizer.aggregate_num)
+        for start in range(0, len(index), together):
+            part = slice(start, start + together)
+            self._update(index[part], grad[part], weight[part])
+
+    def _update(
+        self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
+    ) -> None:
+        updated = [self.master_of(i, w) for i, w in zip(index, weight)]
+        has_master = [master is not w for master, w in zip(updated, weight)]
+        grads = list(grad)
+        places = [i for i, yes in enumerate(has_master) if yes and grads[i].stype == "default"]
+        if places:
+            for place, wide in zip(places, self._widened([grads[i] for i in places])):
+                grads[place] = wide
+        for place, one in enumerate(grads):
+            if has_master[place] and one.stype != "default":
+                grads[place] = one.astype("float32")
+        super().__call__(list(index), grads, updated)
+        for master, w, yes in zip(updated, weight, has_master):
+            if yes:
+                mx.nd.amp_cast(master, dtype="float16", out=w)
+
+    def master_of(self, index: int, weight: NDArray) -> NDArray:
+        """Return what the optimizer updates: the master, made if need be, or an FP32 weight.
+
+        A new master has the FP32 value that the weight had before it was cast, if that is known.
+        """
+        if not self.optimizer.multi_precision or dtype_name(weight) != "float16":
+            return weight
+        if index not in self.masters:
+            value = self._fp32_value(index)
+            self.masters[index] = (
+                cast(weight, "float32") if value is None else value.copyto(weight.context)
+            )
+            self._remember(index)
+        elif self.masters[index].context != weight.context:  # loaded from a file
+            self.masters[index] = self.masters[index].as_in_context(weight.context)
+            self._remember(index)
+        return self.masters[index]
+
+    def differences(self, index: int, weight: NDArray) -> Optional[NDArray]:
+        """Return whether a weight is its rounded master, as a number of shape (1,); 0 if it is.
+
+        It is not if somebody else has written the weight. Does not wait. ``None`` if there is
+        no master.
+        """
+        master = self.master_of(index, weight)
+        if master is weight:
+            return None
+        is_now, rounded = self._widened([weight, cast(master, "float16")])
+        is_now -= rounded
+        return mx.nd.multi_sum_sq(is_now, num_arrays=1)
+
+    def follow(self, index: int, weight: NDArray) -> None:
+        """Give a master the value of a weight that somebody else has written."""
+        cast(weight, "float32").copyto(self.masters[index])
+
+    def all_states(self) -> dict[int, Any]:
+        """Return each parameter's state, and before it the master if it has one."""
+        return {
+            i: (self.masters[i], state) if i in self.masters else state
+            for i, state in self.states.items()
+        }
+
+    def new_state(self, index: int, weight: NDArray) -> Any:
+        """Return what :meth:`all_states` would have for a parameter at the beginning."""
+        if not self.optimizer.multi_precision or dtype_name(weight) != "float16":
+            return self.optimizer.create_state_multi_precision(index, weight)
+        master = cast(weight, "float32")
+        return master, self.optimizer.create_state_multi_precision(index, master)
+
+    def set_all_states(self, states: dict[int, Any]) -> None:
+        """Put states of the arrangement of :meth:`all_states` in place."""
+        self.states, self.masters = dict(states), {}
+        self.states_synced = dict.fromkeys(states, True)
+        for index in states:
+            dtype = np.dtype(self.optimizer.param_dict[index].dtype)
+            if dtype == np.float16 and self.optimizer.multi_precision:
+                self.masters[index], self.states[index] = states[index]
+                self._remember(index)
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """Return what ``trainer.save_states`` writes: MXNet's own arrangement, masters included."""
+        separate = self.states
+        first = bool(self.masters) and _master_comes_first(self.optimizer)
+        self.states = {
+            i: (
+                ((self.masters[i], s) if first else (s, self.masters[i]))
+                if i in self.masters
+                else s
+            )
+            for i, s in separate.items()
+        }
+        try:
+            content: bytes = super().get_states(dump_optimizer)
+        finally:
+            self.states = separate
+        return content
+
+    def set_states(self, states: bytes) -> None:
+        """Take over what ``trainer.load_states`` reads, with or without masters of ours."""
+        parameters = self.optimizer.param_dict  # an optimizer from a file knows none yet
+        super().set_states(states)
+        self.masters = {}
+        self._separate(parameters)
+
+    def _separate(self, parameters: dict[int, gluon.Parameter]) -> None:
+        """Move masters out of states that are arranged as MXNet does."""
+        for index in self.states:
+            dtype = np.dtype(parameters[index].dtype)
+            if dtype != np.float16 or not self.optimizer.multi_precision:
+                continue
+            first, second = self.states[index]
+            if _master_comes_first(self.optimizer):
+                self.masters[index], self.states[index] = first, second
+            else:
+                self.states[index], self.masters[index] = first, second
+
+    def _fp32_value(self, index: int) -> Optional[NDArray]:
+        parameter = self.optimizer.param_dict[index]
+        owner = cast_of(parameter)
+        return owner.fp32_values.get(parameter) if owner is not None else None
+
+    def _remember(self, index: int) -> None:
+        """Let the cast network know its FP32 values; on several devices they are the same."""
+        parameter = self.optimizer.param_dict[index]
+        owner = cast_of(parameter)
+        if owner is not None and self.masters[index].context == parameter.list_ctx()[0]:
+            owner.fp32_values[parameter] = self.masters[index]
+
+
+def _master_comes_first(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether MXNet's state for a float16 weight is (master, state) and not (state, master).
+
+    Raises
+    ------
+    TrainerStateError
+        If it is neither: an optimizer from elsewhere.
+    """
+    probe = mx.nd.ones((1, 1), dtype="float16")  # no optimizer starts its state with ones
+    state = optimizer.create_state_multi_precision(0, probe)
+    if isinstance(state, (tuple, list)) and len(state) == 2:
+        places = [isinstance(s, NDArray) and s.dtype == np.float32 and s == 1 for s in state]
+        if places.count(True) == 1:
+            return places[0]
+    raise TrainerStateError(
+        f"{type(optimizer).__name__} arranges its state for float16 weights in a way of its own, "
+        "in which no master can be told; save with mpgluon.save_checkpoint, and call "
+        "amp.init_trainer before the first step"
+    )
+
+
+class Comparison(NamedTuple):
+    """Whether a weight on one device is its rounded master: ``difference`` is then 0."""
+
+    updater: MasterWeights
+    number: int
+    weight: NDArray
+    difference: NDArray  # shape (1,); not waited for
+
+    def follow_if(self, difference: float) -> None:
+        """Let the master follow the weight if they differ."""
+        if difference != 0:
+            self.updater.follow(self.number, self.weight)
+
+
+def keep_masters(trainer: gluon.Trainer) -> None:
+    """Let a Trainer update float16 weights through FP32 masters, if its optimizer wants any."""
+    updaters = gluon_trainer.updaters_of(trainer)
+    wanted = gluon_trainer.optimizer_of(trainer).multi_precision
+    if wanted and not any(isinstance(updater, MasterWeights) for updater in updaters):
+        gluon_trainer.replace_updaters(trainer, MasterWeights)
+
+
+def compare_masters(
+    trainer: gluon.Trainer, parameters: Iterable[gluon.Parameter]
+) -> list[Comparison]:
+    """Compare each float16 weight on each device with its master; does not wait."""
+    compared = []
+    indices = {p: i for i, p in enumerate(gluon_trainer.parameters_of(trainer))}
+    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    for device, updater in enumerate(gluon_trainer.updaters_of(trainer)):
+        for parameter in trained if isinstance(updater, MasterWeights) else ():
+            index, weight = indices[parameter], parameter.list_data()[device]
+            difference = updater.differences(index, weight)
+            if difference is not None:
+                compared.append(Comparison(updater, index, weight, difference))
+    return compared
+
+
+class MasterKeeper:
+    """What a Trainer of a cast network asks before each update, until it has a loss scale.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        It may still be in the making.
+    """
+
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        self._trainer = trainer
+
+    def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
+        """Skip no step; let masters follow weights that were set. Waits for the devices."""
+        if not gluon_trainer.updates_in_kvstore(self._trainer):
+            keep_masters(self._trainer)
+            for comparison in compare_masters(self._trainer, parameters):
+                comparison.follow_if(comparison.difference.asscalar())
+        return False

@@ -1,0 +1,205 @@
+"""What a Trainer's next steps depend on, as plain values and named arrays, and back.
+
+Checkpoints are made of this. It knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon import gluon_trainer
+from mpgluon.errors import TrainerStateError
+from mpgluon.master_weights import MasterKeeper, MasterWeights, keep_masters
+from mpgluon.trainer_state import TrainerState
+
+__all__ = ["export_trainer", "import_trainer"]
+
+Arrays = dict[str, npt.NDArray[Any]]
+Parameters = Mapping[str, gluon.Parameter]
+
+
+def _leaves(state: Any, place: str) -> Iterator[tuple[str, NDArray]]:
+    """Yield the arrays in an optimizer's state for one parameter, each with its place."""
+    if isinstance(state, NDArray):
+        yield place, state
+    elif isinstance(state, (list, tuple)):
+        for position, item in enumerate(state):
+            yield from _leaves(item, f"{place}/{position}")
+
+
+def _state_arrays(states: dict[int, Any], names: dict[int, str]) -> dict[str, NDArray]:
+    leaves = (_leaves(state, names[index]) for index, state in states.items())
+    return dict(leaf for one in leaves for leaf in one)
+
+
+def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int, str]:
+    """Return each parameter's name in the network's structure, which outlives the instance.
+
+    The Trainer numbers them by the order of their global names, in which ``dense10`` comes
+    before ``dense8``.
+    """
+    structural = {id(parameter): name for name, parameter in parameters.items()}
+    parameters_in_order = enumerate(gluon_trainer.parameters_of(trainer))
+    return {i: structural.get(id(p), p.name) for i, p in parameters_in_order}
+
+
+def _settle_masters(trainer: gluon.Trainer) -> None:
+    """Let the Trainer of a cast network keep its masters where they will be after a step."""
+    if isinstance(gluon_trainer.occupant(trainer), MasterKeeper):
+        keep_masters(trainer)
+
+
+def _states(updater: mx.optimizer.Updater) -> dict[int, Any]:
+    """Return the optimizer's states, with masters wherever they are kept."""
+    states: dict[int, Any] = updater.states
+    return updater.all_states() if isinstance(updater, MasterWeights) else states
+
+
+def _new_state(updater: mx.optimizer.Updater, index: int, weight: NDArray) -> Any:
+    if isinstance(updater, MasterWeights):
+        return updater.new_state(index, weight)
+    return updater.optimizer.create_state_multi_precision(index, weight)
+
+
+def _set_states(updater: mx.optimizer.Updater, states: dict[int, Any]) -> None:
+    if isinstance(updater, MasterWeights):
+        updater.set_all_states(states)
+    else:
+        updater.states, updater.states_synced = states, dict.fromkeys(states, True)
+
+
+def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
+    """Return what a Trainer's next steps depend on: plain values, and named arrays.
+
+    Masters and momenta are the same on all devices; the first one's are returned.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    parameters : mapping from name to Parameter
+        The network's, under names that do not depend on the instance.
+
+    Raises
+    ------
+    TrainerStateError
+        If the kvstore holds the optimizer's state, out of reach.
+    """
+    if gluon_trainer.updates_in_kvstore(trainer):
+        raise TrainerStateError(
+            "this Trainer keeps momenta and masters inside its kvstore, from where they cannot be "
+            "saved; create it with update_on_kvstore=False"
+        )
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    _settle_masters(trainer)
+    states = _states(gluon_trainer.updaters_of(trainer)[0])
+    names = _names_by_index(trainer, parameters)
+    plain: dict[str, Any] = {
+        "optimizer": type(optimizer).__name__,
+        "num_update": optimizer.num_update,
+        "update_counts": {
+            str(device): {names[index]: count for index, count in counts.items()}
+            for device, counts in optimizer._all_index_update_counts.items()
+        },
+        "m_schedule": getattr(optimizer, "m_schedule", None),  # Nadam's running product
+        "learning_rate": optimizer.lr,
+        "states": [names[index] for index in states],
+        "loss_scale": None,
+    }
+    amp = gluon_trainer.occupant(trainer)
+    if isinstance(amp, TrainerState):
+        plain["loss_scale"] = amp.loss_scale.state_dict()
+        plain["skipped_steps"] = amp.skipped_steps
+        plain["skips_at_the_floor"] = amp.skips_at_the_floor
+    arrays = {name: array.asnumpy() for name, array in _state_arrays(states, names).items()}
+    return plain, arrays
+
+
+def import_trainer(
+    trainer: gluon.Trainer, parameters: Parameters, plain: dict[str, Any], arrays: Arrays
+) -> Callable[[], None]:
+    """Check what :func:`export_trainer` returned, and return a function that puts it in place.
+
+    Nothing is changed before that function is called. Call it before the parameters are set: a
+    Trainer on several devices copies the first one's to the others when it begins.
+
+    Raises
+    ------
+    ValueError
+        If it belongs to another optimizer, loss scale or set of parameters.
+    """
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    if plain["optimizer"] != type(optimizer).__name__:
+        raise ValueError(
+            f"its optimizer was {plain['optimizer']}, this one is {type(optimizer).__name__}"
+        )
+    amp = gluon_trainer.occupant(trainer)
+    if (plain["loss_scale"] is None) == isinstance(amp, TrainerState):
+        raise ValueError(
+            "only one of the two has a loss scale; call amp.init_trainer before loading exactly "
+            "if it was called before saving"
+        )
+    if isinstance(amp, TrainerState):
+        copy.copy(amp.loss_scale).load_state_dict(plain["loss_scale"])
+    names = _names_by_index(trainer, parameters)
+    indices = {name: index for index, name in names.items()}
+    strangers = sorted(set(plain["states"]) - indices.keys())
+    if strangers:
+        raise ValueError(f"it trained parameters that this one does not have: {strangers[:5]}")
+    _settle_masters(trainer)
+    weights = [parameter.list_data for parameter in gluon_trainer.parameters_of(trainer)]
+    states_by_device = [
+        {
+            indices[name]: _new_state(updater, indices[name], weights[indices[name]]()[device])
+            for name in plain["states"]
+        }
+        for device, updater in enumerate(gluon_trainer.updaters_of(trainer))
+    ]
+    expected = _state_arrays(states_by_device[0], names)
+    problems = sorted(
+        name
+        for name in expected.keys() | arrays.keys()
+        if name not in expected
+        or name not in arrays
+        or (expected[name].shape, np.dtype(expected[name].dtype))
+        != (arrays[name].shape, arrays[name].dtype)
+    )
+    if problems:
+        raise ValueError(f"optimizer states differ at {', '.join(problems[:5])}")
+
+    def put_in_place() -> None:
+        gluon_trainer.begin(trainer)
+        for updater, states in zip(gluon_trainer.updaters_of(trainer), states_by_device):
+            for name, array in _state_arrays(states, names).items():
+                array[:] = arrays[name]
+            _set_states(updater, states)
+        optimizer.num_update = plain["num_update"]
+        counts = {
+            int(device): {indices[name]: count for name, count in per_name.items()}
+            for device, per_name in plain["update_counts"].items()
+        }
+        # A device that was not there then has made as many updates as the others.
+        longest = max(counts.values(), key=len)
+        devices = gluon_trainer.devices_of(trainer)
+        for context in devices:
+            counts.setdefault(context.device_id, {})
+            counts[context.device_id] = counts[context.device_id] or dict(longest)
+        optimizer._all_index_update_counts = counts
+        optimizer._index_update_count = counts[devices[0].device_id]
+        if optimizer.lr_scheduler is None:
+            optimizer.lr = plain["learning_rate"]
+        if plain["m_schedule"] is not None:
+            optimizer.m_schedule = plain["m_schedule"]
+        if isinstance(amp, TrainerState):
+            amp.loss_scale.load_state_dict(plain["loss_scale"])
+            amp.skipped_steps = plain["skipped_steps"]
+            amp.skips_at_the_floor = plain["skips_at_the_floor"]
+
+    return put_in_place

@@ -1,0 +1,81 @@
+"""Print which optimizers train float16 weights, by running each: docs/optimizers.md is made so."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from tqdm import tqdm
+
+from mpgluon.diagnostics.optimizers import (
+    STEPS,
+    OptimizerReport,
+    optimizer_names,
+    report_on_optimizer,
+)
+
+HEADINGS = (
+    "optimizer",
+    "float16, no masters",
+    "MXNet's multi_precision",
+    "its masters",
+    "mpgluon's masters",
+    "bfloat16",
+    "use",
+)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Parse the command line, run the optimizers, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"Largest errors over {STEPS} steps against FP32 training on the same gradients, "
+        "in units of the last place: of float16 in the first two columns of figures (0.5 is "
+        "rounding alone), of FP32 in the others (0 is equal bit for bit).",
+    )
+    parser.add_argument(
+        "optimizers", nargs="*", metavar="OPTIMIZER", help="default: all that MXNet has"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
+    options = parser.parse_args(arguments)
+    try:
+        names = options.optimizers or optimizer_names()
+        reports = [report_on_optimizer(name) for name in tqdm(names, leave=False, disable=None)]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rows = [HEADINGS, *(_row(report) for report in reports)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    if options.markdown:
+        rows.insert(1, tuple("-" * width for width in widths))
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+        print(f"| {' | '.join(cells)} |" if options.markdown else "  ".join(cells).rstrip())
+    return 0
+
+
+def _row(report: OptimizerReport) -> tuple[str, ...]:
+    return (
+        report.name,
+        *(
+            _figure(value)
+            for value in (
+                report.without_masters,
+                report.mxnet,
+                report.mxnet_masters,
+                report.masters,
+                report.bfloat16,
+            )
+        ),
+        report.advice,
+    )
+
+
+def _figure(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,.1f}" if value else "0"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

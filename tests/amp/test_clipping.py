@@ -1,0 +1,472 @@
+"""Gradients in true units: clipping by their common norm, and unscaling by hand."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from amp_helpers import (
+    BAD_BATCH,
+    BATCH_SIZE,
+    LOSS,
+    assert_same_bits,
+    backward,
+    batches,
+    each_optimizer,
+    make_net,
+    make_trainer,
+    spoil,
+    trained,
+    weights,
+)
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mpgluon import DynamicLossScale, amp
+from mpgluon.dtypes import cast
+from mpgluon.errors import PrecisionError, TrainerStateError
+
+TWO = [mx.cpu(0), mx.cpu(1)]
+MAX_NORM = 0.25  # less than the norm of every batch
+
+
+def norm_of(gradients):
+    """Return the norm of NumPy arrays in float64."""
+    return math.sqrt(math.fsum(float(x) ** 2 for one in gradients for x in one.ravel()))
+
+
+def backward_on(net, devices, batch, trainer):
+    shares = zip(*(gluon.utils.split_and_load(one, devices) for one in batch))
+    with autograd.record():
+        losses = [LOSS(net(images), targets) for images, targets in shares]
+        with amp.scale_loss(losses, trainer) as scaled:
+            autograd.backward(scaled)
+
+
+def one_weight(dtype="float32", ctx=None, grad_req="write"):
+    weight = gluon.Parameter("weight", shape=(1,), dtype=dtype, grad_req=grad_req)
+    weight.initialize(mx.init.Zero(), ctx=ctx)
+    return weight
+
+
+def give_gradient(weight, trainer, gradient):
+    with autograd.record():
+        losses = [cast(one, "float32") * gradient for one in weight.list_data()]
+        with amp.scale_loss(losses, trainer) as scaled:
+            autograd.backward(scaled)
+
+
+def trainer_of(weight, loss_scale=8, learning_rate=1.0, **options):
+    arguments = {"learning_rate": learning_rate, "multi_precision": True}
+    trainer = gluon.Trainer([weight], "sgd", arguments, **options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
+
+
+# --- the norm --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("loss_scale", [1, 2.0**7])
+def test_clipping_returns_the_norm_of_what_the_optimizer_would_be_given(dtype, loss_scale):
+    net = make_net(dtype)
+    trainer = make_trainer(net, loss_scale=loss_scale)
+    backward(net, *next(batches()), trainer)
+    gradients = [p.grad().asnumpy().astype(np.float64) for p in trained(net)]
+    norm = amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
+    # FP32 sums of at most 12 squares each: 13 roundings of 2**-24, halved by the root.
+    expected = norm_of(gradients) / loss_scale / BATCH_SIZE
+    assert norm == pytest.approx(expected, rel=13 * 2.0**-24)
+
+
+def test_the_norm_of_float16_gradients_whose_true_values_underflow_is_exact():
+    # 3 and 4 times 2**-26 are no float16 numbers, and their squares are far below any.
+    weight = gluon.Parameter("weight", shape=(2,), dtype="float16")
+    weight.initialize(mx.init.Zero())
+    trainer = trainer_of(weight, 2.0**16)
+    give_gradient(weight, trainer, mx.nd.array([3 * 2.0**-26, 4 * 2.0**-26]))
+    norm = amp.clip_global_norm(trainer, max_norm=2.0**-26, batch_size=1)
+    assert norm == 5 * 2.0**-26
+    trainer.step(1)
+    masters = trainer._updaters[0].masters[0].asnumpy()
+    # Two float32 roundings: of the factor, and of the product.
+    np.testing.assert_allclose(masters * 2.0**26, [-0.6, -0.8], rtol=2 * 2.0**-24)
+
+
+@pytest.mark.parametrize("exponent", [-40, 40])
+def test_the_norm_is_right_where_the_squares_leave_float32(exponent):
+    weight = one_weight()
+    trainer = trainer_of(weight, 2.0**exponent)
+    give_gradient(weight, trainer, 2.0 ** (2 * exponent))
+    assert amp.clip_global_norm(trainer, 1.0, 1) == 2.0 ** (2 * exponent)
+
+
+@pytest.mark.parametrize("kvstore", ["device", "local", None])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_on_several_devices_the_norm_is_that_of_the_sum_of_their_gradients(kvstore, dtype):
+    weight = one_weight(dtype, TWO)
+    trainer = trainer_of(weight, kvstore=kvstore)
+    give_gradient(weight, trainer, 3.0)
+    norm = amp.clip_global_norm(trainer, 1.5, batch_size=2)
+    summed = 3 if kvstore is None else 6  # without a kvstore each device is left alone
+    assert norm == summed / 2
+    trainer.step(2)
+    assert [one.asscalar() for one in weight.list_data()] == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize("order", ["clip", "reduce, clip", "clip, reduce"])
+def test_gradients_are_summed_over_devices_once_however_the_step_is_made(order):
+    weight = one_weight(ctx=TWO)
+    trainer = trainer_of(weight)
+    for _ in range(2):
+        give_gradient(weight, trainer, 0.5)
+        for call in order.split(", "):
+            if call == "clip":
+                assert amp.clip_global_norm(trainer, 100.0, 1) == 1
+            else:
+                trainer.allreduce_grads()
+        (trainer.step if order == "clip" else trainer.update)(1)
+    assert [one.asscalar() for one in weight.list_data()] == [-2, -2]
+
+
+def test_an_infinite_gradient_has_an_infinite_norm_and_its_step_is_skipped():
+    weight = one_weight(ctx=TWO)
+    trainer = trainer_of(weight, DynamicLossScale(8, growth_interval=1))
+    for gradient, expected in ((math.inf, math.inf), (math.nan, math.nan), (1.0, 2.0)):
+        give_gradient(weight, trainer, gradient)
+        norm = amp.clip_global_norm(trainer, 0.5, 1)
+        assert norm == expected or (math.isnan(norm) and math.isnan(expected))
+        trainer.step(1)
+        assert amp.step_was_skipped(trainer) is not math.isfinite(expected)
+    assert weight.data(TWO[1]).asscalar() == -0.5
+    assert amp.loss_scale(trainer) == 4  # 8, halved twice, doubled
+
+
+# --- clipping --------------------------------------------------------------------------------
+
+
+def clipped_run(dtype, loss_scale, optimizer, *, inject=None, leave_out=None):
+    net = make_net(dtype)
+    trainer = make_trainer(net, optimizer, loss_scale)
+    for number, batch in enumerate(batches()):
+        if number == leave_out:
+            continue
+        backward(net, *batch, trainer)
+        if inject is not None and number == BAD_BATCH:
+            inject(net)
+        norm = amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
+        assert norm > MAX_NORM
+        trainer.step(BATCH_SIZE)
+    return weights(net), trainer
+
+
+@each_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_overflow_in_a_clipped_run_leaves_the_weights_of_a_run_without_that_batch(
+    dtype, optimizer
+):
+    scale = DynamicLossScale(128, growth_interval=1)
+    inject = spoil(0, "weight", math.inf)
+    clipped, trainer = clipped_run(dtype, scale, optimizer, inject=inject)
+    control, _ = clipped_run(dtype, 1, optimizer, leave_out=BAD_BATCH)
+    assert_same_bits(clipped, control)
+    assert (amp.loss_scale(trainer), amp.skipped_steps(trainer)) == (512, 1)
+
+
+def test_clipped_gradients_are_gluons_up_to_rounding():
+    def run(clip):
+        net = make_net()
+        trainer = make_trainer(net, loss_scale=64)
+        for batch in batches():
+            backward(net, *batch, trainer)
+            clip(net, trainer)
+            trainer.step(BATCH_SIZE)
+        return weights(net)
+
+    def ours(_, trainer):
+        amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
+
+    def gluons(net, trainer):  # whose gradients are S times those of the whole batch
+        limit = MAX_NORM * BATCH_SIZE * amp.loss_scale(trainer)
+        gluon.utils.clip_global_norm([p.grad() for p in trained(net)], limit)
+
+    plain = run(lambda *_: None)
+    for one, other, without in zip(run(ours), run(gluons), plain):
+        # Gluon adds 1e-8 to the norm and rounds each gradient once more: 4 steps of some 2**-23.
+        np.testing.assert_allclose(one, other, rtol=0, atol=4 * 2.0**-20)
+        assert not np.allclose(one, without, rtol=0, atol=1e-3)
+
+
+def test_a_norm_below_the_limit_changes_no_bit():
+    def run(max_norm):
+        net = make_net("float16")
+        trainer = make_trainer(net, loss_scale=64)
+        for batch in batches():
+            backward(net, *batch, trainer)
+            if max_norm:
+                assert amp.clip_global_norm(trainer, max_norm, BATCH_SIZE) < max_norm
+            trainer.step(BATCH_SIZE)
+        return weights(net)
+
+    assert_same_bits(run(100.0), run(None))
+
+
+def test_clipping_writes_no_gradient():
+    net = make_net("float16")
+    trainer = make_trainer(net, loss_scale=64)
+    backward(net, *next(batches()), trainer)
+    before = [p.grad().asnumpy() for p in trained(net)]
+    assert amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE) > MAX_NORM
+    trainer.step(BATCH_SIZE)
+    assert_same_bits([p.grad().asnumpy() for p in trained(net)], before)
+
+
+@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+def test_accumulated_gradients_are_clipped_together(devices):
+    weight = one_weight("float16", devices, grad_req="add")
+    trainer = trainer_of(weight, 16, update_on_kvstore=False)
+    for gradient in (1.0, 0.5, 0.25):
+        give_gradient(weight, trainer, gradient / len(devices))
+    assert amp.clip_global_norm(trainer, 0.25, batch_size=7) == 0.25
+    trainer.step(7)
+    assert {one.asscalar() for one in weight.list_data()} == {-0.25}
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+def test_a_step_waits_for_the_devices_once_with_clipping_too(clips, dtype, devices, monkeypatch):
+    waits = []
+
+    def counted(name):
+        original = getattr(mx.nd.NDArray, name)
+        return lambda array: waits.append(name) or original(array)
+
+    net = make_net(dtype, devices)
+    trainer = make_trainer(net, loss_scale=64)
+    for number, batch in enumerate(batches()):
+        backward_on(net, devices, batch, trainer)
+        waits.clear()
+        with monkeypatch.context() as patch:
+            for name in ("asnumpy", "wait_to_read"):
+                patch.setattr(mx.nd.NDArray, name, counted(name))
+            if clips:
+                amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
+            trainer.step(BATCH_SIZE)
+        assert waits == ["asnumpy"] or number == 0  # MXNet's kvstore itself waits in the first
+
+
+def test_a_trainer_with_a_reduction_of_its_own_is_clipped_by_the_reduced_norm():
+    class Doubling(gluon.Trainer):  # as Horovod's: a sum over workers, averaged by _scale
+        def __init__(self, params):
+            super().__init__(params, "sgd", {"learning_rate": 1.0}, kvstore=None)
+            self._scale /= 2
+
+        def _allreduce_grads(self):
+            for parameter in self._params:
+                parameter.grad()[:] *= 2
+
+    weight = one_weight()
+    trainer = Doubling([weight])
+    amp.init_trainer(trainer, 8)
+    give_gradient(weight, trainer, 3.0)
+    assert amp.clip_global_norm(trainer, 1.5, batch_size=1) == 3
+    trainer.step(1)
+    assert weight.data().asscalar() == -1.5
+
+
+def test_a_stale_gradient_does_not_count_where_stale_gradients_are_ignored():
+    fresh, stale = one_weight(), gluon.Parameter("stale", shape=(1,))
+    stale.initialize()
+    stale.grad()[:] = 1000.0
+    trainer = gluon.Trainer([fresh, stale], "sgd", {"learning_rate": 1.0})
+    amp.init_trainer(trainer, 8)
+    give_gradient(fresh, trainer, 3.0)
+    assert amp.clip_global_norm(trainer, 1.5, 1) == 3
+    trainer.step(1, ignore_stale_grad=True)
+    assert fresh.data().asscalar() == -1.5
+
+
+def test_a_refused_step_repeated_with_stale_gradients_ignored_is_still_clipped():
+    fresh, stale = one_weight(), gluon.Parameter("stale", shape=(1,))
+    stale.initialize()
+    trainer = gluon.Trainer([stale, fresh], "sgd", {"learning_rate": 1.0})
+    amp.init_trainer(trainer, 8)
+    give_gradient(fresh, trainer, 3.0)
+    amp.clip_global_norm(trainer, 1.5, 1)
+    with pytest.raises(UserWarning, match="call step with ignore_stale_grad=True"):
+        trainer.step(1)
+    trainer.step(1, ignore_stale_grad=True)
+    assert fresh.data().asscalar() == -1.5
+
+
+# --- clipping at the wrong moment ------------------------------------------------------------
+
+
+def test_clipping_twice_before_a_step_is_refused_and_the_first_one_counts():
+    weight = one_weight()
+    trainer = trainer_of(weight)
+    for steps in (1, 2):
+        give_gradient(weight, trainer, 3.0)
+        amp.clip_global_norm(trainer, 1.5, 1)
+        with pytest.raises(TrainerStateError, match="called twice before a step"):
+            amp.clip_global_norm(trainer, 0.1, 1)
+        trainer.step(1)
+        assert weight.data().asscalar() == -1.5 * steps
+
+
+def test_clipping_without_gradients_is_refused():
+    trainer = trainer_of(one_weight())
+    with pytest.raises(TrainerStateError, match=r"between backward and trainer\.step"):
+        amp.clip_global_norm(trainer, 1.0, 1)
+
+
+def test_clipping_for_another_batch_size_than_the_steps_is_refused_and_changes_nothing():
+    weight = one_weight(ctx=TWO)
+    trainer = trainer_of(weight)
+    give_gradient(weight, trainer, 3.0)
+    amp.clip_global_norm(trainer, 1.5, batch_size=2)
+    with pytest.raises(TrainerStateError, match=r"another batch size .* 0\.5 there, 0\.25 here"):
+        trainer.step(4)
+    assert weight.data(TWO[0]).asscalar() == 0
+    trainer.step(2)
+    assert [one.asscalar() for one in weight.list_data()] == [-1.5, -1.5]
+
+
+def test_another_loss_after_clipping_is_refused():
+    weight = one_weight(grad_req="add")
+    trainer = trainer_of(weight)
+    give_gradient(weight, trainer, 3.0)
+    amp.clip_global_norm(trainer, 1.5, 1)
+    with pytest.raises(TrainerStateError, match="scaled after clip_global_norm and before the"):
+        give_gradient(weight, trainer, 3.0)
+
+
+def test_clipping_inside_the_kvstore_is_refused():
+    weight = one_weight(ctx=TWO)
+    trainer = trainer_of(weight, "none", update_on_kvstore=True)
+    give_gradient(weight, trainer, 3.0)
+    with pytest.raises(TrainerStateError, match="create it with update_on_kvstore=False"):
+        amp.clip_global_norm(trainer, 1.5, 1)
+
+
+@pytest.mark.parametrize("name", ["max_norm", "batch_size"])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        *((value, ValueError) for value in (0, -1, math.inf, math.nan)),
+        *((value, TypeError) for value in ("1", None, True)),
+    ],
+)
+def test_limits_and_batch_sizes_are_positive_numbers(name, value, kind):
+    weight = one_weight()
+    trainer = trainer_of(weight)
+    give_gradient(weight, trainer, 3.0)
+    with pytest.raises(kind, match=f"{name} must be"):
+        amp.clip_global_norm(trainer, **{"max_norm": 1.0, "batch_size": 1, name: value})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda t: amp.clip_global_norm(t, 1.0, 1), amp.unscale, amp.unscaled_gradients],
+    ids=["clip_global_norm", "unscale", "unscaled_gradients"],
+)
+def test_gradients_need_a_loss_scale_and_a_parameter_that_is_trained(call):
+    weight = one_weight()
+    trainer = gluon.Trainer([weight], "sgd")
+    with pytest.raises(TrainerStateError, match=r"has no loss scale yet; call amp\.init_trainer"):
+        call(trainer)
+    amp.init_trainer(trainer)
+    give_gradient(weight, trainer, 1.0)
+    weight.grad_req = "null"
+    with pytest.raises(TrainerStateError, match="all are frozen"):
+        call(trainer)
+
+
+# --- unscaling -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+@pytest.mark.parametrize("clips", [None, "before", "after"])
+def test_unscaled_gradients_are_true_and_the_step_divides_by_nothing_more(devices, clips):
+    weight = one_weight(ctx=devices)
+    trainer = trainer_of(weight, DynamicLossScale(2.0**10, growth_interval=1))
+    give_gradient(weight, trainer, 3.0 / len(devices))
+    if clips == "before":
+        assert amp.clip_global_norm(trainer, 1.5, 1) == 3
+    amp.unscale(trainer)
+    total = 3.0 if clips == "before" else 3.0 / len(devices)
+    assert [one.asscalar() for one in weight.list_grad()] == [total] * len(devices)
+    if clips == "after":
+        assert amp.clip_global_norm(trainer, 1.5, 1) == 3
+    trainer.step(1)
+    assert weight.data(devices[-1]).asscalar() == (-1.5 if clips else -3)
+    assert amp.loss_scale(trainer) == 2.0**11  # a step like any other
+    give_gradient(weight, trainer, 3.0 / len(devices))
+    trainer.step(1)  # and the next one divides again
+    assert weight.data(devices[-1]).asscalar() == (-4.5 if clips else -6)
+
+
+def test_sparse_gradients_are_unscaled_too():
+    net = nn.Embedding(6, 2, sparse_grad=True)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, 64)
+    with autograd.record():
+        loss = net(mx.nd.array([1, 4])) * mx.nd.array([[1, 2]])
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    amp.unscale(trainer)
+    expected = np.zeros((6, 2))
+    expected[[1, 4]] = [1, 2]
+    np.testing.assert_array_equal(net.weight.grad().asnumpy(), expected)
+    (gradient,) = amp.unscaled_gradients(trainer).values()
+    np.testing.assert_array_equal(gradient.asnumpy(), expected)
+
+
+def test_float16_gradients_are_not_unscaled_in_place_but_refused_with_advice():
+    net = make_net("float16")
+    trainer = make_trainer(net, loss_scale=64)
+    backward(net, *next(batches()), trainer)
+    before = [p.grad().asnumpy() for p in trained(net)]
+    with pytest.raises(PrecisionError, match=r"3 of 5 gradients are float16, which divided by 64"):
+        amp.unscale(trainer)
+    assert_same_bits([p.grad().asnumpy() for p in trained(net)], before)
+    trainer.step(BATCH_SIZE)  # goes on as if nothing had been asked
+
+
+def test_unscaling_twice_or_without_a_scaled_loss_or_before_another_loss_is_refused():
+    weight = one_weight(grad_req="add")
+    trainer = trainer_of(weight)
+    with pytest.raises(TrainerStateError, match="no loss was scaled since the last step"):
+        amp.unscale(trainer)
+    give_gradient(weight, trainer, 3.0)
+    amp.unscale(trainer)
+    with pytest.raises(TrainerStateError, match="unscaled already"):
+        amp.unscale(trainer)
+    with pytest.raises(TrainerStateError, match="scaled after unscale and before the step"):
+        give_gradient(weight, trainer, 3.0)
+    assert weight.grad().asscalar() == 3
+
+
+@pytest.mark.parametrize("when", ["before the step", "after the step", "after clipping"])
+@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+def test_copies_of_gradients_are_fp32_and_in_true_units_by_name(devices, when):
+    gradient = 2.0**-26  # no float16 number
+    weight = one_weight("float16", devices)
+    trainer = trainer_of(weight, DynamicLossScale(2.0**16, growth_interval=1))
+    give_gradient(weight, trainer, gradient / len(devices))
+    if when == "after clipping":
+        amp.clip_global_norm(trainer, 2.0**-30, 1)
+    elif when == "after the step":
+        trainer.step(1)
+        assert amp.loss_scale(trainer) == 2.0**17  # of the next step
+    copies = amp.unscaled_gradients(trainer)
+    assert list(copies) == ["weight"]
+    assert copies["weight"].dtype == np.float32
+    assert copies["weight"].asscalar() == gradient
+    copies["weight"][:] = 7
+    summed = when != "before the step"
+    assert weight.grad().asscalar() == 2.0**-10 / (1 if summed else len(devices))

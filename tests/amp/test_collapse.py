@@ -1,0 +1,171 @@
+"""A loss scale that can shrink no further while every step overflows: said once, then an error."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
+
+DEPTH = 12  # more than ten layers: by name, dense10 comes before dense2
+
+
+def make_net(way="float32", ctx=None):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(DEPTH):
+            net.add(nn.Dense(2, in_units=2))
+    net.initialize(mx.init.One(), ctx=ctx)
+    if way == "float16":
+        mpgluon.cast_block(net)
+    elif way != "float32":
+        amp.autocast(net, way.split()[1])
+    return net
+
+
+def make_trainer(net, loss_scale, **options):
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.init_trainer(trainer, loss_scale, **options)
+    return trainer
+
+
+def step(net, trainer, bad=(), value=math.nan, device=None):
+    """Do one step; the weights' gradients of the layers in ``bad`` are not finite."""
+    devices = net[0].weight.list_ctx()
+    with autograd.record():
+        losses = [net(mx.nd.ones((1, 2), ctx=one) * 2.0**-14).sum() for one in devices]
+        with amp.scale_loss(losses, trainer) as scaled:
+            autograd.backward(scaled)
+    for layer in bad:
+        net[layer].weight.grad(device)[1, 1] = value
+    trainer.step(1)
+
+
+def test_a_run_that_has_collapsed_says_so_once_and_raises_after_the_steps_that_were_chosen(caplog):
+    net = make_net()
+    trainer = make_trainer(net, DynamicLossScale(4.0), max_consecutive_skips=5)
+    before = net[0].weight.data().asnumpy()
+    with caplog.at_level(logging.WARNING, "mpgluon"):
+        for _ in range(2):  # from 4 to the floor: no news
+            step(net, trainer, bad=[3])
+        assert amp.loss_scale(trainer) == 1
+        step(net, trainer, bad=[3])
+        assert caplog.messages == []
+        for _ in range(3):
+            step(net, trainer, bad=[3])
+        (message,) = caplog.messages
+        with pytest.raises(LossScaleCollapseError, match="5 steps in a row") as error:
+            step(net, trainer, bad=[3])
+        assert len(caplog.messages) == 1
+    assert "2 steps in a row" in message
+    for text in (message, str(error.value)):
+        assert "the loss scale, 1, can shrink no further" in text
+        assert "net_dense3_weight (float32, NaN, on cpu(0))" in text
+    assert np.array_equal(net[0].weight.data().asnumpy(), before)
+    assert amp.skipped_steps(trainer) == 7
+
+
+def test_a_finite_step_ends_the_count_and_a_second_collapse_is_said_again(caplog):
+    net = make_net()
+    trainer = make_trainer(net, 8, max_consecutive_skips=3)
+    with caplog.at_level(logging.WARNING, "mpgluon"):
+        for _ in range(2):
+            step(net, trainer, bad=[3])
+            step(net, trainer, bad=[3])
+            step(net, trainer)
+    assert len(caplog.messages) == 2
+
+
+def test_an_overflow_now_and_then_is_no_collapse(caplog):
+    net = make_net()
+    trainer = make_trainer(net, 8, max_consecutive_skips=2)
+    with caplog.at_level(logging.WARNING, "mpgluon"):
+        for bad in ([0], [], [0], [], [0]):
+            step(net, trainer, bad)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("way", ["float32", "float16", "auto float16", "auto bfloat16"])
+@pytest.mark.parametrize("bad", [[10, 2], [11], [1, 0, 7]])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_the_first_bad_parameter_is_named_by_forward_order(way, bad, hybridize):
+    net = make_net(way)
+    net.hybridize(hybridize)
+    trainer = make_trainer(net, 2.0**0, max_consecutive_skips=1)
+    dtype = "float16" if way == "float16" else "float32"
+    with pytest.raises(
+        LossScaleCollapseError, match=rf"net_dense{min(bad)}_weight \({dtype}, infinite"
+    ):
+        step(net, trainer, bad, value=-math.inf)
+
+
+def test_forward_order_is_that_of_the_calls_and_not_of_the_names_in_a_cast_network():
+    class Backwards(nn.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="backwards_")
+            with self.name_scope():
+                self.last = nn.Dense(2, in_units=2, prefix="a_")
+                self.first = nn.Dense(2, in_units=2, prefix="b_")
+
+        def hybrid_forward(self, F, x):
+            return self.last(self.first(x))
+
+    net = Backwards()
+    net.initialize()
+    mpgluon.cast_block(net)
+    trainer = make_trainer(net, 1, max_consecutive_skips=1)
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 2))).sum()
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    for layer in (net.first, net.last):
+        layer.weight.grad()[:] = math.inf
+    with pytest.raises(LossScaleCollapseError, match="that of backwards_b_weight"):
+        trainer.step(1)
+
+
+def test_the_device_of_a_bad_gradient_is_named_where_gradients_stay_apart():
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net = make_net(ctx=devices)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    amp.init_trainer(trainer, 1, max_consecutive_skips=1)
+    with pytest.raises(LossScaleCollapseError, match=r"dense4_weight \(float32, NaN, on cpu\(1"):
+        step(net, trainer, bad=[4], device=devices[1])
+
+
+def test_the_count_survives_a_checkpoint(tmp_path):
+    first, second = make_net(), make_net()
+    trainers = [make_trainer(net, 1, max_consecutive_skips=3) for net in (first, second)]
+    step(first, trainers[0], bad=[0])
+    step(first, trainers[0], bad=[0])
+    mpgluon.save_checkpoint(tmp_path / "c.npz", first, trainers[0])
+    mpgluon.load_checkpoint(tmp_path / "c.npz", second, trainers[1])
+    with pytest.raises(LossScaleCollapseError, match="3 steps in a row"):
+        step(second, trainers[1], bad=[0])
+
+
+def test_it_is_for_the_user_to_say_that_a_run_never_gives_up():
+    net = make_net()
+    trainer = make_trainer(net, 1, max_consecutive_skips=None)
+    for _ in range(40):
+        step(net, trainer, bad=[0])
+    assert amp.skipped_steps(trainer) == 40
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(0, ValueError), (-1, ValueError)] + [(value, TypeError) for value in (1.5, "3", True)],
+)
+def test_what_is_no_number_of_steps_is_refused(value, kind):
+    net = make_net()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(kind, match="max_consecutive_skips must be"):
+        amp.init_trainer(trainer, max_consecutive_skips=value)
+    amp.init_trainer(trainer)  # nothing was changed

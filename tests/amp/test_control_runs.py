@@ -1,0 +1,443 @@
+"""Control runs: training with a loss scale is training without one, but for skipped batches."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from amp_helpers import (
+    BAD_BATCH,
+    BATCH_SIZE,
+    BATCHES,
+    GRADIENTS,
+    LOSS,
+    assert_same_bits,
+    backward,
+    batches,
+    each_optimizer,
+    make_net,
+    make_trainer,
+    plain_run,
+    scaled_run,
+    spoil,
+    trained,
+    weights,
+)
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mpgluon import DynamicLossScale, NoLossScale, StaticLossScale, amp, cast_block
+
+
+@each_optimizer
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("where", GRADIENTS)
+def test_an_injected_overflow_leaves_the_weights_of_a_run_without_that_batch(
+    where, value, optimizer
+):
+    dtype, place, gradient_dtype = GRADIENTS[where]
+    net = make_net(dtype)
+    assert getattr(net[place[0]], place[1]).grad().dtype == gradient_dtype
+    scale = DynamicLossScale(128, growth_interval=1)
+    scaled, scales, skipped = scaled_run(net, scale, optimizer, spoil(*place, value))
+    assert_same_bits(scaled, plain_run(make_net(dtype), optimizer, leave_out=BAD_BATCH))
+    assert scales == [256, 512, 256, 512]  # from 128: grown, grown, halved, grown
+    assert skipped == [False, False, True, False]
+
+
+@each_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_static_scale_skips_the_overflow_and_stays(dtype, optimizer):
+    inject = spoil(0, "weight", math.inf)
+    scaled, scales, skipped = scaled_run(make_net(dtype), StaticLossScale(128), optimizer, inject)
+    assert_same_bits(scaled, plain_run(make_net(dtype), optimizer, leave_out=BAD_BATCH))
+    assert scales == [128] * BATCHES
+    assert skipped == [False, False, True, False]
+
+
+@each_optimizer
+@pytest.mark.parametrize("exponent", [-8, 1, 16, 24])
+def test_scaling_fp32_training_by_a_power_of_two_changes_no_bit(exponent, optimizer):
+    scaled, scales, skipped = scaled_run(make_net(), 2.0**exponent, optimizer)
+    assert_same_bits(scaled, plain_run(make_net(), optimizer))
+    assert scales == [2.0**exponent] * BATCHES
+    assert not any(skipped)
+
+
+def test_the_control_run_would_notice_a_missing_batch_and_a_missing_division():
+    everything = plain_run(make_net())
+    without = plain_run(make_net(), leave_out=BAD_BATCH)
+    assert not any(np.array_equal(one, other) for one, other in zip(everything, without))
+    net = make_net()
+    trainer = make_trainer(net)  # never told of the scale
+    for images, targets in batches():
+        with autograd.record():
+            loss = LOSS(net(images), targets) * 2
+        loss.backward()
+        trainer.step(BATCH_SIZE)
+    assert not any(np.array_equal(one, other) for one, other in zip(everything, weights(net)))
+
+
+def test_without_a_loss_scale_an_infinite_gradient_reaches_the_weights_as_in_plain_gluon():
+    inject = spoil(2, "weight", math.inf)
+    unscaled, scales, skipped = scaled_run(make_net(), NoLossScale(), inject=inject)
+    net = make_net()
+    trainer = make_trainer(net)
+    for number, batch in enumerate(batches()):
+        backward(net, *batch)
+        if number == BAD_BATCH:
+            inject(net)
+        trainer.step(BATCH_SIZE)
+    assert not all(np.isfinite(one).all() for one in unscaled)
+    for one, other in zip(unscaled, weights(net)):
+        np.testing.assert_array_equal(one, other)  # a NaN may have any bits
+    assert scales == [1] * BATCHES
+    assert not any(skipped)
+
+
+@pytest.mark.parametrize("kvstore", ["device", "local", None])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("bad_device", [0, 1])
+def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_device):
+    devices = [mx.cpu(0), mx.cpu(1)]
+
+    def run(loss_scale, leave_out=None, inject=False):
+        net = make_net(dtype, devices)
+        trainer = make_trainer(net, loss_scale=loss_scale, kvstore=kvstore)
+        for number, batch in enumerate(batches()):
+            if number == leave_out:
+                continue
+            shares = zip(*(gluon.utils.split_and_load(one, devices) for one in batch))
+            with autograd.record():
+                losses = [LOSS(net(images), targets) for images, targets in shares]
+                with amp.scale_loss(losses, trainer) as scaled:
+                    autograd.backward(scaled)
+            if inject and number == BAD_BATCH:
+                net[0].weight.list_grad()[bad_device][0, 0] = math.inf
+            trainer.step(BATCH_SIZE)
+            assert amp.step_was_skipped(trainer) is (inject and number == BAD_BATCH)
+        return weights(net)
+
+    with_overflow = run(DynamicLossScale(128, growth_interval=1), inject=True)
+    assert_same_bits(with_overflow, run(1, leave_out=BAD_BATCH))
+
+
+@each_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("bad_half", [0, 1])
+def test_an_overflow_in_accumulated_gradients_discards_that_window_and_no_other(
+    dtype, optimizer, value, bad_half
+):
+    def run(loss_scale, windows, bad=None):
+        net = make_net(dtype)
+        for parameter in trained(net):
+            parameter.grad_req = "add"
+        trainer = make_trainer(net, optimizer, loss_scale)
+        every = list(batches())
+        for window in windows:
+            for half in range(2):
+                backward(net, *every[2 * (window % 2) + half], trainer)
+                if (window, half) == (bad, bad_half):
+                    spoil(0, "weight", value)(net)
+            trainer.step(2 * BATCH_SIZE)
+            if not amp.step_was_skipped(trainer):
+                net.collect_params().zero_grad()  # as in plain Gluon
+        return weights(net), trainer
+
+    scale = DynamicLossScale(128, growth_interval=1)
+    with_overflow, trainer = run(scale, windows=[0, 1, 2], bad=1)
+    assert (amp.skipped_steps(trainer), amp.loss_scale(trainer)) == (1, 256)
+    assert_same_bits(with_overflow, run(1, windows=[0, 2])[0])
+
+
+@each_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_two_trainers_have_two_scales_and_an_overflow_of_one_leaves_the_other_alone(
+    dtype, optimizer
+):
+    # The generator's loss goes through the discriminator, whose gradients it then overwrites.
+    # The control has scales too, but constant ones: without any, float16 would lose bits.
+    def run(dynamic, skip=()):
+        generator, discriminator = make_net(dtype), nn.HybridSequential()
+        discriminator.add(nn.Dense(3, in_units=2), nn.Dense(1, in_units=3))
+        discriminator.initialize(mx.init.Normal(0.5))
+        if dtype == "float16":
+            cast_block(discriminator, "float16")
+        nets = {"generator": generator, "discriminator": discriminator}
+        trainers = {
+            name: make_trainer(
+                net, optimizer, DynamicLossScale(scale, growth_interval=1) if dynamic else scale
+            )
+            for (name, net), scale in zip(nets.items(), (2.0**14, 2.0**10))
+        }
+        for number, (images, targets) in enumerate(batches()):
+            for name, trainer in trainers.items():
+                if (number, name) in skip and not dynamic:
+                    continue
+                with autograd.record():
+                    fakes = generator(images)
+                    scores = discriminator(fakes if name == "generator" else targets)
+                    with amp.scale_loss(scores**2, trainer) as loss:
+                        loss.backward()
+                if (number, name) in skip:
+                    layer = nets[name][0]
+                    layer.weight.grad()[0, 0] = math.inf
+                trainer.step(BATCH_SIZE)
+        scales = {name: amp.loss_scale(trainer) for name, trainer in trainers.items()}
+        return weights(generator) + weights(discriminator), scales
+
+    skip = [(1, "generator"), (2, "discriminator"), (3, "discriminator")]
+    with_overflow, scales = run(True, skip)
+    assert scales == {"generator": 2.0**14 * 2 / 2 * 4, "discriminator": 2.0**10 * 4 / 4}
+    control, _ = run(False, skip)
+    # BatchNorm's statistics are no weights, and the skipped forward passes do move them.
+    assert_same_bits(with_overflow, control)
+
+
+@each_optimizer
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_frozen_parameters_stay_and_the_others_train_as_without_a_scale(dtype, optimizer):
+    def frozen_net():
+        net = make_net(dtype)
+        net[0].weight.grad_req = "null"
+        return net
+
+    start = make_net(dtype)[0].weight.data().asnumpy()
+    net = frozen_net()
+    scaled, scales, skipped = scaled_run(
+        net, DynamicLossScale(128, growth_interval=1), optimizer, spoil(2, "weight", math.inf)
+    )
+    assert_same_bits(scaled, plain_run(frozen_net(), optimizer, leave_out=BAD_BATCH))
+    assert_same_bits([net[0].weight.data().asnumpy()], [start])
+    assert scales[-1] == 512
+    assert sum(skipped) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_overflow_in_a_sparse_gradient_leaves_the_weights_of_a_run_without_that_batch(
+    value, optimizer, dtype
+):
+    def run(loss_scale, leave_out=None, *, bad=False):
+        mx.random.seed(0)
+        net = nn.HybridSequential()
+        net.add(nn.Embedding(8, 3, sparse_grad=True), nn.Dense(2, in_units=3, flatten=False))
+        net.initialize(mx.init.Normal(0.5))
+        if dtype == "float16":
+            cast_block(net, "float16")
+        trainer = make_trainer(net, optimizer, loss_scale)
+        for number, (images, targets) in enumerate(batches()):
+            if number == leave_out:
+                continue
+            words = mx.nd.clip(mx.nd.abs(images[:, 0]) * 4, 0, 7).astype("int32")
+            backward(net, words, targets, trainer)
+            gradient = net[0].weight.grad()
+            assert gradient.stype == "row_sparse"
+            if bad and number == BAD_BATCH:
+                rows = gradient.data.asnumpy()
+                rows[0, 0] = value
+                spoilt = mx.nd.sparse.row_sparse_array(
+                    (rows, gradient.indices), shape=gradient.shape, dtype=gradient.dtype
+                )
+                spoilt.copyto(gradient)
+                assert not np.isfinite(gradient.asnumpy()).all()
+            trainer.step(BATCH_SIZE)
+        return weights(net), trainer
+
+    with_overflow, trainer = run(DynamicLossScale(128, growth_interval=1), bad=True)
+    assert (amp.loss_scale(trainer), amp.skipped_steps(trainer)) == (512, 1)
+    assert_same_bits(with_overflow, run(1, leave_out=BAD_BATCH)[0])
+
+
+def test_a_skipped_step_advances_neither_the_schedule_nor_the_count_of_updates():
+    net = make_net()
+    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"lr_scheduler": schedule})
+    amp.init_trainer(trainer, 8)
+    rates = []
+    for number, batch in enumerate(batches()):
+        backward(net, *batch, trainer)
+        if number == BAD_BATCH:
+            spoil(0, "weight", math.nan)(net)
+        trainer.step(BATCH_SIZE)
+        rates.append((trainer.optimizer.num_update, trainer.learning_rate))
+    assert rates[BAD_BATCH] == rates[BAD_BATCH - 1]
+    assert [updates for updates, _ in rates] == [1, 2, 2, 3]
+
+
+def test_a_scale_that_is_too_large_halves_until_the_gradient_fits_and_no_further():
+    # The float16 gradient of w * 1.5 is 1.5 S: infinite at 2**16, finite from 2**15 down.
+    weight = gluon.Parameter("weight", shape=(1,), dtype="float16", init="zeros")
+    weight.initialize()
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0, "multi_precision": True})
+    amp.init_trainer(trainer, DynamicLossScale(2.0**18))
+    scales = []
+    for _ in range(5):
+        with autograd.record():
+            loss = weight.data().astype("float32") * 1.5
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(1)
+        scales.append(amp.loss_scale(trainer))
+    assert scales == [2**17, 2**16, 2**15, 2**15, 2**15]
+    assert amp.skipped_steps(trainer) == 3
+    assert weight.data().asscalar() == -2 * 1.5
+
+
+# --- the division by S -----------------------------------------------------------------------
+
+
+def test_a_float16_gradient_is_divided_in_fp32_where_float16_could_not_hold_the_result():
+    weight = gluon.Parameter("weight", shape=(1,), dtype="float16", init="zeros")
+    weight.initialize()
+    # 2**-26 is no float16 number; times the rate 2**10 it is 2**-16, which is one.
+    rate, gradient = 2.0**10, 2.0**-26
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": rate, "multi_precision": True})
+    amp.init_trainer(trainer, 2.0**16)
+    with autograd.record():
+        loss = weight.data().astype("float32") * gradient
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    assert weight.grad().asscalar() == 2.0**-10
+    trainer.step(1)
+    assert weight.data().asscalar() == -(2.0**-16)
+    assert weight.grad().asscalar() == 2.0**-10  # the gradient itself was left alone
+
+
+@each_optimizer
+def test_a_rescale_factor_of_the_users_own_is_kept(optimizer):
+    def run(loss_scale):
+        net = make_net()
+        trainer = make_trainer(net, optimizer, loss_scale)
+        trainer._scale = 0.5  # as Horovod does to average
+        for batch in batches():
+            backward(net, *batch, trainer if loss_scale else None)
+            trainer.step(BATCH_SIZE)
+            assert trainer._scale == 0.5
+        return weights(net)
+
+    assert_same_bits(run(DynamicLossScale(128, growth_interval=1)), run(None))
+    if optimizer != "adam":  # which does not care for the size of gradients
+        assert not np.array_equal(run(None)[0], plain_run(make_net(), optimizer)[0])
+
+
+def test_a_trainer_that_reduces_gradients_in_its_own_way_is_scaled_and_skipped_alike():
+    class Doubling(gluon.Trainer):  # as Horovod's: a sum over workers, averaged by _scale
+        def __init__(self, params):
+            super().__init__(params, "sgd", {"learning_rate": 0.1, "wd": 2.0**-7}, kvstore=None)
+            self._scale /= 2
+
+        def _allreduce_grads(self):
+            for parameter in self._params:
+                if parameter.grad_req != "null":
+                    parameter.grad()[:] *= 2
+
+    net = make_net()
+    trainer = Doubling(net.collect_params())
+    amp.init_trainer(trainer, 128)
+    for number, batch in enumerate(batches()):
+        backward(net, *batch, trainer)
+        if number == BAD_BATCH:
+            spoil(0, "weight", math.inf)(net)
+        trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), plain_run(make_net(), leave_out=BAD_BATCH))
+
+
+def test_the_batch_size_may_change_from_step_to_step():
+    def run(loss_scale):
+        net = make_net()
+        trainer = make_trainer(net, loss_scale=loss_scale)
+        for number, batch in enumerate(batches()):
+            backward(net, *batch, trainer if loss_scale else None)
+            trainer.step(BATCH_SIZE + number)
+        return weights(net)
+
+    assert_same_bits(run(1024), run(None))
+
+
+def test_reducing_and_updating_in_two_calls_is_one_step():
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=DynamicLossScale(128, growth_interval=1))
+    for number, batch in enumerate(batches()):
+        backward(net, *batch, trainer)
+        if number == BAD_BATCH:
+            spoil(0, "weight", math.inf)(net)
+        trainer.allreduce_grads()
+        trainer.update(BATCH_SIZE)
+    assert_same_bits(weights(net), plain_run(make_net(), leave_out=BAD_BATCH))
+    assert amp.loss_scale(trainer) == 512
+
+
+def test_an_optimizer_that_was_loaded_from_a_file_is_the_one_that_is_rescaled(tmp_path):
+    def run(loss_scale):
+        net = make_net()
+        trainer = make_trainer(net, "momentum", loss_scale)
+        for number, batch in enumerate(batches()):
+            if number == 2:
+                trainer.save_states(str(tmp_path / "trainer.states"))
+                trainer.load_states(str(tmp_path / "trainer.states"))
+            backward(net, *batch, trainer if loss_scale else None)
+            trainer.step(BATCH_SIZE)
+        return weights(net)
+
+    assert_same_bits(run(1024), run(None))
+
+
+def test_a_step_without_a_scaled_loss_divides_nothing_and_does_not_advance_the_scale():
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=DynamicLossScale(128, growth_interval=1))
+    for batch in batches():
+        backward(net, *batch)
+        trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), plain_run(make_net()))
+    assert amp.loss_scale(trainer) == 128
+
+
+def test_a_step_without_a_scaled_loss_is_skipped_all_the_same_if_it_overflows():
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=DynamicLossScale(128, growth_interval=1))
+    before = weights(net)
+    backward(net, *next(batches()))
+    spoil(0, "weight", math.inf)(net)
+    trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), before)
+    assert amp.step_was_skipped(trainer)
+
+
+def test_parameters_may_still_wait_for_their_shapes():
+    net = nn.Dense(1)
+    net.initialize()
+    trainer = make_trainer(net, loss_scale=128)
+    backward(net, mx.nd.ones((2, 3)), mx.nd.ones((2, 1)), trainer)
+    before = net.weight.data().asnumpy()
+    trainer.step(2)
+    assert not np.array_equal(net.weight.data().asnumpy(), before)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_sparse_gradients_are_scaled_and_looked_at(bad):
+    def run(loss_scale):
+        mx.random.seed(0)
+        net = nn.Embedding(6, 3, sparse_grad=True)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
+        before = net.weight.data().asnumpy()
+        if loss_scale:
+            amp.init_trainer(trainer, loss_scale)
+        with autograd.record():
+            loss = net(mx.nd.array([1, 4])) * mx.nd.array([[1, 2, math.inf if bad else 3]] * 2)
+            if loss_scale:
+                with amp.scale_loss(loss, trainer) as loss:
+                    pass
+        loss.backward()
+        assert net.weight.grad().stype == "row_sparse"
+        trainer.step(2)
+        return before, net.weight.data().asnumpy()
+
+    before, after = run(128)
+    assert_same_bits([after], [before if bad else run(None)[1]])
+    assert np.array_equal(before, after) is bad

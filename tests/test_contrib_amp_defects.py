@@ -6,11 +6,13 @@ part ever fail, MXNet was repaired and the test has served its time.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -291,3 +293,45 @@ def test_contrib_amp_patches_mxnet_for_good_and_breaks_plain_fp32_convolution_on
     assert (patched, failed) == ("True", "True")
     patched, result = run(USE_MPGLUON)
     assert (patched, result) == ("False", "('float32', [1.0, 2.0])")
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")
+def test_contrib_amp_exports_the_fp32_graph_without_a_word(tmp_path):
+    images = mx.nd.array(np.sin(np.arange(2 * 3 * 64)).reshape(2, 3, 8, 8), dtype="float32")
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(6, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    plain = net(images).asnumpy()
+
+    def results(block):
+        mixed = block(images).asnumpy()
+        block.export(str(tmp_path / "net"))
+        files = (str(tmp_path / f"net{end}") for end in ("-symbol.json", "-0000.params"))
+        symbols, parameters = files
+        reloaded = gluon.SymbolBlock.imports(symbols, ["data"], parameters)
+        return mixed, reloaded(images).asnumpy()
+
+    mixed, exported = results(contrib_amp.convert_hybrid_block(net, "bfloat16", ctx=mx.cpu()))
+    assert (exported == plain).all()
+    assert (mixed != plain).any()
+    amp.autocast(net, "bfloat16")
+    mixed, exported = results(net)
+    assert (exported == mixed).all()
+    assert (mixed != plain).any()
+
+
+def test_contrib_amp_has_no_tests_but_every_name_of_mpgluon_amp_is_called_in_this_suite():
+    called = set()
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        for test in ast.walk(ast.parse(path.read_text())):
+            if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
+                called |= {
+                    node.func.attr
+                    for node in ast.walk(test)
+                    if isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == "amp"
+                }
+    assert sorted(set(amp.__all__) - called) == []

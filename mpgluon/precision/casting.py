@@ -93,9 +93,8 @@ def cast_block(
     A graph that was traced before is thrown away, here and in everything inside ``net``; call
     ``hybridize`` again on a larger block that contains ``net``. In a ``hybrid_forward``,
     ``F is mx.nd`` is false, and an operator called as ``mx.nd.…`` is out of reach. A block that
-    is added later is not cast: restore, and cast again. ``net.export`` removes the casts from
-    the graph unless it is told ``remove_amp_cast=False``; what loads it then needs MXNet only,
-    but on a CPU a float16 graph still has no plain float16 products: autocast or restore first.
+    is added later is not cast: restore, and cast again. ``net.export`` keeps the casts, unlike
+    Gluon's own default (``remove_amp_cast=True``); what loads the graph needs MXNet only.
     """
     if isinstance(dtype, Policy):
         return apply_policy(net, dtype, keep_fp32)

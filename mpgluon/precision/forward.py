@@ -1,7 +1,8 @@
 """The forward method that a block has while it is cast.
 
 It hands the block's own ``hybrid_forward`` a stand-in for ``F``, sees to it that a hybridized
-block's graph is traced for the formats of its inputs, and explains what MXNet says of formats.
+block's graph is traced for the formats of its inputs and exported with its casts, and explains
+what MXNet says of formats.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ class PolicyForward:
         self.tracing = False
         if self.method == "hybrid_forward":
             block._call_cached_op = self._call_cached_op
+            block.export = self.export
 
     def detach(self) -> None:
         """Give the block its own methods back."""
         delattr(self.block, self.method)
         if self.method == "hybrid_forward":
-            del self.block._call_cached_op
+            del self.block._call_cached_op, self.block.export
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute as the block does, under the owner's policy."""
@@ -74,6 +76,13 @@ class PolicyForward:
             return result
         output_dtype = self.owner.policy.output_dtype
         return mark(convert_arrays(result, lambda array: cast(array, output_dtype)), None)
+
+    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
+        """Export as Gluon does, but keep the casts unless told otherwise.
+
+        Without them a graph computes in FP32 and says nothing, or cannot be computed at all.
+        """
+        type(self.block).export(self.block, path, epoch, remove_amp_cast)
 
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the block's own graph, traced for the formats of ``args``."""

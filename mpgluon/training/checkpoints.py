@@ -35,6 +35,9 @@ class RunCheckpoints:
                 "another --output-dir"
             )
 
+        for part in self.folder.glob(".step-*.part"):  # of a run that was killed while writing
+            part.unlink()
+
     def newest_first(self) -> list[Path]:
         """Return the files that there are."""
         return sorted(self.folder.glob("step-*.npz"), reverse=True)

@@ -37,7 +37,9 @@ class History:
             lines = path.read_text().splitlines()
             complete = (_parse(line) for line in lines)
             self.events = [e for e in complete if e and e.get("step", 0) <= steps_done]
-        path.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+        part = path.with_name(f".{path.name}.part")
+        part.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+        os.replace(part, path)  # whoever kills this run now leaves the old file or the new one
         self._path = path
 
     def add(self, event: str, **values: Any) -> None:

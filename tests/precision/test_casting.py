@@ -666,7 +666,7 @@ def test_a_bare_block_in_place_of_a_collection_is_refused(keep):
         mpgluon.cast_block(nn.Dense(3), keep_fp32=keep)
 
 
-def test_an_export_that_keeps_its_casts_computes_what_the_network_does(tmp_path):
+def test_an_export_computes_what_the_network_does(tmp_path):
     net = nn.HybridSequential()
     net.add(nn.Dense(5, in_units=4, activation="relu"), nn.Dense(3, in_units=5))
     net.initialize(mx.init.Xavier())
@@ -675,7 +675,7 @@ def test_an_export_that_keeps_its_casts_computes_what_the_network_does(tmp_path)
     amp.autocast(net, "float16")
     net.hybridize()
     expected = net(inputs).asnumpy()
-    net.export(str(tmp_path / "net"), remove_amp_cast=False)
+    net.export(str(tmp_path / "net"))
     imported = gluon.SymbolBlock.imports(
         str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
     )

@@ -6,6 +6,8 @@ network to network, imperative and hybridized; ``slow`` is the full matrix.
 
 from __future__ import annotations
 
+import gc
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -48,6 +50,13 @@ _ONE_OF_EACH_FAMILY = """
     resnet18_v1 resnet18_v2 vgg11_bn alexnet squeezenet1.1 mobilenet0.25 mobilenetv2_0.25
     mobilenetv3_small cifar_resnet20_v1
 """
+
+
+@pytest.fixture(autouse=True)
+def _free_the_network():
+    """Blocks that are cast refer to each other: Python frees their gigabytes when it looks."""
+    yield
+    gc.collect()
 
 
 def image_size(name: str) -> int:

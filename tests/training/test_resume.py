@@ -156,6 +156,30 @@ def test_without_a_good_checkpoint_nothing_is_continued_and_each_is_named(shapes
     assert (copy_of_run / "history.jsonl").read_text() == history
 
 
+def test_a_run_that_is_killed_while_it_rewrites_its_history_loses_none_of_it(
+    shapes, copy_of_run, float16_run, monkeypatch
+):
+    (copy_of_run / "checkpoints" / "step-00000008.npz").unlink()
+    history = (copy_of_run / "history.jsonl").read_text()
+
+    def killed(*_):
+        raise SystemExit("as SIGKILL would, between the new file and its name")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mpgluon.training.history.os.replace", killed)
+        with pytest.raises(SystemExit):
+            run(shapes, copy_of_run, resume=True, dtype="float16")
+    assert (copy_of_run / "history.jsonl").read_text() == history
+    assert_same_course(run(shapes, copy_of_run, resume=True, dtype="float16"), float16_run)
+
+
+def test_a_checkpoint_that_was_half_written_does_not_stay_for_ever(shapes, copy_of_run):
+    part = copy_of_run / "checkpoints" / ".step-00000007.npz.part"
+    part.write_bytes(b"half")
+    run(shapes, copy_of_run, resume=True, dtype="float16")
+    assert not part.exists()
+
+
 def test_a_finished_run_that_is_resumed_has_the_same_results(shapes, copy_of_run, float16_run):
     resumed = run(shapes, copy_of_run, resume=True, dtype="float16")
     assert_same_course(resumed, float16_run)

@@ -44,6 +44,8 @@ def save_checkpoint(
 
     The file is written under another name beside ``path``, flushed to the disk and renamed, so
     that a crash at any moment leaves either the old file or the new one. Waits for the device.
+    MXNet does not tell the state of its random generators, so they are given a new seed, drawn from
+    themselves, which the file keeps: this run and one that goes on from the file draw the same.
 
     Parameters
     ----------
@@ -75,7 +77,11 @@ def save_checkpoint(
         "format": _FORMAT,
         "version": _VERSION,
         "trainer": state,
-        "random": {"python": random.getstate(), "numpy": _numpy_random_state()},
+        "random": {
+            "python": random.getstate(),
+            "numpy": _numpy_random_state(),
+            "mxnet": _renew_mxnet_seed(),
+        },
         "extra": extra,
     }
     try:
@@ -270,9 +276,16 @@ def _numpy_random_state() -> dict[str, Any]:
     return {**state, "state": {**state["state"], "key": state["state"]["key"].tolist()}}
 
 
+def _renew_mxnet_seed() -> int:
+    seed = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
+    mx.random.seed(seed)
+    return seed
+
+
 def _set_random_states(states: dict[str, Any]) -> None:
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
+    mx.random.seed(states["mxnet"])
     state = states["numpy"]
     key = np.array(state["state"]["key"], dtype=np.uint32)
     np.random.set_state({**state, "state": {**state["state"], "key": key}})

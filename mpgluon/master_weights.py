@@ -258,9 +258,12 @@ class MasterKeeper:
         self._trainer = trainer
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
-        """Skip no step; let masters follow weights that were set. Waits for the devices."""
+        """Skip no step; let masters follow weights that were set. Waits for the devices once."""
         if not gluon_trainer.updates_in_kvstore(self._trainer):
             keep_masters(self._trainer)
-            for comparison in compare_masters(self._trainer, parameters):
-                comparison.follow_if(comparison.difference.asscalar())
+            compared = compare_masters(self._trainer, parameters)
+            differences = [one.difference.as_in_context(mx.cpu()) for one in compared]
+            numbers = mx.nd.concat(*differences, dim=0).asnumpy() if differences else ()
+            for comparison, number in zip(compared, numbers):
+                comparison.follow_if(number)
         return False

@@ -236,8 +236,10 @@ class TrainerState:
         else:
             self.skipped_steps += 1
             self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
-            self._warn_of_collapse(trained)
-            _discard_gradients(trained)
+            try:
+                self._warn_of_collapse(trained)
+            finally:
+                _discard_gradients(trained)
         return not finite
 
     def _divisor(self) -> float:

@@ -262,6 +262,21 @@ def test_random_states_are_restored(tmp_path):
     assert drawn == expected
 
 
+def test_what_mxnet_draws_after_saving_is_drawn_again_after_loading(tmp_path):
+    training = Training()
+    mx.random.seed(5)
+    files = [tmp_path / "first.npz", tmp_path / "second.npz"]
+    drawn = []
+    for path in files:
+        save_checkpoint(path, training.net, training.trainer)
+        drawn.append(mx.nd.random.uniform(shape=4).asnumpy().tolist())
+    assert drawn[0] != drawn[1]
+    for path, expected in zip(files, drawn):
+        mx.random.seed(6)
+        load_checkpoint(path, training.net, training.trainer)
+        assert mx.nd.random.uniform(shape=4).asnumpy().tolist() == expected
+
+
 def test_extra_comes_back_from_loading_and_from_reading_alone(saved):
     training, path = saved
     extra = {"epoch": 3, "config": {"a": [1, 2.5, None, True]}, "text": "naïve"}

@@ -100,7 +100,8 @@ def test_without_a_loss_scale_an_infinite_gradient_reaches_the_weights_as_in_pla
 @pytest.mark.parametrize("kvstore", ["device", "local", None])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("bad_device", [0, 1])
-def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_device):
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_device, value):
     devices = [mx.cpu(0), mx.cpu(1)]
 
     def run(loss_scale, leave_out=None, inject=False):
@@ -115,7 +116,7 @@ def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_dev
                 with amp.scale_loss(losses, trainer) as scaled:
                     autograd.backward(scaled)
             if inject and number == BAD_BATCH:
-                net[0].weight.list_grad()[bad_device][0, 0] = math.inf
+                net[0].weight.list_grad()[bad_device][0, 0] = value
             trainer.step(BATCH_SIZE)
             assert amp.step_was_skipped(trainer) is (inject and number == BAD_BATCH)
         return weights(net)

@@ -15,6 +15,7 @@ from mpgluon.diagnostics.optimizers import (
     optimizer_names,
     report_on_optimizer,
 )
+from mpgluon.tables import Table
 
 HEADINGS = (
     "optimizer",
@@ -46,13 +47,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    rows = [HEADINGS, *(_row(report) for report in reports)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    if options.markdown:
-        rows.insert(1, tuple("-" * width for width in widths))
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
-        print(f"| {' | '.join(cells)} |" if options.markdown else "  ".join(cells).rstrip())
+    table = Table(HEADINGS, [_row(report) for report in reports])
+    print(table.to_markdown() if options.markdown else table)
     return 0
 
 

@@ -69,7 +69,7 @@ def test_the_script_prints_the_optimizers_that_it_is_asked_for(capsys):
     assert script.main(["--markdown", "sgd"]) == 0
     heading, dashes, row = capsys.readouterr().out.splitlines()
     assert heading.startswith("| optimizer ")
-    assert set(dashes) == {"|", "-", " "}
+    assert set(dashes) == {"|", "-", " ", ":"}
     assert row.startswith("| sgd ")
 
 

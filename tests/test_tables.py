@@ -1,0 +1,47 @@
+"""Tables of text, as people will see them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpgluon.tables import Table
+
+TABLE = Table(
+    ("layer", "share", "bytes"), [("conv0", "12.5 %", "1,024"), ("a longer name", "-", "8")]
+)
+
+
+def test_words_are_aligned_left_and_figures_right():
+    assert str(TABLE).splitlines() == [
+        "layer           share  bytes",
+        "conv0          12.5 %  1,024",
+        "a longer name       -      8",
+    ]
+
+
+def test_a_document_gets_rules_that_say_how_columns_are_aligned():
+    assert TABLE.to_markdown().splitlines() == [
+        "| layer         |  share | bytes |",
+        "| ------------- | -----: | ----: |",
+        "| conv0         | 12.5 % | 1,024 |",
+        "| a longer name |      - |     8 |",
+    ]
+
+
+@pytest.mark.parametrize("figure", ["0", "-1.5", "1e-05", "inf", "nan", "3 MiB", "<0.1 %", "2,000"])
+def test_figures_are_recognized(figure):
+    assert Table(("a",), [(figure,)]).numeric == [True]
+
+
+@pytest.mark.parametrize("words", ["conv0", "3 of 5", "multi_precision", "not known"])
+def test_words_are_no_figures(words):
+    assert Table(("a",), [(words,)]).numeric == [False]
+
+
+def test_a_table_without_rows_is_its_headings():
+    assert str(Table(("one", "two"), [])) == "one  two"
+
+
+def test_uneven_rows_are_refused():
+    with pytest.raises(ValueError, match="a row has 2 cells"):
+        Table(("one", "two"), [("only",)])

@@ -35,6 +35,7 @@ from mpgluon.trainer_state import attach, state_of
 __all__ = [
     "autocast",
     "clip_global_norm",
+    "gradient_norm",
     "init_trainer",
     "loss_scale",
     "restore",
@@ -188,6 +189,34 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, received {value!r}")
     return state.clip(max_norm, batch_size)
+
+
+def gradient_norm(trainer: gluon.Trainer) -> Optional[float]:
+    """Return the true norm of the latest step's gradients: of what the optimizer was given.
+
+    The step has summed the squares of all gradients to see whether they are finite; this is the
+    root of that sum, at no cost of its own, and waits for nothing.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After ``trainer.step``.
+
+    Returns
+    -------
+    float or None
+        What ``clip_global_norm`` returned or, with the step's batch size, would have: the norm
+        before clipping of gradients divided by S and by the batch size. On devices whose
+        gradients are not summed, that of the largest. Infinite or NaN if the step was skipped.
+        ``None`` before the first step, and where nothing was looked at: with the loss scale
+        ``"none"`` and no clipping.
+
+    Raises
+    ------
+    TrainerStateError
+        If the Trainer has no loss scale yet.
+    """
+    return state_of(trainer).gradient_norm
 
 
 def unscale(trainer: gluon.Trainer) -> None:

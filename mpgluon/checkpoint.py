@@ -28,7 +28,13 @@ from mpgluon.errors import CheckpointError
 from mpgluon.files import sync_folder
 from mpgluon.trainer_export import export_trainer, import_trainer
 
-__all__ = ["check_parameters", "load_checkpoint", "read_extra", "save_checkpoint"]
+__all__ = [
+    "check_parameters",
+    "load_checkpoint",
+    "read_extra",
+    "read_parameters",
+    "save_checkpoint",
+]
 
 _FORMAT = "mpgluon checkpoint"
 _VERSION = 2
@@ -173,6 +179,26 @@ def read_extra(path: Union[str, Path]) -> dict[str, Any]:
     path = Path(path)
     extra: dict[str, Any] = _header(path, _read(path, only="header"))["extra"]
     return extra
+
+
+def read_parameters(path: Union[str, Path]) -> Arrays:
+    """Return the parameters of a checkpoint by name; FP32 masters where it has them.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, damaged or of another kind.
+    """
+    path = Path(path)
+    arrays = _read(path)
+    _header(path, arrays)
+    parameters = {}
+    for name, array in arrays.items():
+        kind, _, parameter = name.partition("/")
+        if kind == "parameter":
+            master = arrays.get(f"trainer/{parameter}/0")  # the first part of a float16 state
+            parameters[parameter] = array if array.dtype != np.float16 or master is None else master
+    return parameters
 
 
 def check_parameters(

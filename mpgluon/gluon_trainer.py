@@ -31,6 +31,7 @@ __all__ = [
     "update_counts",
     "updaters_of",
     "updates_in_kvstore",
+    "will_update_in_kvstore",
 ]
 
 
@@ -98,6 +99,19 @@ def reduces_gradients(trainer: gluon.Trainer) -> bool:
 def updates_in_kvstore(trainer: gluon.Trainer) -> bool:
     """Whether the kvstore holds the optimizer and its state, out of reach."""
     return bool(trainer._update_on_kvstore)
+
+
+def will_update_in_kvstore(trainer: gluon.Trainer) -> bool:
+    """Whether the kvstore will hold the optimizer, as far as that is known before the first step.
+
+    MXNet turns it off itself for a ``"local"`` store with an array of more than 2**24 elements.
+    """
+    if trainer._kv_initialized:
+        return updates_in_kvstore(trainer)
+    asked_for = trainer._kvstore_params["update_on_kvstore"]
+    if asked_for is not None:
+        return bool(asked_for)
+    return len(trainer._contexts) > 1 and trainer._kvstore_params["kvstore"] is not None
 
 
 def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:

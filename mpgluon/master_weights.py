@@ -112,6 +112,13 @@ class MasterWeights(mx.optimizer.Updater):
         """Give a master the value of a weight that somebody else has written."""
         cast(weight, "float32").copyto(self.masters[index])
 
+    def complete(self, index: int, weight: NDArray) -> None:
+        """Make a weight's master and its state before the first update, if it has none yet."""
+        master = self.master_of(index, weight)
+        if master is not weight and index not in self.states:
+            self.states[index] = self.optimizer.create_state_multi_precision(index, master)
+            self.states_synced[index] = True
+
     def all_states(self) -> dict[int, Any]:
         """Return each parameter's state, and before it the master if it has one."""
         return {

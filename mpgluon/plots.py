@@ -1,63 +1,409 @@
-"""Figures: each function takes data, draws on Axes and returns them.
+"""Figures: each function takes plain data, draws it and returns the Axes.
 
-The only module that imports Matplotlib, and only when a figure is drawn.
+The only module that imports Matplotlib, and only when a figure is drawn. All can be read without
+colour: grey for single steps, black for means, and line styles, marks and hatches besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
-__all__ = ["plot_training", "save_training_curves"]
+import numpy as np
+import numpy.typing as npt
+
+from mpgluon.formats import FLOAT16
+
+__all__ = [
+    "draw_accuracy",
+    "draw_exponent_heatmap",
+    "draw_exponents",
+    "draw_gradient_norm",
+    "draw_loss",
+    "draw_loss_scale",
+    "draw_speed",
+    "draw_training",
+    "png",
+    "save_training_curves",
+]
 
 Event = dict[str, Any]
+Histogram = tuple[npt.ArrayLike, npt.ArrayLike, int]
 
+_EACH_STEP: dict[str, Any] = {"color": "0.65", "linewidth": 1}
+_EACH_EPOCH: dict[str, Any] = {"color": "black", "marker": "o", "markersize": 4}
+_SKIPPED: dict[str, Any] = {"color": "black", "marker": "x", "markersize": 6, "linestyle": "none"}
+_BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
 
-def plot_training(axes: Sequence[Any], steps: Sequence[Event], epochs: Sequence[Event]) -> None:
-    """Draw loss, accuracy and loss scale of a run, one above the other.
-
-    Parameters
-    ----------
-    axes : sequence of three Axes
-        They share the step axis.
-    steps : sequence of dict
-        With ``step``, ``loss``, ``loss_scale`` and ``skipped``, as the history has them.
-    epochs : sequence of dict
-        With ``step``, ``train_loss`` and ``test_accuracy``.
-    """
-    loss_axes, accuracy_axes, scale_axes = axes
-    x = [event["step"] for event in steps]
-    ends = [event["step"] for event in epochs]
-    loss_axes.plot(x, [event["loss"] for event in steps], color="0.75", label="each step")
-    loss_axes.plot(ends, [event["train_loss"] for event in epochs], "k-o", ms=3, label="epoch mean")
-    loss_axes.set_ylabel("training loss")
-    loss_axes.set_ylim(bottom=0)
-    loss_axes.legend(frameon=False)
-    accuracy_axes.plot(ends, [event["test_accuracy"] for event in epochs], "k-o", ms=3)
-    accuracy_axes.set_ylabel("test accuracy")
-    accuracy_axes.set_ylim(0, 1)
-    scale_axes.step(x, [event["loss_scale"] for event in steps], "k-", where="mid", label="scale")
-    skipped = [event for event in steps if event["skipped"]]
-    scale_axes.plot(
-        [event["step"] for event in skipped],
-        [event["loss_scale"] for event in skipped],
-        "rx",
-        label=f"skipped steps ({len(skipped)})",
-    )
-    scale_axes.set_yscale("log", base=2)
-    scale_axes.set_ylabel("loss scale")
-    scale_axes.set_xlabel("step")
-    scale_axes.legend(frameon=False)
+# --- training --------------------------------------------------------------------------------
 
 
 def save_training_curves(
     path: Path, steps: Sequence[Event], epochs: Sequence[Event], *, title: str
 ) -> None:
-    """Write the figure of :func:`plot_training` to a PNG file."""
+    """Write the figure of :func:`draw_training` to a PNG file, 1200 pixels wide."""
     from matplotlib.figure import Figure  # no pyplot: nothing global, no display needed
 
-    figure = Figure(figsize=(7, 7), layout="constrained")
-    plot_training(figure.subplots(3, 1, sharex=True), steps, epochs)
+    figure = Figure(figsize=(10, 1), layout="constrained")
+    panels = draw_training(figure, steps, epochs)
+    figure.set_figheight(0.6 + 1.9 * len(panels))
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
+
+
+def draw_training(figure: Any, steps: Sequence[Event], epochs: Sequence[Event]) -> list[Any]:
+    """Draw the history of a run, one panel above the other.
+
+    Loss and accuracy; loss scale if there was one, gradient norm if it is known; speed.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one.
+    steps, epochs : sequence of dict
+        The events of :mod:`mpgluon.training.history`, at least one of each.
+
+    Returns
+    -------
+    list of Axes
+        From top to bottom; they share the step axis.
+    """
+    norms = (event.get("gradient_norm") for event in steps)
+    draw: list[Any] = [
+        lambda axes: draw_loss(axes, steps, epochs),
+        lambda axes: draw_accuracy(axes, epochs),
+    ]
+    if any(event["loss_scale"] != 1 or event["skipped"] for event in steps):
+        draw.append(lambda axes: draw_loss_scale(axes, steps))
+    if any(norm is not None and 0 < norm < math.inf for norm in norms):
+        draw.append(lambda axes: draw_gradient_norm(axes, steps))
+    if any("images_per_second" in event for event in steps):
+        draw.append(lambda axes: draw_speed(axes, steps))
+    panels = figure.subplots(len(draw), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, draw_one in zip(panels, draw):
+        draw_one(axes)
+    panels[-1].set_xlabel("step")
+    figure.align_ylabels(panels)
+    return list(panels)
+
+
+def draw_loss(axes: Any, steps: Sequence[Event], epochs: Sequence[Event]) -> Any:
+    """Draw the training loss of each step and its mean over each epoch, from 0 upwards.
+
+    Parameters
+    ----------
+    axes : Axes
+    steps : sequence of dict
+        With ``step`` and ``loss``; losses that are not finite are gaps.
+    epochs : sequence of dict
+        With ``step`` (its last) and ``train_loss``.
+
+    Returns
+    -------
+    Axes
+    """
+    axes.plot(*_points(steps, "loss"), label="each step", **_EACH_STEP)
+    axes.plot(*_points(epochs, "train_loss"), label="mean of epoch", **_EACH_EPOCH)
+    axes.set_ylabel("training loss")
+    axes.set_ylim(bottom=0)
+    axes.legend(**_BESIDE)
+    return axes
+
+
+def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> Any:
+    """Draw which share of the images was classified rightly, in training and in the test.
+
+    Parameters
+    ----------
+    axes : Axes
+    epochs : sequence of dict
+        With ``step`` (its last), ``train_accuracy`` and ``test_accuracy``, both in [0, 1].
+
+    Returns
+    -------
+    Axes
+    """
+    training = {**_EACH_EPOCH, "color": "0.5", "marker": "s", "linestyle": "--"}
+    axes.plot(*_points(epochs, "train_accuracy"), label="training", **training)
+    axes.plot(*_points(epochs, "test_accuracy"), label="test", **_EACH_EPOCH)
+    axes.set_ylabel("accuracy")
+    axes.set_ylim(0, 1.05)
+    axes.legend(**_BESIDE)
+    return axes
+
+
+def draw_loss_scale(axes: Any, steps: Sequence[Event]) -> Any:
+    """Draw the loss scale, in powers of two, and where steps were skipped.
+
+    Parameters
+    ----------
+    axes : Axes
+    steps : sequence of dict
+        With ``step``, ``loss_scale`` (of that step) and ``skipped``.
+
+    Returns
+    -------
+    Axes
+    """
+    skipped = [event for event in steps if event["skipped"]]
+    axes.step(*_points(steps, "loss_scale"), "k", where="mid", label="loss scale")
+    label = f"skipped: {len(skipped)} of {len(steps)}"
+    axes.plot(*_points(skipped, "loss_scale"), label=label, **_SKIPPED)
+    axes.set_yscale("log", base=2)
+    axes.set_ylabel("loss scale S")
+    axes.legend(**_BESIDE)
+    return axes
+
+
+def draw_gradient_norm(axes: Any, steps: Sequence[Event]) -> Any:
+    """Draw the norm of each step's gradients in powers of two.
+
+    Parameters
+    ----------
+    axes : Axes
+    steps : sequence of dict
+        With ``step`` and ``gradient_norm`` in true units, divided by loss scale and batch size.
+        Steps whose norm is infinite or NaN are crosses near the upper edge; ``None`` is a gap.
+
+    Returns
+    -------
+    Axes
+    """
+    known = [event for event in steps if event.get("gradient_norm") is not None]
+    endless = [event["step"] for event in known if not math.isfinite(event["gradient_norm"])]
+    axes.plot(*_points(known, "gradient_norm"), "k", linewidth=1, label="each step")
+    axes.set_yscale("log", base=2)
+    if endless:
+        at_the_top = {
+            "transform": axes.get_xaxis_transform(),
+            "label": f"not finite: {len(endless)}",
+        }
+        axes.plot(endless, [0.93] * len(endless), **at_the_top, **_SKIPPED)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high * (high / low) ** 0.15)  # room for them
+    axes.set_ylabel("gradient norm")
+    axes.legend(**_BESIDE)
+    return axes
+
+
+def draw_speed(axes: Any, steps: Sequence[Event]) -> Any:
+    """Draw how many images per second each step and each epoch went through, from 0 upwards.
+
+    Parameters
+    ----------
+    axes : Axes
+    steps : sequence of dict
+        With ``step``, ``epoch``, ``images`` and ``images_per_second``. An epoch's figure is that
+        of its steps, without what lies between them.
+
+    Returns
+    -------
+    Axes
+    """
+    timed = [event for event in steps if "images_per_second" in event]
+    ends, means = [], []
+    for epoch in sorted({event["epoch"] for event in timed}):
+        own = [event for event in timed if event["epoch"] == epoch]
+        ends.append(own[-1]["step"])
+        seconds = sum(event["images"] / event["images_per_second"] for event in own)
+        means.append(sum(event["images"] for event in own) / seconds)
+    axes.plot(*_points(timed, "images_per_second"), label="each step", **_EACH_STEP)
+    axes.plot(ends, means, label="mean of epoch", **_EACH_EPOCH)
+    axes.set_ylabel("images per second")
+    axes.set_ylim(bottom=0)
+    axes.legend(**_BESIDE)
+    return axes
+
+
+def _points(events: Sequence[Event], name: str) -> tuple[list[int], list[float]]:
+    """Return steps and values; what is not finite becomes NaN, which is drawn as a gap."""
+    values = [event[name] if math.isfinite(event[name]) else math.nan for event in events]
+    return [event["step"] for event in events], values
+
+
+# --- exponents -------------------------------------------------------------------------------
+
+# Exponents at which a range of float16 begins. (65504 is 2**16 but for one rounding step.)
+_SUBNORMAL = FLOAT16.min_exponent - FLOAT16.significand_bits + 1
+_NORMAL = FLOAT16.min_exponent
+_TOO_LARGE = FLOAT16.max_exponent + 1
+_MARGIN = 5  # exponents that are shown of what float16 cannot hold, also if no value is there
+_FIRST, _LAST = -70, 30  # that are shown at all, so that float16's ranges are never too narrow
+_LINE_STYLES = ("-", "--", ":", "-.")
+
+
+def draw_exponents(
+    axes: Any, histograms: Mapping[str, Histogram], *, loss_scale: float = 1.0
+) -> Any:
+    """Draw how values are spread over exponents, and what of them float16 can hold.
+
+    A value with exponent e lies between 2**e and 2**(e + 1). Behind the histograms are float16's
+    ranges; the legend says which shares are lost (below 2**-24, of which rounding to nearest saves
+    some), subnormal (below 2**-14: fewer significant bits) and too large (from 2**16). Zeros have
+    no exponent and count in none of these shares. The axis ends at 2**-70 and 2**30; what lies
+    beyond is in the shares.
+
+    Parameters
+    ----------
+    axes : Axes
+        Rather wide than high; the legend comes above it.
+    histograms : mapping from str to (exponents, counts, zeros)
+        By name: two arrays of int, shape (E,), consecutive exponents and how often each occurs;
+        and how many values are 0. Four can be told apart without colour.
+    loss_scale : float
+        If it is not 1, each histogram is drawn twice: thin and grey as it is, thick and black
+        multiplied by this power of two, which moves it along the axis.
+
+    Returns
+    -------
+    Axes
+
+    Raises
+    ------
+    ValueError
+        If ``loss_scale`` is no power of two, or there is no histogram.
+    """
+    if not histograms:
+        raise ValueError("there is no histogram to draw; received an empty mapping")
+    mantissa, exponent = math.frexp(loss_scale)
+    if mantissa != 0.5:
+        raise ValueError(f"loss_scale must be a power of two, received {loss_scale!r}")
+    shift = exponent - 1
+    as_it_is: dict[str, Any] = {"color": "0.5", "linewidth": 1}
+    for number, (name, (exponents, counts, zeros)) in enumerate(histograms.items()):
+        style = _LINE_STYLES[number % len(_LINE_STYLES)]
+        places = np.asarray(exponents)
+        if shift:
+            _draw_histogram(axes, name, (places, counts, zeros), linestyle=style, **as_it_is)
+            places, name = places + shift, rf"{name} $\times\,2^{{{shift}}}$"
+        look = {"color": "black", "linewidth": 2, "linestyle": style}
+        _draw_histogram(axes, name, (places, counts, zeros), **look)
+    low, high = axes.dataLim.intervalx
+    axes.set_xlim(min(low, _SUBNORMAL - _MARGIN), max(high, _TOO_LARGE + _MARGIN))
+    axes.set_ylim(0, 1.2 * axes.dataLim.ymax or 1)  # the ranges' names have room at the top
+    axes.set_ylabel("share of non-zero values (%)")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+    _draw_ranges(axes, hatched=True)
+    return axes
+
+
+def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence[Histogram]) -> Any:
+    """Draw one row of exponents for each layer: the darker, the more values.
+
+    Parameters
+    ----------
+    axes : Axes
+        Of a figure with a constrained layout; 0.2 inches in height for each layer are enough.
+    layers : sequence of str
+        Their names in forward order; the first is drawn at the top.
+    histograms : sequence of (exponents, counts, zeros)
+        One for each layer, as :func:`draw_exponents` takes them.
+
+    Returns
+    -------
+    Axes
+        With a bar beside it that tells the count from the shade, on a logarithmic scale.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many histograms as layers, or none.
+    """
+    from matplotlib.colors import LogNorm
+
+    if not layers or len(layers) != len(histograms):
+        raise ValueError(
+            f"each layer needs one histogram; received {len(layers)} layers and "
+            f"{len(histograms)} histograms"
+        )
+    trimmed = [_trim(histogram) for histogram in histograms]
+    low = min([_SUBNORMAL - _MARGIN, *(places[0] for places, _ in trimmed if len(places))])
+    high = max([_TOO_LARGE + _MARGIN, *(places[-1] + 1 for places, _ in trimmed if len(places))])
+    table = np.zeros((len(layers), high - low))
+    for row, (places, counts) in zip(table, trimmed):
+        row[places - low] = counts
+    mesh = axes.pcolormesh(
+        np.arange(low, high + 1),
+        np.arange(len(layers) + 1),
+        np.where(table > 0, table, np.nan),
+        cmap="Greys",
+        norm=LogNorm(vmin=0.5, vmax=max(table.max(), 10)),  # a single value is not quite white
+    )
+    axes.figure.colorbar(mesh, ax=axes, label="number of values", pad=0.01)
+    axes.set_yticks(np.arange(len(layers)) + 0.5, layers, fontsize="small")
+    axes.set_ylim(len(layers), 0)
+    axes.tick_params(axis="y", length=0)
+    _draw_ranges(axes, hatched=False)
+    return axes
+
+
+def _trim(histogram: Histogram) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return exponents and counts from the first to the last that occurs."""
+    exponents, counts = np.asarray(histogram[0]), np.asarray(histogram[1])
+    used = np.flatnonzero(counts)
+    if not len(used):
+        return exponents[:0], counts[:0]
+    return exponents[used[0] : used[-1] + 1], counts[used[0] : used[-1] + 1]
+
+
+def _draw_histogram(axes: Any, name: str, histogram: Histogram, **look: Any) -> None:
+    exponents, counts = _trim(histogram)
+    shares = counts / max(counts.sum(), 1)
+    words = [
+        f"{_percent(shares[exponents < _SUBNORMAL].sum())} lost",
+        f"{_percent(shares[(exponents >= _SUBNORMAL) & (exponents < _NORMAL)].sum())} subnormal",
+        f"{_percent(shares[exponents >= _TOO_LARGE].sum())} too large",
+    ]
+    if histogram[2]:
+        words.append(f"zeros: {_percent(histogram[2] / (histogram[2] + counts.sum()))}")
+    edges = [*exponents, exponents[-1] + 1] if len(exponents) else [_NORMAL]
+    axes.stairs(100 * shares, edges, label=f"{name}: {', '.join(words)}", **look)
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, with two digits; only 0 is shown as 0."""
+    if share == 0 or share >= 0.0995:
+        return f"{100 * share:.0f} %"
+    return f"{100 * share:.2g} %" if share >= 1e-4 else "< 0.01 %"
+
+
+def _draw_ranges(axes: Any, *, hatched: bool) -> None:
+    """Draw where float16's ranges begin and end, and name them; the axis is one of exponents."""
+    low, high = max(axes.get_xlim()[0], _FIRST), min(axes.get_xlim()[1], _LAST)
+    ranges = (
+        ("lost", low, _SUBNORMAL, "xx"),
+        ("subnormal", _SUBNORMAL, _NORMAL, "//"),
+        ("normal in float16", _NORMAL, _TOO_LARGE, ""),
+        ("too large", _TOO_LARGE, high, "xx"),
+    )
+    place = {"y": 0.97, "va": "top"} if hatched else {"y": 1.01, "va": "bottom"}
+    for name, begin, end, hatch in ranges:
+        if hatched:
+            axes.axvspan(begin, end, facecolor="none", edgecolor="0.88", hatch=hatch, zorder=0)
+        middle = (begin + end) / 2
+        axes.text(middle, s=name, ha="center", transform=axes.get_xaxis_transform(), **place)
+    borders = (_SUBNORMAL, _NORMAL, _TOO_LARGE)
+    for border in borders:
+        if not hatched:
+            axes.axvline(border, color="white", linewidth=3)  # a rim, where it is dark behind
+        axes.axvline(border, color="black", linewidth=1)
+    axes.set_xlim(low, high)
+    step = 4 if high - low < 70 else 8
+    others = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
+    ticks = [*borders, *(tick for tick in others if min(abs(tick - b) for b in borders) > step / 2)]
+    axes.set_xticks(ticks, [f"$2^{{{tick}}}$" for tick in ticks])
+    axes.set_xlabel("magnitude of a value")
+
+
+def png(draw: Callable[[Any], Any], *, width: float = 9.0, height: float = 4.0) -> bytes:
+    """Return a PNG file of what ``draw`` does to the Axes that it is given; sizes in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    draw(figure.add_subplot())
+    file = io.BytesIO()
+    figure.savefig(file, dpi=110, format="png")
+    return file.getvalue()

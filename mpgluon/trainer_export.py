@@ -99,6 +99,10 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         )
     optimizer = gluon_trainer.optimizer_of(trainer)
     _settle_masters(trainer)
+    for index, parameter in enumerate(gluon_trainer.parameters_of(trainer)):
+        for device, updater in enumerate(gluon_trainer.updaters_of(trainer)):
+            if isinstance(updater, MasterWeights) and parameter.grad_req != "null":
+                updater.complete(index, parameter.list_data()[device])
     states = _states(gluon_trainer.updaters_of(trainer)[0])
     names = _names_by_index(trainer, parameters)
     plain: dict[str, Any] = {

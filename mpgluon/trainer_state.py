@@ -36,22 +36,9 @@ _logger = logging.getLogger(__name__)
 class _Clip:
     """What ``clip_global_norm`` found, for the step that follows."""
 
-    finite: bool
+    norm: float
     coefficient: float
     rescale: float  # what it took for the Trainer's factor divided by the batch size
-
-
-@dataclass
-class _SumOfSquares:
-    """The gradients on one device, and the sum of their squares in FP32."""
-
-    total: float
-    gradients: list[NDArray]
-
-    def root(self) -> float:
-        """Return the norm; waits again only if squares have left float32's range."""
-        in_range = 2.0**-70 < self.total < math.inf
-        return math.sqrt(self.total) if in_range else global_norm(self.gradients)
 
 
 @dataclass
@@ -81,6 +68,10 @@ class TrainerState:
         Whether the latest ``step`` left the weights as they were.
     skipped_steps : int
         How many did, since the beginning.
+    gradient_norm : float or None
+        Of the latest step's gradients in true units, before clipping; ``None``: not looked at.
+    on_skip : list of callable
+        Are called when a step is skipped, while its gradients are still there, with their scale.
     """
 
     def __init__(
@@ -91,6 +82,8 @@ class TrainerState:
         self.max_consecutive_skips = max_consecutive_skips
         self.step_was_skipped = False
         self.skipped_steps = 0
+        self.gradient_norm: Optional[float] = None
+        self.on_skip: list[Callable[[float], None]] = []
         self.skips_at_the_floor = 0  # in a row, with a scale that could not shrink
         self._scale_of_gradients: Optional[float] = None  # None: no loss was scaled yet
         self._unscaled = False  # the gradients were divided already
@@ -145,12 +138,11 @@ class TrainerState:
             )
         if not self._reduced:
             self._trainer.allreduce_grads()
-        finite, sums = self._look(parameters, at_gradients=True)
         rescale = gluon_trainer.scale_of(self._trainer) / batch_size
-        # After a reduction they are equal; without one the largest counts.
-        norm = max((one.root() for one in sums), key=_nan_first) * rescale / self._divisor()
+        norm = self._look(parameters, rescale / self._divisor(), at_gradients=True)
+        assert norm is not None
         coefficient = max_norm / norm if norm > max_norm else 1.0
-        self._clip = _Clip(finite, coefficient, rescale)
+        self._clip = _Clip(norm, coefficient, rescale)
         return norm
 
     def unscale(self) -> None:
@@ -213,23 +205,26 @@ class TrainerState:
                 "again with that batch size"
             )
         skips = self.loss_scale.skips_overflow
-        if self._clip is None:
-            finite, _ = self._look(trained, at_gradients=skips)
-            clip = _Clip(finite, 1.0, optimizer.rescale_grad)
-        else:
-            clip = self._clip
-        finite = clip.finite or not skips
         updates = gluon_trainer.update_counts(self._trainer)
-        step = _Step(self._divisor(), clip.coefficient, updates if finite else -1)
         if self._scale_of_gradients is None and self._latest.updates_before == updates:
             # The Trainer refused the latest step for its stale gradients, and is asked again.
             step = self._latest
+        else:
+            step = _Step(self._divisor(), self._clip.coefficient if self._clip else 1.0)
+        if self._clip is None:
+            factor = optimizer.rescale_grad / step.divisor
+            norm = self._look(trained, factor, at_gradients=skips)
+        else:
+            norm = self._clip.norm
+        finite = not skips or norm is None or math.isfinite(norm)
+        step.updates_before = updates if finite else -1
         could_shrink = self.loss_scale.can_shrink
         if self._scale_of_gradients is not None:
             self.loss_scale.update(finite)
         optimizer.rescale_grad *= step.coefficient / step.divisor
         self._scale_of_gradients, self._clip, self._latest = None, None, step
         self._unscaled = self._reduced = False
+        self.gradient_norm = norm
         self.step_was_skipped = not finite
         if finite:
             self.skips_at_the_floor = 0
@@ -237,6 +232,8 @@ class TrainerState:
             self.skipped_steps += 1
             self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
             try:
+                for listener in self.on_skip:
+                    listener(step.divisor)
                 self._warn_of_collapse(trained)
             finally:
                 _discard_gradients(trained)
@@ -247,12 +244,13 @@ class TrainerState:
         return 1.0 if self._unscaled else self._scale_of_gradients or 1.0
 
     def _look(
-        self, parameters: Sequence[gluon.Parameter], *, at_gradients: bool
-    ) -> tuple[bool, list[_SumOfSquares]]:
-        """Return whether all gradients are finite, and the sum of their squares on each device.
+        self, parameters: Sequence[gluon.Parameter], factor: float, *, at_gradients: bool
+    ) -> Optional[float]:
+        """Return the norm of all gradients times ``factor``; not finite if one of them is not.
 
-        Waits for the devices once. With the same wait, masters are compared with their weights,
-        and follow those that somebody else has written.
+        After a reduction it is the same on all devices; without one the largest counts. ``None``
+        if there is no gradient to look at. Waits for the devices once. With the same wait,
+        masters are compared with their weights, and follow those that somebody else has written.
         """
         per_device: dict[mx.Context, list[NDArray]] = {}
         for _, gradient in fresh_gradients(parameters) if at_gradients else ():
@@ -261,18 +259,13 @@ class TrainerState:
         results = [sums_of_squares(gradients) for gradients in per_device.values()]
         results += [one.difference.as_in_context(mx.cpu()) for one in compared]
         numbers = mx.nd.concat(*results, dim=0).asnumpy().tolist() if results else []
-        sums, finite = [], True
+        norms = []
         for gradients in per_device.values():
-            total = math.fsum(numbers[: len(gradients)])
+            norms.append(_norm(gradients, math.fsum(numbers[: len(gradients)])) * factor)
             del numbers[: len(gradients)]
-            sums.append(_SumOfSquares(total, gradients))
-            if math.isnan(total):
-                finite = False
-            elif math.isinf(total):  # squares may have left float32's range, but no element
-                finite = finite and all_finite(gradients)
         for comparison, difference in zip(compared, numbers):
             comparison.follow_if(difference)
-        return finite, sums
+        return max(norms, key=_nan_first, default=None)
 
     def _warn_of_collapse(self, parameters: Sequence[gluon.Parameter]) -> None:
         """Say once that nothing is being trained any more, and in the end raise."""
@@ -304,6 +297,15 @@ def _trained(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
 
 def _any_fresh(parameters: Sequence[gluon.Parameter]) -> bool:
     return any(True for _ in fresh_gradients(parameters))
+
+
+def _norm(gradients: Sequence[NDArray], sum_of_squares: float) -> float:
+    """Return the norm; looks at the gradients again only if squares have left float32's range."""
+    if 2.0**-70 < sum_of_squares < math.inf:
+        return math.sqrt(sum_of_squares)
+    if math.isnan(sum_of_squares) or (math.isinf(sum_of_squares) and not all_finite(gradients)):
+        return sum_of_squares
+    return global_norm(gradients)
 
 
 def _nan_first(norm: float) -> tuple[bool, float]:

@@ -63,6 +63,10 @@ _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         "leave out images that cannot be decoded, and list them, instead of ending",
     ),
     "keep_checkpoints": ({"type": int}, "how many of the newest stay"),
+    "tensorboard": (
+        {"action": "store_true"},
+        "write the history for TensorBoard too (pip install tensorboard)",
+    ),
 }
 
 

@@ -239,8 +239,9 @@ def test_a_checkpoint_of_a_running_training_can_be_loaded_into_itself(saved):
     assert training.arrays() == {k: v for k, v in before.items() if isinstance(v, bytes)}
 
 
-def test_a_checkpoint_before_the_first_step_is_the_beginning(tmp_path):
-    first, second = Training(optimizer=ADAM), Training(optimizer=ADAM, seed=1)
+@pytest.mark.parametrize("way", ["float32", "float16", "bfloat16"])
+def test_a_checkpoint_before_the_first_step_is_the_beginning(tmp_path, way):
+    first, second = Training(way, ADAM), Training(way, ADAM, seed=1)
     save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
     load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
     first.train(3)

@@ -2,83 +2,337 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mpgluon.plots import plot_training, save_training_curves
+from mpgluon import plots
 
 STEPS = [
-    {"step": 1, "loss": 4.0, "loss_scale": 65536.0, "skipped": True},
-    {"step": 2, "loss": 3.0, "loss_scale": 32768.0, "skipped": True},
-    {"step": 3, "loss": 2.5, "loss_scale": 16384.0, "skipped": False},
-    {"step": 4, "loss": 1.25, "loss_scale": 16384.0, "skipped": False},
+    {"step": 1, "loss": 4.0, "loss_scale": 65536.0, "skipped": True, "gradient_norm": math.inf},
+    {"step": 2, "loss": 3.0, "loss_scale": 32768.0, "skipped": True, "gradient_norm": math.nan},
+    {"step": 3, "loss": 2.5, "loss_scale": 16384.0, "skipped": False, "gradient_norm": 8.0},
+    {"step": 4, "loss": 1.25, "loss_scale": 16384.0, "skipped": False, "gradient_norm": 2.0},
+]
+# Steps of 10 images that take 1, 3, 2 and 2 seconds.
+SPEEDS = ((0, 10.0), (0, 10 / 3), (1, 5.0), (1, 5.0))
+STEPS = [
+    {**step, "epoch": epoch, "images": 10, "images_per_second": speed}
+    for step, (epoch, speed) in zip(STEPS, SPEEDS)
 ]
 EPOCHS = [
-    {"step": 2, "train_loss": 3.5, "test_accuracy": 0.25},
-    {"step": 4, "train_loss": 1.875, "test_accuracy": 0.75},
+    {"step": 2, "train_loss": 3.5, "train_accuracy": 0.125, "test_accuracy": 0.25},
+    {"step": 4, "train_loss": 1.875, "train_accuracy": 0.5, "test_accuracy": 0.75},
 ]
 
 
 @pytest.fixture
 def axes():
-    axes = Figure().subplots(3, 1, sharex=True)
-    plot_training(axes, STEPS, EPOCHS)
-    return axes
+    return Figure(figsize=(10, 4), layout="constrained").subplots()
 
 
 def points(line) -> list[tuple[float, float]]:
-    return list(zip(*np.array(line.get_data()).tolist()))
+    return list(zip(*np.array(line.get_data(), dtype=float).tolist()))
+
+
+def legend(axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def draw_for_real(axes) -> None:
+    FigureCanvasAgg(axes.figure).draw()
+
+
+# --- training --------------------------------------------------------------------------------
 
 
 def test_the_losses_of_steps_and_epochs_are_drawn_from_0(axes):
-    each_step, mean = axes[0].get_lines()
+    assert plots.draw_loss(axes, STEPS, EPOCHS) is axes
+    each_step, mean = axes.get_lines()
     assert points(each_step) == [(1, 4.0), (2, 3.0), (3, 2.5), (4, 1.25)]
     assert points(mean) == [(2, 3.5), (4, 1.875)]
-    assert [each_step.get_label(), mean.get_label()] == ["each step", "epoch mean"]
-    assert axes[0].get_ylabel() == "training loss"
-    assert axes[0].get_yscale() == "linear"
-    assert axes[0].get_ylim()[0] == 0
-    assert axes[0].get_ylim()[1] > 4
+    assert legend(axes) == ["each step", "mean of epoch"]
+    assert axes.get_ylabel() == "training loss"
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 4
 
 
-def test_the_test_accuracy_is_drawn_from_0_to_1(axes):
-    (accuracy,) = axes[1].get_lines()
-    assert points(accuracy) == [(2, 0.25), (4, 0.75)]
-    assert axes[1].get_ylabel() == "test accuracy"
-    assert axes[1].get_ylim() == (0, 1)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_loss_that_is_not_finite_is_a_gap(axes, value):
+    broken = [STEPS[0], {**STEPS[1], "loss": value}, *STEPS[2:]]
+    plots.draw_loss(axes, broken, [EPOCHS[0], {**EPOCHS[1], "train_loss": value}])
+    each_step, mean = axes.get_lines()
+    np.testing.assert_equal(each_step.get_ydata(), [4, math.nan, 2.5, 1.25])
+    np.testing.assert_equal(mean.get_ydata(), [3.5, math.nan])
+    draw_for_real(axes)
+
+
+def test_the_accuracies_are_drawn_from_0_to_1_with_different_marks_and_lines(axes):
+    assert plots.draw_accuracy(axes, EPOCHS) is axes
+    training, test = axes.get_lines()
+    assert points(training) == [(2, 0.125), (4, 0.5)]
+    assert points(test) == [(2, 0.25), (4, 0.75)]
+    assert legend(axes) == ["training", "test"]
+    assert training.get_marker() != test.get_marker()
+    assert training.get_linestyle() != test.get_linestyle()
+    assert axes.get_ylabel() == "accuracy"
+    assert axes.get_ylim() == (0, 1.05)
 
 
 def test_the_loss_scale_is_drawn_with_a_mark_and_a_count_of_skipped_steps(axes):
-    scale, skipped = axes[2].get_lines()
+    assert plots.draw_loss_scale(axes, STEPS) is axes
+    scale, skipped = axes.get_lines()
     assert points(scale) == [(1, 65536), (2, 32768), (3, 16384), (4, 16384)]
     assert points(skipped) == [(1, 65536), (2, 32768)]
     assert skipped.get_marker() == "x"
     assert skipped.get_linestyle() == "None"
-    legend = [text.get_text() for text in axes[2].get_legend().get_texts()]
-    assert legend == ["scale", "skipped steps (2)"]
-    assert axes[2].get_ylabel() == "loss scale"
-    assert axes[2].get_yscale() == "log"
-    assert axes[2].get_xlabel() == "step"
+    assert legend(axes) == ["loss scale", "skipped: 2 of 4"]
+    assert axes.get_ylabel() == "loss scale S"
+    assert axes.yaxis.get_transform().base == 2
 
 
-def test_a_run_without_skipped_steps_has_no_marks():
-    axes = Figure().subplots(3, 1)
-    plot_training(axes, STEPS[2:], EPOCHS[1:])
-    _, skipped = axes[2].get_lines()
+def test_a_run_without_skipped_steps_has_no_marks(axes):
+    plots.draw_loss_scale(axes, STEPS[2:])
+    _, skipped = axes.get_lines()
     assert points(skipped) == []
-    assert skipped.get_label() == "skipped steps (0)"
+    assert skipped.get_label() == "skipped: 0 of 2"
+
+
+def test_gradient_norms_are_drawn_in_powers_of_two_and_those_that_are_not_finite_above(axes):
+    unknown = {**STEPS[3], "step": 5, "gradient_norm": None}
+    assert plots.draw_gradient_norm(axes, [*STEPS, unknown]) is axes
+    norm, endless = axes.get_lines()
+    np.testing.assert_equal(norm.get_data(), [[1, 2, 3, 4], [math.nan, math.nan, 8, 2]])
+    assert list(endless.get_xdata()) == [1, 2]
+    assert legend(axes) == ["each step", "not finite: 2"]
+    assert axes.get_ylabel() == "gradient norm"
+    assert axes.yaxis.get_transform().base == 2
+    draw_for_real(axes)
+    (height, _) = endless.get_ydata()
+    to_axes = axes.transAxes.inverted()
+    highest = to_axes.transform(axes.transData.transform((3, 8)))[1]
+    assert highest < height < 1
+
+
+def test_norms_that_are_all_finite_need_no_marks(axes):
+    plots.draw_gradient_norm(axes, STEPS[2:])
+    assert len(axes.get_lines()) == 1
+    assert legend(axes) == ["each step"]
+
+
+def test_the_speed_of_an_epoch_is_its_images_over_its_seconds(axes):
+    assert plots.draw_speed(axes, STEPS) is axes
+    each_step, mean = axes.get_lines()
+    assert points(each_step) == [(1, 10), (2, 10 / 3), (3, 5), (4, 5)]
+    assert points(mean) == [(2, pytest.approx(20 / 4)), (4, pytest.approx(20 / 4))]
+    assert axes.get_ylabel() == "images per second"
+    assert axes.get_ylim()[0] == 0
+
+
+def without(steps, *names):
+    return [{name: value for name, value in step.items() if name not in names} for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (STEPS, ["loss scale S", "gradient norm", "images per second"]),
+        (without(STEPS, "images_per_second"), ["loss scale S", "gradient norm"]),
+        (without(STEPS, "gradient_norm"), ["loss scale S", "images per second"]),
+        ([{**s, "gradient_norm": None} for s in STEPS], ["loss scale S", "images per second"]),
+        (STEPS[:2], ["loss scale S", "images per second"]),  # no norm to be drawn
+        (
+            [{**s, "loss_scale": 1.0} for s in STEPS[2:]],
+            ["gradient norm", "images per second"],
+        ),
+    ],
+    ids=["all", "of no known speed", "older", "no norms", "all skipped", "no loss scale"],
+)
+def test_there_is_a_panel_for_each_thing_that_is_known_and_no_empty_one(steps, expected):
+    figure = Figure(layout="constrained")
+    panels = plots.draw_training(figure, steps, EPOCHS)
+    assert figure.axes == panels
+    labels = [axes.get_ylabel() for axes in panels]
+    assert labels == ["training loss", "accuracy", *expected]
+    assert [axes.get_xlabel() for axes in panels] == [""] * (len(panels) - 1) + ["step"]
+    assert len({axes.get_xlim() for axes in panels}) == 1
 
 
 def test_the_curves_are_saved_as_a_picture_that_depends_on_the_data(tmp_path):
     pictures = []
-    for name, steps in (("a", STEPS), ("b", STEPS), ("c", STEPS[:2])):
+    for name, steps in (("a", STEPS), ("b", STEPS), ("c", STEPS[1:])):
         path = tmp_path / f"{name}.png"
-        save_training_curves(path, steps, EPOCHS, title="resnet50_v2, float16, shapes")
+        plots.save_training_curves(path, steps, EPOCHS, title="resnet50_v2, float16, shapes")
         with Image.open(path) as picture:
             assert picture.format == "PNG"
-            assert picture.size == (840, 840)  # 7 inches at 120 dots
+            assert picture.size[0] == 1200
             pictures.append(np.array(picture.convert("RGB")))
     assert (pictures[0] == pictures[1]).all()
     assert (pictures[0] != pictures[2]).any()
+
+
+def test_no_text_of_the_curves_overlaps_another():
+    figure = Figure(figsize=(10, 10), layout="constrained")
+    plots.draw_training(figure, STEPS, EPOCHS)
+    assert_no_overlap(figure)
+
+
+def assert_no_overlap(figure) -> None:
+    FigureCanvasAgg(figure).draw()
+    texts = []
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = zip(axis.get_ticklocs(), axis.get_ticklabels())
+            texts += [axis.label, *(label for place, label in ticks if low <= place <= high)]
+        texts += axes.texts
+        if axes.get_legend() is not None:
+            texts += axes.get_legend().get_texts()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text()]
+    assert len(boxes) > 5
+    for number, (text, box) in enumerate(boxes):
+        assert [other for other, b in boxes[number + 1 :] if box.overlaps(b)] == [], text
+
+
+# --- exponents -------------------------------------------------------------------------------
+
+# 100 values: 10 below 2**-24, 20 subnormal in float16, 65 normal, 5 too large; and 25 zeros.
+EXPONENTS = np.array([-26, -25, -24, -15, -14, 15, 16])
+COUNTS = np.array([4, 6, 15, 5, 60, 5, 5])
+GRADIENTS = (np.arange(-30, 21), np.zeros(51, dtype=int), 25)
+GRADIENTS[1][EXPONENTS + 30] = COUNTS
+SHARES = "10 % lost, 20 % subnormal, 5 % too large, zeros: 20 %"
+
+
+def steps_of(patch) -> dict[int, float]:
+    """Return where a histogram is not zero: exponent and height."""
+    values, edges, _ = patch.get_data()
+    assert (np.diff(edges) == 1).all()
+    return {int(edge): value for edge, value in zip(edges, values) if value}
+
+
+def stairs_of(axes) -> list:
+    return [patch for patch in axes.patches if type(patch).__name__ == "StepPatch"]
+
+
+def test_a_histogram_of_exponents_is_drawn_in_percent_over_float16s_ranges(axes):
+    assert plots.draw_exponents(axes, {"gradients": GRADIENTS}) is axes
+    (stairs,) = stairs_of(axes)
+    assert steps_of(stairs) == pytest.approx(dict(zip(EXPONENTS.tolist(), COUNTS.tolist())))
+    assert legend(axes) == [f"gradients: {SHARES}"]
+    low, high = axes.get_xlim()
+    assert low <= -26
+    assert high >= 17
+    ranges = {
+        text.get_text(): (span.get_x(), span.get_x() + span.get_width())
+        for text, span in zip(axes.texts, [p for p in axes.patches if p not in stairs_of(axes)])
+    }
+    assert ranges == {
+        "lost": (low, -24),
+        "subnormal": (-24, -14),
+        "normal in float16": (-14, 16),
+        "too large": (16, high),
+    }
+    hatches = [p.get_hatch() for p in axes.patches if p not in stairs_of(axes)]
+    assert hatches[0] == hatches[3] != hatches[1] != hatches[2] != hatches[0]
+    assert [line.get_xdata()[0] for line in axes.get_lines()] == [-24, -14, 16]
+    assert axes.get_xlabel() == "magnitude of a value"
+    assert axes.get_ylabel() == "share of non-zero values (%)"
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 60
+    shown = {
+        tick: label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels())
+    }
+    assert {-24, -14, 0, 16} < shown.keys()
+    assert all(label == f"$2^{{{tick:.0f}}}$" for tick, label in shown.items())
+
+
+def test_a_loss_scale_moves_the_histogram_along_the_axis(axes):
+    plots.draw_exponents(axes, {"gradients": GRADIENTS}, loss_scale=2.0**10)
+    as_it_is, scaled = stairs_of(axes)
+    assert {place + 10: share for place, share in steps_of(as_it_is).items()} == steps_of(scaled)
+    assert scaled.get_linewidth() > as_it_is.get_linewidth()
+    # 2**-26 becomes 2**-16 and 2**-24 2**-14: 10 subnormal; and 2**15 and 2**16 are too large.
+    moved = "0 % lost, 10 % subnormal, 10 % too large, zeros: 20 %"
+    times = "gradients $\\times\\,2^{10}$"
+    assert legend(axes) == [f"gradients: {SHARES}", f"{times}: {moved}"]
+
+
+def test_several_histograms_have_different_lines(axes):
+    names = ["weights", "gradients", "activations", "errors"]
+    plots.draw_exponents(axes, dict.fromkeys(names, GRADIENTS))
+    assert len({str(stairs.get_linestyle()) for stairs in stairs_of(axes)}) == 4
+    assert [text.split(":")[0] for text in legend(axes)] == names
+    assert_no_overlap(axes.figure)
+
+
+@pytest.mark.parametrize(
+    ("places", "low", "high"),
+    [([-50, -49], -50, 21), ([22, 23], -29, 24), ([-149, -148], -70, 21), ([126, 127], -29, 30)],
+)
+def test_the_axis_reaches_as_far_as_the_values_within_limits(axes, places, low, high):
+    plots.draw_exponents(axes, {"a": (places, [1, 1], 0), "b": ([0], [1], 0)})
+    assert axes.get_xlim() == (low, high)
+    lost, too_large = (0, 100) if high > 21 else (100, 0)
+    assert legend(axes)[0] == f"a: {lost} % lost, 0 % subnormal, {too_large} % too large"
+    assert_no_overlap(axes.figure)
+
+
+def test_only_no_value_at_all_is_shown_as_0_percent(axes):
+    many = 10**9
+    plots.draw_exponents(axes, {"a": ([-25, -24, 0], [1, many // 2000, many], 1)})
+    expected = "a: < 0.01 % lost, 0.05 % subnormal, 0 % too large, zeros: < 0.01 %"
+    assert legend(axes) == [expected]
+
+
+@pytest.mark.parametrize("loss_scale", [1, 8])
+def test_zeros_alone_give_an_empty_histogram(axes, loss_scale):
+    zeros = {"a": ([-1, 0], [0, 0], 7)}
+    plots.draw_exponents(axes, zeros, loss_scale=loss_scale)
+    assert legend(axes)[0] == "a: 0 % lost, 0 % subnormal, 0 % too large, zeros: 100 %"
+    draw_for_real(axes)
+
+
+@pytest.mark.parametrize("loss_scale", [0.0, -2.0, 3.0, math.inf, math.nan])
+def test_a_loss_scale_that_would_not_only_move_exponents_is_refused(axes, loss_scale):
+    with pytest.raises(ValueError, match="loss_scale must be a power of two, received"):
+        plots.draw_exponents(axes, {"a": GRADIENTS}, loss_scale=loss_scale)
+
+
+def test_no_histogram_is_refused(axes):
+    with pytest.raises(ValueError, match="there is no histogram to draw"):
+        plots.draw_exponents(axes, {})
+
+
+def test_a_heatmap_has_a_row_for_each_layer_the_first_at_the_top(axes):
+    layers = ["conv0", "conv1", "dense0"]
+    rows = [GRADIENTS, ([0, 1], [0, 0], 3), ([-40, -39], [7, 1], 0)]
+    assert plots.draw_exponent_heatmap(axes, layers, rows) is axes
+    (mesh,) = axes.collections
+    table = mesh.get_array().filled(0).reshape(3, -1)
+    low = round(axes.get_xlim()[0])
+    assert low <= -40
+    expected = np.zeros_like(table)
+    expected[0, EXPONENTS - low] = COUNTS
+    expected[2, [-40 - low, -39 - low]] = [7, 1]
+    np.testing.assert_array_equal(table, expected)
+    assert [label.get_text() for label in axes.get_yticklabels()] == layers
+    top, bottom = axes.get_ylim()[::-1]
+    assert (top, bottom) == (0, 3)  # the vertical axis points down
+    assert {line.get_xdata()[0] for line in axes.get_lines()} == {-24, -14, 16}
+    bar = axes.figure.axes[1]
+    assert bar.get_ylabel() == "number of values"
+    assert bar.get_yscale() == "log"
+    assert_no_overlap(axes.figure)
+
+
+@pytest.mark.parametrize(("layers", "rows"), [([], []), (["a"], []), (["a"], [GRADIENTS] * 2)])
+def test_a_heatmap_needs_one_histogram_for_each_layer(axes, layers, rows):
+    message = f"received {len(layers)} layers and {len(rows)} histograms"
+    with pytest.raises(ValueError, match=message):
+        plots.draw_exponent_heatmap(axes, layers, rows)

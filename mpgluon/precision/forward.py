@@ -61,6 +61,7 @@ class PolicyForward:
         self.owner.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
         if self.kept:
             args = convert_arrays(args, widen)
+            kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
         elif self.method == "hybrid_forward":
             inputs = self._with_traced_formats(args[1:]) if self.tracing else args[1:]
             args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))

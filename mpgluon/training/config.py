@@ -17,7 +17,9 @@ from mpgluon.policy import Policy
 __all__ = ["TrainingConfig"]
 
 # What may differ between a run and its continuation without changing what is computed.
-_FREE_TO_CHANGE = frozenset({"data_dir", "output_dir", "workers", "keep_checkpoints"})
+_FREE_TO_CHANGE = frozenset(
+    {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class TrainingConfig:
         Leave out images that cannot be decoded, and say which, instead of ending.
     keep_checkpoints : int
         How many of the newest checkpoints stay on disk.
+    tensorboard : bool
+        Write the history for TensorBoard too, which has to be installed.
     """
 
     dtype: str = "float32"
@@ -99,6 +103,7 @@ class TrainingConfig:
     seed: int = 0
     skip_unreadable: bool = False
     keep_checkpoints: int = 2
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (

@@ -1,22 +1,33 @@
 """The history of a run: one JSON object per line, appended as things happen.
 
-Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end``.
+Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end``. A step has
+
+- ``step`` (from 1), ``epoch`` (from 0), ``images``, ``correct`` (of them), ``loss`` (their mean),
+- ``learning_rate``, ``loss_scale`` (the one it was computed with), ``skipped``,
+- ``gradient_norm`` in true units, ``null`` where no loss scale or clipping looked at gradients,
+- ``images_per_second`` since the end of the step before, waiting for images included.
+
+JSON has no infinity and no NaN: the files say ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``, as
+Protocol Buffers do in JSON and as ``float`` reads in Python.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Optional
 
 import mxnet as mx
 
-__all__ = ["History", "describe_machine", "installed_versions"]
+__all__ = ["Event", "History", "describe_machine", "installed_versions", "to_json"]
 
 Event = dict[str, Any]
+
+_NO_JSON = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 class History:
@@ -29,16 +40,24 @@ class History:
     steps_done : int
         Of a continued run: events of later steps are dropped, since they will happen again.
         Zero starts a new file.
+
+    Attributes
+    ----------
+    events : list of dict
+        All of them, oldest first; numbers are numbers here, infinite and NaN too.
+    listeners : list of callable
+        Are given each event that is added.
     """
 
     def __init__(self, path: Path, steps_done: int = 0) -> None:
         self.events: list[Event] = []
+        self.listeners: list[Callable[[Event], None]] = []
         if steps_done and path.exists():
             lines = path.read_text().splitlines()
             complete = (_parse(line) for line in lines)
             self.events = [e for e in complete if e and e.get("step", 0) <= steps_done]
         part = path.with_name(f".{path.name}.part")
-        part.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+        part.write_text("".join(to_json(event) + "\n" for event in self.events))
         os.replace(part, path)  # whoever kills this run now leaves the old file or the new one
         self._path = path
 
@@ -46,11 +65,25 @@ class History:
         """Append an event to the list and to the file."""
         self.events.append({"event": event, **values})
         with open(self._path, "a") as file:
-            file.write(json.dumps(self.events[-1]) + "\n")
+            file.write(to_json(self.events[-1]) + "\n")
+        for listener in self.listeners:
+            listener(self.events[-1])
 
     def of(self, event: str) -> list[Event]:
         """Return the events of one kind, oldest first."""
         return [e for e in self.events if e["event"] == event]
+
+
+def to_json(values: dict[str, Any], *, indent: Optional[int] = None) -> str:
+    """Return an object in strict JSON; its own values may be infinite or NaN, nested ones not."""
+    portable = {name: _portable(value) for name, value in values.items()}
+    return json.dumps(portable, indent=indent, allow_nan=False)
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)  # its name
+    return value
 
 
 def _parse(line: str) -> Event:
@@ -58,7 +91,7 @@ def _parse(line: str) -> Event:
         event: Event = json.loads(line)
     except ValueError:  # the last line of a run that was killed while writing it
         return {}
-    return event
+    return {n: _NO_JSON.get(v, v) if isinstance(v, str) else v for n, v in event.items()}
 
 
 def installed_versions() -> dict[str, str]:

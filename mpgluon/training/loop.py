@@ -6,7 +6,6 @@ checkpoint at a time. It prints nothing but tqdm's bars, and those only when ask
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from mpgluon.precision.casting import apply_policy
 from mpgluon.training.checkpoints import RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
-from mpgluon.training.history import History, describe_machine, installed_versions
+from mpgluon.training.history import Event, History, describe_machine, installed_versions, to_json
 from mpgluon.training.interruption import InterruptedRunError, Interruption
 from mpgluon.training.networks import (
     build_network,
@@ -35,6 +34,7 @@ from mpgluon.training.networks import (
     load_pretrained,
 )
 from mpgluon.training.optimizers import make_optimizer
+from mpgluon.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
 
@@ -58,7 +58,8 @@ def train(
     -------
     dict
         What ``results.json`` in ``config.output_dir`` holds: config, versions, machine and
-        final figures. ``history.jsonl`` and ``curves.png`` lie beside it.
+        final figures. ``history.jsonl`` and ``curves.png`` lie beside it, and with
+        ``config.tensorboard`` a folder ``tensorboard``.
 
     Raises
     ------
@@ -107,6 +108,9 @@ class _Run:
         self.progress = progress
         self.position = _Position()
         self.history: Optional[History] = None
+        self.tensorboard: Optional[TensorBoard] = None
+        if config.tensorboard:
+            self.tensorboard = TensorBoard(config.output_path / "tensorboard")
         self.train_batches, self.test_batches = dataset.loaders(config, len(devices))
         total_steps = config.epochs * len(self.train_batches)
         mx.random.seed(config.seed)
@@ -148,6 +152,9 @@ class _Run:
             if failures:
                 raise CheckpointError(f"no checkpoint can be continued: {'; '.join(failures)}")
         self.history = History(self.config.output_path / "history.jsonl", self.position.step)
+        if self.tensorboard is not None:
+            self.tensorboard.begin(self.history.events)
+            self.history.listeners.append(self.tensorboard.add)
         self.history.add(
             "start",
             step=self.position.step,
@@ -179,6 +186,7 @@ class _Run:
                 raise InterruptedRunError(interruption.signal, path)
 
     def _train_epoch(self, interruption: Interruption) -> None:
+        assert self.history is not None
         position, loader = self.position, self.train_batches
         loader.set_epoch(position.epoch, position.batch)
         bar = tqdm(
@@ -189,29 +197,31 @@ class _Run:
             disable=not self.progress,
         )
         seen = correct = 0
-        began = time.perf_counter()
+        began = ended = time.perf_counter()
         before = position.seconds
         with bar:
             for images, labels in loader:
-                loss, hits = self._step(images, labels)
-                seen, correct = seen + len(labels), correct + hits
+                step = self._step(images, labels)
+                since, ended = ended, time.perf_counter()
+                speed = step["images"] / (ended - since)
+                self.history.add("step", **step, images_per_second=speed)
+                seen, correct = seen + step["images"], correct + step["correct"]
                 position.step += 1
                 position.batch = loader.batches_done
-                position.seconds = before + time.perf_counter() - began
+                position.seconds = before + ended - began
                 bar.update()
                 bar.set_postfix(
-                    loss=f"{loss:.3f}",
+                    loss=f"{step['loss']:.3f}",
                     accuracy=f"{correct / seen:.3f}",
-                    images_per_s=f"{seen / (time.perf_counter() - began):.1f}",
+                    images_per_s=f"{seen / (ended - began):.1f}",
                     scale=f"{amp.loss_scale(self.trainer):g}",
                     skipped=amp.skipped_steps(self.trainer),
                 )
                 if interruption.signal is not None:
                     return
 
-    def _step(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> tuple[float, int]:
-        """Do one step; return the mean loss and how many images were classified rightly."""
-        assert self.history is not None
+    def _step(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> Event:
+        """Do one step; return what the history says of it, but for its speed."""
         # Dropout is the same whether a run came here at once or was resumed.
         step_seed = np.random.SeedSequence([self.config.seed, self.position.step])
         mx.random.seed(int(step_seed.generate_state(1)[0]))
@@ -227,20 +237,17 @@ class _Run:
             with amp.scale_loss(losses, self.trainer) as scaled_losses:
                 autograd.backward(scaled_losses)
         self.trainer.step(len(labels))
-        loss = float(np.mean(_on_host(losses)))
-        hits = int((_on_host(logits).argmax(axis=1) == labels.asnumpy()).sum())
-        self.history.add(
-            "step",
-            step=self.position.step + 1,
-            epoch=self.position.epoch,
-            loss=loss,
-            learning_rate=self.trainer.learning_rate,
-            loss_scale=scale,
-            skipped=amp.step_was_skipped(self.trainer),
-            correct=hits,
-            images=len(labels),
-        )
-        return loss, hits
+        return {
+            "step": self.position.step + 1,
+            "epoch": self.position.epoch,
+            "loss": float(np.mean(_on_host(losses))),
+            "learning_rate": self.trainer.learning_rate,
+            "loss_scale": scale,
+            "skipped": amp.step_was_skipped(self.trainer),
+            "gradient_norm": amp.gradient_norm(self.trainer),
+            "correct": int((_on_host(logits).argmax(axis=1) == labels.asnumpy()).sum()),
+            "images": len(labels),
+        }
 
     def _end_epoch(self, epoch: int) -> None:
         assert self.history is not None
@@ -316,14 +323,16 @@ class _Run:
                 for path in (*self.train_batches.unreadable, *self.test_batches.unreadable)
             ],
         }
-        (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+        (folder / "results.json").write_text(to_json(results, indent=2) + "\n")
         self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])
         return results
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes, and what is written for TensorBoard."""
         self.train_batches.close()
         self.test_batches.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
 
     def _describe_dataset(self) -> dict[str, Any]:
         return {

@@ -255,6 +255,7 @@ def test_a_step_waits_for_the_devices_once_with_clipping_too(clips, dtype, devic
             if clips:
                 amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
             trainer.step(BATCH_SIZE)
+            assert amp.gradient_norm(trainer) > MAX_NORM
         assert waits == ["asnumpy"] or number == 0  # MXNet's kvstore itself waits in the first
 
 
@@ -300,6 +301,137 @@ def test_a_refused_step_repeated_with_stale_gradients_ignored_is_still_clipped()
         trainer.step(1)
     trainer.step(1, ignore_stale_grad=True)
     assert fresh.data().asscalar() == -1.5
+
+
+# --- the norm of the latest step -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kvstore", ["device", None])
+@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+def test_a_step_knows_the_norm_that_clipping_would_have_returned(devices, kvstore, dtype):
+    def run(clips):
+        net = make_net(dtype, devices)
+        trainer = make_trainer(net, "sgd", DynamicLossScale(64, growth_interval=2), kvstore=kvstore)
+        norms = []
+        for batch in batches():
+            backward_on(net, devices, batch, trainer)
+            if clips:
+                returned = amp.clip_global_norm(trainer, 1000.0, BATCH_SIZE)
+            trainer.step(BATCH_SIZE)
+            norms.append(amp.gradient_norm(trainer))
+            assert not clips or norms[-1] == returned
+        return norms
+
+    norms = run(clips=False)
+    assert norms == run(clips=True)
+    assert len(set(norms)) == len(norms)
+
+
+def test_the_norm_of_a_clipped_step_is_that_before_clipping():
+    weight = one_weight()
+    trainer = trainer_of(weight, "none")
+    give_gradient(weight, trainer, 3.0)
+    amp.clip_global_norm(trainer, 0.5, batch_size=2)
+    assert amp.gradient_norm(trainer) is None  # that is of no step yet
+    trainer.step(2)
+    assert amp.gradient_norm(trainer) == 1.5
+    assert weight.data().asscalar() == -0.5
+
+
+def test_there_is_no_norm_before_the_first_step_and_where_nothing_was_looked_at():
+    weight = one_weight()
+    trainer = trainer_of(weight, "none")
+    assert amp.gradient_norm(trainer) is None
+    give_gradient(weight, trainer, 3.0)
+    amp.clip_global_norm(trainer, 0.5, 1)
+    trainer.step(1)
+    assert amp.gradient_norm(trainer) == 3
+    give_gradient(weight, trainer, 3.0)
+    trainer.step(1)
+    assert amp.gradient_norm(trainer) is None
+    with pytest.raises(TrainerStateError, match="has no loss scale yet"):
+        amp.gradient_norm(gluon.Trainer([one_weight()], "sgd"))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("kvstore", ["device", None])
+def test_the_norm_of_a_skipped_step_is_infinite_or_nan(value, device, kvstore):
+    weight = one_weight(ctx=TWO)
+    trainer = trainer_of(weight, DynamicLossScale(8), kvstore=kvstore)
+    give_gradient(weight, trainer, 1.0)
+    weight.list_grad()[device][:] = value
+    trainer.step(1)
+    assert amp.step_was_skipped(trainer)
+    np.testing.assert_equal(amp.gradient_norm(trainer), abs(value))
+    give_gradient(weight, trainer, 1.0)
+    trainer.step(1)
+    assert amp.gradient_norm(trainer) == (1 if kvstore is None else 2)
+
+
+@pytest.mark.parametrize("exponent", [-40, 40])
+def test_the_norm_of_a_step_is_right_where_the_squares_leave_float32(exponent):
+    weight = one_weight()
+    trainer = trainer_of(weight, 2.0**exponent, learning_rate=0.0)
+    give_gradient(weight, trainer, 2.0 ** (2 * exponent))
+    trainer.step(1)
+    assert amp.gradient_norm(trainer) == 2.0 ** (2 * exponent)
+    assert not amp.step_was_skipped(trainer)
+
+
+def test_the_norm_of_no_gradient_at_all_is_zero():
+    weight = one_weight()
+    trainer = trainer_of(weight)
+    give_gradient(weight, trainer, 0.0)
+    trainer.step(1)
+    assert amp.gradient_norm(trainer) == 0
+
+
+def test_the_norm_of_accumulated_gradients_is_that_of_their_sum():
+    weight = one_weight("float16", grad_req="add")
+    trainer = trainer_of(weight, 16)
+    for gradient in (1.0, 0.5, 0.25):
+        give_gradient(weight, trainer, gradient)
+    trainer.step(7)
+    assert amp.gradient_norm(trainer) == 0.25
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_the_norm_after_unscaling_is_divided_by_the_batch_size_only(clips):
+    weight = one_weight()
+    trainer = trainer_of(weight, 2.0**10)
+    give_gradient(weight, trainer, 3.0)
+    amp.unscale(trainer)
+    if clips:
+        amp.clip_global_norm(trainer, 100.0, 2)
+    trainer.step(2)
+    assert amp.gradient_norm(trainer) == 1.5
+
+
+def test_a_factor_of_the_trainers_own_counts_in_the_norm():
+    weight = one_weight()
+    trainer = trainer_of(weight)
+    trainer._scale = 0.25  # as Horovod's Trainer averages over workers
+    give_gradient(weight, trainer, 3.0)
+    trainer.step(2)
+    assert amp.gradient_norm(trainer) == 0.375
+    assert weight.data().asscalar() == -0.375
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_the_norm_of_a_refused_step_is_still_true_when_it_is_repeated(clips):
+    fresh, stale = one_weight(), gluon.Parameter("stale", shape=(1,))
+    stale.initialize()
+    trainer = gluon.Trainer([stale, fresh], "sgd", {"learning_rate": 1.0})
+    amp.init_trainer(trainer, 8)
+    give_gradient(fresh, trainer, 3.0)
+    if clips:
+        amp.clip_global_norm(trainer, 1.5, 1)
+    with pytest.raises(UserWarning, match="call step with ignore_stale_grad=True"):
+        trainer.step(1)
+    trainer.step(1, ignore_stale_grad=True)
+    assert amp.gradient_norm(trainer) == 3
 
 
 # --- clipping at the wrong moment ------------------------------------------------------------

@@ -176,7 +176,7 @@ def test_rendered_shapes_are_not_taken_for_photographs(script, shapes, tmp_path,
 
 
 def test_a_disk_that_is_full_gets_one_line_too(script, shapes, tmp_path, capsys):
-    (tmp_path / "history.jsonl").symlink_to("/dev/full")
+    (tmp_path / ".history.jsonl.part").symlink_to("/dev/full")
     given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
     assert script.main(given) == 2
     errors = capsys.readouterr().err

@@ -185,6 +185,7 @@ OTHER_VALUES = {
     "seed": 1,
     "skip_unreadable": True,
     "keep_checkpoints": 3,
+    "tensorboard": True,
 }
 
 
@@ -194,7 +195,7 @@ def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
     after = replace(before, **{name: OTHER_VALUES[name]})
     assert after != before
     expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"
-    free = name in {"data_dir", "output_dir", "workers", "keep_checkpoints"}
+    free = name in {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
     assert after.differences(before.as_dict()) == ([] if free else [expected])
 
 

@@ -1,0 +1,65 @@
+"""Whether a machine, and a network with its Trainer, are fit for mixed precision.
+
+Facts are gathered first (``machine``, ``network``), then judged by functions of the facts alone
+(``installation`` and ``hardware``; ``training``). Nothing is changed. What looks at the machine
+imports no MXNet, so it works where MXNet does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpgluon.diagnostics.doctor.findings import LEVELS, DoctorReport, Finding
+from mpgluon.diagnostics.doctor.hardware import hardware
+from mpgluon.diagnostics.doctor.installation import installation
+from mpgluon.diagnostics.doctor.machine import MachineFacts, gather
+
+__all__ = [
+    "LEVELS",
+    "DoctorReport",
+    "Finding",
+    "check_machine",
+    "check_training",
+    "judge_machine",
+]
+
+
+def check_machine() -> DoctorReport:
+    """Look at the machine: MXNet's build and its libraries, GPU, processor, settings.
+
+    Works also where MXNet cannot be imported. It imports MXNet in another process, which adds two
+    numbers on the GPU if there is one; takes seconds, and changes nothing.
+    """
+    return judge_machine(gather())
+
+
+def judge_machine(facts: MachineFacts) -> DoctorReport:
+    """Say what there is to say of a machine that is known by its facts."""
+    return DoctorReport((*installation(facts), *hardware(facts)))
+
+
+def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> DoctorReport:
+    """Look at a network, its Trainer and its labels, just before training begins.
+
+    Reads formats, devices and settings; runs nothing, and changes nothing. Labels are waited for.
+
+    Parameters
+    ----------
+    net : gluon.Block, optional
+        With or without initialized parameters, cast or not.
+    trainer : gluon.Trainer, optional
+        Without ``net``, its parameters are examined.
+    labels : NDArray, NumPy array, or a sequence of them, optional
+        One batch.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of another kind.
+    ValueError
+        If none is given.
+    """
+    # They import MXNet, which check_machine must do without.
+    from mpgluon.diagnostics.doctor import network, training
+
+    return DoctorReport(tuple(training.training(network.gather(net, trainer, labels))))

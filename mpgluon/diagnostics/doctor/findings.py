@@ -1,0 +1,80 @@
+"""What a doctor says: findings, each with what, why and how to fix it, and a report of them."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+__all__ = ["LEVELS", "DoctorReport", "Finding"]
+
+LEVELS = ("ok", "note", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    level : {"ok", "note", "warning", "error"}
+        An error stops training or spoils it without a word; a warning costs accuracy or speed; a
+        note is worth knowing.
+    topic : str
+        What was looked at, in a word or two.
+    what, why, fix : str
+        What was found, why it matters, how to change it; the last two are empty for ``"ok"``.
+    """
+
+    level: str
+    topic: str
+    what: str
+    why: str = ""
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"level must be one of {', '.join(LEVELS)}; received {self.level!r}")
+        if (self.level == "ok") != (not self.why and not self.fix):
+            raise ValueError(f"a finding has a why and a fix unless it is ok; received {self}")
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Findings in the order in which they were made; ``print`` it."""
+
+    findings: tuple[Finding, ...]
+
+    def at_level(self, level: str) -> tuple[Finding, ...]:
+        """Return the findings of one level."""
+        return tuple(finding for finding in self.findings if finding.level == level)
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether any finding is an error."""
+        return bool(self.at_level("error"))
+
+    def __str__(self) -> str:
+        level = max((len(one.level) for one in self.findings), default=0)
+        topic = max((len(one.topic) for one in self.findings), default=0)
+        lines = []
+        for one in self.findings:
+            lines += _wrapped(f"{one.level:<{level}}  {one.topic:<{topic}}  ", one.what)
+            for word, text in (("why", one.why), ("fix", one.fix)):
+                if text:
+                    lines += _wrapped(f"{'':{level + topic + 4}}{word}: ", text)
+        counts = [(len(self.at_level(name)), name) for name in reversed(LEVELS)]
+        total = ", ".join(
+            f"{count} {name}{'s' * (count != 1 and name != 'ok')}" for count, name in counts
+        )
+        return "\n".join([*lines, "", total])
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width=100,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,  # paths and commands are copied
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,306 @@
+"""Whether the machine is fit for 16 bits: GPU and driver, processor, threads, settings.
+
+Functions of the facts alone; nothing is asked of the machine here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpgluon.diagnostics.doctor.findings import Finding
+from mpgluon.diagnostics.doctor.installation import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
+from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
+
+__all__ = ["hardware"]
+
+# What the wheels for CUDA 11.2 and 11.7 have machine code for. It runs on later minor versions of
+# the same major one; there is no PTX, from which a driver could make code for the next.
+_MAJOR_VERSIONS = (5, 6, 7, 8)
+_KNOWN_BUILDS = ("mxnet-cu112", "mxnet-cu117")
+_OLDEST_DRIVER = (450, 80)  # from which on every CUDA 11.x runs
+_INSTEAD_OF_HOPPER = (
+    "use a GPU of sm_50 to sm_89 (Maxwell to Ada: V100, T4, A100, RTX 30 and 40), NVIDIA's last "
+    "MXNet container (nvcr.io/nvidia/mxnet), if its notes list this GPU, or the CPU: "
+    f"pip uninstall the CUDA build, then {INSTALL_FOR_CPU}"
+)
+
+
+def hardware(facts: MachineFacts) -> Iterator[Finding]:
+    """Yield what is to be said of devices, and of the settings that matter to them."""
+    for check in (
+        _driver,
+        _gpus,
+        _kernels,
+        _processor,
+        _threads,
+        _shared_memory,
+        _accumulation,
+        _autotune,
+    ):
+        yield from check(facts)
+
+
+def _driver(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.driver_error:
+        yield Finding(
+            "warning",
+            "driver",
+            f"nvidia-smi failed: {facts.driver_error}",
+            "without a driver that answers no program can use the GPU",
+            "reinstall the driver, or restart after an update of it; in a container, start it "
+            "with the GPUs",
+        )
+    elif facts.gpus:
+        driver = facts.gpus[0].driver
+        if numbers_in(driver) < _OLDEST_DRIVER and facts.is_for_cuda:
+            yield Finding(
+                "error",
+                "driver",
+                driver,
+                "CUDA 11 needs a driver of 450.80.02 or later",
+                "update NVIDIA's driver",
+            )
+        else:
+            yield Finding("ok", "driver", driver)
+
+
+def _gpus(facts: MachineFacts) -> Iterator[Finding]:
+    if not facts.gpus and not facts.is_for_cuda:
+        yield Finding(
+            "note",
+            "GPU",
+            "none",
+            "float16 runs on the CPU with a Tensor Core's arithmetic: exact, and slower than FP32",
+            'for speed use amp.autocast(net, "bfloat16"), if the processor has it (below)',
+        )
+    seen = facts.mxnet.gpus if facts.mxnet is not None else 0
+    if not facts.gpus and facts.is_for_cuda and not seen:
+        yield Finding(
+            "note",
+            "GPU",
+            "none, though MXNet's build is for CUDA",
+            "at best everything runs on the CPU",
+            "on a machine with a GPU see to its driver; elsewhere the CPU build saves 4 GB: "
+            f"pip uninstall this one, then {INSTALL_FOR_CPU}",
+        )
+    for gpu in facts.gpus:
+        yield _gpu(gpu, facts)
+
+
+def _gpu(gpu: Gpu, facts: MachineFacts) -> Finding:
+    if gpu.capability is None:
+        return Finding(
+            "note",
+            "GPU",
+            f"{gpu.name}, architecture unknown",
+            "MXNet's wheels have code for sm_50 to sm_89 only",
+            "look the name up at developer.nvidia.com/cuda-gpus",
+        )
+    major, minor = gpu.capability
+    name = f"{gpu.name}, sm_{major}{minor}"
+    if major > max(_MAJOR_VERSIONS):
+        return Finding(
+            "error" if facts.is_for_cuda else "warning",
+            "GPU",
+            name,
+            "MXNet's wheels hold code up to sm_86 and no PTX: each kernel fails with \"no kernel "
+            'image is available"',
+            _INSTEAD_OF_HOPPER,
+        )
+    if major not in _MAJOR_VERSIONS:
+        return Finding(
+            "error" if facts.is_for_cuda else "warning",
+            "GPU",
+            name,
+            "too old for CUDA 11 and for MXNet's wheels, which begin with sm_50",
+            f"use a later GPU, or the CPU: {INSTALL_FOR_CPU}",
+        )
+    if not facts.is_for_cuda:
+        return Finding(
+            "warning",
+            "GPU",
+            f"{name}, but MXNet's build is for the CPU",
+            "the GPU is not used",
+            f"pip uninstall -y {' '.join(facts.builds) or 'mxnet'}, then {INSTALL_FOR_CUDA}",
+        )
+    unknown = [build for build in facts.builds if build not in _KNOWN_BUILDS]
+    if unknown:
+        return Finding(
+            "note",
+            "GPU",
+            f"{name}, with {unknown[0]}",
+            f"what this build has code for was not looked at; {' and '.join(_KNOWN_BUILDS)} have "
+            "code for sm_50 to sm_89",
+            f"if kernels fail, an environment of its own: {INSTALL_FOR_CUDA}",
+        )
+    if major < 7:
+        return Finding(
+            "note",
+            "GPU",
+            f"{name}, without Tensor Cores",
+            "float16 saves memory here and little or no time; many of these GPUs compute it more "
+            "slowly than FP32",
+            "measure with scripts/benchmark.py before relying on float16 for speed",
+        )
+    return Finding("ok", "GPU", name)
+
+
+def _kernels(facts: MachineFacts) -> Iterator[Finding]:
+    """Say what came of using the GPU."""
+    if facts.mxnet is None or not facts.is_for_cuda:
+        return
+    if facts.mxnet.gpu_error:
+        too_new = "no kernel image" in facts.mxnet.gpu_error
+        yield Finding(
+            "error",
+            "kernels",
+            f"MXNet could not compute on the GPU: {facts.mxnet.gpu_error}",
+            "the wheels hold no code for it" if too_new else "every step on the GPU will fail so",
+            _INSTEAD_OF_HOPPER if too_new else "see to the driver and the libraries above",
+        )
+    elif facts.gpus and not facts.mxnet.gpus:
+        hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
+        yield Finding(
+            "error",
+            "kernels",
+            f"the driver sees {len(facts.gpus)} GPUs, MXNet none",
+            "mx.gpu() cannot be used",
+            f"unset CUDA_VISIBLE_DEVICES, which is {hidden!r}"
+            if hidden is not None
+            else "update the driver; in a container, start it with the GPUs",
+        )
+    elif facts.mxnet.gpus:
+        yield Finding("ok", "kernels", f"MXNet sees {facts.mxnet.gpus} GPUs and computes on gpu(0)")
+
+
+def _processor(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.mxnet is not None and "MKLDNN" not in facts.mxnet.features:
+        yield Finding(
+            "warning",
+            "oneDNN",
+            "MXNet was built without it",
+            "convolutions on the CPU are several times slower, and bfloat16 does not run at all",
+            "install the wheel: pip install mxnet==1.9.1",
+        )
+    name = facts.processor or facts.architecture
+    cap = facts.environment.get("DNNL_MAX_CPU_ISA", "").upper()
+    if cap and cap not in ("ALL", "DEFAULT") and "BF16" not in cap and "AMX" not in cap:
+        yield Finding(
+            "warning",
+            "bfloat16",
+            f"DNNL_MAX_CPU_ISA={cap} keeps oneDNN from the processor's bfloat16 instructions",
+            "bfloat16 is emulated, three times slower than FP32, or fails",
+            "unset DNNL_MAX_CPU_ISA",
+        )
+    elif facts.cpu_flags & {"avx512_bf16", "amx_bf16"}:
+        found = ", ".join(sorted(facts.cpu_flags & {"avx512_bf16", "amx_bf16"}))
+        yield Finding("ok", "bfloat16", f"{name} has instructions for it ({found})")
+    elif facts.cpu_flags >= {"avx512f", "avx512bw", "avx512vl", "avx512dq"}:
+        yield Finding(
+            "note",
+            "bfloat16",
+            f"{name} has AVX-512 but no instructions for bfloat16",
+            "oneDNN emulates it, three times slower than FP32: right for looking at numbers, not "
+            "for speed",
+            "train in float32 here",
+        )
+    elif facts.cpu_flags and facts.architecture in ("x86_64", "AMD64"):
+        yield Finding(
+            "note",
+            "bfloat16",
+            f"{name} has no AVX-512",
+            "oneDNN cannot compute convolutions in bfloat16 here: could not create a primitive "
+            "descriptor iterator",
+            "train in float32, or in float16 to see its arithmetic",
+        )
+    else:
+        yield Finding(
+            "note",
+            "bfloat16",
+            f"the instructions of {name} are not known",
+            "oneDNN needs AVX-512 for bfloat16, and AVX-512-BF16 or AMX to be fast",
+            "measure with scripts/benchmark.py",
+        )
+
+
+def _threads(facts: MachineFacts) -> Iterator[Finding]:
+    cores = f"{facts.cores} usable core{'s' * (facts.cores != 1)}"
+    threads, workers = (
+        _number(facts.environment.get(name, ""))
+        for name in ("OMP_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS")
+    )
+    if (threads or facts.cores) * (workers or 1) > facts.cores:
+        yield Finding(
+            "warning",
+            "threads",
+            f"{threads or facts.cores} OpenMP threads times {workers or 1} workers on {cores}",
+            "threads that share a core wait for each other at the end of every operator",
+            f"export OMP_NUM_THREADS={facts.cores} MXNET_CPU_WORKER_NTHREADS=1",
+        )
+    elif threads and threads * (workers or 1) < facts.cores:
+        yield Finding(
+            "note",
+            "threads",
+            f"OMP_NUM_THREADS={threads} leaves some of {cores} to others",
+            "training on the CPU uses no more; right if loader workers or other jobs take the rest",
+            f"export OMP_NUM_THREADS={facts.cores} for all of them",
+        )
+    else:
+        yield Finding("ok", "threads", f"{threads or facts.cores} on {cores}")
+    if "KMP_AFFINITY" in facts.environment:
+        yield Finding(
+            "note",
+            "pinning",
+            f"KMP_AFFINITY={facts.environment['KMP_AFFINITY']}",
+            "only Intel's OpenMP reads it; MXNet's wheels load GNU's (libgomp)",
+            "use OMP_PROC_BIND and OMP_PLACES to pin threads",
+        )
+
+
+def _number(text: str) -> int:
+    """Return the first number of a variable such as OMP_NUM_THREADS, 0 if it has none."""
+    first = text.split(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
+def _shared_memory(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.shared_memory_bytes is not None and facts.shared_memory_bytes < 2**30:
+        yield Finding(
+            "warning",
+            "memory",
+            f"/dev/shm holds {facts.shared_memory_bytes / 2**20:.0f} MiB",
+            "Gluon's DataLoader hands batches over there, 38 MB for 64 images of 224 pixels, and "
+            "its workers die with a bus error when it is full",
+            "docker run --shm-size 8g; mpgluon's own loaders do not use it",
+        )
+
+
+def _accumulation(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.environment.get("MXNET_SAFE_ACCUMULATION") == "1":
+        yield Finding("ok", "sums", "MXNET_SAFE_ACCUMULATION=1")
+        return
+    yield Finding(
+        "note",
+        "sums",
+        "MXNET_SAFE_ACCUMULATION is off",
+        "MXNet's float16 softmax, norm and sum accumulate in float16; a network of cast_block or "
+        "autocast computes them in FP32 anyway",
+        "export MXNET_SAFE_ACCUMULATION=1 if you call such operators on float16 arrays yourself",
+    )
+
+
+def _autotune(facts: MachineFacts) -> Iterator[Finding]:
+    if not facts.is_for_cuda:
+        return
+    value = facts.environment.get("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
+    if value == "0":
+        yield Finding(
+            "warning",
+            "autotune",
+            "MXNET_CUDNN_AUTOTUNE_DEFAULT=0",
+            "cuDNN guesses its convolution algorithms instead of trying them; often not the ones "
+            "that use Tensor Cores well",
+            "unset MXNET_CUDNN_AUTOTUNE_DEFAULT, unless every batch has another shape",
+        )
+    else:
+        yield Finding("ok", "autotune", f"MXNET_CUDNN_AUTOTUNE_DEFAULT={value}")

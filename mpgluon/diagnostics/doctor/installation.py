@@ -1,0 +1,188 @@
+"""Whether what is installed is right: Python, MXNet's build, NumPy, CUDA's libraries.
+
+Functions of the facts alone; nothing is asked of the machine here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from mpgluon.diagnostics.doctor.findings import Finding
+from mpgluon.diagnostics.doctor.machine import MachineFacts, numbers_in
+
+__all__ = ["CUDA_WHEELS", "INSTALL_FOR_CPU", "INSTALL_FOR_CUDA", "installation"]
+
+INSTALL_FOR_CPU = "pip install mxnet==1.9.1"
+INSTALL_FOR_CUDA = "pip install -e '.[cu117]' in mpgluon's checkout"
+
+# Each library that MXNet's build for CUDA 11.7 loads, and the wheel that has it.
+CUDA_WHEELS = {
+    "libcudart.so.11.0": "nvidia-cuda-runtime-cu11",
+    "libcudnn.so.8": "nvidia-cudnn-cu11",
+    "libcublas.so.11": "nvidia-cublas-cu11",
+    "libcufft.so.10": "nvidia-cufft-cu11",
+    "libcurand.so.10": "nvidia-curand-cu11",
+    "libcusolver.so.11": "nvidia-cusolver-cu11",
+    "libcusparse.so.11": "nvidia-cusparse-cu11",
+    "libnvrtc.so.11.2": "nvidia-cuda-nvrtc-cu11",
+    "libnccl.so.2": "nvidia-nccl-cu11",
+    "libnvToolsExt.so.1": "nvidia-nvtx-cu11",
+}
+
+
+def installation(facts: MachineFacts) -> Iterator[Finding]:
+    """Yield what is to be said of the software."""
+    for check in (_python, _builds, _import_of_mxnet, _numpy, _cuda_libraries):
+        yield from check(facts)
+
+
+def _python(facts: MachineFacts) -> Iterator[Finding]:
+    name = "Python {}.{}".format(*facts.python)
+    if facts.python >= (3, 12) and "setuptools" not in facts.distributions:
+        yield Finding(
+            "error",
+            "Python",
+            f"{name} without setuptools",
+            "MXNet 1.9.1 imports distutils, which Python 3.12 took out and setuptools still has",
+            "pip install 'setuptools<81'",
+        )
+    elif not (3, 9) <= facts.python < (3, 13):
+        yield Finding(
+            "warning",
+            "Python",
+            name,
+            "mpgluon and MXNet 1.9.1 were tried on Python 3.9 to 3.12 only",
+            "make an environment with one of these; 3.11 is what the tests run on",
+        )
+    else:
+        yield Finding("ok", "Python", name)
+
+
+def _builds(facts: MachineFacts) -> Iterator[Finding]:
+    builds = facts.builds
+    versions = ", ".join(f"{name} {facts.distributions[name]}" for name in builds)
+    if len(builds) > 1:
+        yield Finding(
+            "error",
+            "MXNet",
+            f"{len(builds)} builds are installed: {versions}",
+            "all builds own one folder: which files of which are there is chance",
+            f"pip uninstall -y {' '.join(builds)}, then one of them: "
+            f"{INSTALL_FOR_CPU}, or {INSTALL_FOR_CUDA}",
+        )
+    elif not builds and facts.mxnet is None:
+        yield Finding(
+            "error",
+            "MXNet",
+            "not installed",
+            "everything here is built on it",
+            f"{INSTALL_FOR_CPU}; or for an NVIDIA GPU of sm_50 to sm_89 {INSTALL_FOR_CUDA}",
+        )
+    elif not builds and facts.mxnet is not None:
+        yield Finding(
+            "note",
+            "MXNet",
+            f"{facts.mxnet.version}, not installed from a wheel",
+            "what is said below of wheels may not hold for a build of your own",
+            "compare with the wheel, mxnet==1.9.1, if something is odd",
+        )
+    elif facts.distributions[builds[0]] != "1.9.1":
+        yield Finding(
+            "warning",
+            "MXNet",
+            versions,
+            "mpgluon repairs and relies on details of 1.9.1, the last release",
+            f"pip install {builds[0]}==1.9.1",
+        )
+    else:
+        yield Finding("ok", "MXNet", versions)
+
+
+def _import_of_mxnet(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.mxnet is not None or (not facts.builds and "mxnet" in facts.import_error):
+        return
+    missing = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared", facts.import_error)
+    library = missing[1] if missing else ""
+    why, fix = (
+        "nothing here works without it",
+        "see all of the message: python -c 'import mpgluon'; if MXNet's own files are damaged, "
+        "pip install --force-reinstall --no-deps the build that is listed above",
+    )
+    if library == "libcuda.so.1":
+        why = "MXNet's CUDA builds load NVIDIA's driver, and there is none (or none in here)"
+        fix = (
+            "install the driver; in a container, start it with the GPUs (docker run --gpus all); "
+            f"or without a GPU: pip uninstall the CUDA build, then {INSTALL_FOR_CPU}"
+        )
+    elif library in CUDA_WHEELS or library == "libcublasLt.so.11":
+        wheel = CUDA_WHEELS.get(library, "nvidia-cublas-cu11")
+        why = f"MXNet's CUDA build needs CUDA 11 and cuDNN 8; {wheel} has this library"
+        fix = f"{INSTALL_FOR_CUDA} brings all of them; look again then: the loader has to find them"
+        if wheel in facts.distributions:
+            why += (
+                f", {facts.distributions[wheel]} is installed, but the loader does not look there"
+            )
+            fix = f"export LD_LIBRARY_PATH={':'.join(facts.library_folders)}"
+    elif library:
+        why = "a library of the operating system that MXNet loads is missing"
+        fix = f"install the system's package that has {library}"
+    yield Finding("error", "MXNet", f"cannot be imported: {facts.import_error}", why, fix)
+
+
+def _numpy(facts: MachineFacts) -> Iterator[Finding]:
+    version = facts.distributions.get("numpy")
+    if version is None:
+        return
+    if numbers_in(version) >= (2,):
+        yield Finding(
+            "error",
+            "NumPy",
+            version,
+            "MXNet 1.9.1 and gluoncv use much that NumPy 2 took out",
+            "pip install 'numpy<2'",
+        )
+    elif numbers_in(version) >= (1, 24):
+        yield Finding(
+            "note",
+            "NumPy",
+            version,
+            "MXNet 1.9.1 imports np.bool, which NumPy 1.24 dropped; mpgluon puts it back",
+            "import mpgluon before mxnet, in freshly started child processes too; or "
+            "pip install numpy==1.23.5",
+        )
+    else:
+        yield Finding("ok", "NumPy", version)
+
+
+def _cuda_libraries(facts: MachineFacts) -> Iterator[Finding]:
+    if not facts.is_for_cuda:
+        return
+    loaded = facts.mxnet.cudnn if facts.mxnet is not None else None
+    if loaded is not None:
+        version = f"{loaded // 1000}.{loaded // 100 % 10}.{loaded % 100}"
+    else:
+        version = facts.distributions.get("nvidia-cudnn-cu11", "")
+    if version and not (8, 9, 6) <= numbers_in(version) < (9,):
+        yield Finding(
+            "error",
+            "cuDNN",
+            f"{version} is {'loaded' if loaded is not None else 'installed'}",
+            "MXNet 1.9.1 loads libcudnn.so.8, and older ones than 8.9.6 were not tried with it",
+            "pip install nvidia-cudnn-cu11==8.9.6.50; see that no other is before it in "
+            "LD_LIBRARY_PATH",
+        )
+    elif version:
+        yield Finding("ok", "cuDNN", version)
+    strangers = sorted(
+        name for name in facts.distributions if re.fullmatch(r"nvidia-.+-cu1[2-9]", name)
+    )
+    ours = set(CUDA_WHEELS.values()) & set(facts.distributions)
+    if strangers and ours:
+        yield Finding(
+            "warning",
+            "CUDA",
+            f"wheels for CUDA 11 beside those for a later one: {', '.join(strangers)}",
+            "some own the same files: the later installed one has overwritten the other",
+            "keep what brought them (PyTorch, often) in an environment of its own",
+        )

@@ -1,0 +1,263 @@
+"""What there is on a machine: facts, which others judge.
+
+MXNet is imported in a process of its own, since it may lack a library or end its process; nothing
+here imports it otherwise. Environment variables are read because they are what is asked about.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+__all__ = [
+    "Gpu",
+    "MachineFacts",
+    "MxnetFacts",
+    "gather",
+    "numbers_in",
+    "parse_cpuinfo",
+    "parse_nvidia_smi",
+]
+
+VARIABLES = (
+    "MXNET_SAFE_ACCUMULATION",
+    "MXNET_CUDNN_AUTOTUNE_DEFAULT",
+    "MXNET_CPU_WORKER_NTHREADS",
+    "OMP_NUM_THREADS",
+    "KMP_AFFINITY",
+    "DNNL_MAX_CPU_ISA",
+    "CUDA_VISIBLE_DEVICES",
+)
+_BUILD = re.compile(r"mxnet(-(cu\d+\w*|mkl|native))?")
+_DISTRIBUTIONS = re.compile(r"mxnet(-.+)?|nvidia-.+|numpy|setuptools")
+_PATIENCE = 180  # seconds; importing MXNet from a cold disk can take half a minute
+
+# Prints one line of JSON. It sees the modules that this process sees.
+_PROBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import mpgluon
+import mxnet as mx
+features = mx.runtime.Features()
+facts = {
+    "version": mx.__version__,
+    "features": [name for name in features if features.is_enabled(name)],
+    "gpus": 0,
+    "gpu_error": "",
+    "cudnn": None,
+}
+try:
+    facts["gpus"] = mx.context.num_gpus()
+    if facts["gpus"]:
+        (mx.nd.ones((2,), ctx=mx.gpu()) + 1).asnumpy()
+except mx.base.MXNetError as error:
+    facts["gpu_error"] = str(error).strip().splitlines()[-1]
+if features.is_enabled("CUDNN"):
+    import ctypes
+    facts["cudnn"] = ctypes.CDLL("libcudnn.so.8").cudnnGetVersion()
+print(json.dumps(facts))
+"""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as its driver describes it; ``capability`` (8, 6) is sm_86, ``None`` unknown."""
+
+    name: str
+    capability: Optional[tuple[int, int]]
+    driver: str
+
+
+@dataclass(frozen=True)
+class MxnetFacts:
+    """What an imported MXNet says of itself.
+
+    Attributes
+    ----------
+    version : str
+    features : frozenset of str
+        Those that its build has, by the names of ``mx.runtime.Features``.
+    gpus : int
+        How many it sees.
+    gpu_error : str
+        What came of the question, or of adding two numbers on the first GPU, if it failed.
+    cudnn : int or None
+        The version of the loaded cuDNN as it counts: 8906 is 8.9.6.
+    """
+
+    version: str = "1.9.1"
+    features: frozenset[str] = frozenset()
+    gpus: int = 0
+    gpu_error: str = ""
+    cudnn: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """A machine, as far as mixed precision cares.
+
+    Attributes
+    ----------
+    python : (int, int)
+    distributions : mapping of str to str
+        Versions of what is installed: MXNet's builds, NVIDIA's libraries, NumPy, setuptools.
+    mxnet : MxnetFacts or None
+        ``None`` if it cannot be imported.
+    import_error : str
+        Why not.
+    library_folders : tuple of str
+        Where NVIDIA's wheels keep their libraries.
+    gpus : tuple of Gpu
+        Those that the driver sees, whether or not MXNet does.
+    driver_error : str
+        What ``nvidia-smi`` said if it failed; empty also where there is none.
+    architecture : str
+        As in ``"x86_64"``.
+    processor : str
+    cpu_flags : frozenset of str
+        Instructions by Linux's names, such as ``"avx512_bf16"``; empty if not known.
+    cores : int
+        How many this process may use.
+    shared_memory_bytes : int or None
+        The size of ``/dev/shm``, if there is one.
+    environment : mapping of str to str
+        Those of the variables asked about that are set.
+    """
+
+    python: tuple[int, int]
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    mxnet: Optional[MxnetFacts] = None
+    import_error: str = ""
+    library_folders: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    driver_error: str = ""
+    architecture: str = "x86_64"
+    processor: str = ""
+    cpu_flags: frozenset[str] = frozenset()
+    cores: int = 1
+    shared_memory_bytes: Optional[int] = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def builds(self) -> list[str]:
+        """Names of the installed distributions that are MXNet."""
+        return [name for name in self.distributions if _BUILD.fullmatch(name)]
+
+    @property
+    def is_for_cuda(self) -> bool:
+        """Whether MXNet was built for CUDA: as it says itself, else by its name."""
+        if self.mxnet is not None:
+            return "CUDA" in self.mxnet.features
+        return any("-cu" in name for name in self.builds)
+
+
+def gather() -> MachineFacts:
+    """Ask the machine. Takes as long as importing MXNet does, and changes nothing."""
+    mxnet, import_error = _ask_mxnet()
+    gpus, driver_error = _ask_driver()
+    cpuinfo = Path("/proc/cpuinfo")
+    processor, flags = parse_cpuinfo(cpuinfo.read_text() if cpuinfo.exists() else "")
+    shm = Path("/dev/shm")
+    return MachineFacts(
+        python=sys.version_info[:2],
+        distributions=_installed(),
+        mxnet=mxnet,
+        import_error=import_error,
+        library_folders=tuple(
+            str(folder) for entry in sys.path for folder in sorted(Path(entry).glob("nvidia/*/lib"))
+        ),
+        gpus=gpus,
+        driver_error=driver_error,
+        architecture=platform.machine(),
+        processor=processor,
+        cpu_flags=flags,
+        cores=_usable_cores(),
+        shared_memory_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
+        environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
+    )
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _installed() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        # Broken installations leave folders without a name behind.
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if _DISTRIBUTIONS.fullmatch(name):
+            found.setdefault(name, distribution.version)
+    return found
+
+
+def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:
+    """Return what a process that imports MXNet says, or why it could not."""
+    command = [sys.executable, "-W", "ignore", "-c", _PROBE, json.dumps(sys.path)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"importing MXNet took longer than {_PATIENCE} s"
+    if done.returncode < 0:
+        return None, f"signal {-done.returncode} ended the process that imported MXNet"
+    if done.returncode > 0:
+        lines = done.stderr.strip().splitlines()
+        return None, lines[-1] if lines else f"importing MXNet exited with {done.returncode}"
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return MxnetFacts(**{**answer, "features": frozenset(answer["features"])}), ""
+
+
+def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs that NVIDIA's driver sees, or what it said instead."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return (), ""
+    command = [program, "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return (), "nvidia-smi did not answer within 60 s"
+    if done.returncode:
+        return (), " ".join((done.stdout + done.stderr).split())
+    return parse_nvidia_smi(done.stdout), ""
+
+
+def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+    """Return the GPUs of ``nvidia-smi``'s lines like ``NVIDIA A100, 8.0, 535.104.05``."""
+    gpus = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 3:
+            numbers = re.fullmatch(r"(\d+)\.(\d+)", cells[1])
+            capability = (int(numbers[1]), int(numbers[2])) if numbers else None
+            gpus.append(Gpu(cells[0], capability, cells[2]))
+    return tuple(gpus)
+
+
+def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
+    """Return name and instructions of the first processor in the text of ``/proc/cpuinfo``."""
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        values.setdefault(key.strip(), value.strip())
+    flags = values.get("flags", values.get("Features", ""))
+    return values.get("model name", ""), frozenset(flags.split())
+
+
+def numbers_in(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, to compare it by."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))

@@ -1,0 +1,207 @@
+"""What a network, its Trainer and its labels are: facts, which others judge."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from mpgluon import gluon_trainer
+from mpgluon.dtypes import dtype_name
+from mpgluon.loss_scale import NoLossScale
+from mpgluon.master_weights import MasterKeeper, MasterWeights
+from mpgluon.policy import Policy
+from mpgluon.precision.cast import cast_of
+from mpgluon.precision.casting import blocks_of
+from mpgluon.trainer_state import TrainerState
+
+__all__ = ["LabelFacts", "TrainerFacts", "TrainingFacts", "gather"]
+
+_EPSILONS = ("epsilon", "float_stable_eps", "eps")  # as MXNet's optimizers name theirs
+
+
+@dataclass(frozen=True)
+class TrainerFacts:
+    """A Trainer, as far as 16 bits care.
+
+    Attributes
+    ----------
+    optimizer : str
+    multi_precision : bool
+    float16_weights : tuple of str
+        Names of those that it trains.
+    vanishing : tuple of (str, float)
+        Options of the optimizer that are not zero, but are in float16.
+    scaler : {"mpgluon", "mpgluon, none", "contrib", "none"} or str
+        Whose loss scale it has; any other is the name of a class.
+    keeps_masters : bool
+        Whether mpgluon sees to the masters.
+    updates_in_kvstore : bool
+        Whether it updates weights there, or will from its first step on.
+    """
+
+    optimizer: str = "SGD"
+    multi_precision: bool = True
+    float16_weights: tuple[str, ...] = ()
+    vanishing: tuple[tuple[str, float], ...] = ()
+    scaler: str = "mpgluon"
+    keeps_masters: bool = True
+    updates_in_kvstore: bool = False
+
+
+@dataclass(frozen=True)
+class LabelFacts:
+    """A batch of labels: its format, and its largest magnitude."""
+
+    dtype: str
+    largest: float
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What is about to be trained.
+
+    Attributes
+    ----------
+    policy : Policy or None
+        That of mpgluon's cast.
+    plainly_cast : tuple of str
+        Names of float16 parameters that mpgluon knows nothing of.
+    float16_batch_norms : tuple of str
+        Names of such layers with a float16 parameter.
+    sync_batch_norms : tuple of (str, int)
+        Their names, and over how many devices each synchronizes.
+    device_types : frozenset of str
+        ``"cpu"``, ``"gpu"``; empty before initialization.
+    devices : int
+    trainer : TrainerFacts or None
+    labels : tuple of LabelFacts
+    contrib_initialized : bool
+        Whether ``mxnet.contrib.amp.init`` was called in this process.
+    """
+
+    policy: Optional[Policy] = None
+    plainly_cast: tuple[str, ...] = ()
+    float16_batch_norms: tuple[str, ...] = ()
+    sync_batch_norms: tuple[tuple[str, int], ...] = ()
+    device_types: frozenset[str] = field(default_factory=frozenset)
+    devices: int = 0
+    trainer: Optional[TrainerFacts] = None
+    labels: tuple[LabelFacts, ...] = ()
+    contrib_initialized: bool = False
+
+    @property
+    def computes_float16(self) -> bool:
+        """Whether gradients pass through float16, where small ones become zero."""
+        by_policy = self.policy is not None and self.policy.compute_dtype == "float16"
+        return by_policy or bool(self.plainly_cast)
+
+
+def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
+    """Return the facts; see :func:`mpgluon.diagnostics.doctor.check_training`."""
+    if net is None and trainer is None and labels is None:
+        raise ValueError("give check_training a net, a trainer or labels; it received none")
+    for value, kind, name in ((net, gluon.Block, "net"), (trainer, gluon.Trainer, "trainer")):
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(
+                f"{name} must be a gluon.{kind.__name__}, received {type(value).__name__}"
+            )
+    blocks = list(blocks_of(net)) if net is not None else []
+    parameters: list[gluon.Parameter] = []
+    if net is not None:
+        parameters = list(net.collect_params().values())
+    elif trainer is not None:
+        parameters = gluon_trainer.parameters_of(trainer)
+    casts = [owner for owner in map(cast_of, parameters) if owner is not None]
+    devices = [set(parameter.list_ctx()) for parameter in parameters if _has_devices(parameter)]
+    contrib = sys.modules.get("mxnet.contrib.amp.amp")
+    return TrainingFacts(
+        policy=casts[0].policy if casts else None,
+        plainly_cast=_names(p for p in parameters if _is_float16(p) and cast_of(p) is None),
+        float16_batch_norms=tuple(
+            block.name
+            for block in blocks
+            if isinstance(block, (nn.BatchNorm, nn.BatchNormReLU))
+            and any(map(_is_float16, block._reg_params.values()))
+        ),
+        sync_batch_norms=tuple(
+            (block.name, int(block._kwargs["ndev"]))
+            for block in blocks
+            if isinstance(block, gluon.contrib.nn.SyncBatchNorm)
+        ),
+        device_types=frozenset(device.device_type for group in devices for device in group),
+        devices=max(map(len, devices), default=0),
+        trainer=_trainer_facts(trainer) if trainer is not None else None,
+        labels=tuple(_label_facts(one) for one in _label_arrays(labels)),
+        contrib_initialized=bool(getattr(contrib, "_amp_initialized", False)),
+    )
+
+
+def _has_devices(parameter: gluon.Parameter) -> bool:
+    return parameter._data is not None or bool(parameter._deferred_init)
+
+
+def _is_float16(parameter: gluon.Parameter) -> bool:
+    return bool(np.dtype(parameter.dtype) == np.float16)
+
+
+def _names(parameters: Iterable[gluon.Parameter]) -> tuple[str, ...]:
+    return tuple(parameter.name for parameter in parameters)
+
+
+def _trainer_facts(trainer: gluon.Trainer) -> TrainerFacts:
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    updaters = gluon_trainer.updaters_of(trainer)
+    options = {name: vars(optimizer).get(name) for name in _EPSILONS}
+    return TrainerFacts(
+        optimizer=type(optimizer).__name__,
+        multi_precision=bool(optimizer.multi_precision),
+        float16_weights=_names(
+            parameter
+            for parameter in gluon_trainer.parameters_of(trainer)
+            if parameter.grad_req != "null" and _is_float16(parameter)
+        ),
+        vanishing=tuple(
+            (name, value) for name, value in options.items() if value and np.float16(value) == 0
+        ),
+        scaler=_scaler(gluon_trainer.occupant(trainer)),
+        keeps_masters=isinstance(gluon_trainer.occupant(trainer), MasterKeeper)
+        or any(isinstance(updater, MasterWeights) for updater in updaters),
+        updates_in_kvstore=gluon_trainer.will_update_in_kvstore(trainer),
+    )
+
+
+def _scaler(occupant: Any) -> str:
+    if occupant is None or isinstance(occupant, MasterKeeper):
+        return "none"
+    if isinstance(occupant, TrainerState):
+        none = isinstance(occupant.loss_scale, NoLossScale)
+        return "mpgluon, none" if none else "mpgluon"
+    of_contrib = type(occupant).__module__.startswith("mxnet.contrib.amp")
+    return "contrib" if of_contrib else type(occupant).__name__
+
+
+def _label_arrays(labels: Any) -> list[Any]:
+    if labels is None:
+        return []
+    arrays = list(labels) if isinstance(labels, (list, tuple)) else [labels]
+    for array in arrays:
+        if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
+            raise TypeError(
+                f"labels must be NDArrays or NumPy arrays, received one of {type(array).__name__}"
+            )
+    return arrays
+
+
+def _label_facts(array: Any) -> LabelFacts:
+    values = array.asnumpy() if isinstance(array, mx.nd.NDArray) else array
+    return LabelFacts(
+        dtype=dtype_name(array) or "",
+        largest=float(np.abs(values.astype(np.float64)).max(initial=0)),
+    )

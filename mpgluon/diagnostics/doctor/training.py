@@ -1,0 +1,247 @@
+"""Whether a network will train well with this Trainer and these labels.
+
+Functions of the facts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpgluon.diagnostics.doctor.findings import Finding
+from mpgluon.diagnostics.doctor.network import TrainingFacts
+
+__all__ = ["training"]
+
+_LAST_COUNTED = 2**11  # float16 holds every integer up to here
+
+
+def training(facts: TrainingFacts) -> Iterator[Finding]:
+    """Yield what is to be said; a function of the facts alone."""
+    for check in (
+        _cast,
+        _batch_norm,
+        _sync_batch_norm,
+        _output,
+        _masters,
+        _loss_scale,
+        _kvstore,
+        _contrib,
+        _labels,
+    ):
+        yield from check(facts)
+
+
+def _cast(facts: TrainingFacts) -> Iterator[Finding]:
+    if facts.plainly_cast:
+        on_cpu = "cpu" in facts.device_types
+        yield Finding(
+            "error" if on_cpu else "warning",
+            "cast",
+            f"float16 parameters that cast_block did not make: {_examples(facts.plainly_cast)}",
+            "MXNet refuses float16 convolutions and dense layers on a CPU"
+            if on_cpu
+            else "net.cast makes LayerNorm, GroupNorm and softmax compute in float16, and masters "
+            "then begin with weights that are rounded already",
+            'make the network in FP32 (net.cast("float32") takes a cast back), then '
+            "mpgluon.cast_block(net)",
+        )
+    if facts.policy is not None:
+        policy = facts.policy
+        yield Finding(
+            "ok",
+            "cast",
+            f"parameters {policy.param_dtype}, computation {policy.compute_dtype}, "
+            f"result {policy.output_dtype}",
+        )
+    elif not facts.plainly_cast and (facts.devices or facts.trainer):
+        yield Finding(
+            "note",
+            "cast",
+            "nothing is in 16 bits",
+            "the network trains in FP32, with no saving of time or memory",
+            'mpgluon.cast_block(net), or amp.autocast(net, "bfloat16"), before the Trainer is made',
+        )
+
+
+def _batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
+    if facts.float16_batch_norms:
+        yield Finding(
+            "error",
+            "BatchNorm",
+            f"float16 parameters or statistics in {_examples(facts.float16_batch_norms)}",
+            "MXNet's operator takes FP32 ones only, and running means of small values would stall",
+            "for each of these layers: for p in layer.collect_params().values(): "
+            'p.cast("float32"); cast_block and net.cast leave them alone',
+        )
+
+
+def _sync_batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
+    if not facts.sync_batch_norms:
+        return
+    names = tuple(name for name, _ in facts.sync_batch_norms)
+    if facts.plainly_cast:
+        yield Finding(
+            "error",
+            "SyncBatchNorm",
+            f"{_examples(names)} in a network cast with net.cast",
+            "its operator takes FP32 data only: data type do not match specified type",
+            "mpgluon.cast_block(net) on a network in FP32 hands it FP32 data",
+        )
+    wrong = [(name, count) for name, count in facts.sync_batch_norms if count != facts.devices]
+    if wrong and facts.devices:
+        name, count = wrong[0]
+        yield Finding(
+            "error",
+            "SyncBatchNorm",
+            f"{name} has num_devices={count}, the network is on {facts.devices}",
+            "it waits forever for devices that take no part"
+            if count > facts.devices
+            else "devices are not synchronized with each other",
+            f"SyncBatchNorm(num_devices={facts.devices}); its default is all GPUs of the machine",
+        )
+    elif not facts.plainly_cast:
+        yield Finding("ok", "SyncBatchNorm", f"{_examples(names)} over {facts.devices} devices")
+
+
+def _output(facts: TrainingFacts) -> Iterator[Finding]:
+    by_policy = facts.policy is not None and facts.policy.output_dtype == "float16"
+    if not by_policy and not facts.plainly_cast:
+        return
+    yield Finding(
+        "warning",
+        "logits",
+        "the network returns float16"
+        if by_policy
+        else "the network returns float16 unless a layer of its own casts the result",
+        "softmax and the loss sum exponentials, on a CPU in float16 itself, and metrics "
+        "overflow at 65504",
+        'Policy(..., output_dtype="float32")'
+        if by_policy
+        else 'mpgluon.cast_block(net) returns FP32; or loss_fn(net(images).astype("float32"), …)',
+    )
+
+
+def _masters(facts: TrainingFacts) -> Iterator[Finding]:
+    trainer = facts.trainer
+    if trainer is None or not trainer.float16_weights:
+        return
+    weights = f"{len(trainer.float16_weights)} float16 weights"
+    fix = "create the Trainer's optimizer with multi_precision=True"
+    if not trainer.multi_precision and trainer.vanishing:
+        name, value = trainer.vanishing[0]
+        yield Finding(
+            "error",
+            "masters",
+            f"{trainer.optimizer} updates {weights} without FP32 masters",
+            f"its {name}={value:g} is 0 in float16: a division by zero, and NaN for weights, "
+            "unless MXNet refuses",
+            fix,
+        )
+    elif not trainer.multi_precision:
+        yield Finding(
+            "warning",
+            "masters",
+            f"{trainer.optimizer} updates {weights} without FP32 masters",
+            "updates below half a unit in a weight's last place are lost, 2^-12 at 1.0; some "
+            "optimizers refuse (docs/optimizers.md)",
+            fix,
+        )
+    elif not trainer.keeps_masters and facts.policy is not None:
+        yield Finding(
+            "warning",
+            "masters",
+            "the Trainer was made before the network was cast",
+            "it has MXNet's own masters, which begin with weights that are rounded already",
+            "make the Trainer after mpgluon.cast_block, or call amp.init_trainer(trainer)",
+        )
+    else:
+        yield Finding("ok", "masters", f"{weights} with FP32 masters")
+
+
+def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
+    trainer = facts.trainer
+    if trainer is None:
+        return
+    if trainer.scaler == "contrib":
+        yield Finding(
+            "error",
+            "loss scale",
+            "the Trainer has that of mxnet.contrib.amp",
+            "it fails on float16 beside FP32 gradients, looks at the first device only, and "
+            "backs off a step late",
+            "from mpgluon import amp instead, without amp.init(); a new Trainer, then "
+            "amp.init_trainer(trainer)",
+        )
+    elif trainer.scaler in ("none", "mpgluon, none") and facts.computes_float16:
+        yield Finding(
+            "warning",
+            "loss scale",
+            "none, though gradients are float16",
+            "gradients below 2^-25 (3e-8) become 0, and those below 2^-14 lose digits; a step with "
+            "infinite ones is not skipped",
+            "amp.init_trainer(trainer), and amp.scale_loss around backward",
+        )
+    elif trainer.scaler not in ("none", "mpgluon, none", "mpgluon"):
+        yield Finding(
+            "note",
+            "loss scale",
+            f"the Trainer asks an object of class {trainer.scaler} whether to skip a step",
+            "it is neither mpgluon's nor MXNet's",
+            "amp.init_trainer on a new Trainer, unless this is meant",
+        )
+    else:
+        what = "mpgluon's" if trainer.scaler == "mpgluon" else "none, and none is needed"
+        yield Finding("ok", "loss scale", what)
+
+
+def _kvstore(facts: TrainingFacts) -> Iterator[Finding]:
+    if facts.trainer is None or not facts.trainer.updates_in_kvstore:
+        return
+    if facts.computes_float16:
+        yield Finding(
+            "error",
+            "kvstore",
+            "the Trainer updates weights inside its kvstore",
+            "no step with infinite gradients can be skipped there, and a changed loss scale raises",
+            "gluon.Trainer(…, update_on_kvstore=False), or amp.init_trainer right after creating "
+            "one that was not told (the default on several devices is True)",
+        )
+
+
+def _contrib(facts: TrainingFacts) -> Iterator[Finding]:
+    if facts.contrib_initialized:
+        yield Finding(
+            "error",
+            "contrib.amp",
+            "mxnet.contrib.amp.init() was called in this process",
+            "it has patched mx.nd and mx.sym for good: operators cast their inputs behind the back "
+            "of mpgluon, and after init('float16') an FP32 convolution on a CPU fails",
+            "remove the call and start again: from mpgluon import amp needs no init",
+        )
+
+
+def _labels(facts: TrainingFacts) -> Iterator[Finding]:
+    if not facts.labels:
+        return
+    worst = max(
+        (one for one in facts.labels if one.dtype == "float16"),
+        key=lambda one: one.largest,
+        default=None,
+    )
+    if worst is None:
+        yield Finding("ok", "labels", ", ".join(sorted({one.dtype for one in facts.labels})))
+        return
+    rounded = worst.largest >= _LAST_COUNTED
+    yield Finding(
+        "error" if rounded else "warning",
+        "labels",
+        f"float16, the largest {worst.largest:g}",
+        "float16 counts to 2048 only: 2049 has become 2048 already"
+        if rounded
+        else "float16 counts to 2048 only, and rounds targets of a regression to 11 bits",
+        "leave labels as they are, int32 or float32, whatever the network's format",
+    )
+
+
+def _examples(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"

@@ -1,0 +1,201 @@
+"""Histograms of exponents: which part of a format's range numbers use, and what it loses.
+
+A float is m x 2^e with 1 <= m < 2; the histogram counts e. Multiplying by a loss scale of 2^k moves
+it k bins to the right and does nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch
+from mpgluon.dtypes import cast
+from mpgluon.formats import FLOAT16, FloatFormat
+from mpgluon.tables import Table
+
+__all__ = ["BatchExponents", "ExponentHistogram", "batch_exponents", "exponent_histogram"]
+
+_LOWEST, _HIGHEST = -149, 127  # of float32, subnormals included
+
+
+@dataclass(frozen=True)
+class ExponentHistogram:
+    """How often each exponent occurs.
+
+    Attributes
+    ----------
+    counts : array of int, shape (277,)
+        Of the exponents from -149 to 127, all that float32 has.
+    zeros, not_finite : int
+        Numbers without an exponent.
+    """
+
+    counts: npt.NDArray[np.int64]
+    zeros: int = 0
+    not_finite: int = 0
+
+    @property
+    def exponents(self) -> npt.NDArray[np.int64]:
+        """The exponents, shape (277,)."""
+        return np.arange(_LOWEST, _HIGHEST + 1)
+
+    @property
+    def total(self) -> int:
+        """How many numbers were counted, zeros and others included."""
+        return int(self.counts.sum()) + self.zeros + self.not_finite
+
+    def __add__(self, other: ExponentHistogram) -> ExponentHistogram:
+        return ExponentHistogram(
+            self.counts + other.counts,
+            self.zeros + other.zeros,
+            self.not_finite + other.not_finite,
+        )
+
+    def times(self, scale: float) -> ExponentHistogram:
+        """Return the histogram of the numbers times a power of two, in float32's range."""
+        shift = round(math.log2(scale))
+        if scale != 2.0**shift:
+            raise ValueError(f"only a power of two moves exponents as a whole, received {scale!r}")
+        moved = np.zeros_like(self.counts)
+        places = np.arange(len(moved)) + shift
+        inside = (places >= 0) & (places < len(moved))
+        moved[places[inside]] = self.counts[inside]
+        return ExponentHistogram(
+            moved,
+            self.zeros + int(self.counts[places < 0].sum()),
+            self.not_finite + int(self.counts[places >= len(moved)].sum()),
+        )
+
+    def shares(self, fmt: FloatFormat = FLOAT16) -> dict[str, float]:
+        """Return which share of the numbers that are not zero lies where in a format's range.
+
+        Returns
+        -------
+        dict
+            ``"lost"``: below the smallest subnormal; rounding to nearest saves some of the highest
+            exponent of these. ``"subnormal"``, ``"normal"`` and ``"overflow"``: at least two to
+            the power of the largest exponent plus one, or not finite. They add up to 1, or are all
+            0 if every number is zero.
+        """
+        exponents = self.exponents
+        subnormal = round(math.log2(fmt.smallest_subnormal))
+        counted = {
+            "lost": self.counts[exponents < subnormal].sum(),
+            "subnormal": self.counts[
+                (exponents >= subnormal) & (exponents < fmt.min_exponent)
+            ].sum(),
+            "normal": self.counts[
+                (exponents >= fmt.min_exponent) & (exponents <= fmt.max_exponent)
+            ].sum(),
+            "overflow": self.counts[exponents > fmt.max_exponent].sum() + self.not_finite,
+        }
+        total = sum(counted.values())
+        return {name: float(count / total) if total else 0.0 for name, count in counted.items()}
+
+
+EMPTY = ExponentHistogram(np.zeros(_HIGHEST - _LOWEST + 1, dtype=np.int64))
+
+
+def exponent_histogram(arrays: Iterable[Any]) -> ExponentHistogram:
+    """Count the exponents of all elements; waits for the devices.
+
+    Parameters
+    ----------
+    arrays : iterable of NDArray or NumPy array, any shapes, any floating dtype
+        Of a sparse array, the rows that are stored.
+    """
+    histogram = EMPTY
+    for array in arrays:
+        histogram = histogram + _histogram_of(array)
+    return histogram
+
+
+def _histogram_of(array: Any) -> ExponentHistogram:
+    if isinstance(array, NDArray):
+        dense = array.data if array.stype == "row_sparse" else array
+        array = cast(dense, "float32").asnumpy()
+    values = np.asarray(array, dtype=np.float32).ravel()
+    finite = np.isfinite(values)
+    used = finite & (values != 0)
+    _, exponents = np.frexp(values[used])  # of a mantissa in [0.5, 1)
+    counts = np.bincount(exponents - 1 - _LOWEST, minlength=len(EMPTY.counts)).astype(np.int64)
+    return ExponentHistogram(counts, int((values == 0).sum()), int((~finite).sum()))
+
+
+@dataclass(frozen=True)
+class BatchExponents:
+    """Histograms of all that a network computed on one batch, in true units.
+
+    Attributes
+    ----------
+    weights, gradients : mapping from parameter name to ExponentHistogram
+    activations, activation_gradients : mapping from block name to ExponentHistogram
+        Of what each innermost block returned, in the order of computation.
+    """
+
+    weights: Mapping[str, ExponentHistogram]
+    gradients: Mapping[str, ExponentHistogram]
+    activations: Mapping[str, ExponentHistogram]
+    activation_gradients: Mapping[str, ExponentHistogram]
+
+    def overall(self) -> dict[str, ExponentHistogram]:
+        """Return one histogram for each of the four."""
+        return {
+            name.replace("_", " "): sum(getattr(self, name).values(), EMPTY)
+            for name in ("weights", "activations", "activation_gradients", "gradients")
+        }
+
+    def table(self, fmt: FloatFormat = FLOAT16) -> Table:
+        """Return which share of the numbers lies where in a format's range, in percent."""
+        rows = []
+        for name, histogram in self.overall().items():
+            shares = histogram.shares(fmt)
+            zeros = histogram.zeros / histogram.total if histogram.total else 0.0
+            figures = [*shares.values(), zeros]
+            rows.append((name, *(f"{share:.2%}".replace("%", " %") for share in figures)))
+        return Table(("numbers", "lost", "subnormal", "normal", "overflow", "zero"), rows)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+
+def batch_exponents(net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0) -> BatchExponents:
+    """Run one batch and return the exponents of everything, gradients divided by ``loss_scale``.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        In FP32, to see what would be lost; or cast, to see what is left, with the loss scale that
+        it is trained with.
+    batch : Batch
+    loss_scale : float
+        A power of two.
+    """
+    activations: dict[str, ExponentHistogram] = {}
+    gradients: dict[str, ExponentHistogram] = {}
+
+    def note(seen: Seen) -> None:
+        if seen.block._children or seen.kind == "gradient":
+            return
+        found = activations if seen.kind == "output" else gradients
+        before = found.get(seen.block.name, EMPTY)
+        found[seen.block.name] = before + _histogram_of(seen.array)
+
+    of_parameters = observed_batch(net, batch, note, loss_scale=loss_scale)
+    return BatchExponents(
+        weights={p.name: exponent_histogram(p.list_data()[:1]) for p in of_parameters},
+        gradients={
+            p.name: _histogram_of(gradient).times(1 / loss_scale)
+            for p, gradient in of_parameters.items()
+        },
+        activations=activations,
+        activation_gradients={n: h.times(1 / loss_scale) for n, h in gradients.items()},
+    )

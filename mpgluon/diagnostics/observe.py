@@ -1,0 +1,279 @@
+"""Watching a network compute one batch, array by array, without leaving a trace in it.
+
+Everything else in this folder that looks into a network does so through :func:`observed_batch`. It
+runs imperatively, also where the network is hybridized: the same operators on the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Callable, Optional, Union
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.dtypes import dtype_name
+from mpgluon.errors import PrecisionError
+from mpgluon.precision.casting import blocks_of
+from mpgluon.precision.forward import forward_of, is_hybrid
+from mpgluon.precision.namespace import OperatorNamespace
+from mpgluon.precision.tracked import arrays_in, convert_arrays, mark
+
+__all__ = ["Batch", "Observer", "Seen", "imperative", "observed_batch", "observing", "untouched"]
+
+LossFunction = Callable[[Any, Any], NDArray]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a network is run on.
+
+    Attributes
+    ----------
+    inputs : NDArray or tuple of NDArray
+        The arguments of the network.
+    labels : any
+        The second argument of ``loss_fn``.
+    loss_fn : callable
+        Takes the network's result and ``labels``; returns a loss of any shape, which is summed.
+    """
+
+    inputs: Union[NDArray, tuple[NDArray, ...]]
+    labels: Any
+    loss_fn: LossFunction
+
+    @property
+    def arguments(self) -> tuple[NDArray, ...]:
+        """The inputs as a tuple."""
+        return self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One array on its way through a network.
+
+    Attributes
+    ----------
+    block : gluon.Block
+        The innermost block at work.
+    kind : {"operator", "output", "output gradient", "gradient"}
+        What an operator returned, what the block returned, the gradient of that, or the gradient
+        of a parameter of the block's own.
+    operator : str
+        As the block called it, such as ``"FullyConnected"``; for a gradient, the parameter's name;
+        empty for the block's own result.
+    array : NDArray
+        Valid during the call of the observer; copy what is to be kept.
+    inputs : tuple of NDArray
+        Of the operator or block; empty for gradients.
+    """
+
+    block: gluon.Block
+    kind: str
+    operator: str
+    array: NDArray
+    inputs: tuple[NDArray, ...]
+
+
+Observer = Callable[[Seen], None]
+
+
+def observed_batch(
+    net: gluon.Block,
+    batch: Batch,
+    observer: Observer,
+    *,
+    loss_scale: float = 1.0,
+    operators: bool = False,
+) -> dict[gluon.Parameter, NDArray]:
+    """Run a batch forward and backward as in training, and return the parameters' gradients.
+
+    Afterwards weights, gradients and running statistics are as before. Random numbers are drawn:
+    a dropout mask is another one each time.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        With initialized parameters; plain, cast or autocast.
+    batch : Batch
+        On one device.
+    observer : callable
+        Is handed every :class:`Seen` in the order of computation.
+    loss_scale : float
+        Multiplies the loss; the gradients are that much larger.
+    operators : bool
+        Whether to observe what each operator returns, and not only what each block does.
+
+    Returns
+    -------
+    dict from Parameter to NDArray
+        Copies, on the device of the batch, times ``loss_scale``.
+
+    Raises
+    ------
+    PrecisionError
+        If the loss is float16: scaling it would overflow.
+    """
+    context = batch.arguments[0].context
+    taps: list[_Tap] = []
+    with untouched(net), observing(net, observer, operators=operators, taps=taps):
+        with autograd.record():
+            loss = batch.loss_fn(net(*batch.arguments), batch.labels)
+            if dtype_name(loss) == "float16":
+                raise PrecisionError(
+                    "the loss is float16, in which the scaled loss overflows above 65504; cast "
+                    "the network's output before the loss: loss_fn(net(x).astype('float32'), y)"
+                )
+            scaled = loss * loss_scale
+        scaled.backward()
+        trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        gradients = {parameter: parameter.grad(context).copy() for parameter in trained}
+        shown: set[gluon.Parameter] = set()
+        for tap in reversed(taps):
+            observer(Seen(tap.block, "output gradient", "", tap.zeros.grad, ()))
+            for parameter in tap.block._reg_params.values():
+                if parameter in gradients and parameter not in shown:
+                    shown.add(parameter)
+                    seen = Seen(tap.block, "gradient", parameter.name, gradients[parameter], ())
+                    observer(seen)
+        return gradients
+
+
+@contextmanager
+def untouched(net: gluon.Block) -> Iterator[None]:
+    """Put gradients and running statistics back after the block of code."""
+    saved: list[tuple[NDArray, NDArray, Any]] = []
+    for parameter in net.collect_params().values():
+        if parameter.grad_req == "null":
+            saved += [(array, array.copy(), None) for array in parameter.list_data()]
+        else:
+            pairs = zip(parameter.list_data(), parameter.list_grad())
+            saved += [(grad, grad.copy(), (data, data._fresh_grad)) for data, grad in pairs]
+    try:
+        yield
+    finally:
+        for array, copy, freshness in saved:
+            copy.copyto(array)
+            if freshness is not None:
+                data, data._fresh_grad = freshness[0], freshness[1]
+        mx.nd.waitall()
+
+
+@contextmanager
+def imperative(net: gluon.Block) -> Iterator[None]:
+    """Let a hybridized network compute operator by operator; its graphs stay for later."""
+    active = [b for b in blocks_of(net) if isinstance(b, gluon.HybridBlock) and b._active]
+    for block in active:
+        block._active = False
+    try:
+        yield
+    finally:
+        for block in active:
+            block._active = True
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """Zeros that were added to what a block returned: their gradient is that of the result."""
+
+    block: gluon.Block
+    zeros: NDArray
+
+
+@contextmanager
+def observing(
+    net: gluon.Block,
+    observer: Observer,
+    *,
+    operators: bool = False,
+    taps: Optional[list[_Tap]] = None,
+) -> Iterator[None]:
+    """Hand every array that the blocks of a network return to ``observer``, forward only.
+
+    Parameters
+    ----------
+    operators : bool
+        Also what each operator returns.
+    taps : list, optional
+        Receives, while MXNet records, where gradients can be read after ``backward``.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(imperative(net))
+        for block in blocks_of(net):
+            stack.enter_context(_observed(block, observer, operators, taps))
+        yield
+
+
+@contextmanager
+def _observed(
+    block: gluon.Block, observer: Observer, operators: bool, taps: Optional[list[_Tap]]
+) -> Iterator[None]:
+    forward = forward_of(block)
+    # Inside its cast, if it has one: there, arrays are what the operators left.
+    place, name = (block, _method_of(block)) if forward is None else (forward, "original")
+    original = getattr(place, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        inputs: Any = args
+        if is_hybrid(block):
+            namespace, *inputs = args
+            if operators:
+                namespace = _Spy(namespace, block, observer)
+            args = (namespace, *inputs)
+        result = original(*args, **kwargs)
+        for array in arrays_in(result):
+            observer(Seen(block, "output", "", array, tuple(arrays_in(list(inputs)))))
+        if taps is None or not autograd.is_recording():
+            return result
+        return convert_arrays(result, lambda array: _tapped(array, block, taps))
+
+    setattr(place, name, watched)
+    try:
+        yield
+    finally:
+        if forward is None:
+            delattr(block, name)
+        else:
+            forward.original = original
+
+
+def _method_of(block: gluon.Block) -> str:
+    return "hybrid_forward" if is_hybrid(block) else "forward"
+
+
+def _tapped(array: NDArray, block: gluon.Block, taps: list[_Tap]) -> NDArray:
+    zeros = mx.nd.zeros_like(array)
+    zeros.attach_grad()
+    taps.append(_Tap(block, zeros))
+    return mark(mx.nd.elemwise_add(array, zeros), None)
+
+
+class _Spy(OperatorNamespace):
+    """An ``F`` that shows what its operators return."""
+
+    def __init__(
+        self, wrapped: Any, block: gluon.Block, observer: Observer, prefix: str = ""
+    ) -> None:
+        self.module = wrapped.module if isinstance(wrapped, OperatorNamespace) else wrapped
+        self._wrapped, self._block, self._observer = wrapped, block, observer
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._wrapped, name)
+        if isinstance(found, (ModuleType, OperatorNamespace)):
+            return _Spy(found, self._block, self._observer, f"{self._prefix}{name}.")
+        if not callable(found) or isinstance(found, type):
+            return found
+
+        def operator(*args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            inputs = tuple(arrays_in([*args, *kwargs.values()]))
+            for array in arrays_in(result):
+                self._observer(Seen(self._block, "operator", self._prefix + name, array, inputs))
+            return result
+
+        return operator

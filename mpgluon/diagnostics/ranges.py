@@ -1,0 +1,182 @@
+"""What a format does to each array of one batch at a loss scale, and which scale to choose.
+
+Nothing is cast: the fractions are what rounding true values times S to the format would do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch
+from mpgluon.dtypes import cast
+from mpgluon.formats import FLOAT16, FloatFormat, round_to
+from mpgluon.tables import Table
+
+__all__ = ["ArrayRange", "RangeReport", "range_report"]
+
+
+@dataclass(frozen=True)
+class ArrayRange:
+    """How one array fits into a format.
+
+    Attributes
+    ----------
+    name : str
+        Of the parameter, or of the block.
+    kind : {"output", "output gradient", "gradient"}
+        What a block returned, the gradient of that, or a parameter's gradient.
+    largest : float
+        The absolute maximum of the finite values, in true units: without the loss scale.
+    overflow_fraction, underflow_fraction, subnormal_fraction : float
+        Which share in [0, 1] of the elements becomes infinite (or was), becomes zero without being
+        it, and becomes subnormal.
+    """
+
+    name: str
+    kind: str
+    largest: float
+    overflow_fraction: float
+    underflow_fraction: float
+    subnormal_fraction: float
+
+
+@dataclass(frozen=True)
+class RangeReport:
+    """How everything that a network computes on one batch fits into a format.
+
+    Attributes
+    ----------
+    arrays : sequence of ArrayRange
+        Outputs in the order of computation, then gradients in that of the backward pass.
+    fmt : FloatFormat
+    loss_scale : float
+        The factor at which gradients were judged; outputs have none.
+    """
+
+    arrays: Sequence[ArrayRange]
+    fmt: FloatFormat
+    loss_scale: float
+
+    def recommended_loss_scale(self, headroom: float = 2.0) -> float:
+        """Return the largest power of two at which no gradient of this batch overflows.
+
+        Parameters
+        ----------
+        headroom : float
+            By how much a gradient of another batch may be larger. A dynamic scale settles where
+            the largest gradient of many batches just fits: with a headroom of 1 to 2 near it.
+
+        Returns
+        -------
+        float
+            A power of two, or 1 if every gradient is zero.
+
+        Raises
+        ------
+        ValueError
+            If ``headroom`` is less than 1, or a gradient is infinite whatever the scale.
+        """
+        if not headroom >= 1:
+            raise ValueError(f"headroom must be at least 1, received {headroom!r}")
+        gradients = [array for array in self.arrays if array.kind != "output"]
+        broken = [a.name for a in gradients if not math.isfinite(a.largest)]
+        if broken:
+            raise ValueError(f"gradients are not finite without any scale: {', '.join(broken[:5])}")
+        largest = max((array.largest for array in gradients), default=0.0)
+        if largest == 0:
+            return 1.0
+        return 2.0 ** math.floor(math.log2(self.fmt.max / headroom / largest))
+
+    def table(self, worst: int = 20) -> Table:
+        """Return the arrays that lose most."""
+
+        def loss(array: ArrayRange) -> tuple[float, float]:
+            return array.overflow_fraction, array.underflow_fraction + array.subnormal_fraction
+
+        rows = [
+            (
+                a.name,
+                a.kind,
+                f"{a.largest:.3g}",
+                *(
+                    f"{share:.2%}"
+                    for share in (a.overflow_fraction, a.underflow_fraction, a.subnormal_fraction)
+                ),
+            )
+            for a in sorted(self.arrays, key=loss, reverse=True)[:worst]
+        ]
+        headings = ("array", "what", "largest", "overflow", "underflow", "subnormal")
+        return Table(headings, [tuple(cell.replace("%", " %") for cell in row) for row in rows])
+
+    def __str__(self) -> str:
+        count = sum(array.overflow_fraction > 0 for array in self.arrays)
+        return (
+            f"{self.fmt.name} at a loss scale of {self.loss_scale:g}: {count} of "
+            f"{len(self.arrays)} arrays overflow\n{self.table()}"
+        )
+
+
+def range_report(
+    net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0, fmt: FloatFormat = FLOAT16
+) -> RangeReport:
+    """Run one batch and return how all that was computed fits into a format.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        In FP32 for the true picture. In a network that is cast already, what was lost before
+        cannot be seen; it is run with ``loss_scale``.
+    batch : Batch
+    loss_scale : float
+        At which gradients are judged.
+    fmt : FloatFormat
+    """
+    outputs: list[ArrayRange] = []
+    gradients: list[ArrayRange] = []
+
+    def note(seen: Seen) -> None:
+        if seen.block._children and seen.kind != "gradient":
+            return
+        values = _values(seen.array)
+        if seen.kind == "output":
+            outputs.append(_range_of(seen.block.name, seen.kind, values, 1.0, fmt))
+        else:
+            name = seen.operator or seen.block.name
+            gradients.append(_range_of(name, seen.kind, values / loss_scale, loss_scale, fmt))
+
+    observed_batch(net, batch, note, loss_scale=loss_scale)
+    return RangeReport([*outputs, *gradients], fmt, loss_scale)
+
+
+def _values(array: NDArray) -> npt.NDArray[np.float64]:
+    dense = array.data if array.stype == "row_sparse" else array
+    values: npt.NDArray[np.float64] = cast(dense, "float32").asnumpy().astype(np.float64)
+    return values
+
+
+def _range_of(
+    name: str, kind: str, values: npt.NDArray[np.float64], scale: float, fmt: FloatFormat
+) -> ArrayRange:
+    size = np.abs(values)
+    finite = size[np.isfinite(size)]
+    rounded = round_to(size * scale, fmt)
+    subnormal = (rounded > 0) & (rounded < fmt.smallest_normal)
+    return ArrayRange(
+        name=name,
+        kind=kind,
+        largest=float(finite.max()) if finite.size else math.inf if size.size else 0.0,
+        overflow_fraction=_share(~np.isfinite(rounded)),
+        underflow_fraction=_share((rounded == 0) & (size > 0)),
+        subnormal_fraction=_share(subnormal),
+    )
+
+
+def _share(chosen: npt.NDArray[np.bool_]) -> float:
+    return float(chosen.mean()) if chosen.size else 0.0

@@ -1,0 +1,84 @@
+"""The curves of a run for TensorBoard, through its own writer.
+
+What TensorBoard reads is a copy of ``history.jsonl`` and holds nothing else. The package is
+imported only when a run asks for it; neither TensorFlow nor PyTorch is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Optional
+
+from mpgluon.training.history import Event
+
+__all__ = ["TensorBoard"]
+
+_STEP = ("loss", "learning_rate", "loss_scale", "gradient_norm", "images_per_second")
+_EPOCH = ("train_loss", "train_accuracy", "test_accuracy", "test_accuracy_per_class")
+
+
+class TensorBoard:
+    """The event file of a run.
+
+    Parameters
+    ----------
+    folder : Path
+        Nothing is written there before :meth:`begin`.
+
+    Raises
+    ------
+    ValueError
+        If TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError as error:
+            raise ValueError(
+                f"TensorBoard was asked for and cannot be imported ({error}); install it with "
+                "'pip install tensorboard', or leave out --tensorboard: history.jsonl holds the "
+                "same numbers"
+            ) from error
+        self._make_writer = Writer
+        self._folder = folder
+        self._writer: Optional[Any] = None
+        self._skipped_steps = 0
+
+    def begin(self, events: Iterable[Event]) -> None:
+        """Replace what the folder holds by a file with these events.
+
+        It is written anew whenever a run goes on, so that no step is there twice, whoever reads
+        it, and none is missing, also if TensorBoard was not asked for until now. Points of steps
+        before that carry the time of this call.
+        """
+        for path in self._folder.glob("events.out.tfevents.*"):
+            path.unlink()
+        self._writer = self._make_writer(str(self._folder))
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Write the numbers of a step or an epoch; other events have none."""
+        if event["event"] == "step":
+            self._skipped_steps += event["skipped"]
+            scalars = {name: event.get(name) for name in _STEP}
+            scalars["accuracy"] = event["correct"] / event["images"]
+            scalars["skipped_steps"] = self._skipped_steps
+        elif event["event"] == "epoch":
+            scalars = {name: event[name] for name in _EPOCH}
+        else:
+            return
+        assert self._writer is not None
+        for name, value in scalars.items():
+            if value is not None:
+                self._writer.add_scalar(f"{event['event']}/{name}", value, event["step"])
+        if event["event"] == "epoch":
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is still in memory; nothing can be added any more."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,70 @@
+"""Networks with planted faults, and batches to run them on."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics.observe import Batch
+
+WAYS = {
+    "float32": lambda _: None,
+    "float16": mpgluon.cast_block,
+    "auto float16": lambda net: amp.autocast(net, "float16"),
+    "auto bfloat16": lambda net: amp.autocast(net, "bfloat16"),
+}
+
+
+class Times(nn.HybridBlock):
+    """Multiplies by a constant, forward and backward."""
+
+    def __init__(self, factor, prefix):
+        super().__init__(prefix=prefix)
+        self._factor = factor
+
+    def hybrid_forward(self, F, x):
+        return x * self._factor
+
+
+class InTwoSteps(nn.HybridBlock):
+    """Squares and takes the root again: the result is harmless, what is between is not."""
+
+    def hybrid_forward(self, F, x):
+        return F.sqrt(F.broadcast_mul(x, x) + 1)
+
+
+class Residual(nn.HybridBlock):
+    def __init__(self, prefix):
+        super().__init__(prefix=prefix)
+        with self.name_scope():
+            self.convolution = nn.Conv2D(4, 3, padding=1, in_channels=4)
+            self.norm = nn.BatchNorm(in_channels=4)
+
+    def hybrid_forward(self, F, x):
+        return F.relu(self.norm(self.convolution(x)) + x)
+
+
+def make_net(*extra, way="float32", hybridize=False):
+    """Return convolution, residual block, the extra blocks, and a dense layer."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, padding=1, in_channels=3), Residual("residual_"))
+        net.add(*extra)
+        net.add(nn.Dense(5, in_units=4 * 6 * 6))
+    net.initialize(mx.init.Xavier())
+    WAYS[way](net)
+    net.hybridize(hybridize)
+    return net
+
+
+def make_batch():
+    data = np.random.RandomState(1)
+    images = mx.nd.array(data.standard_normal((4, 3, 6, 6)))
+    labels = mx.nd.array([0, 1, 2, 3], dtype="int32")
+    return Batch(images, labels, gluon.loss.SoftmaxCrossEntropyLoss())

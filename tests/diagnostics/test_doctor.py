@@ -1,0 +1,548 @@
+"""The doctor's look at machines: every verdict on made-up ones, and this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mpgluon.diagnostics.doctor import (
+    LEVELS,
+    DoctorReport,
+    Finding,
+    check_machine,
+    judge_machine,
+    machine,
+)
+from mpgluon.diagnostics.doctor.installation import CUDA_WHEELS
+from mpgluon.diagnostics.doctor.machine import (
+    Gpu,
+    MachineFacts,
+    MxnetFacts,
+    parse_cpuinfo,
+    parse_nvidia_smi,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CPU_BUILD = MxnetFacts(features=frozenset({"MKLDNN", "OPENMP"}))
+CUDA_BUILD = MxnetFacts(
+    features=frozenset({"MKLDNN", "CUDA", "CUDNN"}), gpus=1, gpu_error="", cudnn=8906
+)
+A100 = Gpu("NVIDIA A100", (8, 0), "535.104.05")
+HEALTHY = MachineFacts(
+    python=(3, 11),
+    distributions={"mxnet": "1.9.1", "numpy": "1.23.5"},
+    mxnet=CPU_BUILD,
+    processor="Some CPU",
+    cpu_flags=frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}),
+    cores=8,
+    shared_memory_bytes=2**34,
+    environment={"MXNET_SAFE_ACCUMULATION": "1"},
+)
+HEALTHY_GPU = replace(
+    HEALTHY,
+    distributions={"mxnet-cu117": "1.9.1", "numpy": "1.23.5", "nvidia-cudnn-cu11": "8.9.6.50"},
+    mxnet=CUDA_BUILD,
+    gpus=(A100,),
+)
+NO_MXNET = replace(HEALTHY, mxnet=None, import_error="OSError: odd")
+NO_CUDA_MXNET = replace(HEALTHY_GPU, mxnet=None, library_folders=("/s/nvidia/cublas/lib", "/s/x"))
+
+
+def having(facts, **distributions):
+    names = {name.replace("_", "-"): version for name, version in distributions.items()}
+    return replace(facts, distributions={**facts.distributions, **names})
+
+
+def without(facts, name):
+    rest = {n: v for n, v in facts.distributions.items() if n != name}
+    return replace(facts, distributions=rest)
+
+
+def setting(facts, **variables):
+    return replace(facts, environment={**facts.environment, **variables})
+
+
+def with_gpu(facts, capability, name="a GPU"):
+    return replace(facts, gpus=(Gpu(name, capability, "535.104.05"),))
+
+
+def saying(facts, **answers):
+    return replace(facts, mxnet=replace(facts.mxnet, **answers))
+
+
+def cannot(facts, message):
+    return replace(facts, mxnet=None, import_error=message)
+
+
+def loader_error(library):
+    return f"OSError: {library}: cannot open shared object file: No such file or directory"
+
+
+def test_a_healthy_machine_has_nothing_but_the_note_that_it_has_no_gpu():
+    report = judge_machine(HEALTHY)
+    assert [(f.level, f.topic) for f in report.findings if f.level != "ok"] == [("note", "GPU")]
+    assert not report.has_errors
+
+
+def test_a_healthy_machine_with_a_gpu_has_nothing_at_all():
+    report = judge_machine(HEALTHY_GPU)
+    assert {f.level for f in report.findings} == {"ok"}
+    assert {"cuDNN", "driver", "GPU", "kernels", "autotune"} <= {f.topic for f in report.findings}
+
+
+# Facts; the topic and level of the finding; words in what it says, why, and how to fix it.
+MACHINES = {
+    "Python 3.12 has no distutils": (
+        replace(HEALTHY, python=(3, 12)),
+        ("Python", "error", "without setuptools", "distutils", "setuptools<81"),
+    ),
+    "Python 3.12 with setuptools": (
+        having(replace(HEALTHY, python=(3, 12)), setuptools="80"),
+        ("Python", "ok", "3.12", "", ""),
+    ),
+    "Python 3.13": (
+        having(replace(HEALTHY, python=(3, 13)), setuptools="80"),
+        ("Python", "warning", "3.13", "3.9 to 3.12", "3.11"),
+    ),
+    "Python 3.8": (replace(HEALTHY, python=(3, 8)), ("Python", "warning", "3.8", "", "3.11")),
+    "two builds": (
+        having(HEALTHY, mxnet_cu117="1.9.1"),
+        ("MXNet", "error", "mxnet 1.9.1, mxnet-cu117 1.9.1", "one folder", "uninstall -y mxnet m"),
+    ),
+    "no MXNet": (
+        without(cannot(HEALTHY, "ModuleNotFoundError: No module named 'mxnet'"), "mxnet"),
+        ("MXNet", "error", "not installed", "built on it", "mxnet==1.9.1"),
+    ),
+    "a build of one's own": (
+        without(HEALTHY, "mxnet"),
+        ("MXNet", "note", "not installed from a wheel", "may not hold", "compare"),
+    ),
+    "an older MXNet": (
+        having(HEALTHY, mxnet="1.8.0.post0"),
+        ("MXNet", "warning", "1.8.0", "1.9.1, the last release", "mxnet==1.9.1"),
+    ),
+    "an import that fails in an unknown way": (
+        NO_MXNET,
+        ("MXNet", "error", "cannot be imported: OSError: odd", "without it", "force-reinstall"),
+    ),
+    "no driver": (
+        cannot(NO_CUDA_MXNET, loader_error("libcuda.so.1")),
+        ("MXNet", "error", "libcuda.so.1", "driver", "--gpus all"),
+    ),
+    "no CUDA runtime": (
+        cannot(NO_CUDA_MXNET, loader_error("libcudart.so.11.0")),
+        ("MXNet", "error", "libcudart", "nvidia-cuda-runtime-cu11 has", ".[cu117]"),
+    ),
+    "no cuBLASLt": (
+        cannot(NO_CUDA_MXNET, loader_error("libcublasLt.so.11")),
+        ("MXNet", "error", "libcublasLt", "nvidia-cublas-cu11", "pip install"),
+    ),
+    "a CUDA library that the loader does not see": (
+        cannot(NO_CUDA_MXNET, loader_error("libcudnn.so.8")),
+        (
+            "MXNet",
+            "error",
+            "libcudnn.so.8",
+            "8.9.6.50 is installed, but the loader",
+            "export LD_LIBRARY_PATH=/s/nvidia/cublas/lib:/s/x",
+        ),
+    ),
+    "no OpenMP library": (
+        cannot(HEALTHY, loader_error("libgomp.so.1")),
+        ("MXNet", "error", "libgomp.so.1", "operating system", "package that has libgomp.so.1"),
+    ),
+    "NumPy 2": (having(HEALTHY, numpy="2.0.1"), ("NumPy", "error", "2.0.1", "NumPy 2", "numpy<2")),
+    "NumPy 1.26": (
+        having(HEALTHY, numpy="1.26.4"),
+        ("NumPy", "note", "1.26.4", "np.bool", "import mpgluon before mxnet"),
+    ),
+    "NumPy 1.24": (having(HEALTHY, numpy="1.24.0"), ("NumPy", "note", "1.24", "", "before mxnet")),
+    "NumPy 1.23": (HEALTHY, ("NumPy", "ok", "1.23.5", "", "")),
+    "an old cuDNN is loaded": (
+        saying(HEALTHY_GPU, cudnn=8500),
+        ("cuDNN", "error", "8.5.0 is loaded", "8.9.6", "nvidia-cudnn-cu11==8.9.6.50"),
+    ),
+    "the oldest right cuDNN": (HEALTHY_GPU, ("cuDNN", "ok", "8.9.6", "", "")),
+    "one patch before it": (saying(HEALTHY_GPU, cudnn=8905), ("cuDNN", "error", "8.9.5", "", "")),
+    "cuDNN 9 is installed": (
+        cannot(having(HEALTHY_GPU, nvidia_cudnn_cu11="9.1.0.70"), "OSError: odd"),
+        ("cuDNN", "error", "9.1.0.70 is installed", "libcudnn.so.8", "8.9.6.50"),
+    ),
+    "wheels for CUDA 12": (
+        having(HEALTHY_GPU, nvidia_cublas_cu12="12.1"),
+        ("CUDA", "warning", "nvidia-cublas-cu12", "same files", "environment of its own"),
+    ),
+    "nvidia-smi fails": (
+        replace(HEALTHY, driver_error="NVIDIA-SMI has failed"),
+        ("driver", "warning", "NVIDIA-SMI has failed", "no program", "restart"),
+    ),
+    "an old driver": (
+        replace(HEALTHY_GPU, gpus=(replace(A100, driver="440.33"),)),
+        ("driver", "error", "440.33", "450.80.02", "update"),
+    ),
+    "the oldest right driver": (
+        replace(HEALTHY_GPU, gpus=(replace(A100, driver="450.80.02"),)),
+        ("driver", "ok", "450.80.02", "", ""),
+    ),
+    "no GPU": (HEALTHY, ("GPU", "note", "none", "Tensor Core's arithmetic", "bfloat16")),
+    "a CUDA build without a GPU": (
+        saying(replace(HEALTHY_GPU, gpus=()), gpus=0),
+        ("GPU", "note", "MXNet's build is for CUDA", "on the CPU", "mxnet==1.9.1"),
+    ),
+    "a CUDA build that cannot be imported, without a GPU": (
+        replace(cannot(NO_CUDA_MXNET, "OSError: odd"), gpus=()),
+        ("GPU", "note", "none, though", "at best", "CPU build saves 4 GB"),
+    ),
+    "a GPU that does not say what it is": (
+        with_gpu(HEALTHY_GPU, None),
+        ("GPU", "note", "unknown", "sm_50 to sm_89", "cuda-gpus"),
+    ),
+    "a GPU that the CPU build leaves idle": (
+        with_gpu(HEALTHY, (8, 6)),
+        ("GPU", "warning", "build is for the CPU", "not used", "uninstall -y mxnet, then"),
+    ),
+    "Hopper with the CPU build": (
+        with_gpu(HEALTHY, (9, 0)),
+        ("GPU", "warning", "sm_90", "no kernel image", "or the CPU"),
+    ),
+    "Kepler with the CPU build": (
+        with_gpu(HEALTHY, (3, 5)),
+        ("GPU", "warning", "sm_35", "too old", "later GPU"),
+    ),
+    "a build that nobody looked into": (
+        without(having(HEALTHY_GPU, mxnet_cu102="1.9.1"), "mxnet-cu117"),
+        ("GPU", "note", "mxnet-cu102", "not looked at", ".[cu117]"),
+    ),
+    "a kernel fails": (
+        saying(HEALTHY_GPU, gpu_error="out of memory"),
+        ("kernels", "error", "out of memory", "every step", "driver"),
+    ),
+    "there is no kernel": (
+        saying(with_gpu(HEALTHY_GPU, (9, 0)), gpu_error="no kernel image is available"),
+        ("kernels", "error", "no kernel image", "no code", "nvcr.io/nvidia/mxnet"),
+    ),
+    "MXNet sees no GPU": (
+        saying(HEALTHY_GPU, gpus=0),
+        ("kernels", "error", "driver sees 1 GPUs, MXNet none", "mx.gpu()", "update the driver"),
+    ),
+    "the GPU is hidden": (
+        setting(saying(HEALTHY_GPU, gpus=0), CUDA_VISIBLE_DEVICES=""),
+        ("kernels", "error", "MXNet none", "", "unset CUDA_VISIBLE_DEVICES, which is ''"),
+    ),
+    "no oneDNN": (
+        saying(HEALTHY, features=frozenset()),
+        ("oneDNN", "warning", "without it", "slower", "mxnet==1.9.1"),
+    ),
+    "bfloat16 instructions": (HEALTHY, ("bfloat16", "ok", "Some CPU has", "", "")),
+    "AMX": (
+        replace(HEALTHY, cpu_flags=HEALTHY.cpu_flags - {"avx512_bf16"} | {"amx_bf16"}),
+        ("bfloat16", "ok", "amx_bf16", "", ""),
+    ),
+    "AVX-512 alone": (
+        replace(HEALTHY, cpu_flags=HEALTHY.cpu_flags - {"avx512_bf16"}),
+        ("bfloat16", "note", "no instructions for bfloat16", "three times slower", "float32"),
+    ),
+    "no AVX-512": (
+        replace(HEALTHY, cpu_flags=frozenset({"avx2", "f16c"})),
+        ("bfloat16", "note", "no AVX-512", "could not create a primitive", "float32"),
+    ),
+    "another architecture": (
+        replace(HEALTHY, cpu_flags=frozenset({"asimd"}), architecture="aarch64", processor=""),
+        ("bfloat16", "note", "aarch64 are not known", "needs AVX-512", "benchmark.py"),
+    ),
+    "a processor that does not say": (
+        replace(HEALTHY, cpu_flags=frozenset()),
+        ("bfloat16", "note", "not known", "", ""),
+    ),
+    "oneDNN is held back": (
+        setting(HEALTHY, DNNL_MAX_CPU_ISA="avx512_core"),
+        ("bfloat16", "warning", "DNNL_MAX_CPU_ISA=AVX512_CORE", "emulated", "unset"),
+    ),
+    "oneDNN is held back, but not so far": (
+        setting(HEALTHY, DNNL_MAX_CPU_ISA="AVX512_CORE_BF16"),
+        ("bfloat16", "ok", "avx512_bf16", "", ""),
+    ),
+    "too many threads": (
+        setting(HEALTHY, OMP_NUM_THREADS="9"),
+        ("threads", "warning", "9 OpenMP threads times 1", "wait", "OMP_NUM_THREADS=8"),
+    ),
+    "too many workers": (
+        setting(HEALTHY, MXNET_CPU_WORKER_NTHREADS="2"),
+        ("threads", "warning", "8 OpenMP threads times 2 workers", "", "WORKER_NTHREADS=1"),
+    ),
+    "few threads": (
+        setting(HEALTHY, OMP_NUM_THREADS="4,2"),
+        ("threads", "note", "OMP_NUM_THREADS=4", "loader workers", "OMP_NUM_THREADS=8"),
+    ),
+    "threads shared out": (
+        setting(HEALTHY, OMP_NUM_THREADS="4", MXNET_CPU_WORKER_NTHREADS="2"),
+        ("threads", "ok", "4 on 8 usable cores", "", ""),
+    ),
+    "no number of threads": (
+        setting(HEALTHY, OMP_NUM_THREADS="many"),
+        ("threads", "ok", "8 on 8", "", ""),
+    ),
+    "Intel's variable": (
+        setting(HEALTHY, KMP_AFFINITY="compact"),
+        ("pinning", "note", "KMP_AFFINITY=compact", "Intel's OpenMP", "OMP_PROC_BIND"),
+    ),
+    "a container's shared memory": (
+        replace(HEALTHY, shared_memory_bytes=2**26),
+        ("memory", "warning", "64 MiB", "bus error", "--shm-size"),
+    ),
+    "unsafe sums": (
+        replace(HEALTHY, environment={}),
+        ("sums", "note", "is off", "accumulate in float16", "MXNET_SAFE_ACCUMULATION=1"),
+    ),
+    "unsafe sums on purpose": (
+        setting(HEALTHY, MXNET_SAFE_ACCUMULATION="0"),
+        ("sums", "note", "is off", "", ""),
+    ),
+    "no autotune": (
+        setting(HEALTHY_GPU, MXNET_CUDNN_AUTOTUNE_DEFAULT="0"),
+        ("autotune", "warning", "=0", "Tensor Cores", "unset"),
+    ),
+    "more autotune": (
+        setting(HEALTHY_GPU, MXNET_CUDNN_AUTOTUNE_DEFAULT="2"),
+        ("autotune", "ok", "=2", "", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MACHINES)
+def test_each_machine_gets_its_finding(case):
+    facts, (topic, level, *words) = MACHINES[case]
+    report = judge_machine(facts)
+    matching = [f for f in report.findings if (f.topic, f.level) == (topic, level)]
+    assert len(matching) == 1, report
+    for text, word in zip((matching[0].what, matching[0].why, matching[0].fix), words):
+        assert word in text
+
+
+@pytest.mark.parametrize("case", MACHINES)
+def test_what_is_wrong_with_one_thing_is_said_once_per_topic(case):
+    facts, (topic, level, *_) = MACHINES[case]
+    bad = [f for f in judge_machine(facts).findings if f.level in ("warning", "error")]
+    others = [f.topic for f in bad if f.topic != topic and f.topic not in ("MXNet", "GPU")]
+    assert others == []
+    assert level in ("ok", "note") or topic in {f.topic for f in bad}
+
+
+def test_settings_of_cuda_are_no_concern_of_a_cpu_build():
+    topics = {f.topic for f in judge_machine(HEALTHY).findings}
+    assert not topics & {"cuDNN", "CUDA", "driver", "kernels", "autotune"}
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "level"),
+    [
+        ("Tesla K80", (3, 7), "error"),
+        ("Tesla M40", (5, 2), "note"),
+        ("GTX 1080", (6, 1), "note"),
+        ("Tesla P100", (6, 0), "note"),
+        ("V100", (7, 0), "ok"),
+        ("T4", (7, 5), "ok"),
+        ("A100", (8, 0), "ok"),
+        ("RTX 3090", (8, 6), "ok"),
+        ("RTX 4090", (8, 9), "ok"),
+        ("H200", (9, 0), "error"),
+        ("B200", (10, 0), "error"),
+        ("RTX 5090", (12, 0), "error"),
+    ],
+)
+def test_the_gpus_of_maxwell_to_ada_run_and_later_ones_do_not(name, capability, level):
+    (finding,) = [
+        f
+        for f in judge_machine(with_gpu(HEALTHY_GPU, capability, name)).findings
+        if f.topic == "GPU"
+    ]
+    assert finding.level == level
+    assert "sm_{}{}".format(*capability) in finding.what
+    assert name in finding.what
+
+
+def test_the_wheels_that_are_named_are_those_of_the_extra():
+    extra = (ROOT / "pyproject.toml").read_text().split("cu117 = [")[1].split("]")[0]
+    listed = set(re.findall(r'"(nvidia-[\w-]+)==', extra))
+    assert len(listed) == 10
+    assert set(CUDA_WHEELS.values()) == listed
+
+
+# --- gathering ---------------------------------------------------------------------------------
+
+
+def test_the_lines_of_nvidia_smi_are_understood():
+    text = "NVIDIA H200, 9.0, 570.1\nTesla T4, 7.5, 535.104.05\nGPU 0: odd\nX, [N/A], 1\n"
+    assert parse_nvidia_smi(text) == (
+        Gpu("NVIDIA H200", (9, 0), "570.1"),
+        Gpu("Tesla T4", (7, 5), "535.104.05"),
+        Gpu("X", None, "1"),
+    )
+
+
+def test_the_first_processor_of_cpuinfo_is_read():
+    text = "processor\t: 0\nmodel name\t: AMD: one\nflags\t\t: fpu f16c\n\nflags\t: other\n"
+    assert parse_cpuinfo(text) == ("AMD: one", frozenset({"fpu", "f16c"}))
+    assert parse_cpuinfo("Features : asimd\n") == ("", frozenset({"asimd"}))
+    assert parse_cpuinfo("") == ("", frozenset())
+
+
+def program(folder, text):
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.multiprocess
+def test_the_driver_is_asked_through_nvidia_smi(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, 'echo "NVIDIA A100, 8.0, $#"')
+    assert machine._ask_driver() == ((Gpu("NVIDIA A100", (8, 0), "2"),), "")
+    program(tmp_path, "echo no communication\necho with the driver >&2\nexit 9")
+    assert machine._ask_driver() == ((), "no communication with the driver")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert machine._ask_driver() == ((), "")
+
+
+def modules(folder, **texts):
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise OSError('libcuda.so.1: cannot open')", "OSError: libcuda.so.1: cannot open"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "signal 9 ended the process"),
+        ("import sys\nsys.exit(3)", "exited with 3"),
+        ("import time\ntime.sleep(60)", "took longer than 2 s"),
+    ],
+)
+def test_an_mxnet_that_cannot_be_imported_is_survived(tmp_path, monkeypatch, text, message):
+    modules(tmp_path, mpgluon="", mxnet=text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if "sleep" in text:
+        monkeypatch.setattr(machine, "_PATIENCE", 2)
+    facts, error = machine._ask_mxnet()
+    assert facts is None
+    assert message in error
+
+
+FAKE_MXNET = """
+from types import SimpleNamespace as Space
+class MXNetError(RuntimeError): pass
+class Features(dict):
+    def is_enabled(self, name): return self[name]
+def ones(shape, ctx): raise MXNetError("trace\\nCUDA: no kernel image is available\\n")
+__version__ = "1.9.1"
+base = Space(MXNetError=MXNetError)
+runtime = Space(Features=lambda: Features(CUDA=True, CUDNN=False))
+context = Space(num_gpus=lambda: 2)
+nd, gpu = Space(ones=ones), lambda: None
+print("something else")
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_gpu_without_kernels_is_found_out_by_trying(tmp_path, monkeypatch):
+    modules(tmp_path, mpgluon="", mxnet=FAKE_MXNET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    facts, error = machine._ask_mxnet()
+    assert error == ""
+    assert facts == MxnetFacts(
+        "1.9.1", frozenset({"CUDA"}), 2, "CUDA: no kernel image is available", None
+    )
+
+
+def test_a_driver_that_does_not_answer_is_survived(tmp_path, monkeypatch):
+    def hang(command, *, timeout, **_):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    program(tmp_path, "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine.subprocess, "run", hang)
+    assert machine._ask_driver() == ((), "nvidia-smi did not answer within 60 s")
+
+
+@pytest.mark.multiprocess
+def test_the_report_on_this_machine_agrees_with_what_its_parts_say(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    report = check_machine()
+    by_topic = {f.topic: f for f in report.findings}
+    assert by_topic["Python"].what == f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    assert by_topic["NumPy"].what == np.__version__
+    assert mx.__version__ in by_topic["MXNet"].what
+    assert not [f for f in report.findings if f.topic == "MXNet" and f.level == "error"]
+    text = Path("/proc/cpuinfo").read_text()
+    fast = bool(re.search(r"\b(avx512|amx)_bf16\b", text))
+    assert (by_topic["bfloat16"].level == "ok") == fast
+    assert ("oneDNN" in by_topic) != mx.runtime.Features().is_enabled("MKLDNN")
+    # The tests may themselves have been started on one core only.
+    assert by_topic["threads"].level == ("ok" if len(os.sched_getaffinity(0)) == 1 else "note")
+    assert "1 " in by_topic["threads"].what or "=1" in by_topic["threads"].what
+
+
+@pytest.mark.multiprocess
+def test_without_avx512_bfloat16_fails_as_the_finding_says():
+    code = """
+import mpgluon
+import mxnet as mx
+from mpgluon import amp
+layer = mx.gluon.nn.Conv2D(8, 3, in_channels=8)
+layer.initialize()
+amp.autocast(layer, "bfloat16")
+layer(mx.nd.ones((1, 8, 8, 8))).wait_to_read()
+"""
+    environment = {**os.environ, "DNNL_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    report = judge_machine(MACHINES["no AVX-512"][0])
+    (finding,) = [f for f in report.findings if f.topic == "bfloat16"]
+    assert done.stderr.strip().endswith("could not create a primitive descriptor iterator")
+    assert "could not create a primitive descriptor iterator" in finding.why
+
+
+# --- findings and reports ----------------------------------------------------------------------
+
+
+def test_a_finding_has_a_known_level_and_advice_unless_it_is_ok():
+    with pytest.raises(ValueError, match="ok, note, warning, error; received 'fatal'"):
+        Finding("fatal", "a", "b", "c", "d")
+    with pytest.raises(ValueError, match="a why and a fix"):
+        Finding("error", "a", "b")
+    with pytest.raises(ValueError, match="a why and a fix"):
+        Finding("ok", "a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("case", MACHINES)
+def test_a_report_is_readable_in_a_hundred_columns(case):
+    report = judge_machine(MACHINES[case][0])
+    text = str(report)
+    assert max(map(len, text.splitlines())) <= 100
+    squeezed = " ".join(text.split())
+    for finding in report.findings:
+        for part in (finding.what, finding.why, finding.fix):
+            assert " ".join(part.split()) in squeezed
+    counts = re.findall(r"\d+", text.splitlines()[-1])
+    assert sum(map(int, counts)) == len(report.findings)
+
+
+def test_a_report_counts_its_findings_by_level():
+    report = DoctorReport(
+        (Finding("ok", "a", "b"), Finding("ok", "c", "d"), Finding("note", "e", "f", "g", "h"))
+    )
+    assert str(report).splitlines()[-1] == "0 errors, 0 warnings, 1 note, 2 ok"
+    assert [len(report.at_level(level)) for level in LEVELS] == [2, 1, 0, 0]
+    assert str(DoctorReport(())).strip() == "0 errors, 0 warnings, 0 notes, 0 ok"

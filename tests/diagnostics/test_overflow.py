@@ -1,0 +1,209 @@
+"""Planted overflows are found where they were planted."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from diagnostics_helpers import WAYS, Batch, InTwoSteps, Times, make_batch, make_net
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import DynamicLossScale, TrainerStateError, amp
+from mpgluon.diagnostics.overflow import OverflowLocator, locate_overflow
+
+both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+SIXTEEN = pytest.mark.parametrize("way", ["float16", "auto float16"])
+
+
+def train_step(net, trainer, batch):
+    with autograd.record():
+        loss = batch.loss_fn(net(batch.inputs), batch.labels)
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    trainer.step(4)
+
+
+def trainer_of(net, loss_scale=2.0):
+    options = {"learning_rate": 2.0**-30, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
+
+
+def state_of(net):
+    return [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
+
+
+@SIXTEEN
+@both
+def test_a_layer_that_overflows_in_forward_is_named_with_its_operator(way, hybridize):
+    # 2**12 times some 1 fits, and 2**12 times that does not; what comes after is infinite too.
+    net = make_net(
+        Times(2.0**12, "first_"), Times(2.0**12, "second_"), Times(2.0**-24, "third_"), way=way
+    )
+    net.hybridize(hybridize)
+    report = locate_overflow(net, make_batch())
+    assert (report.direction, report.block, report.kind) == ("forward", "second", "Times")
+    assert report.what == "what it returned"  # by Python's multiplication, not by an F.something
+    assert (report.dtype, report.shape) == ("float16", (4, 4, 6, 6))
+    assert 2.0**12 <= report.largest_before <= 65504
+
+
+@SIXTEEN
+def test_the_operator_within_a_block_is_named_where_its_result_hides_it(way):
+    net = make_net(Times(2.0**9, "large_"), InTwoSteps(prefix="square_"), way=way)
+    report = locate_overflow(net, make_batch())
+    assert (report.block, report.what) == ("square", "what broadcast_mul returned")
+    assert 256 < report.largest_before < 65504  # whose square does not fit
+
+
+@SIXTEEN
+@both
+def test_a_layer_that_overflows_only_in_backward_is_named(way, hybridize):
+    # Forward all is of size 1; backward the gradient grows by 2**12 between the two.
+    net = make_net(Times(2.0**-12, "down_"), nn.Activation("tanh"), Times(2.0**12, "up_"))
+    batch = make_batch()
+    if way == "float16":
+        mpgluon.cast_block(net)
+    else:
+        amp.autocast(net, "float16")
+    net.hybridize(hybridize)
+    assert locate_overflow(net, batch, loss_scale=2.0**2) is None
+    report = locate_overflow(net, batch, loss_scale=2.0**9)
+    assert (report.direction, report.kind) == ("backward", "Activation")
+    assert report.what == "the gradient of what it returned"  # the first that "up" computes
+    assert report.dtype == "float16"
+    assert 0 < report.largest_before < 65504
+    assert report.loss_scale == 2.0**9
+
+
+def test_a_loss_that_is_reduced_in_float16_is_named():
+    class Float16Mean(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            total = mx.nd.sum(mx.nd.NDArray.astype(x, "float16"))  # out of the policy's reach
+            return total.astype("float32") / x.size
+
+    net = make_net(way="float32")
+    net.add(Float16Mean(prefix="mean_"))
+    batch = Batch(make_batch().inputs, None, lambda mean, _: mean)
+    net[2].weight.set_data(mx.nd.zeros((5, 144)))
+    net[2].bias.set_data(mx.nd.full((5,), 2.0**12))  # 20 of these are more than 65504
+    report = locate_overflow(net, batch)
+    assert (report.direction, report.block) == ("forward", "mean")
+
+
+def test_a_batch_in_which_everything_is_finite_has_no_report():
+    assert locate_overflow(make_net(way="float16"), make_batch(), loss_scale=64.0) is None
+
+
+def test_a_parameters_gradient_that_overflows_alone_is_named():
+    # 256 images of 16 with a gradient of 16 each: the sum for the weight is 65536.
+    layer = nn.Dense(1, in_units=1, use_bias=False, prefix="layer_")
+    layer.initialize(mx.init.One())
+    mpgluon.cast_block(layer)
+    batch = Batch(mx.nd.full((256, 1), 16), None, lambda y, _: y)
+    report = locate_overflow(layer, batch, loss_scale=16.0)
+    assert (report.direction, report.block) == ("backward", "layer")
+    assert report.what == "the gradient of layer_weight"
+    assert report.largest_before == 16
+    assert locate_overflow(layer, batch, loss_scale=8.0) is None
+
+
+@SIXTEEN
+@both
+def test_the_locator_reports_the_first_skipped_step_and_changes_nothing(way, hybridize, caplog):
+    def train(locate):
+        mx.random.seed(0)
+        net = nn.HybridSequential(prefix="net_")
+        net.add(nn.Dense(4, in_units=108), Times(2.0**12, "first_"), Times(2.0**12, "second_"))
+        net.initialize(mx.init.Normal(0.1))
+        WAYS[way](net)
+        net.hybridize(hybridize)
+        trainer = trainer_of(net)
+        locator = OverflowLocator(net, trainer) if locate else None
+        loud = make_batch()
+        quiet = Batch(loud.inputs * 2.0**-18, loud.labels, lambda y, _: (y * 2.0**-10) ** 2)
+        for batch in (quiet, Batch(loud.inputs, loud.labels, quiet.loss_fn), quiet):
+            train_step(net, trainer, batch)
+        return net, trainer, locator
+
+    with caplog.at_level(logging.WARNING, "mpgluon"):
+        net, trainer, locator = train(locate=True)
+    assert amp.skipped_steps(trainer) == 1
+    report = locator.report
+    assert (report.direction, report.block, report.loss_scale) == ("forward", "second", 2)
+    assert caplog.messages == [str(report)]
+    assert "the first array that is not finite is what it returned in second (Times)" in str(report)
+    assert state_of(net) == state_of(train(locate=False)[0])
+
+
+def test_the_locator_names_a_gradient_where_forward_is_finite():
+    net = make_net(way="float16")
+    trainer = trainer_of(net, DynamicLossScale(2.0**24))
+    locator = OverflowLocator(net, trainer)
+    train_step(net, trainer, make_batch())
+    assert locator.report.direction == "backward"
+    assert locator.report.what.startswith("the gradient of net_dense0_")  # the last layer
+    assert locator.report.loss_scale == 2.0**24
+    on_demand = locator.locate(make_batch())
+    assert on_demand.direction == "backward"
+    assert on_demand.loss_scale == 2.0**23  # as it is now
+
+
+def test_the_locator_waits_for_one_report_at_a_time_until_it_is_detached():
+    net = make_net(way="float16")
+    trainer = trainer_of(net, DynamicLossScale(2.0**24))
+    locator = OverflowLocator(net, trainer)
+    train_step(net, trainer, make_batch())
+    first = locator.report
+    train_step(net, trainer, make_batch())
+    assert locator.report is first
+    locator.report = None
+    train_step(net, trainer, make_batch())
+    assert locator.report.loss_scale == 2.0**22
+    locator.report = None
+    locator.detach()
+    train_step(net, trainer, make_batch())
+    assert locator.report is None
+    assert amp.skipped_steps(trainer) == 4
+
+
+def test_the_locator_needs_a_trainer_that_skips_steps():
+    net = make_net()
+    with pytest.raises(TrainerStateError, match="has no loss scale yet"):
+        OverflowLocator(net, gluon.Trainer(net.collect_params(), "sgd"))
+
+
+def test_nothing_is_computed_while_steps_are_finite(monkeypatch):
+    net = make_net(way="float16", hybridize=True)
+    trainer = trainer_of(net)
+    train_step(net, trainer, make_batch())
+
+    def calls(step):
+        made = []
+        for name in ("asnumpy", "copy", "copyto"):
+            original = getattr(mx.nd.NDArray, name)
+            monkeypatch.setattr(
+                mx.nd.NDArray, name, lambda *a, n=name, o=original: made.append(n) or o(*a)
+            )
+        step()
+        monkeypatch.undo()
+        return made
+
+    batch = make_batch()
+    before = calls(lambda: train_step(net, trainer, batch))
+    OverflowLocator(net, trainer)
+    assert calls(lambda: train_step(net, trainer, batch)) == before
+
+
+def test_a_report_without_a_known_maximum_says_nothing_of_it():
+    net = make_net(way="float16")
+    report = locate_overflow(net, make_batch(), loss_scale=2.0**24)
+    assert math.isnan(report.largest_before)  # nothing came before: it is the loss's own gradient
+    assert "at most" not in str(report)
+    assert np.isfinite(report.loss_scale)

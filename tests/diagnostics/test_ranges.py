@@ -1,0 +1,116 @@
+"""Range reports: fractions by rounding every value, and the scale on which a real run agrees."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from diagnostics_helpers import Batch, Times, make_batch, make_net
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import BFLOAT16, DynamicLossScale, amp
+from mpgluon.diagnostics.ranges import range_report
+
+
+def constants(values):
+    """Return a layer without parameters to speak of, and a batch whose gradients are ``values``."""
+    layer = Times(1.0, "constants_")
+    weights = mx.nd.array(values).reshape((1, -1))
+    return layer, Batch(mx.nd.ones(weights.shape), weights, lambda y, w: y * w)
+
+
+def gradient_of(report):
+    (found,) = [array for array in report.arrays if array.kind == "output gradient"]
+    return found
+
+
+# float16 at S = 1: overflow from 65520 on, zero up to 2**-25, subnormal between that and 2**-14.
+EDGES = [65519, 65520, 1e9, 1.0, 2.0**-14, 2.0**-15, 2.0**-24, 1.01 * 2.0**-25, 2.0**-25, 0.0]
+
+
+def test_fractions_are_what_rounding_does_at_every_edge():
+    found = gradient_of(range_report(*constants(EDGES)))
+    assert found.overflow_fraction == 2 / 10
+    assert found.underflow_fraction == 1 / 10
+    assert found.subnormal_fraction == 3 / 10
+    assert found.largest == 1e9
+
+
+@pytest.mark.parametrize("power", [-6, 10, 20])
+def test_a_loss_scale_moves_the_edges_and_leaves_the_maximum_in_true_units(power):
+    values = [value * 2.0**-power for value in EDGES]
+    found = gradient_of(range_report(*constants(values), loss_scale=2.0**power))
+    fractions = (found.overflow_fraction, found.underflow_fraction, found.subnormal_fraction)
+    assert fractions == (2 / 10, 1 / 10, 3 / 10)
+    assert found.largest == np.float32(1e9 * 2.0**-power)
+
+
+def test_bfloat16_loses_nothing_of_that():
+    found = gradient_of(range_report(*constants(EDGES), fmt=BFLOAT16))
+    assert found.overflow_fraction == found.underflow_fraction == found.subnormal_fraction == 0
+
+
+def test_outputs_are_judged_without_the_loss_scale():
+    net = make_net(Times(2.0**20, "large_"), Times(2.0**-20, "small_"))
+    report = range_report(net, make_batch(), loss_scale=2.0**10)
+    by_name = {(array.name, array.kind): array for array in report.arrays}
+    assert by_name["large", "output"].overflow_fraction > 0.5
+    assert by_name["small", "output"].overflow_fraction == 0
+    assert by_name["net_conv0_weight", "gradient"].largest > 0
+    assert "float16 at a loss scale of 1024" in str(report)
+    assert str(report).splitlines()[2].split()[:2] == ["large", "output"]  # the worst first
+
+
+@pytest.mark.parametrize(
+    ("largest", "headroom", "scale"),
+    [
+        (1.0, 1, 2.0**15),
+        (1.0, 2, 2.0**14),
+        (65504, 1, 1),
+        (65504 * 2.0**-30, 1, 2.0**30),
+        (0.75, 1, 2.0**16),
+        (0.0, 2, 1),
+    ],
+)
+def test_the_recommended_scale_is_the_largest_power_of_two_that_fits(largest, headroom, scale):
+    report = range_report(*constants([largest, largest / 2]))
+    assert report.recommended_loss_scale(headroom) == scale
+
+
+def test_no_scale_is_recommended_where_a_gradient_is_infinite_or_the_headroom_less_than_one():
+    with pytest.raises(ValueError, match="not finite without any scale: constants"):
+        range_report(*constants([math.inf])).recommended_loss_scale()
+    with pytest.raises(ValueError, match="headroom must be at least 1"):
+        range_report(*constants([1.0])).recommended_loss_scale(0.5)
+
+
+def test_a_dynamic_scale_settles_within_two_doublings_of_the_recommended_one():
+    batch = make_batch()
+    net = make_net()
+    recommended = range_report(net, batch).recommended_loss_scale(headroom=1)
+    mpgluon.cast_block(net)
+    trainer = gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 1e-4, "multi_precision": True}
+    )
+    amp.init_trainer(trainer, DynamicLossScale(1.0, growth_interval=2, max_scale=2.0**30))
+    scales = []
+    for _ in range(80):
+        with autograd.record():
+            loss = batch.loss_fn(net(batch.inputs), batch.labels)
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(4)
+        scales.append(amp.loss_scale(trainer))
+    assert amp.skipped_steps(trainer) > 2  # it has found its ceiling
+    settled = math.log2(np.median(scales[-20:]))
+    assert abs(settled - math.log2(recommended)) <= 2
+
+
+def test_an_empty_output_is_no_trouble():
+    net = nn.HybridLambda(lambda F, x: F.slice_axis(x, axis=0, begin=0, end=1), prefix="first_")
+    batch = Batch(mx.nd.ones((2, 2)), None, lambda y, _: y)
+    assert range_report(net, batch).arrays[0].largest == 1

@@ -1,0 +1,98 @@
+"""The history file: strict JSON whatever the numbers, and the same events when it is read again."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from training_helpers import STEPS, run
+
+from mpgluon.training.history import History, to_json
+
+NUMBERS = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": None, "e": 1.5, "f": True, "g": "x"}
+
+
+def strict(text: str):
+    def refuse(name: str):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_numbers_that_json_lacks_are_strings_that_float_reads():
+    read = strict(to_json(NUMBERS))
+    assert read == {**NUMBERS, "a": "Infinity", "b": "-Infinity", "c": "NaN"}
+    for name in "abc":
+        np.testing.assert_equal(float(read[name]), NUMBERS[name])
+
+
+def test_numbers_that_json_lacks_are_refused_further_inside():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"config": {"learning_rate": math.nan}})
+
+
+def test_a_history_that_is_continued_holds_numbers_again_and_writes_the_same_file(tmp_path):
+    path = tmp_path / "history.jsonl"
+    first = History(path)
+    for step in (1, 2, 3):
+        first.add("step", step=step, **NUMBERS)
+    lines = path.read_text().splitlines()
+    second = History(path, steps_done=2)
+    assert path.read_text().splitlines() == lines[:2]
+    assert len(second.events) == 2
+    np.testing.assert_equal(second.events[0], first.events[0])
+    second.add("step", step=3, **NUMBERS)
+    assert path.read_text().splitlines() == lines
+
+
+def test_listeners_are_given_each_event_that_is_added(tmp_path):
+    heard = []
+    history = History(tmp_path / "history.jsonl")
+    history.add("start")
+    history.listeners.append(heard.append)
+    history.add("step", step=1, loss=math.inf)
+    history.add("epoch", step=1)
+    assert heard == history.events[1:]
+
+
+def test_a_run_that_diverges_leaves_strict_json_and_curves(shapes, tmp_path):
+    done = run(shapes, tmp_path, learning_rate=1e30)
+    events = [strict(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert "NaN" in [event["loss"] for event in events if event["event"] == "step"]
+    assert math.isnan(done.results["train_loss"])
+    assert strict((tmp_path / "results.json").read_text())["train_loss"] == "NaN"
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_gradient_norms_are_those_of_the_steps_and_not_finite_where_they_were_skipped(float16_run):
+    steps = float16_run.events("step")
+    assert len(steps) == STEPS
+    for event in steps:
+        norm = float(event["gradient_norm"])
+        assert math.isfinite(norm) is not event["skipped"]
+        assert event["skipped"] or norm > 0
+
+
+def test_without_a_loss_scale_the_gradient_norms_are_not_known(float32_run):
+    assert {event["gradient_norm"] for event in float32_run.events("step")} == {None}
+
+
+def test_speeds_of_steps_add_up_to_the_seconds_of_training(float32_run):
+    seconds = sum(e["images"] / e["images_per_second"] for e in float32_run.events("step"))
+    # Only what lies between the epochs is missing.
+    assert seconds == pytest.approx(float32_run.results["training_seconds"])
+
+
+@pytest.mark.multiprocess
+def test_the_libraries_for_figures_are_imported_only_when_they_are_needed():
+    script = (
+        "import sys, mpgluon.training, mpgluon.training.loop; "
+        "print(*{name.split('.')[0] for name in sys.modules} & {'matplotlib', 'tensorboard'})"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []

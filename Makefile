@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO := runs/demo
 
-.PHONY: demo test test-slow lint environment clean
+.PHONY: demo test test-slow lint notebooks notebooks-check lab environment clean
 
 environment: $(VENV)/.complete
 
@@ -28,6 +28,7 @@ demo: environment
 
 test: environment lint
 	$(RUN) -m pytest -m "not slow and not gpu and not network"
+	$(MAKE) notebooks-check
 
 test-slow: environment
 	$(RUN) -m pytest -m slow
@@ -36,6 +37,18 @@ lint: environment
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# Executes notebooks/source/*.py and writes notebooks/*.ipynb with their outputs.
+notebooks: environment
+	$(RUN) scripts/build_notebooks.py
+
+# Whether the notebooks are what their sources say, and whether each runs, on less data.
+notebooks-check: environment
+	$(RUN) scripts/build_notebooks.py --check --fast
+
+lab: environment
+	$(RUN) -m pip install --quiet --disable-pip-version-check "jupyterlab>=4"
+	$(RUN) -m jupyter lab notebooks
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, Optional, Union
 
 from mxnet import gluon
@@ -31,6 +32,8 @@ from mpgluon.loss_scale import LossScale, as_loss_scale
 from mpgluon.precision.autocast import autocast
 from mpgluon.precision.casting import restore
 from mpgluon.trainer_state import attach, state_of
+
+_NUMBERS: tuple[type, ...] = (int, float, Real)  # NumPy's too
 
 __all__ = [
     "autocast",
@@ -152,8 +155,8 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
 
     The factor is folded into the step, like the division by S: no gradient is written, and
     float16 gradients whose true values underflow count in full. Gradients are summed over devices
-    (and processes) here instead of in the step; do not change them between the two. Waits for the
-    devices once, in place of the step.
+    (and processes) here instead of in the step; change neither them nor weights between the two.
+    Waits for the devices once, in place of the step.
 
     Parameters
     ----------
@@ -184,11 +187,11 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
     """
     state = state_of(trainer)
     for name, value in (("max_norm", max_norm), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, _NUMBERS):
             raise TypeError(f"{name} must be a number, received {value!r}")
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, received {value!r}")
-    return state.clip(max_norm, batch_size)
+    return state.clip(float(max_norm), float(batch_size))
 
 
 def gradient_norm(trainer: gluon.Trainer) -> Optional[float]:
@@ -246,7 +249,8 @@ def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
     Returns
     -------
     dict from the name of each trained parameter to NDArray
-        Summed over the devices of this process, on the first of them.
+        Summed over the devices of this process, on the first of them; without a kvstore, which
+        never sums them, those of the first device.
 
     Raises
     ------

@@ -26,6 +26,7 @@ from mxnet import gluon
 
 from mpgluon.errors import CheckpointError
 from mpgluon.files import sync_folder
+from mpgluon.precision.cast import cast_of
 from mpgluon.trainer_export import export_trainer, import_trainer
 
 __all__ = [
@@ -79,6 +80,11 @@ def save_checkpoint(
     arrays = _export_parameters(parameters)
     state, state_arrays = export_trainer(trainer, parameters)
     arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
+    for name, parameter in parameters.items():  # float16 without a master: frozen, for example
+        owner = cast_of(parameter)
+        value = owner.fp32_values.get(parameter) if owner is not None else None
+        if value is not None and f"{name}/master" not in state_arrays:
+            arrays[f"fp32/{name}"] = value.asnumpy()
     header = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -163,6 +169,9 @@ def load_checkpoint(
     for name, parameter in parameters.items():
         parameter.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
         _set_replicas(parameter, arrays, name)
+        owner = cast_of(parameter)
+        if owner is not None and f"fp32/{name}" in arrays:
+            owner.fp32_values[parameter] = mx.nd.array(arrays[f"fp32/{name}"])
     _set_random_states(header["random"])
     extra: dict[str, Any] = header["extra"]
     return extra
@@ -196,8 +205,8 @@ def read_parameters(path: Union[str, Path]) -> Arrays:
     for name, array in arrays.items():
         kind, _, parameter = name.partition("/")
         if kind == "parameter":
-            master = arrays.get(f"trainer/{parameter}/0")  # the first part of a float16 state
-            parameters[parameter] = array if array.dtype != np.float16 or master is None else master
+            master = arrays.get(f"trainer/{parameter}/master", arrays.get(f"fp32/{parameter}"))
+            parameters[parameter] = array if master is None else master
     return parameters
 
 

@@ -27,7 +27,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mpgluon.dtypes import cast
-from mpgluon.precision.cast import cast_of
+from mpgluon.precision.cast import cast_of, fp32_value
 from mpgluon.precision.casting import blocks_of
 
 __all__ = [
@@ -74,15 +74,11 @@ def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
         lr_mult=parameter.lr_mult,
         wd_mult=parameter.wd_mult,
     )
-    weight = cast(parameter.list_data()[0], "float32")
-    owner = cast_of(parameter)
+    weight, owner = parameter.list_data()[0], cast_of(parameter)
     known = owner.fp32_values.get(parameter) if owner is not None else None
-    if known is not None:
-        known = known.as_in_context(weight.context)
-        unchanged = bool((cast(cast(known, "float16"), "float32") == weight).min().asscalar())
-        weight = known if unchanged else weight
+    value = cast(weight, "float32") if known is None else fp32_value(weight, known)
     master.initialize(mx.init.Zero(), ctx=parameter.list_ctx())
-    master.set_data(weight)
+    master.set_data(value)
     return master
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import Any, Union
 
 __all__ = ["DynamicLossScale", "LossScale", "NoLossScale", "StaticLossScale", "as_loss_scale"]
 
 
+# NumPy's too, which are no subclasses of Python's but for float64.
+_NUMBERS: tuple[type, ...] = (int, float, Real)
+
+
 def _power_of_two(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(f"{name} must be a number, received {value!r}")
     exponent = math.frexp(min(value, sys.float_info.max))[1] - 1 if value > 0 else 0
     if value != 2.0**exponent:
@@ -228,7 +233,7 @@ def as_loss_scale(value: Union[str, float, LossScale]) -> LossScale:
             raise ValueError(
                 f'a loss scale is "dynamic", "none" or a power of two, received {value!r}'
             ) from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(
             f'a loss scale is "dynamic", "none", a power of two or a LossScale, received {value!r}'
         )

@@ -6,8 +6,8 @@ LARS squares float16 numbers in float16. Here masters are kept beside the optimi
 optimizer is given them and FP32 copies of the gradients, so every update is the FP32 update, bit
 for bit, whatever the optimizer; the float16 weight is then the rounded master.
 
-Every Trainer of a cast network has them, with or without a loss scale, if its optimizer was created
-with ``multi_precision=True``.
+Every Trainer that is made for a cast network has them, with or without a loss scale, if its
+optimizer was created with ``multi_precision=True`` and it does not update inside its kvstore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mxnet.ndarray import NDArray
 from mpgluon import gluon_trainer
 from mpgluon.dtypes import cast, dtype_name
 from mpgluon.errors import TrainerStateError
-from mpgluon.precision.cast import cast_of
+from mpgluon.precision.cast import cast_of, fp32_value
 from mpgluon.reductions import Widened
 
 __all__ = ["Comparison", "MasterKeeper", "MasterWeights", "compare_masters", "keep_masters"]
@@ -36,6 +36,13 @@ class MasterWeights(mx.optimizer.Updater):
     ----------
     former : Updater
         What applied the optimizer until now; its states, and so its masters, are taken over.
+    parameters : sequence of gluon.Parameter
+        Of the Trainer, by index.
+
+    Raises
+    ------
+    TrainerStateError
+        If the states are not those of float16 weights: the Trainer stepped before the cast.
 
     Attributes
     ----------
@@ -43,12 +50,13 @@ class MasterWeights(mx.optimizer.Updater):
     states : dict from a parameter's index to the optimizer's state for FP32 weights
     """
 
-    def __init__(self, former: mx.optimizer.Updater) -> None:
+    def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
         super().__init__(former.optimizer)
         self.masters: dict[int, NDArray] = {}
+        self._parameters = parameters
         self._widened = Widened()
-        self.states, self.states_synced = former.states, former.states_synced
-        self._separate(self.optimizer.param_dict)
+        self.states, self.states_synced = dict(former.states), dict(former.states_synced)
+        self._separate()
 
     def __call__(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
@@ -85,14 +93,11 @@ class MasterWeights(mx.optimizer.Updater):
         if not self.optimizer.multi_precision or dtype_name(weight) != "float16":
             return weight
         if index not in self.masters:
-            value = self._fp32_value(index)
-            self.masters[index] = (
-                cast(weight, "float32") if value is None else value.copyto(weight.context)
-            )
-            self._remember(index)
+            owner = cast_of(self._parameters[index])
+            known = owner.fp32_values.get(self._parameters[index]) if owner is not None else None
+            self._set_master(index, fp32_value(weight, known))
         elif self.masters[index].context != weight.context:  # loaded from a file
-            self.masters[index] = self.masters[index].as_in_context(weight.context)
-            self._remember(index)
+            self._set_master(index, self.masters[index].as_in_context(weight.context))
         return self.masters[index]
 
     def differences(self, index: int, weight: NDArray) -> Optional[NDArray]:
@@ -109,8 +114,8 @@ class MasterWeights(mx.optimizer.Updater):
         return mx.nd.multi_sum_sq(is_now, num_arrays=1)
 
     def follow(self, index: int, weight: NDArray) -> None:
-        """Give a master the value of a weight that somebody else has written."""
-        cast(weight, "float32").copyto(self.masters[index])
+        """Give a master the elements of a weight that somebody else has written."""
+        fp32_value(weight, self.masters[index]).copyto(self.masters[index])
 
     def complete(self, index: int, weight: NDArray) -> None:
         """Make a weight's master and its state before the first update, if it has none yet."""
@@ -119,32 +124,24 @@ class MasterWeights(mx.optimizer.Updater):
             self.states[index] = self.optimizer.create_state_multi_precision(index, master)
             self.states_synced[index] = True
 
-    def all_states(self) -> dict[int, Any]:
-        """Return each parameter's state, and before it the master if it has one."""
-        return {
-            i: (self.masters[i], state) if i in self.masters else state
-            for i, state in self.states.items()
-        }
-
     def new_state(self, index: int, weight: NDArray) -> Any:
-        """Return what :meth:`all_states` would have for a parameter at the beginning."""
-        if not self.optimizer.multi_precision or dtype_name(weight) != "float16":
-            return self.optimizer.create_state_multi_precision(index, weight)
-        master = cast(weight, "float32")
-        return master, self.optimizer.create_state_multi_precision(index, master)
+        """Return what the optimizer would begin with: FP32, for a float16 weight with a master."""
+        if self.optimizer.multi_precision and dtype_name(weight) == "float16":
+            weight = cast(weight, "float32")
+        return self.optimizer.create_state_multi_precision(index, weight)
 
-    def set_all_states(self, states: dict[int, Any]) -> None:
-        """Put states of the arrangement of :meth:`all_states` in place."""
+    def set_all(self, states: dict[int, Any], masters: dict[int, NDArray]) -> None:
+        """Put states and masters in place, in place of all others."""
         self.states, self.masters = dict(states), {}
         self.states_synced = dict.fromkeys(states, True)
-        for index in states:
-            dtype = np.dtype(self.optimizer.param_dict[index].dtype)
-            if dtype == np.float16 and self.optimizer.multi_precision:
-                self.masters[index], self.states[index] = states[index]
-                self._remember(index)
+        for index, master in masters.items():
+            self._set_master(index, master)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return what ``trainer.save_states`` writes: MXNet's own arrangement, masters included."""
+        for index, master in self.masters.items():
+            if index not in self.states:  # its steps so far were skipped
+                self.states[index] = self.optimizer.create_state_multi_precision(index, master)
         separate = self.states
         first = bool(self.masters) and _master_comes_first(self.optimizer)
         self.states = {
@@ -163,34 +160,44 @@ class MasterWeights(mx.optimizer.Updater):
 
     def set_states(self, states: bytes) -> None:
         """Take over what ``trainer.load_states`` reads, with or without masters of ours."""
-        parameters = self.optimizer.param_dict  # an optimizer from a file knows none yet
         super().set_states(states)
         self.masters = {}
-        self._separate(parameters)
+        self._separate()
 
-    def _separate(self, parameters: dict[int, gluon.Parameter]) -> None:
+    def _separate(self) -> None:
         """Move masters out of states that are arranged as MXNet does."""
         for index in self.states:
-            dtype = np.dtype(parameters[index].dtype)
-            if dtype != np.float16 or not self.optimizer.multi_precision:
+            parameter = self._parameters[index]
+            if np.dtype(parameter.dtype) != np.float16 or not self.optimizer.multi_precision:
                 continue
+            probe = mx.nd.ones(parameter.shape, dtype="float16")
+            expected = self.optimizer.create_state_multi_precision(index, probe)
+            if _structure(self.states[index]) != _structure(expected):
+                raise TrainerStateError(
+                    f"the optimizer's state for {parameter.name} is not that of a float16 weight: "
+                    "this Trainer has stepped before the cast; make a new Trainer after it"
+                )
             first, second = self.states[index]
-            if _master_comes_first(self.optimizer):
-                self.masters[index], self.states[index] = first, second
-            else:
-                self.states[index], self.masters[index] = first, second
+            if not _master_comes_first(self.optimizer):
+                first, second = second, first
+            self.states[index] = second
+            self._set_master(index, first)
 
-    def _fp32_value(self, index: int) -> Optional[NDArray]:
-        parameter = self.optimizer.param_dict[index]
+    def _set_master(self, index: int, master: NDArray) -> None:
+        """Keep a master, and let the cast network know its FP32 values."""
+        self.masters[index] = master
+        parameter = self._parameters[index]
         owner = cast_of(parameter)
-        return owner.fp32_values.get(parameter) if owner is not None else None
+        # On several devices they are the same.
+        if owner is not None and master.context == parameter.list_ctx()[0]:
+            owner.fp32_values[parameter] = master
 
-    def _remember(self, index: int) -> None:
-        """Let the cast network know its FP32 values; on several devices they are the same."""
-        parameter = self.optimizer.param_dict[index]
-        owner = cast_of(parameter)
-        if owner is not None and self.masters[index].context == parameter.list_ctx()[0]:
-            owner.fp32_values[parameter] = self.masters[index]
+
+def _structure(state: Any) -> Any:
+    """Return the shapes in a state, nested as it is."""
+    if isinstance(state, (list, tuple)):
+        return [_structure(part) for part in state]
+    return getattr(state, "shape", None)
 
 
 def _master_comes_first(optimizer: mx.optimizer.Optimizer) -> bool:
@@ -233,7 +240,8 @@ def keep_masters(trainer: gluon.Trainer) -> None:
     updaters = gluon_trainer.updaters_of(trainer)
     wanted = gluon_trainer.optimizer_of(trainer).multi_precision
     if wanted and not any(isinstance(updater, MasterWeights) for updater in updaters):
-        gluon_trainer.replace_updaters(trainer, MasterWeights)
+        parameters = gluon_trainer.parameters_of(trainer)
+        gluon_trainer.replace_updaters(trainer, lambda former: MasterWeights(former, parameters))
 
 
 def compare_masters(

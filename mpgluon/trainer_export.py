@@ -16,8 +16,9 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon import gluon_trainer
+from mpgluon.dtypes import dtype_name
 from mpgluon.errors import TrainerStateError
-from mpgluon.master_weights import MasterKeeper, MasterWeights, keep_masters
+from mpgluon.master_weights import MasterWeights, keep_masters
 from mpgluon.trainer_state import TrainerState
 
 __all__ = ["export_trainer", "import_trainer"]
@@ -51,29 +52,32 @@ def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int,
     return {i: structural.get(id(p), p.name) for i, p in parameters_in_order}
 
 
-def _settle_masters(trainer: gluon.Trainer) -> None:
-    """Let the Trainer of a cast network keep its masters where they will be after a step."""
-    if isinstance(gluon_trainer.occupant(trainer), MasterKeeper):
-        keep_masters(trainer)
-
-
-def _states(updater: mx.optimizer.Updater) -> dict[int, Any]:
-    """Return the optimizer's states, with masters wherever they are kept."""
-    states: dict[int, Any] = updater.states
-    return updater.all_states() if isinstance(updater, MasterWeights) else states
-
-
 def _new_state(updater: mx.optimizer.Updater, index: int, weight: NDArray) -> Any:
     if isinstance(updater, MasterWeights):
         return updater.new_state(index, weight)
     return updater.optimizer.create_state_multi_precision(index, weight)
 
 
-def _set_states(updater: mx.optimizer.Updater, states: dict[int, Any]) -> None:
-    if isinstance(updater, MasterWeights):
-        updater.set_all_states(states)
-    else:
-        updater.states, updater.states_synced = states, dict.fromkeys(states, True)
+def _masters(updater: mx.optimizer.Updater) -> dict[int, NDArray]:
+    return updater.masters if isinstance(updater, MasterWeights) else {}
+
+
+def _named(
+    states: dict[int, Any], masters: dict[int, NDArray], names: dict[int, str]
+) -> dict[str, NDArray]:
+    """Return all arrays under names of their own, whatever MXNet's arrangement of them is."""
+    return {
+        **_state_arrays(states, names),
+        **{f"{names[index]}/master": master for index, master in masters.items()},
+    }
+
+
+def _refuse_kvstore(trainer: gluon.Trainer) -> None:
+    if gluon_trainer.will_update_in_kvstore(trainer):
+        raise TrainerStateError(
+            "this Trainer keeps momenta and masters inside its kvstore, where they can be neither "
+            "saved nor loaded; create it with update_on_kvstore=False"
+        )
 
 
 def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
@@ -92,18 +96,15 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     TrainerStateError
         If the kvstore holds the optimizer's state, out of reach.
     """
-    if gluon_trainer.updates_in_kvstore(trainer):
-        raise TrainerStateError(
-            "this Trainer keeps momenta and masters inside its kvstore, from where they cannot be "
-            "saved; create it with update_on_kvstore=False"
-        )
+    _refuse_kvstore(trainer)
     optimizer = gluon_trainer.optimizer_of(trainer)
-    _settle_masters(trainer)
+    keep_masters(trainer)
     for index, parameter in enumerate(gluon_trainer.parameters_of(trainer)):
         for device, updater in enumerate(gluon_trainer.updaters_of(trainer)):
             if isinstance(updater, MasterWeights) and parameter.grad_req != "null":
                 updater.complete(index, parameter.list_data()[device])
-    states = _states(gluon_trainer.updaters_of(trainer)[0])
+    updater = gluon_trainer.updaters_of(trainer)[0]
+    states, masters = updater.states, _masters(updater)
     names = _names_by_index(trainer, parameters)
     plain: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
@@ -114,6 +115,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         },
         "m_schedule": getattr(optimizer, "m_schedule", None),  # Nadam's running product
         "learning_rate": optimizer.lr,
+        "lr_scheduler": _scheduler_state(optimizer),
         "states": [names[index] for index in states],
         "loss_scale": None,
     }
@@ -122,8 +124,14 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         plain["loss_scale"] = amp.loss_scale.state_dict()
         plain["skipped_steps"] = amp.skipped_steps
         plain["skips_at_the_floor"] = amp.skips_at_the_floor
-    arrays = {name: array.asnumpy() for name, array in _state_arrays(states, names).items()}
+    arrays = {name: one.asnumpy() for name, one in _named(states, masters, names).items()}
     return plain, arrays
+
+
+def _scheduler_state(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
+    """Return what a schedule has counted so far, as far as it is numbers."""
+    kept = vars(optimizer.lr_scheduler) if optimizer.lr_scheduler is not None else {}
+    return {name: value for name, value in kept.items() if isinstance(value, (int, float))}
 
 
 def import_trainer(
@@ -138,7 +146,10 @@ def import_trainer(
     ------
     ValueError
         If it belongs to another optimizer, loss scale or set of parameters.
+    TrainerStateError
+        If the Trainer will keep its state inside a kvstore, out of reach.
     """
+    _refuse_kvstore(trainer)
     optimizer = gluon_trainer.optimizer_of(trainer)
     if plain["optimizer"] != type(optimizer).__name__:
         raise ValueError(
@@ -157,16 +168,24 @@ def import_trainer(
     strangers = sorted(set(plain["states"]) - indices.keys())
     if strangers:
         raise ValueError(f"it trained parameters that this one does not have: {strangers[:5]}")
-    _settle_masters(trainer)
-    weights = [parameter.list_data for parameter in gluon_trainer.parameters_of(trainer)]
-    states_by_device = [
-        {
-            indices[name]: _new_state(updater, indices[name], weights[indices[name]]()[device])
-            for name in plain["states"]
+    keep_masters(trainer)
+    trained = gluon_trainer.parameters_of(trainer)
+    updaters = gluon_trainer.updaters_of(trainer)
+    states_by_device, masters_by_device = [], []
+    for device, updater in enumerate(updaters):
+        weights = {
+            indices[name]: trained[indices[name]].list_data()[device] for name in plain["states"]
         }
-        for device, updater in enumerate(gluon_trainer.updaters_of(trainer))
-    ]
-    expected = _state_arrays(states_by_device[0], names)
+        has_masters = isinstance(updater, MasterWeights) and updater.optimizer.multi_precision
+        states_by_device.append({i: _new_state(updater, i, w) for i, w in weights.items()})
+        masters_by_device.append(
+            {
+                index: mx.nd.empty(weight.shape, ctx=weight.context, dtype="float32")
+                for index, weight in weights.items()
+                if has_masters and dtype_name(weight) == "float16"
+            }
+        )
+    expected = _named(states_by_device[0], masters_by_device[0], names)
     problems = sorted(
         name
         for name in expected.keys() | arrays.keys()
@@ -180,10 +199,13 @@ def import_trainer(
 
     def put_in_place() -> None:
         gluon_trainer.begin(trainer)
-        for updater, states in zip(gluon_trainer.updaters_of(trainer), states_by_device):
-            for name, array in _state_arrays(states, names).items():
+        for updater, states, masters in zip(updaters, states_by_device, masters_by_device):
+            for name, array in _named(states, masters, names).items():
                 array[:] = arrays[name]
-            _set_states(updater, states)
+            if isinstance(updater, MasterWeights):
+                updater.set_all(states, masters)
+            else:
+                updater.states, updater.states_synced = states, dict.fromkeys(states, True)
         optimizer.num_update = plain["num_update"]
         counts = {
             int(device): {indices[name]: count for name, count in per_name.items()}
@@ -199,6 +221,8 @@ def import_trainer(
         optimizer._index_update_count = counts[devices[0].device_id]
         if optimizer.lr_scheduler is None:
             optimizer.lr = plain["learning_rate"]
+        else:
+            vars(optimizer.lr_scheduler).update(plain["lr_scheduler"])
         if plain["m_schedule"] is not None:
             optimizer.m_schedule = plain["m_schedule"]
         if isinstance(amp, TrainerState):

@@ -84,6 +84,7 @@ class TrainerState:
         self.skipped_steps = 0
         self.gradient_norm: Optional[float] = None
         self.on_skip: list[Callable[[float], None]] = []
+        self._told_of_unscaled_loss = False
         self.skips_at_the_floor = 0  # in a row, with a scale that could not shrink
         self._scale_of_gradients: Optional[float] = None  # None: no loss was scaled yet
         self._unscaled = False  # the gradients were divided already
@@ -211,6 +212,8 @@ class TrainerState:
             step = self._latest
         else:
             step = _Step(self._divisor(), self._clip.coefficient if self._clip else 1.0)
+            if self._scale_of_gradients is None and self.loss_scale.scale != 1:
+                self._warn_of_unscaled_loss()
         if self._clip is None:
             factor = optimizer.rescale_grad / step.divisor
             norm = self._look(trained, factor, at_gradients=skips)
@@ -267,6 +270,14 @@ class TrainerState:
             comparison.follow_if(difference)
         return max(norms, key=_nan_first, default=None)
 
+    def _warn_of_unscaled_loss(self) -> None:
+        if not self._told_of_unscaled_loss:
+            self._told_of_unscaled_loss = True
+            _logger.warning(
+                "a step follows on no loss that was scaled for this Trainer, so its gradients are "
+                "divided by nothing; scale each loss with amp.scale_loss and the Trainer that steps"
+            )
+
     def _warn_of_collapse(self, parameters: Sequence[gluon.Parameter]) -> None:
         """Say once that nothing is being trained any more, and in the end raise."""
         limit = self.max_consecutive_skips
@@ -276,9 +287,10 @@ class TrainerState:
         message = (
             f"{self.skips_at_the_floor} steps in a row had gradients that are not finite although "
             f"the loss scale, {self.loss_scale.scale:g}, can shrink no further: nothing is being "
-            f"trained. The first by forward order is that of {_first_bad(parameters)}. Look there "
-            "for a division by zero, a logarithm of zero or a learning rate that is too large; a "
-            "step in FP32 tells whether 16 bits are to blame"
+            f"trained. The first by forward order is that of {_first_bad(parameters)}. A forward "
+            "pass that overflows does this whatever the scale, and so does a division by zero or a "
+            "learning rate that is too large: mpgluon.diagnostics.overflow.OverflowLocator names "
+            "the place"
         )
         if ends:
             raise LossScaleCollapseError(message)

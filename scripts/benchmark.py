@@ -9,6 +9,7 @@ from typing import Optional
 
 from mpgluon.benchmark.cases import StepCase, loss_scaling
 from mpgluon.benchmark.timing import interleave, quartiles, ratios
+from mpgluon.errors import PrecisionError
 
 CASES = {"loss-scaling": loss_scaling}
 
@@ -23,10 +24,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--dtype", nargs="+", default=["float32"], choices=["float32", "float16", "bfloat16"]
     )
     parser.add_argument("--model", default="resnet50_v1", help="of MXNet's or gluoncv's zoo")
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--image-size", type=int, default=224, help="pixels")
+    parser.add_argument("--batch-size", type=_positive, default=8)
+    parser.add_argument("--image-size", type=_positive, default=224, help="pixels")
     parser.add_argument("--device", default="cpu", help="cpu or gpu:0")
-    parser.add_argument("--rounds", type=int, default=15, help="runs of each")
+    parser.add_argument("--rounds", type=_positive, default=15, help="runs of each")
     options = parser.parse_args(arguments)
     for dtype in options.dtype:
         case = StepCase(
@@ -34,7 +35,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         )
         try:
             seconds = interleave(CASES[options.case](case), rounds=options.rounds)
-        except ValueError as error:
+        except (ValueError, PrecisionError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         print(
@@ -49,6 +50,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 f"   x {ratio.median:.3f}  [{ratio.lower:.3f}, {ratio.upper:.3f}]"
             )
     return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
+    return number
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "images of its own data set",
     )
     parser.add_argument("--parameters", metavar="FILE", help="a .params file for a zoo's network")
-    parser.add_argument("--classes", type=int, default=101)
-    parser.add_argument("--image-size", type=int, default=224, help="pixels; not for a run")
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--classes", type=_positive, default=101)
+    parser.add_argument("--image-size", type=_positive, default=224, help="pixels; not for a run")
+    parser.add_argument("--batch-size", type=_positive, default=8)
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--device", default="cpu", help="cpu or gpu:0")
     parser.add_argument("--seed", type=int, default=0, help="of weights and images that are drawn")
@@ -76,6 +76,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
+    return number
+
+
 def _what_to_look_at(
     options: argparse.Namespace, device: mx.Context
 ) -> tuple[gluon.HybridBlock, mx.nd.NDArray, mx.nd.NDArray, list[str]]:
@@ -93,6 +100,8 @@ def _what_to_look_at(
         net: Any = getattr(importlib.import_module(module), function)()
         if not isinstance(net, gluon.HybridBlock):
             raise TypeError(f"{options.network} returned {type(net).__name__}, no HybridBlock")
+        if any(p._data is None and not p._deferred_init for p in net.collect_params().values()):
+            raise ValueError(f"{options.network} must initialize its network: net.initialize()")
         about = [f"{type(net).__name__} from {options.network}."]
     else:
         net = build_network(

@@ -172,6 +172,63 @@ def test_a_checkpoint_of_one_device_keeps_two_devices_in_step(tmp_path):
     assert first.tobytes() == second.tobytes()
 
 
+def test_a_trainer_made_before_the_cast_saves_masters_as_masters(tmp_path):
+    first, second = Training("float32"), Training("float16", seed=1)
+    mpgluon.cast_block(first.net)  # after its Trainer, which keeps (momentum, master) as MXNet does
+    first.trainer.optimizer.multi_precision = True
+    for training in (first, second):
+        training.trainer._amp_loss_scaler = None
+        training.scaled = False
+    first.train(3)
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    second.step = 3
+    first.train(2)
+    second.train(2)
+    assert second.arrays() == first.arrays()
+
+
+def test_frozen_layers_keep_their_fp32_values_through_a_checkpoint(tmp_path):
+    def make(seed):
+        training = Training("float16", seed=seed)
+        training.net[0].weight.grad_req = "null"
+        return training
+
+    before = Training("float32").net[0].weight.data().asnumpy()
+    first, second = make(0), make(1)
+    first.train(2)
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    mpgluon.restore(second.net)
+    assert second.net[0].weight.data().asnumpy().tobytes() == before.tobytes()
+
+
+def test_a_trainer_that_will_update_in_its_kvstore_is_refused_before_anything_is_changed(tmp_path):
+    one = Training(scaled=False)
+    one.train(2)
+    save_checkpoint(tmp_path / "c.npz", one.net, one.trainer)
+    two = Training(devices=TWO, scaled=False, seed=1)
+    before = two.arrays()
+    with pytest.raises(TrainerStateError, match="create it with update_on_kvstore=False"):
+        load_checkpoint(tmp_path / "c.npz", two.net, two.trainer)
+    assert two.arrays() == before
+    with pytest.raises(TrainerStateError, match="neither saved nor loaded"):
+        save_checkpoint(tmp_path / "d.npz", two.net, two.trainer)
+
+
+def test_what_a_schedule_has_counted_is_rewound(tmp_path):
+    training = Training(scaled=False)
+    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
+    training.trainer.optimizer.lr_scheduler = schedule
+    training.train(2)
+    rate = training.trainer.learning_rate
+    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    training.train(2)
+    assert training.trainer.learning_rate < rate
+    load_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    assert training.trainer.learning_rate == rate
+
+
 def test_optimizer_states_stay_with_their_parameters_whatever_the_names(tmp_path):
     def make(numbers):
         net = nn.HybridSequential()

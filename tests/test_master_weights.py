@@ -371,3 +371,66 @@ def test_deferred_weights_have_masters_that_begin_with_what_was_drawn():
     mpgluon.restore(layer)
     difference = before.astype(np.float32) - layer.weight.data().asnumpy()
     assert difference == pytest.approx(np.float32(0.01) * 2, abs=2.0**-24)  # two images of ones
+
+
+def test_one_element_that_is_written_leaves_the_masters_of_the_others():
+    # Each update alone is lost in float16; together they are not, unless the masters are.
+    layer = nn.Dense(2, in_units=1, use_bias=False)
+    layer.initialize(mx.init.One())
+    mpgluon.cast_block(layer)
+    trainer = make_trainer(layer.weight, 8)
+    for _ in range(8):
+        step(layer.weight, trainer, gradient=-(2.0**-12))
+        layer.weight.data()[0, 0] = 0.25
+    assert layer.weight.data().asnumpy().ravel().tolist() == [0.25, 1 + 8 * 2.0**-12]
+    mpgluon.restore(layer)
+    assert layer.weight.data().asnumpy().ravel().tolist() == [0.25, 1 + 8 * 2.0**-12]
+
+
+def test_masters_that_were_loaded_from_a_file_are_what_restore_gives(tmp_path):
+    layer = cast_layer(1.0)
+    trainer = make_trainer(layer.weight, 8)
+    step(layer.weight, trainer, gradient=-(2.0**-12))
+    trainer.save_states(str(tmp_path / "states"))
+    trainer.load_states(str(tmp_path / "states"))
+    step(layer.weight, trainer, gradient=-(2.0**-12))
+    mpgluon.restore(layer)
+    assert value_of(layer.weight) == 1 + 2 * 2.0**-12
+
+
+def test_masters_are_saved_by_save_states_though_every_step_was_skipped(tmp_path):
+    layer = cast_layer()
+    trainer = make_trainer(layer.weight, 8)
+    step(layer.weight, trainer, gradient=math.inf)
+    trainer.save_states(str(tmp_path / "states"))
+    other = cast_layer(ROUNDED)  # the same weight, without the FP32 past
+    trainer = make_trainer(other.weight, 8)
+    trainer.load_states(str(tmp_path / "states"))
+    step(other.weight, trainer)
+    mpgluon.restore(other)
+    assert value_of(other.weight) == TENTH
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "signum", "rmsprop"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_trainer_that_has_stepped_before_the_cast_is_refused_with_advice(optimizer, momentum):
+    layer = nn.Dense(2, in_units=5, use_bias=False)
+    layer.initialize()
+    options = {"momentum": momentum} if optimizer in ("sgd", "signum") else {}
+    trainer = make_trainer(layer.weight, None, optimizer, **options)
+    step(layer.weight, trainer, gradient=0.5)
+    mpgluon.cast_block(layer)
+    with pytest.raises(mpgluon.TrainerStateError, match="make a new Trainer after it"):
+        amp.init_trainer(trainer)
+
+
+def test_two_trainers_may_share_an_optimizer():
+    layers = [cast_layer(1.0), cast_layer(0.5)]
+    optimizer = mx.optimizer.SGD(learning_rate=1, multi_precision=True)
+    trainers = [gluon.Trainer(layer.collect_params(), optimizer) for layer in layers]
+    for layer, trainer in zip(layers, trainers):
+        amp.init_trainer(trainer, 8)
+        step(layer.weight, trainer, gradient=2.0**-14)
+    for layer in layers:
+        mpgluon.restore(layer)
+    assert [value_of(layer.weight) for layer in layers] == [1 - 2.0**-14, 0.5 - 2.0**-14]

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Optional
 
+import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
+from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
 
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing, untouched
@@ -21,8 +23,8 @@ from mpgluon.dtypes import cast, dtype_name
 from mpgluon.formats import BFLOAT16, FLOAT16
 from mpgluon.precision.autocast import autocast
 from mpgluon.precision.casting import blocks_of, restore
-from mpgluon.precision.forward import PolicyForward, forward_of
-from mpgluon.precision.tracked import arrays_in
+from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
+from mpgluon.precision.tracked import arrays_in, convert_arrays
 from mpgluon.tables import Table
 
 __all__ = ["Comparison", "LayerError", "Suggestion", "compare_with_fp32", "suggest_keep_fp32"]
@@ -137,7 +139,7 @@ def compare_with_fp32(
     net : gluon.Block
         Cast or autocast; or in FP32, and then it is autocast to ``dtype`` meanwhile.
     batch : Batch
-        For a network without randomness: dropout draws another mask each time.
+        ``Dropout`` layers do nothing meanwhile; other randomness counts as an error.
     dtype : {"float16", "bfloat16"}
         For a network in FP32.
     loss_scale : float
@@ -274,19 +276,17 @@ class _Reference:
                 self._try(seen, values)
 
     def _try(self, seen: Seen, values: Values) -> None:
-        forward = self._forwards[seen.block]
+        forward, formats = self._forwards[seen.block], iter(self._formats[seen.block])
+        arguments = convert_arrays(seen.arguments, lambda a: cast(a, next(formats, None) or ""))
+        if is_hybrid(seen.block):
+            arguments = (mx.nd, *arguments)
         forward.kept, self._trying = False, True
         try:
             with autograd.pause(train_mode=autograd.is_training()):
-                formats = self._formats[seen.block]
-                inputs = [cast(array, f or "") for array, f in zip(seen.inputs, formats)]
-                results = arrays_in(seen.block(*inputs))
+                results = arrays_in(forward(*arguments, **seen.keywords))
         finally:
             forward.kept, self._trying = True, False
-        for result in results:
-            if result.shape == values.shape:
-                self.introduced.add(seen.block, "output", _values(result), values)
-                break
+        self.introduced.add(seen.block, "output", _values(results[seen.place]), values)
 
 
 def _errors(net: gluon.Block, batch: Batch, reference: _Reference, loss_scale: float) -> _Errors:
@@ -307,12 +307,17 @@ def _errors(net: gluon.Block, batch: Batch, reference: _Reference, loss_scale: f
 def _sixteen_bits(net: gluon.Block, dtype: str) -> Iterator[list[PolicyForward]]:
     """Yield what makes a network compute in 16 bits; an FP32 network does so meanwhile."""
     already = any(forward_of(block) is not None for block in blocks_of(net))
+    rates = {block: block._rate for block in blocks_of(net) if isinstance(block, nn.Dropout)}
     if not already:
         autocast(net, dtype)
     try:
+        for block in rates:  # which would draw another mask each time
+            block._rate = 0
         found = (forward_of(block) for block in blocks_of(net))
         yield [forward for forward in found if forward is not None]
     finally:
+        for block, rate in rates.items():
+            block._rate = rate
         if not already:
             restore(net)
 

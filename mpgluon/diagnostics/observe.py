@@ -6,9 +6,9 @@ runs imperatively, also where the network is hybridized: the same operators on t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
@@ -70,13 +70,21 @@ class Seen:
         Valid during the call of the observer; copy what is to be kept.
     inputs : tuple of NDArray
         Of the operator or block; empty for gradients.
+    place : int
+        Which of the arrays that a block returned.
+    arguments : tuple
+        What a block was called with, as it was nested; parameters are in ``keywords``.
+    keywords : mapping
     """
 
     block: gluon.Block
     kind: str
     operator: str
     array: NDArray
-    inputs: tuple[NDArray, ...]
+    inputs: tuple[NDArray, ...] = ()
+    place: int = 0
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
 Observer = Callable[[Seen], None]
@@ -111,7 +119,7 @@ def observed_batch(
     Returns
     -------
     dict from Parameter to NDArray
-        Copies, on the device of the batch, times ``loss_scale``.
+        Copies, on the device of the batch, times ``loss_scale``; of the parameters that it used.
 
     Raises
     ------
@@ -121,6 +129,11 @@ def observed_batch(
     context = batch.arguments[0].context
     taps: list[_Tap] = []
     with untouched(net), observing(net, observer, operators=operators, taps=taps):
+        trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        for parameter in trained:
+            parameter.data(context)._fresh_grad = False
+            if parameter.grad_req == "add":
+                parameter.zero_grad()
         with autograd.record():
             loss = batch.loss_fn(net(*batch.arguments), batch.labels)
             if dtype_name(loss) == "float16":
@@ -130,15 +143,15 @@ def observed_batch(
                 )
             scaled = loss * loss_scale
         scaled.backward()
-        trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
-        gradients = {parameter: parameter.grad(context).copy() for parameter in trained}
+        used = [parameter for parameter in trained if parameter.data(context)._fresh_grad]
+        gradients = {parameter: parameter.grad(context).copy() for parameter in used}
         shown: set[gluon.Parameter] = set()
         for tap in reversed(taps):
-            observer(Seen(tap.block, "output gradient", "", tap.zeros.grad, ()))
+            observer(Seen(tap.block, "output gradient", "", tap.zeros.grad))
             for parameter in tap.block._reg_params.values():
                 if parameter in gradients and parameter not in shown:
                     shown.add(parameter)
-                    seen = Seen(tap.block, "gradient", parameter.name, gradients[parameter], ())
+                    seen = Seen(tap.block, "gradient", parameter.name, gradients[parameter])
                     observer(seen)
         return gradients
 
@@ -218,15 +231,14 @@ def _observed(
     original = getattr(place, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        inputs: Any = args
+        inputs = args
         if is_hybrid(block):
-            namespace, *inputs = args
-            if operators:
-                namespace = _Spy(namespace, block, observer)
-            args = (namespace, *inputs)
+            namespace, inputs = args[0], args[1:]
+            args = (_Spy(namespace, block, observer) if operators else namespace, *inputs)
         result = original(*args, **kwargs)
-        for array in arrays_in(result):
-            observer(Seen(block, "output", "", array, tuple(arrays_in(list(inputs)))))
+        arrays = tuple(arrays_in(inputs))
+        for place, array in enumerate(arrays_in(result)):
+            observer(Seen(block, "output", "", array, arrays, place, inputs, kwargs))
         if taps is None or not autograd.is_recording():
             return result
         return convert_arrays(result, lambda array: _tapped(array, block, taps))
@@ -261,6 +273,13 @@ class _Spy(OperatorNamespace):
         self.module = wrapped.module if isinstance(wrapped, OperatorNamespace) else wrapped
         self._wrapped, self._block, self._observer = wrapped, block, observer
         self._prefix = prefix
+
+    # Gluon's HybridLambda looks its operator up in a dict with F as the key.
+    def __hash__(self) -> int:
+        return hash(self._wrapped)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._wrapped
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._wrapped, name)

@@ -14,6 +14,7 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing, untouched
 from mpgluon.dtypes import cast, dtype_name
+from mpgluon.gluon_trainer import update_counts
 from mpgluon.precision.casting import blocks_of
 from mpgluon.reductions import all_finite
 from mpgluon.trainer_state import state_of
@@ -92,9 +93,11 @@ def locate_overflow(
 class OverflowLocator:
     """Waits for the first step that is skipped, and reports where its overflow began.
 
-    Costs a reference to the inputs while steps are finite. When one is skipped, the network is run
-    forward once more on those inputs, imperatively; if everything is finite then, the gradients are
-    looked at from the last parameter to the first. The report is logged as a warning.
+    Costs references to a step's inputs while steps are finite. When one is skipped, the network
+    is run forward once more on those inputs, imperatively; if everything is finite then, the
+    gradients are looked at from the last parameter to the first. The report is logged as a warning.
+    The second run draws random numbers where the network does, so dropout goes on with other masks.
+    Inputs that are overwritten before ``trainer.step`` cannot be run again.
 
     Parameters
     ----------
@@ -115,7 +118,9 @@ class OverflowLocator:
 
     def __init__(self, net: gluon.Block, trainer: gluon.Trainer) -> None:
         self._net, self._state = net, state_of(trainer)
-        self._inputs: dict[mx.Context, tuple[Any, ...]] = {}
+        self._trainer = trainer
+        self._inputs: list[tuple[Any, ...]] = []  # of the forward passes since the latest update
+        self._updates = -1
         self._hook = net.register_forward_pre_hook(self._remember)
         self._state.on_skip.append(self._look)
         self.report: Optional[OverflowReport] = None
@@ -130,15 +135,20 @@ class OverflowLocator:
         return locate_overflow(self._net, batch, loss_scale=self._state.loss_scale.scale)
 
     def _remember(self, _: gluon.Block, inputs: tuple[Any, ...]) -> None:
-        if autograd.is_recording() and isinstance(inputs[0], NDArray):
-            self._inputs[inputs[0].context] = inputs
+        if not autograd.is_recording():
+            return
+        updates = update_counts(self._trainer)
+        if updates != self._updates:
+            self._inputs, self._updates = [], updates
+        self._inputs.append(inputs)
 
     def _look(self, loss_scale: float) -> None:
+        inputs_of_step, self._inputs = self._inputs, []
         if self.report is not None:
             return
         watch = _Watch(loss_scale)
         with untouched(self._net), autograd.train_mode():
-            for inputs in self._inputs.values():
+            for inputs in inputs_of_step:
                 with observing(self._net, watch.see, operators=True):
                     self._net(*inputs)
         gradients = [
@@ -153,7 +163,7 @@ class OverflowLocator:
 
 
 class _Watch:
-    """An observer that keeps the first array that is not finite."""
+    """An observer that keeps the first array that is not finite and stays so."""
 
     def __init__(self, loss_scale: float) -> None:
         self.report: Optional[OverflowReport] = None
@@ -162,11 +172,15 @@ class _Watch:
 
     def see(self, seen: Seen) -> None:
         """Look at an array."""
-        if self.report is not None:
-            return
         backward = seen.kind in ("output gradient", "gradient")
+        if self.report is not None and (backward or self.report.direction == "backward"):
+            return
         if all_finite([seen.array]):
             self._latest_gradient = _largest([seen.array]) if backward else math.nan
+            if self.report is not None and seen.inputs and not all_finite(seen.inputs):
+                self.report = None  # an infinity that was meant, such as a mask before a softmax
+            return
+        if self.report is not None:
             return
         what = {
             "operator": f"what {seen.operator} returned",
@@ -191,6 +205,7 @@ def _first_of_gradients(
 ) -> Optional[OverflowReport]:
     """Return the first parameter's gradient that is not finite, by backward order."""
     owners = {p: b for b in blocks_of(net) for p in b._reg_params.values()}
+    owners.update({p: net for p in net.collect_params().values() if p not in owners})
     before = math.nan
     for parameter, gradient in reversed(list(gradients)):
         if not all_finite([gradient]):

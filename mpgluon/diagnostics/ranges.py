@@ -33,7 +33,8 @@ class ArrayRange:
     kind : {"output", "output gradient", "gradient"}
         What a block returned, the gradient of that, or a parameter's gradient.
     largest : float
-        The absolute maximum of the finite values, in true units: without the loss scale.
+        The absolute maximum, in true units: without the loss scale. Infinite if a value is not
+        finite.
     overflow_fraction, underflow_fraction, subnormal_fraction : float
         Which share in [0, 1] of the elements becomes infinite (or was), becomes zero without being
         it, and becomes subnormal.
@@ -165,13 +166,12 @@ def _range_of(
     name: str, kind: str, values: npt.NDArray[np.float64], scale: float, fmt: FloatFormat
 ) -> ArrayRange:
     size = np.abs(values)
-    finite = size[np.isfinite(size)]
     rounded = round_to(size * scale, fmt)
     subnormal = (rounded > 0) & (rounded < fmt.smallest_normal)
     return ArrayRange(
         name=name,
         kind=kind,
-        largest=float(finite.max()) if finite.size else math.inf if size.size else 0.0,
+        largest=float(size.max(initial=0.0)) if np.isfinite(size).all() else math.inf,
         overflow_fraction=_share(~np.isfinite(rounded)),
         underflow_fraction=_share((rounded == 0) & (size > 0)),
         subnormal_fraction=_share(subnormal),

@@ -8,9 +8,10 @@ from typing import Optional
 import mxnet as mx
 from mxnet import gluon
 
+from mpgluon.dtypes import cast
 from mpgluon.policy import Policy
 
-__all__ = ["Cast", "cast_of"]
+__all__ = ["Cast", "cast_of", "fp32_value"]
 
 
 @dataclass
@@ -30,3 +31,25 @@ def cast_of(parameter: gluon.Parameter) -> Optional[Cast]:
     """Return the cast of the network that a parameter belongs to."""
     owner: Optional[Cast] = vars(parameter).get("mpgluon_cast")
     return owner
+
+
+def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Return what a float16 weight stands for: known FP32 values, but widened where it was written.
+
+    Parameters
+    ----------
+    weight : NDArray, float16
+    known : NDArray of the same shape, FP32, on any device; or None
+        An element counts where it rounds to that of ``weight``.
+
+    Returns
+    -------
+    NDArray
+        A new array, on the device of ``weight``. Does not wait.
+    """
+    wide = cast(weight, "float32")
+    if known is None:
+        return wide
+    known = known.as_in_context(weight.context)
+    rounded = cast(cast(known, "float16"), "float32")
+    return mx.nd.where(rounded == wide, known, wide)

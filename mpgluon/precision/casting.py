@@ -18,11 +18,10 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mpgluon import gluon_trainer
-from mpgluon.dtypes import cast
 from mpgluon.errors import PrecisionError
 from mpgluon.master_weights import MasterKeeper
 from mpgluon.policy import Policy
-from mpgluon.precision.cast import Cast
+from mpgluon.precision.cast import Cast, fp32_value
 from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
 from mpgluon.precision.report import BeyondReach, CastReport
 
@@ -187,8 +186,8 @@ def restore(net: gluon.Block) -> None:
     """Turn a cast or autocast network back into a plain FP32 network, in place.
 
     Parameters get their FP32 values back, bit for bit: those from before the cast, or after
-    training those of the optimizer's master weights. Where somebody else has written a parameter
-    since, it is widened. A network that was never cast is left as it is. A Trainer made for the
+    training those of the optimizer's master weights. Elements that somebody else has written
+    since are widened. A network that was never cast is left as it is. A Trainer made for the
     cast network holds state for float16 parameters: make a new one.
 
     Parameters
@@ -219,13 +218,11 @@ def restore(net: gluon.Block) -> None:
             _clear_traced_graph(block)
 
 
-def _restore_parameter(parameter: gluon.Parameter, original: Optional[mx.nd.NDArray]) -> None:
-    unchanged = original is not None and bool(
-        (_on_cpu(parameter) == cast(original.as_in_context(mx.cpu()), "float16")).min().asscalar()
-    )
+def _restore_parameter(parameter: gluon.Parameter, known: Optional[mx.nd.NDArray]) -> None:
+    value = fp32_value(_on_cpu(parameter), known) if known is not None else None
     parameter.cast("float32")
-    if unchanged:
-        parameter.set_data(original)
+    if value is not None:
+        parameter.set_data(value)
 
 
 def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:

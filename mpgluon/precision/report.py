@@ -48,12 +48,19 @@ class CastReport:
             f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
             f"result {self.policy.output_dtype}",
             f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}",
-            f"{len(self.kept_fp32):6d} blocks keep FP32 parameters{_examples(self.kept_fp32)}",
+            f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
+            f"{_examples(self.kept_fp32)}",
             f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}, "
-            f"{self.parameters_kept} left as they were",
+            f"{self.parameters_kept} left as they were"
+            if self.parameters_cast
+            else f"{self.parameters_kept:6d} parameters, all left as they were",
         ]
         lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
         return "\n".join(lines)
+
+
+def _plural(word: str, things: tuple[str, ...]) -> str:
+    return word if len(things) == 1 else f"{word}s"
 
 
 def _examples(names: tuple[str, ...]) -> str:

@@ -359,3 +359,28 @@ def test_a_loss_that_is_no_array_is_refused(loss):
     amp.init_trainer(trainer)
     with pytest.raises(TypeError, match="a loss is an NDArray"), amp.scale_loss(loss, trainer):
         pass
+
+
+def test_a_trainer_that_steps_without_a_loss_of_its_own_says_so_once(caplog):
+    weight = gluon.Parameter("weight", shape=(1,))
+    weight.initialize()
+    trainers = [gluon.Trainer([weight], "sgd") for _ in range(2)]
+    for trainer in trainers:
+        amp.init_trainer(trainer, 8)
+    for _ in range(2):
+        with autograd.record(), amp.scale_loss(weight.data() * 1.0, trainers[0]) as scaled:
+            pass
+        scaled.backward()
+        trainers[1].step(1)  # not the one that the loss was scaled for
+    (message,) = caplog.messages
+    assert "scale each loss with amp.scale_loss and the Trainer that steps" in message
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.int64, int, float])
+def test_numbers_may_be_numpys(number):
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=number(128))
+    backward(net, *next(batches()), trainer)
+    assert amp.clip_global_norm(trainer, number(1), number(BATCH_SIZE)) > 0
+    trainer.step(BATCH_SIZE)
+    assert amp.loss_scale(trainer) == 128

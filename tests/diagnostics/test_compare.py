@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Batch, InTwoSteps, Times, make_batch, make_net
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mpgluon
@@ -127,3 +127,52 @@ def test_a_block_that_is_called_twice_is_compared_twice():
     (layer,) = compare_with_fp32(net, batch).layers
     assert layer.block is net.layer
     assert 0 < layer.output < 32 * FLOAT16.unit_roundoff
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: gluon.rnn.LSTM(4, input_size=3),
+        lambda: gluon.rnn.GRU(4, input_size=3, bidirectional=True),
+    ],
+    ids=["lstm", "bidirectional gru"],
+)
+def test_recurrent_layers_are_compared(layer):
+    net = nn.HybridSequential()
+    net.add(layer(), nn.Dense(2))
+    net.initialize(mx.init.Normal(0.3))
+    batch = Batch(mx.nd.random.normal(shape=(5, 2, 3)), None, lambda y, _: y)
+    net(batch.inputs)
+    comparison = compare_with_fp32(net, batch)
+    assert 0 < comparison.layers[0].introduced < 32 * FLOAT16.unit_roundoff
+    assert comparison.result < 32 * FLOAT16.unit_roundoff
+
+
+def test_each_output_of_a_layer_is_compared_with_itself():
+    class Two(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            y = F.dot(x, x)
+            return y, F.broadcast_mul(y, y)
+
+    class Net(nn.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="net_")
+            with self.name_scope():
+                self.two = Two(prefix="two_")
+
+        def hybrid_forward(self, F, x):
+            one, other = self.two(x)
+            return F.broadcast_add(one, other)
+
+    net = Net()
+    net.initialize()
+    batch = Batch(mx.nd.random.normal(shape=(4, 4)), None, lambda y, _: y)
+    (layer,) = compare_with_fp32(net, batch).layers
+    assert 0 < layer.introduced < 8 * FLOAT16.unit_roundoff
+
+
+def test_dropout_is_no_error():
+    net = make_net(nn.Dropout(0.5))
+    comparison = compare_with_fp32(net, make_batch())
+    assert comparison.result < 32 * FLOAT16.unit_roundoff
+    assert net[2]._rate == 0.5

@@ -158,3 +158,36 @@ def test_a_float16_loss_is_refused():
     batch = Batch(mx.nd.ones((1, 2)), None, lambda y, _: y.astype("float16"))
     with pytest.raises(PrecisionError, match="the loss is float16"):
         observed_batch(net, batch, lambda _: None)
+
+
+def test_gradients_are_those_of_the_batch_though_others_were_accumulated():
+    net, batch = make_net(), make_batch()
+    expected = gradients_of(net, batch)
+    net.collect_params().setattr("grad_req", "add")
+    gradients_of(net, batch)  # on top of which nothing may be added
+    for parameter, gradient in observed_batch(net, batch, lambda _: None).items():
+        assert gradient.asnumpy().tobytes() == expected[parameter.name].tobytes()
+
+
+def test_parameters_that_the_batch_does_not_use_have_no_gradient():
+    net = nn.HybridSequential()
+    used, unused = nn.Dense(1, in_units=2), nn.Dense(1, in_units=2)
+    net.add(used)
+    net.register_child(unused)
+    net._children.popitem()
+    net.initialize()
+    unused.initialize()
+    both = nn.HybridSequential()
+    both.forward = lambda x: used(x)
+    both._children.update({"0": used, "1": unused})
+    batch = Batch(mx.nd.ones((1, 2)), None, lambda y, _: y)
+    found = observed_batch(both, batch, lambda _: None)
+    assert sorted(p.name for p in found) == sorted([used.weight.name, used.bias.name])
+
+
+@each_way
+def test_a_lambda_layer_by_the_name_of_an_operator_is_watched(way):
+    net = make_net(nn.HybridLambda("tanh", prefix="tanh_"), way=way)
+    seen = []
+    observed_batch(net, make_batch(), seen.append, operators=True)
+    assert "tanh" in {s.block.name for s in seen}

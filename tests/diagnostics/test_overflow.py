@@ -207,3 +207,60 @@ def test_a_report_without_a_known_maximum_says_nothing_of_it():
     assert math.isnan(report.largest_before)  # nothing came before: it is the loss's own gradient
     assert "at most" not in str(report)
     assert np.isfinite(report.loss_scale)
+
+
+class Masked(nn.HybridBlock):
+    """Softmax of what a mask leaves: the rest is minus infinity in float16, and meant to be."""
+
+    def hybrid_forward(self, F, x):
+        masked = F.where(x > -10, x, F.ones_like(x) * -1e9)
+        return F.softmax(F.concat(masked, F.ones_like(x) * -1e9, dim=1))
+
+
+@SIXTEEN
+def test_an_infinity_that_a_softmax_takes_away_is_no_overflow(way):
+    net = make_net(nn.Dense(6), Masked(prefix="masked_"), nn.Dense(144), way="float32")
+    net(make_batch().inputs)
+    mpgluon.cast_block(net) if way == "float16" else amp.autocast(net, "float16")
+    assert locate_overflow(net, make_batch(), loss_scale=8.0) is None
+    report = locate_overflow(net, make_batch(), loss_scale=2.0**24)
+    assert report.direction == "backward"
+
+
+def test_every_forward_pass_of_an_accumulated_step_is_looked_at():
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(4, in_units=108), Times(2.0**12, "first_"), Times(2.0**12, "second_"))
+    net.initialize(mx.init.Normal(0.1))
+    mpgluon.cast_block(net)
+    net.collect_params().setattr("grad_req", "add")
+    trainer = trainer_of(net)
+    locator = OverflowLocator(net, trainer)
+    loud = make_batch().inputs
+    for images in (loud, loud * 2.0**-18):
+        with autograd.record():
+            loss = (net(images) * 2.0**-10) ** 2
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+    trainer.step(4)
+    assert (locator.report.direction, locator.report.block) == ("forward", "second")
+
+
+def test_a_parameter_of_no_block_is_named_with_the_network():
+    class Loose(nn.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="loose_")
+            self.scales = [self.params.get("scale", shape=(1,), init="ones")]
+
+        def hybrid_forward(self, F, x):
+            return F.broadcast_mul(x, self.scales[0].data())
+
+    net = Loose()
+    net.initialize()
+    trainer = trainer_of(net)
+    locator = OverflowLocator(net, trainer)
+    with autograd.record(), amp.scale_loss(net(mx.nd.ones(1)), trainer) as scaled:
+        pass
+    scaled.backward()
+    net.scales[0].grad()[:] = math.inf
+    trainer.step(1)
+    assert (locator.report.block, locator.report.what) == ("loose", "the gradient of loose_scale")

@@ -84,6 +84,8 @@ def test_the_recommended_scale_is_the_largest_power_of_two_that_fits(largest, he
 def test_no_scale_is_recommended_where_a_gradient_is_infinite_or_the_headroom_less_than_one():
     with pytest.raises(ValueError, match="not finite without any scale: constants"):
         range_report(*constants([math.inf])).recommended_loss_scale()
+    with pytest.raises(ValueError, match="not finite without any scale: constants"):
+        range_report(*constants([1.0, math.inf])).recommended_loss_scale()
     with pytest.raises(ValueError, match="headroom must be at least 1"):
         range_report(*constants([1.0])).recommended_loss_scale(0.5)
 

@@ -124,7 +124,7 @@ def test_the_report_counts_and_names_what_was_done():
     assert report.beyond_reach == ()
     lines = str(report).splitlines()
     assert lines[0] == "parameters float16, computation float16, result float32"
-    assert f"2 blocks keep FP32 parameters ({norm.name}, {layer_norm.name})" in lines[2]
+    assert f"2 blocks kept in FP32 ({norm.name}, {layer_norm.name})" in lines[2]
     assert "4 parameters cast to float16, 6 left as they were" in lines[3]
 
 

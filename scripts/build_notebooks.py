@@ -1,0 +1,141 @@
+"""Build the notebooks from their sources: read, execute, normalise, write. Or check them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import jupytext
+import nbformat as untyped_nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+PARAMETERS = "parameters"  # the tag of the cell that says FAST = False
+TIMEOUT_S = 1800  # for one cell
+
+Notebook = Any
+nbformat: Any = untyped_nbformat
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Parse the command line, and build or check each notebook."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="such as 01 or 01_sixteen_bits (default: all)")
+    parser.add_argument("--fast", action="store_true", help="the same code on less data")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing: execute, and compare sources with the notebooks as they are",
+    )
+    options = parser.parse_args(arguments)
+    sources = sorted((FOLDER / "source").glob("*.py"))
+    chosen = [s for s in sources if not options.names or s.stem.startswith(tuple(options.names))]
+    if not chosen:
+        print(f"error: there is no notebook {' '.join(options.names)}", file=sys.stderr)
+        return 2
+    failures = 0
+    for source in chosen:
+        began = time.perf_counter()
+        problem = check(source, fast=options.fast) if options.check else build(source, options.fast)
+        seconds = time.perf_counter() - began
+        print(f"{'FAILED' if problem else 'ok':6} {source.stem} ({seconds:.0f} s)", flush=True)
+        if problem:
+            failures += 1
+            print(problem, file=sys.stderr)
+    return 1 if failures else 0
+
+
+def build(source: Path, fast: bool = False) -> str:
+    """Execute a source and write the notebook with its outputs; return what went wrong."""
+    notebook = read(source)
+    problem = execute(notebook, fast=fast)
+    if not problem:
+        nbformat.write(normalised(notebook), product_of(source))
+    return problem
+
+
+def check(source: Path, *, fast: bool) -> str:
+    """Execute a source, and compare it with the notebook as it is; return what went wrong."""
+    notebook = read(source)
+    product = product_of(source)
+    if not product.exists():
+        return f"{product.name} is missing: make notebooks"
+    written = nbformat.read(product, as_version=4)
+    if [(c.cell_type, c.source) for c in written.cells] != [
+        (c.cell_type, c.source) for c in notebook.cells
+    ]:
+        return f"{product.name} is not what {source.name} says: make notebooks"
+    code = [cell for cell in written.cells if cell.cell_type == "code"]
+    if not any(cell.outputs for cell in code) or any(_failed(cell) for cell in code):
+        return f"{product.name} has no outputs or an error among them: make notebooks"
+    return execute(notebook, fast=fast)
+
+
+def read(source: Path) -> Notebook:
+    """Return a source as a notebook without outputs."""
+    notebook = jupytext.read(source, fmt="py:percent")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:02d}"  # the same in every build
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return notebook
+
+
+def product_of(source: Path) -> Path:
+    """Return where the notebook of a source is."""
+    return FOLDER / f"{source.stem}.ipynb"
+
+
+def execute(notebook: Notebook, *, fast: bool) -> str:
+    """Run all cells in the notebooks' folder; return the error of the first that fails."""
+    parameters = [c for c in notebook.cells if PARAMETERS in c.metadata.get("tags", [])]
+    if len(parameters) != 1 or "FAST = False" not in parameters[0].source:
+        return f"one cell, with the tag {PARAMETERS!r}, must say FAST = False"
+    original = parameters[0].source
+    if fast:
+        parameters[0].source = original.replace("FAST = False", "FAST = True")
+    client = NotebookClient(
+        notebook, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": FOLDER}}
+    )
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        return str(error)
+    finally:
+        parameters[0].source = original
+    return ""
+
+
+def normalised(notebook: Notebook) -> Notebook:
+    """Return a notebook without times, and with the pieces of a printed text joined."""
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type != "code":
+            continue
+        outputs: list[Any] = []
+        for output in cell.outputs:
+            if output.output_type == "stream" and output.name == "stderr":
+                continue  # progress bars, and warnings that differ from machine to machine
+            last = outputs[-1] if outputs else None
+            if last is not None and output.output_type == last.output_type == "stream":
+                last.text += output.text
+            else:
+                outputs.append(output)
+        cell.outputs = outputs
+    return notebook
+
+
+def _failed(cell: Notebook) -> bool:
+    expected = "raises-exception" in cell.metadata.get("tags", [])
+    return not expected and any(output.output_type == "error" for output in cell.outputs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

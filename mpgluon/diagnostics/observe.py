@@ -159,6 +159,7 @@ def observed_batch(
 @contextmanager
 def untouched(net: gluon.Block) -> Iterator[None]:
     """Put gradients and running statistics back after the block of code."""
+    mx.nd.waitall()  # a static graph's running statistics can be read before they are written
     saved: list[tuple[NDArray, NDArray, Any]] = []
     for parameter in net.collect_params().values():
         if parameter.grad_req == "null":

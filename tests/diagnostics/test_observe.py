@@ -191,3 +191,27 @@ def test_a_lambda_layer_by_the_name_of_an_operator_is_watched(way):
     seen = []
     observed_batch(net, make_batch(), seen.append, operators=True)
     assert "tanh" in {s.block.name for s in seen}
+
+
+def test_running_statistics_of_a_step_that_is_still_running_are_not_rolled_back():
+    images = mx.nd.array(np.random.RandomState(0).standard_normal((40, 3, 32, 32)))
+    batch = Batch(images, mx.nd.zeros(40), gluon.loss.SoftmaxCrossEntropyLoss())
+
+    def statistics(*, watched):
+        mx.random.seed(0)
+        np.random.seed(0)
+        net = build_network("cifar_resnet20_v1", classes=10, image_size=32, devices=[mx.cpu()])
+        net.hybridize(static_alloc=True, static_shape=True)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        for _ in range(3):
+            with autograd.record():
+                loss = batch.loss_fn(net(images), batch.labels)
+            loss.backward()
+            trainer.step(40)
+        if watched:
+            observed_batch(net, batch, lambda _: None)
+        mx.nd.waitall()
+        frozen = [p for p in net.collect_params().values() if p.grad_req == "null"]
+        return [p.data().asnumpy().tobytes() for p in frozen]
+
+    assert statistics(watched=True) == statistics(watched=False)

@@ -16,6 +16,7 @@ from mxnet.ndarray import NDArray
 from mpgluon.errors import TrainerStateError
 
 __all__ = [
+    "arrays_of_state",
     "begin",
     "devices_of",
     "fresh_gradients",
@@ -147,3 +148,12 @@ def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDA
             for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
                 if weight._fresh_grad:
                     yield weight, gradient
+
+
+def arrays_of_state(state: Any) -> Iterator[NDArray]:
+    """Yield the arrays in what an optimizer keeps for one parameter, nested as it may be."""
+    if isinstance(state, NDArray):
+        yield state
+    elif isinstance(state, (list, tuple)):
+        for part in state:
+            yield from arrays_of_state(part)

@@ -289,8 +289,8 @@ class TrainerState:
             f"the loss scale, {self.loss_scale.scale:g}, can shrink no further: nothing is being "
             f"trained. The first by forward order is that of {_first_bad(parameters)}. A forward "
             "pass that overflows does this whatever the scale, and so does a division by zero or a "
-            "learning rate that is too large: mpgluon.diagnostics.overflow.OverflowLocator names "
-            "the place"
+            "learning rate that is too large: mpgluon.diagnostics.OverflowLocator names the "
+            "place"
         )
         if ends:
             raise LossScaleCollapseError(message)

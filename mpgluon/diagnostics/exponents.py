@@ -16,12 +16,20 @@ import numpy.typing as npt
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
+from mpgluon import amp, gluon_trainer
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch
 from mpgluon.dtypes import cast
 from mpgluon.formats import FLOAT16, FloatFormat
 from mpgluon.tables import Table
 
-__all__ = ["BatchExponents", "ExponentHistogram", "batch_exponents", "exponent_histogram"]
+__all__ = [
+    "BatchExponents",
+    "ExponentHistogram",
+    "ExponentRecorder",
+    "ExponentSample",
+    "batch_exponents",
+    "exponent_histogram",
+]
 
 _LOWEST, _HIGHEST = -149, 127  # of float32, subnormals included
 
@@ -199,3 +207,58 @@ def batch_exponents(net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0) 
         activations=activations,
         activation_gradients={n: h.times(1 / loss_scale) for n, h in gradients.items()},
     )
+
+
+@dataclass(frozen=True)
+class ExponentSample:
+    """The exponents of one step of a run: of its gradients in true units, and the weights after."""
+
+    step: int
+    weights: ExponentHistogram
+    gradients: ExponentHistogram
+
+
+class ExponentRecorder:
+    """Samples the exponents of a run that is going on.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After ``amp.init_trainer``.
+    every : int
+        How many steps lie between two samples. A sample waits for the devices and copies all
+        gradients and weights to the CPU; the steps between cost nothing.
+
+    Attributes
+    ----------
+    samples : list of ExponentSample
+
+    Raises
+    ------
+    ValueError
+        If ``every`` is less than 1.
+    """
+
+    def __init__(self, trainer: gluon.Trainer, every: int = 100) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1 step, received {every}")
+        self._trainer, self._every = trainer, every
+        self._step = 0
+        self.samples: list[ExponentSample] = []
+
+    def after_step(self) -> None:
+        """Take a sample if it is time for one: call it after each ``trainer.step``."""
+        self._step += 1
+        if self._step % self._every:
+            return
+        gradients = amp.unscaled_gradients(self._trainer)
+        weights = [
+            parameter.list_data()[0]
+            for parameter in gluon_trainer.parameters_of(self._trainer)
+            if parameter.grad_req != "null"
+        ]
+        self.samples.append(
+            ExponentSample(
+                self._step, exponent_histogram(weights), exponent_histogram(gradients.values())
+            )
+        )

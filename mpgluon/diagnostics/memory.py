@@ -40,6 +40,7 @@ from mxnet import gluon
 from mpgluon import amp
 from mpgluon.diagnostics.graph import Graph, InputShape, Node, trace, unchanged
 from mpgluon.errors import PrecisionError
+from mpgluon.gluon_trainer import arrays_of_state
 from mpgluon.policy import Policy
 from mpgluon.precision.casting import blocks_of, cast_block
 from mpgluon.precision.forward import forward_of
@@ -264,21 +265,13 @@ def _state_bytes(optimizer: mx.optimizer.Optimizer, shape: tuple[int, ...], dtyp
     probe = mx.nd.ones((5, 7), ctx=mx.cpu(), dtype=dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accumulating with float16 in optimizer")
-        states = list(_flat(optimizer.create_state_multi_precision(0, probe)))
+        states = list(arrays_of_state(optimizer.create_state_multi_precision(0, probe)))
     rows, columns = shape[0], prod(shape[1:])
     return sum(
         prod({5: rows, 7: columns}.get(side, side) for side in state.shape)
         * np.dtype(state.dtype).itemsize
         for state in states
     )
-
-
-def _flat(state: Any) -> Iterable[mx.nd.NDArray]:
-    if isinstance(state, mx.nd.NDArray):
-        yield state
-    elif isinstance(state, (list, tuple)):
-        for part in state:
-            yield from _flat(part)
 
 
 def _activations(graph: Graph, parameters: Iterable[str], trained: Iterable[str]) -> int:

@@ -7,7 +7,6 @@ rounding alone: nothing here depends on a network, a data set or luck.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
@@ -21,6 +20,7 @@ from mxnet.gluon import nn
 from mpgluon import amp
 from mpgluon.dtypes import cast
 from mpgluon.formats import FLOAT16, FLOAT32, FloatFormat
+from mpgluon.gluon_trainer import arrays_of_state
 from mpgluon.precision.casting import cast_block, restore
 
 __all__ = ["OptimizerReport", "optimizer_names", "report_on_optimizer"]
@@ -133,17 +133,9 @@ def _plain_run(name: str, *, multi_precision: bool) -> tuple[list[Array], list[A
             scaled = mx.nd.array(gradient.astype(np.float32) * _LOSS_SCALE, dtype="float16")
             updater([0], [scaled], [weight])
             weights.append(weight.asnumpy())
-    leaves = [s for s in _flat(updater.states[0]) if s.shape == _SHAPE]
+    leaves = [s for s in arrays_of_state(updater.states[0]) if s.shape == _SHAPE]
     masters = [s.asnumpy() for s in leaves if (s.astype("float16") == weight).min().asscalar()]
     return weights, masters[:1]
-
-
-def _flat(state: Any) -> Iterable[mx.nd.NDArray]:
-    if isinstance(state, mx.nd.NDArray):
-        yield state
-    elif isinstance(state, (list, tuple)):
-        for part in state:
-            yield from _flat(part)
 
 
 def _layer_run(

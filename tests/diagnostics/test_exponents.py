@@ -8,9 +8,18 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import make_batch, make_net
+from mxnet import autograd, gluon
 
-from mpgluon import BFLOAT16, FLOAT16
-from mpgluon.diagnostics.exponents import batch_exponents, exponent_histogram
+from mpgluon import BFLOAT16, FLOAT16, amp
+from mpgluon.diagnostics.exponents import (
+    ExponentRecorder,
+    batch_exponents,
+    exponent_histogram,
+)
+
+
+def trained(net):
+    return [p for p in net.collect_params().values() if p.grad_req != "null"]
 
 
 def histogram(*values, dtype=np.float32):
@@ -108,3 +117,31 @@ def test_a_loss_scale_saves_gradients_that_float16_would_lose():
         batch_exponents(net, small, loss_scale=s).overall()["gradients"].zeros for s in (1, 2.0**20)
     ]
     assert zeros[0] > 2 * zeros[1]
+
+
+@pytest.mark.parametrize("way", ["float32", "float16"])
+def test_a_run_is_sampled_every_so_many_steps_in_true_units(way):
+    net, batch = make_net(way=way), make_batch()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.init_trainer(trainer, 2.0**8)
+    recorder = ExponentRecorder(trainer, every=3)
+    gradients = []
+    for _ in range(7):
+        with autograd.record():
+            loss = batch.loss_fn(net(batch.inputs), batch.labels)
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        gradients.append([p.grad().astype("float32") / 2.0**8 for p in trained(net)])
+        trainer.step(4)
+        recorder.after_step()
+    assert [sample.step for sample in recorder.samples] == [3, 6]
+    for sample in recorder.samples:
+        expected = exponent_histogram(gradients[sample.step - 1])
+        np.testing.assert_array_equal(sample.gradients.counts, expected.counts)
+        assert sample.weights.total == sum(p.data().size for p in trained(net))
+
+
+def test_a_recorder_samples_at_least_every_step():
+    net = make_net()
+    with pytest.raises(ValueError, match="every must be at least 1 step"):
+        ExponentRecorder(gluon.Trainer(net.collect_params(), "sgd"), every=0)

@@ -119,8 +119,12 @@ class MasterWeights(mx.optimizer.Updater):
 
     def complete(self, index: int, weight: NDArray) -> None:
         """Make a weight's master and its state before the first update, if it has none yet."""
-        master = self.master_of(index, weight)
-        if master is not weight and index not in self.states:
+        if self.master_of(index, weight) is not weight:
+            self._ensure_state(index)
+
+    def _ensure_state(self, index: int) -> None:
+        if index not in self.states:
+            master = self.masters[index]
             self.states[index] = self.optimizer.create_state_multi_precision(index, master)
             self.states_synced[index] = True
 
@@ -139,9 +143,8 @@ class MasterWeights(mx.optimizer.Updater):
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return what ``trainer.save_states`` writes: MXNet's own arrangement, masters included."""
-        for index, master in self.masters.items():
-            if index not in self.states:  # its steps so far were skipped
-                self.states[index] = self.optimizer.create_state_multi_precision(index, master)
+        for index in self.masters:
+            self._ensure_state(index)  # there is none yet if its steps so far were skipped
         separate = self.states
         first = bool(self.masters) and _master_comes_first(self.optimizer)
         self.states = {
@@ -166,10 +169,14 @@ class MasterWeights(mx.optimizer.Updater):
 
     def _separate(self) -> None:
         """Move masters out of states that are arranged as MXNet does."""
-        for index in self.states:
+        narrow = [
+            index
+            for index in self.states
+            if np.dtype(self._parameters[index].dtype) == np.float16
+            and self.optimizer.multi_precision
+        ]
+        for index in narrow:
             parameter = self._parameters[index]
-            if np.dtype(parameter.dtype) != np.float16 or not self.optimizer.multi_precision:
-                continue
             probe = mx.nd.ones(parameter.shape, dtype="float16")
             expected = self.optimizer.create_state_multi_precision(index, probe)
             if _structure(self.states[index]) != _structure(expected):
@@ -177,11 +184,11 @@ class MasterWeights(mx.optimizer.Updater):
                     f"the optimizer's state for {parameter.name} is not that of a float16 weight: "
                     "this Trainer has stepped before the cast; make a new Trainer after it"
                 )
+        master_first = bool(narrow) and _master_comes_first(self.optimizer)
+        for index in narrow:
             first, second = self.states[index]
-            if not _master_comes_first(self.optimizer):
-                first, second = second, first
-            self.states[index] = second
-            self._set_master(index, first)
+            master, self.states[index] = (first, second) if master_first else (second, first)
+            self._set_master(index, master)
 
     def _set_master(self, index: int, master: NDArray) -> None:
         """Keep a master, and let the cast network know its FP32 values."""

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from mxnet.ndarray import NDArray
 
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing, untouched
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing, untouched, values_of
 from mpgluon.dtypes import cast, dtype_name
 from mpgluon.formats import BFLOAT16, FLOAT16
 from mpgluon.precision.autocast import autocast
@@ -267,7 +266,7 @@ class _Reference:
         """Keep an array."""
         if self._trying:
             return
-        values = _values(seen.array)
+        values = values_of(seen.array)
         self.arrays.setdefault((seen.block, seen.kind, seen.operator), []).append(values)
         if seen.kind == "output" and not seen.block._children:
             if seen.block not in self.leaves:
@@ -286,7 +285,7 @@ class _Reference:
                 results = arrays_in(forward(*arguments, **seen.keywords))
         finally:
             forward.kept, self._trying = True, False
-        self.introduced.add(seen.block, "output", _values(results[seen.place]), values)
+        self.introduced.add(seen.block, "output", values_of(results[seen.place]), values)
 
 
 def _errors(net: gluon.Block, batch: Batch, reference: _Reference, loss_scale: float) -> _Errors:
@@ -297,7 +296,7 @@ def _errors(net: gluon.Block, batch: Batch, reference: _Reference, loss_scale: f
     def compare(seen: Seen) -> None:
         key = (seen.block, seen.kind, seen.operator)
         place = places[key] = places.get(key, -1) + 1
-        errors.add(seen.block, seen.kind, _values(seen.array), reference.arrays[key][place])
+        errors.add(seen.block, seen.kind, values_of(seen.array), reference.arrays[key][place])
 
     observed_batch(net, batch, compare, loss_scale=loss_scale)
     return errors
@@ -333,9 +332,3 @@ def _kept(forwards: Sequence[PolicyForward]) -> Iterator[None]:
     finally:
         for forward in changed:
             forward.kept = False
-
-
-def _values(array: NDArray) -> Values:
-    dense = array.data if array.stype == "row_sparse" else array
-    values: Values = cast(dense, "float32").asnumpy()
-    return values

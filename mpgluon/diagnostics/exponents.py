@@ -17,8 +17,7 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon import amp, gluon_trainer
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch
-from mpgluon.dtypes import cast
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats import FLOAT16, FloatFormat
 from mpgluon.tables import Table
 
@@ -128,8 +127,7 @@ def exponent_histogram(arrays: Iterable[Any]) -> ExponentHistogram:
 
 def _histogram_of(array: Any) -> ExponentHistogram:
     if isinstance(array, NDArray):
-        dense = array.data if array.stype == "row_sparse" else array
-        array = cast(dense, "float32").asnumpy()
+        array = values_of(array)
     values = np.asarray(array, dtype=np.float32).ravel()
     finite = np.isfinite(values)
     used = finite & (values != 0)

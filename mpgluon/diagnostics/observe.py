@@ -13,17 +13,28 @@ from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
 import mxnet as mx
+import numpy as np
+import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.dtypes import dtype_name
+from mpgluon.dtypes import cast, dtype_name
 from mpgluon.errors import PrecisionError
 from mpgluon.precision.casting import blocks_of
 from mpgluon.precision.forward import forward_of, is_hybrid
 from mpgluon.precision.namespace import OperatorNamespace
 from mpgluon.precision.tracked import arrays_in, convert_arrays, mark
 
-__all__ = ["Batch", "Observer", "Seen", "imperative", "observed_batch", "observing", "untouched"]
+__all__ = [
+    "Batch",
+    "Observer",
+    "Seen",
+    "imperative",
+    "observed_batch",
+    "observing",
+    "untouched",
+    "values_of",
+]
 
 LossFunction = Callable[[Any, Any], NDArray]
 
@@ -297,3 +308,10 @@ class _Spy(OperatorNamespace):
             return result
 
         return operator
+
+
+def values_of(array: NDArray) -> npt.NDArray[np.float32]:
+    """Return an array's values in FP32, of a sparse one the stored rows; waits for the device."""
+    dense = array.data if array.stype == "row_sparse" else array
+    values: npt.NDArray[np.float32] = cast(dense, "float32").asnumpy()
+    return values

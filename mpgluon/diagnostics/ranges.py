@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
-from mxnet.ndarray import NDArray
 
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch
-from mpgluon.dtypes import cast
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats import FLOAT16, FloatFormat, round_to
 from mpgluon.tables import Table
 
@@ -145,7 +143,7 @@ def range_report(
     def note(seen: Seen) -> None:
         if seen.block._children and seen.kind != "gradient":
             return
-        values = _values(seen.array)
+        values = values_of(seen.array).astype(np.float64)
         if seen.kind == "output":
             outputs.append(_range_of(seen.block.name, seen.kind, values, 1.0, fmt))
         else:
@@ -154,12 +152,6 @@ def range_report(
 
     observed_batch(net, batch, note, loss_scale=loss_scale)
     return RangeReport([*outputs, *gradients], fmt, loss_scale)
-
-
-def _values(array: NDArray) -> npt.NDArray[np.float64]:
-    dense = array.data if array.stype == "row_sparse" else array
-    values: npt.NDArray[np.float64] = cast(dense, "float32").asnumpy().astype(np.float64)
-    return values
 
 
 def _range_of(

@@ -14,7 +14,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["BFLOAT16_DTYPE", "Array", "cast", "dtype_name", "is_array"]
+from mpgluon import native
+
+__all__ = ["BFLOAT16_DTYPE", "Array", "cast", "convert_into", "dtype_name", "is_array"]
 
 Array = Union[mx.nd.NDArray, Symbol]
 
@@ -73,3 +75,22 @@ def cast(array: Array, dtype: str) -> Array:
     number = {"__mpgluon_cast__": str(next(_CAST_NUMBERS))}
     array = mx.sym.identity(array, attr=number) if through_identity else array
     return mx.sym.amp_cast(array, dtype=_AMP_DTYPES[dtype], attr=number)
+
+
+def convert_into(out: mx.nd.NDArray, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Write float16 values as FP32, or FP32 values as float16, as :func:`cast` would.
+
+    Parameters
+    ----------
+    out, array : NDArray of one shape on one device, one of them float16 and the other FP32
+
+    Returns
+    -------
+    NDArray
+        ``out``. Not recorded by autograd; does not wait.
+    """
+    dtype = dtype_name(out)
+    if array.context.device_type == "cpu" and native.available():
+        operator = "_mpgluon_narrow" if dtype == "float16" else "_mpgluon_widen"
+        return native.invoke(operator, array, out=out)
+    return mx.nd.amp_cast(array, dtype=dtype, out=out)

@@ -20,8 +20,8 @@ import numpy as np
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon import gluon_trainer
-from mpgluon.dtypes import cast, dtype_name
+from mpgluon import gluon_trainer, native
+from mpgluon.dtypes import cast, convert_into, dtype_name
 from mpgluon.errors import TrainerStateError
 from mpgluon.precision.cast import cast_of, fp32_value
 from mpgluon.reductions import Widened
@@ -83,7 +83,7 @@ class MasterWeights(mx.optimizer.Updater):
         super().__call__(list(index), grads, updated)
         for master, w, yes in zip(updated, weight, has_master):
             if yes:
-                mx.nd.amp_cast(master, dtype="float16", out=w)
+                convert_into(w, master)
 
     def master_of(self, index: int, weight: NDArray) -> NDArray:
         """Return what the optimizer updates: the master, made if need be, or an FP32 weight.
@@ -101,7 +101,7 @@ class MasterWeights(mx.optimizer.Updater):
         return self.masters[index]
 
     def differences(self, index: int, weight: NDArray) -> Optional[NDArray]:
-        """Return whether a weight is its rounded master, as a number of shape (1,); 0 if it is.
+        """Return a number of shape (1,) that is 0 if a weight is its rounded master.
 
         It is not if somebody else has written the weight. Does not wait. ``None`` if there is
         no master.
@@ -109,6 +109,8 @@ class MasterWeights(mx.optimizer.Updater):
         master = self.master_of(index, weight)
         if master is weight:
             return None
+        if weight.context.device_type == "cpu" and native.available():
+            return native.invoke("_mpgluon_count_differences", weight, master)
         is_now, rounded = self._widened([weight, cast(master, "float16")])
         is_now -= rounded
         return mx.nd.multi_sum_sq(is_now, num_arrays=1)

@@ -15,7 +15,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from mpgluon.dtypes import cast, dtype_name
+from mpgluon.dtypes import cast, convert_into, dtype_name
 
 __all__ = ["Widened", "all_finite", "global_norm", "sums_of_squares"]
 
@@ -45,7 +45,7 @@ class Widened:
         for array in arrays:
             if dtype_name(array) == "float16" and array.size:
                 copy = self._buffers[context][used : used + array.size].reshape(array.shape)
-                wide.append(mx.nd.amp_cast(array, dtype="float32", out=copy))
+                wide.append(convert_into(copy, array))
                 used += array.size
             else:
                 wide.append(_values(array))

@@ -15,10 +15,12 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
+from mpgluon import native
 from mpgluon.dtypes import Array, cast, dtype_name
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.arithmetic import arithmetic_of
+from mpgluon.precision.arithmetic import EmulatedFloat16, arithmetic_of
 from mpgluon.precision.cast import Cast
+from mpgluon.precision.grid_graph import hold_on_grid
 from mpgluon.precision.namespace import OperatorNamespace, namespace_of
 from mpgluon.precision.tracked import arrays_in, borrow, convert_arrays, mark, widen
 
@@ -93,6 +95,8 @@ class PolicyForward:
             self.traced_formats = formats
         self.tracing = True
         try:
+            if self.block._cached_op is None:
+                self._build_graph(args)
             # Its outputs are new objects, which may change their class.
             return mark(type(self.block)._call_cached_op(self.block, *args), None)
         except MXNetError as error:
@@ -100,6 +104,27 @@ class PolicyForward:
             raise
         finally:
             self.tracing = False
+
+    def _build_graph(self, args: tuple[Any, ...]) -> None:
+        """Build the block's own graph; in float16 on a CPU one that holds its values in FP32."""
+        emulated = arithmetic_of(self.owner.policy.compute_dtype, _device_type(args))
+        block = self.block
+        if self.kept or not isinstance(emulated, EmulatedFloat16):
+            type(block)._build_cache(block, *args)
+            return
+
+        def on_grid(*args: Any) -> tuple[list[Symbol], Symbol]:
+            data, graph = type(block)._get_graph(block, *args)
+            formats = iter(self.traced_formats or ())
+            dtypes = {symbol.name: next(formats) for symbol in data}
+            dtypes |= {p.name: np.dtype(p.dtype).name for p in block.collect_params().values()}
+            return data, hold_on_grid(graph, dtypes, native=native.available())
+
+        block._get_graph = on_grid  # for as long as Gluon asks for what it is to carry out
+        try:
+            type(block)._build_cache(block, *args)
+        finally:
+            del block._get_graph
 
     def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs of the block's graph as symbols that know their formats."""
@@ -135,6 +160,12 @@ def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:
     if not isinstance(block, lambda_layer) or block._func.__module__ != lambda_layer.__module__:
         return None
     return lambda F, *args: getattr(F, block._func_name)(*args)  # noqa: N803 - Gluon's name
+
+
+def _device_type(args: tuple[Any, ...]) -> str:
+    """Return the kind of device that a call's arrays are on."""
+    device_type: str = arrays_in(args)[0].context.device_type
+    return device_type
 
 
 def _out_of_bfloat16(array: Array) -> Array:

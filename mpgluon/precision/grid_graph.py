@@ -1,0 +1,336 @@
+"""Rewriting the graph of a float16 network on a CPU so that its values stay in FP32 arrays.
+
+The graph that a cast network traces says in casts where float16 begins and ends. Carried out as it
+stands, every operator narrows its result and the next one widens it again. Here the same numbers
+are held in FP32 arrays instead, *on the float16 grid*: rounded where the casts round, forward and
+backward, and nowhere else. What comes out is equal bit for bit.
+
+=========================== =================== ====================
+in the traced graph         forward             backward
+=========================== =================== ====================
+cast from FP32 to float16   rounds              the gradient passes
+cast from float16 to FP32   the value passes    rounds the gradient
+=========================== =================== ====================
+
+A rounding that would change nothing is left out: ReLU and moves keep values on the grid, ReLU and
+sums keep gradients there. Where a value has several takers, float16 rounds each sum of two of their
+gradients, and so does the rewritten graph.
+
+With the native operators, arrays also stay in oneDNN's blocked layouts from one convolution to the
+next. MXNet's other operators add in an order that depends on the layout; they are handed plain
+arrays, as a cast would hand them, and so are their gradients.
+
+References
+----------
+MXNet 1.9.1 collects the gradients of a value in the reverse order of the graph, within a node in
+the order of its operands. It adds up to four of them from right to left, more from left to right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Optional
+
+from mxnet.symbol import Symbol
+
+from mpgluon.precision.graph_nodes import (
+    Entry,
+    Key,
+    Node,
+    infer_dtypes,
+    read_graph,
+    write_graph,
+)
+
+__all__ = ["hold_on_grid"]
+
+# Operators that only move values. Their results are on the grid if what they move is, and so are
+# the gradients of their operands.
+_MOVES = """
+    Reshape Flatten transpose SwapAxis expand_dims squeeze slice slice_axis SliceChannel _split_v2
+    reverse _copy BlockGrad Concat stack zeros_like ones_like depth_to_space space_to_depth
+"""
+_FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
+_NUMBERS = count()
+
+Taker = tuple[Optional[Node], int]
+"""Who takes a result: a node (``None`` for the graph itself) and the position of the operand."""
+
+
+def hold_on_grid(symbol: Symbol, dtypes: Mapping[str, str], *, native: bool) -> Symbol:
+    """Return a graph with the same results and gradients, whose float16 values are FP32 arrays.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        A graph in which float16 begins and ends with ``amp_cast``.
+    dtypes : mapping from name to dtype
+        Of every argument and auxiliary state.
+    native : bool
+        Whether the native operators may be used; else pairs of casts do the rounding.
+
+    Returns
+    -------
+    Symbol
+        Its arguments and results have the names, the order and the dtypes of the old one's.
+    """
+    nodes, heads = read_graph(symbol)
+    analysis = _Analysis(nodes, heads, infer_dtypes(nodes, heads, dtypes))
+    operators = _NativeOperators() if native else _Operators()
+    return write_graph(_Rewriting(analysis, operators).heads())
+
+
+class _Analysis:
+    """What is known of a traced graph before it is rewritten."""
+
+    def __init__(
+        self, nodes: Sequence[Node], heads: Sequence[Entry], dtypes: Mapping[Key, Optional[str]]
+    ) -> None:
+        self.nodes, self.heads, self.dtypes = nodes, heads, dtypes
+        # In the order in which MXNet collects the gradients that they hand back.
+        self.takers: defaultdict[Key, list[Taker]] = defaultdict(list)
+        for position, entry in enumerate(heads):
+            self.takers[entry.key].append((None, position))
+        for node in reversed(nodes):
+            for position, entry in enumerate(node.inputs):
+                self.takers[entry.key].append((node, position))
+        self.results: defaultdict[Node, set[int]] = defaultdict(set)
+        for node, index in (*dtypes, *self.takers):
+            self.results[node].add(index)
+        self.values_on_grid = self._find_values_on_grid()
+        self.gradients_on_grid = self._find_gradients_on_grid()
+
+    def is_half(self, key: Key) -> bool:
+        """Whether a result is a float16 array."""
+        return self.dtypes.get(key) == "float16"
+
+    def narrows(self, node: Node) -> bool:
+        """Whether a node is a cast from FP32 to float16."""
+        return node.casts_to("float16") and self.dtypes.get(node.inputs[0].key) == "float32"
+
+    def widens(self, node: Node) -> bool:
+        """Whether a node is a cast from float16 to FP32."""
+        return node.casts_to("float32") and self.is_half(node.inputs[0].key)
+
+    def copies(self, node: Node) -> bool:
+        """Whether a node hands an FP32 array on as it is."""
+        return node.op == "_copy" and self.dtypes.get(node.inputs[0].key) == "float32"
+
+    def _find_values_on_grid(self) -> set[Key]:
+        """Return the FP32 results that need no rounding."""
+        found: set[Key] = set()
+        for node in self.nodes:
+            keeps = self.copies(node) or _is_relu(node)
+            if self.widens(node) or (keeps and node.inputs[0].key in found):
+                found.add((node, 0))
+        return found
+
+    def _find_gradients_on_grid(self) -> set[Key]:
+        """Return the FP32 results whose gradients need no rounding."""
+        found: set[Key] = set()
+        for node in reversed(self.nodes):
+            takers = self.takers[node, 0]
+            taker = takers[0][0] if len(takers) == 1 else None
+            if taker is not None:
+                passes = self.copies(taker) or _is_relu(taker) or taker.op == "elemwise_add"
+                if self.narrows(taker) or (passes and (taker, 0) in found):
+                    found.add((node, 0))
+        return found
+
+    def has_batch_norm_of_half(self, node: Node) -> bool:
+        """Whether a node is a BatchNorm of channels that takes float16, widened."""
+        return (
+            node.op == "BatchNorm"
+            and node.attrs.get("axis", "1") == "1"
+            and node.attrs.get("output_mean_var", "False") == "False"
+            and self.widens(node.inputs[0].node)
+        )
+
+    def becomes_half(self, node: Node) -> bool:
+        """Whether everything that takes a node's result takes it as float16."""
+        takers = [taker for taker, _ in self.takers[node, 0]]
+        return all(
+            taker is not None
+            and (self.narrows(taker) or (self.copies(taker) and self.becomes_half(taker)))
+            for taker in takers
+        )
+
+
+def _is_relu(node: Node) -> bool:
+    return node.op == "Activation" and node.attrs["act_type"] == "relu"
+
+
+class _Operators:
+    """The nodes that are put in place of casts: pairs of MXNet's own casts."""
+
+    def cast(self, entry: Entry, dtype: str) -> Entry:
+        """Narrow to float16 or widen to FP32."""
+        return self._node("amp_cast", entry, dtype=dtype)
+
+    def round(self, entry: Entry, *, forward: bool, backward: bool) -> Entry:
+        """Round an FP32 value, its gradient, or both."""
+        if not forward and not backward:
+            return entry
+        return self.cast(self.cast(entry, "float16"), "float32")
+
+    def plain(self, entry: Entry) -> Entry:
+        """Hand on a plain array, and a plain gradient."""
+        return self.round(entry, forward=True, backward=True)
+
+    def is_free(self, node: Node, analysis: _Analysis) -> bool:  # noqa: ARG002 - the other's need
+        """Whether a node gives the same bits in any layout; a cast leaves only plain ones."""
+        return True
+
+    def batch_norm(self, node: Node, inputs: list[Entry]) -> Node:
+        """Return a BatchNorm that takes values on the grid."""
+        return Node(node.op, node.name, node.attrs, inputs, node.rest)
+
+    @staticmethod
+    def _node(op: str, entry: Entry, **attrs: str) -> Entry:
+        number = str(next(_NUMBERS))
+        # MXNet merges equal nodes, and would then add gradients before they are rounded.
+        attrs["__mpgluon_grid__"] = number
+        return Entry(Node(op, f"grid{number}_{op.strip('_')}", attrs, [entry]))
+
+
+class _NativeOperators(_Operators):
+    """The nodes that are put in place of casts: operators of the native library."""
+
+    def cast(self, entry: Entry, dtype: str) -> Entry:
+        op = {"float16": "_mpgluon_narrow", "float32": "_mpgluon_widen"}[dtype]
+        return self._node(op, entry)
+
+    def round(self, entry: Entry, *, forward: bool, backward: bool) -> Entry:
+        if not forward and not backward:
+            return entry
+        kind = {(True, True): "both", (False, True): "gradient", (True, False): "value"}
+        return self._node(f"_mpgluon_round_{kind[forward, backward]}", entry)
+
+    def plain(self, entry: Entry) -> Entry:
+        return self._node("_mpgluon_plain", entry)
+
+    def is_free(self, node: Node, analysis: _Analysis) -> bool:
+        return (
+            node.op in ("Convolution", "elemwise_add")
+            or _is_relu(node)
+            or analysis.has_batch_norm_of_half(node)
+        ) and analysis.becomes_half(node)
+
+    def batch_norm(self, node: Node, inputs: list[Entry]) -> Node:
+        attrs = node.attrs
+        eps, momentum = float(attrs.get("eps", 1e-3)), float(attrs.get("momentum", 0.9))
+        fix_gamma = attrs.get("fix_gamma", "True") in ("True", "1")
+        use_global_stats = attrs.get("use_global_stats", "False") in ("True", "1")
+        # The native operator reads its settings from its name.
+        name = f"{node.name}|{eps!r}|{momentum!r}|{fix_gamma:d}|{use_global_stats:d}"
+        return Node("_mpgluon_batch_norm", name, attrs, inputs, node.rest)
+
+
+class _Rewriting:
+    """One rewriting, operands first."""
+
+    def __init__(self, analysis: _Analysis, operators: _Operators) -> None:
+        self.graph, self.operators = analysis, operators
+        self.new: dict[Key, Entry] = {}  # what stands for a result that was not float16
+        self.taken: dict[Taker, Entry] = {}  # what a taker of a float16 result takes, as FP32
+
+    def heads(self) -> list[Entry]:
+        """Rewrite the graph and return its results."""
+        for node in self.graph.nodes:
+            self._rewrite(node)
+        return [
+            self.operators.cast(self.taken[None, position], "float16")
+            if self.graph.is_half(entry.key)
+            else self.new[entry.key]
+            for position, entry in enumerate(self.graph.heads)
+        ]
+
+    def _rewrite(self, node: Node) -> None:
+        if self.graph.narrows(node):
+            operand = node.inputs[0]
+            value = self.new[operand.key]
+            if not self._is_free(self._origin(operand)):
+                value = self.operators.plain(value)
+            self._hand_out((node, 0), value, round_it=operand.key not in self.graph.values_on_grid)
+        elif self.graph.widens(node):
+            self.new[node, 0] = self.taken[node, 0]
+        elif self.graph.copies(node):
+            self.new[node, 0] = self.new[node.inputs[0].key]
+        else:
+            self._rewrite_operator(node)
+
+    def _rewrite_operator(self, node: Node) -> None:
+        half = [self.graph.is_half(entry.key) for entry in node.inputs]
+        moves = node.op in _MOVES.split() and any(half) and all(half)
+        inputs = []
+        for position, entry in enumerate(node.inputs):
+            if moves:
+                inputs.append(self.operators.plain(self.taken[node, position]))
+            elif half[position]:
+                inputs.append(self.operators.cast(self.taken[node, position], "float16"))
+            elif self.graph.widens(entry.node) and not self._is_free(node):
+                inputs.append(self.operators.plain(self.new[entry.key]))
+            else:
+                inputs.append(self.new[entry.key]._replace(version=entry.version))
+        if self.graph.has_batch_norm_of_half(node) and self._is_free(node):
+            made = self.operators.batch_norm(node, inputs)
+        else:
+            made = Node(node.op, node.name, node.attrs, inputs, node.rest)
+        for index in sorted(self.graph.results[node]):
+            key, entry = (node, index), Entry(made, index)
+            if not self.graph.is_half(key):
+                self.new[key] = entry
+            elif moves:
+                self._hand_out(key, self.operators.plain(entry))
+            else:  # an argument, or an operator that computes in float16
+                wide = self.operators.cast(entry, "float32")
+                self._hand_out(key, wide, gradient_is_rounded=True)
+
+    def _is_free(self, node: Node) -> bool:
+        return self.operators.is_free(node, self.graph)
+
+    def _origin(self, entry: Entry) -> Node:
+        """Return the node that made an FP32 value, behind those that only hand it on."""
+        while self.graph.copies(entry.node):
+            entry = entry.node.inputs[0]
+        return entry.node
+
+    def _hand_out(
+        self, key: Key, value: Entry, *, round_it: bool = False, gradient_is_rounded: bool = False
+    ) -> None:
+        """Give every taker of a float16 result its value, and round gradients as they add.
+
+        Parameters
+        ----------
+        key : Key
+            The result.
+        value : Entry
+            What stands for it, FP32.
+        round_it : bool
+            Whether that must be rounded first.
+        gradient_is_rounded : bool
+            Whether what comes before rounds the gradient of ``value`` in any case.
+        """
+        takers = self.graph.takers[key]
+        rounds = [
+            node is not None
+            and self.graph.widens(node)
+            and (node, 0) not in self.graph.gradients_on_grid
+            for node, _ in takers
+        ]
+        if len(takers) == 1:
+            backward = rounds[0] and not gradient_is_rounded
+            self.taken[takers[0]] = self.operators.round(value, forward=round_it, backward=backward)
+            return
+        # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the first two
+        # takers take the value behind two nodes that round, the third behind one.
+        levels = [self.operators.round(value, forward=round_it, backward=True)]
+        for _ in takers[2:]:
+            levels.append(self.operators.round(levels[-1], forward=False, backward=True))
+        as_collected = list(zip(takers, rounds))
+        as_added = as_collected if len(takers) > _FROM_THE_RIGHT else as_collected[::-1]
+        for number, (taker, backward) in enumerate(as_added):
+            level = levels[len(takers) - 1 - max(number, 1)]
+            self.taken[taker] = self.operators.round(level, forward=False, backward=backward)

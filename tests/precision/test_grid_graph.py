@@ -1,0 +1,165 @@
+"""Hybridized float16 networks on a CPU: the rewritten graph gives what the one with casts gives."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from mxnet import autograd
+from mxnet.gluon import nn
+from precision_helpers import STATIC, assert_same_bits, gradients_of, parameters_of
+
+import mpgluon
+from mpgluon import amp, native
+from mpgluon.precision import forward
+
+LAYERS = ("conv", "1 x 1", "depthwise", "norm", "layer norm", "dense")
+OPERATORS = (
+    "relu",
+    "max pool",
+    "average pool",
+    "concat",
+    "add",
+    "sigmoid",
+    "scale",
+    "clip",
+    "mean",
+)
+
+
+class RandomNetwork(nn.HybridBlock):
+    """Layers and operators that each take results from before them.
+
+    Parameters
+    ----------
+    choices : list of (kind, (int, int), channels)
+        The numbers say which results a layer takes, counted from the last.
+    """
+
+    def __init__(self, choices):
+        super().__init__()
+        self.plan = []
+        channels = [16]
+        with self.name_scope():
+            for number, (kind, back, wanted) in enumerate(choices):
+                takes = [len(channels) - 1 - place % len(channels) for place in back]
+                if kind == "add" and channels[takes[0]] != channels[takes[1]]:
+                    takes[1] = takes[0]
+                before = channels[takes[0]]
+                layer = self._layer(kind, before, wanted)
+                if layer is not None:
+                    setattr(self, f"layer{number}", layer)
+                self.plan.append((kind, takes, layer is not None))
+                after = {"conv": wanted, "1 x 1": wanted, "concat": before + channels[takes[1]]}
+                channels.append(after.get(kind, before))
+
+    @staticmethod
+    def _layer(kind, before, wanted):
+        if kind == "conv":
+            return nn.Conv2D(wanted, 3, padding=1, in_channels=before)
+        if kind == "1 x 1":
+            return nn.Conv2D(wanted, 1, use_bias=False, in_channels=before)
+        if kind == "depthwise":
+            return nn.Conv2D(before, 3, padding=1, groups=before, in_channels=before)
+        if kind == "norm":
+            return nn.BatchNorm(scale=wanted != 24, in_channels=before)
+        if kind == "layer norm":
+            return nn.LayerNorm(axis=1, in_channels=before)
+        if kind == "dense":
+            return nn.Dense(before, flatten=False, in_units=6)
+        return None
+
+    def hybrid_forward(self, F, x):
+        values = [x]
+        for number, (kind, takes, is_layer) in enumerate(self.plan):
+            one, other = (values[place] for place in takes)
+            if kind == "dense":
+                gate = getattr(self, f"layer{number}")(one.mean(axis=1)).mean(axis=1)
+                value = F.broadcast_mul(one, gate.expand_dims(2).expand_dims(3))
+            elif is_layer:
+                value = getattr(self, f"layer{number}")(one)
+            else:
+                value = self._operator(F, kind, one, other)
+            values.append(value)
+        pooled = [F.Pooling(v, global_pool=True, pool_type="avg").flatten() for v in values]
+        return F.concat(*pooled, dim=1)
+
+    @staticmethod
+    def _operator(F, kind, one, other):
+        window = {"kernel": (3, 3), "stride": (1, 1), "pad": (1, 1)}
+        return {
+            "relu": lambda: F.relu(one),
+            "max pool": lambda: F.Pooling(one, pool_type="max", **window),
+            "average pool": lambda: F.Pooling(one, pool_type="avg", **window),
+            "concat": lambda: F.concat(one, other, dim=1),
+            "add": lambda: one + other,
+            "sigmoid": lambda: F.sigmoid(one),
+            "scale": lambda: one * 1.5,
+            "clip": lambda: F.clip(one, -0.3, 0.3),
+            "mean": lambda: F.broadcast_sub(one, one.mean(axis=(2, 3), keepdims=True)),
+        }[kind]()
+
+
+def run(choices, cast):
+    """Return results, gradients and running statistics after two passes, hybridized."""
+    mx.random.seed(7)
+    np.random.seed(7)
+    net = RandomNetwork(choices)
+    net.initialize(mx.init.Xavier())
+    cast(net)
+    net.hybridize(**STATIC)
+    images = mx.nd.array(np.random.RandomState(0).standard_normal((3, 16, 6, 6)))
+    images.attach_grad()
+    for _ in range(2):
+        with autograd.record():
+            result = net(images)
+            loss = (result * result).sum()
+        loss.backward()
+    found = {"result": result.asnumpy(), "gradient of the images": images.grad.asnumpy()}
+    return {**found, **gradients_of(net), **parameters_of(net)}
+
+
+networks = st.lists(
+    st.tuples(
+        st.sampled_from(LAYERS + OPERATORS),
+        st.tuples(st.integers(0, 3), st.integers(0, 6)),
+        st.sampled_from((8, 12, 16, 24, 32)),
+    ),
+    min_size=1,
+    max_size=10,
+)
+RESIDUAL = [
+    ("conv", (0, 0), 16),
+    ("norm", (0, 0), 16),
+    ("relu", (0, 0), 16),
+    ("1 x 1", (0, 0), 16),
+    ("norm", (0, 0), 24),
+    ("add", (0, 2), 16),
+    ("relu", (0, 0), 16),
+]
+FAN_OUT = [("relu", (0, 0), 16), *(("conv", (number, 0), 32) for number in range(6))]
+
+
+@pytest.fixture(params=[True, False], ids=["native operators", "MXNet's own"])
+def with_native(request):
+    if request.param and not native.available():
+        pytest.skip("there is no C++ compiler to make the native operators with")
+    return request.param
+
+
+@pytest.mark.filterwarnings("ignore:Parameter .* is not used")
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast], ids=["cast", "autocast"])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(networks)
+@example(RESIDUAL)
+@example(FAN_OUT)
+def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_native, cast, choices):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "hold_on_grid", lambda symbol, *_, **__: symbol)
+        expected = run(choices, cast)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "available", lambda: with_native)
+        found = run(choices, cast)
+    assert_same_bits(found, expected)

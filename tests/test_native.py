@@ -1,0 +1,195 @@
+"""The native operators: the same bits as MXNet's, and what happens where they cannot be made."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from mpgluon import native
+from mpgluon.native import library as building
+
+needs_compiler = pytest.mark.skipif(
+    not native.available(), reason="there is no C++ compiler to make the native operators with"
+)
+
+
+def every_float16_and_its_neighbours() -> np.ndarray:
+    """Return all finite float16 numbers, the ties between them, and FP32 beside the ties."""
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    halves = np.sort(halves[np.isfinite(halves)]).astype(np.float32)
+    ties = (halves[1:] + halves[:-1]) / 2
+    beside = [np.nextafter(ties, np.float32(sign * np.inf)) for sign in (-1, 1)]
+    return np.concatenate([halves, ties, *beside, [65519.996, 65520, 1e30, np.inf, -np.inf]])
+
+
+@needs_compiler
+def test_casts_round_every_number_and_every_tie_as_numpy_does():
+    values = every_float16_and_its_neighbours()
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16)
+    narrow = native.invoke("_mpgluon_narrow", mx.nd.array(values))
+    assert narrow.asnumpy().tobytes() == expected.tobytes()
+    wide = native.invoke("_mpgluon_widen", narrow)
+    assert wide.asnumpy().tobytes() == expected.astype(np.float32).tobytes()
+    rounded = native.invoke("_mpgluon_round_value", mx.nd.array(values))
+    assert rounded.asnumpy().tobytes() == wide.asnumpy().tobytes()
+
+
+@needs_compiler
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize(
+    ("operator", "forward", "backward"),
+    [
+        ("_mpgluon_round_value", True, False),
+        ("_mpgluon_round_gradient", False, True),
+        ("_mpgluon_round_both", True, True),
+        ("_mpgluon_plain", False, False),
+    ],
+)
+def test_roundings_round_values_gradients_or_both(operator, forward, backward, grad_req):
+    random = np.random.RandomState(0)
+    values, gradient = random.standard_normal((2, 3, 37)).astype(np.float32)
+    x = mx.nd.array(values)
+    x.attach_grad(grad_req)
+    x.grad[:] = 0.1
+    with autograd.record():
+        y = native.invoke(operator, x)
+    y.backward(mx.nd.array(gradient))
+
+    def rounded(array, really):
+        return array.astype(np.float16).astype(np.float32) if really else array
+
+    np.testing.assert_array_equal(y.asnumpy(), rounded(values, forward))
+    before = np.float32(0.1 if grad_req == "add" else 0)
+    np.testing.assert_array_equal(x.grad.asnumpy(), before + rounded(gradient, backward))
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000, 200_003])
+def test_elements_that_are_not_their_rounded_master_are_counted(size):
+    master = np.random.RandomState(0).standard_normal(size).astype(np.float32)
+    weight = master.astype(np.float16)
+    changed = np.unique(np.linspace(0, size - 1, 7).astype(int))
+
+    def count(array):
+        arrays = mx.nd.array(array, dtype="float16"), mx.nd.array(master)
+        return native.invoke("_mpgluon_count_differences", *arrays).asscalar()
+
+    assert count(weight) == 0
+    weight[changed] += np.float16(0.5)
+    assert count(weight) == len(changed)
+
+
+@needs_compiler
+@pytest.mark.parametrize("channels", [5, 8, 16, 24])
+@pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("settings", ["0.001|0.9|0|0", "1e-05|0.5|1|0", "1e-05|0.9|0|1"])
+@pytest.mark.parametrize("convolution", [True, False], ids=["blocked", "plain"])
+def test_batch_normalization_has_the_bits_of_mxnets_on_plain_arrays(
+    channels, train, settings, convolution
+):
+    eps, momentum, fix_gamma, use_global_stats = settings.split("|")
+    options = {
+        "eps": float(eps),
+        "momentum": float(momentum),
+        "fix_gamma": fix_gamma == "1",
+        "use_global_stats": use_global_stats == "1",
+    }
+    results = []
+    for op in ("BatchNorm", "_mpgluon_batch_norm"):
+        data = mx.sym.var("data")
+        if convolution:  # oneDNN's layout; for MXNet's own operator a cast makes it plain
+            data = mx.sym.Convolution(data, kernel=(1, 1), num_filter=channels, no_bias=True)
+            if op == "BatchNorm":
+                data = mx.sym.Reshape(data, shape=(0, 0, 0, 0)) * 1.0
+        net = mx.sym.BatchNorm(data, name=f"norm|{settings}", **options)
+        json = net.tojson(remove_amp_cast=False).replace('"op": "BatchNorm"', f'"op": "{op}"')
+        shape = (4, channels, 9, 7)
+        executor = mx.sym.load_json(json).simple_bind(mx.cpu(), data=shape)
+        random = np.random.RandomState(0)
+        for array in (*executor.arg_arrays, *executor.aux_arrays):
+            array[:] = random.uniform(0.5, 1.5, array.shape)
+        gradient = mx.nd.array(random.standard_normal(shape))
+        for _ in range(2):
+            executor.forward(is_train=train)
+            if train:
+                executor.backward(gradient)
+        mx.nd.waitall()
+        gradients = executor.grad_arrays if train else []
+        results.append([*executor.outputs, *gradients, *executor.aux_arrays])
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+def test_the_environment_can_say_that_they_are_not_wanted():
+    command = "from mpgluon import native; print(native.available())"
+    environment = {**os.environ, "MPGLUON_NATIVE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+@pytest.fixture
+def compiler_of(tmp_path, monkeypatch):
+    """Return a function that puts a script in the compiler's place, and an empty cache."""
+
+    def put(script):
+        compiler = tmp_path / "compiler"
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CXX", str(compiler))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        return compiler
+
+    return put
+
+
+def test_without_a_compiler_that_is_said_once_and_mxnets_own_operators_work(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(building.CompilationError, match="no C\\+\\+ compiler"):
+        building.build()
+    with caplog.at_level(logging.WARNING):
+        assert native.available.__wrapped__() is False
+    assert "MXNet's own operators" in caplog.text
+
+
+def test_a_compiler_that_fails_is_reported_with_its_last_words(compiler_of):
+    compiler_of('echo "error: no such header" >&2; exit 3')
+    with pytest.raises(building.CompilationError, match="failed with 3: error: no such header"):
+        building.build()
+    assert not list(building.cache_folder().glob("*.so"))
+
+
+def test_a_library_that_does_not_load_is_not_kept(compiler_of):
+    script = 'while [ $# -gt 1 ]; do shift; [ "$1" = "-o" ] && echo nonsense > "$2"; done; exit 0'
+    compiler_of(script)
+    with pytest.raises(building.CompilationError, match="checking the native library failed"):
+        building.build()
+    assert not list(building.cache_folder().glob("*.so"))
+
+
+def test_a_cache_folder_that_cannot_be_written_leaves_mxnets_own_operators(compiler_of, caplog):
+    compiler_of("exit 0")
+    building.cache_folder().parent.write_text("a file where a folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert native.available.__wrapped__() is False
+    assert "MXNet's own operators" in caplog.text
+
+
+@needs_compiler
+def test_a_library_is_compiled_once(monkeypatch):
+    def no_more(*_):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(building, "_run", no_more)
+    assert building.build().exists()

@@ -135,9 +135,24 @@ class _Analysis:
             taker = takers[0][0] if len(takers) == 1 else None
             if taker is not None:
                 passes = self.copies(taker) or _is_relu(taker) or taker.op == "elemwise_add"
-                if self.narrows(taker) or (passes and (taker, 0) in found):
+                narrows = self.narrows(taker) and not self.rounds_before_relu(taker)
+                if narrows or (passes and (taker, 0) in found):
                     found.add((node, 0))
         return found
+
+    def rounds_before_relu(self, node: Node) -> bool:
+        """Whether the sum of the two gradients of a ReLU's float16 result is rounded behind it.
+
+        ReLU's gradient is what comes in or zero, so it may be rounded before or after. After, that
+        is often one with a rounding that is needed there anyway.
+        """
+        return len(self.takers[node, 0]) == 2 and _is_relu(self.origin(node.inputs[0]))
+
+    def origin(self, entry: Entry) -> Node:
+        """Return the node that made an FP32 value, behind those that only hand it on."""
+        while self.copies(entry.node):
+            entry = entry.node.inputs[0]
+        return entry.node
 
     def has_batch_norm_of_half(self, node: Node) -> bool:
         """Whether a node is a BatchNorm of channels that takes float16, widened."""
@@ -251,7 +266,7 @@ class _Rewriting:
         if self.graph.narrows(node):
             operand = node.inputs[0]
             value = self.new[operand.key]
-            if not self._is_free(self._origin(operand)):
+            if not self._is_free(self.graph.origin(operand)):
                 value = self.operators.plain(value)
             self._hand_out((node, 0), value, round_it=operand.key not in self.graph.values_on_grid)
         elif self.graph.widens(node):
@@ -291,12 +306,6 @@ class _Rewriting:
     def _is_free(self, node: Node) -> bool:
         return self.operators.is_free(node, self.graph)
 
-    def _origin(self, entry: Entry) -> Node:
-        """Return the node that made an FP32 value, behind those that only hand it on."""
-        while self.graph.copies(entry.node):
-            entry = entry.node.inputs[0]
-        return entry.node
-
     def _hand_out(
         self, key: Key, value: Entry, *, round_it: bool = False, gradient_is_rounded: bool = False
     ) -> None:
@@ -323,6 +332,12 @@ class _Rewriting:
         if len(takers) == 1:
             backward = rounds[0] and not gradient_is_rounded
             self.taken[takers[0]] = self.operators.round(value, forward=round_it, backward=backward)
+            return
+        node = key[0]
+        if self.graph.narrows(node) and self.graph.rounds_before_relu(node):
+            value = self.operators.round(value, forward=round_it, backward=False)
+            for taker, backward in zip(takers, rounds):
+                self.taken[taker] = self.operators.round(value, forward=False, backward=backward)
             return
         # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the first two
         # takers take the value behind two nodes that round, the third behind one.

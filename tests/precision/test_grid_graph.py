@@ -140,6 +140,15 @@ RESIDUAL = [
 FAN_OUT = [("relu", (0, 0), 16), *(("conv", (number, 0), 32) for number in range(6))]
 
 
+@pytest.fixture(autouse=True)
+def _no_operator_is_merged_with_an_equal_one(monkeypatch):
+    """MXNet does so in a graph, unlike in an imperative run, and then adds gradients otherwise.
+
+    Which operators are equal depends on the casts between them.
+    """
+    monkeypatch.setenv("MXNET_ELIMINATE_COMMON_EXPR", "0")
+
+
 @pytest.fixture(params=[True, False], ids=["native operators", "MXNet's own"])
 def with_native(request):
     if request.param and not native.available():

@@ -2,12 +2,14 @@
 //
 // oneDNN adds the elements of a channel one after the other, image by image. So does this, for
 // several channels at a time: which channels are done together changes no bit. It must be compiled
-// without contraction to fused operations.
+// without contraction to fused operations. Results and gradients are then rounded to float16.
 #ifndef MPGLUON_BATCH_NORM_H_
 #define MPGLUON_BATCH_NORM_H_
 
 #include <cmath>
 #include <cstdint>
+
+#include "float16.h"
 
 namespace mpgluon {
 
@@ -35,6 +37,25 @@ struct Group {
         for (int lane = 0; lane < L; ++lane) each(start(image) + at(pixel, lane), lane);
   }
 
+  // Write value(offset, lane), rounded, for every element.
+  template <class Value>
+  void write(float* y, const Value& value) const {
+    constexpr int kAtOnce = kBlocked ? L : 16;
+    for (int lane = 0; lane < (kBlocked ? 1 : L); ++lane)
+      for (int64_t image = 0; image < shape.images; ++image) {
+        const int64_t from = start(image) + at(0, lane);
+        const int64_t end = from + (kBlocked ? L : 1) * shape.pixels;
+        float found[kAtOnce];
+        int64_t i = from;
+        for (; i + kAtOnce <= end; i += kAtOnce) {
+          for (int j = 0; j < kAtOnce; ++j) found[j] = value(i + j, kBlocked ? j : lane);
+          if (kAtOnce == 16) round_to(y + i, found);
+          else round_8_to(y + i, found);
+        }
+        for (; i < end; ++i) y[i] = round_one(value(i, lane));
+      }
+  }
+
   float count() const { return static_cast<float>(shape.images * shape.pixels); }
 
   void statistics(const float* x, float* mean, float* variance) const {
@@ -57,35 +78,45 @@ struct Group {
       scale[lane] = gamma[first + lane] / std::sqrt(variance[first + lane] + eps);
       shift[lane] = beta[first + lane];
     }
-    visit([&](int64_t i, int lane) { y[i] = scale[lane] * (x[i] - average[lane]) + shift[lane]; });
+    write(y, [&](int64_t i, int lane) {
+      return scale[lane] * (x[i] - average[lane]) + shift[lane];
+    });
   }
 
-  void backward(const float* x, const float* dy, const float* mean, const float* variance,
-                const float* gamma, float eps, float* dx, float* dgamma, float* dbeta) const {
-    float average[L], inverse[L], dg[L] = {}, db[L] = {};
-    for (int lane = 0; lane < L; ++lane) {
-      average[lane] = mean[first + lane];
-      inverse[lane] = 1.0f / std::sqrt(variance[first + lane] + eps);
-    }
+  void sum_gradients(const float* x, const float* dy, const float* mean, const float* variance,
+                     float eps, float* dgamma, float* dbeta) const {
+    float average[L], dg[L] = {}, db[L] = {};
+    for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane];
     visit([&](int64_t i, int lane) {
       dg[lane] += (x[i] - average[lane]) * dy[i];
       db[lane] += dy[i];
     });
-    float scale[L], mean_db[L];
     for (int lane = 0; lane < L; ++lane) {
-      dg[lane] *= inverse[lane];
-      dgamma[first + lane] = dg[lane];
+      dgamma[first + lane] = dg[lane] * inverse(variance[first + lane], eps);
       dbeta[first + lane] = db[lane];
-      mean_db[lane] = db[lane] / count();
-      scale[lane] = gamma[first + lane] * inverse[lane];
     }
+  }
+
+  void gradient_of_data(const float* x, const float* dy, const float* mean, const float* variance,
+                        const float* gamma, float eps, const float* dgamma, const float* dbeta,
+                        float* dx) const {
+    float average[L], inverses[L], scale[L], dg[L], mean_db[L];
     const float n = count();
-    visit([&](int64_t i, int lane) {
+    for (int lane = 0; lane < L; ++lane) {
+      average[lane] = mean[first + lane];
+      inverses[lane] = inverse(variance[first + lane], eps);
+      scale[lane] = gamma[first + lane] * inverses[lane];
+      dg[lane] = dgamma[first + lane];
+      mean_db[lane] = dbeta[first + lane] / n;
+    }
+    write(dx, [&](int64_t i, int lane) {
       const float mean_part =
-          mean_db[lane] + (x[i] - average[lane]) * dg[lane] * inverse[lane] / n;
-      dx[i] = (dy[i] - mean_part) * scale[lane];
+          mean_db[lane] + (x[i] - average[lane]) * dg[lane] * inverses[lane] / n;
+      return (dy[i] - mean_part) * scale[lane];
     });
   }
+
+  static float inverse(float variance, float eps) { return 1.0f / std::sqrt(variance + eps); }
 };
 
 // Call each(group) for groups that cover all channels of arrays in a layout, in parallel.

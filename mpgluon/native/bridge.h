@@ -83,6 +83,17 @@ nnvm::OpMap<T>& table(const char* key) {
   return const_cast<nnvm::OpMap<T>&>(nnvm::get<nnvm::OpMap<T>>(*any));
 }
 
+// Return a function that makes a node with an operator of this name, of the gradient of a result.
+inline nnvm::FGradient node_of_gradient(const char* name) {
+  // MXNet's functor for "negative" makes such a node; its one member is the operator's name.
+  nnvm::FGradient functor =
+      table<nnvm::FGradient>("FGradient").data_[nnvm::Op::Get("negative")->index_].first;
+  const char** member;
+  std::memcpy(&member, static_cast<void*>(&functor), sizeof member);
+  *member = name;
+  return functor;
+}
+
 // An operator in the making.
 class Operator {
  public:
@@ -112,15 +123,8 @@ class Operator {
     return *this;
   }
 
-  // Let the gradient be what another operator makes of the gradient of the result alone.
   Operator& set_gradient(const char* name) {
-    // MXNet's functor for "negative" makes such a node; its one member is the operator's name.
-    auto gradient = table<nnvm::FGradient>("FGradient").data_[nnvm::Op::Get("negative")->index_];
-    nnvm::FGradient functor = gradient.first;
-    const char** member;
-    std::memcpy(&member, static_cast<void*>(&functor), sizeof member);
-    *member = name;
-    return set<nnvm::FGradient>("FGradient", functor);
+    return set<nnvm::FGradient>("FGradient", node_of_gradient(name));
   }
 
   nnvm::Op& op() { return op_; }

@@ -37,6 +37,10 @@ inline void round_to(float* y, const float* x) {
 }
 #endif
 
+inline void round_8_to(float* y, const float* x) {
+  _mm256_storeu_ps(y, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(x), 0)));
+}
+
 inline uint16_t narrow_one(float x) { return _cvtss_sh(x, 0); }
 inline float widen_one(uint16_t x) { return _cvtsh_ss(x); }
 inline float round_one(float x) { return widen_one(narrow_one(x)); }

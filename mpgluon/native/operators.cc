@@ -21,6 +21,8 @@ using Arrays = std::vector<NDArray>;
 using Blobs = std::vector<TBlob>;
 using Requests = std::vector<OpReqType>;
 
+const char kRound[] = "_mpgluon_round_value";
+
 // ---- What operators of one operand and one result of the same shape have in common.
 
 template <int kFrom, int kTo>
@@ -142,7 +144,7 @@ void count_differences(const NodeAttrs&, const OpContext&, const Blobs& in, cons
   *static_cast<float*>(out[0].dptr_) = static_cast<float>(differences);
 }
 
-// ---- Batch normalization in the layout of its data.
+// ---- Batch normalization in the layout of its data; the result and its gradient are rounded.
 
 enum { kData, kGamma, kBeta, kMovingMean, kMovingVar };  // operands
 enum { kOut, kMean, kInvStd };                           // results
@@ -179,99 +181,39 @@ Shape shape_of(const NDArray& array) {
 
 float* values(const NDArray& array) { return array.data().dptr<float>(); }
 
-std::vector<float> gamma_of(const NDArray& gamma, const Settings& settings) {
-  const float* g = values(gamma);
-  return settings.fix_gamma ? std::vector<float>(gamma.shape().Size(), 1.0f)
-                            : std::vector<float>(g, g + gamma.shape().Size());
-}
-
 NDArray temporary(const NDArray& like) {
   return NDArray(like.shape(), like.ctx(), false, like.dtype());
 }
 
-NDArray copy_of(const NDArray& array) {
-  NDArray copy = temporary(array);
-  std::memcpy(address(copy), address(array), array.shape().Size() * sizeof(float));
-  return copy;
+bool same_bits(const std::vector<float>& ours, const NDArray& theirs) {
+  return std::memcmp(ours.data(), values(theirs), ours.size() * sizeof(float)) == 0;
 }
 
-bool equal(const NDArray& ours, const NDArray& theirs) {
-  const NDArray a = plain(ours), b = plain(theirs);
-  return std::memcmp(address(a), address(b), a.shape().Size() * sizeof(float)) == 0;
-}
-
-void forward_in(int layout, const Settings& settings, bool batch_statistics, const Arrays& in,
-                const Arrays& out) {
-  const Shape shape = shape_of(in[kData]);
-  const std::vector<float> gamma = gamma_of(in[kGamma], settings);
-  const float *x = address(in[kData]), *beta = values(in[kBeta]);
-  const float eps = settings.eps;
-  float *mean = values(out[kMean]), *inverse = values(out[kInvStd]);
-  std::vector<float> variance(shape.channels);
-  if (!batch_statistics) {
-    std::memcpy(mean, values(in[kMovingMean]), shape.channels * sizeof(float));
-    std::memcpy(variance.data(), values(in[kMovingVar]), shape.channels * sizeof(float));
-  }
-  float* y = prepare(out[kOut], layout);
-  for_groups(shape, layout, [&](const auto& group) {
-    if (batch_statistics) group.statistics(x, mean, variance.data());
-    group.normalize(x, mean, variance.data(), gamma.data(), beta, eps, y);
-  });
-  for (int64_t c = 0; c < shape.channels; ++c)
-    inverse[c] = inverse_deviation(variance[c], settings.eps);
-}
-
-enum { kOutGrad, kSavedMean, kSavedInvStd, kSavedData, kSavedGamma, kSavedBeta, kMean2, kVar2 };
-
-void backward_in(int layout, const Settings& settings, const Arrays& in, const NDArray& dy,
-                 const NDArray& x, const Arrays& out, const Requests& req) {
-  const Shape shape = shape_of(x);
-  const std::vector<float> gamma = gamma_of(in[kSavedGamma], settings);
-  const float *mean = values(in[kSavedMean]), *inverse = values(in[kSavedInvStd]);
-  float *moving_mean = values(in[kMean2]), *moving_var = values(in[kVar2]);
-  std::vector<float> variance(shape.channels), dgamma(shape.channels), dbeta(shape.channels);
-  const float rest = 1.0f - settings.momentum;
-  for (int64_t c = 0; c < shape.channels; ++c) {
-    variance[c] = variance_of(inverse[c], settings.eps);
-    moving_mean[c] = moving_mean[c] * settings.momentum + mean[c] * rest;
-    moving_var[c] = moving_var[c] * settings.momentum + variance[c] * rest;
-  }
-  const float *from = address(x), *grad = address(dy);
-  float* dx = address(out[0]) == grad ? address(out[0]) : prepare(out[0], layout);
-  for_groups(shape, layout, [&](const auto& group) {
-    group.backward(from, grad, mean, variance.data(), gamma.data(),
-                   static_cast<float>(settings.eps), dx, dgamma.data(), dbeta.data());
-  });
-  auto write = [&](int which, const std::vector<float>& grads, bool zero) {
-    float* to = values(out[which]);
-    for (int64_t c = 0; c < shape.channels; ++c) {
-      if (zero) to[c] = 0;
-      else if (req[which] == mxnet::kAddTo) to[c] += grads[c];
-      else if (req[which] != mxnet::kNullOp) to[c] = grads[c];
-    }
-  };
-  write(1, dgamma, settings.fix_gamma);
-  write(2, dbeta, false);
-}
-
-// Whether MXNet's own operator gives the same bits for data of a shape, with so many threads. It
-// is asked once: how it shares a channel among threads is its own affair.
+// Whether MXNet's own operator gives the same bits for data of a shape, with so many threads. How
+// it shares the sums of a channel among threads is its own affair, so the first time both are asked.
 class Agreement {
  public:
-  template <class Compare>
-  bool holds(const NDArray& data, bool batch_statistics, const Compare& compare) {
-    const Shape shape = shape_of(data);
-    const auto key = std::make_tuple(shape.images, shape.channels, shape.pixels,
-                                     omp_get_max_threads(), batch_statistics);
+  enum Answer { kUnknown, kYes, kNo };
+
+  Answer answer(const Shape& shape) {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = known_.find(key);
-    if (found == known_.end()) found = known_.emplace(key, compare()).first;
-    return found->second;
+    const auto found = known_.find(key(shape));
+    return found == known_.end() ? kUnknown : found->second;
+  }
+
+  void note(const Shape& shape, bool yes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    known_[key(shape)] = yes ? kYes : kNo;
   }
 
  private:
+  using Key = std::tuple<int64_t, int64_t, int64_t, int>;
+  static Key key(const Shape& shape) {
+    return Key(shape.images, shape.channels, shape.pixels, omp_get_max_threads());
+  }
+
   std::mutex mutex_;
-  std::map<std::tuple<int64_t, int64_t, int64_t, int, bool>, bool> known_;
+  std::map<Key, Answer> known_;
 };
 
 void mxnet_batch_norm(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, Arrays in,
@@ -281,61 +223,155 @@ void mxnet_batch_norm(const nnvm::Op* op, const NodeAttrs& attrs, const OpContex
   functions.data_[op->index_].first(attrs, ctx, in, req, out);
 }
 
+void round_in_place(const NDArray& array) {
+  elementwise(array, mxnet::kWriteInplace, array, round_to, round_one);
+}
+
 void batch_norm(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const Requests& req,
                 const Arrays& out) {
   static Agreement agreement;
   const Settings settings(attrs.name);
+  const float eps = settings.eps;
   const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
   const int layout = in[kData].shape().ndim() == 4 ? layout_of(in[kData]) : 0;
-  const bool ours = layout != 0 && agreement.holds(in[kData], batch_statistics, [&] {
-    const Arrays one = {temporary(out[0]), temporary(out[1]), temporary(out[2])};
-    const Arrays other = {temporary(out[0]), temporary(out[1]), temporary(out[2])};
-    Arrays operands = in;
-    for (int i : {kGamma, kBeta, kMovingMean, kMovingVar}) operands[i] = copy_of(in[i]);
-    forward_in(layout, settings, batch_statistics, operands, one);
-    mxnet_batch_norm(mxnet_forward, attrs, ctx, operands, Requests(3, mxnet::kWriteTo), other);
-    return equal(one[0], other[0]) && equal(one[1], other[1]) && equal(one[2], other[2]);
-  });
-  if (!ours) {
+  const Shape shape = shape_of(in[kData]);
+  std::vector<float> mean(shape.channels), variance(shape.channels), inverse(shape.channels);
+  Agreement::Answer same = layout == 0 ? Agreement::kNo : Agreement::kYes;
+  if (layout != 0 && batch_statistics) {
+    same = agreement.answer(shape);
+    const float* x = address(in[kData]);
+    if (same != Agreement::kNo)
+      for_groups(shape, layout, [&](const auto& group) {
+        group.statistics(x, mean.data(), variance.data());
+      });
+  } else {
+    mean.assign(values(in[kMovingMean]), values(in[kMovingMean]) + shape.channels);
+    variance.assign(values(in[kMovingVar]), values(in[kMovingVar]) + shape.channels);
+  }
+  for (int64_t c = 0; c < shape.channels; ++c)
+    inverse[c] = inverse_deviation(variance[c], settings.eps);
+  if (same != Agreement::kYes) {
     for (const NDArray& array : out) const_cast<NDArray&>(array).InvalidateMKLDNNData();
     mxnet_batch_norm(mxnet_forward, attrs, ctx, in, req, out);
-    return;
+    if (same == Agreement::kUnknown)
+      agreement.note(shape, same_bits(mean, out[kMean]) && same_bits(inverse, out[kInvStd]));
+    return round_in_place(out[kOut]);
   }
-  if (settings.fix_gamma) std::fill_n(values(in[kGamma]), in[kGamma].shape().Size(), 1.0f);
-  forward_in(layout, settings, batch_statistics, in, out);
+  if (settings.fix_gamma) std::fill_n(values(in[kGamma]), shape.channels, 1.0f);
+  const float *x = address(in[kData]), *gamma = values(in[kGamma]), *beta = values(in[kBeta]);
+  float* y = prepare(out[kOut], layout);
+  for_groups(shape, layout, [&](const auto& group) {
+    group.normalize(x, mean.data(), variance.data(), gamma, beta, eps, y);
+  });
+  std::copy(mean.begin(), mean.end(), values(out[kMean]));
+  std::copy(inverse.begin(), inverse.end(), values(out[kInvStd]));
 }
+
+enum { kOutGrad, kSavedMean, kSavedInvStd, kSavedData, kSavedGamma, kSavedBeta, kOldMean, kOldVar };
 
 void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
                          const Requests& req, const Arrays& out) {
   static Agreement agreement;
   const Settings settings(attrs.name);
-  NDArray dy = in[kOutGrad], x = in[kSavedData];
-  bool ours = x.shape().ndim() == 4 && ctx.is_train && !settings.use_global_stats &&
-              req[0] != mxnet::kAddTo && req[0] != mxnet::kNullOp;
-  int layout = ours ? layout_of(x) : 0;
-  if (ours && (layout == 0 || layout_of(dy) != layout)) {
-    dy = plain(dy), x = plain(x), layout = 1;
+  const float eps = settings.eps;
+  if (req[0] == mxnet::kAddTo || req[0] == mxnet::kNullOp) {
+    Arrays separate = out;
+    Requests requests = req;
+    separate[0] = temporary(out[0]);
+    requests[0] = mxnet::kWriteTo;
+    batch_norm_backward(attrs, ctx, in, requests, separate);
+    return elementwise(separate[0], req[0], out[0], round_to, round_one);
   }
-  ours = ours && agreement.holds(x, true, [&] {
-    const Arrays one = {temporary(out[0]), temporary(out[1]), temporary(out[2])};
-    const Arrays other = {temporary(out[0]), temporary(out[1]), temporary(out[2])};
-    const Requests write(3, mxnet::kWriteTo);
-    Arrays mine = in, theirs = in;
-    for (int i : {kMean2, kVar2}) mine[i] = copy_of(in[i]), theirs[i] = copy_of(in[i]);
-    backward_in(layout, settings, mine, dy, x, one, write);
-    mxnet_batch_norm(mxnet_backward, attrs, ctx, theirs, write, other);
-    return equal(one[0], other[0]) && equal(one[1], other[1]) && equal(one[2], other[2]) &&
-           equal(mine[kMean2], theirs[kMean2]) && equal(mine[kVar2], theirs[kVar2]);
+  NDArray dy = in[kOutGrad], x = in[kSavedData];
+  const Shape shape = shape_of(x);
+  const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
+  const bool ours = x.shape().ndim() == 4 && batch_statistics;
+  const Agreement::Answer same = ours ? agreement.answer(shape) : Agreement::kNo;
+  if (same == Agreement::kNo) {
+    mxnet_batch_norm(mxnet_backward, attrs, ctx, in, req, out);
+    return round_in_place(out[0]);
+  }
+  int layout = layout_of(x);
+  if (layout == 0 || layout_of(dy) != layout) dy = plain(dy), x = plain(x), layout = 1;
+
+  const float *mean = values(in[kSavedMean]), *inverse = values(in[kSavedInvStd]);
+  std::vector<float> variance(shape.channels), dgamma(shape.channels), dbeta(shape.channels);
+  std::vector<float> moving_mean(shape.channels), moving_var(shape.channels);
+  const float rest = 1.0f - settings.momentum;
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    variance[c] = variance_of(inverse[c], settings.eps);
+    moving_mean[c] = values(in[kOldMean])[c] * settings.momentum + mean[c] * rest;
+    moving_var[c] = values(in[kOldVar])[c] * settings.momentum + variance[c] * rest;
+  }
+  const float *data = address(x), *grad = address(dy);
+  for_groups(shape, layout, [&](const auto& group) {
+    group.sum_gradients(data, grad, mean, variance.data(), eps, dgamma.data(), dbeta.data());
   });
-  if (!ours) return mxnet_batch_norm(mxnet_backward, attrs, ctx, in, req, out);
-  backward_in(layout, settings, in, dy, x, out, req);
+  if (same == Agreement::kUnknown) {
+    const Arrays grads = {out[0], temporary(out[1]), temporary(out[2])};
+    const Requests write = {req[0], mxnet::kWriteTo, mxnet::kWriteTo};
+    mxnet_batch_norm(mxnet_backward, attrs, ctx, in, write, grads);
+    agreement.note(shape, (settings.fix_gamma || same_bits(dgamma, grads[1])) &&
+                              same_bits(dbeta, grads[2]) && same_bits(moving_mean, in[kOldMean]) &&
+                              same_bits(moving_var, in[kOldVar]));
+    dgamma.assign(values(grads[1]), values(grads[1]) + shape.channels);
+    dbeta.assign(values(grads[2]), values(grads[2]) + shape.channels);
+    round_in_place(out[0]);
+  } else {
+    std::copy(moving_mean.begin(), moving_mean.end(), values(in[kOldMean]));
+    std::copy(moving_var.begin(), moving_var.end(), values(in[kOldVar]));
+    const std::vector<float> ones(shape.channels, 1.0f);
+    const float* gamma = settings.fix_gamma ? ones.data() : values(in[kSavedGamma]);
+    float* dx = address(out[0]) == grad ? address(out[0]) : prepare(out[0], layout);
+    for_groups(shape, layout, [&](const auto& group) {
+      group.gradient_of_data(data, grad, mean, variance.data(), gamma, eps, dgamma.data(),
+                             dbeta.data(), dx);
+    });
+    if (settings.fix_gamma) std::fill(dgamma.begin(), dgamma.end(), 0.0f);
+  }
+  for (int which : {1, 2}) {
+    const std::vector<float>& grads = which == 1 ? dgamma : dbeta;
+    float* to = values(out[which]);
+    for (int64_t c = 0; c < shape.channels; ++c)
+      if (req[which] == mxnet::kAddTo) to[c] += grads[c];
+      else if (req[which] != mxnet::kNullOp) to[c] = grads[c];
+  }
 }
 
 std::vector<nnvm::NodeEntry> batch_norm_gradient(const nnvm::ObjectPtr& node,
                                                  const std::vector<nnvm::NodeEntry>& grads) {
   static const auto& gradients = table<nnvm::FGradient>("FGradient");
   auto entries = gradients.data_[mxnet_forward->index_].first(node, grads);
-  entries[0].node->attrs.op = own_backward;  // the first member of the first member of a node
+  entries[0].node->attrs.op = own_backward;  // the first member of a node's first member
+  return entries;
+}
+
+// ---- A convolution whose data gets a rounded gradient.
+
+const nnvm::Op *mxnet_convolution, *mxnet_convolution_backward, *own_convolution_backward;
+
+void convolution_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
+                          const Requests& req, const Arrays& out) {
+  static const auto& functions = table<FComputeEx>("FComputeEx<cpu>");
+  const auto& compute = functions.data_[mxnet_convolution_backward->index_].first;
+  if (req[0] != mxnet::kAddTo) {
+    compute(attrs, ctx, in, req, out);
+    if (req[0] != mxnet::kNullOp) round_in_place(out[0]);
+    return;
+  }
+  Arrays separate = out;
+  Requests requests = req;
+  separate[0] = temporary(out[0]);
+  requests[0] = mxnet::kWriteTo;
+  compute(attrs, ctx, in, requests, separate);
+  elementwise(separate[0], mxnet::kAddTo, out[0], round_to, round_one);
+}
+
+std::vector<nnvm::NodeEntry> convolution_gradient(const nnvm::ObjectPtr& node,
+                                                  const std::vector<nnvm::NodeEntry>& grads) {
+  static const auto& gradients = table<nnvm::FGradient>("FGradient");
+  auto entries = gradients.data_[mxnet_convolution->index_].first(node, grads);
+  entries[0].node->attrs.op = own_convolution_backward;  // as above
   return entries;
 }
 
@@ -349,8 +385,11 @@ void inherit_all(Operator* made, const nnvm::Op* from) {
       .inherit<nnvm::FInferType>("FInferType", from)
       .inherit<mxnet::FResourceRequest>("FResourceRequest", from)
       .inherit<nnvm::TIsBackward>("TIsBackward", from)
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<bool>("TIsMKLDNN", true);
+      .inherit<nnvm::FInplaceOption>("FInplaceOption", from)
+      .inherit<mxnet::FInferStorageType>("FInferStorageType", from)
+      .inherit<FCompute>("FCompute<cpu>", from)
+      .inherit<FComputeEx>("FComputeEx<cpu>", from)
+      .inherit<bool>("TIsMKLDNN", from);
 }
 
 // ---- Registration.
@@ -374,7 +413,7 @@ Operator rounding(const char* name, FComputeEx compute, const char* gradient) {
 }
 
 void register_all() {
-  const char *round = "_mpgluon_round_value", *pass = "_copy";
+  const char *round = kRound, *pass = "_copy";
   rounding(round, round_values, pass);
   rounding("_mpgluon_round_both", round_values, round);
   rounding("_mpgluon_round_gradient", pass_values, round)
@@ -402,12 +441,29 @@ void register_all() {
   mxnet_backward = nnvm::Op::Get("_backward_BatchNorm");
   Operator backward(kBackwardName, mxnet_backward->num_inputs, mxnet_backward->num_outputs);
   inherit_all(&backward, mxnet_backward);
-  backward.set<FComputeEx>("FComputeEx<cpu>", batch_norm_backward);
+  backward.set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+      .set<FComputeEx>("FComputeEx<cpu>", batch_norm_backward);
   own_backward = &backward.op();
   Operator forward(kForwardName, mxnet_forward->num_inputs, mxnet_forward->num_outputs);
   inherit_all(&forward, mxnet_forward);
-  forward.set<FComputeEx>("FComputeEx<cpu>", batch_norm)
+  forward.set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+      .set<FComputeEx>("FComputeEx<cpu>", batch_norm)
       .set<nnvm::FGradient>("FGradient", batch_norm_gradient);
+
+  mxnet_convolution = nnvm::Op::Get("Convolution");
+  mxnet_convolution_backward = nnvm::Op::Get("_backward_Convolution");
+  Operator made_backward("_mpgluon_convolution_backward", mxnet_convolution_backward->num_inputs,
+                         mxnet_convolution_backward->num_outputs);
+  made_backward.op().get_num_outputs = mxnet_convolution_backward->get_num_outputs;
+  inherit_all(&made_backward, mxnet_convolution_backward);
+  made_backward.set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+      .set<FComputeEx>("FComputeEx<cpu>", convolution_backward);
+  own_convolution_backward = &made_backward.op();
+  Operator convolution("_mpgluon_convolution", mxnet_convolution->num_inputs,
+                       mxnet_convolution->num_outputs);
+  convolution.op().get_num_inputs = mxnet_convolution->get_num_inputs;
+  inherit_all(&convolution, mxnet_convolution);
+  convolution.set<nnvm::FGradient>("FGradient", convolution_gradient);
 }
 
 }  // namespace

@@ -154,14 +154,10 @@ class _Analysis:
             entry = entry.node.inputs[0]
         return entry.node
 
-    def has_batch_norm_of_half(self, node: Node) -> bool:
-        """Whether a node is a BatchNorm of channels that takes float16, widened."""
-        return (
-            node.op == "BatchNorm"
-            and node.attrs.get("axis", "1") == "1"
-            and node.attrs.get("output_mean_var", "False") == "False"
-            and self.widens(node.inputs[0].node)
-        )
+    def takes_half(self, node: Node) -> bool:
+        """Whether a node's first operand is a float16 value that was widened for it alone."""
+        widened = node.inputs[0].node if node.inputs else node
+        return self.widens(widened) and self.takers[widened, 0] == [(node, 0)]
 
     def becomes_half(self, node: Node) -> bool:
         """Whether everything that takes a node's result takes it as float16."""
@@ -194,12 +190,16 @@ class _Operators:
         """Hand on a plain array, and a plain gradient."""
         return self.round(entry, forward=True, backward=True)
 
-    def is_free(self, node: Node, analysis: _Analysis) -> bool:  # noqa: ARG002 - the other's need
+    def is_free(self, node: Node, graph: _Analysis) -> bool:  # noqa: ARG002 - native ones ask
         """Whether a node gives the same bits in any layout; a cast leaves only plain ones."""
         return True
 
-    def batch_norm(self, node: Node, inputs: list[Entry]) -> Node:
-        """Return a BatchNorm that takes values on the grid."""
+    def rounds(self, node: Node, graph: _Analysis) -> frozenset[str]:  # noqa: ARG002
+        """Return what the operator in a node's place rounds itself: "result", "gradient"."""
+        return frozenset()
+
+    def in_place_of(self, node: Node, inputs: list[Entry], graph: _Analysis) -> Node:  # noqa: ARG002
+        """Return the node that does what ``node`` did, on values on the grid."""
         return Node(node.op, node.name, node.attrs, inputs, node.rest)
 
     @staticmethod
@@ -226,14 +226,35 @@ class _NativeOperators(_Operators):
     def plain(self, entry: Entry) -> Entry:
         return self._node("_mpgluon_plain", entry)
 
-    def is_free(self, node: Node, analysis: _Analysis) -> bool:
+    def is_free(self, node: Node, graph: _Analysis) -> bool:
+        elementwise = node.op == "elemwise_add" or _is_relu(node)
         return (
-            node.op in ("Convolution", "elemwise_add")
-            or _is_relu(node)
-            or analysis.has_batch_norm_of_half(node)
-        ) and analysis.becomes_half(node)
+            elementwise or node.op == "Convolution" or self._normalizes_half(node, graph)
+        ) and graph.becomes_half(node)
 
-    def batch_norm(self, node: Node, inputs: list[Entry]) -> Node:
+    @staticmethod
+    def _normalizes_half(node: Node, graph: _Analysis) -> bool:
+        return (
+            node.op == "BatchNorm"
+            and node.attrs.get("axis", "1") == "1"
+            and node.attrs.get("output_mean_var", "False") == "False"
+            and graph.takes_half(node)
+            and graph.becomes_half(node)
+        )
+
+    def rounds(self, node: Node, graph: _Analysis) -> frozenset[str]:
+        if self._normalizes_half(node, graph):
+            return frozenset({"result", "gradient"})
+        if node.op == "Convolution" and graph.takes_half(node):
+            return frozenset({"gradient"})
+        return frozenset()
+
+    def in_place_of(self, node: Node, inputs: list[Entry], graph: _Analysis) -> Node:
+        rounds = self.rounds(node, graph)
+        if not rounds:
+            return super().in_place_of(node, inputs, graph)
+        if node.op == "Convolution":
+            return Node("_mpgluon_convolution", node.name, node.attrs, inputs, node.rest)
         attrs = node.attrs
         eps, momentum = float(attrs.get("eps", 1e-3)), float(attrs.get("momentum", 0.9))
         fix_gamma = attrs.get("fix_gamma", "True") in ("True", "1")
@@ -265,10 +286,14 @@ class _Rewriting:
     def _rewrite(self, node: Node) -> None:
         if self.graph.narrows(node):
             operand = node.inputs[0]
-            value = self.new[operand.key]
-            if not self._is_free(self.graph.origin(operand)):
+            origin, value = self.graph.origin(operand), self.new[operand.key]
+            if not self._is_free(origin):
                 value = self.operators.plain(value)
-            self._hand_out((node, 0), value, round_it=operand.key not in self.graph.values_on_grid)
+            is_rounded = (
+                operand.key in self.graph.values_on_grid
+                or "result" in self.operators.rounds(origin, self.graph)
+            )
+            self._hand_out((node, 0), value, round_it=not is_rounded)
         elif self.graph.widens(node):
             self.new[node, 0] = self.taken[node, 0]
         elif self.graph.copies(node):
@@ -289,10 +314,7 @@ class _Rewriting:
                 inputs.append(self.operators.plain(self.new[entry.key]))
             else:
                 inputs.append(self.new[entry.key]._replace(version=entry.version))
-        if self.graph.has_batch_norm_of_half(node) and self._is_free(node):
-            made = self.operators.batch_norm(node, inputs)
-        else:
-            made = Node(node.op, node.name, node.attrs, inputs, node.rest)
+        made = self.operators.in_place_of(node, inputs, self.graph)
         for index in sorted(self.graph.results[node]):
             key, entry = (node, index), Entry(made, index)
             if not self.graph.is_half(key):
@@ -305,6 +327,19 @@ class _Rewriting:
 
     def _is_free(self, node: Node) -> bool:
         return self.operators.is_free(node, self.graph)
+
+    def _needs_rounding(self, taker: Optional[Node]) -> bool:
+        """Whether the gradient that a taker of a float16 result hands back must be rounded."""
+        if taker is None or not self.graph.widens(taker):
+            return False
+        (behind, position), *others = self.graph.takers[taker, 0] or [(None, 0)]
+        rounds_itself = (
+            behind is not None
+            and position == 0
+            and not others
+            and "gradient" in self.operators.rounds(behind, self.graph)
+        )
+        return (taker, 0) not in self.graph.gradients_on_grid and not rounds_itself
 
     def _hand_out(
         self, key: Key, value: Entry, *, round_it: bool = False, gradient_is_rounded: bool = False
@@ -323,12 +358,7 @@ class _Rewriting:
             Whether what comes before rounds the gradient of ``value`` in any case.
         """
         takers = self.graph.takers[key]
-        rounds = [
-            node is not None
-            and self.graph.widens(node)
-            and (node, 0) not in self.graph.gradients_on_grid
-            for node, _ in takers
-        ]
+        rounds = [self._needs_rounding(taker) for taker, _ in takers]
         if len(takers) == 1:
             backward = rounds[0] and not gradient_is_rounded
             self.taken[takers[0]] = self.operators.round(value, forward=round_it, backward=backward)

@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO := runs/demo
 
-.PHONY: demo test test-slow lint notebooks notebooks-check lab environment clean
+.PHONY: demo test test-slow test-torch lint notebooks notebooks-check lab environment clean
 
 environment: $(VENV)/.complete
 
@@ -16,6 +16,7 @@ $(VENV)/.complete: requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(RUN) -m mpgluon.native
 	touch $@
 
 # ResNet-50 in float16 on a CPU, on rendered images of ten shapes: real JPEG files through the real
@@ -32,6 +33,12 @@ test: environment lint
 
 test-slow: environment
 	$(RUN) -m pytest -m slow
+
+# Against PyTorch, in an environment of its own: gluoncv refuses to be imported beside it.
+test-torch: environment
+	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
+		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy)
+	$(RUN) -m pytest tests/weights/test_against_pytorch.py
 
 lint: environment
 	$(VENV)/bin/ruff check .

@@ -121,8 +121,18 @@ def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
     Raises
     ------
     TrainerStateError
-        If it was told not to, or has begun otherwise; nothing is changed then.
+        If it was told not to, or has begun otherwise, or would race with other processes when it
+        begins; nothing is changed then.
     """
+    kvstore = trainer._kvstore_params["kvstore"]
+    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+    if "dist" in kind and not trainer._kv_initialized:
+        raise TrainerStateError(
+            f"with kvstore {kind!r} this Trainer would begin inside its first step, where the "
+            "processes race and every other run goes wrong; call "
+            "mpgluon.distributed.begin(trainer) before init_trainer and before the first forward "
+            "pass, or use mpgluon.distributed.MpiKVStore"
+        )
     asked_for = trainer._kvstore_params["update_on_kvstore"]
     if asked_for or (trainer._kv_initialized and trainer._update_on_kvstore):
         raise TrainerStateError(

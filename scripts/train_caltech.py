@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Optional
 
 import mpgluon
+from mpgluon.distributed import MpiProcesses, OneProcess, Processes
 from mpgluon.training import InterruptedRunError, TrainingConfig, train
 
 # Option, what it takes, and what it means; defaults are the config's.
@@ -35,7 +37,8 @@ _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({}, "a name in MXNet's or gluoncv's model zoo"),
     "pretrained": (
         {"metavar": "FILE"},
-        "start from a parameter file; its head may have another number of classes",
+        "start from a parameter file, or a state dict with torchvision's names (.safetensors, "
+        ".pth); its head may have another number of classes",
     ),
     "dataset": (
         {"choices": ("caltech101", "shapes")},
@@ -52,10 +55,26 @@ _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "epochs": ({"type": int}, "passes over the training images"),
     "warmup_epochs": ({"type": int}, "epochs in which the learning rate climbs"),
     "learning_rate": ({"type": float}, "its peak; a cosine takes it down to zero"),
+    "reference_batch_size": (
+        {"type": int, "metavar": "N"},
+        "the global batch that the learning rate is meant for; it is scaled to the one there is",
+    ),
     "momentum": ({"type": float}, "for optimizers that have one"),
     "weight_decay": ({"type": float}, "L2 penalty"),
     "optimizer": ({}, "any of MXNet's"),
-    "devices": ({}, "cpu, gpu, gpu:0,1"),
+    "devices": ({}, "cpu, gpu (of several processes, each its own), gpu:0,1"),
+    "kvstore": (
+        {"choices": ("device", "mpi")},
+        "what sums gradients: mpi joins the processes that mpirun starts",
+    ),
+    "timeout": (
+        {"type": float, "metavar": "SECONDS"},
+        "how long a process waits for the others before it ends them all",
+    ),
+    "sync_batch_norm": (
+        {"action": "store_true"},
+        "BatchNorm over the devices of a process together",
+    ),
     "workers": ({"type": int}, "processes that decode images"),
     "seed": ({"type": int}, "of everything random"),
     "skip_unreadable": (
@@ -89,25 +108,59 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train, print the result and return the exit status."""
     options = vars(parse(arguments))
     resume = options.pop("resume")
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         config = TrainingConfig(**options)
+        with start_processes(config) as processes:
+            return run(config, processes, resume=resume)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def start_processes(config: TrainingConfig) -> Processes:
+    """Return the processes that train together, not yet started."""
+    if config.kvstore == "mpi":
+        return MpiProcesses(config.timeout)
+    started = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))  # Open MPI's
+    if started > 1:
+        raise ValueError(
+            f"mpirun has started {started} processes, and without --kvstore mpi each of them would "
+            "train alone and write the same files; add --kvstore mpi"
+        )
+    return OneProcess()
+
+
+def run(config: TrainingConfig, processes: Processes, *, resume: bool) -> int:
+    """Train, let rank 0 print the result, and return the exit status."""
+    several = processes.world_size > 1
+    logging.basicConfig(
+        format=f"rank {processes.rank}: %(message)s" if several else "%(message)s",
+        level=logging.INFO if processes.is_first else logging.WARNING,
+    )
+    who = f"rank {processes.rank}: " if several else ""
+    if processes.is_first:
         policy = config.policy
         print(
             f"{config.model} on {config.dataset}: parameters {policy.param_dtype}, computation "
             f"{policy.compute_dtype}, result {policy.output_dtype}",
             file=sys.stderr,
         )
-        results = train(config, resume=resume, progress=True)
+    try:
+        results = train(config, resume=resume, progress=True, processes=processes)
     except (ValueError, OSError, mpgluon.MpgluonError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{who}error: {error}", file=sys.stderr)
+        processes.end_all(2)
         return 2
     except InterruptedRunError as stop:
-        print(stop, file=sys.stderr)
+        if processes.is_first:
+            print(stop, file=sys.stderr)
         return 128 + int(stop.signal)
     except KeyboardInterrupt:
-        print("stopped before the first step; nothing to resume", file=sys.stderr)
+        print(f"{who}stopped before the first step; nothing to resume", file=sys.stderr)
+        processes.end_all(130)
         return 130
+    if not processes.is_first:
+        return 0
     print(
         f"test accuracy {results['test_accuracy']:.3f} on {config.dataset}, "
         f"{results['steps']} steps ({results['skipped_steps']} skipped) in "

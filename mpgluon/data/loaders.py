@@ -136,7 +136,8 @@ class ImageLoader:
         decodes.
     on_unreadable : str
         "error" raises `DataError` at an image that cannot be decoded. "skip" leaves it out of its
-        batch, which is then smaller, logs its name and lists it in ``unreadable``.
+        batch, which is then smaller, logs its name and lists it in ``unreadable``. Of several
+        processes that train, none may lose a whole batch: that raises `DataError` too.
     rank, world_size : int, optional
         Which process this is, of how many that share each epoch.
 
@@ -183,11 +184,13 @@ class ImageLoader:
         self._sampler = EpochBatchSampler(
             len(indices), batch_size, seed=seed, rank=rank, world_size=world_size
         )
-        if len(self._sampler) == 0:
+        # A test needs no image on every process: one with fewer batches waits for nobody.
+        if len(self._sampler) == 0 and (augmentation is not None or not len(indices)):
             raise ValueError(
                 f"{len(indices)} images give no batch of {batch_size} for each of {world_size} "
                 "processes: choose a smaller batch_size or more images"
             )
+        self._must_keep_pace = world_size > 1 and augmentation is not None
         self._num_workers = num_workers
         self._on_unreadable = on_unreadable
         self._unreadable: dict[Path, str] = {}
@@ -228,6 +231,12 @@ class ImageLoader:
             for done, (images, labels, failures) in enumerate(batches, self._sampler.first_batch):
                 self._report(failures)
                 self.batches_done = done + 1
+                if not len(labels) and self._must_keep_pace:
+                    raise DataError(
+                        f"none of this process's {len(failures)} images of a batch can be decoded "
+                        f"(the first: {failures[0].reason}), and the other processes take a step "
+                        "now; repair or remove them"
+                    )
                 if len(labels):
                     yield (
                         mx.nd.array(images, ctx=mx.cpu(), dtype=images.dtype),

@@ -77,4 +77,5 @@ def invoke(
 def _handle(name: str) -> int:
     handle = OpHandle()
     check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
-    return handle.value
+    number: int = handle.value
+    return number

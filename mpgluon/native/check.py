@@ -9,6 +9,7 @@ import sys
 
 import mxnet as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from mpgluon import native
 
@@ -38,7 +39,7 @@ def check(path: str) -> None:
     _check_graph(values)
 
 
-def _check_graph(values: np.ndarray) -> None:
+def _check_graph(values: NDArray[np.float32]) -> None:
     """Compare a graph with oneDNN's layouts in it, forward and backward."""
     values = np.clip(np.nan_to_num(values / 2.0**12), -8, 8)
     results = []

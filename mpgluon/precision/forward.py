@@ -116,7 +116,7 @@ class PolicyForward:
         def on_grid(*args: Any) -> tuple[list[Symbol], Symbol]:
             data, graph = type(block)._get_graph(block, *args)
             formats = iter(self.traced_formats or ())
-            dtypes = {symbol.name: next(formats) for symbol in data}
+            dtypes = {symbol.name: str(next(formats)) for symbol in data}
             dtypes |= {p.name: np.dtype(p.dtype).name for p in block.collect_params().values()}
             return data, hold_on_grid(graph, dtypes, native=native.available())
 

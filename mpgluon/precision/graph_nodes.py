@@ -44,13 +44,13 @@ class Entry(NamedTuple):
     """One of the results of a node, as an operand of another or a result of the graph."""
 
     node: Node
-    index: int = 0
+    number: int = 0
     version: int = 0  # counts who has written an auxiliary state
 
     @property
     def key(self) -> Key:
         """What tells results apart."""
-        return self.node, self.index
+        return self.node, self.number
 
 
 Key = tuple[Node, int]
@@ -73,7 +73,7 @@ def write_graph(heads: Sequence[Entry]) -> Symbol:
     numbers = {node: number for number, node in enumerate(nodes)}
 
     def positions(entries: Sequence[Entry]) -> list[list[int]]:
-        return [[numbers[entry.node], entry.index, entry.version] for entry in entries]
+        return [[numbers[entry.node], entry.number, entry.version] for entry in entries]
 
     records = [
         {"op": n.op, "name": n.name, "attrs": n.attrs, "inputs": positions(n.inputs), **n.rest}

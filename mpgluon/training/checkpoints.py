@@ -13,15 +13,25 @@ __all__ = ["RunCheckpoints"]
 class RunCheckpoints:
     """The checkpoints of one run, in a folder of their own, the newest few kept.
 
+    Parameters
+    ----------
+    config : TrainingConfig
+    resume : bool
+        Whether the folder may hold checkpoints already.
+    writes : bool
+        Whether this process keeps the folder; others only learn the names.
+
     Raises
     ------
     CheckpointError
         If the folder cannot be made, or holds a run that is not to be resumed.
     """
 
-    def __init__(self, config: TrainingConfig, *, resume: bool) -> None:
+    def __init__(self, config: TrainingConfig, *, resume: bool, writes: bool = True) -> None:
         self.folder = config.output_path / "checkpoints"
         self._keep = config.keep_checkpoints
+        if not writes:
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -16,9 +16,20 @@ from mpgluon.policy import Policy
 
 __all__ = ["TrainingConfig"]
 
-# What may differ between a run and its continuation without changing what is computed.
+# What may differ between a run and its continuation without changing what is computed. Of the
+# batch, the product over devices and processes must stay: `TrainingConfig.differences` looks at it.
 _FREE_TO_CHANGE = frozenset(
-    {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
+    {
+        "data_dir",
+        "output_dir",
+        "workers",
+        "keep_checkpoints",
+        "tensorboard",
+        "batch_size",
+        "devices",
+        "kvstore",
+        "timeout",
+    }
 )
 
 
@@ -58,13 +69,24 @@ class TrainingConfig:
         Passes over the training images, and how many of them the learning rate climbs for; a
         single epoch has no warm-up.
     learning_rate : float
-        Its peak, for the whole batch over all devices; the schedule is a cosine down to zero.
+        Its peak; the schedule is a cosine down to zero.
+    reference_batch_size : int, optional
+        The global batch, over all devices and processes, that ``learning_rate`` is meant for:
+        with another one the peak changes in proportion (Goyal et al., "Accurate, Large Minibatch
+        SGD", 2017, 2.1). By default the peak is ``learning_rate``, whatever the batch.
     momentum, weight_decay : float
         Momentum is passed to optimizers that have one.
     optimizer : str
         A name in MXNet's registry.
     devices : str
-        ``"cpu"``, ``"gpu:0,1"``, ...
+        ``"cpu"``, ``"gpu:0,1"``, ... Of several processes on a machine, each takes one GPU with
+        ``"gpu"``.
+    kvstore : {"device", "mpi"}
+        What sums gradients: MXNet over the devices of one process, or MPI over processes too.
+    timeout : float
+        Seconds for which a process waits for the others before the job ends.
+    sync_batch_norm : bool
+        Let BatchNorm use the statistics of the batch over all devices of a process, in FP32.
     workers : int
         Processes that decode images.
     seed : int
@@ -95,10 +117,14 @@ class TrainingConfig:
     epochs: int = 30
     warmup_epochs: int = 2
     learning_rate: float = 0.05
+    reference_batch_size: Optional[int] = None
     momentum: float = 0.9
     weight_decay: float = 1e-4
     optimizer: str = "sgd"
     devices: str = "cpu"
+    kvstore: str = "device"
+    timeout: float = 300.0
+    sync_batch_norm: bool = False
     workers: int = 2
     seed: int = 0
     skip_unreadable: bool = False
@@ -109,6 +135,7 @@ class TrainingConfig:
         for name, allowed in (
             ("dtype", ("float32", "float16", "bfloat16")),
             ("dataset", ("caltech101", "shapes")),
+            ("kvstore", ("device", "mpi")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -131,6 +158,12 @@ class TrainingConfig:
             raise ValueError(f"min_crop_area must be in (0, 1], received {self.min_crop_area}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive, received {self.learning_rate}")
+        if self.reference_batch_size is not None and self.reference_batch_size < 1:
+            raise ValueError(
+                f"reference_batch_size must be at least 1, received {self.reference_batch_size}"
+            )
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"timeout must be positive, received {self.timeout}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), received {self.momentum}")
         if not 0 <= self.weight_decay < math.inf:
@@ -162,6 +195,12 @@ class TrainingConfig:
         if interval is None:
             interval = min(2000, max(10, total_steps // 10))
         return DynamicLossScale(growth_interval=interval)
+
+    def peak_learning_rate(self, global_batch_size: int) -> float:
+        """Return the learning rate after the warm-up, for so many images per step in all."""
+        if self.reference_batch_size is None:
+            return self.learning_rate
+        return self.learning_rate * global_batch_size / self.reference_batch_size
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for a JSON file."""

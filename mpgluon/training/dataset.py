@@ -30,14 +30,21 @@ class Dataset:
     train_indices: tuple[int, ...]
     test_indices: tuple[int, ...]
 
-    def loaders(self, config: TrainingConfig, devices: int) -> tuple[ImageLoader, ImageLoader]:
-        """Return the training and the test loader, images in the compute format."""
+    def loaders(
+        self, config: TrainingConfig, devices: int, *, rank: int = 0, world_size: int = 1
+    ) -> tuple[ImageLoader, ImageLoader]:
+        """Return the training and the test loader, images in the compute format.
+
+        Of several processes, each has its own share of every batch and of the test images.
+        """
         common: dict[str, Any] = {
             "batch_size": config.batch_size * devices,
             "image_size": config.image_size,
             "dtype": "float16" if config.policy.compute_dtype == "float16" else "float32",
             "num_workers": config.workers,
             "on_unreadable": "skip" if config.skip_unreadable else "error",
+            "rank": rank,
+            "world_size": world_size,
         }
         train = train_loader(
             self.folder,

@@ -35,8 +35,8 @@ class History:
 
     Parameters
     ----------
-    path : Path
-        The JSON-lines file.
+    path : Path or None
+        The JSON-lines file; ``None`` keeps the events in memory only.
     steps_done : int
         Of a continued run: events of later steps are dropped, since they will happen again.
         Zero starts a new file.
@@ -49,9 +49,12 @@ class History:
         Are given each event that is added.
     """
 
-    def __init__(self, path: Path, steps_done: int = 0) -> None:
+    def __init__(self, path: Optional[Path], steps_done: int = 0) -> None:
         self.events: list[Event] = []
         self.listeners: list[Callable[[Event], None]] = []
+        self._path = path
+        if path is None:
+            return
         if steps_done and path.exists():
             lines = path.read_text().splitlines()
             complete = (_parse(line) for line in lines)
@@ -59,13 +62,13 @@ class History:
         part = path.with_name(f".{path.name}.part")
         part.write_text("".join(to_json(event) + "\n" for event in self.events))
         os.replace(part, path)  # whoever kills this run now leaves the old file or the new one
-        self._path = path
 
     def add(self, event: str, **values: Any) -> None:
         """Append an event to the list and to the file."""
         self.events.append({"event": event, **values})
-        with open(self._path, "a") as file:
-            file.write(to_json(self.events[-1]) + "\n")
+        if self._path is not None:
+            with open(self._path, "a") as file:
+                file.write(to_json(self.events[-1]) + "\n")
         for listener in self.listeners:
             listener(self.events[-1])
 

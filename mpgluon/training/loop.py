@@ -1,32 +1,43 @@
 """The training loop: epochs of steps, a test after each, a checkpoint after each.
 
 Reads top to bottom: :func:`train` prepares, :class:`_Run` does one epoch, one test, one
-checkpoint at a time. It prints nothing but tqdm's bars, and those only when asked.
+checkpoint at a time. Of several processes all run it alike, and rank 0 alone reads and writes
+checkpoints and results. It prints nothing but tqdm's bars, and those only when asked.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import gluon
 from tqdm import tqdm
 
 from mpgluon import amp
 from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
-from mpgluon.devices import parse_devices
+from mpgluon.distributed import (
+    MpiKVStore,
+    OneProcess,
+    Processes,
+    average_batch_norm,
+    check_agreement,
+    devices_of_process,
+    share_state,
+    synchronize_batch_norm,
+)
 from mpgluon.errors import CheckpointError
 from mpgluon.plots import save_training_curves
 from mpgluon.precision.casting import apply_policy
 from mpgluon.training.checkpoints import RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
-from mpgluon.training.history import Event, History, describe_machine, installed_versions, to_json
+from mpgluon.training.history import History, describe_machine, installed_versions, to_json
 from mpgluon.training.interruption import InterruptedRunError, Interruption
 from mpgluon.training.networks import (
     build_network,
@@ -34,6 +45,7 @@ from mpgluon.training.networks import (
     load_pretrained,
 )
 from mpgluon.training.optimizers import make_optimizer
+from mpgluon.training.steps import Stepper, accuracies
 from mpgluon.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
@@ -42,7 +54,11 @@ _logger = logging.getLogger(__name__)
 
 
 def train(
-    config: TrainingConfig, *, resume: bool = False, progress: bool = False
+    config: TrainingConfig,
+    *,
+    resume: bool = False,
+    progress: bool = False,
+    processes: Optional[Processes] = None,
 ) -> dict[str, Any]:
     """Train a network as a config says, and return its results.
 
@@ -53,6 +69,8 @@ def train(
         Continue from the newest good checkpoint in ``config.output_dir``, if there is one.
     progress : bool
         Show progress bars on the standard error stream.
+    processes : Processes, optional
+        Those that train together, entered; all of them call this. By default, this one alone.
 
     Returns
     -------
@@ -67,13 +85,23 @@ def train(
         If the config asks for what is not there.
     CheckpointError
         If the folder holds another run, or a file does not fit.
+    DistributedError
+        If a process does not keep up with the others.
     InterruptedRunError
-        After Ctrl-C or SIGTERM; the state is saved.
+        After Ctrl-C or SIGTERM, on all processes if one received it; the state is saved.
     """
-    devices = parse_devices(config.devices)
-    checkpoints = RunCheckpoints(config, resume=resume)
-    dataset = open_dataset(config, progress=progress)
-    run = _Run(config, dataset, devices, progress=progress)
+    processes = OneProcess() if processes is None else processes
+    if processes.world_size > 1 and config.kvstore != "mpi":
+        raise ValueError(
+            f"{processes.world_size} processes train together only with kvstore 'mpi', received "
+            f"{config.kvstore!r}"
+        )
+    progress = progress and processes.is_first
+    devices = devices_of_process(config.devices, processes)
+    checkpoints = RunCheckpoints(config, resume=resume, writes=processes.is_first)
+    with processes.one_per_machine_first("the images"):
+        dataset = open_dataset(config, progress=progress)
+    run = _Run(config, dataset, devices, processes, progress=progress)
     try:
         run.resume(checkpoints)
         with Interruption() as interruption:
@@ -101,17 +129,22 @@ class _Run:
         config: TrainingConfig,
         dataset: Dataset,
         devices: list[mx.Context],
+        processes: Processes,
         *,
         progress: bool,
     ) -> None:
-        self.config, self.dataset, self.devices = config, dataset, devices
+        self.config, self.dataset = config, dataset
+        self.devices, self.processes = devices, processes
         self.progress = progress
         self.position = _Position()
         self.history: Optional[History] = None
         self.tensorboard: Optional[TensorBoard] = None
-        if config.tensorboard:
+        if config.tensorboard and processes.is_first:
             self.tensorboard = TensorBoard(config.output_path / "tensorboard")
-        self.train_batches, self.test_batches = dataset.loaders(config, len(devices))
+        self.train_batches, self.test_batches = dataset.loaders(
+            config, len(devices), rank=processes.rank, world_size=processes.world_size
+        )
+        self.global_batch_size = config.batch_size * len(devices) * processes.world_size
         total_steps = config.epochs * len(self.train_batches)
         mx.random.seed(config.seed)
         np.random.seed(config.seed)  # MXNet's initializers draw from NumPy too
@@ -119,27 +152,57 @@ class _Run:
         self.net = build_network(
             config.model, classes=classes, image_size=config.image_size, devices=devices
         )
-        self.normalizes_input = has_input_normalization(self.net)
+        normalizes_input = has_input_normalization(self.net)
         self.fresh_parameters: list[str] = []
         if config.pretrained is not None:
             path = Path(config.pretrained)
             self.fresh_parameters = load_pretrained(self.net, path, classes=classes)
             if self.fresh_parameters:
                 _logger.info("new head, not from %s: %s", path, ", ".join(self.fresh_parameters))
+        if config.sync_batch_norm and len(devices) > 1:
+            synchronize_batch_norm(self.net, len(devices))
         if config.policy.compute_dtype != "float32":
             apply_policy(self.net, config.policy)
         self.net.hybridize(static_alloc=True, static_shape=True)
-        self.loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+        peak = config.peak_learning_rate(self.global_batch_size)
+        store = MpiKVStore(processes) if config.kvstore == "mpi" else None
         self.trainer = gluon.Trainer(
             self.net.collect_params(),
-            make_optimizer(config, total_steps),
-            kvstore="device",
+            make_optimizer(replace(config, learning_rate=peak), total_steps),
+            kvstore=store or "device",
             update_on_kvstore=False,  # momenta stay where a checkpoint finds them
         )
         amp.init_trainer(self.trainer, config.make_loss_scale(total_steps))
+        if store is not None:
+            store.attach(self.trainer)
+        self.step = Stepper(
+            self.net, self.trainer, devices, processes, differentiate_inputs=normalizes_input
+        )
 
     def resume(self, checkpoints: RunCheckpoints) -> None:
-        """Go on from the newest good checkpoint, or begin; then write the log's header."""
+        """Go on from rank 0's newest good checkpoint, or begin; then write the log's header."""
+        if self.processes.is_first:
+            self._load_newest(checkpoints)
+        shared = share_state(self.processes, self.net, self.trainer, position=asdict(self.position))
+        self.position = _Position(**shared["position"])
+        path = self.config.output_path / "history.jsonl" if self.processes.is_first else None
+        self.history = History(path, self.position.step)
+        self.history.events = self.processes.broadcast(self.history.events, "the history")
+        if self.tensorboard is not None:
+            self.tensorboard.begin(self.history.events)
+            self.history.listeners.append(self.tensorboard.add)
+        self.history.add(
+            "start",
+            step=self.position.step,
+            config=self.config.as_dict(),
+            processes=self.processes.world_size,
+            global_batch_size=self.global_batch_size,
+            dataset=self._describe_dataset(),
+            versions=installed_versions(),
+            machine=describe_machine(),
+        )
+
+    def _load_newest(self, checkpoints: RunCheckpoints) -> None:
         failures = []
         for path in checkpoints.newest_first():
             try:
@@ -151,21 +214,17 @@ class _Run:
         else:
             if failures:
                 raise CheckpointError(f"no checkpoint can be continued: {'; '.join(failures)}")
-        self.history = History(self.config.output_path / "history.jsonl", self.position.step)
-        if self.tensorboard is not None:
-            self.tensorboard.begin(self.history.events)
-            self.history.listeners.append(self.tensorboard.add)
-        self.history.add(
-            "start",
-            step=self.position.step,
-            config=self.config.as_dict(),
-            dataset=self._describe_dataset(),
-            versions=installed_versions(),
-            machine=describe_machine(),
-        )
 
     def _load(self, path: Path) -> None:
-        differences = self.config.differences(read_extra(path)["config"])
+        before = read_extra(path)
+        differences = self.config.differences(before["config"])
+        if before.get("global_batch_size") != self.global_batch_size:
+            differences.append(
+                "the batch over all devices and processes was "
+                f"{before.get('global_batch_size')}, is {self.global_batch_size} "
+                f"({self.config.batch_size} on each of {len(self.devices)} devices in each of "
+                f"{self.processes.world_size} processes)"
+            )
         if differences:
             raise ValueError(
                 f"{path} was written by a run with another config: {'; '.join(differences)}; "
@@ -178,14 +237,23 @@ class _Run:
     def fit(self, checkpoints: RunCheckpoints, interruption: Interruption) -> None:
         """Do the epochs that are left."""
         for epoch in range(self.position.epoch, self.config.epochs):
-            self._train_epoch(interruption)
-            if interruption.signal is None:
+            stop = self._train_epoch(interruption)
+            average_batch_norm(self.processes, self.net)
+            if stop is None:
                 self._end_epoch(epoch)
+                stop = self._agree_on(interruption)
             path = self._save(checkpoints)
-            if interruption.signal is not None:
-                raise InterruptedRunError(interruption.signal, path)
+            if stop is not None:
+                raise InterruptedRunError(stop, path)
 
-    def _train_epoch(self, interruption: Interruption) -> None:
+    def _agree_on(self, interruption: Interruption) -> Optional[signal.Signals]:
+        """Return the signal that one of the processes has received, or ``None`` if none has."""
+        mine = 0 if interruption.signal is None else int(interruption.signal)
+        number = max(self.processes.gather(mine, "whether to stop"))
+        return signal.Signals(number) if number else None
+
+    def _train_epoch(self, interruption: Interruption) -> Optional[signal.Signals]:
+        """Do the steps that are left of this epoch; return the signal that cut it short."""
         assert self.history is not None
         position, loader = self.position, self.train_batches
         loader.set_epoch(position.epoch, position.batch)
@@ -201,12 +269,18 @@ class _Run:
         before = position.seconds
         with bar:
             for images, labels in loader:
-                step = self._step(images, labels)
+                self._seed_step()
+                step = self.step(images, labels)
                 since, ended = ended, time.perf_counter()
-                speed = step["images"] / (ended - since)
-                self.history.add("step", **step, images_per_second=speed)
-                seen, correct = seen + step["images"], correct + step["correct"]
                 position.step += 1
+                self.history.add(
+                    "step",
+                    step=position.step,
+                    epoch=position.epoch,
+                    **step,
+                    images_per_second=step["images"] / (ended - since),
+                )
+                seen, correct = seen + step["images"], correct + step["correct"]
                 position.batch = loader.batches_done
                 position.seconds = before + ended - began
                 bar.update()
@@ -217,43 +291,24 @@ class _Run:
                     scale=f"{amp.loss_scale(self.trainer):g}",
                     skipped=amp.skipped_steps(self.trainer),
                 )
-                if interruption.signal is not None:
-                    return
+                stop = self._agree_on(interruption)
+                if stop is not None:
+                    return stop
+        return None
 
-    def _step(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> Event:
-        """Do one step; return what the history says of it, but for its speed."""
-        # Dropout is the same whether a run came here at once or was resumed.
-        step_seed = np.random.SeedSequence([self.config.seed, self.position.step])
-        mx.random.seed(int(step_seed.generate_state(1)[0]))
-        image_parts = gluon.utils.split_and_load(images, self.devices, even_split=False)
-        label_parts = gluon.utils.split_and_load(labels, self.devices, even_split=False)
-        if self.normalizes_input:
-            for part in image_parts:
-                part.attach_grad()
-        scale = amp.loss_scale(self.trainer)
-        with autograd.record():
-            logits = [self.net(part) for part in image_parts]
-            losses = [self.loss_fn(*pair) for pair in zip(logits, label_parts)]
-            with amp.scale_loss(losses, self.trainer) as scaled_losses:
-                autograd.backward(scaled_losses)
-        self.trainer.step(len(labels))
-        return {
-            "step": self.position.step + 1,
-            "epoch": self.position.epoch,
-            "loss": float(np.mean(_on_host(losses))),
-            "learning_rate": self.trainer.learning_rate,
-            "loss_scale": scale,
-            "skipped": amp.step_was_skipped(self.trainer),
-            "gradient_norm": amp.gradient_norm(self.trainer),
-            "correct": int((_on_host(logits).argmax(axis=1) == labels.asnumpy()).sum()),
-            "images": len(labels),
-        }
+    def _seed_step(self) -> None:
+        """Let dropout be the same in a resumed run, and another on each process."""
+        numbers = [self.config.seed, self.position.step, self.processes.rank]
+        mx.random.seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _end_epoch(self, epoch: int) -> None:
         assert self.history is not None
         steps = [event for event in self.history.of("step") if event["epoch"] == epoch]
         images = sum(event["images"] for event in steps)
-        accuracy, per_class = self._test()
+        classes = len(self.dataset.folder.classes)
+        accuracy, per_class = accuracies(
+            self.net, self.test_batches, classes, self.devices, self.processes
+        )
         self.position.epoch, self.position.batch = epoch + 1, 0
         self.history.add(
             "epoch",
@@ -267,42 +322,46 @@ class _Run:
         )
         _logger.info("epoch %d: test accuracy %.3f", epoch + 1, accuracy)
 
-    def _test(self) -> tuple[float, float]:
-        """Return the accuracy on the test images, and the mean of the classes' accuracies."""
-        classes = len(self.dataset.folder.classes)
-        right, total = np.zeros(classes), np.zeros(classes)
-        for images, labels in self.test_batches:
-            devices = self.devices[: len(images)]  # the last batch may have fewer images than that
-            parts = gluon.utils.split_and_load(images, devices, even_split=False)
-            predicted = _on_host([self.net(part) for part in parts]).argmax(axis=1)
-            truth = labels.asnumpy()
-            np.add.at(total, truth, 1)
-            np.add.at(right, truth, predicted == truth)
-        present = total > 0
-        return float(right.sum() / total.sum()), float((right[present] / total[present]).mean())
-
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)
-        save_checkpoint(
-            path,
-            self.net,
-            self.trainer,
-            config=self.config.as_dict(),
-            position=asdict(self.position),
-        )
-        checkpoints.remove_old()
+        check_agreement(self.processes, self.net)
+        if self.processes.is_first:
+            save_checkpoint(
+                path,
+                self.net,
+                self.trainer,
+                config=self.config.as_dict(),
+                global_batch_size=self.global_batch_size,
+                position=asdict(self.position),
+            )
+            checkpoints.remove_old()
         return path
 
     def finish(self) -> dict[str, Any]:
-        """Write results.json, curves.png and the parameters; return the results."""
+        """Return the results; rank 0 writes results.json, curves.png and the parameters."""
         assert self.history is not None
+        results = self._results()
+        if self.processes.is_first:
+            folder, config = self.config.output_path, self.config
+            steps, epochs = self.history.of("step"), self.history.of("epoch")
+            how = f"{config.dtype} amp" if config.amp else config.dtype
+            title = f"{config.model}, {how}, {config.dataset}"
+            save_training_curves(folder / "curves.png", steps, epochs, title=title)
+            self.net.save_parameters(str(folder / "final.params"))
+            (folder / "results.json").write_text(to_json(results, indent=2) + "\n")
+        self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])
+        return results
+
+    def _results(self) -> dict[str, Any]:
+        assert self.history is not None
+        config = self.config
         steps, epochs = self.history.of("step"), self.history.of("epoch")
-        folder, config = self.config.output_path, self.config
-        title = f"{config.model}, {config.dtype}{' amp' if config.amp else ''}, {config.dataset}"
-        save_training_curves(folder / "curves.png", steps, epochs, title=title)
-        self.net.save_parameters(str(folder / "final.params"))
-        results = {
+        unreadable = [*self.train_batches.unreadable, *self.test_batches.unreadable]
+        everywhere = self.processes.gather(list(map(str, unreadable)), "unreadable images")
+        return {
             "config": config.as_dict(),
+            "processes": self.processes.world_size,
+            "global_batch_size": self.global_batch_size,
             "policy": asdict(config.policy),
             "dataset": self._describe_dataset(),
             "versions": installed_versions(),
@@ -318,14 +377,8 @@ class _Run:
             "images_per_second": sum(e["images"] for e in steps) / self.position.seconds,
             "parameters": sum(int(np.prod(p.shape)) for p in self.net.collect_params().values()),
             "fresh_parameters": self.fresh_parameters,
-            "unreadable_images": [
-                str(path)
-                for path in (*self.train_batches.unreadable, *self.test_batches.unreadable)
-            ],
+            "unreadable_images": [path for paths in everywhere for path in paths],
         }
-        (folder / "results.json").write_text(to_json(results, indent=2) + "\n")
-        self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])
-        return results
 
     def close(self) -> None:
         """End the worker processes, and what is written for TensorBoard."""
@@ -341,8 +394,3 @@ class _Run:
             "train_images": len(self.dataset.train_indices),
             "test_images": len(self.dataset.test_indices),
         }
-
-
-def _on_host(parts: list[mx.nd.NDArray]) -> Any:
-    """Return the parts from all devices as one NumPy array; waits for them."""
-    return np.concatenate([part.asnumpy() for part in parts])

@@ -13,6 +13,7 @@ from mxnet.gluon.model_zoo import vision
 from mpgluon.checkpoint import check_parameters
 from mpgluon.errors import CheckpointError
 from mpgluon.precision.casting import blocks_of
+from mpgluon.weights import is_state_dict_file, read_state_dict, values_for
 
 __all__ = ["build_network", "has_input_normalization", "load_pretrained"]
 
@@ -70,8 +71,13 @@ def _parts(result: Any) -> list[mx.nd.NDArray]:
 
 
 def _gluoncv_network(name: str, classes: int) -> gluon.HybridBlock:
-    from gluoncv import model_zoo  # takes a while: only where it is needed
-
+    try:
+        from gluoncv import model_zoo  # takes a while: only where it is needed
+    except RuntimeError as error:  # which it raises where PyTorch 2 is installed
+        raise ValueError(
+            f"{name!r} may be one of gluoncv's networks, but gluoncv cannot be imported: {error}; "
+            "use an environment without PyTorch"
+        ) from error
     try:
         return model_zoo.get_model(name, classes=classes)
     except ValueError:
@@ -103,12 +109,16 @@ def has_input_normalization(net: gluon.Block) -> bool:
 def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
     """Set a network's parameters from a file, except for a head of another size.
 
+    A ``.safetensors`` or ``.pth`` file is a state dict with torchvision's names: of a ResNet for
+    gluoncv's ``resnet50_v1b`` and its sisters, of a VGG or MobileNetV2 for those of either zoo.
+    No code in it is run.
+
     Parameters
     ----------
     net : gluon.Block
         Initialized, FP32.
     path : Path
-        A file that ``save_parameters`` wrote; 16-bit values are widened.
+        What ``save_parameters`` wrote, or a state dict; 16-bit values are widened.
     classes : int
         A parameter whose first axis has this length in ``net`` and another in the file belongs
         to the head, and keeps its initial values.
@@ -126,6 +136,8 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
     """
     if not path.is_file():
         raise CheckpointError(f"there is no parameter file {path}")
+    if is_state_dict_file(path):
+        return _load_state_dict(net, path, classes)
     try:
         values: Any = mx.nd.load(str(path))
     except mx.MXNetError as error:
@@ -153,4 +165,17 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
     for name, parameter in parameters.items():
         if name not in fresh:
             parameter.set_data(widened[name])
+    return fresh
+
+
+def _load_state_dict(net: gluon.Block, path: Path, classes: int) -> list[str]:
+    parameters = net._collect_params_with_prefix()
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    state = read_state_dict(path)
+    try:
+        values, fresh = values_for(state, shapes, classes=classes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    for name, value in values.items():
+        parameters[name].set_data(mx.nd.array(value, dtype="float32"))
     return fresh

@@ -313,6 +313,29 @@ def test_a_batch_of_unreadable_images_only_is_left_out(damaged):
     assert [len(labels) for _, labels in loader] == [2]
 
 
+def test_a_process_of_several_that_would_lose_a_whole_training_batch_says_so(damaged):
+    loader = train_loader(
+        damaged,
+        [1, 6, 1, 6],
+        batch_size=2,
+        image_size=32,
+        on_unreadable="skip",
+        rank=1,
+        world_size=2,
+    )
+    with pytest.raises(DataError, match="none of this process's 2 images of a batch can be"):
+        list(loader)
+
+
+def test_a_process_for_which_no_test_image_is_left_has_no_batches(folder):
+    ranks = [
+        eval_loader(folder, [4, 9], batch_size=4, image_size=32, rank=rank, world_size=3)
+        for rank in range(3)
+    ]
+    labels = [[label for _, part in rank for label in part.asnumpy()] for rank in ranks]
+    assert labels == [[folder.labels[4]], [folder.labels[9]], []]
+
+
 @pytest.mark.multiprocess
 def test_a_pass_left_early_ends_its_workers_and_the_next_one_is_right(folder):
     loader = make_train(folder, num_workers=2)

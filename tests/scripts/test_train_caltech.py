@@ -79,7 +79,12 @@ def test_each_option_sets_its_field_in_its_type(script, field):
         arguments, expected = [option, "bfloat16"], "bfloat16"
     elif field.name == "dataset":
         arguments, expected = [option, "shapes"], "shapes"
-    elif isinstance(field.default, int) or field.name == "growth_interval":
+    elif field.name == "kvstore":
+        arguments, expected = [option, "mpi"], "mpi"
+    elif isinstance(field.default, int) or field.name in {
+        "growth_interval",
+        "reference_batch_size",
+    }:
         arguments, expected = [option, "17"], 17
     elif isinstance(field.default, float):
         arguments, expected = [option, "0.125"], 0.125

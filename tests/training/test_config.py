@@ -26,6 +26,9 @@ from mpgluon.training import TrainingConfig
         ("workers", -1, "workers must be at least 0, received -1"),
         ("seed", -1, "seed must be at least 0, received -1"),
         ("keep_checkpoints", 0, "keep_checkpoints must be at least 1, received 0"),
+        ("kvstore", "nccl", "kvstore must be one of device, mpi; received 'nccl'"),
+        ("timeout", 0.0, "timeout must be positive, received 0.0"),
+        ("reference_batch_size", 0, "reference_batch_size must be at least 1, received 0"),
         ("min_crop_area", 0.0, r"min_crop_area must be in \(0, 1\], received 0.0"),
         ("min_crop_area", 1.001, r"min_crop_area must be in \(0, 1\], received 1.001"),
         ("min_crop_area", math.nan, "min_crop_area must be .* nan"),
@@ -178,9 +181,13 @@ OTHER_VALUES = {
     "warmup_epochs": 3,
     "learning_rate": 0.06,
     "momentum": 0.8,
+    "reference_batch_size": 64,
     "weight_decay": 2e-4,
     "optimizer": "adam",
     "devices": "cpu:0,1",
+    "kvstore": "mpi",
+    "timeout": 60.0,
+    "sync_batch_norm": True,
     "workers": 3,
     "seed": 1,
     "skip_unreadable": True,
@@ -195,7 +202,10 @@ def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
     after = replace(before, **{name: OTHER_VALUES[name]})
     assert after != before
     expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"
-    free = name in {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
+    places = {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
+    # What matters of these is the batch over all devices and processes, which a config cannot know.
+    parts = {"batch_size", "devices", "kvstore", "timeout"}
+    free = name in places | parts
     assert after.differences(before.as_dict()) == ([] if free else [expected])
 
 
@@ -203,3 +213,9 @@ def test_a_field_that_an_old_config_lacks_is_a_difference():
     old = TrainingConfig().as_dict()
     del old["min_crop_area"]
     assert TrainingConfig().differences(old) == ["min_crop_area was None, is 0.25"]
+
+
+def test_the_peak_learning_rate_is_for_the_reference_batch():
+    assert TrainingConfig(learning_rate=0.1).peak_learning_rate(512) == 0.1
+    config = TrainingConfig(learning_rate=0.1, reference_batch_size=256)
+    assert [config.peak_learning_rate(size) for size in (64, 256, 1024)] == [0.025, 0.1, 0.4]

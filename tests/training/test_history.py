@@ -23,6 +23,15 @@ def strict(text: str):
     return json.loads(text, parse_constant=refuse)
 
 
+def test_a_history_without_a_file_is_in_memory_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    history, heard = History(None), []
+    history.listeners.append(heard.append)
+    history.add("step", step=1)
+    assert history.events == heard == [{"event": "step", "step": 1}]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_numbers_that_json_lacks_are_strings_that_float_reads():
     read = strict(to_json(NUMBERS))
     assert read == {**NUMBERS, "a": "Infinity", "b": "-Infinity", "c": "NaN"}

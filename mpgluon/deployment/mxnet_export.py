@@ -1,0 +1,161 @@
+"""Symbol and parameter files that plain MXNet loads, in the format that was asked for.
+
+Gluon's own export leaves casts out unless told otherwise: the graph of a network converted by
+``mxnet.contrib.amp`` then computes in FP32 and says nothing, and that of a float16 network cannot
+be computed at all. Here casts are part of the graph, and mpgluon is not needed to run it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Union
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.base import MXNetError
+
+from mpgluon.deployment.inference import inference_network
+from mpgluon.errors import CheckpointError, PrecisionError
+from mpgluon.files import disk_error
+from mpgluon.precision.tracked import arrays_in
+
+__all__ = ["export_mxnet", "import_mxnet", "operators_for_gpu_only"]
+
+# Which of MXNet's CPU kernels raise on float16 (asynchronously, at the next wait).
+_PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot"})
+
+
+def export_mxnet(
+    net: gluon.HybridBlock,
+    path: Union[str, Path],
+    *,
+    dtype: str = "float16",
+    device: str = "cpu",
+    inputs: Sequence[str] = ("data",),
+) -> tuple[Path, Path]:
+    """Write a network for inference as files that MXNet runs without mpgluon.
+
+    BatchNorms are folded as in :func:`mpgluon.deployment.inference_network`. The graph takes FP32
+    and returns FP32; between, it computes in ``dtype``.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        Plain, cast or autocast, with values. It is not changed.
+    path : str or Path
+        ``"net"`` gives ``net-symbol.json`` and ``net-0000.params``.
+    dtype : {"float16", "bfloat16", "float32"}
+        float16 parameters are float16 in the file. MXNet's bfloat16 exists inside a computation
+        only: those parameters are FP32.
+    device : {"cpu", "gpu"}
+        Where the graph will run. MXNet's CPU has no float16 products, so a float16 graph for
+        ``"cpu"`` widens their operands, computes in FP32 and rounds; it runs on a GPU too, slowly.
+        One for ``"gpu"`` computes in float16 and cannot run on a CPU. No GPU is needed here.
+    inputs : sequence of str
+        A name for each argument of the network.
+
+    Returns
+    -------
+    (Path, Path)
+        The symbol file and the parameter file.
+
+    Raises
+    ------
+    ValueError, TypeError, PrecisionError
+        As for :func:`mpgluon.deployment.inference_network`; a PrecisionError for bfloat16 on a GPU.
+    DataError
+        If a file cannot be written.
+    """
+    if device not in ("cpu", "gpu"):
+        raise ValueError(f'device must be "cpu" or "gpu"; received {device!r}')
+    result = inference_network(net, dtype, inputs=inputs, ctx=mx.cpu())
+    with mx.Context(device):
+        outputs = result(*(mx.sym.var(name) for name in inputs))
+    symbol = mx.sym.Group(arrays_in((outputs,)))
+    parameters = result.collect_params()
+    values = {
+        f"arg:{name}": parameters[name].data()
+        for name in symbol.list_arguments()
+        if name not in inputs
+    }
+    values |= {f"aux:{name}": parameters[name].data() for name in symbol.list_auxiliary_states()}
+    symbol_path, parameter_path = _paths(path)
+    try:
+        symbol_path.write_text(symbol.tojson(remove_amp_cast=False))
+        parameter_path.touch()  # says what is wrong with the folder, which MXNet does not
+        mx.nd.save(str(parameter_path), values)
+    except OSError as error:
+        raise disk_error(error, symbol_path, "export again") from error
+    return symbol_path, parameter_path
+
+
+def import_mxnet(
+    path: Union[str, Path], *, ctx: Union[mx.Context, None] = None
+) -> gluon.SymbolBlock:
+    """Load what :func:`export_mxnet`, or Gluon's ``export``, wrote.
+
+    Parameters
+    ----------
+    path : str or Path
+        As it was given to ``export_mxnet``.
+    ctx : Context, optional
+        Where it will run; the current one by default.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or damaged, or a parameter is missing.
+    PrecisionError
+        If the graph has float16 operators that a CPU does not have, and ``ctx`` is a CPU.
+    """
+    ctx = ctx or mx.current_context()
+    symbol_path, parameter_path = _paths(path)
+    for one in (symbol_path, parameter_path):
+        if not one.is_file():
+            raise CheckpointError(f"there is no file {one}")
+    try:
+        symbol = mx.sym.load(str(symbol_path))
+        values = mx.nd.load(str(parameter_path))
+        names = {name.partition(":")[2] for name in values}
+        inputs = [name for name in symbol.list_inputs() if name not in names]
+        only_on_gpu = operators_for_gpu_only(symbol, inputs)
+        if only_on_gpu and ctx.device_type == "cpu":
+            raise PrecisionError(
+                f"{symbol_path} computes {len(only_on_gpu)} operators in float16 ({only_on_gpu[0]} "
+                "among them), for which MXNet's CPU has no kernels. On a CPU a float16 graph needs "
+                'FP32 fallbacks: export it with export_mxnet(…, device="cpu"), or run it on a GPU'
+            )
+        return gluon.SymbolBlock.imports(str(symbol_path), inputs, str(parameter_path), ctx=ctx)
+    except (MXNetError, AttributeError, AssertionError) as error:
+        raise CheckpointError(
+            f"{symbol_path} and {parameter_path} cannot be loaded: "
+            f"{str(error).strip().splitlines()[-1]}"
+        ) from error
+
+
+def operators_for_gpu_only(symbol: mx.sym.Symbol, inputs: Sequence[str] = ("data",)) -> list[str]:
+    """Return the names of the products that a graph computes in float16, which only a GPU can.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        Of a graph that takes FP32.
+    inputs : sequence of str
+        The names of what it takes.
+    """
+    internals = symbol.get_internals()
+    described = json.loads(internals.tojson(remove_amp_cast=False))
+    _, dtypes, _ = internals.infer_type(**dict.fromkeys(inputs, np.float32))
+    nodes = (described["nodes"][number] for number, *_ in described["heads"])
+    return [
+        node["name"]
+        for node, dtype in zip(nodes, dtypes)
+        if node["op"] in _PRODUCTS and dtype == np.float16
+    ]
+
+
+def _paths(path: Union[str, Path]) -> tuple[Path, Path]:
+    return Path(f"{path}-symbol.json"), Path(f"{path}-0000.params")

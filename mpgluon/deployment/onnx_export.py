@@ -1,0 +1,134 @@
+"""ONNX: a network in a file that outlives its framework, with all that is needed to serve it.
+
+The file is made from a recording by a table of some thirty operators, those of the model zoos'
+classifiers among them, and not by MXNet's own exporter: that one cannot be imported with an
+``onnx`` from after 2023, and says nothing of float16.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Union
+
+from mxnet import gluon
+
+from mpgluon.deployment.folding import fold_batch_norms
+from mpgluon.deployment.recording import record
+from mpgluon.deployment.serving import ServingMetadata
+from mpgluon.errors import DataError
+from mpgluon.files import disk_error
+from mpgluon.formats import FLOAT16, FLOAT32
+
+__all__ = ["export_onnx", "read_metadata"]
+
+_FORMATS = {"float32": FLOAT32, "float16": FLOAT16}
+
+
+def export_onnx(
+    net: gluon.HybridBlock,
+    path: Union[str, Path],
+    metadata: ServingMetadata,
+    *,
+    dtype: str = "float32",
+) -> Path:
+    """Write an image classifier as an ONNX file that is enough to serve it.
+
+    The model takes ``data``, FP32 of shape (batch, 3, image_size, image_size) with a batch of any
+    size, and returns ``logits`` in FP32. BatchNorms that follow a convolution or dense layer are
+    folded into it. Weights are FP32 masters where the network has them, rounded to ``dtype`` once.
+    A float16 file is half as large. A runtime without float16 kernels, such as onnxruntime on an
+    x86 CPU, computes it in FP32 and rounds less often than the graph says. The network is not
+    changed. Waits for the devices.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        Plain, cast or autocast, with values.
+    path : str or Path
+        Usually ends in ``.onnx``. Appears when it is complete.
+    metadata : ServingMetadata
+        What is kept in the file's metadata, and the size of the input.
+    dtype : {"float32", "float16"}
+
+    Returns
+    -------
+    Path
+        ``path``.
+
+    Raises
+    ------
+    ValueError
+        If ``dtype`` is another, onnx is not installed, a parameter has no values, the network
+        does not work at that image size, or does not return one logit per class.
+    PrecisionError
+        If an operator has no equal in ONNX, or a weight is too large for float16.
+    DataError
+        If the file cannot be written.
+    """
+    if dtype not in _FORMATS:
+        raise ValueError(f'dtype must be "float32" or "float16"; received {dtype!r}')
+    onnx = _import_onnx()
+    from mpgluon.deployment.onnx_writer import onnx_model
+
+    fmt = _FORMATS[dtype]
+    recording = fold_batch_norms(record(net), fmt)
+    recording.refuse_overflow(fmt)
+    size = metadata.image_size
+    model: Any = onnx_model(recording, [(1, 3, size, size)], dtype)
+    _check_classes(model, metadata)
+    onnx.helper.set_metadata_props(model, {**metadata.to_strings(), "dtype": f'"{dtype}"'})
+    path = Path(path)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(model.SerializeToString())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise disk_error(error, path, "export again") from error
+    return path
+
+
+def read_metadata(path: Union[str, Path]) -> ServingMetadata:
+    """Return what :func:`export_onnx` wrote about a network into its file.
+
+    Raises
+    ------
+    ValueError
+        If onnx is not installed.
+    DataError
+        If the file is missing, is no ONNX file, or was not written by ``export_onnx``.
+    """
+    onnx = _import_onnx()
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load_model(str(path), load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise DataError(f"{path} cannot be read as an ONNX file: {error}") from error
+    return ServingMetadata.from_strings({entry.key: entry.value for entry in model.metadata_props})
+
+
+def _check_classes(model: Any, metadata: ServingMetadata) -> None:
+    shapes = [
+        [size.dim_value for size in output.type.tensor_type.shape.dim]
+        for output in model.graph.output
+    ]
+    if metadata.classes is not None and shapes != [[0, len(metadata.classes)]]:
+        raise ValueError(
+            f"metadata names {len(metadata.classes)} classes, and the network returns "
+            f"{len(shapes)} outputs with {', '.join(str(shape[1:]) for shape in shapes)} numbers "
+            "for each image"
+        )
+
+
+def _import_onnx() -> ModuleType:
+    try:
+        import onnx
+    except ImportError as error:
+        raise ValueError(
+            f"ONNX export needs the package onnx ({error}); install it with "
+            "'pip install mpgluon[onnx]'"
+        ) from error
+    return onnx

@@ -1,0 +1,210 @@
+"""A recording as an ONNX model, in FP32 or float16. It imports onnx, which is an extra.
+
+In a float16 model the same table of operators decides as in a cast network: products, pooling and
+sums are float16, BatchNorms that are left and softmax compute in FP32, and Cast nodes stand where
+formats meet. So does an FP32 input and output, so that both models are called alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import onnx
+from mxnet.base import MXNetError
+from onnx import TensorProto, helper, numpy_helper
+
+from mpgluon.deployment.inference import replay
+from mpgluon.deployment.onnx_operators import TRANSLATIONS, Call, UnsupportedError
+from mpgluon.deployment.recording import VARIABLE, Entry, Operation, Recording
+from mpgluon.errors import PrecisionError
+from mpgluon.precision.operators import Rule, rule_of
+
+__all__ = ["OPSET", "onnx_model"]
+
+OPSET, _IR_VERSION = 17, 8
+"""Of 2022: every runtime that is still in use reads them."""
+
+_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+
+
+def onnx_model(
+    recording: Recording, input_shapes: list[tuple[int, ...]], dtype: str
+) -> onnx.ModelProto:
+    """Return a recording as a checked ONNX model with a batch of any size.
+
+    Parameters
+    ----------
+    recording : Recording
+    input_shapes : list of tuple of int
+        Of each input, batch included.
+    dtype : {"float32", "float16"}
+
+    Raises
+    ------
+    PrecisionError
+        If an operator has no equal in ONNX; all of them are named.
+    ValueError
+        If the network does not work on input of those shapes.
+    """
+    writer = _Writer(recording, _shapes(recording, input_shapes), dtype)
+    for number, operation in enumerate(recording.operations):
+        if operation.operator != VARIABLE:
+            writer.translate(number, operation)
+    if writer.problems:
+        raise PrecisionError(
+            "ONNX export cannot express " + "; ".join(writer.problems) + "; write these blocks "
+            "with other operators, or export the part of the network before them"
+        )
+    return writer.model()
+
+
+def _shapes(
+    recording: Recording, input_shapes: list[tuple[int, ...]]
+) -> dict[Entry, tuple[int, ...]]:
+    """Return the shape of every entry, as MXNet infers it."""
+    variables = {one.name for one in recording.operations if one.operator == VARIABLE}
+    given = {name: mx.sym.var(name) for name in variables}
+    found = replay(recording, mx.sym, given)
+    entries = [
+        (number, output) for number, outputs in enumerate(found) for output in range(len(outputs))
+    ]
+    known = {name: value.shape for name, value in recording.values.items()}
+    known.update(zip(recording.inputs, input_shapes))
+    everything = mx.sym.Group([found[number][output] for number, output in entries])
+    try:
+        _, shapes, _ = everything.infer_shape(**known)
+    except MXNetError as error:
+        raise ValueError(
+            f"the network does not work on input of shape {input_shapes}: "
+            f"{str(error).strip().splitlines()[-1]}"
+        ) from error
+    return dict(zip(entries, shapes))
+
+
+class _Writer:
+    """Collects the nodes and constants of a model; the ``Nodes`` of the translations."""
+
+    def __init__(
+        self, recording: Recording, shapes: dict[Entry, tuple[int, ...]], dtype: str
+    ) -> None:
+        self.problems: list[str] = []
+        self._recording, self._shapes, self._dtype = recording, shapes, dtype
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+        self._formats: dict[Entry, str] = {}
+        self._names: dict[tuple[Entry, str], str] = {}  # of an entry in a format
+        for number, operation in enumerate(recording.operations):
+            if operation.operator == VARIABLE and operation.name not in recording.values:
+                self._set((number, 0), "float32", operation.name)
+
+    def translate(self, number: int, operation: Operation) -> None:
+        """Add the nodes of an operation, or note why that cannot be."""
+        translation = TRANSLATIONS.get(operation.operator)
+        if translation is None:
+            self.problems.append(f"{operation.name} ({operation.operator})")
+            return
+        rule = rule_of(_table_name(operation.operator))
+        dtype = self._format_of(rule, operation)
+        result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
+        call = Call(
+            name=operation.name,
+            options=dict(operation.options),
+            inputs=[self._in_format(entry, dtype) for entry in operation.inputs],
+            shapes=[self._shapes[entry] for entry in operation.inputs],
+            output_shape=self._shapes[number, 0],
+            values=[self._recording.values.get(self._variable(e)) for e in operation.inputs],
+            dtype=dtype,
+        )
+        try:
+            name = translation(self, call)
+        except UnsupportedError as why:
+            self.problems.append(f"{operation.name} ({operation.operator}: {why})")
+            name = operation.name  # so that what follows is looked at too
+        self._set((number, 0), dtype, name)
+        if result_dtype != dtype:
+            self._set((number, 0), result_dtype, self._in_format((number, 0), result_dtype))
+
+    def add(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        """Add a node with one output, and return its name."""
+        self._nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+        return name
+
+    def constant(self, name: str, values: Any, dtype: str) -> str:
+        """Add a constant, rounded to ``dtype``, and return its name."""
+        self._constants[name] = numpy_helper.from_array(np.asarray(values).astype(dtype), name)
+        return name
+
+    def model(self) -> onnx.ModelProto:
+        """Return what was added as a model, after onnx's own checks."""
+        recording = self._recording
+        outputs = []
+        for place, entry in enumerate(recording.outputs):
+            name = "logits" if len(recording.outputs) == 1 else f"logits{place}"
+            self.add("Identity", [self._in_format(entry, "float32")], name)
+            outputs.append(_described(name, self._shapes[entry]))
+        used = {name for node in self._nodes for name in node.input}
+        graph = helper.make_graph(
+            self._nodes,
+            "network",
+            [_described(name, self._shapes_of_input(name)) for name in recording.inputs],
+            outputs,
+            [constant for name, constant in self._constants.items() if name in used],
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=_IR_VERSION,
+            producer_name="mpgluon",
+        )
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+    def _format_of(self, rule: Rule, operation: Operation) -> str:
+        """Return what an operation computes in."""
+        if self._dtype == "float32" or rule in (Rule.NORMALIZE, Rule.FLOAT32):
+            return "float32"
+        if rule is Rule.COMPUTE:
+            return self._dtype
+        formats = {self._formats.get(entry, self._dtype) for entry in operation.inputs}
+        return "float32" if "float32" in formats else self._dtype
+
+    def _in_format(self, entry: Entry, dtype: str) -> str:
+        """Return the name of an entry in a format: a constant, or by way of a Cast."""
+        if (entry, dtype) not in self._names:
+            variable = self._variable(entry)
+            if variable in self._recording.values:
+                same = dtype == self._dtype
+                name = variable if same else f"{variable}_{dtype}"
+                self._names[entry, dtype] = self.constant(
+                    name, self._recording.values[variable], dtype
+                )
+            else:
+                name = self._names[entry, self._formats[entry]]
+                self._names[entry, dtype] = self.add(
+                    "Cast", [name], f"{name}_{dtype}", to=_TYPES[dtype]
+                )
+        return self._names[entry, dtype]
+
+    def _set(self, entry: Entry, dtype: str, name: str) -> None:
+        self._formats[entry] = dtype
+        self._names[entry, dtype] = name
+
+    def _variable(self, entry: Entry) -> str:
+        """Return the name of a variable, and of anything else an empty one."""
+        operation = self._recording.operations[entry[0]]
+        return operation.name if operation.operator == VARIABLE else ""
+
+    def _shapes_of_input(self, name: str) -> tuple[int, ...]:
+        numbers = (n for n, one in enumerate(self._recording.operations) if one.name == name)
+        return self._shapes[next(numbers), 0]
+
+
+def _table_name(operator: str) -> str:
+    return operator.replace("_contrib_", "contrib.", 1)
+
+
+def _described(name: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
+    """Return the type of an input or output, whose first axis is a batch of any size."""
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape[1:]])

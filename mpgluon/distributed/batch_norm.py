@@ -1,0 +1,115 @@
+"""BatchNorm over several devices and processes.
+
+By default each device normalizes by the statistics of its own part of a batch, as MXNet does, and
+has running statistics of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import SyncBatchNorm
+
+from mpgluon.distributed.processes import Processes
+from mpgluon.errors import PrecisionError
+
+__all__ = ["average_batch_norm", "synchronize_batch_norm"]
+
+
+def average_batch_norm(processes: Processes, net: gluon.Block) -> None:
+    """Replace BatchNorm's running statistics by their mean over all processes; together.
+
+    Each process has seen the statistics of its own images only. Moving averages are linear, so it
+    makes no difference, but for rounding, how often this is called in training. Call it before
+    a test or a checkpoint: they then do not depend on which process does them. In FP32.
+    """
+    if processes.world_size == 1:
+        return
+    statistics = [
+        array
+        for _, _, layer in _batch_norms(net)
+        for parameter in (layer.running_mean, layer.running_var)
+        for array in parameter.list_data()
+    ]
+    if not statistics:
+        return
+    mx.nd.waitall()
+    values = np.concatenate([array.asnumpy().ravel().astype(np.float32) for array in statistics])
+    purpose = f"{values.size} statistics of BatchNorm"
+    processes.gather(None, purpose)
+    processes.sum_in_place(values, purpose)
+    values /= processes.world_size
+    begin = 0
+    for array in statistics:
+        mx.nd.array(values[begin : begin + array.size]).copyto(array)
+        begin += array.size
+
+
+def synchronize_batch_norm(net: gluon.Block, num_devices: int) -> list[str]:
+    """Let every BatchNorm use the statistics of a batch over all devices of this process.
+
+    Each becomes MXNet's SyncBatchNorm with the same parameters. It computes in FP32, in a cast or
+    autocast network too. Call it before ``hybridize``.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        With initialized parameters; the network itself is no BatchNorm.
+    num_devices : int
+        How many take part; each needs its share of every batch.
+
+    Returns
+    -------
+    list of str
+        The names of the layers.
+
+    Raises
+    ------
+    ValueError
+        If a BatchNorm normalizes another axis than the second.
+    PrecisionError
+        If the devices are CPUs: MXNet's layer waits there for itself, for ever.
+    """
+    layers = list(_batch_norms(net))
+    for _, _, layer in layers:
+        contexts = layer.gamma.list_ctx()
+        if num_devices > 1 and any(context.device_type == "cpu" for context in contexts):
+            raise PrecisionError(
+                f"MXNet's SyncBatchNorm hangs on several CPU devices; {layer.name} is on "
+                f"{', '.join(map(str, contexts))}: use GPUs, or leave BatchNorm as it is"
+            )
+        if layer._kwargs["axis"] != 1:
+            raise ValueError(
+                f"{layer.name} normalizes axis {layer._kwargs['axis']}, and SyncBatchNorm only 1"
+            )
+    for parent, place, layer in layers:
+        options = layer._kwargs
+        replacement = SyncBatchNorm(
+            in_channels=layer.gamma.shape[0],
+            num_devices=num_devices,
+            momentum=options["momentum"],
+            epsilon=options["eps"],
+            scale=not options["fix_gamma"],
+            center=layer.beta.grad_req != "null",
+            use_global_stats=options["use_global_stats"],
+            prefix=layer.prefix,
+            params=layer.params,
+        )
+        if getattr(parent, place, None) is layer:
+            setattr(parent, place, replacement)
+        else:
+            parent._children[place] = replacement
+    return [layer.name for _, _, layer in layers]
+
+
+def _batch_norms(block: gluon.Block) -> Iterator[tuple[gluon.Block, str, nn.BatchNorm]]:
+    """Yield each BatchNorm with its parent and its name there; SyncBatchNorm is one."""
+    for place, child in block._children.items():
+        if isinstance(child, nn.BatchNorm):
+            yield block, place, child
+        else:
+            yield from _batch_norms(child)

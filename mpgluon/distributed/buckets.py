@@ -1,0 +1,149 @@
+"""Many gradients side by side in a few FP32 arrays, summed over this process's devices.
+
+ResNet-50's 161 gradients are then a dozen messages. Who adds the arrays over processes is not
+known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+from numpy import typing as npt
+
+from mpgluon.dtypes import cast, dtype_name
+
+__all__ = ["BUCKET_ELEMENTS", "Bucket", "Gradient", "make_buckets"]
+
+# 8 MiB in FP32: large enough that a message's latency vanishes, small enough for the caches.
+BUCKET_ELEMENTS = 2**21
+
+_SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a bucket has to know of one gradient: a value, so that plans can be compared."""
+
+    key: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A gradient's place: a view of the bucket's memory in the gradient's shape."""
+
+    gradient: Gradient
+    view: NDArray
+
+
+class Bucket:
+    """Memory for some gradients in FP32 (or, for float64 ones, in that).
+
+    Parameters
+    ----------
+    gradients : sequence of Gradient
+        All to be summed in the same dtype.
+
+    Attributes
+    ----------
+    values : ndarray, shape (sum of the sizes,)
+        The sums, to be added to those of other processes in place; valid after `wait`.
+    """
+
+    def __init__(self, gradients: Sequence[Gradient]) -> None:
+        dtype = _SUMMED_IN[gradients[0].dtype]
+        self.values: npt.NDArray[Any] = np.empty(sum(g.size for g in gradients), dtype=dtype)
+        # MXNet's view of the same memory. It marks the array that it is given as read-only, so
+        # that gets another one.
+        self._shared = mx.nd.from_numpy(self.values[:])
+        self._slots = []
+        begin = 0
+        for gradient in gradients:
+            view = self._shared[begin : begin + gradient.size].reshape(gradient.shape)
+            self._slots.append(_Slot(gradient, view))
+            begin += gradient.size
+
+    def pack(self, gradients: dict[int, Sequence[NDArray]]) -> None:
+        """Put in the sum over devices of each gradient, widened exactly; does not wait.
+
+        Parameters
+        ----------
+        gradients : dict from key to the gradient on each device
+        """
+        with autograd.pause():
+            for slot in self._slots:
+                first, *others = gradients[slot.gradient.key]
+                _copy(first, slot.view)
+                for other in others:
+                    wide = mx.nd.empty(slot.view.shape, dtype=slot.view.dtype)
+                    _copy(other, wide)
+                    mx.nd.elemwise_add(slot.view, wide, out=slot.view)
+
+    def wait(self) -> None:
+        """Wait until everything that was put in is in ``values``."""
+        self._shared.wait_to_read()
+
+    def unpack(self, gradients: dict[int, Sequence[NDArray]]) -> None:
+        """Write ``values`` into the gradients, rounded once to their dtype; does not wait.
+
+        A sum beyond float16's range becomes infinite, as in any other float16 arithmetic.
+        """
+        with autograd.pause():
+            for slot in self._slots:
+                for one in gradients[slot.gradient.key]:
+                    _copy(slot.view, one)
+
+
+def _copy(source: NDArray, target: NDArray) -> None:
+    """Write a source into a target of another dtype or device, one of them in a bucket."""
+    source = source.as_in_context(mx.cpu())  # as it is: from a GPU, half the bytes
+    if dtype_name(source) == dtype_name(target):
+        source.copyto(target)
+    elif target.context == mx.cpu():
+        mx.nd.amp_cast(source, dtype=dtype_name(target), out=target)  # no memory of its own
+    else:
+        cast(source, str(dtype_name(target))).copyto(target)
+
+
+def make_buckets(gradients: Sequence[Gradient]) -> list[Bucket]:
+    """Distribute gradients over buckets, the last ones first: backward makes those first.
+
+    Raises
+    ------
+    TypeError
+        If one is neither float16 nor float32 nor float64.
+    """
+    for gradient in gradients:
+        if gradient.dtype not in _SUMMED_IN:
+            raise TypeError(
+                f"gradient {gradient.key} is {gradient.dtype}; float16, float32 and float64 can be "
+                "summed over processes"
+            )
+    full: list[list[Gradient]] = []
+    open_: dict[str, list[Gradient]] = {}
+    for gradient in reversed(gradients):
+        dtype = _SUMMED_IN[gradient.dtype]
+        bucket = open_.get(dtype)
+        if bucket is None or sum(g.size for g in bucket) + gradient.size > BUCKET_ELEMENTS:
+            bucket = open_[dtype] = []
+            full.append(bucket)
+        bucket.append(gradient)
+    return [Bucket(bucket) for bucket in full]
+
+
+def describe(key: int, array: NDArray) -> Gradient:
+    """Return what is to be known of a gradient."""
+    return Gradient(key, tuple(array.shape), str(dtype_name(array)))

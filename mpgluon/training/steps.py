@@ -1,0 +1,108 @@
+"""What is done to a batch: one training step, and one test; both over all devices and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from numpy.typing import NDArray
+
+from mpgluon import amp
+from mpgluon.distributed import Processes
+
+__all__ = ["Stepper", "accuracies"]
+
+
+class Stepper:
+    """Training steps of one network.
+
+    Parameters
+    ----------
+    net : gluon.Block
+    trainer : gluon.Trainer
+        With a loss scale, and a kvstore that sums over what the other arguments name.
+    devices : list of Context
+    processes : Processes
+    differentiate_inputs : bool
+        Whether the images need gradients of their own.
+    """
+
+    def __init__(
+        self,
+        net: gluon.Block,
+        trainer: gluon.Trainer,
+        devices: Sequence[mx.Context],
+        processes: Processes,
+        *,
+        differentiate_inputs: bool,
+    ) -> None:
+        self._net, self._trainer = net, trainer
+        self._devices, self._processes = list(devices), processes
+        self._differentiate_inputs = differentiate_inputs
+        self._loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def __call__(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> dict[str, Any]:
+        """Do one step; return what the history says of it: figures of all processes together."""
+        image_parts = gluon.utils.split_and_load(images, self._devices, even_split=False)
+        label_parts = gluon.utils.split_and_load(labels, self._devices, even_split=False)
+        if self._differentiate_inputs:
+            for part in image_parts:
+                part.attach_grad()
+        scale = amp.loss_scale(self._trainer)
+        with autograd.record():
+            logits = [self._net(part) for part in image_parts]
+            losses = [self._loss_fn(*pair) for pair in zip(logits, label_parts)]
+            with amp.scale_loss(losses, self._trainer) as scaled_losses:
+                autograd.backward(scaled_losses)
+        # Before the step, which divides by the images of all; it waits for the forward pass only.
+        loss, correct, seen = self._processes.sum(
+            [
+                float(_on_host(losses).sum(dtype=np.float64)),
+                int((_on_host(logits).argmax(axis=1) == labels.asnumpy()).sum()),
+                len(labels),
+            ],
+            "the figures of a step",
+        )
+        self._trainer.step(int(seen))
+        return {
+            "loss": loss / seen,
+            "learning_rate": self._trainer.learning_rate,
+            "loss_scale": scale,
+            "skipped": amp.step_was_skipped(self._trainer),
+            "gradient_norm": amp.gradient_norm(self._trainer),
+            "correct": int(correct),
+            "images": int(seen),
+        }
+
+
+def accuracies(
+    net: gluon.Block,
+    batches: Iterable[tuple[mx.nd.NDArray, mx.nd.NDArray]],
+    classes: int,
+    devices: Sequence[mx.Context],
+    processes: Processes,
+) -> tuple[float, float]:
+    """Return the accuracy on the images of all processes, and the mean of the classes' accuracies.
+
+    A process may have fewer batches than another, or none.
+    """
+    right, total = np.zeros(classes), np.zeros(classes)
+    for images, labels in batches:
+        used = list(devices[: len(images)])  # the last batch may have fewer images than devices
+        parts = gluon.utils.split_and_load(images, used, even_split=False)
+        predicted = _on_host([net(part) for part in parts]).argmax(axis=1)
+        truth = labels.asnumpy()
+        np.add.at(total, truth, 1)
+        np.add.at(right, truth, predicted == truth)
+    sums = np.array(processes.sum([*right, *total], "the figures of a test"))
+    right, total = sums[:classes], sums[classes:]
+    present = total > 0
+    return float(right.sum() / total.sum()), float((right[present] / total[present]).mean())
+
+
+def _on_host(parts: Sequence[mx.nd.NDArray]) -> NDArray[Any]:
+    """Return the parts from all devices as one NumPy array; waits for them."""
+    return np.concatenate([part.asnumpy() for part in parts])

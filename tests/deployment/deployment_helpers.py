@@ -1,0 +1,84 @@
+"""What the tests of this folder share: small networks, and how far right results may be apart."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from precision_helpers import outputs_of
+
+from mpgluon import FloatFormat, round_to
+
+EIGHTEEN_BITS = FloatFormat("18 bits", significand_bits=18, exponent_bits=8)
+REPRESENTATIVES = ("resnet18_v2", "mobilenetv3_small", "squeezenet1.1", "cifar_resnet20_v1")
+
+
+class Lambda(gluon.HybridBlock):
+    """A block without parameters that computes one function of F and its inputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def hybrid_forward(self, F, *inputs):
+        return self.function(F, *inputs)
+
+
+def with_random_values(net: gluon.Block, seed: int = 0) -> gluon.Block:
+    """Initialize a network whose shapes are known, statistics of BatchNorms included."""
+    random = np.random.RandomState(seed)
+    net.initialize()
+    for name, parameter in net.collect_params().items():
+        positive = name.endswith(("gamma", "running_var"))
+        low, high = (0.5, 1.5) if positive else (-0.5, 0.5)
+        parameter.set_data(mx.nd.array(random.uniform(low, high, parameter.shape)))
+    return net
+
+
+def some_images(*shape: int, seed: int = 0) -> mx.nd.NDArray:
+    return mx.nd.array(np.random.RandomState(seed).standard_normal(shape), dtype="float32")
+
+
+def logits_of(net, images: mx.nd.NDArray) -> np.ndarray:
+    """Return the first output of a network."""
+    return outputs_of(net(images))[0].asnumpy()
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one.astype(np.float64) - other))
+
+
+def effect_of_rounding(net: gluon.Block, images: mx.nd.NDArray, fmt: FloatFormat) -> float:
+    """Return how far the logits move when weights and images are rounded to a format.
+
+    It says how strongly a network passes roundings on.
+    """
+    reference = logits_of(net, images)
+    weights = [p for p in net.collect_params().values() if p.data().ndim > 1]
+    before = [weight.data().copy() for weight in weights]
+    for weight in weights:
+        weight.set_data(mx.nd.array(round_to(weight.data().asnumpy(), fmt)))
+    moved = logits_of(net, mx.nd.array(round_to(images.asnumpy(), fmt)))
+    for weight, value in zip(weights, before):
+        weight.set_data(value)
+    return distance(moved, reference)
+
+
+def fp32_bound(net: gluon.Block, images: mx.nd.NDArray) -> float:
+    """Return how far two right FP32 computations of a network may be apart.
+
+    Rounding weights to 18 bits moves each product by up to 2**-18 of itself, at random. Adding K
+    products in FP32, in whatever order, moves their sum by about sqrt(K / 2) * 2**-24 of a product
+    for each, which is less for K up to 2 * 64**2; longer sums than the 4,608 of a convolution are
+    added in parts. Times four: there are two computations, and both round elsewhere too.
+    """
+    return 4 * effect_of_rounding(net, images, EIGHTEEN_BITS)
+
+
+def sixteen_bit_bound(net: gluon.Block, images: mx.nd.NDArray, fmt: FloatFormat) -> float:
+    """Return how far a network in a 16-bit format may be from itself in FP32.
+
+    As in the tests of precision: each layer rounds its result too, and so do the normalization
+    and the sum behind it: four roundings in place of that of the weights alone.
+    """
+    return 4 * effect_of_rounding(net, images, fmt)

@@ -1,0 +1,228 @@
+"""Networks for inference: as close to FP32 as their format allows, and apart from their source."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from deployment_helpers import (
+    REPRESENTATIVES,
+    Lambda,
+    distance,
+    fp32_bound,
+    logits_of,
+    sixteen_bit_bound,
+    some_images,
+    with_random_values,
+)
+from mxnet import gluon
+from mxnet.gluon import nn
+from precision_helpers import STATIC, assert_same_bits, parameters_of
+from test_networks import NETWORKS, build, inputs_of
+
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp
+from mpgluon.deployment import agreement, inference_network
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def check(name, dtype):
+    images, _ = inputs_of(name)
+    net = build(name, images)
+    reference, parameters = logits_of(net, images), parameters_of(net)
+    if dtype == "float32":
+        bound = fp32_bound(net, images)
+    else:
+        bound = sixteen_bit_bound(net, images, FLOAT16 if dtype == "float16" else BFLOAT16)
+    result = inference_network(net, dtype)
+    logits = logits_of(result, images)
+    assert logits.dtype == np.float32
+    assert distance(logits, reference) <= bound
+    if dtype != "float32":  # another format was used, not FP32 by mistake
+        assert distance(logits, reference) > fp32_bound(net, images)
+    kinds = {np.dtype(p.dtype).name for p in result.collect_params().values() if p.data().ndim > 1}
+    assert kinds == {"float16" if dtype == "float16" else "float32"}
+    assert_same_bits(parameters_of(net), parameters)
+    assert (logits_of(net, images) == reference).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
+def test_a_network_for_inference_is_as_close_to_fp32_as_its_format_allows(name, dtype):
+    check(name, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("resnet18_v1", 0), ("mobilenetv3_small", 0), ("cifar_resnet20_v1", 0), ("resnet18_v2", 10)],
+)
+def test_as_many_batch_norms_are_left_as_stand_before_a_convolution(name, left):
+    images, _ = inputs_of(name)
+    result = inference_network(build(name, images), "float32")
+    norms = [block for block in result._children.values() if isinstance(block, nn.BatchNorm)]
+    assert len(norms) == left
+
+
+def small_network(seed=0):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.add(nn.BatchNorm(in_channels=8), nn.Dropout(0.5), nn.Dense(5, in_units=8 * 4 * 4))
+    return with_random_values(net, seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_cast_and_an_autocast_source_give_what_a_plain_one_does(dtype):
+    images, results = some_images(2, 3, 6, 6), []
+    for prepare in (lambda net: net, mpgluon.cast_block, amp.autocast):
+        net = small_network()
+        prepare(net)
+        net.hybridize()
+        net(images)
+        results.append(logits_of(inference_network(net, dtype), images))
+    assert all((result == results[0]).all() for result in results)
+
+
+def test_float16_gives_the_same_bits_hybridized_or_not():
+    images = some_images(2, 3, 6, 6)
+    result = inference_network(small_network(), "float16")
+    compiled = logits_of(result, images)
+    result.hybridize(False)
+    assert (logits_of(result, images) == compiled).all()
+
+
+def test_batches_of_other_sizes_are_computed_too():
+    result = inference_network(small_network(), "float16")
+    images = some_images(5, 3, 6, 6)
+    all_at_once = logits_of(result, images)
+    for start, end in ((0, 1), (1, 5)):
+        # Equal bits are not asked for: oneDNN adds in another order for another batch.
+        part = logits_of(result, images[start:end])
+        np.testing.assert_allclose(part, all_at_once[start:end], rtol=2**-9)
+
+
+def test_the_source_can_be_trained_on_without_the_copy_noticing():
+    net, images = small_network(), some_images(2, 3, 6, 6)
+    result = inference_network(net, "float32")
+    before = logits_of(result, images)
+    for parameter in net.collect_params().values():
+        parameter.set_data(parameter.data() * 2)
+    assert (logits_of(result, images) == before).all()
+
+
+def test_several_inputs_and_outputs():
+    net = Lambda(lambda F, x, y: (F.broadcast_add(x, y), y * 2))
+    result = inference_network(net, "float16", inputs=["x", "y"])
+    total, double = result(mx.nd.array([1.0, 2**-12]), mx.nd.array([2**-12, 0]))
+    # Inputs are FP32, and sums follow their operands.
+    assert total.asnumpy().tolist() == [1 + 2**-12, 2**-12]
+    assert double.asnumpy().tolist() == [2**-11, 0]
+
+
+def test_parameters_go_to_the_devices_that_are_named():
+    result = inference_network(small_network(), ctx=[mx.cpu(0), mx.cpu(1)])
+    for parameter in result.collect_params().values():
+        assert parameter.list_ctx() == [mx.cpu(0), mx.cpu(1)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "half", None])
+def test_another_format_is_refused(dtype):
+    with pytest.raises(ValueError, match="dtype must be one of float32, float16, bfloat16"):
+        inference_network(small_network(), dtype)
+
+
+def test_a_weight_beyond_float16_is_refused():
+    net = small_network()
+    net[5].weight.set_data(net[5].weight.data() * 1e6)
+    with pytest.raises(PrecisionError, match=r"dense\d+_weight hold values beyond 65504"):
+        inference_network(net, "float16")
+
+
+def test_what_is_no_hybrid_block_is_refused():
+    with pytest.raises(TypeError, match="HybridBlock"):
+        inference_network(gluon.nn.Sequential())
+
+
+# Fusion
+
+
+def fuse(name, dtype):
+    images, _ = inputs_of(name)
+    net = build(name, images)
+    plain, fused = (inference_network(net, dtype, fuse_for=given) for given in (None, images))
+    assert not plain.fused
+    return net, images, plain, fused
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["resnet18_v1", "cifar_resnet20_v1"])
+def test_a_fused_network_is_right_for_other_images_and_batches_too(name, dtype):
+    net, images, _, fused = fuse(name, dtype)
+    assert fused.fused
+    others = mx.nd.concat(images[::-1] * 0.75, images[:1], dim=0)
+    for given in (others, images[:1]):
+        bound = fp32_bound(net, given)
+        if dtype == "bfloat16":
+            bound = sixteen_bit_bound(net, given, BFLOAT16)
+        assert distance(logits_of(fused, given), logits_of(net, given)) <= bound
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_network_that_mxnet_fuses_wrongly_is_left_as_it_was(dtype):
+    # First that it does, or this would test nothing.
+    net, images, plain, fused = fuse("cifar_resnet20_v2", dtype)
+    assert not fused.fused
+    assert (logits_of(fused, images) == logits_of(plain, images)).all()
+    plain.hybridize(backend="MKLDNN", **STATIC)
+    reference = logits_of(net, images)
+    assert distance(logits_of(plain, images), reference) > 0.1 * np.linalg.norm(reference)
+
+
+def test_a_network_that_mxnet_cannot_fuse_is_left_as_it_was():
+    _, images, plain, fused = fuse("se_resnext50_32x4d", "float32")
+    assert not fused.fused
+    assert (logits_of(fused, images) == logits_of(plain, images)).all()
+    plain.hybridize(backend="MKLDNN", **STATIC)
+    with pytest.raises(mx.MXNetError, match="sg_mkldnn_conv"):
+        plain(images)
+
+
+def test_float16_is_not_fused():
+    images = some_images(2, 3, 6, 6)
+    assert not inference_network(small_network(), "float16", fuse_for=images).fused
+
+
+# Agreement
+
+
+def test_agreement_counts_categories_and_measures_by_the_largest_logit_of_each_image():
+    expected = [np.array([[1.0, -4.0], [8.0, 2.0]]), np.array([[3.0, 5.0]])]
+    found = [np.array([[1.5, -4.0], [8.0, 9.0]]), np.array([[3.0, 5.0]])]
+    result = agreement(
+        lambda images: expected[int(images.asscalar())],
+        lambda images: mx.nd.array(found[int(images.asscalar())]),
+        [mx.nd.array([0]), (mx.nd.array([1]), mx.nd.array([7]))],
+    )
+    assert (result.images, result.same_category) == (3, 2)
+    assert result.top1_agreement == 2 / 3
+    assert result.largest_relative_error == 7 / 8
+    assert "2 of 3 images (66.67%)" in str(result)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_logit_that_is_not_finite_is_an_infinite_error(bad):
+    result = agreement(lambda _: np.ones((1, 2)), lambda _: np.array([[1, bad]]), [mx.nd.zeros(1)])
+    assert result.largest_relative_error == math.inf
+
+
+def test_no_images_are_refused():
+    with pytest.raises(ValueError, match="no images to compare on"):
+        agreement(np.ones, np.ones, [])

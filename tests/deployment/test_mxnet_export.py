@@ -1,0 +1,187 @@
+"""Files for plain MXNet: the format that was asked for, loaded and computed without mpgluon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from deployment_helpers import distance, fp32_bound, logits_of, some_images, with_random_values
+from mxnet import gluon
+from mxnet.gluon import nn
+from test_networks import build, inputs_of
+
+import mpgluon
+from mpgluon import CheckpointError, DataError, PrecisionError
+from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
+from mpgluon.deployment.mxnet_export import operators_for_gpu_only
+
+# What MXNet says of every imported graph.
+pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")
+
+NETWORKS = ("resnet18_v2", "mobilenetv3_small", "cifar_resnet20_v1")
+DTYPES = ("float32", "float16", "bfloat16")
+
+PLAIN_MXNET = """
+import sys
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+for path in sys.argv[1:]:
+    net = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+    np.save(f"{path}-out.npy", net(mx.nd.array(np.load(f"{path}-in.npy"))).asnumpy())
+assert "mpgluon" not in sys.modules
+"""
+
+
+def small_network():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.add(nn.BatchNorm(in_channels=8), nn.Dense(5, in_units=8 * 4 * 4))
+    return with_random_values(net)
+
+
+IMAGES = (2, 3, 6, 6)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "1.24.0",
+    reason="MXNet 1.9.1 is imported by NumPy 1.24 and newer with mpgluon only",
+)
+def test_plain_mxnet_computes_the_exports_to_the_same_bits_without_mpgluon(tmp_path):
+    expected, paths = {}, []
+    for name in NETWORKS:
+        images, _ = inputs_of(name)
+        net = build(name, images)
+        for dtype in DTYPES:
+            path = tmp_path / f"{name}-{dtype}"
+            export_mxnet(net, path, dtype=dtype)
+            np.save(f"{path}-in.npy", images.asnumpy())
+            expected[path] = logits_of(inference_network(net, dtype), images)
+            paths.append(str(path))
+    command = [sys.executable, "-W", "ignore", "-c", PLAIN_MXNET, *paths]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    for path, logits in expected.items():
+        assert np.load(f"{path}-out.npy").tobytes() == logits.tobytes()
+    for name in NETWORKS:  # and the formats differ
+        kinds = [expected[tmp_path / f"{name}-{dtype}"].tobytes() for dtype in DTYPES]
+        assert len(set(kinds)) == 3
+
+
+def test_parameters_are_in_the_format_of_the_graph(tmp_path):
+    for dtype, expected in (("float16", np.float16), ("bfloat16", np.float32)):
+        _, path = export_mxnet(small_network(), tmp_path / dtype, dtype=dtype)
+        for name, values in mx.nd.load(str(path)).items():
+            is_norm = "batchnorm" in name
+            assert values.dtype == (np.float32 if is_norm else expected)
+
+
+# The two traps of mxnet.contrib.amp
+
+
+def test_the_silent_fp32_graph_of_mxnets_own_export_is_not_ours(tmp_path):
+    from mxnet.contrib import amp as mxnets_amp
+
+    net, images = small_network(), some_images(*IMAGES)
+    net.hybridize()
+    in_fp32 = logits_of(net, images)
+    bound = fp32_bound(net, images)
+
+    # Upstream: computed in bfloat16, exported in FP32.
+    converted = mxnets_amp.convert_hybrid_block(net, "bfloat16", ctx=mx.cpu())
+    in_bfloat16 = logits_of(converted, images)
+    assert distance(in_bfloat16, in_fp32) > bound
+    converted.export(str(tmp_path / "theirs"))
+    theirs = gluon.SymbolBlock.imports(
+        str(tmp_path / "theirs-symbol.json"), ["data"], str(tmp_path / "theirs-0000.params")
+    )
+    assert distance(logits_of(theirs, images), in_fp32) <= bound
+
+    export_mxnet(net, tmp_path / "ours", dtype="bfloat16")
+    ours = logits_of(import_mxnet(tmp_path / "ours"), images)
+    assert distance(ours, in_fp32) > bound
+    assert (ours == logits_of(inference_network(net, "bfloat16"), images)).all()
+
+
+def test_the_graph_that_cannot_be_computed_is_not_ours(tmp_path):
+    net, images = small_network(), some_images(*IMAGES)
+    mpgluon.cast_block(net)
+    net.hybridize()
+    net(images)
+
+    # Gluon's way: float16 parameters, and no casts between them and FP32 data.
+    net.export(str(tmp_path / "theirs"), remove_amp_cast=True)
+    theirs = gluon.SymbolBlock.imports(
+        str(tmp_path / "theirs-symbol.json"), ["data"], str(tmp_path / "theirs-0000.params")
+    )
+    with pytest.raises(mx.MXNetError, match="requires uniform type"):
+        theirs(images)
+
+    export_mxnet(net, tmp_path / "ours", dtype="float16")
+    ours = import_mxnet(tmp_path / "ours")
+    assert (logits_of(ours, images) == logits_of(inference_network(net, "float16"), images)).all()
+
+
+# Graphs for a GPU
+
+
+def test_a_graph_for_a_gpu_computes_every_product_in_float16(tmp_path):
+    images, _ = inputs_of("resnet18_v2")
+    net = build("resnet18_v2", images)
+    graphs = {}
+    for device in ("cpu", "gpu"):
+        symbol_path, parameters = export_mxnet(net, tmp_path / device, device=device)
+        graphs[device] = mx.sym.load(str(symbol_path))
+        assert set(mx.nd.load(str(parameters))) == {
+            *(f"arg:{name}" for name in graphs[device].list_arguments() if name != "data"),
+            *(f"aux:{name}" for name in graphs[device].list_auxiliary_states()),
+        }
+    assert operators_for_gpu_only(graphs["cpu"]) == []
+    assert len(operators_for_gpu_only(graphs["gpu"])) == 21  # 20 convolutions, a dense layer
+
+
+def test_a_graph_for_a_gpu_is_refused_on_a_cpu_with_what_to_do(tmp_path):
+    export_mxnet(small_network(), tmp_path / "net", device="gpu")
+    with pytest.raises(PrecisionError, match=r"needs FP32 fallbacks: .*device=\"cpu\""):
+        import_mxnet(tmp_path / "net")
+    # What it spares the user: an error that comes later and says less.
+    theirs = gluon.SymbolBlock.imports(
+        str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    )
+    with pytest.raises(mx.MXNetError, match="FP16 gemm on cpu not implemented"):
+        theirs(some_images(*IMAGES)).asnumpy()
+
+
+# Refusals
+
+
+def test_another_device_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='device must be "cpu" or "gpu"; received \'tpu\''):
+        export_mxnet(small_network(), tmp_path / "net", device="tpu")
+
+
+def test_bfloat16_on_a_gpu_is_refused(tmp_path):
+    with pytest.raises(PrecisionError, match="no bfloat16 kernels for a GPU"):
+        export_mxnet(small_network(), tmp_path / "net", dtype="bfloat16", device="gpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"cannot write .*nowhere"):
+        export_mxnet(small_network(), tmp_path / "nowhere" / "net")
+
+
+def test_missing_and_damaged_files_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no file"):
+        import_mxnet(tmp_path / "net")
+    symbol, parameters = export_mxnet(small_network(), tmp_path / "net")
+    for path in (parameters, symbol):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            import_mxnet(tmp_path / "net")

@@ -1,0 +1,268 @@
+"""ONNX files of whole networks, served by onnxruntime, and what they say of themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from deployment_helpers import (
+    REPRESENTATIVES,
+    distance,
+    fp32_bound,
+    logits_of,
+    sixteen_bit_bound,
+    some_images,
+    with_random_values,
+)
+from mxnet.gluon import nn
+from PIL import Image
+from precision_helpers import assert_same_bits, parameters_of
+from test_networks import CLASSES, NETWORKS, build, inputs_of
+
+import mpgluon
+from mpgluon import FLOAT16, DataError, PrecisionError
+from mpgluon.data import render_shapes
+from mpgluon.data.augment import normalized_levels, read_crop
+from mpgluon.deployment import ServingMetadata, export_onnx, inference_network, read_metadata
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
+NAMES = tuple(f"class {number}" for number in range(CLASSES))
+
+
+def serve(path, images):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(["logits"], {"data": images.asnumpy()})[0]
+
+
+def megabytes(path):
+    return path.stat().st_size / 2**20
+
+
+def check(name, folder):
+    images, _ = inputs_of(name)
+    net = build(name, images)
+    before = parameters_of(net)
+    reference = logits_of(net, images)
+    metadata = ServingMetadata(name, images.shape[2], NAMES)
+    single, half = (
+        export_onnx(net, folder / f"{dtype}.onnx", metadata, dtype=dtype)
+        for dtype in ("float32", "float16")
+    )
+    assert_same_bits(parameters_of(net), before)
+    assert read_metadata(single) == read_metadata(half) == metadata
+
+    bound = fp32_bound(net, images)
+    assert distance(serve(single, images), reference) <= bound
+    in_float16 = serve(half, images)
+    assert in_float16.dtype == np.float32
+    bound16 = sixteen_bit_bound(net, images, FLOAT16)
+    assert bound < distance(in_float16, reference) <= bound16
+    # MXNet's own float16 is as far from FP32 at most, so the two are twice as far apart at most.
+    mxnets = logits_of(inference_network(net, "float16"), images)
+    assert distance(in_float16, mxnets) <= 2 * bound16
+
+    constants = onnx.load(half).graph.initializer
+    assert {c.data_type for c in constants if len(c.dims) > 1} == {onnx.TensorProto.FLOAT16}
+    # Nodes and names take less than 0.3 MiB; BatchNorms that are left are as large as before.
+    left = sum(len(c.raw_data) for c in constants if c.data_type == onnx.TensorProto.FLOAT) / 2**20
+    assert megabytes(half) < (megabytes(single) + left) / 2 + 0.3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
+def test_a_network_gives_mxnets_outputs_in_onnxruntime_in_both_formats(name, tmp_path):
+    check(name, tmp_path)
+
+
+def small_network(outputs=5):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.add(nn.GlobalAvgPool2D(), nn.Dense(outputs, in_units=8))
+    return with_random_values(net)
+
+
+METADATA = ServingMetadata(
+    "small", 16, ("a", "b", "ça", "d", "\u5927"), 0.5, (0.1, 0.2, 0.3), (1, 2, 3)
+)
+
+
+def test_the_file_says_what_it_is_and_takes_any_batch(tmp_path):
+    path = export_onnx(small_network(), tmp_path / "net.onnx", METADATA, dtype="float16")
+    assert read_metadata(path) == METADATA
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (data,), (logits,) = session.get_inputs(), session.get_outputs()
+    assert (data.name, data.shape, data.type) == ("data", ["batch", 3, 16, 16], "tensor(float)")
+    assert (logits.name, logits.shape, logits.type) == ("logits", ["batch", 5], "tensor(float)")
+    strings = session.get_modelmeta().custom_metadata_map
+    assert {key: json.loads(text) for key, text in strings.items()} == {
+        "network": "small",
+        "image_size": 16,
+        "classes": ["a", "b", "ça", "d", "\u5927"],
+        "centre_crop": 0.5,
+        "mean": [0.1, 0.2, 0.3],
+        "std": [1, 2, 3],
+        "layout": "NCHW",
+        "channels": "RGB",
+        "pixel_range": [0, 1],
+        "output": "logits",
+        "dtype": "float16",
+    }
+    for batch in (1, 3):
+        assert serve(path, some_images(batch, 3, 16, 16)).shape == (batch, 5)
+
+
+def test_onnx_accepts_the_file_and_finds_no_constant_without_a_use(tmp_path):
+    for dtype in ("float32", "float16"):
+        path = export_onnx(small_network(), tmp_path / "net.onnx", METADATA, dtype=dtype)
+        model = onnx.load(path)
+        onnx.checker.check_model(model, full_check=True)
+        assert model.opset_import[0].version == 17
+        used = {name for node in model.graph.node for name in node.input}
+        assert {constant.name for constant in model.graph.initializer} <= used
+        assert [value.name for value in model.graph.input] == ["data"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_cast_networks_file_is_that_of_the_plain_one(tmp_path, dtype):
+    contents = []
+    for prepare in (lambda net: net, mpgluon.cast_block, mpgluon.amp.autocast):
+        net = small_network()
+        prepare(net)
+        path = export_onnx(net, tmp_path / "net.onnx", METADATA, dtype=dtype)
+        model = onnx.load(path)
+        contents.append(
+            [(c.data_type, list(c.dims), c.raw_data) for c in model.graph.initializer]
+            + [node.op_type for node in model.graph.node]
+        )
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_classes_need_not_be_named(tmp_path):
+    metadata = ServingMetadata("small", 16)
+    path = export_onnx(small_network(), tmp_path / "net.onnx", metadata)
+    assert read_metadata(path) == metadata
+    assert read_metadata(path).classes is None
+
+
+# Refusals
+
+
+def test_another_number_of_names_than_logits_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"names 5 classes, .* 1 outputs with \[7\] numbers"):
+        export_onnx(small_network(7), tmp_path / "net.onnx", METADATA)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_export_leaves_an_earlier_file_as_it_was(tmp_path):
+    path = export_onnx(small_network(), tmp_path / "net.onnx", METADATA)
+    before = path.read_bytes()
+    net = small_network()
+    net[4].weight.set_data(mx.nd.full((5, 8), 1e6))
+    with pytest.raises(PrecisionError, match="beyond 65504"):
+        export_onnx(net, path, METADATA, dtype="float16")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"cannot write .*nowhere"):
+        export_onnx(small_network(), tmp_path / "nowhere" / "net.onnx", METADATA)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", None])
+def test_another_format_is_refused(tmp_path, dtype):
+    with pytest.raises(ValueError, match='dtype must be "float32" or "float16"'):
+        export_onnx(small_network(), tmp_path / "net.onnx", METADATA, dtype=dtype)
+
+
+def test_without_onnx_the_advice_is_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ValueError, match=r"needs the package onnx .*pip install mpgluon\[onnx\]"):
+        export_onnx(small_network(), tmp_path / "net.onnx", METADATA)
+    with pytest.raises(ValueError, match="needs the package onnx"):
+        read_metadata(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 0}, "image_size must be at least 1"),
+        ({"centre_crop": 0.0}, r"centre_crop must be in \(0, 1\]"),
+        ({"centre_crop": 1.5}, r"centre_crop must be in \(0, 1\]"),
+        ({"std": (1.0, 0.0, 1.0)}, "those of std positive"),
+        ({"mean": (1.0,)}, "a number for each of red, green and blue"),
+    ],
+)
+def test_metadata_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ServingMetadata(**{"network": "n", "image_size": 8, **options})
+
+
+@pytest.mark.parametrize(
+    "change", [{"image_size": None}, {"image_size": '"large"'}, {"std": "[0, 1]"}, {"mean": "no"}]
+)
+def test_strings_that_say_something_else_are_refused(change):
+    strings = {**METADATA.to_strings(), **change}
+    with pytest.raises(DataError, match="does not say what a served network has to"):
+        ServingMetadata.from_strings({k: v for k, v in strings.items() if v is not None})
+
+
+def test_what_is_no_file_of_ours_is_refused(tmp_path):
+    path = tmp_path / "net.onnx"
+    with pytest.raises(DataError, match="cannot be read as an ONNX file"):
+        read_metadata(path)
+    path.write_bytes(b"a line of text\n")
+    with pytest.raises(DataError, match="cannot be read as an ONNX file"):
+        read_metadata(path)
+    path.write_bytes(b"")  # to protobuf, a model without anything
+    with pytest.raises(DataError, match="was it written by mpgluon's export_onnx"):
+        read_metadata(path)
+
+
+# Serving, as the document shows it
+
+
+def test_the_documents_lines_serve_the_file_without_mxnet_and_mpgluon(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (lines,) = (block for block in blocks if "import onnxruntime" in block)
+    render_shapes(tmp_path / "shapes", classes=10, images_per_class=2, seed=0)
+    photograph = max((tmp_path / "shapes").rglob("*.jpg"))
+    Image.open(photograph).resize((90, 60)).save(tmp_path / "photograph.jpg", quality=95)
+
+    metadata = ServingMetadata("small", 32, METADATA.classes)
+    net = small_network()
+    export_onnx(net, tmp_path / "net.onnx", metadata)
+    code = lines + "import sys\nassert not {'mxnet', 'mpgluon', 'onnx'} & set(sys.modules)\n"
+    finished = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+
+    # What the test images of a training run go through.
+    levels = normalized_levels()
+    crop = read_crop(tmp_path / "photograph.jpg", 32, None, epoch=0, index=0)
+    image = np.stack([levels[channel][crop[:, :, channel]] for channel in range(3)])
+    logits = logits_of(net, mx.nd.array(image[np.newaxis]))[0].astype(np.float64)
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    expected = [
+        f"{probabilities[k]:.1%} {metadata.classes[k]}" for k in probabilities.argsort()[::-1]
+    ]
+    assert finished.stdout.splitlines() == expected

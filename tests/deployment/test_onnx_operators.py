@@ -1,0 +1,254 @@
+"""Each operator that is written as ONNX, computed by onnxruntime and by MXNet."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from deployment_helpers import Lambda, some_images, with_random_values
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from mpgluon import PrecisionError
+from mpgluon.deployment.onnx_operators import TRANSLATIONS
+from mpgluon.deployment.onnx_writer import onnx_model
+from mpgluon.deployment.recording import VARIABLE, record
+
+IMAGE = (2, 6, 9, 9)
+VECTOR = (2, 12)
+
+
+def sequential(*layers):
+    net = nn.HybridSequential()
+    net.add(*layers)
+    return net
+
+
+def prelu():
+    net = nn.PReLU(in_channels=6)
+    net.initialize()
+    net.alpha.set_data(mx.nd.array(np.linspace(-0.5, 1, 6)))
+    return net
+
+
+def plain_pool(**options):
+    return Lambda(lambda F, x: F.Pooling(x, kernel=(3, 3), stride=(2, 2), **options))
+
+
+CASES = {
+    "convolution": (lambda: nn.Conv2D(4, 3, in_channels=6), IMAGE),
+    "convolution with all its options": (
+        lambda: nn.Conv2D(
+            4, (3, 2), (2, 1), (1, 2), (1, 3), groups=2, in_channels=6, use_bias=False
+        ),
+        IMAGE,
+    ),
+    "convolution in one dimension": (lambda: nn.Conv1D(4, 3, in_channels=6), (2, 6, 9)),
+    "convolution in three dimensions": (lambda: nn.Conv3D(2, 3, in_channels=6), (2, 6, 5, 5, 5)),
+    "dense layer": (lambda: nn.Dense(5, in_units=12), VECTOR),
+    "dense layer on an image": (lambda: nn.Dense(5, in_units=6 * 81, use_bias=False), IMAGE),
+    "dense layer that does not flatten": (lambda: nn.Dense(5, in_units=12, flatten=False), VECTOR),
+    "batch norm": (lambda: nn.BatchNorm(in_channels=6, epsilon=1e-3), IMAGE),
+    "batch norm without gamma": (lambda: nn.BatchNorm(in_channels=6, scale=False), IMAGE),
+    **{
+        f"activation {kind}": (lambda kind=kind: nn.Activation(kind), IMAGE)
+        for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign")
+    },
+    "F.relu": (lambda: Lambda(lambda F, x: F.relu(x)), IMAGE),
+    "F.sigmoid": (lambda: Lambda(lambda F, x: F.sigmoid(x)), IMAGE),
+    "F.tanh": (lambda: Lambda(lambda F, x: F.tanh(x)), IMAGE),
+    "leaky relu": (lambda: nn.LeakyReLU(0.3), IMAGE),
+    "leaky relu by default": (lambda: Lambda(lambda F, x: F.LeakyReLU(x)), IMAGE),
+    "elu": (lambda: nn.ELU(0.7), IMAGE),
+    "prelu": (prelu, IMAGE),
+    "max pooling": (lambda: nn.MaxPool2D(3, 2, 1), IMAGE),
+    "max pooling of an even size": (lambda: nn.MaxPool2D(2, 2), IMAGE),
+    "max pooling rounded up": (lambda: nn.MaxPool2D(2, 2, ceil_mode=True), IMAGE),
+    "max pooling rounded up from 10": (lambda: nn.MaxPool2D(3, 2, ceil_mode=True), (2, 6, 10, 10)),
+    "average pooling with its padding": (lambda: nn.AvgPool2D(3, 2, 1), IMAGE),
+    "average pooling without": (lambda: nn.AvgPool2D(3, 2, 1, count_include_pad=False), IMAGE),
+    "average pooling rounded up": (
+        lambda: nn.AvgPool2D(2, 2, ceil_mode=True, count_include_pad=False),
+        IMAGE,
+    ),
+    "average pooling rounded up to what fits": (lambda: nn.AvgPool2D(3, 2, ceil_mode=True), IMAGE),
+    "pooling by default": (lambda: plain_pool(), IMAGE),
+    "global average pooling": (lambda: nn.GlobalAvgPool2D(), IMAGE),
+    "global max pooling": (lambda: nn.GlobalMaxPool2D(), IMAGE),
+    "adaptive pooling to one pixel": (
+        lambda: Lambda(lambda F, x: F.contrib.AdaptiveAvgPooling2D(x, output_size=1)),
+        IMAGE,
+    ),
+    "clip": (lambda: Lambda(lambda F, x: F.clip(x, -0.5, 0.25)), IMAGE),
+    "concatenation": (lambda: Lambda(lambda F, x: F.concat(x, x * 2, x - 1, dim=2)), IMAGE),
+    "flatten": (lambda: nn.Flatten(), IMAGE),
+    "reshape": (lambda: Lambda(lambda _, x: x.reshape((0, -1, 27))), IMAGE),
+    "transpose": (lambda: Lambda(lambda _, x: x.transpose((0, 3, 1, 2))), IMAGE),
+    "softmax": (lambda: Lambda(lambda F, x: F.softmax(x, axis=1)), IMAGE),
+    "log softmax": (lambda: Lambda(lambda F, x: F.log_softmax(x)), VECTOR),
+    "mean": (lambda: Lambda(lambda _, x: x.mean(axis=(2, 3))), IMAGE),
+    "mean of one axis that stays": (lambda: Lambda(lambda _, x: x.mean(1, keepdims=True)), IMAGE),
+    "numbers": (lambda: Lambda(lambda _, x: 2 - (3 / (x * x * 0.5 + 1.5) - 1) / 4), IMAGE),
+    "arrays": (lambda: Lambda(lambda _, x: (x * x + x) / (x * x + 1) - x), IMAGE),
+    "broadcasts": (
+        lambda: Lambda(
+            lambda F, x: F.broadcast_div(
+                F.broadcast_add(F.broadcast_sub(x, F.mean(x, axis=1, keepdims=True)), x),
+                F.broadcast_mul(x, F.mean(x, axis=(2, 3), keepdims=True)) + 8,
+            )
+        ),
+        IMAGE,
+    ),
+    "sum of several": (lambda: Lambda(lambda F, x: F.add_n(x, x * 2, x * x)), IMAGE),
+    "a block that is called twice": (
+        lambda: (lambda dense: sequential(dense, nn.Activation("tanh"), dense))(
+            nn.Dense(12, in_units=12)
+        ),
+        VECTOR,
+    ),
+}
+
+
+def made(name):
+    make, shape = CASES[name]
+    net = make()
+    if name != "prelu":
+        with_random_values(net)
+    return net, some_images(*shape)
+
+
+def served(net, images, dtype):
+    model = onnx_model(record(net), [images.shape], dtype)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return model, session.run(None, {"data": images.asnumpy()})[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
+    net, images = made(name)
+    _, found = served(net, images, "float32")
+    expected = net(images).asnumpy()  # which sets a gamma that does not count to 1
+    assert found.shape == expected.shape
+    # The longest sum has 486 terms: gamma_486 = 2.9e-5 of the sum of magnitudes, of which the
+    # results are a fair part. Two of them are compared; a wrong option changes the first digit.
+    np.testing.assert_allclose(found, expected, rtol=6e-5, atol=6e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_in_float16_is_close_and_has_a_batch_of_any_size(name):
+    net, images = made(name)
+    images = mx.nd.concat(images, images * 0.5, images * 2, dim=0)
+    expected = net(images).asnumpy()
+    model = onnx_model(record(net), [(1, *images.shape[1:])], "float16")
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    found = session.run(None, {"data": images.asnumpy()})[0]
+    assert found.dtype == np.float32
+    # At most eight roundings of 2**-11 each, of terms up to 8 times as large as the result's norm.
+    assert np.linalg.norm(found - expected) <= 64 * 2**-11 * np.linalg.norm(expected)
+
+
+def test_every_translation_is_among_the_cases():
+    written = set()
+    for name in CASES:
+        net, _ = made(name)
+        written |= {one.operator for one in record(net).operations}
+    assert set(TRANSLATIONS) == written - {VARIABLE}
+
+
+def types_in(model):
+    """Return the type of each value of a model, as onnx infers it."""
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+    known = {c.name: c.data_type for c in inferred.initializer}
+    values = [*inferred.value_info, *inferred.input, *inferred.output]
+    return {**known, **{value.name: value.type.tensor_type.elem_type for value in values}}
+
+
+def test_formats_in_a_float16_model_are_those_of_the_table_of_operators():
+    net = sequential(
+        nn.Conv2D(4, 3, in_channels=6),
+        nn.BatchNorm(in_channels=4),
+        nn.Activation("relu"),
+        nn.MaxPool2D(2),
+        nn.Dense(5, in_units=36),
+        Lambda(lambda F, x: F.softmax(x)),
+        nn.Dense(3, in_units=5),
+    )
+    images = some_images(*IMAGE)
+    model = onnx_model(record(with_random_values(net)), [images.shape], "float16")
+    types = types_in(model)
+    formats = {
+        operator: {
+            types[name]
+            for node in model.graph.node
+            if node.op_type == operator
+            for name in node.input
+        }
+        for operator in ("Conv", "Relu", "MaxPool", "Gemm", "BatchNormalization", "Softmax")
+    }
+    half, single = {onnx.TensorProto.FLOAT16}, {onnx.TensorProto.FLOAT}
+    for operator in ("Conv", "Relu", "MaxPool", "Gemm"):
+        assert formats[operator] == half
+    for operator in ("BatchNormalization", "Softmax"):
+        assert formats[operator] == single
+    assert [types[value.name] for value in (*model.graph.input, *model.graph.output)] == [
+        onnx.TensorProto.FLOAT
+    ] * 2
+
+
+REFUSED = {
+    "an unknown operator": (lambda F, x: F.erf(x), r"\(erf\)"),
+    "several of them": (lambda F, x: F.erf(F.cos(x)), r"\(cos\); .*\(erf\)"),
+    "pooling of a kind": (
+        lambda F, x: F.Pooling(x, kernel=(2, 2), pool_type="sum"),
+        "pool_type='sum'",
+    ),
+    "average pooling beyond the padding": (
+        lambda F, x: F.Pooling(
+            x, kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full"
+        ),
+        "whose last window reaches beyond the padding",
+    ),
+    "adaptive pooling to several pixels": (
+        lambda F, x: F.contrib.AdaptiveAvgPooling2D(x, output_size=3),
+        r"its output has \(3, 3\) pixels",
+    ),
+    "gelu": (lambda F, x: F.LeakyReLU(x, act_type="gelu"), "act_type='gelu'"),
+    "softmax with a temperature": (lambda F, x: F.softmax(x, temperature=2.0), "a temperature"),
+    "a mean of everything": (lambda _, x: x.mean(), "it names no axes"),
+    "a mean of all other axes": (lambda F, x: F.mean(x, axis=1, exclude=True), "names no axes"),
+    "a reshape with MXNet's own codes": (lambda _, x: x.reshape((0, 0, -3)), "ONNX knows 0 and -1"),
+    "a reshape that fixes the batch": (lambda _, x: x.reshape((2, -1)), "size of the batch"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_equal_is_refused_by_name(name):
+    function, message = REFUSED[name]
+    with pytest.raises(PrecisionError, match=f"ONNX export cannot express .*{message}"):
+        onnx_model(record(Lambda(function)), [IMAGE], "float32")
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: nn.Conv2D(4, 3, layout="NHWC", in_channels=9), "its layout is not NCHW"),
+        (lambda: nn.BatchNorm(axis=2, in_channels=9), "its axis is 2"),
+        (lambda: nn.Dense(3, in_units=9, flatten=False), "flatten=False with more than two axes"),
+    ],
+)
+def test_a_layer_whose_option_has_no_equal_is_refused(net, message):
+    with pytest.raises(PrecisionError, match=message):
+        onnx_model(record(with_random_values(net())), [IMAGE], "float32")
+
+
+def test_an_input_that_does_not_fit_is_refused():
+    net = with_random_values(nn.Conv2D(4, 3, in_channels=6))
+    with pytest.raises(ValueError, match=r"does not work on input of shape \[\(1, 3, 9, 9\)\]"):
+        onnx_model(record(net), [(1, 3, 9, 9)], "float32")
+    assert isinstance(net, gluon.HybridBlock)

@@ -1,0 +1,257 @@
+"""Recording a network, and folding its BatchNorms, against sums written out in NumPy."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from deployment_helpers import Lambda, some_images, with_random_values
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import FLOAT16, FLOAT32, PrecisionError, amp
+from mpgluon.deployment.folding import fold_batch_norms
+from mpgluon.deployment.recording import VARIABLE, record
+
+
+def small_network() -> nn.HybridSequential:
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Activation("relu"))
+    net.add(nn.Dropout(0.5), nn.Dense(5, in_units=64))
+    return with_random_values(net)
+
+
+def operators(recording) -> list[str]:
+    return [one.operator for one in recording.operations if one.operator != VARIABLE]
+
+
+def by_place(net, values):
+    """Return recorded values by their parameters' places in the network."""
+    return {place: values[p.name] for place, p in net._collect_params_with_prefix().items()}
+
+
+WAYS = {
+    "plain": lambda net: None,  # noqa: ARG005
+    "cast float16": mpgluon.cast_block,
+    "autocast float16": amp.autocast,
+    "autocast bfloat16": lambda net: amp.autocast(net, "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_casts_and_dropout_are_left_out_and_values_are_those_before_the_cast(way, hybridized):
+    net = small_network()
+    expected = {p: p.data().asnumpy() for p in net.collect_params().values()}
+    WAYS[way](net)
+    if hybridized:
+        net.hybridize()
+    before = net(some_images(2, 3, 6, 6)).asnumpy()
+    recording = record(net)
+    assert operators(recording) == ["Convolution", "BatchNorm", "Activation", "FullyConnected"]
+    for parameter, values in expected.items():
+        assert recording.values[parameter.name].tobytes() == values.tobytes()
+    assert (net(some_images(2, 3, 6, 6)).asnumpy() == before).all()
+
+
+def test_a_trained_cast_networks_values_are_the_optimizers_masters():
+    net = small_network()
+    mpgluon.cast_block(net)
+    options = {"learning_rate": 2.0**-9, "momentum": 0.9, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, "none")
+    for _ in range(2):
+        with autograd.record():
+            loss = net(some_images(2, 3, 6, 6)).square().mean()
+        loss.backward()
+        trainer.step(1)
+    found = by_place(net, record(net).values)
+    mpgluon.restore(net)  # puts the masters in place
+    masters = {k: p.data().asnumpy() for k, p in net._collect_params_with_prefix().items()}
+    assert all(found[place].tobytes() == masters[place].tobytes() for place in masters)
+    assert (masters["0.weight"] != masters["0.weight"].astype(np.float16)).any()
+
+
+def test_statistics_that_differ_between_devices_are_averaged():
+    net = small_network()
+    net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
+    for device, data in enumerate(net[1].running_mean.list_data()):
+        data[:] = 1 + 2 * device
+    assert (record(net).values[net[1].running_mean.name] == 2).all()
+
+
+def test_a_dropout_that_is_always_on_is_recorded():
+    always = Lambda(lambda F, x: F.Dropout(x, p=0.5, mode="always"))
+    assert operators(record(always)) == ["Dropout"]
+
+
+def test_a_block_that_is_called_twice_gives_operators_of_different_names():
+    shared = nn.Dense(4, in_units=4)
+    net = nn.HybridSequential()
+    net.add(shared, nn.Activation("relu"), shared)
+    with_random_values(net)
+    names = [one.name for one in record(net).operations]
+    assert len(set(names)) == len(names)
+    assert operators(record(net)) == ["FullyConnected", "Activation", "FullyConnected"]
+
+
+def test_several_inputs_and_outputs_keep_their_order():
+    net = Lambda(lambda _, x, y: (x - y, y))
+    recording = record(net, ["x", "y"])
+    assert recording.inputs == ("x", "y")
+    assert [recording.operations[number].operator for number, _ in recording.outputs] == [
+        "elemwise_sub",
+        VARIABLE,
+    ]
+
+
+def test_a_network_without_values_is_refused():
+    net = nn.Dense(3)
+    net.initialize()
+    with pytest.raises(ValueError, match=r"no values yet: dense\d+_weight; initialize"):
+        record(net)
+
+
+def test_control_flow_is_refused():
+    net = Lambda(lambda F, x: F.contrib.foreach(lambda row, state: (row, state), x, [])[0])
+    with pytest.raises(ValueError, match="is control flow"):
+        record(net)
+
+
+def test_a_variable_that_nobody_gives_is_refused():
+    net = Lambda(lambda _, x: x + mx.sym.var("stranger"))
+    with pytest.raises(ValueError, match=r"asks for stranger, .* nor a parameter"):
+        record(net)
+
+
+def test_a_plain_block_is_refused():
+    with pytest.raises(TypeError, match="only the graph of a HybridBlock"):
+        record(nn.Sequential())
+
+
+# Folding
+
+
+def folded_by_hand(weight, bias, norm):
+    """Return the weight and bias that do what a layer and a BatchNorm behind it do."""
+    gamma, beta, mean, variance = (
+        p.data().asnumpy().astype(np.float64)
+        for p in (norm.gamma, norm.beta, norm.running_mean, norm.running_var)
+    )
+    gain = (gamma if norm._kwargs["fix_gamma"] is False else 1) / np.sqrt(
+        variance + norm._kwargs["eps"]
+    )
+    wide = weight.data().asnumpy().astype(np.float64)
+    new_bias = (bias.data().asnumpy() if bias is not None else 0) * gain + beta - mean * gain
+    return np.einsum("o...,o->o...", wide, gain), new_bias
+
+
+LAYERS = {
+    "convolution": lambda: nn.Conv2D(4, 3, in_channels=3, use_bias=False),
+    "convolution with a bias": lambda: nn.Conv2D(4, 3, in_channels=3),
+    "grouped convolution": lambda: nn.Conv2D(4, 3, in_channels=2, groups=2, use_bias=False),
+    "convolution in one dimension": lambda: nn.Conv1D(4, 3, in_channels=3),
+    "dense layer": lambda: nn.Dense(4, in_units=6),
+}
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_takes_over_what_the_batch_norm_behind_it_does(kind, scale):
+    layer, norm = LAYERS[kind](), nn.BatchNorm(in_channels=4, scale=scale, epsilon=1e-3)
+    net = nn.HybridSequential()
+    net.add(layer, norm)
+    with_random_values(net)  # gamma is not 1, whether it counts or not
+    recording = fold_batch_norms(record(net), FLOAT32)
+    weight, bias = folded_by_hand(layer.weight, layer.bias, norm)
+    assert operators(recording) == ["FullyConnected" if "dense" in kind else "Convolution"]
+    (product,) = (one for one in recording.operations if one.operator != VARIABLE)
+    assert product.options["no_bias"] is False
+    found_weight, found_bias = recording.values_of_inputs(product)
+    # One rounding from float64; a sum of numbers up to 4 in float64 adds 2**-50 to it.
+    assert (found_weight == weight.astype(np.float32)).all()
+    np.testing.assert_allclose(found_bias, bias, rtol=2.0**-24, atol=2.0**-48)
+    assert set(recording.values) == {layer.weight.name, f"{product.name}_folded_bias"}
+
+
+class UsedTwice(gluon.HybridBlock):
+    """A convolution whose result goes to a BatchNorm and elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4)
+
+    def hybrid_forward(self, F, x):
+        y = self.conv(x)
+        return self.norm(y) + y
+
+
+class WithSharedWeight(gluon.HybridBlock):
+    """A convolution that is called twice, once before a BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2D(3, 1, in_channels=3), nn.BatchNorm(in_channels=3)
+
+    def hybrid_forward(self, F, x):
+        return self.conv(self.norm(self.conv(x)))
+
+
+def norm_before_convolution():
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=3), nn.Conv2D(4, 3, in_channels=3))
+    return net
+
+
+def norm_of_another_axis():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(axis=2, in_channels=6))
+    return net
+
+
+def norm_behind_a_relu():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, in_channels=3, activation="relu"), nn.BatchNorm(in_channels=4))
+    return net
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        UsedTwice,
+        WithSharedWeight,
+        norm_before_convolution,
+        norm_of_another_axis,
+        norm_behind_a_relu,
+    ],
+)
+def test_a_batch_norm_that_cannot_be_folded_stays(make):
+    recording = record(with_random_values(make()))
+    folded = fold_batch_norms(recording, FLOAT32)
+    assert operators(folded) == operators(recording)
+    assert folded.values.keys() == recording.values.keys()
+
+
+def test_a_batch_norm_stays_where_float16_could_not_hold_the_folded_weight():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(2, 1, in_channels=3), nn.BatchNorm(in_channels=2))
+    with_random_values(net)
+    # Of almost no variance: 1 / sqrt(1e-5) is 316, and 316 * 300 is beyond 65,504.
+    net[1].running_var.set_data(mx.nd.zeros(2))
+    net[0].weight.set_data(mx.nd.full((2, 3, 1, 1), 300))
+    recording = record(net)
+    assert operators(fold_batch_norms(recording, FLOAT16)) == ["Convolution", "BatchNorm"]
+    assert operators(fold_batch_norms(recording, FLOAT32)) == ["Convolution"]
+
+
+def test_a_weight_beyond_float16_is_refused_and_a_statistic_is_not():
+    net = norm_before_convolution()
+    with_random_values(net)
+    net[0].running_var.set_data(mx.nd.full(3, 1e6))
+    recording = record(net)
+    recording.refuse_overflow(FLOAT16)
+    net[1].bias.set_data(mx.nd.full(4, 65520))
+    with pytest.raises(PrecisionError, match=r"conv\d+_bias hold values beyond 65504"):
+        record(net).refuse_overflow(FLOAT16)
+    record(net).refuse_overflow(FLOAT32)

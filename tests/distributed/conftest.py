@@ -1,0 +1,16 @@
+"""What the tests of this folder share: the scenarios of `ranks_train`, as 2 and as 4 processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from distributed_helpers import HERE, mpirun, succeeded
+
+
+@pytest.fixture(scope="session", params=[2, 4], ids=["2 ranks", "4 ranks"])
+def scenarios(request, tmp_path_factory) -> tuple[int, dict[str, np.ndarray]]:
+    """Return the number of ranks, and by name what every scenario left on all of them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    succeeded(mpirun(request.param, HERE / "ranks_train.py", folder))
+    with np.load(folder / "results.npz") as file:
+        return request.param, {name: file[name] for name in file.files}

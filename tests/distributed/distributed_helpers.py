@@ -1,0 +1,126 @@
+"""Starts a program as several processes, with a time limit, and sees to it that none is left.
+
+Each job carries a mark in its environment, which its processes inherit: whoever has it belongs to
+the job, however it was started and whatever became of its parents.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MARK = "MPGLUON_TEST_JOB"
+LIMIT_S = 120  # of a job that is not meant to hang; they take seconds on an idle machine
+GONE_WITHIN_S = 5  # the kernel needs a moment to end what was killed
+
+
+@dataclass(frozen=True)
+class Job:
+    """What became of a program.
+
+    Attributes
+    ----------
+    status : int
+        Its exit status.
+    output : str
+        Everything that its processes wrote.
+    ended : float
+        When, as ``time.monotonic`` tells it in all processes of a machine.
+    left_behind : list of int
+        Processes that outlived it, and were killed.
+    """
+
+    status: int
+    output: str
+    ended: float
+    left_behind: list[int]
+
+
+def find_mpirun() -> str:
+    """Return the path of mpirun, or skip the test, saying what is missing."""
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed (pip install mpgluon[mpi])")
+    beside_python = Path(sys.executable).with_name("mpirun")
+    found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if found is None:
+        pytest.skip("there is no mpirun, neither beside python nor in PATH")
+    return found
+
+
+def mpirun(processes: int, program: Path, *arguments: object) -> Job:
+    """Run a Python program as so many processes of one MPI job."""
+    command = [find_mpirun(), "--oversubscribe", "--bind-to", "none", "-np", str(processes)]
+    if os.geteuid() == 0:
+        command.insert(1, "--allow-run-as-root")
+    command += [sys.executable, "-W", "ignore", str(program), *map(str, arguments)]
+    # Several threads per process on few cores would wait for each other.
+    return run_job(command, {"OMP_NUM_THREADS": "1"})
+
+
+def run_job(command: list[str], variables: Mapping[str, str]) -> Job:
+    """Run a command to its end, and end what is left of it."""
+    mark = uuid.uuid4().hex
+    log = Path(tempfile.gettempdir()) / f"mpgluon-job-{mark}.log"
+    environment = {**os.environ, **variables, MARK: mark}
+    # Not a pipe: a process that is left behind would keep it open, and the test waiting.
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        status = process.wait(timeout=LIMIT_S)
+        ended = time.monotonic()
+        left_behind = _wait_until_gone(mark)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the job did not end within {LIMIT_S} s: {log.read_text()}")
+    finally:
+        process.kill()
+        process.wait()
+        _kill(processes_of(mark))
+        output = log.read_text()
+        log.unlink()
+    return Job(status, output, ended, left_behind)
+
+
+def processes_of(mark: str) -> list[int]:
+    """Return the processes whose environment has a job's mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or belongs to somebody else
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def _wait_until_gone(mark: str) -> list[int]:
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (left := processes_of(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _kill(processes: list[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def succeeded(job: Job) -> Job:
+    """Return a job that ended well, and fail the test with its output if it did not."""
+    assert job.status == 0, job.output
+    assert job.left_behind == []
+    return job

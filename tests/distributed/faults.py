@@ -1,0 +1,41 @@
+"""Things that go wrong in one process, and the moment at which they did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+FOR_EVER_S = 3600
+
+
+def raise_error() -> None:
+    raise RuntimeError("the roof is on fire")
+
+
+def send(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "kill": send(signal.SIGKILL),
+    "terminate": send(signal.SIGTERM),
+    "stop": send(signal.SIGSTOP),
+    "raise": raise_error,
+    "exit": lambda: sys.exit(3),
+    "hang": lambda: time.sleep(FOR_EVER_S),
+}
+
+
+def happen(kind: str, moment: Path) -> None:
+    """Write down the moment, and let it happen."""
+    moment.write_text(str(time.monotonic()))
+    KINDS[kind]()
+
+
+def seconds_after(moment: Path, ended: float) -> float:
+    """Return how long a job went on after a fault."""
+    return ended - float(moment.read_text())

@@ -1,0 +1,59 @@
+"""What several processes must compute, from one process and NumPy."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from small_training import (
+    FIRST_SCALE,
+    GLOBAL_BATCH,
+    LEARNING_RATE,
+    MOMENTUM,
+    batches,
+    make_net,
+    masters_of,
+)
+
+from mpgluon import DynamicLossScale, amp
+
+
+def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Train in one process, with gradients that NumPy adds up in float64 and rounds once."""
+    net = make_net(dtype, seed)
+    options = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
+    options["multi_precision"] = dtype == "float16"
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=None)
+    amp.init_trainer(
+        trainer, DynamicLossScale(init_scale=FIRST_SCALE) if dtype == "float16" else "none"
+    )
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    parameters = net.collect_params()
+    for images, labels in batches():
+        sums = dict.fromkeys(parameters, 0.0)
+        for part in range(parts):
+            inputs = mx.nd.array(
+                images[part::parts], dtype="float16" if dtype == "float16" else "float32"
+            )
+            with autograd.record():
+                loss = loss_fn(net(inputs), mx.nd.array(labels[part::parts], dtype="int32"))
+                with amp.scale_loss(loss, trainer) as scaled_loss:
+                    autograd.backward(scaled_loss)
+            for name, parameter in parameters.items():
+                sums[name] = sums[name] + parameter.grad().asnumpy().astype(np.float64)
+        for name, parameter in parameters.items():
+            gradient = parameter.grad()
+            gradient[:] = mx.nd.array(sums[name].astype(gradient.dtype), dtype=gradient.dtype)
+        trainer.step(GLOBAL_BATCH)
+    found = {f"weight/{name}": p.data().asnumpy() for name, p in parameters.items()}
+    return {**found, **masters_of(trainer, net)}
+
+
+def numbers_of(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {key: value for key, value in found.items() if key not in ("scales", "skipped")}
+
+
+def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert one.keys() == other.keys()
+    for key in one:
+        assert np.array_equal(one[key], other[key]), key

@@ -1,0 +1,95 @@
+"""BatchNorm over processes, and over the devices of one."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import SyncBatchNorm
+
+from mpgluon import PrecisionError, cast_block
+from mpgluon.distributed import OneProcess, average_batch_norm, synchronize_batch_norm
+
+
+@pytest.mark.multiprocess
+def test_running_statistics_are_averaged_over_processes(scenarios):
+    ranks, results = scenarios
+    mean = sum(range(ranks)) / ranks  # exact in float32
+    assert results["batch-norm"].tolist() == [[mean] * 3, [1 + 2 * mean] * 3]
+
+
+class Residual(nn.HybridBlock):
+    """A network with one BatchNorm as an attribute, and one in a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="residual_")
+        with self.name_scope():
+            self.norm = nn.BatchNorm(in_channels=3, momentum=0.8, epsilon=1e-3, scale=False)
+            self.body = nn.HybridSequential()
+            with self.body.name_scope():
+                self.body.add(nn.Conv2D(3, 1, in_channels=3), nn.BatchNorm(in_channels=3))
+
+    def hybrid_forward(self, F, images):
+        return images + self.body(self.norm(images))
+
+
+def make_net(contexts=None) -> Residual:
+    mx.random.seed(0)
+    net = Residual()
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    return net
+
+
+def test_one_process_keeps_its_statistics():
+    net = make_net()
+    net.norm.running_mean.set_data(mx.nd.array([1.0, 2.0, 3.0]))
+    average_batch_norm(OneProcess(), net)
+    assert net.norm.running_mean.data().asnumpy().tolist() == [1, 2, 3]
+
+
+def run(net: Residual, dtype: str) -> list[np.ndarray]:
+    images = mx.nd.array(np.random.RandomState(0).randn(8, 3, 4, 4), dtype=dtype)
+    with autograd.record():
+        outputs = net(images)
+        loss = (outputs.astype("float32") ** 2).sum()
+    loss.backward()
+    gradients = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
+    statistics = [net.norm.running_mean.data(), net.body[1].running_var.data()]
+    return [array.asnumpy().astype(np.float64) for array in (outputs, *gradients, *statistics)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_synchronized_network_on_one_device_is_the_network_that_it_was(dtype):
+    plain, synchronized = make_net(), make_net()
+    assert synchronize_batch_norm(synchronized, 1) == [
+        "residual_batchnorm0",
+        "residual_hybridsequential0_batchnorm0",
+    ]
+    assert isinstance(synchronized.norm, SyncBatchNorm)
+    assert isinstance(synchronized.body[1], SyncBatchNorm)
+    assert synchronized.collect_params().keys() == plain.collect_params().keys()
+    if dtype == "float16":
+        for net in (plain, synchronized):
+            cast_block(net)
+    u = {"float32": 2.0**-24, "float16": 2.0**-11}[dtype]
+    for one, other in zip(run(plain, dtype), run(synchronized, dtype)):
+        # Sums of 128 terms in another order, through two layers; the largest number sets the
+        # scale, since gradients of a normalization are differences of terms of that size.
+        np.testing.assert_allclose(one, other, rtol=0, atol=256 * u * max(1, abs(one).max()))
+
+
+def test_several_cpu_devices_are_refused_instead_of_hanging():
+    net = make_net([mx.cpu(0), mx.cpu(1)])
+    with pytest.raises(PrecisionError, match=r"hangs on several CPU devices; residual_batchnorm0"):
+        synchronize_batch_norm(net, 2)
+    assert not isinstance(net.norm, SyncBatchNorm)
+
+
+def test_another_axis_is_refused():
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(axis=-1, in_channels=3))
+    net.initialize()
+    with pytest.raises(ValueError, match="normalizes axis -1, and SyncBatchNorm only 1"):
+        synchronize_batch_norm(net, 1)

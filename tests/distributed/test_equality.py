@@ -1,0 +1,132 @@
+"""Several processes compute what one does.
+
+Two references, neither of which uses `mpgluon.distributed`: one process with the whole batch, and
+one process that takes the ranks' parts of the batch one after the other, adds their gradients with
+NumPy and rounds the sum. The second does the same arithmetic, so it must agree in every bit.
+"""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from references import assert_same_bits, numbers_of, train_part_after_part
+from small_training import BAD_STEP, FIRST_SCALE, STEPS, batches, make_net, train
+
+pytestmark = pytest.mark.multiprocess
+
+DTYPES = ["float32", "float16", "bfloat16"]
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
+
+
+def part_of(scenarios, name: str) -> dict[str, np.ndarray]:
+    _, results = scenarios
+    found = {
+        key.removeprefix(f"{name}/"): value
+        for key, value in results.items()
+        if key.startswith(f"{name}/")
+    }
+    assert found
+    return found
+
+
+def test_float32_weights_are_those_of_one_process_with_the_whole_batch(scenarios):
+    several, one = part_of(scenarios, "float32"), train("float32")
+    for name, value in numbers_of(one).items():
+        # Per step, a gradient is a sum of 8 terms in another order: 8 roundings of less than
+        # 2**-24 of terms below 1. Ten steps at 0.1, ten times that with momentum: 5e-6 at the
+        # worst; roundings that go both ways stay below the 1e-6 that is promised.
+        np.testing.assert_allclose(several[name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_are_bit_for_bit_those_of_one_process_that_adds_the_parts_in_float32(
+    scenarios, dtype
+):
+    ranks, _ = scenarios
+    if ranks > 2 and dtype != "float16":
+        # Of two numbers there is one float32 sum. Of four, MPI chooses the order, which matters
+        # unless float32 holds all partial sums exactly, as it does those of float16 numbers of
+        # similar size.
+        pytest.skip("the order of a sum of four float32 numbers is MPI's")
+    several = numbers_of(part_of(scenarios, dtype))
+    assert_same_bits(several, train_part_after_part(dtype, ranks))
+
+
+def test_the_first_float16_step_differs_from_the_whole_batch_by_the_rounding_of_gradients(
+    scenarios,
+):
+    ranks, results = scenarios
+    net = make_net("float16")
+    images, labels = batches()[0]
+    gradients = []
+    for rows in (slice(None), *(slice(rank, None, ranks) for rank in range(ranks))):
+        with autograd.record():
+            outputs = net(mx.nd.array(images[rows], dtype="float16"))
+            loss = gluon.loss.SoftmaxCrossEntropyLoss()(
+                outputs, mx.nd.array(labels[rows], dtype="int32")
+            )
+            scaled = loss * FIRST_SCALE
+        scaled.backward()
+        gradients.append(net[2].weight.grad().asnumpy().astype(np.float64))
+    whole, *parts = gradients
+    # One rounding of each part, one of their sum, one of the whole: u of each; and the float32
+    # sums inside, a thousand times smaller, doubled to be safe by the factor 1 + 2**-10.
+    u = UNIT_ROUNDOFF["float16"]
+    bound = u * (sum(map(np.abs, parts)) + abs(sum(parts)) + abs(whole)) * (1 + 2**-10)
+    assert np.all(abs(results["first-sum"] - whole) <= bound + 2.0**-24)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fused_messages_and_one_per_parameter_give_the_same_bits(scenarios, dtype):
+    assert_same_bits(part_of(scenarios, dtype), part_of(scenarios, f"{dtype}-one-by-one"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_overflow_on_one_rank_skips_the_step_on_all_and_lowers_the_scale_once(scenarios, dtype):
+    # That all ranks have the same results was checked where they were gathered.
+    poisoned = part_of(scenarios, f"{dtype}-poisoned")
+    assert poisoned["skipped"].tolist() == [step == BAD_STEP for step in range(STEPS)]
+    expected = [FIRST_SCALE if step <= BAD_STEP else FIRST_SCALE / 2 for step in range(STEPS)]
+    assert poisoned["scales"].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_overflow_leaves_the_same_weights_as_a_run_without_that_step(scenarios, dtype):
+    poisoned, control = (part_of(scenarios, f"{dtype}-{kind}") for kind in ("poisoned", "control"))
+    assert_same_bits(numbers_of(poisoned), numbers_of(control))
+
+
+def test_processes_that_begin_with_other_weights_take_those_of_rank_0(scenarios):
+    assert_same_bits(part_of(scenarios, "float32-other-seeds"), part_of(scenarios, "float32"))
+
+
+def test_shared_state_brings_float16_weights_and_their_masters_together(scenarios):
+    assert_same_bits(part_of(scenarios, "float16-other-seeds"), part_of(scenarios, "float16"))
+
+
+def test_masters_that_begin_apart_are_found_out(scenarios):
+    _, results = scenarios
+    message = str(results["other-masters"])
+    assert message.startswith("rank 1 has other weights than rank 0: ")
+    assert "All processes must begin with share_state" in message
+
+
+def test_float16_gradients_are_summed_in_float32(scenarios):
+    ranks, results = scenarios
+    if ranks < 4:
+        pytest.skip("two numbers have one sum in any format")
+    # +60000, +60000, -60000, -60000 on the ranks in three arrangements: whichever two are added
+    # first in float16, in one of them their sum would be infinite, and that of all not a number.
+    assert results["cancelling"].tolist() == [0, 0, 0]
+
+
+def test_a_sum_beyond_float16_is_infinite_so_that_the_step_is_skipped(scenarios):
+    _, results = scenarios
+    assert results["beyond"].tolist() == [np.inf]
+
+
+def test_float64_gradients_are_summed_in_float64(scenarios):
+    ranks, results = scenarios
+    assert results["float64"].tolist() == [ranks + sum(range(ranks)) * 2.0**-40]

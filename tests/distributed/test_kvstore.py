@@ -1,0 +1,190 @@
+"""The kvstore in one process: sums over devices, how many messages, and what it refuses."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mpgluon import amp
+from mpgluon.distributed import DistributedError, MpiKVStore, OneProcess
+from mpgluon.distributed.buckets import BUCKET_ELEMENTS, Gradient, make_buckets
+
+DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+
+
+class Recorder(OneProcess):
+    """One process that writes down what it would send."""
+
+    def __init__(self) -> None:
+        self.rolls: list[str] = []
+        self.messages: list[int] = []
+
+    def gather(self, value, purpose):
+        self.rolls.append(purpose)
+        return [value]
+
+    def sum_in_place(self, values, purpose):
+        self.messages.append(values.size)
+
+
+def parameter(values: list[list[float]], dtype: str) -> gluon.Parameter:
+    """Return one whose gradient on each device is a row of ``values``."""
+    one = gluon.Parameter("weight", shape=(len(values[0]),), dtype=dtype)
+    one.initialize(mx.init.Zero(), ctx=DEVICES[: len(values)])
+    for gradient, row in zip(one.list_grad(), values):
+        gradient[:] = mx.nd.array(row, dtype=dtype)
+    return one
+
+
+def reduced(values: list[list[float]], dtype: str) -> list[np.ndarray]:
+    one = parameter(values, dtype)
+    trainer = gluon.Trainer([one], "sgd", {}, kvstore=MpiKVStore(OneProcess()))
+    trainer.allreduce_grads()
+    return [gradient.asnumpy() for gradient in one.list_grad()]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_every_device_gets_the_sum_over_devices(dtype):
+    found = reduced([[1, 2], [30, 40], [500, 600]], dtype)
+    assert [array.tolist() for array in found] == [[531, 642]] * 3
+    assert {array.dtype.name for array in found} == {dtype}
+
+
+def test_float16_gradients_of_devices_are_added_in_float32_and_rounded_once():
+    # 2048 + 1 is 2048 in float16, which has only even numbers there; 2050 is the sum.
+    assert [array.tolist() for array in reduced([[2048], [1], [1]], "float16")] == [[2050]] * 3
+
+
+def test_infinities_and_nans_are_in_the_sum_of_all_devices():
+    first, second = reduced([[np.inf, np.nan, 1], [1, 1, 1]], "float16")
+    for sums in (first, second):
+        assert np.isposinf(sums[0])
+        assert np.isnan(sums[1])
+        assert sums[2] == 2
+
+
+def test_a_sum_stays_in_float16_however_often_it_is_exchanged_alone():
+    every_finite = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    every_finite = every_finite[np.isfinite(every_finite)]
+    (found,) = reduced([every_finite.tolist()], "float16")
+    assert found.tobytes() == every_finite.tobytes()
+
+
+def deep_net() -> nn.HybridSequential:
+    net = nn.HybridSequential()
+    for _ in range(30):
+        net.add(nn.Dense(3, in_units=3))
+    net.initialize()
+    return net
+
+
+def test_attached_gradients_travel_together_and_the_others_one_by_one():
+    lengths = {}
+    for attached in (True, False):
+        processes, net = Recorder(), deep_net()
+        store = MpiKVStore(processes)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {}, kvstore=store)
+        if attached:
+            store.attach(trainer)
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 3))).sum()
+        loss.backward()
+        trainer.step(1)
+        lengths[attached] = (len(processes.rolls), processes.messages)
+    numbers = 30 * (9 + 3)
+    assert lengths[True] == (1, [numbers])
+    assert lengths[False][0] == 60
+    assert sorted(lengths[False][1]) == [3] * 30 + [9] * 30
+
+
+def test_gradients_are_exchanged_once_when_they_are_clipped_before_the_step():
+    processes, net = Recorder(), deep_net()
+    store = MpiKVStore(processes)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {}, kvstore=store)
+    amp.init_trainer(trainer)
+    store.attach(trainer)
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 3))).sum()
+        with amp.scale_loss(loss, trainer) as scaled_loss:
+            autograd.backward(scaled_loss)
+    amp.clip_global_norm(trainer, 1.0, batch_size=1)
+    trainer.step(1)
+    assert len(processes.rolls) == len(processes.messages) == 1
+
+
+def test_descriptions_differ_when_gradients_cannot_be_added():
+    purposes = []
+    for shape, dtype in [((2, 3), "float32"), ((3, 2), "float32"), ((2, 3), "float16")]:
+        processes = Recorder()
+        one = gluon.Parameter("weight", shape=shape, dtype=dtype)
+        one.initialize()
+        gluon.Trainer([one], "sgd", {}, kvstore=MpiKVStore(processes)).allreduce_grads()
+        purposes += processes.rolls
+    assert len(set(purposes)) == 3
+    assert all("1 gradients, 6 numbers" in purpose for purpose in purposes)
+
+
+def test_a_frozen_parameter_leaves_the_exchange_and_may_come_back():
+    processes = Recorder()
+    store = MpiKVStore(processes)
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {}, kvstore=store)
+    store.attach(trainer)
+    for request in ("write", "null", "write"):
+        net.bias.grad_req = request
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 3))).sum()
+        loss.backward()
+        trainer.step(1)
+    assert processes.messages == [8, 6, 8]
+
+
+def gradients(*sizes: int, dtype: str = "float32") -> list[Gradient]:
+    return [Gradient(key, (size,), dtype) for key, size in enumerate(sizes)]
+
+
+def test_buckets_are_filled_from_the_last_gradient_and_hold_a_large_one_alone():
+    half = BUCKET_ELEMENTS // 2
+    sizes = [bucket.values.size for bucket in make_buckets(gradients(half, 3 * half, half, half))]
+    assert sizes == [2 * half, 3 * half, half]
+
+
+def test_float64_gradients_have_buckets_of_their_own():
+    mixed = [*gradients(4), Gradient(1, (5,), "float64"), Gradient(2, (6,), "float16")]
+    found = {bucket.values.dtype.name: bucket.values.size for bucket in make_buckets(mixed)}
+    assert found == {"float32": 10, "float64": 5}
+
+
+def test_gradients_of_integers_are_refused():
+    with pytest.raises(TypeError, match="gradient 0 is int32; float16, float32 and float64 can be"):
+        make_buckets(gradients(3, dtype="int32"))
+
+
+def test_an_update_inside_the_kvstore_is_refused():
+    one = parameter([[1.0], [2.0]], "float32")
+    store = MpiKVStore(OneProcess())
+    trainer = gluon.Trainer([one], "sgd", {}, kvstore=store, update_on_kvstore=True)
+    with pytest.raises(ValueError, match="Please set update_on_kvstore=False"):
+        trainer.step(1)
+    with pytest.raises(DistributedError, match="sums gradients in place"):
+        store.pushpull(0, one.list_grad(), out=one.list_data())
+
+
+def test_a_trainer_with_the_kvstore_of_one_process_trains_like_one_without():
+    weights = []
+    for kvstore in (None, MpiKVStore(OneProcess())):
+        mx.random.seed(0)
+        net = nn.Dense(2, in_units=3)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "adam", {}, kvstore=kvstore)
+        for step in range(3):
+            with autograd.record():
+                loss = (net(mx.nd.ones((1, 3)) * step) ** 2).sum()
+            loss.backward()
+            trainer.step(1)
+        weights.append(net.weight.data().asnumpy())
+    assert np.array_equal(*weights)

@@ -1,0 +1,92 @@
+"""State dicts that PyTorch wrote, in Gluon's twins: outputs equal to PyTorch's own.
+
+gluoncv refuses to be imported where PyTorch 2 is installed, so PyTorch computes in an environment
+of its own, which ``make test-torch`` makes. torchvision is not needed: the forward passes are
+written by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from torchvision_by_hand import NETWORKS, images, random_state
+from weights_helpers import distance, tolerance
+
+from mpgluon import CheckpointError
+from mpgluon.training.networks import build_network, load_pretrained
+from mpgluon.weights import read_state_dict
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = HERE.parents[1] / ".venv-torch"
+TWINS = {
+    "resnet18": "resnet18_v1b",
+    "resnet50": "resnet50_v1b",
+    "vgg11": "vgg11",
+    "vgg13_bn": "vgg13_bn",
+    "mobilenet_v2": "mobilenetv2_1.0",
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not ENVIRONMENT.is_dir(),
+        reason="PyTorch has no environment here; make test-torch makes one and runs this",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with what PyTorch wrote."""
+    folder = tmp_path_factory.mktemp("pytorch")
+    command = [str(ENVIRONMENT / "bin" / "python"), "pytorch_side.py", str(folder)]
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    finished = subprocess.run(
+        command, cwd=HERE, env=own, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_twin_gives_pytorchs_outputs(folder, name, suffix):
+    shapes, forward = NETWORKS[name]
+    net = build_network(TWINS[name], classes=1000, image_size=224, devices=[mx.cpu()])
+    assert load_pretrained(net, folder / f"{name}{suffix}", classes=1000) == []
+    found = net(mx.nd.array(images(224))).asnumpy()
+    expected = np.load(folder / f"{name}.npy")
+    state = random_state(shapes)
+    if name == "mobilenet_v2":
+        state["classifier.1.bias"][:] = 0  # for which Gluon's has no place
+    assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
+    assert distance(found, expected) <= tolerance(forward, state, 224)
+
+
+def test_every_kind_of_tensor_is_read_to_the_bit(folder):
+    found = read_state_dict(folder / "kinds.pth")
+    expected = np.load(folder / "kinds.npz")
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name].shape == values.shape
+        assert (found[name] == values).all()
+
+
+def test_a_modules_state_dict_is_read_with_its_metadata(folder):
+    words = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    assert list(read_state_dict(folder / "state.pth")) == words
+
+
+def test_a_whole_module_is_refused(folder):
+    with pytest.raises(CheckpointError, match="BatchNorm2d, which is no tensor"):
+        read_state_dict(folder / "module.pth")
+
+
+def test_the_format_before_the_zip_one_is_refused(folder):
+    with pytest.raises(CheckpointError, match=r"older than PyTorch 1\.6"):
+        read_state_dict(folder / "old.pth")

@@ -1,0 +1,330 @@
+"""State dicts in files: right ones read to the bit, wrong and hostile ones refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from mpgluon import CheckpointError
+from mpgluon.weights import is_state_dict_file, read_state_dict
+
+# What follows writes the files that torch.save does, byte for byte in the pickle's meaning, with
+# the names that PyTorch writes there.
+
+
+class Named:
+    """Pickled as a global name of a module that is not there."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+
+class Rebuilt:
+    """Pickled as a call of a named function."""
+
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+
+class Storage:
+    def __init__(self, key, kind, elements):
+        self.pid = ("storage", Named("torch", kind), key, "cpu", elements)
+
+
+class Writer(pickle._Pickler):  # the one in Python, which can be told to write any name
+    def save(self, obj, save_persistent_id=True):
+        if isinstance(obj, Named):
+            self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
+        elif isinstance(obj, Rebuilt):
+            self.save(obj.function)
+            self.save(obj.args)
+            self.write(b"R")
+        else:
+            super().save(obj, save_persistent_id)
+
+    def persistent_id(self, obj):
+        return obj.pid if isinstance(obj, Storage) else None
+
+
+REBUILD = Named("torch._utils", "_rebuild_tensor_v2")
+PARAMETER = Named("torch._utils", "_rebuild_parameter")
+
+
+def tensor(key, kind, elements, size, stride, offset=0):
+    return Rebuilt(
+        REBUILD, Storage(key, kind, elements), offset, size, stride, False, OrderedDict()
+    )
+
+
+def pth(path, content, storages, *, compression=zipfile.ZIP_STORED, byteorder=b"little"):
+    """Write a file as torch.save does, from a pickle's content or its bytes."""
+    if not isinstance(content, bytes):
+        buffer = io.BytesIO()
+        Writer(buffer, protocol=2).dump(content)
+        content = buffer.getvalue()
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", content)
+        archive.writestr("archive/byteorder", byteorder)
+        for key, values in storages.items():
+            archive.writestr(f"archive/data/{key}", bytes(values))
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+VALUES = np.arange(12, dtype=np.float32) / 3
+
+
+def good(path):
+    state = OrderedDict(w=tensor("0", "FloatStorage", 12, (3, 4), (4, 1)))
+    return pth(path, state, {"0": VALUES.tobytes()})
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("a.pth", True),
+        ("a.PT", True),
+        ("b/pytorch_model.bin", True),
+        ("a.safetensors", True),
+        ("a.params", False),
+        ("pth", False),
+    ],
+)
+def test_files_are_known_by_their_names(name, answer):
+    assert is_state_dict_file(name) == answer
+
+
+def test_a_pth_file_gives_its_arrays_to_the_bit(tmp_path):
+    doubles = np.array([1 + 2.0**-40, 3.0])
+    brain = np.array([0x3F80, 0xC040, 0x7F7F], np.uint16)  # 1, -3, the largest bfloat16
+    state = OrderedDict(
+        plain=tensor("0", "FloatStorage", 12, (3, 4), (4, 1)),
+        transposed=tensor("0", "FloatStorage", 12, (4, 3), (1, 4)),
+        part=tensor("0", "FloatStorage", 12, (2, 2), (4, 1), offset=5),
+        parameter=Rebuilt(
+            PARAMETER, tensor("1", "HalfStorage", 12, (12,), (1,)), True, OrderedDict()
+        ),
+        brain=tensor("2", "BFloat16Storage", 3, (3,), (1,)),
+        double=tensor("3", "DoubleStorage", 2, (2,), (1,)),
+        count=tensor("4", "LongStorage", 1, (), ()),
+        none=tensor("0", "FloatStorage", 12, (0, 4), (4, 1)),
+    )
+    halves = VALUES.astype(np.float16)
+    storages = {
+        "0": VALUES.tobytes(),
+        "1": halves.tobytes(),
+        "2": brain.tobytes(),
+        "3": doubles.tobytes(),
+        "4": np.array(2**40).tobytes(),
+    }
+    found = read_state_dict(pth(tmp_path / "w.pth", state, storages))
+    table = VALUES.reshape(3, 4)
+    for name, expected in {
+        "plain": table,
+        "transposed": table.T,
+        "part": table[1:, 1:3],
+        "parameter": halves.astype(np.float32),
+        "brain": np.array([1, -3, (2 - 2**-7) * 2.0**127], np.float32),
+        "double": np.array([1, 3], np.float32),
+        "count": np.array(2**40),
+        "none": np.zeros((0, 4), np.float32),
+    }.items():
+        assert found[name].shape == expected.shape
+        assert found[name].dtype == expected.dtype
+        assert found[name].tobytes() == expected.tobytes()
+    assert list(found) == list(state)
+
+
+def test_a_safetensors_file_gives_its_arrays_to_the_bit(tmp_path):
+    # Written by hand: the length of a header in JSON, the header, the data.
+    tensors = {
+        "a": ("F32", [3, 4], VALUES),
+        "h": ("F16", [12], VALUES.astype(np.float16)),
+        "b": ("BF16", [2], np.array([0x3F80, 0xC040], np.uint16)),
+        "n": ("I64", [], np.array(7)),
+    }
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, shape, values) in tensors.items():
+        end = len(data) + values.nbytes
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), end]}
+        data += values.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    found = read_state_dict(path)
+    assert (found["a"] == VALUES.reshape(3, 4)).all()
+    assert (found["h"] == VALUES.astype(np.float16)).all()
+    assert found["b"].tolist() == [1, -3]
+    assert found["n"] == 7
+    assert {array.dtype.name for array in found.values()} == {"float32", "int64"}
+
+
+def test_a_pickle_that_would_run_code_runs_none(tmp_path):
+    witness = tmp_path / "witness"
+
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(witness),)
+
+    path = pth(tmp_path / "w.pth", pickle.dumps({"w": Hostile()}, protocol=2), {})
+    with pytest.raises(CheckpointError, match=r"it names posix\.mkdir, which is no tensor"):
+        read_state_dict(path)
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("builtins", "eval"),
+        ("torch", "load"),
+        ("torch", "FloatStorage.from_buffer"),
+        ("torch._utils", "_rebuild_tensor_v2.__globals__"),
+        ("collections", "OrderedDict.fromkeys"),
+        ("torch.nn.modules.conv", "Conv2d"),  # a whole network, saved as an object
+    ],
+)
+def test_a_pickle_may_name_nothing_but_tensors(tmp_path, module, name):
+    path = pth(tmp_path / "w.pth", {"w": Rebuilt(Named(module, name), "1")}, {})
+    with pytest.raises(CheckpointError, match="which is no tensor"):
+        read_state_dict(path)
+
+
+TENSOR = "a tensor of size"
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset"),
+    [
+        ((13,), (1,), 0),  # beyond the end
+        ((2, 4), (8, 2), 0),
+        ((3, 4), (4, 1), 1),
+        ((2,), (-1,), 5),  # before the beginning
+        ((2,), (1,), -1),
+        ((2**40,), (0,), 0),  # terabytes out of one element
+        ((2**62, 2**62), (0, 0), 0),
+        ((True,), (1,), 0),
+        ((2.0,), (1,), 0),
+        (("2",), (1,), 0),
+    ],
+)
+def test_a_tensor_outside_its_storage_is_refused(tmp_path, size, stride, offset):
+    state = {"w": tensor("0", "FloatStorage", 12, size, stride, offset)}
+    path = pth(tmp_path / "w.pth", state, {"0": VALUES.tobytes()})
+    with pytest.raises(CheckpointError, match="a tensor of size"):
+        read_state_dict(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"w": 3}, "something else than named tensors: w"),
+        ({"state_dict": {}, "epoch": 3}, r"state_dict, epoch.*checkpoint\['state_dict'\]"),
+        ([1, 2], "all of it"),
+        ({3: tensor("0", "FloatStorage", 12, (12,), (1,))}, "named tensors: 3"),
+        ({"w": Storage("0", "FloatStorage", 12)}, "named tensors: w"),
+        ({"w": tensor("9", "FloatStorage", 12, (12,), (1,))}, "no item named 'archive/data/9'"),
+        ({"w": tensor("../../x", "FloatStorage", 12, (12,), (1,))}, "no item named"),
+        ({"w": tensor("0", "FloatStorage", 2**40, (12,), (1,))}, "cannot reshape"),
+        ({"w": tensor("0", "QInt8Storage", 12, (12,), (1,))}, "torch.QInt8Storage, which is no"),
+        ({"w": Rebuilt(REBUILD, 1, 2)}, "cannot be read"),
+        ({"w": Rebuilt(REBUILD, None, 0, (), (), False, None)}, "without a storage"),
+        ({"w": Rebuilt("text", 1)}, "not callable"),
+        (b"", "ran out|exhausted|Ran out"),
+        (b"\x80\x02}q\x00X\xff\xff\xff\x7fab", "expected|truncated"),
+        (b"\x80\x02}r\xff\xff\xff\xff.", "numbers its objects too high"),
+    ],
+)
+def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
+    path = pth(tmp_path / "w.pth", content, {"0": VALUES.tobytes()})
+    with pytest.raises(CheckpointError, match=message):
+        read_state_dict(path)
+
+
+@pytest.mark.parametrize("state", [{"values": "others"}, (None, {"values": "others"})])
+@pytest.mark.parametrize("where", ["tensor", "storage", "function", "class"])
+def test_a_pickle_cannot_change_what_it_was_given(tmp_path, where, state):
+    # BUILD sets attributes of the object that is on the stack.
+    build = io.BytesIO()
+    writer = Writer(build, protocol=2)
+    given = {
+        "tensor": tensor("0", "FloatStorage", 12, (12,), (1,)),
+        "storage": Storage("0", "FloatStorage", 12),
+        "function": REBUILD,
+        "class": Named("collections", "OrderedDict"),
+    }[where]
+    writer.write(b"\x80\x02")
+    writer.save(given)
+    writer.save(state)
+    writer.write(b"b.")
+    path = pth(tmp_path / "w.pth", build.getvalue(), {"0": VALUES.tobytes()})
+    with pytest.raises(
+        CheckpointError, match=r"cannot be read as a state dict: .*(values|attr|item)"
+    ):
+        read_state_dict(path)
+
+
+def test_compressed_files_are_refused_before_they_unfold(tmp_path):
+    state = {"w": tensor("0", "FloatStorage", 10**6, (10**6,), (1,))}
+    path = tmp_path / "w.pth"
+    pth(path, state, {"0": bytes(4 * 10**6)}, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="are compressed"):
+        read_state_dict(path)
+
+
+def test_big_endian_numbers_are_refused(tmp_path):
+    state = {"w": tensor("0", "FloatStorage", 12, (12,), (1,))}
+    path = pth(tmp_path / "w.pth", state, {"0": VALUES.tobytes()}, byteorder=b"big")
+    with pytest.raises(CheckpointError, match="big-endian"):
+        read_state_dict(path)
+
+
+def test_the_format_before_the_zip_one_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "w.pth"
+    path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2) + pickle.dumps(1001))
+    with pytest.raises(CheckpointError, match=r"torch\.save\(torch\.load\(path, weights_only=True"):
+        read_state_dict(path)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"a line of text\n" * 50])
+def test_files_of_another_kind_are_refused(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_state_dict(path)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_missing_file_is_refused(tmp_path, name):
+    with pytest.raises(CheckpointError, match="there is no file"):
+        read_state_dict(tmp_path / name)
+
+
+def test_a_file_that_lost_or_changed_bytes_gives_right_arrays_or_none(tmp_path):
+    path = good(tmp_path / "w.pth")
+    content = path.read_bytes()
+    expected = read_state_dict(path)["w"].tobytes()
+    refused = 0
+    for length in range(0, len(content), 7):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError):
+            read_state_dict(path)
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 0x55
+        path.write_bytes(bytes(damaged))
+        try:
+            found = read_state_dict(path)
+        except CheckpointError:
+            refused += 1
+        else:  # a byte that says nothing of the content, such as a time
+            assert found["w"].tobytes() == expected
+    assert refused > len(content) / 3

@@ -1,0 +1,215 @@
+"""Weights with torchvision's names in Gluon's twins, against forward passes written by hand."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import mxnet as mx
+import numpy as np
+import pytest
+from torchvision_by_hand import (
+    images,
+    mobilenet,
+    mobilenet_shapes,
+    random_state,
+    resnet,
+    resnet_shapes,
+    run,
+    vgg,
+    vgg_shapes,
+)
+from weights_helpers import MxnetOperators, distance, tolerance
+
+from mpgluon import CheckpointError
+from mpgluon.training.networks import build_network, load_pretrained
+from mpgluon.weights import values_for
+
+CLASSES = 7
+CASES = {  # our name, their shapes, their forward pass, pixels
+    "resnet18": ("resnet18_v1b", resnet_shapes("resnet18", CLASSES), resnet, 64),
+    "resnet50": ("resnet50_v1b", resnet_shapes("resnet50", CLASSES), resnet, 64),
+    "vgg11": ("vgg11", vgg_shapes("vgg11", CLASSES, pixels=32), vgg, 32),
+    "vgg13_bn": ("vgg13_bn", vgg_shapes("vgg13_bn", CLASSES, pixels=32), vgg, 32),
+    "mobilenet_v2": ("mobilenetv2_1.0", mobilenet_shapes(CLASSES), mobilenet, 64),
+}
+
+
+def without_head_bias(name, state):
+    """Return a state that fits: Gluon's MobileNetV2 has no bias in its head."""
+    if name != "mobilenet_v2":
+        return state
+    return {**state, "classifier.1.bias": np.zeros_like(state["classifier.1.bias"])}
+
+
+def network_of(name, classes=CLASSES):
+    ours, _, _, pixels = CASES[name]
+    return build_network(ours, classes=classes, image_size=pixels, devices=[mx.cpu()])
+
+
+def save(state, path):
+    from safetensors.numpy import save_file
+
+    save_file(state, str(path))
+    return path
+
+
+def values_in(net):
+    mx.nd.waitall()
+    return {k: p.data().asnumpy() for k, p in net._collect_params_with_prefix().items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_twin_computes_what_torchvisions_network_does(tmp_path, name):
+    _, shapes, forward, pixels = CASES[name]
+    state = without_head_bias(name, random_state(shapes))
+    net = network_of(name)
+    # Sorted by name in the file, which is not the order of the layers.
+    assert load_pretrained(net, save(state, tmp_path / "w.safetensors"), classes=CLASSES) == []
+    expected = run(MxnetOperators, forward, state, pixels)
+    found = net(mx.nd.array(images(pixels))).asnumpy()
+    bound = tolerance(forward, state, pixels)
+    assert 0 < bound < 0.01 * np.linalg.norm(expected)
+    assert distance(found, expected) <= bound
+
+
+def test_each_array_lands_in_the_layer_of_its_name(tmp_path):
+    state = random_state(resnet_shapes("resnet50", CLASSES))
+    net = network_of("resnet50")
+    load_pretrained(net, save(state, tmp_path / "w.safetensors"), classes=CLASSES)
+    block = net.layer3[2]
+    for parameter, name in (
+        (net.conv1.weight, "conv1.weight"),
+        (net.bn1.gamma, "bn1.weight"),
+        (block.conv2.weight, "layer3.2.conv2.weight"),
+        (block.bn3.beta, "layer3.2.bn3.bias"),
+        (block.bn3.running_mean, "layer3.2.bn3.running_mean"),
+        (net.layer2[0].downsample[1].running_var, "layer2.0.downsample.1.running_var"),
+        (net.fc.bias, "fc.bias"),
+    ):
+        assert (parameter.data().asnumpy() == state[name]).all()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenet_v2"])
+def test_a_head_of_another_size_is_new_and_the_rest_is_loaded(tmp_path, name):
+    state = random_state(CASES[name][1])  # with a bias in MobileNetV2's head too
+    net = network_of(name, classes=CLASSES + 2)
+    before = values_in(net)
+    fresh = load_pretrained(net, save(state, tmp_path / "w.safetensors"), classes=CLASSES + 2)
+    after = values_in(net)
+    heads = {
+        "resnet18": ["fc.weight", "fc.bias"],
+        "vgg11": ["output.weight", "output.bias"],
+        "mobilenet_v2": ["output.0.weight"],
+    }
+    assert sorted(fresh) == sorted(heads[name])
+    assert all((after[key] == before[key]).all() for key in fresh)
+    # Where the values drawn are zeros or ones, as in a new BatchNorm, others have come.
+    assert all((after[key] != before[key]).any() for key in before.keys() - fresh - KEPT_ALIKE)
+
+
+# MobileNetV2's first convolution in Gluon that torchvision leaves out: an identity is put there,
+# whose BatchNorm has the values of a new one.
+KEPT_ALIKE = {f"features.3.out.1.{word}" for word in ("beta", "running_mean", "running_var")}
+
+
+def test_a_mobilenets_bias_that_has_no_place_is_refused(tmp_path):
+    state = random_state(CASES["mobilenet_v2"][1])
+    net = network_of("mobilenet_v2")
+    before = values_in(net)
+    path = save(state, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match=r"classifier\.1\.bias \(7,\) is in the file only"):
+        load_pretrained(net, path, classes=CLASSES)
+    after = values_in(net)
+    assert all((after[key] == before[key]).all() for key in before)
+
+
+def test_every_difference_is_listed_by_name_and_shape_and_nothing_is_loaded(tmp_path):
+    state = random_state(CASES["resnet18"][1])
+    state["layer1.0.conv1.weight"] = np.zeros((64, 64, 1, 1), np.float32)
+    state["layer2.1.bn1.bias"] = state["layer2.1.bn1.bias"].astype(np.int32)
+    state["layer4.2.conv1.weight"] = np.zeros((512, 512, 3, 3), np.float32)
+    for number in range(2):
+        del state[f"layer3.{number}.bn2.running_mean"], state[f"layer3.{number}.bn2.weight"]
+    net = network_of("resnet18")
+    before = values_in(net)
+    path = save(state, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        load_pretrained(net, path, classes=CLASSES)
+    message = str(error.value)
+    for part in (
+        str(path),
+        "layer1.0.conv1.weight is (64, 64, 1, 1) in the file, "
+        "layer1.0.conv1.weight (64, 64, 3, 3) in the network",
+        "layer2.1.bn1.bias is int32 (128,) in the file, layer2.1.bn1.beta (128,)",
+        "layer4.2.conv1.weight (512, 512, 3, 3) is in the file only",
+        "layer3.0.bn2.running_mean (256,) is in the network only",
+        "layer3.1.bn2.gamma (256,) is in the network only",
+        "resnet50_v1b",
+    ):
+        assert part in message
+    after = values_in(net)
+    assert all((after[key] == before[key]).all() for key in before)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "message"),
+    [
+        # The stride is elsewhere in MXNet's own ResNet, whose names differ.
+        ("resnet50", "resnet50_v1", r"conv1\.weight \(64, 3, 7, 7\) is in the file only"),
+        (
+            "resnet18",
+            "resnet34_v1b",
+            r"layer1\.2\.conv1\.weight \(64, 64, 3, 3\) is in the network",
+        ),
+        ("vgg11", "vgg13", "in the network only"),
+        ("vgg11", "vgg11_bn", r"features\.1\.gamma \(64,\) is in the network only"),
+        ("vgg13_bn", "vgg13", "is in the file only"),
+        ("mobilenet_v2", "mobilenetv2_0.5", r"features\.0\.0\.weight is \(32, 3, 3, 3\)"),
+    ],
+)
+def test_another_network_than_the_twin_is_refused(theirs, ours, message):
+    state = random_state(CASES[theirs][1])
+    pixels = CASES[theirs][3]
+    net = build_network(ours, classes=CLASSES, image_size=pixels, devices=[mx.cpu()])
+    shapes = {n: tuple(p.shape) for n, p in net._collect_params_with_prefix().items()}
+    with pytest.raises(CheckpointError, match=message):
+        values_for(state, shapes, classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ("layer1.0.se.fc.weight", "layer1.0.se.fc.weight"),
+        ("module.conv1.weight", "module.conv1.weight"),
+        ("weight", "weight"),
+    ],
+)
+def test_names_that_torchvision_does_not_use_are_refused(extra, named):
+    state = {**random_state(CASES["resnet18"][1]), extra: np.zeros((3, 3), np.float32)}
+    shapes = {name: values.shape for name, values in values_in(network_of("resnet18")).items()}
+    with pytest.raises(CheckpointError, match=f"not the names of a ResNet.*: {named}\\. "):
+        values_for(state, shapes, classes=CLASSES)
+
+
+def test_an_empty_state_dict_is_refused():
+    shapes = {name: values.shape for name, values in values_in(network_of("resnet18")).items()}
+    with pytest.raises(CheckpointError, match=r"conv1\.weight .* is in the network only"):
+        values_for({}, shapes, classes=CLASSES)
+
+
+@pytest.mark.parametrize("shapes", [{}, {"0.gamma": (3,)}])
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenet_v2"])
+def test_a_network_without_a_head_is_refused(name, shapes):
+    with pytest.raises(CheckpointError, match="differences between file and network"):
+        values_for(random_state(CASES[name][1]), shapes, classes=CLASSES)
+
+
+def test_gluoncv_beside_pytorch_is_refused_with_what_to_do(monkeypatch):
+    class Refusing(ModuleType):  # as gluoncv 0.10 does where PyTorch 2 is installed
+        def __getattr__(self, name):
+            raise RuntimeError("torch>=1.4.0,<2.0.0 is required")
+
+    monkeypatch.setitem(sys.modules, "gluoncv", Refusing("gluoncv"))
+    with pytest.raises(ValueError, match=r"'resnet50_v1b' may be .* environment without PyTorch"):
+        build_network("resnet50_v1b", classes=3, image_size=32, devices=[mx.cpu()])

@@ -1,6 +1,7 @@
 """A network in 16 bits beside itself in FP32, layer by layer, and which layers to keep in FP32.
 
-Errors are relative: the norm of the difference divided by the norm of the FP32 array.
+Errors are relative: the norm of the difference divided by the norm of the FP32 array. A layer is a
+block that computes something itself, whether or not it has blocks in it; a container is none.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Callable, Optional
 
 import mxnet as mx
 import numpy as np
@@ -17,32 +18,44 @@ import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing, untouched, values_of
+from mpgluon.diagnostics.observe import (
+    Batch,
+    Call,
+    Seen,
+    observed_batch,
+    observing,
+    untouched,
+    values_of,
+)
 from mpgluon.dtypes import cast, dtype_name
 from mpgluon.formats import BFLOAT16, FLOAT16
 from mpgluon.precision.autocast import autocast
-from mpgluon.precision.casting import blocks_of, restore
+from mpgluon.precision.casting import NORMALIZATION_LAYERS, blocks_of, restore
 from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
-from mpgluon.precision.tracked import arrays_in, convert_arrays
+from mpgluon.precision.tracked import arrays_in, convert_arrays, mark
 from mpgluon.tables import Table
 
 __all__ = ["Comparison", "LayerError", "Suggestion", "compare_with_fp32", "suggest_keep_fp32"]
 
 Values = npt.NDArray[np.float32]
 
+_AS_GOOD = 1.1  # An error that is no larger than this many times another is as good.
+
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far one innermost block is from itself in FP32.
+    """How far one layer is from itself in FP32.
 
     Attributes
     ----------
     block : gluon.Block
     output, output_gradient, gradient : float
         Relative errors of what it returns, of the gradient of that, and of its parameters'
-        gradients taken together; 0 where it has none, ``inf`` where a value is not finite.
+        gradients taken together; 0 where it has none, ``inf`` where a value is not finite, or all
+        are zero in FP32 only.
     introduced : float
-        The relative error that this block alone makes: all others in FP32, compared at its output.
+        The relative error that this block alone makes, all others in FP32: of what it returns or
+        gives to a block in it, and has made itself; of several arrays the largest.
     """
 
     block: gluon.Block
@@ -59,7 +72,7 @@ class Comparison:
     Attributes
     ----------
     layers : sequence of LayerError
-        In the order of computation.
+        In the order in which they first had something computed.
     result : float
         The relative error of what the network returns.
     loss_scale : float
@@ -106,23 +119,40 @@ class Suggestion:
     ----------
     blocks : sequence of gluon.Block
         For ``keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, *suggestion.blocks)``; empty if the error
-        is within the limit without any.
+        is within the limit without any, or none makes it smaller.
     error_before, error_after : float
         The relative error of the network's result with everything in 16 bits, and with these
         blocks in FP32; ``inf`` while a gradient is not finite.
+    limit : float
+        What the error was to come down to.
+    tried : sequence of gluon.Block
+        What was kept one after the other, whether or not it helped.
+    remains : str
+        What spoils the result with all of those in FP32; empty if the error is within the limit.
     """
 
     blocks: Sequence[gluon.Block]
     error_before: float
     error_after: float
+    limit: float
+    tried: Sequence[gluon.Block]
+    remains: str
 
     def __str__(self) -> str:
+        change = f"the error goes from {self.error_before:.2g} to {self.error_after:.2g}"
+        if self.error_after <= self.limit:
+            if not self.blocks:
+                return f"keep nothing more in FP32; the error is {self.error_before:.2g}"
+            return f"keep {_names(self.blocks)} in FP32: {change}"
+        tried = f"tried: {_names(self.tried) or 'no layer'}; {self.remains}"
         if not self.blocks:
-            return f"keep nothing more in FP32; the error is {self.error_before:.2g}"
-        names = ", ".join(block.name for block in self.blocks)
+            return (
+                f"no layer was found whose FP32 helps; the error of {self.error_before:.2g} is "
+                f"above the limit of {self.limit:.2g}; {tried}"
+            )
         return (
-            f"keep {names} in FP32: the error goes from {self.error_before:.2g} "
-            f"to {self.error_after:.2g}"
+            f"keep {_names(self.blocks)} in FP32: {change}, which is still above the limit of "
+            f"{self.limit:.2g}; {tried}"
         )
 
 
@@ -147,7 +177,7 @@ def compare_with_fp32(
     with _sixteen_bits(net, dtype) as forwards:
         reference = _Reference(net, batch, forwards)
         with _kept(forwards):
-            observed_batch(net, batch, reference.see, loss_scale=loss_scale)
+            reference.run(net, batch, loss_scale)
         errors = _errors(net, batch, reference, loss_scale)
     layers = [
         LayerError(
@@ -155,9 +185,9 @@ def compare_with_fp32(
             output=errors.of(block, "output"),
             output_gradient=errors.of(block, "output gradient"),
             gradient=errors.of(block, "gradient"),
-            introduced=reference.introduced.of(block, "output"),
+            introduced=reference.introduced.largest(block),
         )
-        for block in reference.leaves
+        for block in reference.layers
     ]
     return Comparison(layers, errors.of(net, "output"), loss_scale)
 
@@ -173,9 +203,12 @@ def suggest_keep_fp32(
 ) -> Suggestion:
     """Return which blocks to keep in FP32 so that the error stays within a limit.
 
-    Adds the blocks that introduce most, one after the other, runs the network with them in FP32,
-    and in the end drops those without which it is as good. A gradient that is not finite counts as
-    an infinite error; finite ones are not judged: a ReLU that opens or closes changes them much.
+    Adds the layers that introduce most, one after the other, runs the network with them and all
+    that is in them in FP32, and in the end drops those without which it is as good: within the
+    limit, or with an error that is larger by a tenth at most. A gradient that is not finite counts
+    as an infinite error; finite ones are not judged: a ReLU that opens or closes changes them
+    much. Neither the network as a whole nor a normalization layer is tried: the one would be FP32
+    training, and the other returns 16 bits in any case.
 
     Parameters
     ----------
@@ -192,33 +225,51 @@ def suggest_keep_fp32(
         limit = 32 * rounding if limit is None else limit
         reference = _Reference(net, batch, forwards)
         with _kept(forwards):
-            observed_batch(net, batch, reference.see, loss_scale=loss_scale)
+            reference.run(net, batch, loss_scale)
 
-        def error_with(blocks: Sequence[gluon.Block]) -> float:
-            with _kept([forward for forward in forwards if forward.block in blocks]):
-                errors = _errors(net, batch, reference, loss_scale)
-            kinds = ("output gradient", "gradient")
-            broken = (math.isinf(errors.of(b, kind)) for b in reference.leaves for kind in kinds)
-            return math.inf if any(broken) else errors.of(net, "output")
+        def errors_with(blocks: Sequence[gluon.Block]) -> _Errors:
+            inside = _inside(blocks)
+            with _kept([forward for forward in forwards if forward.block in inside]):
+                return _errors(net, batch, reference, loss_scale)
 
-        candidates = sorted(
-            (b for b in reference.leaves if reference.introduced.of(b, "output") > rounding),
-            key=lambda block: reference.introduced.of(block, "output"),
-            reverse=True,
-        )
+        def judged(errors: _Errors) -> float:
+            return math.inf if reference.broken(errors) else errors.of(net, "output")
+
+        candidates = [
+            block
+            for block in reference.worst_first()
+            if reference.introduced.largest(block) > rounding
+            and block is not net
+            and not isinstance(block, NORMALIZATION_LAYERS)
+        ]
         kept: list[gluon.Block] = []
-        before = error = error_with(())
-        for block in candidates[:at_most]:
-            if error <= limit:
+        errors = errors_with(kept)
+        before = error = judged(errors)
+        for block in candidates:
+            if error <= limit or len(kept) == at_most:
                 break
-            kept.append(block)
-            error = error_with(kept)
-        for block in list(kept):
+            if block not in _inside(kept):
+                kept.append(block)
+                errors = errors_with(kept)
+                error = judged(errors)
+        tried = tuple(kept)
+        remains = "" if error <= limit else reference.remains(net, errors, tried, loss_scale)
+        good = max(_AS_GOOD * error, limit)
+        for block in tried:
             without = [other for other in kept if other is not block]
-            error_without = error_with(without)
-            if error_without <= max(error, limit):
+            error_without = judged(errors_with(without))
+            if error_without <= good:
                 kept, error = without, error_without
-        return Suggestion(kept, before, error)
+        return Suggestion(kept, before, error, limit, tried, remains)
+
+
+def _inside(blocks: Sequence[gluon.Block]) -> set[gluon.Block]:
+    """Return the blocks and all that are in them, which ``keep_fp32`` keeps with them."""
+    return {inner for block in blocks for inner in blocks_of(block)}
+
+
+def _names(blocks: Sequence[gluon.Block]) -> str:
+    return ", ".join(block.name for block in blocks)
 
 
 class _Errors:
@@ -228,14 +279,13 @@ class _Errors:
         self._sums: dict[tuple[gluon.Block, str], tuple[float, float]] = {}
 
     def add(self, block: gluon.Block, kind: str, values: Values, reference: Values) -> None:
-        """Compare one array."""
-        if np.isfinite(values).all():
-            difference = float(np.sum((values.astype(np.float64) - reference) ** 2))
-        else:
-            difference = math.inf
+        """Compare one array; what is infinite in FP32 too, such as a mask, is no error."""
+        other = ~((values == reference) | (np.isnan(values) & np.isnan(reference)))
+        differences = values[other].astype(np.float64) - reference[other]
+        difference = np.sum(differences**2) if np.isfinite(differences).all() else math.inf
         before, size = self._sums.get((block, kind), (0.0, 0.0))
-        size += float(np.sum(reference.astype(np.float64) ** 2))
-        self._sums[block, kind] = (before + difference, size)
+        size += float(np.sum(reference[np.isfinite(reference)].astype(np.float64) ** 2))
+        self._sums[block, kind] = (before + float(difference), size)
 
     def of(self, block: gluon.Block, kind: str) -> float:
         """Return a relative error; 0 where there was nothing to compare."""
@@ -244,48 +294,138 @@ class _Errors:
             return 0.0
         return math.sqrt(difference / size) if size else math.inf
 
+    def finite(self, block: gluon.Block, kind: str) -> bool:
+        """Whether every value was finite that is so in FP32."""
+        return math.isfinite(self._sums.get((block, kind), (0.0, 0.0))[0])
+
+    def largest(self, block: gluon.Block) -> float:
+        """Return the largest of a block's relative errors."""
+        return max((self.of(*key) for key in self._sums if key[0] is block), default=0.0)
+
 
 class _Reference:
-    """An observer of the FP32 run: keeps its arrays, and tries each innermost block in 16 bits."""
+    """The FP32 run: its arrays, and what each layer alone makes of them in 16 bits."""
 
     def __init__(self, net: gluon.Block, batch: Batch, forwards: Sequence[PolicyForward]) -> None:
-        self._formats: dict[gluon.Block, list[Optional[str]]] = {}
+        # Of each call of a block, the formats that it has to do with in 16 bits.
+        self._formats: dict[gluon.Block, list[list[Optional[str]]]] = {}
         with untouched(net), autograd.train_mode(), observing(net, self._note_formats):
-            net(*batch.arguments)
+            batch.loss_fn(net(*batch.arguments), batch.labels)  # which may call blocks too
         self.arrays: dict[tuple[gluon.Block, str, str], list[Values]] = {}
-        self.leaves: list[gluon.Block] = []
+        self.layers: list[gluon.Block] = []
         self.introduced = _Errors()
         self._forwards = {forward.block: forward for forward in forwards if not forward.kept}
-        self._trying = False
+        self._trying: Optional[gluon.Block] = None
+        self._trial: Optional[Call] = None
+
+    def run(self, net: gluon.Block, batch: Batch, loss_scale: float) -> None:
+        """Run the network, which is in FP32 now, and try each layer by itself."""
+        observed_batch(net, batch, self._see, loss_scale=loss_scale, handed_on=True)
+
+    def worst_first(self) -> list[gluon.Block]:
+        """Return the layers, the one that introduces most first."""
+        return sorted(self.layers, key=self.introduced.largest, reverse=True)
+
+    def broken(self, errors: _Errors) -> Optional[tuple[gluon.Block, str]]:
+        """Return the first gradient of the backward pass that is not finite: whose, and which."""
+        kinds = ("output gradient", "gradient")
+        found = ((b, kind) for b in reversed(self.layers) for kind in kinds)
+        return next((one for one in found if not errors.finite(*one)), None)
+
+    def remains(
+        self, net: gluon.Block, errors: _Errors, kept: Sequence[gluon.Block], loss_scale: float
+    ) -> str:
+        """Say what spoils the result, or a gradient, though some blocks are kept."""
+        broken = self.broken(errors)
+        if broken is not None and errors.finite(net, "output"):
+            block, kind = broken
+            return (
+                f"the {kind} of {block.name} is not finite at a loss scale of {loss_scale:g}: "
+                "locate_overflow tells where that begins, range_report which scale fits"
+            )
+        inside = _inside(kept)
+        left = [block for block in self.worst_first() if block not in inside]
+        if not left:
+            return "no other layer is left to be tried"
+        said = f"most of what remains is introduced by {left[0].name}"
+        if left[0] is net:
+            said += ", the network as a whole: give its own operators a block of theirs"
+        return said
 
     def _note_formats(self, seen: Seen) -> None:
-        """Remember in which formats a block has its inputs in 16 bits."""
-        self._formats.setdefault(seen.block, [dtype_name(array) for array in seen.inputs])
+        if seen.call is not None and seen.place == 0:
+            formats = [dtype_name(array) for array in arrays_in(_taken(seen.call))]
+            self._formats.setdefault(seen.block, []).append(formats)
 
-    def see(self, seen: Seen) -> None:
-        """Keep an array."""
-        if self._trying:
+    def _see(self, seen: Seen) -> None:
+        if self._trying is not None:
+            if seen.block is self._trying and seen.call is not None:
+                self._trial = seen.call
             return
-        values = values_of(seen.array)
-        self.arrays.setdefault((seen.block, seen.kind, seen.operator), []).append(values)
-        if seen.kind == "output" and not seen.block._children:
-            if seen.block not in self.leaves:
-                self.leaves.append(seen.block)
-            if seen.block in self._forwards:
-                self._try(seen, values)
+        if seen.made and seen.kind in ("handed on", "output") and seen.block not in self.layers:
+            self.layers.append(seen.block)
+        if seen.kind != "handed on":
+            key = (seen.block, seen.kind, seen.operator)
+            self.arrays.setdefault(key, []).append(values_of(seen.array))
+        if seen.call is not None and seen.place == 0 and seen.block in self._forwards:
+            self._try(seen.call)
 
-    def _try(self, seen: Seen, values: Values) -> None:
-        forward, formats = self._forwards[seen.block], iter(self._formats[seen.block])
-        arguments = convert_arrays(seen.arguments, lambda a: cast(a, next(formats, None) or ""))
-        if is_hybrid(seen.block):
-            arguments = (mx.nd, *arguments)
-        forward.kept, self._trying = False, True
+    def _try(self, call: Call) -> None:
+        """Let a block alone compute in 16 bits, and compare what it makes.
+
+        What it takes from others, the blocks in it included, is what they gave in FP32, in the
+        format in which they give it in 16 bits. So they need not compute again.
+        """
+        formats = iter(self._formats[call.block].pop(0))
+        if not any(made for _, made in call.handed_on):
+            return
+        forward = self._forwards[call.block]
+        self._trying, forward.kept = call.block, False
         try:
             with autograd.pause(train_mode=autograd.is_training()):
-                results = arrays_in(forward(*arguments, **seen.keywords))
+                arguments, parameters, results = convert_arrays(
+                    _taken(call), lambda array: mark(cast(array, next(formats) or ""), None)
+                )
+                if is_hybrid(call.block):
+                    arguments = (mx.nd, *arguments)
+                with _answering([block for block, _ in call.returned], results):
+                    forward(*arguments, **dict(zip(call.keywords, parameters)))
         finally:
-            forward.kept, self._trying = True, False
-        self.introduced.add(seen.block, "output", values_of(results[seen.place]), values)
+            self._trying, forward.kept = None, True
+        assert self._trial is not None  # forward was observed
+        for place, (fp32, tried) in enumerate(zip(call.handed_on, self._trial.handed_on)):
+            array, made = fp32
+            if made:
+                self.introduced.add(call.block, str(place), values_of(tried[0]), values_of(array))
+
+
+def _taken(call: Call) -> list[Any]:
+    """Return what a block takes from others: arguments, parameters, and results of blocks in it."""
+    return [call.arguments, list(call.keywords.values()), [result for _, result in call.returned]]
+
+
+@contextmanager
+def _answering(blocks: Sequence[gluon.Block], results: Sequence[Any]) -> Iterator[None]:
+    """Let blocks return given results, one at each call, and compute nothing."""
+    answers: dict[gluon.Block, list[Any]] = {}
+    for block, result in zip(blocks, results):
+        answers.setdefault(block, []).append(result)
+    before = {block: vars(block).get("forward") for block in answers}
+    try:
+        for block, own in answers.items():
+            block.forward = _answer(own)
+        yield
+    finally:
+        for block, forward in before.items():
+            if forward is None:
+                del block.forward
+            else:
+                block.forward = forward
+
+
+def _answer(results: Sequence[Any]) -> Callable[..., Any]:
+    remaining = iter(results)
+    return lambda *_, **__: next(remaining)
 
 
 def _errors(net: gluon.Block, batch: Batch, reference: _Reference, loss_scale: float) -> _Errors:

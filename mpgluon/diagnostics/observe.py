@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
@@ -27,6 +27,7 @@ from mpgluon.precision.tracked import arrays_in, convert_arrays, mark
 
 __all__ = [
     "Batch",
+    "Call",
     "Observer",
     "Seen",
     "imperative",
@@ -63,6 +64,53 @@ class Batch:
         return self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
 
 
+class Call:
+    """One call of a block: what went in, and what the block made of it itself.
+
+    A block makes what it hands on, to a block that it calls or as its result, and has neither
+    received nor been given by a block that it called. A mere container makes nothing.
+
+    Parameters
+    ----------
+    block : gluon.Block
+    arguments : tuple
+        What the block was called with, as it was nested.
+    keywords : mapping
+        Its parameters' arrays.
+
+    Attributes
+    ----------
+    returned : list of (gluon.Block, any)
+        What the blocks that it called returned, in order.
+    handed_on : list of (NDArray, bool)
+        Every array that it handed on, in order, and whether it made it.
+    """
+
+    def __init__(
+        self, block: gluon.Block, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> None:
+        self.block, self.arguments, self.keywords = block, arguments, keywords
+        self.returned: list[tuple[gluon.Block, Any]] = []
+        self.handed_on: list[tuple[NDArray, bool]] = []
+        self._given = arrays_in([*arguments, *keywords.values()])
+
+    def made(self, array: NDArray) -> bool:
+        """Whether the block made this array."""
+        return not any(array is given for given in self._given)
+
+    def hand_on(self, value: Any) -> list[NDArray]:
+        """Note what is handed on; return what of it the block made and had not handed on yet."""
+        before = [array for array, _ in self.handed_on]
+        arrays = arrays_in(value)
+        self.handed_on += [(array, self.made(array)) for array in arrays]
+        return [a for a in arrays if self.made(a) and not any(a is known for known in before)]
+
+    def receive(self, block: gluon.Block, result: Any) -> None:
+        """Note what a block that it called returned."""
+        self.returned.append((block, result))
+        self._given += arrays_in(result)
+
+
 @dataclass(frozen=True)
 class Seen:
     """One array on its way through a network.
@@ -71,9 +119,9 @@ class Seen:
     ----------
     block : gluon.Block
         The innermost block at work.
-    kind : {"operator", "output", "output gradient", "gradient"}
-        What an operator returned, what the block returned, the gradient of that, or the gradient
-        of a parameter of the block's own.
+    kind : {"operator", "handed on", "output", "output gradient", "gradient"}
+        What an operator returned, what the block made and gave to a block that it calls, what the
+        block returned, the gradient of that, or the gradient of a parameter of the block's own.
     operator : str
         As the block called it, such as ``"FullyConnected"``; for a gradient, the parameter's name;
         empty for the block's own result.
@@ -83,9 +131,10 @@ class Seen:
         Of the operator or block; empty for gradients.
     place : int
         Which of the arrays that a block returned.
-    arguments : tuple
-        What a block was called with, as it was nested; parameters are in ``keywords``.
-    keywords : mapping
+    made : bool
+        Whether the block made what it returned, and no block in it did.
+    call : Call, optional
+        Of the block, where ``kind`` is ``"output"``.
     """
 
     block: gluon.Block
@@ -94,8 +143,8 @@ class Seen:
     array: NDArray
     inputs: tuple[NDArray, ...] = ()
     place: int = 0
-    arguments: tuple[Any, ...] = ()
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    made: bool = True
+    call: Optional[Call] = None
 
 
 Observer = Callable[[Seen], None]
@@ -108,6 +157,7 @@ def observed_batch(
     *,
     loss_scale: float = 1.0,
     operators: bool = False,
+    handed_on: bool = False,
 ) -> dict[gluon.Parameter, NDArray]:
     """Run a batch forward and backward as in training, and return the parameters' gradients.
 
@@ -126,6 +176,8 @@ def observed_batch(
         Multiplies the loss; the gradients are that much larger.
     operators : bool
         Whether to observe what each operator returns, and not only what each block does.
+    handed_on : bool
+        Whether to observe what a block makes and gives to a block that it calls.
 
     Returns
     -------
@@ -139,7 +191,8 @@ def observed_batch(
     """
     context = batch.arguments[0].context
     taps: list[_Tap] = []
-    with untouched(net), observing(net, observer, operators=operators, taps=taps):
+    watching = observing(net, observer, operators=operators, handed_on=handed_on, taps=taps)
+    with untouched(net), watching:
         trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
         for parameter in trained:
             parameter.data(context)._fresh_grad = False
@@ -158,7 +211,7 @@ def observed_batch(
         gradients = {parameter: parameter.grad(context).copy() for parameter in used}
         shown: set[gluon.Parameter] = set()
         for tap in reversed(taps):
-            observer(Seen(tap.block, "output gradient", "", tap.zeros.grad))
+            observer(Seen(tap.block, "output gradient", "", tap.zeros.grad, made=tap.made))
             for parameter in tap.block._reg_params.values():
                 if parameter in gradients and parameter not in shown:
                     shown.add(parameter)
@@ -207,6 +260,7 @@ class _Tap:
 
     block: gluon.Block
     zeros: NDArray
+    made: bool
 
 
 @contextmanager
@@ -215,6 +269,7 @@ def observing(
     observer: Observer,
     *,
     operators: bool = False,
+    handed_on: bool = False,
     taps: Optional[list[_Tap]] = None,
 ) -> Iterator[None]:
     """Hand every array that the blocks of a network return to ``observer``, forward only.
@@ -223,39 +278,75 @@ def observing(
     ----------
     operators : bool
         Also what each operator returns.
+    handed_on : bool
+        Also what a block makes and gives to a block that it calls.
     taps : list, optional
         Receives, while MXNet records, where gradients can be read after ``backward``.
     """
+    calls: list[Call] = []  # of the blocks at work, the innermost last
+    note = observer if handed_on else lambda _: None
     with ExitStack() as stack:
         stack.enter_context(imperative(net))
         for block in blocks_of(net):
-            stack.enter_context(_observed(block, observer, operators, taps))
+            stack.enter_context(_calls_observed(block, note, calls))
+            stack.enter_context(_observed(block, observer, operators, calls, taps))
+        yield
+
+
+@contextmanager
+def _calls_observed(block: gluon.Block, observer: Observer, calls: list[Call]) -> Iterator[None]:
+    """Let the block that calls this one know what passes between them."""
+    # MXNet's recurrent layers add their first states in a __call__ of their own.
+    count = None if type(block).__call__ is gluon.Block.__call__ else 1
+
+    def note_arguments(_: gluon.Block, arguments: tuple[Any, ...]) -> None:
+        if calls:
+            for array in calls[-1].hand_on(arguments[:count]):
+                observer(Seen(calls[-1].block, "handed on", "", array))
+
+    def note_result(_: gluon.Block, __: tuple[Any, ...], result: Any) -> None:
+        if calls:
+            calls[-1].receive(block, result)
+
+    before = block.register_forward_pre_hook(note_arguments)
+    with before, block.register_forward_hook(note_result):
         yield
 
 
 @contextmanager
 def _observed(
-    block: gluon.Block, observer: Observer, operators: bool, taps: Optional[list[_Tap]]
+    block: gluon.Block,
+    observer: Observer,
+    operators: bool,
+    calls: list[Call],
+    taps: Optional[list[_Tap]],
 ) -> Iterator[None]:
     forward = forward_of(block)
     # Inside its cast, if it has one: there, arrays are what the operators left.
-    place, name = (block, _method_of(block)) if forward is None else (forward, "original")
-    original = getattr(place, name)
+    owner, name = (block, _method_of(block)) if forward is None else (forward, "original")
+    original = getattr(owner, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         inputs = args
         if is_hybrid(block):
             namespace, inputs = args[0], args[1:]
             args = (_Spy(namespace, block, observer) if operators else namespace, *inputs)
-        result = original(*args, **kwargs)
+        call = Call(block, inputs, kwargs)
+        calls.append(call)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            calls.pop()
+        call.hand_on(result)
         arrays = tuple(arrays_in(inputs))
         for place, array in enumerate(arrays_in(result)):
-            observer(Seen(block, "output", "", array, arrays, place, inputs, kwargs))
+            made = call.made(array)
+            observer(Seen(block, "output", "", array, arrays, place, made, call))
         if taps is None or not autograd.is_recording():
             return result
-        return convert_arrays(result, lambda array: _tapped(array, block, taps))
+        return convert_arrays(result, lambda a: _tapped(a, block, call.made(a), taps))
 
-    setattr(place, name, watched)
+    setattr(owner, name, watched)
     try:
         yield
     finally:
@@ -269,10 +360,10 @@ def _method_of(block: gluon.Block) -> str:
     return "hybrid_forward" if is_hybrid(block) else "forward"
 
 
-def _tapped(array: NDArray, block: gluon.Block, taps: list[_Tap]) -> NDArray:
+def _tapped(array: NDArray, block: gluon.Block, made: bool, taps: list[_Tap]) -> NDArray:
     zeros = mx.nd.zeros_like(array)
     zeros.attach_grad()
-    taps.append(_Tap(block, zeros))
+    taps.append(_Tap(block, zeros, made))
     return mark(mx.nd.elemwise_add(array, zeros), None)
 
 

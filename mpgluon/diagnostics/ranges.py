@@ -28,8 +28,9 @@ class ArrayRange:
     ----------
     name : str
         Of the parameter, or of the block.
-    kind : {"output", "output gradient", "gradient"}
-        What a block returned, the gradient of that, or a parameter's gradient.
+    kind : {"handed on", "output", "output gradient", "gradient"}
+        What a block made and gave to a block in it, what it made and returned, the gradient of
+        that, or a parameter's gradient.
     largest : float
         The absolute maximum, in true units: without the loss scale. Infinite if a value is not
         finite.
@@ -84,7 +85,7 @@ class RangeReport:
         """
         if not headroom >= 1:
             raise ValueError(f"headroom must be at least 1, received {headroom!r}")
-        gradients = [array for array in self.arrays if array.kind != "output"]
+        gradients = [a for a in self.arrays if a.kind in ("output gradient", "gradient")]
         broken = [a.name for a in gradients if not math.isfinite(a.largest)]
         if broken:
             raise ValueError(f"gradients are not finite without any scale: {', '.join(broken[:5])}")
@@ -141,16 +142,16 @@ def range_report(
     gradients: list[ArrayRange] = []
 
     def note(seen: Seen) -> None:
-        if seen.block._children and seen.kind != "gradient":
+        if not seen.made:  # a block in it did
             return
         values = values_of(seen.array).astype(np.float64)
-        if seen.kind == "output":
+        if seen.kind in ("handed on", "output"):
             outputs.append(_range_of(seen.block.name, seen.kind, values, 1.0, fmt))
         else:
             name = seen.operator or seen.block.name
             gradients.append(_range_of(name, seen.kind, values / loss_scale, loss_scale, fmt))
 
-    observed_batch(net, batch, note, loss_scale=loss_scale)
+    observed_batch(net, batch, note, loss_scale=loss_scale, handed_on=True)
     return RangeReport([*outputs, *gradients], fmt, loss_scale)
 
 

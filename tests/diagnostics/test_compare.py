@@ -14,14 +14,67 @@ from mxnet.gluon import nn
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, amp
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
+from mpgluon.diagnostics.overflow import locate_overflow
 from mpgluon.precision.forward import forward_of
+
+
+class AllInOne(nn.HybridBlock):
+    """Has named blocks in it, and computes what it is told to."""
+
+    def __init__(self, compute, prefix="net_", **blocks):
+        super().__init__(prefix=prefix)
+        self._compute = compute
+        for name, block in blocks.items():
+            setattr(self, name, block)
+
+    def hybrid_forward(self, F, *inputs):
+        return self._compute(F, self, *inputs)
+
+
+def large_dense(activation="relu"):
+    """Return a layer whose products leave float16, with an activation inside, and what follows."""
+    net = nn.HybridSequential(prefix="")
+    net.add(
+        nn.Dense(8, in_units=4, activation=activation, prefix="hidden_"),
+        nn.LayerNorm(in_channels=8, prefix="norm_"),
+        nn.Dense(3, in_units=8, prefix="out_"),
+    )
+    net.initialize()
+    data = np.random.RandomState(0)
+    for parameter in net.collect_params().values():
+        if parameter.name.endswith("weight"):
+            parameter.set_data(mx.nd.array(data.standard_normal(parameter.shape)))
+    net[0].weight.set_data(net[0].weight.data() * 60000)
+    images = mx.nd.array(np.abs(data.standard_normal((6, 4))) + 1)
+    return net, Batch(images, mx.nd.array([0, 1, 2, 0, 1, 2]), gluon.loss.SoftmaxCELoss())
+
+
+def float16_batch(*inputs):
+    """Return inputs in float16, whose products and sums are float16 from the first block on."""
+    arrays = tuple(mx.nd.array(one, dtype="float16") for one in inputs)
+    return Batch(arrays, None, lambda y, _: y)
+
+
+def error_when_kept(net, batch, blocks):
+    """Return the relative error of the result with some blocks kept; the network stays cast."""
+    with autograd.train_mode():
+        reference = net(*(one.astype("float32") for one in batch.arguments)).asnumpy()
+    keep = (*mpgluon.NORMALIZATION_LAYERS, *blocks)
+    amp.autocast(net, "float16", keep_fp32=keep)
+    with autograd.train_mode():
+        result = net(*batch.arguments).asnumpy()
+    return np.linalg.norm(result - reference) / np.linalg.norm(reference)
 
 
 class Cancelling(nn.HybridBlock):
     """Adds a large number and takes it away again: what was small is lost in 16 bits."""
 
+    def __init__(self, large=512, prefix=None):
+        super().__init__(prefix=prefix)
+        self._large = large
+
     def hybrid_forward(self, F, x):
-        return (x + 512) - 512
+        return (x + self._large) - self._large
 
 
 def casts_of(net):
@@ -37,10 +90,11 @@ def parameters_of(net):
 def test_each_layer_introduces_some_rounding_errors_and_the_result_has_few(dtype, fmt):
     net = make_net()
     comparison = compare_with_fp32(net, make_batch(), dtype=dtype)
-    names = [layer.block.name for layer in comparison.layers]
-    assert names == ["net_conv0", "net_residual_conv0", "net_residual_batchnorm0", "net_dense0"]
+    names = [layer.block.name.removeprefix("net_") for layer in comparison.layers]
+    inside = ["residual_conv0", "residual_batchnorm0"]
+    assert names == ["conv0", *inside, "residual", "dense0"]  # and not the container of them all
     for layer in comparison.layers:
-        if not isinstance(layer.block, nn.BatchNorm):  # computed in FP32, rounded once or not
+        if isinstance(layer.block, (nn.Conv2D, nn.Dense)):  # others compute in FP32 in bfloat16
             assert 0.1 * fmt.unit_roundoff < layer.introduced < 4 * fmt.unit_roundoff
         assert layer.output < 32 * fmt.unit_roundoff
     assert 0 < comparison.result < 32 * fmt.unit_roundoff
@@ -86,12 +140,7 @@ def test_the_suggested_blocks_kept_in_fp32_bring_the_measured_error(faulty):
     assert suggestion.error_after < suggestion.error_before / 10
     assert "keep faulty in FP32: the error goes from" in str(suggestion)
 
-    # Applied for real, to a network of its own.
-    with autograd.train_mode():
-        reference = net(batch.inputs).asnumpy()
-        amp.autocast(net, "float16", keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, fault))
-        result = net(batch.inputs).asnumpy()
-    error = np.linalg.norm(result - reference) / np.linalg.norm(reference)
+    error = error_when_kept(net, batch, [fault])
     assert error == pytest.approx(suggestion.error_after, rel=1e-3)  # both are sums of float32
 
 
@@ -124,8 +173,8 @@ def test_a_block_that_is_called_twice_is_compared_twice():
     net = Twice()
     net.initialize(mx.init.Normal(0.5))
     batch = Batch(mx.nd.random.normal(shape=(4, 3)), None, lambda y, _: y)
-    (layer,) = compare_with_fp32(net, batch).layers
-    assert layer.block is net.layer
+    layer, whole = compare_with_fp32(net, batch).layers
+    assert (layer.block, whole.block) == (net.layer, net)
     assert 0 < layer.output < 32 * FLOAT16.unit_roundoff
 
 
@@ -167,7 +216,7 @@ def test_each_output_of_a_layer_is_compared_with_itself():
     net = Net()
     net.initialize()
     batch = Batch(mx.nd.random.normal(shape=(4, 4)), None, lambda y, _: y)
-    (layer,) = compare_with_fp32(net, batch).layers
+    layer, _ = compare_with_fp32(net, batch).layers
     assert 0 < layer.introduced < 8 * FLOAT16.unit_roundoff
 
 
@@ -176,3 +225,329 @@ def test_dropout_is_no_error():
     comparison = compare_with_fp32(net, make_batch())
     assert comparison.result < 32 * FLOAT16.unit_roundoff
     assert net[2]._rate == 0.5
+
+
+# Blocks that have blocks in them and compute something themselves
+
+
+def test_a_dense_layer_with_an_activation_is_the_one_to_keep():
+    net, batch = large_dense()
+    product = batch.inputs.asnumpy() @ net[0].weight.data().asnumpy().T
+    assert (product > FLOAT16.max).any()
+    comparison = compare_with_fp32(net, batch)
+    by_name = {layer.block.name: layer for layer in comparison.layers}
+    assert list(by_name) == ["hidden", "hidden_relu", "norm", "out"]
+    assert by_name["hidden"].introduced == math.inf
+    assert by_name["out"].introduced < 4 * FLOAT16.unit_roundoff
+
+    suggestion = suggest_keep_fp32(net, batch)
+    assert list(suggestion.blocks) == [net[0]]
+    assert suggestion.error_before == math.inf
+    assert suggestion.error_after <= suggestion.limit == 32 * FLOAT16.unit_roundoff
+    assert str(suggestion).startswith("keep hidden in FP32: the error goes from inf to 0.0")
+    error = error_when_kept(net, batch, [net[0]])
+    assert error == pytest.approx(suggestion.error_after, rel=1e-3)  # both are sums of float32
+    assert locate_overflow(net, batch) is None
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_what_a_dense_layer_introduces_is_that_of_its_product_and_not_of_its_activation(activation):
+    net, batch = large_dense(activation)
+    net[0].weight.set_data(net[0].weight.data() / 60000)
+    inputs, weights = batch.inputs.asnumpy(), net[0].weight.data().asnumpy()
+    reference = inputs.astype("float64") @ weights.T
+    narrow = [array.astype("float16").astype("float64") for array in (inputs, weights)]
+    product = (narrow[0] @ narrow[1].T).astype("float16")
+    expected = np.linalg.norm(product - reference) / np.linalg.norm(reference)
+    layer = compare_with_fp32(net, batch).layers[0]
+    assert layer.block is net[0]
+    # The oracle sums four products in float64, which float32 does to 4 * 2^-24 of 2^-12.
+    assert layer.introduced == pytest.approx(expected, rel=4 * 2**-24 / 2**-12)
+
+
+class PlainSum(gluon.Block):
+    def __init__(self, body):
+        super().__init__(prefix="sum_")
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x) + x
+
+
+def hybrid_sum(body):
+    return AllInOne(lambda _, self, x: self.body(x) + x, "sum_", body=body)
+
+
+@pytest.mark.parametrize(
+    ("container", "make_sum"), [(nn.HybridSequential, hybrid_sum), (nn.Sequential, PlainSum)]
+)
+def test_a_sum_that_overflows_is_found_and_kept_with_all_that_is_in_its_block(container, make_sum):
+    body = nn.HybridSequential(prefix="body_")
+    body.add(Times(1.0, "same_"))
+    net, sums = container(prefix=""), make_sum(body)
+    net.add(Times(4e4, "up_"), sums, Times(2.0**-16, "down_"))
+    batch = float16_batch(np.linspace(0.5, 1, 8))
+    introduced = {
+        layer.block.name: layer.introduced for layer in compare_with_fp32(net, batch).layers
+    }
+    assert list(introduced) == ["up", "same", "sum", "down"]  # neither body nor the whole
+    assert max(introduced["up"], introduced["same"]) <= FLOAT16.unit_roundoff
+    assert introduced["sum"] == math.inf
+    suggestion = suggest_keep_fp32(net, batch)
+    assert list(suggestion.blocks) == [sums]
+    error = error_when_kept(net, batch, [sums])
+    assert error == pytest.approx(suggestion.error_after, rel=1e-3)  # both are sums of float32
+
+
+def test_what_a_block_computes_between_blocks_in_it_counts_though_one_of_them_has_the_last_word():
+    def attend(F, self, x):
+        scores = F.batch_dot(self.queries(x), self.keys(x), transpose_b=True)
+        return self.out(F.softmax(scores / 16))
+
+    attention = AllInOne(
+        attend,
+        "attention_",
+        queries=Times(300.0, "queries_"),
+        keys=Times(300.0, "keys_"),
+        out=Times(2.0, "out_"),
+    )
+    net = nn.HybridSequential(prefix="")
+    net.add(attention)
+    x = np.random.RandomState(0).uniform(0.5, 1, (2, 3, 4))  # 300 * 300 * x is more than 65504
+    comparison = compare_with_fp32(net, float16_batch(x))
+    introduced = {layer.block.name: layer.introduced for layer in comparison.layers}
+    assert list(introduced) == ["queries", "keys", "attention", "out"]
+    assert introduced.pop("attention") > 0.1
+    assert max(introduced.values()) < FLOAT16.unit_roundoff
+
+
+def test_the_errors_of_the_blocks_in_a_block_are_not_its_own():
+    block = AllInOne(
+        lambda _, self, x: self.last(self.first(x) * 3) * 3,
+        "outer_",
+        first=Cancelling(prefix="first_"),
+        last=Cancelling(prefix="last_"),
+    )
+    net = nn.HybridSequential(prefix="")
+    net.add(block)
+    x = np.random.RandomState(0).standard_normal(50)
+    introduced = {
+        layer.block.name: layer.introduced
+        for layer in compare_with_fp32(net, float16_batch(x)).layers
+    }
+    assert list(introduced) == ["first", "outer", "last"]
+    # Beside 512 values have steps of 2^-2 or 2^-1, whatever is taken away next.
+    assert min(introduced["first"], introduced["last"]) > 2.0**-5
+    assert 0 < introduced["outer"] <= FLOAT16.unit_roundoff  # of its two products
+
+
+def test_blocks_that_only_call_others_are_no_layers():
+    inner = nn.HybridSequential(prefix="inner_")
+    inner.add(Times(2.0, "two_"))
+    cell = gluon.rnn.HybridSequentialRNNCell(prefix="cells_")
+    cell.add(gluon.rnn.GRUCell(4, input_size=4, prefix="gru_"))
+    state = AllInOne(lambda _, self, x, s: self.cell(x, [s])[0], "step_", cell=cell)
+    net = AllInOne(
+        lambda F, self, x, s: self.flat(self.rnn(F.expand_dims(self.inner(self.state(x, s)), 0))),
+        "net_",
+        state=state,
+        inner=inner,
+        rnn=gluon.rnn.LSTM(4, input_size=4, prefix="lstm_"),
+        flat=nn.Flatten(prefix="flat_"),
+    )
+    holder = AllInOne(lambda _, self, x, s: self.net(x, s), "holder_", net=net)
+    holder.initialize(mx.init.Normal(0.5))
+    batch = float16_batch(*np.random.RandomState(0).standard_normal((2, 3, 4)))
+    names = [layer.block.name for layer in compare_with_fp32(holder, batch).layers]
+    assert names == ["gru", "two", "net", "lstm", "flat"]  # net by its expand_dims
+
+
+@pytest.mark.parametrize("container", [nn.Sequential, nn.HybridSequential])
+def test_a_recurrent_layer_makes_its_first_states_itself(container):
+    net = container(prefix="holder_")
+    net.add(gluon.rnn.LSTM(4, input_size=3, prefix="lstm_"), nn.Dense(2, prefix="dense_"))
+    net.initialize(mx.init.Normal(0.3))
+    batch = Batch(mx.nd.random.normal(shape=(5, 2, 3)), None, lambda y, _: y)
+    net(batch.inputs)
+    names = [layer.block.name for layer in compare_with_fp32(net, batch).layers]
+    assert names == ["lstm", "dense"]
+
+
+def test_branches_that_are_joined_are_a_layer_of_little_error():
+    net = gluon.contrib.nn.HybridConcurrent(axis=1, prefix="joined_")
+    net.add(Times(3.0, "left_"), Times(5.0, "right_"))
+    x = np.random.RandomState(0).standard_normal((4, 4))
+    layers = compare_with_fp32(net, float16_batch(x)).layers
+    assert [layer.block.name for layer in layers] == ["left", "right", "joined"]
+    assert 0 < layers[2].introduced < FLOAT16.unit_roundoff  # of what it joins, rounded
+
+
+def test_a_mask_of_infinities_that_is_meant_is_no_error():
+    def masked(F, self, scores, mask):
+        return self.softmax(F.broadcast_add(scores * 3, mask))
+
+    softmax = nn.HybridLambda(lambda F, x: F.softmax(x), prefix="softmax_")
+    net = AllInOne(masked, "masked_", softmax=softmax)
+    scores = np.random.RandomState(0).standard_normal((3, 3))
+    mask = np.where(np.tri(3), 0, -np.inf)
+    layers = compare_with_fp32(net, float16_batch(scores, mask)).layers
+    assert [layer.block.name for layer in layers] == ["masked", "softmax"]
+    assert all(0 < layer.introduced < 2 * FLOAT16.unit_roundoff for layer in layers)
+
+
+def test_parameters_that_a_cast_has_rounded_take_part_in_the_trial():
+    class Scale(nn.HybridBlock):
+        def __init__(self, prefix):
+            super().__init__(prefix=prefix)
+            self.factor = self.params.get("factor", shape=(4,), init="ones")
+
+        def hybrid_forward(self, F, x, factor):
+            return F.broadcast_mul(F.broadcast_mul(x, factor), factor)
+
+    net = nn.HybridSequential(prefix="")
+    net.add(Scale("scale_"), Times(2.0**-10, "down_"))
+    net.initialize()
+    net[0].factor.set_data(mx.nd.full(4, 256.0))
+    batch = float16_batch(np.linspace(1, 2, 8).reshape((2, 4)))
+    mpgluon.cast_block(net)
+    # float16 times float16 is float16, where 65536 is infinite.
+    assert compare_with_fp32(net, batch).layers[0].introduced == math.inf
+    mpgluon.restore(net)
+    # Under autocast the factors are FP32, and a product with one of them is FP32.
+    assert compare_with_fp32(net, batch).layers[0].introduced < FLOAT16.unit_roundoff
+
+
+def test_a_gradient_that_is_zero_in_fp32_only_is_no_reason_to_keep_anything():
+    net = AllInOne(
+        lambda F, self, x: F.broadcast_add(self.other(x), self.relu(self.gate(x))),
+        gate=nn.Dense(1, in_units=4, use_bias=False),
+        relu=nn.Activation("relu"),
+        other=nn.Dense(1, in_units=4, use_bias=False),
+    )
+    net.initialize(mx.init.One())
+    net.gate.weight.set_data(mx.nd.array([[1, 1, 1, -1]]))
+    # Three times 2.1 is less than 6.4, but rounded to 2^-10 and to 2^-9 three times 4 is above 8.
+    x = mx.nd.array([[1 + 2.1 * 2**-12] * 3 + [3 + 6.4 * 2**-12]])
+    batch = Batch(x, None, lambda y, _: y)
+    gate = compare_with_fp32(net, batch).layers[1]
+    assert (gate.block, gate.gradient) == (net.gate, math.inf)
+    suggestion = suggest_keep_fp32(net, batch)
+    assert suggestion.error_before < 4 * FLOAT16.unit_roundoff
+    assert list(suggestion.blocks) == []
+
+
+def test_a_loss_that_calls_blocks_of_the_network_is_compared_too():
+    net = AllInOne(
+        lambda _, self, x: self.body(x), body=nn.Dense(4, in_units=4), head=nn.Dense(2, in_units=4)
+    )
+    net.initialize(mx.init.Normal(0.5))
+    loss_fn = gluon.loss.SoftmaxCELoss()
+    x = mx.nd.array(np.random.RandomState(0).standard_normal((3, 4)))
+    batch = Batch(
+        x, mx.nd.array([0, 1, 0]), lambda y, labels: loss_fn(net.head(y).astype("float32"), labels)
+    )
+    layers = compare_with_fp32(net, batch).layers
+    assert [layer.block for layer in layers] == [net.body, net.head]
+    assert all(0 < layer.introduced < 4 * FLOAT16.unit_roundoff for layer in layers)
+
+
+def test_a_layer_that_changes_the_error_by_little_is_not_advised():
+    net = AllInOne(
+        lambda _, self, x: self.much(x) + self.little(x) / 64,
+        much=Cancelling(64, prefix="much_"),
+        little=Cancelling(512, prefix="little_"),
+    )
+    batch = float16_batch(np.random.RandomState(0).standard_normal((5, 20)))
+    suggestion = suggest_keep_fp32(net, batch, at_most=1, limit=1e-3)
+    # It loses eight times as much, and after the division by 64 an eighth as much as the other
+    # one: without it the norm of both losses is smaller by sqrt(1 + 8^-2), which is 0.8 %.
+    assert [block.name for block in suggestion.tried] == ["little"]
+    assert list(suggestion.blocks) == []
+    assert suggestion.error_after == suggestion.error_before
+    assert "most of what remains is introduced by much" in str(suggestion)
+
+
+# What is said
+
+
+def test_a_layer_that_keep_fp32_cannot_change_is_not_suggested():
+    net = nn.HybridSequential(prefix="")
+    net.add(nn.LayerNorm(in_channels=4, prefix="norm_"), Times(2.0**-20, "down_"))
+    net.initialize()
+    net[0].gamma.set_data(mx.nd.full(4, 1e6))
+    batch = float16_batch(np.random.RandomState(0).standard_normal((3, 4)))
+    suggestion = suggest_keep_fp32(net, batch)
+    assert net[0] not in suggestion.blocks
+    assert net[0] not in suggestion.tried
+    assert suggestion.error_after == math.inf
+    assert not error_when_kept(net, batch, [net[0]]) < math.inf  # it returns float16 all the same
+
+
+def unhelpable_gradients():
+    net = nn.HybridSequential(prefix="")
+    net.add(nn.Dense(3, in_units=4, prefix="dense_"), Times(2.0, "twice_"))
+    net.initialize(mx.init.One())
+    return net, float16_batch(np.ones((2, 4))), {"loss_scale": 2.0**20}
+
+
+def two_faults():
+    between = nn.Dense(144, in_units=144)
+    net = make_net(Cancelling(prefix="one_"), between, Cancelling(prefix="two_"))
+    return net, make_batch(), {"at_most": 1, "limit": 1e-3}
+
+
+def outermost():
+    net = AllInOne(
+        lambda _, self, x: self.down(self.up(x) * 2.0**12),
+        up=Times(2.0**12, "up_"),
+        down=Times(2.0**-24, "down_"),
+    )
+    return net, float16_batch(np.linspace(1, 2, 9)), {}
+
+
+def impossible_limit():
+    net = nn.HybridSequential(prefix="")
+    net.add(Times(3.0, "three_"), Times(5.0, "five_"))
+    return net, float16_batch(np.random.RandomState(0).standard_normal((5, 20))), {"limit": 1e-9}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            unhelpable_gradients,
+            [
+                "no layer was found whose FP32 helps; the error of inf is above the limit of 0.016",
+                "tried: no layer;",
+                "the output gradient of twice is not finite at a loss scale of 1.04858e+06",
+                "range_report",
+            ],
+        ),
+        (
+            two_faults,
+            [
+                "keep two in FP32: the error goes from ",
+                "which is still above the limit of 0.001; tried: two; ",
+                "most of what remains is introduced by one",
+            ],
+        ),
+        (
+            outermost,
+            [
+                "no layer was found whose FP32 helps; the error of inf is above the limit of 0.016",
+                "most of what remains is introduced by net, the network as a whole",
+            ],
+        ),
+        (
+            impossible_limit,
+            ["above the limit of 1e-09; tried: no layer; most of what remains is introduced by "],
+        ),
+    ],
+)
+def test_the_error_that_stays_above_the_limit_is_said_with_what_was_tried(make, words):
+    net, batch, options = make()
+    suggestion = suggest_keep_fp32(net, batch, **options)
+    assert suggestion.error_after > suggestion.limit
+    assert "keep nothing more" not in str(suggestion)
+    for word in words:
+        assert word in str(suggestion)

@@ -215,3 +215,51 @@ def test_running_statistics_of_a_step_that_is_still_running_are_not_rolled_back(
         return [p.data().asnumpy().tobytes() for p in frozen]
 
     assert statistics(watched=True) == statistics(watched=False)
+
+
+@each_way
+@both
+def test_what_a_block_makes_and_hands_on_is_seen_when_asked_for(way, hybridize):
+    class Gated(nn.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="gated_")
+            with self.name_scope():
+                self.gate = nn.Dense(4, in_units=4, flatten=False, activation="sigmoid")
+                self.again = nn.HybridSequential(prefix="again_")
+                with self.again.name_scope():
+                    self.again.add(nn.Activation("tanh", prefix="tanh_"))
+
+        def hybrid_forward(self, F, x):
+            doubled = x * 2  # handed on twice, and new only once
+            return self.again(doubled) + self.gate(doubled) + self.again(x)
+
+    net = nn.HybridSequential(prefix="net_")
+    net.add(Gated())
+    net.initialize()
+    WAYS[way](net)
+    net.hybridize(hybridize)
+    batch = Batch(mx.nd.ones((2, 4)), None, lambda y, _: y)
+    net(batch.inputs)
+    seen = []
+
+    def note(one):
+        seen.append((one.kind, one.block.name, one.made))
+
+    observed_batch(net, batch, note, handed_on=True)
+    assert [(kind, name) for kind, name, _ in seen if kind == "handed on"] == [
+        ("handed on", "gated"),
+        ("handed on", "gated_dense0"),
+    ]
+    outputs = [(name, made) for kind, name, made in seen if kind == "output"]
+    assert outputs == [
+        *(("gated_again_tanh", True), ("gated_again", False)),
+        *(("gated_dense0_sigmoid", True), ("gated_dense0", False)),
+        *(("gated_again_tanh", True), ("gated_again", False)),
+        *(("gated", True), ("net", False)),
+    ]
+    gradients = [(name, made) for kind, name, made in seen if kind == "output gradient"]
+    assert gradients == outputs[::-1]
+    seen.clear()
+    observed_batch(net, batch, note)
+    assert "handed on" not in {kind for kind, *_ in seen}
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in (net, net[0]))

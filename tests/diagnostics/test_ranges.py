@@ -16,6 +16,18 @@ from mpgluon import BFLOAT16, DynamicLossScale, amp
 from mpgluon.diagnostics.ranges import range_report
 
 
+class Doubled(nn.HybridBlock):
+    """Adds to its input what a block in it returns."""
+
+    def __init__(self, prefix):
+        super().__init__(prefix=prefix)
+        with self.name_scope():
+            self.same = Times(1.0, prefix="same_")
+
+    def hybrid_forward(self, F, x):
+        return x + self.same(x)
+
+
 def constants(values):
     """Return a layer without parameters to speak of, and a batch whose gradients are ``values``."""
     layer = Times(1.0, "constants_")
@@ -79,6 +91,32 @@ def test_outputs_are_judged_without_the_loss_scale():
 def test_the_recommended_scale_is_the_largest_power_of_two_that_fits(largest, headroom, scale):
     report = range_report(*constants([largest, largest / 2]))
     assert report.recommended_loss_scale(headroom) == scale
+
+
+def test_what_a_block_with_blocks_in_it_makes_is_listed_once_and_containers_are_not():
+    net = nn.HybridSequential(prefix="all_")
+    net.add(
+        nn.Dense(2, in_units=2, activation="relu", use_bias=False, prefix="dense_"),
+        Doubled(prefix="sum_"),
+    )
+    net.initialize()
+    net[0].weight.set_data(mx.nd.array([[3e5, 0], [0, -7e4]]))
+    batch = Batch(mx.nd.ones((1, 2)), mx.nd.array([[2.0, 16.0]]), lambda y, w: y * w)
+    report = range_report(net, batch)
+    assert [(a.name, a.kind, a.largest) for a in report.arrays] == [
+        ("dense", "handed on", 3e5),
+        ("dense_relu", "output", 3e5),
+        ("sum_same", "output", 3e5),
+        ("sum", "output", 6e5),
+        # Of the sum what the loss is multiplied by; then of one term, and of both terms together.
+        ("sum", "output gradient", 16),
+        ("sum_same", "output gradient", 16),
+        ("dense_weight", "gradient", 4),
+        ("dense_relu", "output gradient", 32),
+    ]
+    assert report.arrays[0].overflow_fraction == 1  # the second one is negative, and cut off next
+    assert report.arrays[1].overflow_fraction == 1 / 2
+    assert report.recommended_loss_scale(1) == 2.0**10  # 2^10 * 32 is less than 65504
 
 
 def test_no_scale_is_recommended_where_a_gradient_is_infinite_or_the_headroom_less_than_one():

@@ -230,7 +230,9 @@ def _points(events: Sequence[Event], name: str) -> tuple[list[int], list[float]]
 _SUBNORMAL = FLOAT16.min_exponent - FLOAT16.significand_bits + 1
 _NORMAL = FLOAT16.min_exponent
 _TOO_LARGE = FLOAT16.max_exponent + 1
-_MARGIN = 5  # exponents that are shown of what float16 cannot hold, also if no value is there
+# Exponents that are shown also if no value is there: a strip on each side of what float16 can hold,
+# in which its name fits.
+_LOW, _HIGH = _SUBNORMAL - 5, _TOO_LARGE + 8
 _FIRST, _LAST = -70, 30  # that are shown at all, so that float16's ranges are never too narrow
 _LINE_STYLES = ("-", "--", ":", "-.")
 
@@ -282,7 +284,7 @@ def draw_exponents(
         look = {"color": "black", "linewidth": 2, "linestyle": style}
         _draw_histogram(axes, name, (places, counts, zeros), **look)
     low, high = axes.dataLim.intervalx
-    axes.set_xlim(min(low, _SUBNORMAL - _MARGIN), max(high, _TOO_LARGE + _MARGIN))
+    axes.set_xlim(min(low, _LOW), max(high, _HIGH))
     axes.set_ylim(0, 1.2 * axes.dataLim.ymax or 1)  # the ranges' names have room at the top
     axes.set_ylabel("share of non-zero values (%)")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
@@ -320,8 +322,8 @@ def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence
             f"{len(histograms)} histograms"
         )
     trimmed = [_trim(histogram) for histogram in histograms]
-    low = min([_SUBNORMAL - _MARGIN, *(places[0] for places, _ in trimmed if len(places))])
-    high = max([_TOO_LARGE + _MARGIN, *(places[-1] + 1 for places, _ in trimmed if len(places))])
+    low = min([_LOW, *(places[0] for places, _ in trimmed if len(places))])
+    high = max([_HIGH, *(places[-1] + 1 for places, _ in trimmed if len(places))])
     table = np.zeros((len(layers), high - low))
     for row, (places, counts) in zip(table, trimmed):
         row[places - low] = counts

@@ -273,12 +273,12 @@ def test_several_histograms_have_different_lines(axes):
 
 @pytest.mark.parametrize(
     ("places", "low", "high"),
-    [([-50, -49], -50, 21), ([22, 23], -29, 24), ([-149, -148], -70, 21), ([126, 127], -29, 30)],
+    [([-50, -49], -50, 24), ([25, 26], -29, 27), ([-149, -148], -70, 24), ([126, 127], -29, 30)],
 )
 def test_the_axis_reaches_as_far_as_the_values_within_limits(axes, places, low, high):
     plots.draw_exponents(axes, {"a": (places, [1, 1], 0), "b": ([0], [1], 0)})
     assert axes.get_xlim() == (low, high)
-    lost, too_large = (0, 100) if high > 21 else (100, 0)
+    lost, too_large = (0, 100) if high > 24 else (100, 0)
     assert legend(axes)[0] == f"a: {lost} % lost, 0 % subnormal, {too_large} % too large"
     assert_no_overlap(axes.figure)
 

@@ -44,9 +44,11 @@ from mpgluon.tables import Table
 # $$\pm\,(1 + \text{fraction}) \cdot 2^{\text{exponent}}.$$
 #
 # The leading 1 is not stored. So a float16 has 11 *significant bits*, although only 10 are
-# written. Two values of the exponent field are set aside. All zeros: there is no leading 1, and
-# the number is *subnormal* (or zero); the others are *normal*. All ones: infinity, or NaN, "not a
-# number". The function below reads a pattern of bits this way, for any widths of the two fields.
+# written. The exponent field is never negative: it holds the exponent plus 15 (in general, plus
+# the largest exponent). Two values of the field are set aside. All zeros: there is no leading 1,
+# and the number is *subnormal* (or zero); the others are *normal*. All ones: infinity, or NaN,
+# "not a number". The function below reads a pattern of bits this way, for any widths of the two
+# fields.
 
 
 # %%
@@ -101,6 +103,7 @@ spacing = np.diff(numbers)
 for exponent in range(six_bits.min_exponent, six_bits.max_exponent):
     in_stretch = (numbers[:-1] >= 2.0**exponent) & (numbers[:-1] < 2.0 ** (exponent + 1))
     print(f"from {2.0**exponent:4} to {2.0 ** (exponent + 1):4}: spacing {spacing[in_stretch]}")
+    # epsilon is the spacing above 1
     assert set(spacing[in_stretch]) == {2.0**exponent * six_bits.epsilon}
 subnormal = numbers[:-1] < six_bits.smallest_normal
 assert set(spacing[subnormal]) == {six_bits.smallest_subnormal}
@@ -217,10 +220,11 @@ assert after["float32"] > 1
 #
 # ## Second accident: a small gradient becomes zero
 #
-# Gradients can be tiny. Below $2^{-25}$, half the smallest float16, they round to zero. The
-# subnormals above that survive, with ever fewer digits. A gradient that is zero teaches nothing.
-# The remedy is to multiply the loss, and with it every gradient, by a power of two: the *loss
-# scale*. That changes only the exponent. The gradient is divided by it later, in float32.
+# Gradients can be tiny. Below $2^{-25}$, half the smallest float16, they round to zero. Larger ones
+# survive as subnormal numbers, with the fewer digits the smaller they are. A gradient that is zero
+# teaches nothing. The remedy is to multiply the loss, and with it every gradient, by a power of
+# two: the *loss scale*. That changes only the exponent. The gradient is divided by it later, in
+# float32.
 
 # %%
 gradients = np.array([3e-3, 3e-5, 3e-7, 3e-8, 1e-8])
@@ -234,6 +238,7 @@ rows = [
 print(Table(("gradient", "relative error in float16", "the same, with a loss scale"), rows))
 assert plain[-1] == 0
 assert errors[0][-2] > 0.01
+# unit_roundoff is half the spacing above 1: the largest relative error of one rounding
 assert errors[1].max() <= FLOAT16.unit_roundoff
 assert np.array_equal(plain, round_to(gradients, FLOAT16))
 

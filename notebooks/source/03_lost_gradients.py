@@ -12,7 +12,7 @@
 # appears: its smallest gradients have become zero on the way. This notebook finds them, and brings
 # them back with one multiplication.
 #
-# **What you will be able to do**
+# ## What you will be able to do
 #
 # - read a histogram of exponents, and say which gradients FP16 would lose;
 # - scale a loss by hand, and undo it in the one place where nothing is lost;
@@ -149,8 +149,8 @@ assert before.shares()["normal"] < of_gradients["normal"] < of_weights["normal"]
 
 # %% [markdown]
 # Look at the rows. Weights and activations are at home in FP16. Activation gradients are not: a
-# large part of them is subnormal already. (The column *zero* counts true zeros. ReLU makes
-# them, and they cost nothing.)
+# large part of them is subnormal already. (The column *zero* is the share of true zeros among all
+# numbers; the other columns are shares of the rest. ReLU makes zeros, and they cost nothing.)
 #
 # ## The better a network gets, the smaller its gradients
 #
@@ -192,6 +192,15 @@ print(f"lost in FP16: {lost_before:.2%} before training, {lost_after:.2%} after"
 assert fp32_curve[-1] < fp32_curve[0]
 assert lost_after > 2 * lost_before
 assert after.counts[after.exponents >= -4].sum() < 0.01 * after.counts.sum()
+
+# %%
+widths = []
+for histogram in (before, after):
+    shares = np.cumsum(histogram.counts) / histogram.counts.sum()
+    first, last = histogram.exponents[np.searchsorted(shares, (0.01, 0.99))]
+    widths.append(int(last - first))
+    print(f"98 % of them have an exponent from {first} to {last}")
+assert abs(widths[0] - widths[1]) <= 3
 
 # %% [markdown]
 # Two things to notice. The histogram has moved to the left and is about as wide as before. And from
@@ -510,10 +519,10 @@ assert np.isclose(size, max_norm / (2**10 * 16), rtol=1e-2)
 #
 # ## Two losses, two scales
 #
-# Networks with two losses, such as a generator and its critic, often have a Trainer for each. Then
-# each Trainer has its own scale, and an overflow in one leaves the other alone. We make the second
-# loss a million times too large. For comparison, both layers then share one Trainer: it has one
-# scale, and both layers stand still.
+# Some tasks have two losses, for example a network that draws pictures and one that judges them,
+# and often a Trainer for each. Then each Trainer has its own scale, and an overflow in one leaves
+# the other alone. We make the second loss a million times too large. For comparison, both layers
+# then share one Trainer: it has one scale, and both layers stand still.
 
 
 # %%
@@ -549,11 +558,11 @@ for share in (False, True):
 # %% [markdown]
 # ## Summary
 #
-# - What is below $2^{-24}$ becomes zero in FP16. Activation gradients are the first to get there,
-#   and the better the network, the more of them.
+# - What is below $2^{-25}$, half the smallest number, becomes zero in FP16. Activation gradients
+#   are the first to get there, and the better the network, the more of them.
 # - Multiply the loss by a power of two $S$ before `backward`: all gradients move together, exactly.
 # - Divide in FP32 inside the optimizer (`rescale_grad`), never the FP16 gradient.
-# - Dynamic scaling pieces $S$ and skips the step when something overflows, and doubles it when
+# - Dynamic scaling halves $S$ and skips the step when something overflows, and doubles it when
 #   nothing has for a while. With `amp` that is `init_trainer`, `scale_loss` and your old `step`.
 # - The optimizer gets the same gradients as in FP32: keep your hyperparameters.
 # - Accumulate, then clip with `amp.clip_global_norm`, then step. One scale for each Trainer.

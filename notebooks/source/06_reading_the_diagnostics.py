@@ -113,14 +113,14 @@ def train(net, trainer, steps, history):
             loss = loss_fn(net(sounds), pitches)
             with amp.scale_loss(loss, trainer) as scaled_loss:
                 autograd.backward(scaled_loss)
-        event = {"step": step, "loss": float(loss.mean().asscalar()), "loss_scale": scale}
+        event = {"step": step + 1, "loss": float(loss.mean().asscalar()), "loss_scale": scale}
         history.append({**event, "skipped": True})
         trainer.step(len(pitches))
         history[-1]["skipped"] = amp.step_was_skipped(trainer)
 
 
 # %% [markdown]
-# `multi_precision` and the two lines with `amp` belong to FP16 training (notebooks 2 and 3): FP32
+# `multi_precision` and the two lines with `amp` belong to FP16 training (lessons 2 and 3): FP32
 # copies of the weights, and a *loss scale*, a factor for the loss that keeps small gradients from
 # becoming zero. With FP32 numbers and the loss scale `"none"` they change nothing.
 
@@ -145,6 +145,7 @@ broken_net, broken_history = make_net(), []
 mpgluon.cast_block(broken_net)
 trainer = make_trainer(broken_net, "dynamic", max_consecutive_skips=5)
 locator = overflow.OverflowLocator(broken_net, trainer)  # for later
+message = ""
 try:
     train(broken_net, trainer, steps, broken_history)
 except mpgluon.LossScaleCollapseError as error:
@@ -181,7 +182,8 @@ for layer in broken_net:
 assert culprit is broken_net[1]
 
 # %% [markdown]
-# It is `energy`. But this network is a plain chain, and a block may call many operators.
+# It is `energy`. (It returns FP32, because mpgluon computes `log` in FP32. The product before it
+# was FP16.) But this network is a plain chain, and a block may call many operators.
 # `OverflowLocator` looks at every operator of every block. We attached one before training. It
 # costs nothing while all is well. At the first skipped step it ran the network once more,
 # watching.
@@ -230,24 +232,27 @@ for scale in (2.0**-20, 1, 2.0**20):
 # %% [markdown]
 # Each row tells what FP16 would do to an array at that loss scale: which share of it overflows,
 # which becomes zero (*underflow*), and which is *subnormal* (smaller than $2^{-14}$, with fewer
-# bits). Parameters' gradients are judged, and so are the gradients of what layers return. With the
-# recommended scale no gradient overflows. In the FP16 network the overflow stays in `energy` at
-# any scale, as the last lines of the cell check. (`locate_overflow` is the locator for one batch,
-# on demand.) But what every layer *returns* fits! The report cannot see the squares, which live
-# inside a block. The picture shows how often each power of two occurs: in what layers return, in
-# the parameters' gradients, and in those squares.
+# bits). (*Largest* is the true value, without the scale. *Handed on* is what a block gives to one
+# inside it, here `hidden` to its activation.) Parameters' gradients are judged, and so are the
+# gradients of what layers return. With the recommended scale no gradient overflows.
+#
+# In the FP16 network the overflow stays in `energy` at any scale, as the last lines of the cell
+# check. (`locate_overflow` is the locator for one batch, on demand.) But what every layer *returns*
+# fits! The report cannot see the squares, which live inside a block. The picture shows how often
+# each power of two occurs: in what layers return, in the parameters' gradients, and in those
+# squares.
 
 # %%
-found = exponents.batch_exponents(net, batch).overall()
-filtered = net[0](sounds).asnumpy()
+found, filtered = exponents.batch_exponents(net, batch).overall(), net[0](sounds).asnumpy()
 histograms = {
     "results of layers": found["activations"],
     "gradients": found["gradients"],
     "squares in energy": exponents.exponent_histogram([filtered**2]),
 }
-figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
+figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
 data = {name: (h.exponents, h.counts, h.zeros) for name, h in histograms.items()}
 plots.draw_exponents(axes, data)
+figure.suptitle("What layers return fits into FP16, the squares inside energy do not")
 squares_too_large = histograms["squares in energy"].shares()["overflow"]
 assert abs(squares_too_large - np.mean(filtered[filtered != 0] ** 2 >= 2.0**16)) < 1e-6
 assert squares_too_large > 0.2
@@ -286,8 +291,9 @@ assert comparison.ranked()[0].block is net[1]
 # *Introduced* is the error that a layer makes alone, with all others in FP32: this column ranks
 # them. *Output* includes what earlier layers have done; after `energy` all is infinite. The
 # filters introduce less than one rounding of FP16, at most a relative error of $2^{-11}$. That is
-# what a healthy layer looks like. Healthy or not, each error of a row that says `inf` comes from
-# `energy`.
+# what a healthy layer looks like. The last two columns are errors of gradients: of what the layer
+# returned, and of its parameters (0 if it has none). Every `inf` comes from `energy`, also in the
+# rows of healthy layers.
 #
 # ## `suggest_keep_fp32` tries, and does not guess
 #
@@ -310,10 +316,10 @@ assert suggestion.error_before == np.inf
 assert suggestion.error_after < 32 * mpgluon.FLOAT16.unit_roundoff
 
 # %% [markdown]
-# Two blocks are candidates, and the second one is instructive. If the filters are kept in FP32,
-# they return FP32. A product of two numbers *follows* its operands: `x · x` of FP32 numbers is
-# FP32, even in a cast block. The suggestion is the better choice. It leaves the convolution, which
-# is most of the work, in FP16.
+# Two blocks are candidates, and the one that was not chosen is instructive. If the filters are kept
+# in FP32, they return FP32. A product of two numbers *follows* its operands: `x · x` of FP32
+# numbers is FP32, even in a cast block. The suggestion is the better choice. It leaves the
+# convolution, which is most of the work, in FP16.
 #
 # ## Kept in FP32, it trains like FP32
 #
@@ -336,7 +342,7 @@ figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
 runs = {"FP16, energy in FP32 (thin)": repaired_history, "FP32 (thick)": fp32_history}
 looks = ({"color": "black"}, {"color": "0.6", "linewidth": 3, "linestyle": "--"})
 for (name, history), look in zip(runs.items(), looks):
-    axes.plot([event["loss"] for event in history], label=name, **look)
+    axes.plot(*zip(*((event["step"], event["loss"]) for event in history)), label=name, **look)
 axes.set(xlabel="step", ylabel="training loss, mean of -log(p)", yscale="log")
 axes.set_title("The repaired network follows the FP32 run")
 axes.legend(frameon=False)
@@ -365,15 +371,16 @@ assert alignment_report.padding_cost == first.multiply_adds * 5 // 3 + 32 * 512 
 # %% [markdown]
 # A *multiply-add* is one product and one addition. *Padded* says how much work is added. For the
 # classes it is little: give the last layer 104 classes, three of which never occur. The first
-# layer has three channels, red, green and blue; the advice is to leave that to cuDNN, NVIDIA's
-# library.
+# layer has three channels, red, green and blue. The advice is to leave that to cuDNN, NVIDIA's
+# library, or to store a fourth, empty channel, and the channels last (that order is called NHWC).
+# *Depthwise* convolutions, which filter each channel by itself, are not padded; ResNet has none.
 #
 # ## FP16 halves what waits, not everything
 #
 # `memory_estimate` counts bytes of one training step from shapes alone. `ctx=mx.gpu()` asks for a
 # GPU's arithmetic; no GPU is needed. We check some columns by hand. With the policy `float16`,
 # which is `cast_block`, parameters of normalization layers still take four bytes each, all others
-# two. Each of those has a *master*, an FP32 copy that the optimizer updates (notebook 2).
+# two. Each of those has a *master*, an FP32 copy that the optimizer updates (lesson 2).
 
 # %%
 estimate = memory.memory_estimate(resnet, shape, ctx=mx.gpu())

@@ -28,6 +28,13 @@
 FAST = False  # the build's fast mode says True: the same code on less data
 
 # %%
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
@@ -95,26 +102,8 @@ assert (np.abs(first - alone) <= order).all()
 # The two replicas always agree, bit for bit. They got the same sum, so they made the same step.
 # **Everything in this lesson's first half is about keeping it so.**
 #
-# ## BatchNorm sees its own device only
-#
-# There is one real difference. BatchNorm subtracts the mean of the batch, and each device knows its
-# own part only. So two devices train with the statistics of two smaller batches.
-
-# %%
-batch = mx.nd.array(random.standard_normal((8, 4)) + np.repeat([0, 3], 4)[:, None])
-norm = nn.BatchNorm(in_channels=4)
-norm.initialize(ctx=devices)
-with autograd.record():  # statistics of the batch are used in training only
-    whole = norm(batch).asnumpy()
-    halves = [norm(part).asnumpy() for part in gluon.utils.split_and_load(batch, devices)]
-print(f"means of the two halves: {whole[:4].mean():+.2f} and {whole[4:].mean():+.2f} on one device")
-print(f"                         {halves[0].mean():+.2f} and {halves[1].mean():+.2f} on two")
-assert abs(whole[:4].mean()) > 0.5
-assert max(abs(half.mean()) for half in halves) < 1e-6
-
-# %% [markdown]
-# The first half of this batch is smaller than the second. One device sees that; two devices cannot.
-# It is no matter of 16 bits, and the more images each device has, the less it matters.
+# One thing differs even so: BatchNorm subtracts the mean of a batch, and each device knows its own
+# part only. It is no matter of 16 bits, and the more images each device has, the less it matters.
 # (`gluon.contrib.nn.SyncBatchNorm` computes the statistics of all devices together.)
 #
 # ## Who looks at its own gradient only drifts away
@@ -293,10 +282,7 @@ assert (small.astype("float32") / 512 > 0).all()
 # ## Several processes
 #
 # Past one computer, each device gets a process (a running program) of its own, and a library made
-# for that (MPI or Horovod) carries the gradients between them. The lines of the training loop stay;
-# [docs/distributed.md](../docs/distributed.md) has those around it, and the commands.
-#
-# The rules are:
+# for that (MPI or Horovod) carries the gradients between them. The rules are:
 #
 # - **Sum in FP32.**
 # - **Check after the sum.** Then every process decides alike, and all scales stay equal.
@@ -305,6 +291,32 @@ assert (small.astype("float32") / 512 > 0).all()
 # - **Rank 0 writes.** Processes are numbered, and the number is called *rank*. All have the same
 #   weights, so one of them writes checkpoints, logs and pictures.
 #
+# `mpirun -np 2` starts a program twice. Here it is the training script, with a small network on few
+# drawings; each process takes half of every batch. The lines of the training loop stay as they are:
+# [docs/distributed.md](../docs/distributed.md) has those around it.
+
+
+# %%
+def two_processes(folder):
+    """Train in two processes, and return what rank 0 has written of each step."""
+    program = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or "mpirun"
+    words = f"""{program} -np 2 --allow-run-as-root --oversubscribe --bind-to none
+        {sys.executable} ../scripts/train_caltech.py --kvstore mpi --dtype float16 --workers 0
+        --dataset shapes --images-per-class 4 --train-per-class 3 --batch-size 5 --epochs 3
+        --model cifar_resnet20_v1 --image-size 32 --data-dir {folder} --output-dir {folder}/run"""
+    subprocess.run(words.split(), check=True, capture_output=True)
+    events = map(json.loads, (Path(folder) / "run" / "history.jsonl").read_text().splitlines())
+    return [event for event in events if event["event"] == "step"]
+
+
+with tempfile.TemporaryDirectory() as folder:
+    steps = two_processes(folder)
+scales, skipped = zip(*((step["loss_scale"], step["skipped"]) for step in steps))
+print(f"S from {scales[0]:.0f} to {scales[-1]:.0f}, {sum(skipped)} steps skipped by both")
+assert scales[0] / scales[-1] == 2 ** sum(skipped)
+assert all(step["images"] == 10 for step in steps)  # 5 in each process
+
+# %% [markdown]
 # ## After training the masters are the result
 #
 # Now a network to do something with: three convolutions with BatchNorm, trained in FP16 on drawings
@@ -367,9 +379,6 @@ print(f"last loss {loss.mean().asscalar():.3f}, {amp.skipped_steps(trainer)} ste
 # needs a new Trainer: the old one was made for FP16 weights.)
 
 # %%
-import tempfile
-from pathlib import Path
-
 from mpgluon.checkpoint import read_parameters
 
 work = tempfile.TemporaryDirectory()
@@ -507,9 +516,6 @@ assert difference > 0
 # `gluon.SymbolBlock.imports`, runs it on the test images, and writes its logits.
 
 # %%
-import subprocess
-import sys
-
 READER = """
 import sys
 import numpy

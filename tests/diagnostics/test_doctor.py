@@ -54,7 +54,7 @@ HEALTHY_GPU = replace(
     gpus=(A100,),
 )
 NO_MXNET = replace(HEALTHY, mxnet=None, import_error="OSError: odd")
-NO_CUDA_MXNET = replace(HEALTHY_GPU, mxnet=None, library_folders=("/s/nvidia/cublas/lib", "/s/x"))
+NO_CUDA_MXNET = replace(HEALTHY_GPU, mxnet=None)
 
 
 def having(facts, **distributions):
@@ -146,15 +146,19 @@ MACHINES = {
         cannot(NO_CUDA_MXNET, loader_error("libcublasLt.so.11")),
         ("MXNet", "error", "libcublasLt", "nvidia-cublas-cu11", "pip install"),
     ),
-    "a CUDA library that the loader does not see": (
+    "a CUDA library whose wheel has lost it": (
         cannot(NO_CUDA_MXNET, loader_error("libcudnn.so.8")),
         (
             "MXNet",
             "error",
             "libcudnn.so.8",
-            "8.9.6.50 is installed, but the loader",
-            "export LD_LIBRARY_PATH=/s/nvidia/cublas/lib:/s/x",
+            "8.9.6.50 is installed, but its file",
+            "--force-reinstall --no-deps nvidia-cudnn-cu11==8.9.6.50",
         ),
+    ),
+    "a damaged CUDA library": (
+        cannot(NO_CUDA_MXNET, "OSError: /s/nvidia/cudnn/lib/libcudnn.so.8: file too short"),
+        ("MXNet", "error", "too short", "not whole", "--no-deps nvidia-cudnn-cu11==8.9.6.50"),
     ),
     "no OpenMP library": (
         cannot(HEALTHY, loader_error("libgomp.so.1")),
@@ -196,7 +200,7 @@ MACHINES = {
     "no GPU": (HEALTHY, ("GPU", "note", "none", "Tensor Core's arithmetic", "bfloat16")),
     "a CUDA build without a GPU": (
         saying(replace(HEALTHY_GPU, gpus=()), gpus=0),
-        ("GPU", "note", "MXNet's build is for CUDA", "on the CPU", "mxnet==1.9.1"),
+        ("GPU", "note", "MXNet's build is for CUDA", "shows no GPU", "mxnet==1.9.1"),
     ),
     "a CUDA build that cannot be imported, without a GPU": (
         replace(cannot(NO_CUDA_MXNET, "OSError: odd"), gpus=()),

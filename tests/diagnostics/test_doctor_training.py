@@ -107,6 +107,14 @@ TRAININGS = {
         replace(CAST, trainer=TrainerFacts()),
         ("loss scale", "ok", "mpgluon's", "", ""),
     ),
+    "an operator with a gradient of its own": (
+        replace(CAST, own_gradients=(("head", "SVMOutput"),), trainer=TrainerFacts()),
+        ("own gradient", "error", "SVMOutput in head", "S times too small", "gluon.loss"),
+    ),
+    "an operator with a gradient of its own, and no Trainer yet": (
+        replace(CAST, own_gradients=(("head", "SVMOutput"),)),
+        ("own gradient", "error", "ignores the gradient", "never reaches", '"none"'),
+    ),
     "updates in the kvstore": (
         replace(CAST, trainer=TrainerFacts(updates_in_kvstore=True)),
         ("kvstore", "error", "inside its kvstore", "skipped", "update_on_kvstore=False"),
@@ -155,8 +163,8 @@ def small_network(ctx=None):
     return net
 
 
-def trainer_of(net, optimizer="sgd", multi_precision=True, **options):
-    arguments = {"multi_precision": multi_precision}
+def trainer_of(net, optimizer="sgd", multi_precision=True, learning_rate=0.01, **options):
+    arguments = {"multi_precision": multi_precision, "learning_rate": learning_rate}
     return gluon.Trainer(net.collect_params(), optimizer, arguments, **options)
 
 
@@ -390,6 +398,71 @@ def test_networks_before_initialization_and_in_fp32_can_be_checked():
     assert found(check_training(net)) == {"cast": "note"}
     net.cast("float16")
     assert found(check_training(net)) == {"cast": "error", "logits": "warning"}
+
+
+class Head(nn.HybridBlock):
+    """Ends in an operator that is output and loss in one."""
+
+    def __init__(self, operator):
+        super().__init__()
+        self._operator = operator
+        with self.name_scope():
+            self.dense = nn.Dense(3, in_units=4)
+
+    def hybrid_forward(self, F, x, labels):
+        if self._operator == "LinearRegressionOutput":
+            return F.LinearRegressionOutput(self.dense(x), labels)
+        return F.SoftmaxOutput(self.dense(x), labels)
+
+
+def imported_graph():
+    data, labels = (mx.sym.var(name, dtype="float32") for name in ("data", "labels"))
+    scores = mx.sym.FullyConnected(data, num_hidden=3, name="scores")
+    return gluon.SymbolBlock(mx.sym.LogisticRegressionOutput(scores, labels), [data, labels])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Head("SoftmaxOutput"),
+        lambda: nn.HybridLambda("MAERegressionOutput"),
+        lambda: nn.HybridLambda(lambda F, x, y: F.SVMOutput(x, y)),
+        imported_graph,
+    ],
+    ids=["in code", "by name", "in a function", "in a graph"],
+)
+def test_an_operator_that_ignores_its_gradient_is_found_wherever_it_stands(make):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), make())
+    net.initialize()
+    trainer = trainer_of(net)
+    assert "own gradient" not in found(check_training(net, trainer))
+    amp.init_trainer(trainer, "none")
+    assert "own gradient" not in found(check_training(net, trainer))
+    trainer = trainer_of(net)
+    amp.init_trainer(trainer)
+    assert found(check_training(net, trainer))["own gradient"] == "error"
+    assert "own gradient" not in found(check_training(net[0], trainer))
+
+
+@pytest.mark.parametrize("operator", ["SoftmaxOutput", "LinearRegressionOutput"])
+def test_with_such_an_operator_updates_are_as_many_times_too_small_as_the_scale_says(operator):
+    labels = {"SoftmaxOutput": mx.nd.array([0, 2]), "LinearRegressionOutput": mx.nd.ones((2, 3))}
+
+    def update(scale):
+        net = Head(operator)
+        net.initialize(mx.init.One())
+        trainer = trainer_of(net, learning_rate=1.0)
+        amp.init_trainer(trainer, scale)
+        with autograd.record():
+            outputs = net(mx.nd.ones((2, 4)), labels[operator])
+            with amp.scale_loss(outputs, trainer) as scaled:
+                scaled.backward()
+        trainer.step(2)
+        return net.dense.bias.data().asnumpy()  # which began as zeros
+
+    assert np.abs(update("none")).max() > 0.1
+    assert np.array_equal(update(1024.0) * 1024, update("none"))  # a power of two: exactly
 
 
 def test_what_is_no_network_no_trainer_and_no_label_is_refused():

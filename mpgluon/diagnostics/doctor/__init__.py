@@ -41,7 +41,8 @@ def judge_machine(facts: MachineFacts) -> DoctorReport:
 def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> DoctorReport:
     """Look at a network, its Trainer and its labels, just before training begins.
 
-    Reads formats, devices and settings; runs nothing, and changes nothing. Labels are waited for.
+    Reads formats, devices, settings and the names of operators in forward methods; runs nothing,
+    and changes nothing. Labels are waited for.
 
     Parameters
     ----------

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpgluon.cuda_libraries import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
 from mpgluon.diagnostics.doctor.findings import Finding
-from mpgluon.diagnostics.doctor.installation import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
 from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
 
 __all__ = ["hardware"]
@@ -70,8 +70,8 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
             "note",
             "GPU",
             "none",
-            "float16 runs on the CPU with a Tensor Core's arithmetic: exact, and slower than FP32",
-            'for speed use amp.autocast(net, "bfloat16"), if the processor has it (below)',
+            "float16 runs on the CPU with a Tensor Core's arithmetic: hybridize, for FP32's speed",
+            'for more use amp.autocast(net, "bfloat16"), if the processor has it (below)',
         )
     seen = facts.mxnet.gpus if facts.mxnet is not None else 0
     if not facts.gpus and facts.is_for_cuda and not seen:
@@ -79,8 +79,11 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
             "note",
             "GPU",
             "none, though MXNet's build is for CUDA",
-            "at best everything runs on the CPU",
-            "on a machine with a GPU see to its driver; elsewhere the CPU build saves 4 GB: "
+            "at best everything runs on the CPU"
+            if facts.mxnet is None
+            else "the driver's library is there and shows no GPU; everything runs on the CPU",
+            "on a machine with a GPU see to its driver, and start a container with the GPUs; "
+            "elsewhere the CPU build saves 4 GB: "
             f"pip uninstall this one, then {INSTALL_FOR_CPU}",
         )
     for gpu in facts.gpus:

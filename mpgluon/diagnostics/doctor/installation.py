@@ -8,27 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from mpgluon.cuda_libraries import (
+    DRIVER,
+    INSTALL_FOR_CPU,
+    INSTALL_FOR_CUDA,
+    LIBRARIES,
+    wheel_of,
+)
 from mpgluon.diagnostics.doctor.findings import Finding
 from mpgluon.diagnostics.doctor.machine import MachineFacts, numbers_in
 
-__all__ = ["CUDA_WHEELS", "INSTALL_FOR_CPU", "INSTALL_FOR_CUDA", "installation"]
-
-INSTALL_FOR_CPU = "pip install mxnet==1.9.1"
-INSTALL_FOR_CUDA = "pip install -e '.[cu117]' in mpgluon's checkout"
+__all__ = ["CUDA_WHEELS", "installation"]
 
 # Each library that MXNet's build for CUDA 11.7 loads, and the wheel that has it.
-CUDA_WHEELS = {
-    "libcudart.so.11.0": "nvidia-cuda-runtime-cu11",
-    "libcudnn.so.8": "nvidia-cudnn-cu11",
-    "libcublas.so.11": "nvidia-cublas-cu11",
-    "libcufft.so.10": "nvidia-cufft-cu11",
-    "libcurand.so.10": "nvidia-curand-cu11",
-    "libcusolver.so.11": "nvidia-cusolver-cu11",
-    "libcusparse.so.11": "nvidia-cusparse-cu11",
-    "libnvrtc.so.11.2": "nvidia-cuda-nvrtc-cu11",
-    "libnccl.so.2": "nvidia-nccl-cu11",
-    "libnvToolsExt.so.1": "nvidia-nvtx-cu11",
-}
+CUDA_WHEELS = {library: wheel_of(library) for library in LIBRARIES}
 
 
 def installation(facts: MachineFacts) -> Iterator[Finding]:
@@ -109,21 +102,21 @@ def _import_of_mxnet(facts: MachineFacts) -> Iterator[Finding]:
         "see all of the message: python -c 'import mpgluon'; if MXNet's own files are damaged, "
         "pip install --force-reinstall --no-deps the build that is listed above",
     )
-    if library == "libcuda.so.1":
+    damaged = [name for name in CUDA_WHEELS if f"/{name}: " in facts.import_error]
+    if library == DRIVER:
         why = "MXNet's CUDA builds load NVIDIA's driver, and there is none (or none in here)"
         fix = (
             "install the driver; in a container, start it with the GPUs (docker run --gpus all); "
             f"or without a GPU: pip uninstall the CUDA build, then {INSTALL_FOR_CPU}"
         )
-    elif library in CUDA_WHEELS or library == "libcublasLt.so.11":
-        wheel = CUDA_WHEELS.get(library, "nvidia-cublas-cu11")
+    elif library in CUDA_WHEELS or damaged:
+        wheel = CUDA_WHEELS[library or damaged[0]]
         why = f"MXNet's CUDA build needs CUDA 11 and cuDNN 8; {wheel} has this library"
-        fix = f"{INSTALL_FOR_CUDA} brings all of them; look again then: the loader has to find them"
+        fix = f"{INSTALL_FOR_CUDA} brings all of them"
         if wheel in facts.distributions:
-            why += (
-                f", {facts.distributions[wheel]} is installed, but the loader does not look there"
-            )
-            fix = f"export LD_LIBRARY_PATH={':'.join(facts.library_folders)}"
+            version = facts.distributions[wheel]
+            why += f", {version} is installed, but its file is not there or not whole"
+            fix = f"pip install --force-reinstall --no-deps {wheel}=={version}"
     elif library:
         why = "a library of the operating system that MXNet loads is missing"
         fix = f"install the system's package that has {library}"

@@ -46,7 +46,10 @@ _PATIENCE = 180  # seconds; importing MXNet from a cold disk can take half a min
 _PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-import mpgluon
+try:
+    import mpgluon
+except ImportError as error:
+    raise error.__cause__ or error from None  # MXNet's own words; advice is given elsewhere
 import mxnet as mx
 features = mx.runtime.Features()
 facts = {
@@ -115,8 +118,6 @@ class MachineFacts:
         ``None`` if it cannot be imported.
     import_error : str
         Why not.
-    library_folders : tuple of str
-        Where NVIDIA's wheels keep their libraries.
     gpus : tuple of Gpu
         Those that the driver sees, whether or not MXNet does.
     driver_error : str
@@ -138,7 +139,6 @@ class MachineFacts:
     distributions: Mapping[str, str] = field(default_factory=dict)
     mxnet: Optional[MxnetFacts] = None
     import_error: str = ""
-    library_folders: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     driver_error: str = ""
     architecture: str = "x86_64"
@@ -173,9 +173,6 @@ def gather() -> MachineFacts:
         distributions=_installed(),
         mxnet=mxnet,
         import_error=import_error,
-        library_folders=tuple(
-            str(folder) for entry in sys.path for folder in sorted(Path(entry).glob("nvidia/*/lib"))
-        ),
         gpus=gpus,
         driver_error=driver_error,
         architecture=platform.machine(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,9 +21,19 @@ from mpgluon.master_weights import MasterKeeper, MasterWeights
 from mpgluon.policy import Policy
 from mpgluon.precision.cast import cast_of
 from mpgluon.precision.casting import blocks_of
+from mpgluon.precision.forward import is_hybrid
 from mpgluon.trainer_state import TrainerState
 
 __all__ = ["LabelFacts", "TrainerFacts", "TrainingFacts", "gather"]
+
+# Output and loss in one; make_loss and MakeLoss are a loss only. Their gradient is their own,
+# whatever gradient they are given (measured, out_grad=True of SoftmaxOutput included).
+_OWN_GRADIENT = frozenset(
+    (
+        *("SoftmaxOutput", "Softmax", "SVMOutput", "MakeLoss", "make_loss"),
+        *(f"{kind}RegressionOutput" for kind in ("Linear", "Logistic", "MAE")),
+    )
+)
 
 _EPSILONS = ("epsilon", "float_stable_eps", "eps")  # as MXNet's optimizers name theirs
 
@@ -77,6 +89,8 @@ class TrainingFacts:
         Names of such layers with a float16 parameter.
     sync_batch_norms : tuple of (str, int)
         Their names, and over how many devices each synchronizes.
+    own_gradients : tuple of (str, str)
+        Blocks, and an operator in each that ignores the gradient that it is given.
     device_types : frozenset of str
         ``"cpu"``, ``"gpu"``; empty before initialization.
     devices : int
@@ -90,6 +104,7 @@ class TrainingFacts:
     plainly_cast: tuple[str, ...] = ()
     float16_batch_norms: tuple[str, ...] = ()
     sync_batch_norms: tuple[tuple[str, int], ...] = ()
+    own_gradients: tuple[tuple[str, str], ...] = ()
     device_types: frozenset[str] = field(default_factory=frozenset)
     devices: int = 0
     trainer: Optional[TrainerFacts] = None
@@ -135,6 +150,11 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
             for block in blocks
             if isinstance(block, gluon.contrib.nn.SyncBatchNorm)
         ),
+        own_gradients=tuple(
+            (block.name, operator)
+            for block in blocks
+            for operator in sorted(_OWN_GRADIENT & _operators_named(block))
+        ),
         device_types=frozenset(device.device_type for group in devices for device in group),
         devices=max(map(len, devices), default=0),
         trainer=_trainer_facts(trainer) if trainer is not None else None,
@@ -153,6 +173,21 @@ def _is_float16(parameter: gluon.Parameter) -> bool:
 
 def _names(parameters: Iterable[gluon.Parameter]) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters)
+
+
+def _operators_named(block: gluon.Block) -> set[str]:
+    """Return the operators of an imported graph; else all names in a block's forward method."""
+    if isinstance(block, gluon.SymbolBlock):
+        _, graph = block._cached_graph
+        return {node["op"] for node in json.loads(graph.tojson())["nodes"]}
+    if isinstance(block, nn.HybridLambda):  # made from an operator's name, or a function
+        return {block._func_name, *_names_in(block._func)}
+    return _names_in(type(block).hybrid_forward if is_hybrid(block) else type(block).forward)
+
+
+def _names_in(function: Any) -> set[str]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return set(code.co_names) if code is not None else set()
 
 
 def _trainer_facts(trainer: gluon.Trainer) -> TrainerFacts:

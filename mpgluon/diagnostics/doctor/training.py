@@ -24,6 +24,7 @@ def training(facts: TrainingFacts) -> Iterator[Finding]:
         _output,
         _masters,
         _loss_scale,
+        _own_gradients,
         _kvstore,
         _contrib,
         _labels,
@@ -192,6 +193,23 @@ def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
     else:
         what = "mpgluon's" if trainer.scaler == "mpgluon" else "none, and none is needed"
         yield Finding("ok", "loss scale", what)
+
+
+def _own_gradients(facts: TrainingFacts) -> Iterator[Finding]:
+    trainer = facts.trainer
+    scaled = facts.computes_float16 if trainer is None else trainer.scaler == "mpgluon"
+    if not facts.own_gradients or not scaled:
+        return
+    names = tuple(f"{operator} in {block}" for block, operator in facts.own_gradients)
+    yield Finding(
+        "error",
+        "own gradient",
+        f"{_examples(names)} ignores the gradient that it is given",
+        "the loss scale S never reaches the network's gradients, and the step divides them by S: "
+        "updates are S times too small",
+        "let the network return what goes into the operator, and use a loss of gluon.loss; or "
+        'amp.init_trainer(trainer, loss_scale="none")',
+    )
 
 
 def _kvstore(facts: TrainingFacts) -> Iterator[Finding]:

@@ -1,0 +1,379 @@
+"""Loading CUDA's libraries from NVIDIA's wheels: on stand-ins, and once on the real ones.
+
+The stand-ins are small libraries with the names of the real ones, in the folders of the real ones.
+Each writes down its file when it is loaded, and needs what the real one needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import pytest
+
+from mpgluon.cuda_libraries import LIBRARIES, load
+
+pytestmark = pytest.mark.multiprocess
+ROOT = Path(__file__).resolve().parents[1]
+MODULE = ROOT / "mpgluon" / "cuda_libraries.py"
+
+# As in the wheels that the extra "cu117" names.
+WHEEL_FILES = [
+    "cuda_runtime/lib/libcudart.so.11.0",
+    "cuda_nvrtc/lib/libnvrtc.so.11.2",
+    "nvtx/lib/libnvToolsExt.so.1",
+    "cublas/lib/libcublasLt.so.11",
+    "cublas/lib/libcublas.so.11",
+    "cufft/lib/libcufft.so.10",
+    "curand/lib/libcurand.so.10",
+    "cusparse/lib/libcusparse.so.11",
+    "cusolver/lib/libcusolver.so.11",
+    "cudnn/lib/libcudnn.so.8",
+    "nccl/lib/libnccl.so.2",
+]
+NEEDS = {
+    "libcublas.so.11": ["libcublasLt.so.11"],
+    "libcusolver.so.11": ["libcublas.so.11", "libcublasLt.so.11"],
+}
+STAND_IN = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void write_down(void) {
+  Dl_info here;
+  FILE *file = fopen(getenv("LOADED"), "a");
+  dladdr((void *)write_down, &here);
+  fprintf(file, "%s\\n", here.dli_fname);
+  fclose(file);
+}
+"""
+# NVIDIA's driver on a machine without a GPU: what MXNet's build for CUDA 11.7 links to. The runtime
+# asks for many more functions by name, and accepts that a driver lacks them.
+DRIVER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+enum { NO_DEVICE = 100, NOT_FOUND = 500 };
+int cuInit(unsigned flags) { return NO_DEVICE; }
+int cuDriverGetVersion(int *version) { *version = 12020; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = "no device"; return 0; }
+int cuGetProcAddress(const char *name, void **function, int version, unsigned long long flags) {
+  *function = dlsym(RTLD_DEFAULT, name);
+  return *function ? 0 : NOT_FOUND;
+}
+#define REFUSE(name) int name(void) { return NO_DEVICE; }
+REFUSE(cuDeviceGet) REFUSE(cuDeviceGetCount) REFUSE(cuDevicePrimaryCtxRetain)
+REFUSE(cuGraphKernelNodeGetParams) REFUSE(cuGraphNodeGetType) REFUSE(cuLaunchKernel)
+REFUSE(cuModuleGetFunction) REFUSE(cuModuleLoadData) REFUSE(cuModuleLoadDataEx)
+REFUSE(cuModuleUnload)
+"""
+FAKE_MXNET = """
+import ctypes, pathlib
+ctypes.CDLL(str(pathlib.Path(__file__).with_name("libmxnet.so")))
+"""
+
+
+@pytest.fixture(scope="session")
+def compiler() -> str:
+    found = shutil.which("cc") or shutil.which("gcc")
+    if found is None:
+        pytest.skip("the stand-ins for CUDA's libraries need a C compiler")
+    return found
+
+
+def compile_library(compiler: str, source: str, target: Path, needs=()) -> None:
+    """Compile a library that is called like its file and needs others, by their files."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(target)]
+    command += [f"-Wl,-soname,{target.name}", "-Wl,--no-as-needed", "-x", "none", *map(str, needs)]
+    # Libraries of libraries are looked for when they are loaded, not here.
+    command += ["-Wl,--allow-shlib-undefined", "-Wl,--unresolved-symbols=ignore-in-shared-libs"]
+    subprocess.run([*command, "-ldl"], input=source, text=True, check=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def made(compiler, tmp_path_factory) -> Path:
+    """Return a folder with site-packages of stand-ins, and the driver beside it."""
+    folder = tmp_path_factory.mktemp("cuda")
+    site = folder / "site"
+    files = {Path(file).name: site / "nvidia" / file for file in WHEEL_FILES}
+    for name, file in files.items():
+        needs = [files[other] for other in NEEDS.get(name, [])]
+        compile_library(compiler, STAND_IN, file, needs)
+    compile_library(compiler, STAND_IN, folder / "driver" / "libcuda.so.1")
+    needs = [*files.values(), folder / "driver" / "libcuda.so.1"]
+    compile_library(compiler, STAND_IN, site / "mxnet" / "libmxnet.so", needs)
+    (site / "mxnet" / "__init__.py").write_text(FAKE_MXNET)
+    make_distribution(site, "mxnet-cu117")
+    return folder
+
+
+def make_distribution(site: Path, name: str, version: str = "1.9.1") -> None:
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+class Machine:
+    """A copy of the stand-ins, to change and to start Python on."""
+
+    def __init__(self, folder: Path, made: Path) -> None:
+        shutil.copytree(made, folder)
+        self.site, self.driver = folder / "site", folder / "driver"
+        self.system = folder / "system"
+        self._record = folder / "loaded"
+        self._record.touch()
+
+    @property
+    def wheel_files(self) -> list[Path]:
+        return [self.site / "nvidia" / file for file in WHEEL_FILES]
+
+    @property
+    def loaded(self) -> list[Path]:
+        return [Path(line) for line in self._record.read_text().splitlines()]
+
+    def start(self, *arguments: str) -> subprocess.CompletedProcess:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.site),
+            "LD_LIBRARY_PATH": f"{self.driver}:{self.system}",
+            "LOADED": str(self._record),
+        }
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+            env=environment,
+        )
+
+    def runs(self, code: str) -> str:
+        """Return what the code prints, which has the module at hand but not the package."""
+        done = self.start("-c", f"import runpy\nM = runpy.run_path({str(MODULE)!r})\n{code}")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def import_error(self) -> str:
+        """Return the last line of what ``import mpgluon`` prints, which must fail."""
+        done = self.start("-c", "import mpgluon")
+        assert done.returncode == 1
+        return done.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def machine(tmp_path, made) -> Machine:
+    return Machine(tmp_path / "machine", made)
+
+
+def test_without_help_the_loader_does_not_find_them(machine):
+    done = machine.start("-c", "import mxnet")
+    assert done.stderr.endswith("cannot open shared object file: No such file or directory\n")
+    assert machine.loaded == []
+
+
+def test_all_are_loaded_in_their_order_and_then_mxnet(machine):
+    machine.runs("M['import_mxnet']()")
+    *first, last = machine.loaded
+    assert first[:-1] == machine.wheel_files
+    assert first[-1] == machine.driver / "libcuda.so.1"
+    assert last == machine.site / "mxnet" / "libmxnet.so"
+
+
+def test_import_mpgluon_loads_them_and_goes_on(machine):
+    # MXNet's real build for the CPU, in a folder that looks like that of the one for CUDA.
+    shutil.rmtree(machine.site / "mxnet")
+    (machine.site / "mxnet").symlink_to(Path(mx.__file__).parent)
+    done = machine.start(
+        "-c", "import mpgluon, mxnet as mx; print((mx.nd.ones(1) + 1).asscalar(), mx.__file__)"
+    )
+    assert done.stdout.split() == ["2.0", str(machine.site / "mxnet" / "__init__.py")], done.stderr
+    assert machine.loaded == machine.wheel_files
+
+
+def test_a_wheel_goes_before_the_system_which_has_what_no_wheel_has(machine):
+    machine.system.mkdir()
+    cudnn, cufft = (machine.site / "nvidia" / WHEEL_FILES[n] for n in (9, 5))
+    shutil.copy(cudnn, machine.system)
+    cufft.rename(machine.system / cufft.name)
+    machine.runs("M['import_mxnet']()")
+    assert cudnn in machine.loaded
+    assert machine.system / cudnn.name not in machine.loaded
+    assert machine.system / cufft.name in machine.loaded
+
+
+def test_without_a_driver_the_error_says_so_and_what_to_do(machine):
+    (machine.driver / "libcuda.so.1").unlink()
+    error = machine.import_error()
+    assert error.startswith("ImportError: MXNet cannot be imported: libcuda.so.1: cannot open")
+    assert "needs NVIDIA's driver, which has libcuda.so.1: install it" in error
+    assert error.endswith(
+        "the CPU build: pip uninstall the one for CUDA, then pip install mxnet==1.9.1"
+    )
+
+
+def test_a_library_that_is_nowhere_is_named_with_its_wheel(machine):
+    shutil.rmtree(machine.site / "nvidia" / "cuda_nvrtc")
+    error = machine.import_error()
+    assert "MXNet cannot be imported: libnvrtc.so.11.2: cannot open" in error
+    assert "nvidia-cuda-nvrtc-cu11 has this library: pip install -e '.[cu117]'" in error
+
+
+def test_a_damaged_library_is_named_with_its_wheel(machine):
+    file = machine.site / "nvidia" / "cudnn" / "lib" / "libcudnn.so.8"
+    file.write_bytes(b"\x7fELF")
+    error = machine.import_error()
+    assert f"MXNet cannot be imported: {file}: file too short" in error
+    assert "nvidia-cudnn-cu11 has this library" in error
+
+
+def test_a_damaged_mxnet_is_a_case_for_the_doctor(machine):
+    (machine.site / "mxnet" / "libmxnet.so").write_bytes(b"")
+    assert machine.import_error().endswith(
+        "scripts/doctor.py in mpgluon's checkout says what this machine lacks"
+    )
+
+
+@pytest.mark.parametrize("build", ["mxnet", "mxnet-cu112", None])
+def test_for_another_build_nothing_is_loaded_in_less_than_a_millisecond(machine, build):
+    shutil.rmtree(machine.site / "mxnet_cu117-1.9.1.dist-info")
+    if build is None:
+        shutil.rmtree(machine.site / "mxnet")
+    else:
+        make_distribution(machine.site, build)
+    # The quickest of some calls: others may need the processor.
+    said = machine.runs(
+        "import sys, time\n"
+        f"sys.path.remove({str(Path(mx.__file__).parents[1])!r})\n"
+        "times = []\n"
+        "for _ in range(20):\n"
+        "    began = time.perf_counter()\n"
+        "    assert M['load']() == []\n"
+        "    times.append(time.perf_counter() - began)\n"
+        "print(min(times))"
+    )
+    assert float(said) < 1e-3
+    assert machine.loaded == []
+
+
+def test_with_mxnet_imported_already_nothing_is_loaded(machine):
+    assert load() == []
+    machine.runs("import sys\nsys.modules['mxnet'] = sys\nassert M['load']() == []")
+    assert machine.loaded == []
+
+
+def test_the_doctor_names_both_builds_and_the_missing_driver(machine):
+    (machine.driver / "libcuda.so.1").unlink()
+    make_distribution(machine.site, "mxnet")
+    done = machine.start(str(ROOT / "scripts" / "doctor.py"))
+    assert done.returncode == 1, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "2 builds are installed: " in said
+    assert "cannot be imported: OSError: libcuda.so.1: cannot open shared object file" in said
+    assert "docker run --gpus all" in said
+    assert said.endswith("ok")
+
+
+# --- the real ones -----------------------------------------------------------------------------
+
+NEEDED_BYTES = 12 * 2**30  # 4 GB installed, 3.5 GB of files on their way, and room
+USE_THE_LIBRARIES = """
+import ctypes, json
+import mpgluon, mxnet as mx
+from mxnet import autograd, gluon
+
+assert mx.runtime.Features().is_enabled("CUDNN")
+net = gluon.nn.Dense(2, in_units=3)
+net.initialize()
+mpgluon.cast_block(net)
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+with autograd.record():
+    loss = net(mx.nd.ones((1, 3))).sum()
+loss.backward()
+trainer.step(1)
+assert net.weight.data().dtype.__name__ == "float16"
+
+# Both look for more libraries of their own.
+rtc = ctypes.CDLL("libnvrtc.so.11.2")
+program = ctypes.c_void_p()
+source = b'extern "C" __global__ void twice(float *x) { x[threadIdx.x] *= 2; }'
+assert rtc.nvrtcCreateProgram(ctypes.byref(program), source, b"twice.cu", 0, None, None) == 0
+assert rtc.nvrtcCompileProgram(program, 0, None) == 0
+dnn = ctypes.CDLL("libcudnn.so.8")
+for part in ("Ops", "Cnn", "Adv"):
+    for half in ("Infer", "Train"):
+        assert dnn[f"cudnn{part}{half}VersionCheck"]() == 0, (part, half)
+print(json.dumps([mx.context.num_gpus(), dnn.cudnnGetVersion()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cuda_python(tmp_path_factory) -> Path:
+    """Return the interpreter of a new environment with mpgluon[cu117]."""
+    folder = tmp_path_factory.mktemp("cu117")
+    if shutil.disk_usage(folder).free < NEEDED_BYTES:
+        pytest.skip(f"{NEEDED_BYTES / 2**30:.0f} GiB of free disk are needed for CUDA's libraries")
+    source = folder / "source"
+    shutil.copytree(ROOT / "mpgluon", source / "mpgluon")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
+    python = folder / "venv" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", f"{source}[cu117]"]
+    subprocess.run(install, check=True, timeout=3600)
+    yield python
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def driver(compiler, tmp_path) -> Path:
+    compile_library(compiler, DRIVER, tmp_path / "driver" / "libcuda.so.1")
+    return tmp_path / "driver"
+
+
+def start(python: Path, *arguments: str, driver: str = "") -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [python, "-W", "ignore", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "LD_LIBRARY_PATH": driver},
+    )
+
+
+@pytest.mark.network
+def test_an_installed_extra_needs_nothing_but_a_driver(cuda_python, driver):
+    done = start(cuda_python, "-c", USE_THE_LIBRARIES, driver=str(driver))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 8906]"
+    doctor = start(cuda_python, str(ROOT / "scripts" / "doctor.py"), driver=str(driver))
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    said = " ".join(doctor.stdout.split())
+    assert "ok MXNet mxnet-cu117 1.9.1" in said
+    assert "ok cuDNN 8.9.6" in said
+    assert "note GPU none, though MXNet's build is for CUDA" in said
+    assert "the driver's library is there and shows no GPU" in said
+
+
+@pytest.mark.network
+def test_an_installed_extra_without_a_driver_says_what_is_missing(cuda_python):
+    done = start(cuda_python, "-c", "import mpgluon")
+    assert done.returncode == 1
+    assert "needs NVIDIA's driver, which has libcuda.so.1: install it" in done.stderr
+    doctor = start(cuda_python, str(ROOT / "scripts" / "doctor.py"))
+    assert doctor.returncode == 1, doctor.stderr
+    said = " ".join(doctor.stdout.split())
+    assert "cannot be imported: OSError: libcuda.so.1: cannot open" in said
+    assert "docker run --gpus all" in said
+
+
+@pytest.mark.network
+def test_the_real_files_are_where_the_table_says(cuda_python, driver):
+    code = f"import runpy\nfor file in runpy.run_path({str(MODULE)!r})['load'](): print(file.name)"
+    done = start(cuda_python, "-c", code, driver=str(driver))
+    assert done.stdout.split() == list(LIBRARIES), done.stderr

@@ -8,7 +8,8 @@ DEMO := runs/demo
 HOROVOD := .venv-horovod
 GPU := .venv-gpu
 
-.PHONY: demo test test-slow test-torch test-horovod test-gpu lint notebooks notebooks-check lab environment clean
+.PHONY: demo test test-slow test-torch test-horovod test-gpu lint notebooks notebooks-check \
+	benchmark lab environment clean
 
 environment: $(VENV)/.complete
 
@@ -95,6 +96,11 @@ notebooks: environment
 # Whether the notebooks are what their sources say, and whether each runs, on less data.
 notebooks-check: environment
 	$(RUN) scripts/build_notebooks.py --check --fast
+
+# Formats and libraries side by side; a record and a plot for this machine. PyTorch takes part if
+# .venv-torch is there, which `make test-torch` makes.
+benchmark: environment
+	$(RUN) scripts/benchmark.py all --output results
 
 lab: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check "jupyterlab>=4"

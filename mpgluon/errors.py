@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "DataError",
+    "DistributedError",
     "LossScaleCollapseError",
     "MpgluonError",
     "PrecisionError",
@@ -34,6 +35,10 @@ class LossScaleCollapseError(MpgluonError):
 
 class DataError(MpgluonError):
     """A file or a data set is missing, damaged or not what it should be."""
+
+
+class DistributedError(MpgluonError):
+    """A process of the job is missing, late, or at another place than the rest."""
 
 
 class CheckpointError(MpgluonError):

@@ -27,6 +27,7 @@ __all__ = [
     "parameters_of",
     "put_before_reduction",
     "reduces_gradients",
+    "refuse_a_late_beginning",
     "replace_updaters",
     "scale_of",
     "update_counts",
@@ -115,15 +116,8 @@ def will_update_in_kvstore(trainer: gluon.Trainer) -> bool:
     return len(trainer._contexts) > 1 and trainer._kvstore_params["kvstore"] is not None
 
 
-def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
-    """Let the Trainer itself update weights, also on several devices.
-
-    Raises
-    ------
-    TrainerStateError
-        If it was told not to, or has begun otherwise, or would race with other processes when it
-        begins; nothing is changed then.
-    """
+def refuse_a_late_beginning(trainer: gluon.Trainer) -> None:
+    """Raise TrainerStateError if the Trainer would race with other processes when it begins."""
     kvstore = trainer._kvstore_params["kvstore"]
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     if "dist" in kind and not trainer._kv_initialized:
@@ -133,6 +127,16 @@ def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
             "mpgluon.distributed.begin(trainer) before init_trainer and before the first forward "
             "pass, or use mpgluon.distributed.MpiKVStore"
         )
+
+
+def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
+    """Let the Trainer itself update weights, also on several devices.
+
+    Raises
+    ------
+    TrainerStateError
+        If it was told not to, or has begun otherwise; nothing is changed then.
+    """
     asked_for = trainer._kvstore_params["update_on_kvstore"]
     if asked_for or (trainer._kv_initialized and trainer._update_on_kvstore):
         raise TrainerStateError(

@@ -362,8 +362,8 @@ def attach(
     TypeError
         If ``trainer`` is no Gluon Trainer.
     TrainerStateError
-        If it has a state already, or updates weights inside the kvstore, where a step cannot
-        be skipped. Nothing is changed then.
+        If it has a state already, or would race with other processes when it begins, or updates
+        weights inside the kvstore, where a step cannot be skipped. Nothing is changed then.
     """
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(
@@ -376,6 +376,7 @@ def attach(
             f"this Trainer has a loss scale already ({type(existing).__name__}); one Trainer, "
             "one loss scale: call init_trainer once, and contrib.amp's not at all"
         )
+    gluon_trainer.refuse_a_late_beginning(trainer)
     if loss_scale.skips_overflow:
         gluon_trainer.keep_updates_out_of_the_kvstore(trainer)
     keep_masters(trainer)

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
@@ -89,9 +89,18 @@ _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line once, and not once per process of mpirun."""
+
+    def error(self, message: str) -> NoReturn:
+        if _rank() > 0:
+            self.exit(0)  # rank 0 has the same command line, and its status is the job's
+        super().error(message)
+
+
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Return the parsed command line; exits with status 2 on one that is wrong."""
-    parser = argparse.ArgumentParser(description="Train an image classifier on Caltech 101.")
+    parser = _Parser(description="Train an image classifier on Caltech 101.")
     defaults = {field.name: field.default for field in fields(TrainingConfig)}
     for name, (how, meaning) in _OPTIONS.items():
         shown = "" if defaults[name] in (None, False) else f" (default: {defaults[name]})"
@@ -110,11 +119,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     resume = options.pop("resume")
     try:
         config = TrainingConfig(**options)
-        with start_processes(config) as processes:
-            return run(config, processes, resume=resume)
+        processes = start_processes(config)
     except ValueError as error:
+        if _rank() > 0:
+            return 0  # as in the parser
         print(f"error: {error}", file=sys.stderr)
         return 2
+    try:
+        with processes:
+            return run(config, processes, resume=resume)
+    except ValueError as error:  # MPI is missing, perhaps on this machine only
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _rank() -> int:
+    """Return which of mpirun's processes this is, before MPI is started; 0 without mpirun."""
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))  # Open MPI's
 
 
 def start_processes(config: TrainingConfig) -> Processes:

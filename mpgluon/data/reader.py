@@ -96,6 +96,7 @@ def begin_worker(reader: BatchReader, parent: int) -> None:
     # Ctrl-C and a job's end reach the whole process group; the main process decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.platform == "linux":
         _PR_SET_PDEATHSIG = 1  # noqa: N806 - the kernel's name
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

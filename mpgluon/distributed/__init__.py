@@ -8,8 +8,9 @@ from mpgluon.distributed.beginning import begin
 from mpgluon.distributed.kvstore import MpiKVStore
 from mpgluon.distributed.mpi import MpiProcesses
 from mpgluon.distributed.placement import devices_of_process
-from mpgluon.distributed.processes import DistributedError, OneProcess, Processes
+from mpgluon.distributed.processes import OneProcess, Processes
 from mpgluon.distributed.state import check_agreement, share_state
+from mpgluon.errors import DistributedError
 
 __all__ = [
     "DistributedError",

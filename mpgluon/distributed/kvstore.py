@@ -28,7 +28,8 @@ from mxnet.ndarray import NDArray
 from mpgluon import gluon_trainer
 from mpgluon.distributed.beginning import begin
 from mpgluon.distributed.buckets import Bucket, Gradient, describe, make_buckets
-from mpgluon.distributed.processes import DistributedError, Processes
+from mpgluon.distributed.processes import Processes
+from mpgluon.errors import DistributedError
 
 __all__ = ["MpiKVStore"]
 

@@ -11,6 +11,7 @@ follow on a roll call, and use MPI's own algorithms.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 import time
@@ -20,7 +21,8 @@ from typing import Any, Optional, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpgluon.distributed.processes import DistributedError, Processes
+from mpgluon.distributed.processes import Processes
+from mpgluon.errors import DistributedError
 
 __all__ = ["MpiProcesses"]
 
@@ -31,6 +33,8 @@ Value = TypeVar("Value")
 _ARRIVAL, _NOTICE, _ANSWER = 1, 2, 3  # tags
 # A wait begins with asking without pause, which is the fastest, and then lets others compute.
 _EAGER_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-4, 5e-5, 2e-3
+# All have come to a sum, and it goes on only when somebody asks: pauses would be in each hop of it.
+_EAGER_IN_SUMS_S = 1.0
 _GRACE_S = 2.0  # who is alive after a standstill answers within this time
 
 
@@ -167,9 +171,9 @@ class MpiProcesses(Processes):
             if deadline.passed():
                 raise DistributedError(f"Rank 0 did not come within {timeout:g} s to: {purpose}")
 
-    def _finish(self, requests: list[Any]) -> bool:
+    def _finish(self, requests: list[Any], eager_s: float = _EAGER_S) -> bool:
         """Wait until messages are delivered or a sum is complete; return whether they are."""
-        deadline = _Deadline(self._timeout)
+        deadline = _Deadline(self._timeout, eager_s)
         while not self._mpi.Request.Testall(requests):
             if deadline.passed():
                 return False
@@ -177,7 +181,7 @@ class MpiProcesses(Processes):
 
     def _finish_together(self, request: Any, purpose: str) -> None:
         """Wait until an exchange that all have begun is complete, or find out who left it."""
-        if self._finish([request]):
+        if self._finish([request], _EAGER_IN_SUMS_S):
             return
         standstill = f"a roll call, after {self._timeout:g} s of standstill in: {purpose}"
         self._gather(None, standstill, _GRACE_S)
@@ -208,15 +212,18 @@ class MpiProcesses(Processes):
 class _Deadline:
     """A moment in the future, and ever longer pauses until then."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, eager_s: float = _EAGER_S) -> None:
+        self._eager_s = eager_s
         self._began = time.perf_counter()
         self._seconds = seconds
         self._pause = _FIRST_PAUSE_S
 
     def passed(self) -> bool:
-        """Whether it is over; pauses a little first, unless the wait has only begun."""
+        """Whether it is over; lets others run first, and pauses unless the wait has only begun."""
         waited = time.perf_counter() - self._began
-        if waited > _EAGER_S:
+        if waited <= self._eager_s:
+            os.sched_yield()
+        else:
             time.sleep(self._pause)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
         return waited > self._seconds

@@ -15,15 +15,9 @@ from typing import Any, Optional, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpgluon.errors import MpgluonError
-
-__all__ = ["DistributedError", "OneProcess", "Processes"]
+__all__ = ["OneProcess", "Processes"]
 
 Value = TypeVar("Value")
-
-
-class DistributedError(MpgluonError):
-    """A process of the job is missing, late, or at another place than the rest."""
 
 
 class Processes(ABC):

@@ -12,7 +12,8 @@ from mxnet import gluon
 
 from mpgluon import gluon_trainer
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint
-from mpgluon.distributed.processes import DistributedError, Processes
+from mpgluon.distributed.processes import Processes
+from mpgluon.errors import DistributedError
 
 __all__ = ["check_agreement", "share_state"]
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 __all__ = ["InterruptedRunError", "Interruption"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class InterruptedRunError(Exception):
@@ -27,7 +27,11 @@ class InterruptedRunError(Exception):
 
 
 class Interruption:
-    """Notes Ctrl-C and SIGTERM while it is entered; a second Ctrl-C interrupts at once.
+    """Notes Ctrl-C, SIGTERM and SIGUSR1 while it is entered.
+
+    Another Ctrl-C or SIGTERM interrupts at once. SIGUSR1 is only ever a request: batch systems
+    send it some time before the end, and ``mpirun`` passes it on without ending anything. It may
+    come more than once.
 
     Attributes
     ----------
@@ -53,6 +57,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: Optional[FrameType]) -> None:
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+        elif number != signal.SIGUSR1:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number)

@@ -88,7 +88,7 @@ def train(
     DistributedError
         If a process does not keep up with the others.
     InterruptedRunError
-        After Ctrl-C or SIGTERM, on all processes if one received it; the state is saved.
+        After Ctrl-C, SIGTERM or SIGUSR1, on all processes if one received it; the state is saved.
     """
     processes = OneProcess() if processes is None else processes
     if processes.world_size > 1 and config.kvstore != "mpi":

@@ -20,9 +20,15 @@ def send(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
 
+def ask_mpirun_to_stop() -> None:
+    """Send mpirun, which is the parent of its processes on its own machine, what it passes on."""
+    os.kill(os.getppid(), signal.SIGUSR1)
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "kill": send(signal.SIGKILL),
     "terminate": send(signal.SIGTERM),
+    "ask": ask_mpirun_to_stop,
     "stop": send(signal.SIGSTOP),
     "raise": raise_error,
     "exit": lambda: sys.exit(3),

@@ -36,11 +36,12 @@ def make_trainer(kvstore: object, **options) -> gluon.Trainer:
     return gluon.Trainer(net.collect_params(), "sgd", {}, kvstore=kvstore, **options)
 
 
+@pytest.mark.parametrize("loss_scale", ["dynamic", "none"])
 @pytest.mark.parametrize("options", [{}, {"update_on_kvstore": False}])
-def test_a_trainer_that_would_begin_in_its_first_step_is_refused(options):
+def test_a_trainer_that_would_begin_in_its_first_step_is_refused(options, loss_scale):
     trainer = make_trainer("dist_sync", **options)
     with pytest.raises(TrainerStateError, match=r"call mpgluon\.distributed\.begin\(trainer\)"):
-        amp.init_trainer(trainer)
+        amp.init_trainer(trainer, loss_scale)
 
 
 def test_a_trainer_whose_shapes_are_not_known_cannot_begin():

@@ -211,4 +211,28 @@ def test_processes_that_share_no_kvstore_are_refused_before_anything_is_written(
 def test_several_processes_without_a_kvstore_that_joins_them_are_refused(shapes, tmp_path):
     job = mpirun(2, SCRIPT, *as_arguments({**options_of(2, shapes, tmp_path), "kvstore": "device"}))
     assert job.status == 2
-    assert "mpirun has started 2 processes, and without --kvstore mpi each of them" in job.output
+    message = "mpirun has started 2 processes, and without --kvstore mpi each of them"
+    assert job.output.count(message) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--epochs=many", "invalid int value: 'many'"),
+        ("--epochs=0", "epochs must be at least 1, received 0"),
+    ],
+)
+def test_a_wrong_option_is_said_once_and_not_once_per_process(shapes, tmp_path, option, message):
+    job = run(2, shapes, tmp_path, option)
+    assert job.status == 2
+    assert job.left_behind == []
+    assert job.output.count(message) == 1, job.output
+
+
+def test_mpirun_passes_sigusr1_on_and_the_run_stops_with_a_checkpoint(shapes, tmp_path):
+    job = run_with_fault("ask", 1, 2, 2, shapes, tmp_path / "run")
+    assert job.status == 128 + signal.SIGUSR1
+    assert "stopped by SIGUSR1; continue with --resume" in job.output
+    (checkpoint,) = Left(tmp_path / "run").checkpoints
+    # The signal takes a way through mpirun, and may arrive some steps later than it was sent.
+    assert 2 <= int(checkpoint.removeprefix("step-").removesuffix(".npz")) <= STEPS

@@ -85,7 +85,9 @@ def wait_for_steps(process: subprocess.Popen, history: Path, steps: int) -> None
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name
+)
 def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_go_on_from(tmp_path, number):
     changes = {"images_per_class": 12, "train_per_class": 10, "dtype": "float16", "workers": 2}
     process = start(tmp_path, tmp_path / "run", **changes)
@@ -224,9 +226,11 @@ def test_an_interruption_during_the_test_of_an_epoch_keeps_the_epoch(shapes, tmp
     assert_same_course(resumed, float16_run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
-def test_the_first_signal_is_noted_and_the_second_interrupts_at_once(number):
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name
+)
+def test_the_first_signal_is_noted_and_a_second_ctrl_c_interrupts_at_once(number):
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     with Interruption() as interruption:
         assert interruption.signal is None
         signal.raise_signal(number)
@@ -235,3 +239,10 @@ def test_the_first_signal_is_noted_and_the_second_interrupts_at_once(number):
             signal.raise_signal(signal.SIGINT)
         assert interruption.signal is number
     assert {n: signal.getsignal(n) for n in handlers} == handlers
+
+
+def test_a_request_to_stop_may_come_again():
+    with Interruption() as interruption:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1):
+            signal.raise_signal(number)
+        assert interruption.signal is signal.SIGTERM

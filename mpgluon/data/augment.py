@@ -84,13 +84,30 @@ def read_crop(
     """
     with open_image(path) as image:
         if augmentation is None:
-            return np.asarray(_resized(image, _centre_box(*image.size), size))
+            return centre_crop(image, size)
         entropy = [_PURPOSE, augmentation.seed, epoch, index]
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
         crop = _resized(image, _random_box(*image.size, augmentation.scale, rng), size)
         if rng.random() < 0.5:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.asarray(crop)
+
+
+def centre_crop(image: Image.Image, size: int) -> NDArray[np.uint8]:
+    """Return the central square of an image, as :func:`read_crop` does for a test.
+
+    Parameters
+    ----------
+    image : PIL.Image.Image
+        In any mode; its pixels may not be decoded yet, and then a large JPEG is decoded reduced.
+    size : int
+        The square's side in pixels.
+
+    Returns
+    -------
+    ndarray, shape (size, size, 3), uint8
+    """
+    return np.asarray(_resized(image, _centre_box(*image.size), size))
 
 
 def normalized_levels() -> NDArray[np.float32]:

@@ -1,0 +1,162 @@
+"""Serve a page on which to try a trained network.
+
+    python scripts/serve.py runs/latest
+
+Drop a photograph on it: the five likeliest categories appear, with their probabilities from the
+network in FP32 and in 16 bits, and how long each took. Nothing that is sent is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Optional
+
+import flask
+import mxnet as mx
+import waitress  # type: ignore[import-untyped]
+from werkzeug.exceptions import HTTPException
+
+from mpgluon.deployment import ServingMetadata
+from mpgluon.deployment.classify import Classifier, NotAPhotographError
+from mpgluon.errors import DataError, MpgluonError
+from mpgluon.training.runs import open_run
+
+MAX_REQUEST_BYTES = 16 * 2**20
+_PAGE = Path(__file__).resolve().parent / "serve_page"
+_HEADERS = {
+    # The page loads its own few files and shows the photograph that it was given; no more.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Parse the command line, open the run, and serve until Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "run", help="the folder of a run of train_caltech.py, or one of its checkpoints (.npz)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float16"],
+        default="bfloat16",
+        help="the 16-bit format, default: bfloat16, which a CPU computes fast",
+    )
+    parser.add_argument(
+        "--host",
+        type=ipaddress.IPv4Address,
+        default="127.0.0.1",
+        help="an IPv4 address of this machine, default: 127.0.0.1, which only it reaches itself",
+    )
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 for any free one")
+    options = parser.parse_args(arguments)
+    local = options.host.is_loopback
+    try:
+        if not 0 <= options.port < 2**16:
+            raise ValueError(f"--port must be from 0 to 65535, received {options.port}")
+        run = open_run(options.run, mx.cpu())
+        size = run.config.image_size
+        classifier = Classifier(run.net, run.classes, image_size=size, dtype=options.dtype)
+        listening = socket.create_server((str(options.host), options.port))
+    except (ValueError, OSError, MpgluonError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    app = create_app(
+        classifier,
+        title=run.config.model,
+        about=f"after step {run.step:,}",
+        # A page elsewhere may give its own name this machine's address: not with these.
+        trusted_hosts=[str(options.host), "localhost"] if local else None,
+    )
+    with listening:
+        server = waitress.create_server(
+            app,
+            sockets=[listening],
+            max_request_body_size=MAX_REQUEST_BYTES,
+            # Requests stay in memory: past this size they would go to a file.
+            inbuf_overflow=2 * MAX_REQUEST_BYTES,
+            ident=None,
+        )
+        if not local:
+            print(
+                f"warning: whoever reaches {options.host} can use this page; there is no password "
+                "and no encryption",
+                file=sys.stderr,
+            )
+        host, port = listening.getsockname()
+        print(f"{run.config.model} of {run.checkpoint}")
+        print(f"http://{host}:{port}/ (Ctrl-C ends it)", flush=True)
+        server.run()
+    return 0
+
+
+def create_app(
+    classifier: Classifier, *, title: str, about: str, trusted_hosts: Optional[list[str]] = None
+) -> flask.Flask:
+    """Return the web application.
+
+    Parameters
+    ----------
+    classifier : Classifier
+    title, about : str
+        The network's name, and what the page says of it beside that.
+    trusted_hosts : list of str, optional
+        By which names a browser may call this server; by default any.
+    """
+    app = flask.Flask("serve", template_folder=_PAGE, static_folder=_PAGE / "static")
+    app.config.update(MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES, TRUSTED_HOSTS=trusted_hosts)
+
+    @app.get("/")
+    def page() -> str:
+        return flask.render_template(
+            "index.html",
+            classifier=classifier,
+            title=title,
+            about=about,
+            centre_crop=ServingMetadata.centre_crop,
+            max_bytes=MAX_REQUEST_BYTES,
+        )
+
+    @app.post("/classify")
+    def classify() -> Any:
+        """Answer the bytes of an image file, which are the whole body of the request."""
+        photograph = flask.request.get_data(cache=False)
+        if not photograph:
+            return {"error": "the request is empty; its body must be an image file"}, 400
+        try:
+            predictions = classifier(photograph)
+        except NotAPhotographError as error:
+            return {"error": str(error)}, 415
+        except DataError as error:
+            return {"error": str(error)}, 400
+        return {"predictions": [asdict(prediction) for prediction in predictions]}
+
+    @app.errorhandler(HTTPException)
+    def in_json(error: HTTPException) -> Any:
+        message = error.description
+        if error.code == 413:
+            message = f"the file is larger than {MAX_REQUEST_BYTES // 2**20} MiB"
+        return {"error": message}, error.code
+
+    @app.after_request
+    def with_headers(response: flask.Response) -> flask.Response:
+        response.headers.update(_HEADERS)
+        return response
+
+    return app
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""A photograph's bytes to categories: right ones, any way up, and nothing from bad bytes."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import mxnet as mx
+import numpy as np
+import pytest
+from deployment_helpers import with_random_values
+from mxnet.gluon import nn
+from PIL import Image
+
+from mpgluon import DataError
+from mpgluon.data import list_images, render_shapes
+from mpgluon.data.images import MAX_IMAGE_PIXELS
+from mpgluon.data.loaders import eval_loader
+from mpgluon.deployment import classify
+from mpgluon.deployment.classify import Classifier, NotAPhotographError, read_photograph
+
+SIZE = 16
+INPUTS = 3 * SIZE**2
+NAMES = tuple("abcdefg")
+
+
+def linear_network(categories: int = len(NAMES)) -> nn.HybridSequential:
+    """Return a network whose logits NumPy computes in one line."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(categories, in_units=INPUTS))
+    return with_random_values(net)
+
+
+def classifier_of(net, names=NAMES, dtype="bfloat16") -> Classifier:
+    return Classifier(net, names, image_size=SIZE, dtype=dtype)
+
+
+def file_of(image: Image.Image, form: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def some_image(width: int = 40, height: int = 30) -> Image.Image:
+    pixels = np.random.RandomState(0).randint(0, 256, (height, width, 3))
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def empty_png(width: int, height: int) -> bytes:
+    """Return a PNG file of black pixels, one bit each."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    # A bomb need not hold what its header promises in order to be one.
+    rows = bytes((width + 7) // 8 + 1) * min(height, 8000)
+    data = zlib.compress(rows)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+def assert_right(prediction, logits: np.ndarray, error: float) -> None:
+    """Compare with exact logits; those of the network may be off by ``error`` each.
+
+    Then numerator and denominator of a probability are off by factors of up to exp(error).
+    """
+    weights = np.exp(logits - logits.max())
+    probabilities = dict(zip(NAMES, weights / weights.sum()))
+    likeliest = sorted(probabilities, key=probabilities.__getitem__, reverse=True)[:5]
+    assert [guess.category for guess in prediction.guesses] == likeliest
+    for guess in prediction.guesses:
+        exact = probabilities[guess.category]
+        assert abs(guess.probability - exact) <= math.expm1(2 * error) * exact
+    assert prediction.latency_ms > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("source", ["rendered", "photographs"])
+def test_the_guesses_are_what_the_weights_say_of_the_crop_that_tests_see(
+    dtype, source, request, tmp_path
+):
+    if source == "photographs":
+        tree = request.getfixturevalue("caltech101_mini") / "101_ObjectCategories"
+    else:
+        render_shapes(tmp_path, classes=10, images_per_class=1, seed=0)
+        (tree,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    folder = list_images(tree)
+    chosen = range(0, len(folder), max(1, len(folder) // 6))
+    net = linear_network()
+    weight, bias = (parameter.data() for parameter in net.collect_params().values())
+    # Small weights, so that several categories have a part of the probability.
+    weight[:] = weight / INPUTS
+    weight, bias = weight.asnumpy().astype(np.float64), bias.asnumpy().astype(np.float64)
+    classifier = classifier_of(net, dtype=dtype)
+    for index in chosen:
+        ((images, _),) = eval_loader(folder, [index], batch_size=1, image_size=SIZE)
+        pixels = images.asnumpy().astype(np.float64).ravel()
+        logits, magnitude = weight @ pixels + bias, (abs(weight) @ abs(pixels) + abs(bias)).max()
+        one, other = classifier(folder.paths[index].read_bytes())
+        assert (one.dtype, other.dtype) == ("float32", dtype)
+        # Sums of n terms in FP32 in any order: n * 2**-24 of the sum of magnitudes, to first
+        # order; twice that for what is left out.
+        in_fp32 = 2 * INPUTS * 2.0**-24 * magnitude
+        assert_right(one, logits, in_fp32)
+        # Operands and result are rounded too: by half a unit in the last place, each. Weights
+        # below float16's normal range by up to 2**-25.
+        half_a_unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+        lost = 2.0**-25 * abs(pixels).sum()
+        assert_right(other, logits, in_fp32 + 3.1 * half_a_unit * magnitude + lost)
+
+
+def test_a_photograph_is_turned_the_way_up_that_its_exif_data_says():
+    upright = some_image()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned clockwise by a quarter
+    turned = file_of(upright.transpose(Image.Transpose.ROTATE_90), exif=exif)
+    assert np.array_equal(read_photograph(turned, SIZE), read_photograph(file_of(upright), SIZE))
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [("PNG", "L"), ("PNG", "LA"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "1"), ("JPEG", "CMYK")],
+)
+def test_every_mode_becomes_rgb(form, mode):
+    found = read_photograph(file_of(some_image().convert(mode), form), SIZE)
+    assert found.shape == (SIZE, SIZE, 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP"])
+def test_photographs_in_other_formats_are_read(form):
+    # Lossy formats keep a plain colour to within a few levels.
+    found = read_photograph(file_of(Image.new("RGB", (32, 24), (200, 40, 90)), form), SIZE)
+    assert found.shape == (SIZE, SIZE, 3)
+    assert abs(found.astype(int) - (200, 40, 90)).max() <= 8
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"a text",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        file_of(Image.new("RGB", (9, 9)), "GIF"),
+        file_of(Image.new("RGB", (9, 9)), "TIFF"),
+        bytes(range(256)) * 9,
+    ],
+    ids=["nothing", "text", "SVG", "EPS", "GIF", "TIFF", "noise"],
+)
+def test_what_is_no_photograph_is_refused(data):
+    with pytest.raises(NotAPhotographError, match="give one in JPEG, PNG or WEBP"):
+        read_photograph(data, SIZE)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_photograph_that_is_cut_short_is_refused(form, share):
+    data = file_of(some_image(200, 150), form)
+    with pytest.raises(DataError):
+        read_photograph(data[: int(share * len(data))], SIZE)
+
+
+def test_a_damaged_photograph_is_refused():
+    data = bytearray(file_of(some_image()))
+    data[len(data) // 2] ^= 1
+    with pytest.raises(DataError, match="damaged or cut short"):
+        read_photograph(bytes(data), SIZE)
+
+
+# Over our limit alone, over where Pillow warns (89 million), and over where Pillow refuses.
+@pytest.mark.parametrize("side", [5700, 10_000, 20_000])
+def test_a_decompression_bomb_is_refused_by_its_header(side, monkeypatch):
+    def decoded(*_):
+        pytest.fail("its pixels were decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoded)
+    with pytest.raises(DataError, match="more than 32 million pixels; give a smaller copy"):
+        read_photograph(empty_png(side, side), SIZE)
+
+
+def test_the_largest_photograph_that_is_allowed_is_read():
+    assert MAX_IMAGE_PIXELS == 8000 * 4000
+    assert not read_photograph(empty_png(8000, 4000), SIZE).any()
+
+
+def test_a_network_that_overflows_in_float16_gives_no_guesses_there():
+    net = linear_network()
+    weight, _ = net.collect_params().values()
+    # Each weight fits into float16; 768 of them, times a white image, do not.
+    weight.set_data(mx.nd.full(weight.shape, 1000))
+    white = file_of(Image.new("RGB", (20, 20), "white"))
+    one, other = classifier_of(net, dtype="float16")(white)
+    assert len(one.guesses) == 5
+    assert other.guesses == ()
+
+
+def test_there_are_no_more_guesses_than_categories():
+    one, other = classifier_of(linear_network(2), ("yes", "no"))(file_of(some_image()))
+    for prediction in (one, other):
+        assert {guess.category for guess in prediction.guesses} == {"yes", "no"}
+        # Two quotients with one denominator: each is rounded once.
+        assert abs(sum(guess.probability for guess in prediction.guesses) - 1) <= 2.0**-52
+
+
+def test_calls_from_several_threads_wait_for_each_other_and_answer_alike(monkeypatch):
+    classifier = classifier_of(linear_network())
+    photographs = [file_of(some_image(width)) for width in range(20, 36)]
+    alone = [[prediction.guesses for prediction in classifier(data)] for data in photographs]
+    inside = threading.Semaphore(1)
+
+    def read_slowly(data, size):
+        assert inside.acquire(blocking=False), "two photographs are looked at at once"
+        pixels = read_photograph(data, size)
+        time.sleep(0.01)
+        inside.release()
+        return pixels
+
+    monkeypatch.setattr(classify, "read_photograph", read_slowly)
+    with ThreadPoolExecutor(8) as pool:
+        together = [[p.guesses for p in pair] for pair in pool.map(classifier, photographs)]
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype", "message"),
+    [
+        (("a", "b"), "bfloat16", "has 7 logits, but classes names 2"),
+        (NAMES, "float32", "must be bfloat16 or float16, received 'float32'"),
+    ],
+)
+def test_what_does_not_fit_the_network_is_refused(names, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        classifier_of(linear_network(), names, dtype)

@@ -1,0 +1,40 @@
+"""What the tests of scripts share: the smallest run of ``train_caltech.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpgluon.data import render_shapes
+from mpgluon.training import TrainingConfig, train
+
+
+@pytest.fixture(scope="session")
+def rendered(tmp_path_factory) -> Path:
+    """Return a folder with 30 rendered images of ten shapes."""
+    folder = tmp_path_factory.mktemp("rendered")
+    render_shapes(folder, classes=10, images_per_class=3, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(rendered, tmp_path_factory) -> Path:
+    """Return the folder of a run of four steps."""
+    folder = tmp_path_factory.mktemp("small_run")
+    train(
+        TrainingConfig(
+            model="cifar_resnet20_v1",
+            dataset="shapes",
+            images_per_class=3,
+            train_per_class=2,
+            image_size=32,
+            batch_size=10,
+            epochs=2,
+            warmup_epochs=0,
+            workers=0,
+            data_dir=str(rendered),
+            output_dir=str(folder),
+        )
+    )
+    return folder

@@ -1,0 +1,398 @@
+"""The page to try a network on: its answers, its refusals, and the page itself in Chromium."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import pytest
+import requests
+from browser import EXECUTABLE, Browser
+from PIL import Image
+
+from mpgluon.data import list_images
+from mpgluon.deployment.classify import Classifier
+from mpgluon.training.runs import open_run
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "serve.py"
+LIMIT = 16 * 2**20
+TEXT = b"no photograph"
+
+# Runs a script, and says on stderr which files are opened to be written.
+WATCHED = """
+import os, runpy, sys
+
+def watch(event, arguments):
+    if event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        os.write(2, f"opened to write: {arguments[0]}\\n".encode())
+
+sys.argv = sys.argv[1:]
+sys.addaudithook(watch)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("serve", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def classifier(small_run):
+    run = open_run(small_run, mx.cpu())
+    return Classifier(run.net, run.classes, image_size=run.config.image_size)
+
+
+@pytest.fixture(scope="module")
+def app(script, classifier):
+    return script.create_app(classifier, title="net <1>", about="untrained")
+
+
+@pytest.fixture
+def client(app):
+    return app.test_client()
+
+
+@pytest.fixture(scope="module")
+def images(rendered):
+    """Return paths of rendered JPEG files."""
+    (tree,) = (path for path in rendered.iterdir() if path.is_dir())
+    return list_images(tree).paths
+
+
+# Without a browser and without a socket
+
+
+def test_an_answer_is_what_the_classifier_says(client, classifier, images):
+    photograph = images[0].read_bytes()
+    response = client.post("/classify", data=photograph)
+    assert response.status_code == 200
+    assert response.mimetype == "application/json"
+    expected = classifier(photograph)
+    assert [found["dtype"] for found in response.json["predictions"]] == ["float32", "bfloat16"]
+    for found, prediction in zip(response.json["predictions"], expected):
+        assert found["latency_ms"] > 0
+        assert len(found["guesses"]) == 5
+        assert [tuple(guess.values()) for guess in found["guesses"]] == [
+            (guess.category, guess.probability) for guess in prediction.guesses
+        ]
+
+
+def cut_short(images) -> bytes:
+    return images[0].read_bytes()[:300]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "the request is empty"),
+        (TEXT, 415, "give one in JPEG, PNG or WEBP"),
+        (cut_short, 400, "damaged or cut short"),
+        (bytes(LIMIT), 415, "give one in"),
+        (bytes(LIMIT + 1), 413, "the file is larger than 16 MiB"),
+    ],
+    ids=["nothing", "text", "cut short", "as large as allowed", "too large"],
+)
+def test_what_is_no_photograph_gets_a_status_and_a_sentence(client, images, body, status, message):
+    response = client.post("/classify", data=body(images) if callable(body) else body)
+    assert response.status_code == status
+    assert list(response.json) == ["error"]
+    assert message in response.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 200),
+        ("GET", "/static/page.js", 200),
+        ("GET", "/static/page.css", 200),
+        ("GET", "/static/icon.svg", 200),
+        ("GET", "/static/../serve.py", 404),
+        ("GET", "/static/../index.html", 404),
+        ("GET", "/nothing", 404),
+        ("GET", "/classify", 405),
+        ("POST", "/classify", 400),
+    ],
+)
+def test_every_response_forbids_what_the_page_does_not_need(client, method, path, status):
+    response = client.open(path, method=method, buffered=True)
+    assert response.status_code == status
+    policy = response.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; ")
+    assert "unsafe" not in policy
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Cache-Control"] == "no-store"
+    assert status == 200 or response.json["error"]
+
+
+def test_the_page_escapes_names(client):
+    text = client.get("/").text
+    assert "<h1>net &lt;1&gt; in 32 and 16 bits</h1>" in text
+    assert "net <1>" not in text
+
+
+def test_only_trusted_names_of_the_host_are_answered(script, classifier, images):
+    app = script.create_app(
+        classifier, title="", about="", trusted_hosts=["127.0.0.1", "localhost"]
+    )
+    client, body = app.test_client(), images[0].read_bytes()
+    for base, status in [
+        ("http://127.0.0.1:8000", 200),
+        ("http://localhost:8000", 200),
+        ("http://attacker.example:8000", 400),
+    ]:
+        assert client.get("/", base_url=base).status_code == status
+        assert client.post("/classify", data=body, base_url=base).status_code == status
+
+
+# The command line
+
+
+class _NoServer:
+    """Takes the place of a server, and returns at once."""
+
+    def run(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "host", "warned"),
+    [
+        ([], "127.0.0.1", False),
+        (["--host", "127.0.0.2", "--dtype", "float16"], "127.0.0.2", False),
+        (["--host", "0.0.0.0"], "0.0.0.0", True),
+    ],
+)
+def test_an_address_that_others_reach_is_warned_of(
+    script, small_run, capsys, monkeypatch, arguments, host, warned
+):
+    asked = {}
+
+    def create_server(app, **options):
+        (listening,) = options["sockets"]
+        asked.update(address=listening.getsockname(), trusted=app.config["TRUSTED_HOSTS"])
+        return _NoServer()
+
+    monkeypatch.setattr(script.waitress, "create_server", create_server)
+    assert script.main([str(small_run), "--port", "0", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert f"cifar_resnet20_v1 of {small_run / 'checkpoints' / 'step-00000004.npz'}" in out
+    assert asked["address"][0] == host
+    assert "http://{}:{}/ (Ctrl-C ends it)".format(*asked["address"]) in out
+    assert ("warning: whoever reaches" in err) == warned
+    assert (asked["trusted"] is None) == warned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{folder}/nothing"], "there is no checkpoint"),
+        (["{folder}"], "holds no checkpoints"),
+        (["{run}", "--port", "65536"], "must be from 0 to 65535, received 65536"),
+        (["{run}", "--port", "{taken}"], "in use"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2(
+    script, small_run, tmp_path, capsys, arguments, message
+):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        values = {"folder": tmp_path, "run": small_run, "taken": port}
+        assert script.main([argument.format(**values) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_a_host_that_is_no_address_is_refused(script, capsys, host):
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["run", "--host", host])
+    assert f"invalid IPv4Address value: '{host}'" in capsys.readouterr().err
+
+
+# The script itself, listening
+
+
+@pytest.fixture(scope="module")
+def server(small_run, tmp_path_factory):
+    """Yield the address of a running server, which must not open a file to write to it."""
+    log = tmp_path_factory.mktemp("server") / "stderr"
+    command = [sys.executable, "-c", WATCHED, str(SCRIPT), str(small_run), "--port", "0"]
+    with open(log, "wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        found = re.match(r"(http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", lines[1])
+        assert found, [*lines, log.read_text()]
+        said = log.stat().st_size
+        yield found[1]
+        assert log.read_bytes()[said:] == b""
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def test_the_script_that_watches_for_files_sees_one(tmp_path):
+    writer = tmp_path / "writer.py"
+    writer.write_text("import tempfile\ntempfile.TemporaryFile().close()\n")
+    command = [sys.executable, "-c", WATCHED, str(writer)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "opened to write: " in finished.stderr
+
+
+def test_a_large_request_is_answered_and_too_large_a_one_refused(server):
+    # Past 512 KiB waitress would go on in a file, which the fixture would see.
+    body = os.urandom(4 * 2**20)
+    assert requests.post(f"{server}classify", data=body, timeout=60).status_code == 415
+    # waitress refuses by what a request says of its length, before its body arrives.
+    address = server.split("/")[2].split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=60) as connection:
+        head = f"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {LIMIT + 1}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+# The page in a browser
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if EXECUTABLE is None:
+        pytest.skip("there is no chromium or google-chrome to open the page in")
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser, server):
+    browser.events.clear()
+    browser.open(server)
+    return browser
+
+
+def cards_of(page) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the name on each card with its categories and probabilities."""
+    page.wait_for("document.querySelectorAll('.card li').length === 10")
+    return page.evaluate(
+        """Array.from(document.querySelectorAll('.card'), (card) => [
+            card.querySelector('h2').innerText,
+            Array.from(card.querySelectorAll('li'), (item) => item.innerText.split('\\n')),
+        ])"""
+    )
+
+
+def answer_of(server, photograph: Path) -> list[tuple[str, list[tuple[str, str]]]]:
+    response = requests.post(f"{server}classify", data=photograph.read_bytes(), timeout=60)
+    return [
+        [
+            prediction["dtype"],
+            [
+                [guess["category"], f"{100 * guess['probability']:.2f} %"]
+                for guess in prediction["guesses"]
+            ],
+        ]
+        for prediction in response.json()["predictions"]
+    ]
+
+
+def text_of(page, element: str) -> str:
+    return page.evaluate(f"document.getElementById('{element}').innerText")
+
+
+def assert_nothing_went_wrong(page, server):
+    """No error in the console, nothing that the policy blocked, and nothing from elsewhere."""
+    for event in page.events:
+        assert event["method"] not in ("Log.entryAdded", "Runtime.exceptionThrown"), event
+        if event["method"] == "Network.requestWillBeSent":
+            assert event["params"]["request"]["url"].startswith((server, f"blob:{server}"))
+
+
+def test_a_photograph_that_is_chosen_is_shown_with_both_answers(page, server, caltech101_mini):
+    photograph = caltech101_mini / "101_ObjectCategories" / "ketch" / "image_0055.jpg"
+    page.choose_file("#file", photograph)
+    assert cards_of(page) == answer_of(server, photograph)
+    assert re.search("both say|disagree", text_of(page, "summary"), re.IGNORECASE)
+    assert page.evaluate("document.getElementById('preview').alt") == photograph.name
+    page.wait_for("document.getElementById('crop').offsetWidth > 0")
+    with Image.open(photograph) as image:
+        width, height = image.size
+    shape = page.evaluate(
+        """(() => {
+            const [crop, frame] = ['crop', 'frame'].map((id) => document.getElementById(id));
+            return [crop.offsetWidth, crop.offsetHeight, frame.offsetWidth, frame.offsetHeight];
+        })()"""
+    )
+    # Boxes in a browser begin and end at whole pixels.
+    side = 224 / 256 * min(width, height) * shape[2] / width
+    assert shape == pytest.approx([side, side, shape[2], shape[2] * height / width], abs=1)
+    assert_nothing_went_wrong(page, server)
+
+
+def test_a_photograph_may_be_dropped_anywhere(page, server, images):
+    for photograph, x in ((images[0], 200), (images[-1], 900)):
+        page.drop_file(photograph, x=x, y=300)
+        page.wait_for(f"document.getElementById('preview').alt === '{photograph.name}'")
+        assert cards_of(page) == answer_of(server, photograph)
+    assert_nothing_went_wrong(page, server)
+
+
+def test_the_keyboard_reaches_the_choice_of_a_file_and_readers_hear_what_it_is(page):
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "file"
+    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+    focused = next(
+        node
+        for node in nodes
+        if any(p["name"] == "focused" and p["value"]["value"] for p in node.get("properties", []))
+        and node["role"]["value"] != "RootWebArea"
+    )
+    assert "Drop a photograph here or choose one" in focused["name"]["value"]
+    roles = {node["role"]["value"] for node in nodes}
+    assert {"status", "heading", "article"} <= roles
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (TEXT, "This is no image in a format that is read here; give one in JPEG, PNG or WEBP."),
+        (b"", "The request is empty; its body must be an image file."),
+        (bytes(LIMIT + 1), "The file is larger than 16 MiB."),
+    ],
+    ids=["text", "nothing", "too large"],
+)
+def test_a_wrong_file_gets_a_sentence_and_the_last_answer_goes(
+    page, images, tmp_path, content, sentence
+):
+    page.choose_file("#file", images[0])
+    cards_of(page)
+    wrong = tmp_path / "wrong.jpg"
+    wrong.write_bytes(content)
+    page.choose_file("#file", wrong)
+    page.wait_for("!document.getElementById('error').hidden")
+    assert text_of(page, "error") == sentence
+    assert page.evaluate("document.querySelectorAll('.card li').length") == 0
+    page.choose_file("#file", images[0])
+    cards_of(page)
+    assert page.evaluate("document.getElementById('error').hidden")
+
+
+def test_names_of_files_are_text_and_not_markup(page, images, tmp_path):
+    hostile = tmp_path / "<img src=x onerror=document.title='taken'>.jpg"
+    hostile.write_bytes(images[0].read_bytes())
+    page.choose_file("#file", hostile)
+    cards_of(page)
+    assert page.evaluate("document.getElementById('preview').alt") == hostile.name
+    assert page.evaluate("document.querySelectorAll('img').length") == 1
+    assert page.evaluate("document.title") == "cifar_resnet20_v1 in 32 and 16 bits"

@@ -1,58 +1,159 @@
-"""Time cases side by side in one interleaved run. Ratios are per round, so noise mostly cancels."""
+"""Time libraries and formats side by side: in turn, each in a process of its own.
+
+    python scripts/benchmark.py all --output results       # what `make benchmark` does
+    python scripts/benchmark.py training inference --model resnet18_v1
+    python scripts/benchmark.py scale --output results     # time and memory against size
+
+Ratios are per round to the first contestant, so what slows down a whole round cancels. With
+--output a record (JSON) and a plot (PNG) are written.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Optional
 
-from mpgluon.benchmark.cases import StepCase, loss_scaling
-from mpgluon.benchmark.timing import interleave, quartiles, ratios
-from mpgluon.errors import PrecisionError
+from mpgluon.benchmark.cases import CASES, DTYPES, PYTORCH_MODELS, Settings
+from mpgluon.benchmark.figures import save_growth, save_ratios
+from mpgluon.benchmark.machine import file_stem, usable_cores
+from mpgluon.benchmark.race import Conditions, race
+from mpgluon.benchmark.record import Record, begin_record, write_record
+from mpgluon.benchmark.report import case_report, heading
+from mpgluon.benchmark.growth import growth_report, measure, sweeps
+from mpgluon.errors import MpgluonError
+from mpgluon.files import disk_error
 
-CASES = {"loss-scaling": loss_scaling}
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_PYTHON = ROOT / ".venv-torch" / "bin" / "python"
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Parse the command line, time, and print a table for each format."""
+    """Parse the command line, time, print, and write; return the exit status."""
+    options = parse(arguments)
+    try:
+        return run(options)
+    except (ValueError, MpgluonError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; nothing is written", file=sys.stderr)
+        return 130
+
+
+def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the parsed command line; exits with status 2 on one that is wrong."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("case", choices=sorted(CASES))
     parser.add_argument(
-        "--dtype", nargs="+", default=["float32"], choices=["float32", "float16", "bfloat16"]
-    )
-    parser.add_argument("--model", default="resnet50_v1", help="of MXNet's or gluoncv's zoo")
-    parser.add_argument("--batch-size", type=_positive, default=8)
-    parser.add_argument("--image-size", type=_positive, default=224, help="pixels")
-    parser.add_argument("--device", default="cpu", help="cpu or gpu:0")
-    parser.add_argument("--rounds", type=_positive, default=15, help="runs of each")
+        "cases", nargs="+", choices=["all", *CASES, "scale"], metavar="CASE",
+        help=f"{', '.join(CASES)}; all of these; or scale, by itself",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES, help="formats (all)")
+    add("--model", default="resnet50_v1", help="of MXNet's or gluoncv's zoo (%(default)s)")
+    add("--batch-size", nargs="+", type=positive, help="(8; inference 1 and 32)")
+    add("--image-size", type=positive, default=224, help="pixels (%(default)s)")
+    add("--device", default="cpu", help="cpu or gpu:0 (%(default)s)")
+    add("--rounds", type=positive, help="runs of each that count (11; scale 5)")
+    add("--warm-up", type=int, default=2, help="runs of each before (%(default)s)")
+    add("--threads", type=positive, help="of each contestant (all usable cores)")
+    add("--limit", type=float, default=300, metavar="SECONDS",
+        help="for the start of a contestant, and for each run (%(default)s)")  # fmt: skip
+    add("--peers", action=argparse.BooleanOptionalAction, default=True,
+        help="mxnet.contrib.amp, Gluon's DataLoader and PyTorch take part")  # fmt: skip
+    add("--torch-python", type=Path, metavar="PATH",
+        help="an interpreter with PyTorch (.venv-torch/bin/python if there is one)")  # fmt: skip
+    add("--images", metavar="DIR",
+        help="a folder of images per class for the pipeline (rendered ones in data/)")  # fmt: skip
+    add("--workers", type=positive, default=2, help="that decode images (%(default)s)")
+    add("--output", type=Path, metavar="PATH",
+        help="a .json file, or a folder in which the machine names it")  # fmt: skip
     options = parser.parse_args(arguments)
-    for dtype in options.dtype:
-        case = StepCase(
-            options.model, dtype, options.batch_size, options.image_size, options.device
-        )
-        try:
-            seconds = interleave(CASES[options.case](case), rounds=options.rounds)
-        except (ValueError, PrecisionError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        print(
-            f"{options.case}: {case.model}, {dtype}, batch {case.batch_size}, "
-            f"{case.image_size} px, {case.device}, {options.rounds} rounds"
-        )
-        base = next(iter(seconds.values()))
-        for name, values in seconds.items():
-            time, ratio = quartiles(values), quartiles(ratios(values, base))
-            print(
-                f"  {name:16} {time.median:8.3f} s  [{time.lower:.3f}, {time.upper:.3f}]"
-                f"   x {ratio.median:.3f}  [{ratio.lower:.3f}, {ratio.upper:.3f}]"
-            )
-    return 0
+    if "scale" in options.cases and len(options.cases) > 1:
+        parser.error("scale is measured by itself: it needs the memory for its largest network")
+    if options.torch_python is not None and not options.torch_python.exists():
+        parser.error(f"--torch-python: there is no {options.torch_python}")
+    return options
 
 
-def _positive(text: str) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Time what was asked for; the status is 1 if a contestant has no result."""
+    by_itself = options.cases == ["scale"]
+    conditions = Conditions(
+        threads=options.threads or usable_cores(),
+        rounds=options.rounds or (5 if by_itself else 11),
+        warm_up=options.warm_up,
+        limit_s=options.limit,
+    )
+    settings = Settings(
+        model=options.model,
+        batch_sizes=options.batch_size,
+        image_size=options.image_size,
+        device=options.device,
+        dtypes=options.dtype,
+        peers=options.peers,
+        torch_python=None if by_itself else find_torch(options),
+        images=options.images,
+        workers=options.workers,
+    )
+    names = list(CASES) if "all" in options.cases else list(dict.fromkeys(options.cases))
+    cases = sweeps(settings) if by_itself else [c for name in names for c in CASES[name](settings)]
+    time_one = measure if by_itself else race
+    if options.output is not None:
+        make_folder(options.output)
+    record = begin_record(conditions)
+    print(heading(record))
+    for case in cases:
+        result = time_one(case, conditions, progress=sys.stderr.isatty())
+        record = record.with_case(result)
+        print()
+        print(growth_report(result) if by_itself else case_report(result), flush=True)
+    if options.output is not None:
+        write(record, options, by_itself=by_itself)
+    return 1 if record.failures else 0
+
+
+def find_torch(options: argparse.Namespace) -> Optional[str]:
+    """Return the interpreter in which PyTorch is, or say why it does not take part."""
+    if not options.peers:
+        return None
+    if options.torch_python is None and not TORCH_PYTHON.exists():
+        print("PyTorch does not take part: no .venv-torch/bin/python, and no --torch-python")
+        return None
+    if options.model not in PYTORCH_MODELS:
+        print(f"PyTorch takes part in single layers only: it has no {options.model} here")
+    return str(options.torch_python or TORCH_PYTHON)
+
+
+def make_folder(output: Path) -> None:
+    """Make the folder of the record now, and not after a quarter of an hour."""
+    folder = output.parent if output.suffix == ".json" else output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, folder, "start again") from error
+
+
+def write(record: Record, options: argparse.Namespace, *, by_itself: bool) -> None:
+    """Write the record, and the plot beside it."""
+    path: Path = options.output
+    if path.suffix != ".json":
+        path /= f"{file_stem(record.machine, options.device)}{'-scale' * by_itself}.json"
+    write_record(record, path)
+    measured = [case for case in record.cases if case.results]
+    plot = path.with_suffix(".png")
+    title = f"{record.machine['processor']}, {record.conditions.threads} threads"
+    if measured:
+        (save_growth if by_itself else save_ratios)(plot, measured, title=title)
+    print(f"\nwritten: {path}{f' and {plot}' * bool(measured)}")
+
+
+def positive(text: str) -> int:
+    """Return a whole number from 1 upwards."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")

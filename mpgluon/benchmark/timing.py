@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Callable
 
-__all__ = ["Quartiles", "interleave", "quartiles", "ratios"]
+__all__ = ["Quartiles", "interleave", "quartiles", "ratios", "turns"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,19 @@ def interleave(
         for case in cases.values():
             case()
     seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds):
-        for name in list(cases) if number % 2 == 0 else reversed(list(cases)):
-            began = time.perf_counter()
-            cases[name]()
-            seconds[name].append(time.perf_counter() - began)
+    for name in turns(cases, rounds):
+        began = time.perf_counter()
+        cases[name]()
+        seconds[name].append(time.perf_counter() - began)
     return seconds
+
+
+def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Yield every name once in each round, in an order that is reversed from round to round."""
+    order = list(names)
+    for _ in range(rounds):
+        yield from order
+        order.reverse()
 
 
 def ratios(seconds: list[float], base: list[float]) -> list[float]:

@@ -1,0 +1,85 @@
+"""The program of a contestant: prepares one thing, then does it once for each line that it reads.
+
+It stands alone, without MXNet and the rest of this package, because peers run it in other
+interpreters. The arguments are where to find a factory (``module:function`` or
+``file.py:function``) and its options as JSON. The factory returns a function without arguments,
+which does the thing once and waits for it, and a dictionary of facts about it.
+
+Each answer is one line of JSON on what was the standard output; everything else that is printed
+goes to the standard error stream. First comes ``{"facts": ..., "imported_mib": ...}``, then for
+each line read ``{"seconds": ..., "peak_memory_mib": ..., "idle_cpu_s": ...}``, the last of which
+is the processor time used while it waited for the line. At the end of its input it ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+__all__ = ["main"]
+
+_STATUS = Path("/proc/self/status")
+_OUT_OF_MEMORY_SCORE = Path("/proc/self/oom_score_adj")
+
+
+def main() -> None:
+    """Prepare, then run at each line of input until there is none."""
+    # Libraries print too; answers keep the standard output for themselves.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if _OUT_OF_MEMORY_SCORE.exists():
+        # Where memory runs out, the system ends a contestant, which is reported, and nobody else.
+        _OUT_OF_MEMORY_SCORE.write_text("1000")
+
+    def answer(**values: Any) -> None:
+        print(json.dumps(values), file=answers, flush=True)
+
+    factory = _find(sys.argv[1])
+    imported = peak_memory_mib()
+    run, facts = factory(**json.loads(sys.argv[2]))
+    answer(facts=facts, imported_mib=imported)
+    waiting_since = time.process_time()
+    while sys.stdin.readline():
+        idle_cpu_s = time.process_time() - waiting_since
+        began = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - began
+        answer(seconds=seconds, peak_memory_mib=peak_memory_mib(), idle_cpu_s=idle_cpu_s)
+        waiting_since = time.process_time()
+
+
+def _find(place: str) -> Any:
+    """Return the function that ``module:function`` or ``file.py:function`` names."""
+    source, _, name = place.rpartition(":")
+    if not source.endswith(".py"):
+        return getattr(importlib.import_module(source), name)
+    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    assert spec is not None
+    assert spec.loader is not None  # since it ends in .py
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def peak_memory_mib() -> Optional[float]:
+    """Return the most memory that this process has had so far, or ``None`` where Linux is not.
+
+    ``getrusage`` would begin with what the parent had, from which this process was forked.
+    """
+    if not _STATUS.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) / 2**10  # from KiB
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    # The folder of this file is no place to import from: its modules have common names.
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
+    main()

@@ -419,7 +419,7 @@ void register_all() {
   rounding("_mpgluon_round_gradient", pass_values, round)
       .set<nnvm::FInplaceIdentity>("FInplaceIdentity", unchanged);
   // Without TIsMKLDNN, MXNet hands over a plain array.
-  rounding("_mpgluon_plain", pass_values, pass).set<bool>("TIsMKLDNN", false);
+  rounding("_mpgluon_plain", pass_values, "_mpgluon_plain").set<bool>("TIsMKLDNN", false);
 
   constexpr int kHalf = mshadow::kFloat16, kSingle = mshadow::kFloat32;
   const char *narrow = "_mpgluon_narrow", *widen = "_mpgluon_widen";

@@ -18,11 +18,11 @@ from typing import Optional
 
 from mpgluon.benchmark.cases import CASES, DTYPES, PYTORCH_MODELS, Settings
 from mpgluon.benchmark.figures import save_growth, save_ratios
+from mpgluon.benchmark.growth import growth_report, measure, sweeps
 from mpgluon.benchmark.machine import file_stem, usable_cores
 from mpgluon.benchmark.race import Conditions, race
 from mpgluon.benchmark.record import Record, begin_record, write_record
 from mpgluon.benchmark.report import case_report, heading
-from mpgluon.benchmark.growth import growth_report, measure, sweeps
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
 

@@ -13,9 +13,9 @@ from typing import Any, Optional
 
 import numpy as np
 
+from mpgluon.benchmark.growth import growth
 from mpgluon.benchmark.race import CaseResult
 from mpgluon.benchmark.report import duration
-from mpgluon.benchmark.growth import growth
 
 __all__ = ["draw_growth", "draw_ratios", "save_growth", "save_ratios"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from mpgluon.benchmark.cases import Settings
 from mpgluon.benchmark.contestant import Contestant
-from mpgluon.benchmark.race import Case, CaseResult, Conditions, Failure, Result
 from mpgluon.benchmark.growth import growth, growth_report, growth_table, measure, sweeps
+from mpgluon.benchmark.race import Case, CaseResult, Conditions, Failure, Result
 
 TINY = str(Path(__file__).with_name("tiny_contestants.py"))
 

@@ -41,7 +41,8 @@ test-slow: environment
 test-torch: environment
 	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
 		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy)
-	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/precision/test_tensor_core_truth.py
+	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/precision/test_tensor_core_truth.py \
+		tests/benchmark/test_pytorch_peer.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.

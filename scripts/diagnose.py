@@ -15,7 +15,7 @@ import numpy as np
 from mxnet import gluon
 from tqdm import tqdm
 
-from mpgluon.checkpoint import check_parameters, read_extra, read_parameters
+from mpgluon.checkpoint import read_extra
 from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.report import diagnose
@@ -23,6 +23,7 @@ from mpgluon.errors import MpgluonError
 from mpgluon.training import TrainingConfig
 from mpgluon.training.dataset import open_dataset
 from mpgluon.training.networks import build_network, load_pretrained
+from mpgluon.training.runs import newest_checkpoint, restored_network
 
 STEPS = 6  # that diagnose tells of
 
@@ -86,12 +87,7 @@ def _positive(text: str) -> int:
 def _what_to_look_at(
     options: argparse.Namespace, device: mx.Context
 ) -> tuple[gluon.HybridBlock, mx.nd.NDArray, mx.nd.NDArray, list[str]]:
-    path = Path(options.network)
-    if path.is_dir():
-        checkpoints = sorted((path / "checkpoints").glob("step-*.npz"))
-        if not checkpoints:
-            raise ValueError(f"{path} holds no checkpoints/step-*.npz of a run")
-        path = checkpoints[-1]
+    path = newest_checkpoint(Path(options.network))
     if path.suffix == ".npz":
         return _of_a_run(path, options.batch_size, device)
     if ":" in options.network:
@@ -130,16 +126,7 @@ def _of_a_run(
     extra = read_extra(path)
     config = replace(TrainingConfig(**extra["config"]), workers=0, batch_size=batch_size)
     dataset = open_dataset(config)
-    classes = len(dataset.folder.classes)
-    net = build_network(
-        config.model, classes=classes, image_size=config.image_size, devices=[device]
-    )
-    values = read_parameters(path)
-    parameters = net._collect_params_with_prefix()
-    widened = {name: value.astype(np.float32) for name, value in values.items()}
-    check_parameters(path, parameters, widened)
-    for name, parameter in parameters.items():
-        parameter.set_data(mx.nd.array(widened[name]))
+    net = restored_network(path, config, classes=len(dataset.folder.classes), device=device)
     batches, _ = dataset.loaders(config, 1)
     batches.set_epoch(0, 0)
     images, labels = next(iter(batches))

@@ -227,6 +227,18 @@ void round_in_place(const NDArray& array) {
   elementwise(array, mxnet::kWriteInplace, array, round_to, round_one);
 }
 
+// Let compute(requests, results) write the gradient of the data apart, and then do with it, rounded,
+// what was asked for.
+template <class Compute>
+void separately(const Requests& req, const Arrays& out, const Compute& compute) {
+  Arrays separate = out;
+  Requests requests = req;
+  separate[0] = temporary(out[0]);
+  requests[0] = mxnet::kWriteTo;
+  compute(requests, separate);
+  elementwise(separate[0], req[0], out[0], round_to, round_one);
+}
+
 void batch_norm(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const Requests& req,
                 const Arrays& out) {
   static Agreement agreement;
@@ -274,14 +286,10 @@ void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arr
   static Agreement agreement;
   const Settings settings(attrs.name);
   const float eps = settings.eps;
-  if (req[0] == mxnet::kAddTo || req[0] == mxnet::kNullOp) {
-    Arrays separate = out;
-    Requests requests = req;
-    separate[0] = temporary(out[0]);
-    requests[0] = mxnet::kWriteTo;
-    batch_norm_backward(attrs, ctx, in, requests, separate);
-    return elementwise(separate[0], req[0], out[0], round_to, round_one);
-  }
+  if (req[0] == mxnet::kAddTo || req[0] == mxnet::kNullOp)
+    return separately(req, out, [&](const Requests& requests, const Arrays& results) {
+      batch_norm_backward(attrs, ctx, in, requests, results);
+    });
   NDArray dy = in[kOutGrad], x = in[kSavedData];
   const Shape shape = shape_of(x);
   const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
@@ -354,17 +362,12 @@ void convolution_backward(const NodeAttrs& attrs, const OpContext& ctx, const Ar
                           const Requests& req, const Arrays& out) {
   static const auto& functions = table<FComputeEx>("FComputeEx<cpu>");
   const auto& compute = functions.data_[mxnet_convolution_backward->index_].first;
-  if (req[0] != mxnet::kAddTo) {
-    compute(attrs, ctx, in, req, out);
-    if (req[0] != mxnet::kNullOp) round_in_place(out[0]);
-    return;
-  }
-  Arrays separate = out;
-  Requests requests = req;
-  separate[0] = temporary(out[0]);
-  requests[0] = mxnet::kWriteTo;
-  compute(attrs, ctx, in, requests, separate);
-  elementwise(separate[0], mxnet::kAddTo, out[0], round_to, round_one);
+  if (req[0] == mxnet::kAddTo)
+    return separately(req, out, [&](const Requests& requests, const Arrays& results) {
+      compute(attrs, ctx, in, requests, results);
+    });
+  compute(attrs, ctx, in, req, out);
+  if (req[0] != mxnet::kNullOp) round_in_place(out[0]);
 }
 
 std::vector<nnvm::NodeEntry> convolution_gradient(const nnvm::ObjectPtr& node,

@@ -48,10 +48,11 @@ __all__ = ["hold_on_grid"]
 
 # Operators that only move values. Their results are on the grid if what they move is, and so are
 # the gradients of their operands.
-_MOVES = """
+_NAMES_OF_MOVES = """
     Reshape Flatten transpose SwapAxis expand_dims squeeze slice slice_axis SliceChannel _split_v2
     reverse _copy BlockGrad Concat stack zeros_like ones_like depth_to_space space_to_depth
 """
+_MOVES = frozenset(_NAMES_OF_MOVES.split())
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
 _NUMBERS = count()
 
@@ -303,7 +304,7 @@ class _Rewriting:
 
     def _rewrite_operator(self, node: Node) -> None:
         half = [self.graph.is_half(entry.key) for entry in node.inputs]
-        moves = node.op in _MOVES.split() and any(half) and all(half)
+        moves = node.op in _MOVES and any(half) and all(half)
         inputs = []
         for position, entry in enumerate(node.inputs):
             if moves:

@@ -19,7 +19,7 @@ from mpgluon.errors import CheckpointError
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.networks import build_network
 
-__all__ = ["OpenedRun", "open_run"]
+__all__ = ["OpenedRun", "newest_checkpoint", "open_run", "restored_network"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,24 +61,49 @@ def open_run(path: Union[str, Path], device: mx.Context) -> OpenedRun:
     CheckpointError
         If there is no checkpoint, or it is damaged, or does not belong to its history.
     """
-    path = Path(path)
-    if path.is_dir():
-        checkpoints = sorted((path / "checkpoints").glob("step-*.npz"))
-        if not checkpoints:
-            raise CheckpointError(f"{path} holds no checkpoints/step-*.npz of a run")
-        path = checkpoints[-1]
+    path = newest_checkpoint(Path(path))
     extra = read_extra(path)
     config = TrainingConfig(**extra["config"])
     classes = _classes(path.parent.parent / "history.jsonl")
+    net = restored_network(path, config, classes=len(classes), device=device)
+    return OpenedRun(net, config, classes, extra["position"]["step"], path)
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """Return the newest checkpoint of a run's folder, and any other path as it is.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder has none.
+    """
+    if not path.is_dir():
+        return path
+    checkpoints = sorted((path / "checkpoints").glob("step-*.npz"))
+    if not checkpoints:
+        raise CheckpointError(f"{path} holds no checkpoints/step-*.npz of a run")
+    return checkpoints[-1]
+
+
+def restored_network(
+    checkpoint: Path, config: TrainingConfig, *, classes: int, device: mx.Context
+) -> gluon.HybridBlock:
+    """Return the network of a run with the FP32 values of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged, or does not fit the network.
+    """
     net = build_network(
-        config.model, classes=len(classes), image_size=config.image_size, devices=[device]
+        config.model, classes=classes, image_size=config.image_size, devices=[device]
     )
     parameters = net._collect_params_with_prefix()
-    values = {name: value.astype(np.float32) for name, value in read_parameters(path).items()}
-    check_parameters(path, parameters, values)
+    values = {name: value.astype(np.float32) for name, value in read_parameters(checkpoint).items()}
+    check_parameters(checkpoint, parameters, values)
     for name, parameter in parameters.items():
         parameter.set_data(mx.nd.array(values[name], dtype="float32"))
-    return OpenedRun(net, config, classes, extra["position"]["step"], path)
+    return net
 
 
 def _classes(history: Path) -> tuple[str, ...]:

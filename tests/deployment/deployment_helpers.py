@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import gluon
 from precision_helpers import outputs_of
+from test_networks import NETWORKS
 
 from mpgluon import FloatFormat, round_to
 
 EIGHTEEN_BITS = FloatFormat("18 bits", significand_bits=18, exponent_bits=8)
-REPRESENTATIVES = ("resnet18_v2", "mobilenetv3_small", "squeezenet1.1", "cifar_resnet20_v1")
+_REPRESENTATIVES = ("resnet18_v2", "mobilenetv3_small", "squeezenet1.1", "cifar_resnet20_v1")
+
+every_network = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _REPRESENTATIVES else pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
 
 
 class Lambda(gluon.HybridBlock):

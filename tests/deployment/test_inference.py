@@ -8,9 +8,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from deployment_helpers import (
-    REPRESENTATIVES,
     Lambda,
     distance,
+    every_network,
     fp32_bound,
     logits_of,
     sixteen_bit_bound,
@@ -20,7 +20,7 @@ from deployment_helpers import (
 from mxnet import gluon
 from mxnet.gluon import nn
 from precision_helpers import STATIC, assert_same_bits, parameters_of
-from test_networks import NETWORKS, build, inputs_of
+from test_networks import build, inputs_of
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp
@@ -50,13 +50,7 @@ def check(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow)
-        for name in NETWORKS
-    ],
-)
+@every_network
 def test_a_network_for_inference_is_as_close_to_fp32_as_its_format_allows(name, dtype):
     check(name, dtype)
 

@@ -14,8 +14,8 @@ import onnx
 import onnxruntime
 import pytest
 from deployment_helpers import (
-    REPRESENTATIVES,
     distance,
+    every_network,
     fp32_bound,
     logits_of,
     sixteen_bit_bound,
@@ -25,7 +25,7 @@ from deployment_helpers import (
 from mxnet.gluon import nn
 from PIL import Image
 from precision_helpers import assert_same_bits, parameters_of
-from test_networks import CLASSES, NETWORKS, build, inputs_of
+from test_networks import CLASSES, build, inputs_of
 
 import mpgluon
 from mpgluon import FLOAT16, DataError, PrecisionError
@@ -76,13 +76,7 @@ def check(name, folder):
     assert megabytes(half) < (megabytes(single) + left) / 2 + 0.3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow)
-        for name in NETWORKS
-    ],
-)
+@every_network
 def test_a_network_gives_mxnets_outputs_in_onnxruntime_in_both_formats(name, tmp_path):
     check(name, tmp_path)
 

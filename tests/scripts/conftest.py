@@ -1,4 +1,4 @@
-"""What the tests of scripts share: the smallest run of ``train_caltech.py``."""
+"""What the tests of scripts share: the smallest runs of ``train_caltech.py``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ def rendered(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_run(rendered, tmp_path_factory) -> Path:
-    """Return the folder of a run of four steps."""
-    folder = tmp_path_factory.mktemp("small_run")
-    train(
-        TrainingConfig(
+def train_small(rendered, tmp_path_factory):
+    """Return a function that does a run of four steps, and returns its folder and results."""
+
+    def train_in(dtype):
+        folder = tmp_path_factory.mktemp("small_run")
+        config = TrainingConfig(
+            dtype=dtype,
             model="cifar_resnet20_v1",
             dataset="shapes",
             images_per_class=3,
@@ -36,5 +38,12 @@ def small_run(rendered, tmp_path_factory) -> Path:
             data_dir=str(rendered),
             output_dir=str(folder),
         )
-    )
-    return folder
+        return folder, train(config)
+
+    return train_in
+
+
+@pytest.fixture(scope="session")
+def small_run(train_small) -> Path:
+    """Return the folder of a run in float32."""
+    return train_small("float32")[0]

@@ -11,9 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from mpgluon.data import render_shapes
 from mpgluon.deployment import ServingMetadata, read_metadata
-from mpgluon.training import TrainingConfig, train
 from mpgluon.training.networks import build_network
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_onnx.py"
@@ -29,25 +27,9 @@ def script():
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    """Return the folder of a float16 run of four steps, whose images are gone."""
-    images, folder = (tmp_path_factory.mktemp(name) for name in ("shapes", "run"))
-    render_shapes(images, classes=10, images_per_class=3, seed=0)
-    config = TrainingConfig(
-        dtype="float16",
-        model=NAME,
-        dataset="shapes",
-        images_per_class=3,
-        train_per_class=2,
-        image_size=SIZE,
-        batch_size=10,
-        epochs=2,
-        warmup_epochs=0,
-        workers=0,
-        data_dir=str(images),
-        output_dir=str(folder),
-    )
-    return folder, train(config)
+def run_folder(train_small):
+    """Return the folder and the results of a float16 run of four steps."""
+    return train_small("float16")
 
 
 @pytest.fixture

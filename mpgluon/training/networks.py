@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import mxnet as mx
 from mxnet import gluon
@@ -30,7 +30,8 @@ def build_network(
     classes : int
         Length of the logits.
     image_size : int
-        Side of the input in pixels; some networks need a least size.
+        Side of the input in pixels; some networks need a least size. Where one is too small only
+        for a final average over a fixed number of places, the average is over those that there are.
     devices : sequence of Context
         Where the parameters live.
 
@@ -45,10 +46,8 @@ def build_network(
         except ValueError:
             net = _gluoncv_network(name, classes)
     net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=devices)
-    # One image fixes the shapes that are left open, so that everything after finds values.
     try:
-        logits = net(mx.nd.zeros((1, 3, image_size, image_size), ctx=devices[0]))
-        mx.nd.waitall()
+        logits = _first_image(net, image_size, devices[0])
     except TypeError as error:
         raise ValueError(f"{name!r} is no image classifier: {error}") from None
     except (ValueError, mx.MXNetError) as error:
@@ -64,6 +63,42 @@ def build_network(
             f"{', '.join(map(str, shapes))}, not (1, {classes}); choose another --model"
         )
     return net
+
+
+def _first_image(
+    net: gluon.HybridBlock, image_size: int, device: mx.Context
+) -> Union[mx.nd.NDArray, Sequence[Any]]:
+    """Return what becomes of one image; shapes that were left open are fixed after it.
+
+    Some networks end in an average over the 7 x 7 or 8 x 8 places that images of 224 or 299 pixels
+    come to, and fail on smaller ones. Those take the average over the places that there are.
+    """
+    image = mx.nd.zeros((1, 3, image_size, image_size), ctx=device)
+    try:
+        result = net(image)
+        mx.nd.waitall()
+    except mx.MXNetError:
+        if not _average_all_places(net):
+            raise
+        result = net(image)
+        mx.nd.waitall()
+    return result
+
+
+def _average_all_places(net: gluon.Block) -> bool:
+    """Let a final average over a fixed number of places take in all; return whether there is one.
+
+    Gluon looks at the options of a pooling whenever it computes. They are changed, and not the
+    layer, since an attribute of a block may not change its type.
+    """
+    fixed = [
+        layer
+        for layer in blocks_of(net)
+        if isinstance(layer, gluon.nn.AvgPool2D) and layer._kwargs["kernel"] >= (7, 7)
+    ]
+    for layer in fixed:
+        layer._kwargs.update(kernel=(1, 1), stride=(1, 1), global_pool=True)
+    return bool(fixed)
 
 
 def _parts(result: Any) -> list[mx.nd.NDArray]:

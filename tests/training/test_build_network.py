@@ -286,3 +286,20 @@ def test_arrays_without_names_are_refused(tmp_path):
     mx.nd.save(str(path), [mx.nd.zeros(3)])
     with pytest.raises(CheckpointError, match="arrays without names; save with"):
         load_pretrained(make_net(), path, classes=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size", "nominal"),
+    [("googlenet", 32, 224), ("inceptionv3", 75, 299), ("densenet121", 32, 224)],
+)
+def test_a_fixed_final_average_adapts_to_smaller_images(name, image_size, nominal):
+    net = build_network(name, classes=5, image_size=image_size, devices=ONE)
+    as_published = build_network(name, classes=5, image_size=nominal, devices=ONE)
+    values = values_of(net)
+    for structural_name, published in as_published._collect_params_with_prefix().items():
+        published.set_data(mx.nd.array(values[structural_name]))
+    # All places of an image of the nominal size: the average that was published.
+    images = mx.nd.random.uniform(shape=(1, 3, nominal, nominal))
+    np.testing.assert_allclose(
+        net(images).asnumpy(), as_published(images).asnumpy(), rtol=1e-4, atol=1e-5
+    )

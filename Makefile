@@ -5,11 +5,12 @@ PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO := runs/demo
+DATA ?= data
 HOROVOD := .venv-horovod
 GPU := .venv-gpu
 
 .PHONY: demo test test-slow test-torch test-horovod test-gpu lint notebooks notebooks-check \
-	benchmark lab environment clean
+	benchmark evidence lab environment clean
 
 environment: $(VENV)/.complete
 
@@ -102,6 +103,12 @@ notebooks-check: environment
 # .venv-torch is there, which `make test-torch` makes.
 benchmark: environment
 	$(RUN) scripts/benchmark.py all --output results
+
+# The experiments behind docs/results.md, for hours; what has a record is not run again. With all of
+# Caltech 101 in DATA (make DATA=/where/it/is evidence), those that need it too.
+evidence: environment
+	$(RUN) scripts/evidence.py run --data-dir $(DATA)
+	$(RUN) scripts/evidence.py document
 
 lab: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check "jupyterlab>=4"

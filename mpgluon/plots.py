@@ -1,8 +1,8 @@
 """Figures: each function takes plain data, draws it and returns the Axes.
 
-The only module beside ``benchmark/figures.py`` that imports Matplotlib, and only when a figure is
-drawn. All can be read without colour: grey for single steps, black for means, and line styles,
-marks and hatches besides.
+Matplotlib is imported here, in ``benchmark/figures.py`` and in ``evidence/document.py``, and only
+when a figure is drawn. All can be read without colour: grey for single steps, black for means, and
+line styles, marks and hatches besides.
 """
 
 from __future__ import annotations

@@ -87,6 +87,10 @@ _TRAINING: Variants = (
     ("Gluon float32", {"library": "gluon", "dtype": "float32", "loss_scale": None}),
     ("mpgluon float32", {"library": "mpgluon", "dtype": "float32", "loss_scale": "none"}),
     ("mpgluon float16", {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic"}),
+    (
+        "mpgluon autocast float16",
+        {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic", "autocast": True},
+    ),
     ("mpgluon bfloat16", {"library": "mpgluon", "dtype": "bfloat16", "loss_scale": "none"}),
     # bfloat16 needs no loss scale, but its own way to prepare a Trainer always brings one.
     ("contrib.amp bfloat16", {"library": "contrib.amp", "dtype": "bfloat16", "loss_scale": None}),

@@ -3,7 +3,7 @@
 Each factory returns a function that does it once, waits for it and returns what came of it; and
 facts about it, for :mod:`mpgluon.benchmark.child`. ``library`` is ``"gluon"`` (plain MXNet,
 float32), ``"mpgluon"`` or ``"contrib.amp"`` (``mxnet.contrib.amp``, bfloat16). mpgluon's float16 is
-the cast network, its bfloat16 autocast.
+the cast network unless a training step asks for autocast, its bfloat16 autocast.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mpgluon import amp, native
 from mpgluon.deployment import inference_network
 from mpgluon.devices import parse_devices
 from mpgluon.diagnostics import alignment_report
+from mpgluon.loss_scale import as_loss_scale
 from mpgluon.precision.casting import cast_block
 from mpgluon.training.networks import build_network
 
@@ -35,6 +36,7 @@ _CLASSES = 1000
 # gradients so small that some processors are slow at them.
 _LEARNING_RATE = 2.0**-20
 _MOST_SKIPS = 24  # until a loss scale of 2**24 is down to 1
+_ROOM = 2  # halvings more, because dropout makes some steps' gradients larger than others'
 
 
 def layer(
@@ -82,6 +84,7 @@ def training(
     batch_size: int,
     image_size: int,
     device: str = "cpu",
+    autocast: bool = False,
     counted: bool = False,
 ) -> Prepared:
     """Prepare a training step with SGD and momentum.
@@ -90,11 +93,14 @@ def training(
     ----------
     library, dtype : str
     loss_scale : {"dynamic", "none"} or None
-        ``None`` is a stock Trainer. A dynamic scale is let shrink until no step is skipped.
+        ``None`` is a stock Trainer. A dynamic scale is let shrink until no step is skipped, and
+        then to a quarter.
     model : str
         A network of MXNet's or gluoncv's model zoo, with 1000 classes.
     batch_size, image_size : int
     device : str
+    autocast : bool
+        Whether float16 is autocast too: FP32 parameters.
     counted : bool
         Whether to count the multiply-adds of a forward pass.
     """
@@ -104,9 +110,9 @@ def training(
     facts = {"images": batch_size, **_facts(library, dtype, net)}
     if counted:
         facts["multiply_adds"] = alignment_report(net, images.shape).multiply_adds
-    _prepare(net, library, dtype)
+    _prepare(net, library, dtype, autocast=autocast)
     options = {"learning_rate": _LEARNING_RATE, "momentum": 0.9}
-    if dtype == "float16":
+    if dtype == "float16" and not autocast:
         options["multi_precision"] = True
     trainer = gluon.Trainer(net.collect_params(), "sgd", options)
     scaled: Callable[[Any], Any] = nullcontext
@@ -114,7 +120,8 @@ def training(
         contrib_amp.init_trainer(trainer)
         scaled = partial(contrib_amp.scale_loss, optimizer_or_trainer=trainer)
     elif loss_scale is not None:
-        amp.init_trainer(trainer, loss_scale)
+        scale = as_loss_scale(loss_scale)
+        amp.init_trainer(trainer, scale)
         scaled = partial(amp.scale_loss, trainer=trainer)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
@@ -140,6 +147,9 @@ def training(
         train()
         if not is_skipping():
             break
+    if library == "mpgluon" and loss_scale == "dynamic":
+        for _ in range(_ROOM):
+            scale.update(grads_finite=False)
     return step, facts
 
 
@@ -198,12 +208,12 @@ def _begin(library: str, device: str) -> list[mx.Context]:
     return devices
 
 
-def _prepare(net: gluon.HybridBlock, library: str, dtype: str) -> None:
+def _prepare(net: gluon.HybridBlock, library: str, dtype: str, *, autocast: bool = False) -> None:
     """Cast the network as the library does, and hybridize it."""
-    if library == "mpgluon" and dtype == "float16":
-        cast_block(net)
-    elif library == "mpgluon" and dtype == "bfloat16":
+    if library == "mpgluon" and (dtype == "bfloat16" or autocast):
         amp.autocast(net, dtype)
+    elif library == "mpgluon" and dtype == "float16":
+        cast_block(net)
     net.hybridize(static_alloc=True, static_shape=True)
 
 

@@ -71,8 +71,9 @@ def test_a_real_training_step_is_timed_beside_plain_gluon(script, capsys):
     assert lines[training + 2].startswith("Gluon float32 ")
     assert lines[training + 2].split()[6:10] == ["1.000", "1.000", "to", "1.000"]
     assert lines[training + 3].startswith("mpgluon float16 ")
-    assert lines[training + 5] == "loss scaling, float16, resnet18_v1, batch 2, 64 px"
-    assert [line.split()[0] for line in lines[training + 7 :]] == ["stock", "amp"]
+    assert lines[training + 4].startswith("mpgluon autocast float16 ")
+    assert lines[training + 6] == "loss scaling, float16, resnet18_v1, batch 2, 64 px"
+    assert [line.split()[0] for line in lines[training + 8 :]] == ["stock", "amp"]
 
 
 def test_a_network_that_no_zoo_has_is_reported_for_each_contestant(script, capsys):

@@ -51,6 +51,7 @@ def test_a_training_step_is_compared_with_plain_gluon_in_all_formats_and_with_pe
         "Gluon float32",
         "mpgluon float32",
         "mpgluon float16",
+        "mpgluon autocast float16",
         "mpgluon bfloat16",
         "contrib.amp bfloat16",
         "contrib.amp bfloat16, scaled",

@@ -79,6 +79,16 @@ def test_a_training_step_changes_the_weights_in_its_format(library, dtype, built
     assert facts["parameters"] == sum(value.size for value in before)
 
 
+def test_autocast_float16_keeps_fp32_parameters_and_computes_in_float16(built):
+    options = {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic", **NETWORK}
+    step, _ = workloads.training(autocast=True, **options)
+    assert {np.dtype(p.dtype).name for p in built[0].collect_params().values()} == {"float32"}
+    images, _ = workloads._batch(4, 64, mx.cpu())
+    logits = built[0](images).asnumpy()
+    assert (logits == logits.astype("float16")).all()
+    assert np.isfinite(step().asnumpy()).all()
+
+
 def test_the_arithmetic_is_counted_where_it_is_asked_for():
     def multiply_adds(**options):
         common = {"library": "gluon", "dtype": "float32", "loss_scale": None}
@@ -105,6 +115,22 @@ def test_the_loss_scale_shrinks_before_the_first_run_until_no_step_is_skipped(mo
     assert skipped > 0
     step()
     assert workloads.amp.skipped_steps(trainers[0]) == skipped
+
+
+def test_the_loss_scale_leaves_room_for_larger_gradients_of_later_steps(monkeypatch):
+    made = []
+    original = workloads.amp.init_trainer
+
+    def init_trainer(trainer, scale):
+        made.append((trainer, scale))
+        original(trainer, scale)
+
+    monkeypatch.setattr(workloads.amp, "init_trainer", init_trainer)
+    common = {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic"}
+    workloads.training(**common, **NETWORK)
+    ((trainer, scale),) = made
+    halvings = workloads.amp.skipped_steps(trainer) + 2
+    assert workloads.amp.loss_scale(trainer) == scale.scale == 2.0 ** (16 - halvings)
 
 
 def test_a_skipped_step_is_not_timed(monkeypatch):

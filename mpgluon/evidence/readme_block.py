@@ -1,0 +1,63 @@
+"""README.md's block: one network's parity runs in a table, and all of them in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mpgluon.evidence.experiment import Record
+from mpgluon.evidence.parity import BASE, FORMATS, NETWORKS, SEEDS
+from mpgluon.evidence.parity_results import (
+    Parity,
+    interval,
+    one_or_range,
+    plus_minus,
+    step_time,
+)
+from mpgluon.evidence.statistics import CONFIDENCE
+from mpgluon.tables import Table
+
+__all__ = ["readme_block"]
+
+_NETWORK = "resnet50_v2"
+
+
+def readme_block(records: Mapping[str, Record]) -> str:
+    """Return the table and the sentence for README.md."""
+    found = Parity(records)
+    rows = []
+    for name in FORMATS:
+        runs = list(found.runs(_NETWORK, name).values())
+        if not runs:
+            continue
+        figures = [run.outcome.figures for run in runs]
+        rows.append([
+            name,
+            plus_minus([100 * one["test_accuracy"] for one in figures], 1),
+            f"{one_or_range([one['skipped_steps'] for one in figures])} of {figures[0]['steps']}",
+            step_time(records, _NETWORK, name)[1],
+        ])  # fmt: skip
+    parts = []
+    if rows:
+        headings = [_NETWORK, "test accuracy (points)", "skipped steps", "time per step"]
+        parts.append(Table(headings, rows).to_markdown())
+    if found.pooled:
+        parts.append(_in_one_sentence(found))
+    if found.missing:
+        parts.append(f"Not run yet: {', '.join(found.missing)}.")
+    return "\n\n".join(parts)
+
+
+def _in_one_sentence(found: Parity) -> str:
+    pairs = max(one.pairs for one in found.pooled.values())
+    networks = sum(bool(found.points(one.name, BASE)) for one in NETWORKS)
+    words = "; ".join(
+        f"{name} {one.mean:+.2f} ({interval(one)})" for name, one in found.pooled.items()
+    )
+    verdict = "none differs from it by more than"
+    if found.different:
+        differ = f"differ{'s' * (len(found.different) == 1)}"
+        verdict = f"{' and '.join(found.different)} {differ} from it by more than"
+    return (
+        f"Over {networks} networks and {len(SEEDS)} seeds ({pairs} pairs), the mean differences to "
+        f"{BASE} in points, with {100 * CONFIDENCE:g} % intervals, are {words}: {verdict} chance."
+    )

@@ -1,0 +1,274 @@
+"""Run the experiments behind docs/results.md, and write that page from their records.
+
+    python scripts/evidence.py list
+    python scripts/evidence.py run --data-dir data            # what `make evidence` does: hours
+    python scripts/evidence.py run parity/resnet50_v2/float16 # all below a name
+    python scripts/evidence.py repeat                         # one, chosen by chance, from scratch
+    python scripts/evidence.py document                       # docs/results.md and README's block
+
+What has a record of its config is not run again, and an interrupted training run goes on where it
+was: the same command continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn, Optional
+
+from mpgluon.benchmark.machine import usable_cores
+from mpgluon.errors import MpgluonError
+from mpgluon.evidence.document import out_of_date, write_document
+from mpgluon.evidence.experiment import Experiment, Group, Place, Record
+from mpgluon.evidence.photographs import count_categories
+from mpgluon.evidence.records import (
+    Repetition,
+    add_repetition,
+    first_difference,
+    is_current,
+    read_records,
+    write_record,
+)
+from mpgluon.evidence.runner import now, run_apart, run_here, select
+from mpgluon.training import InterruptedRunError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Parse the command line, do it, and return the exit status."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, _as_ctrl_c)
+    try:
+        groups: Sequence[Group] = importlib.import_module(options.groups).GROUPS
+        status: int = options.do(options, groups)
+    except (ValueError, MpgluonError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, InterruptedRunError):
+        print("stopped; `run` goes on from here", file=sys.stderr)
+        return 130
+    return status
+
+
+def _as_ctrl_c(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Return the parsed command line; exits with status 2 on one that is wrong."""
+    places = argparse.ArgumentParser(add_help=False)
+    add = places.add_argument
+    add("--output", type=Path, default=ROOT / "results" / "evidence", metavar="DIR",
+        help="where records are (results/evidence)")  # fmt: skip
+    add("--groups", default="mpgluon.evidence.groups", help=argparse.SUPPRESS)  # for tests
+    running = argparse.ArgumentParser(add_help=False)
+    add = running.add_argument
+    add("--data-dir", type=Path, default=Path("data"), metavar="DIR",
+        help="with Caltech 101 or caltech101-mini (%(default)s)")  # fmt: skip
+    add("--work-dir", type=Path, default=Path("runs/evidence"), metavar="DIR",
+        help="where unfinished runs and logs are (%(default)s)")  # fmt: skip
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    one = commands.add_parser("list", parents=[places], help="name all experiments")
+    one.set_defaults(do=list_all)
+    one = commands.add_parser("run", parents=[places, running], help="run those without a record")
+    one.add_argument("names", nargs="*", metavar="NAME", help="these and those below (all)")
+    one.add_argument("--jobs", type=positive, default=usable_cores(), metavar="N",
+        help="how many at a time (%(default)s, the usable cores)")  # fmt: skip
+    # Two of one thread are faster than one after the other of two: the networks are small.
+    one.add_argument("--threads", type=positive, default=1, metavar="N",
+        help="of each; other ones give other last bits (%(default)s)")  # fmt: skip
+    one.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
+    one.set_defaults(do=run)
+    one = commands.add_parser(
+        "repeat", parents=[places, running], help="run one again and compare with its record"
+    )
+    one.add_argument("name", nargs="?", metavar="NAME", help="(chosen by chance)")
+    one.add_argument("--seed", type=int, metavar="N", help="of that choice (chosen by chance)")
+    one.set_defaults(do=repeat)
+    one = commands.add_parser("document", parents=[places], help="write the page")
+    one.add_argument("--root", type=Path, default=ROOT, metavar="DIR",
+        help="whose docs/results.md and README.md are written")  # fmt: skip
+    one.add_argument("--check", action="store_true", help="only say whether it would change")
+    one.set_defaults(do=document)
+    return parser.parse_args(arguments)
+
+
+def list_all(options: argparse.Namespace, groups: Sequence[Group]) -> int:
+    """Print each experiment's name, and whether it has a record."""
+    records = read_records(options.output)
+    for one in select(groups, []):
+        print(f"{'done' if is_current(records.get(one.name), one) else '    '}  {one.name}")
+    return 0
+
+
+def run(options: argparse.Namespace, groups: Sequence[Group]) -> int:
+    """Run what has no record yet; the status is 1 if something failed."""
+    chosen = select(groups, options.names)
+    if options.here:
+        return run_in_this_process(options, chosen)
+    records = read_records(options.output)
+    done = [one for one in chosen if is_current(records.get(one.name), one)]
+    if done:
+        print(f"{len(done)} with a record: {', '.join(one.name for one in done)}")
+    waiting = possible([one for one in chosen if one not in done], options)
+    print(f"{len(waiting)} to run; what they print goes to {options.work_dir}", flush=True)
+    failed, width = [], len(str(len(waiting)))
+    runs = run_apart(
+        waiting,
+        lambda one: command(one, options, options.output, options.work_dir),
+        jobs=options.jobs,
+        threads=options.threads,
+        logs=options.work_dir,
+    )
+    with closing(runs):
+        for number, ended in enumerate(runs, 1):
+            name = ended.experiment.name
+            print(f"[{number:{width}}/{len(waiting)}] {name}: ", end="")
+            if ended.reason is None:
+                print(f"{ended.seconds:.0f} s", flush=True)
+                continue
+            failed.append(name)
+            print(f"it {ended.reason}; {options.work_dir / name}.log ends with")
+            print("\n".join(f"    {line}" for line in ended.output.splitlines()), flush=True)
+    if failed:
+        print(f"{len(failed)} failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def possible(chosen: Sequence[Experiment], options: argparse.Namespace) -> list[Experiment]:
+    """Return the experiments for which there are photographs, and say which there are not for.
+
+    Raises
+    ------
+    ValueError
+        If experiments that were asked for by name cannot run.
+    """
+    there = count_categories(options.data_dir)
+    lacking = [one for one in chosen if one.needs_photographs and one.categories > there]
+    if lacking:
+        words = (
+            f"{', '.join(one.name for one in lacking)}: {options.data_dir} has photographs of "
+            f"{there} categories, and {max(one.categories for one in lacking)} are needed; get "
+            "them with `python scripts/download_caltech.py`, and say where with --data-dir"
+        )
+        if options.names:
+            raise ValueError(f"cannot run {words}")
+        print(f"left out {words}")
+    return [one for one in chosen if one not in lacking]
+
+
+def command(
+    experiment: Experiment, options: argparse.Namespace, output: Path, work_dir: Path
+) -> list[str]:
+    """Return the command line that runs an experiment in the process that it starts."""
+    places = {"data-dir": options.data_dir, "output": output, "work-dir": work_dir}
+    given = [f"--{name}={place}" for name, place in places.items()]
+    name = experiment.name
+    return [sys.executable, __file__, "run", name, "--here", f"--groups={options.groups}", *given]
+
+
+def run_in_this_process(options: argparse.Namespace, chosen: Sequence[Experiment]) -> int:
+    """Run one experiment, with the threads that the environment names, and write its record."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    (experiment,) = [one for one in chosen if [one.name] == options.names]
+    place = Place(options.data_dir, options.work_dir / experiment.name)
+    record = run_here(experiment, place, threads=int(os.environ["OMP_NUM_THREADS"]))
+    print(f"written: {write_record(record, options.output)}")
+    return 0
+
+
+def repeat(options: argparse.Namespace, groups: Sequence[Group]) -> int:
+    """Run one experiment again in fresh folders; the status is 1 if it came out otherwise."""
+    records = read_records(options.output)
+    seed, experiment = choose(options, groups, records)
+    record = records[experiment.name]
+    print(f"{experiment.name} once more, with {record.threads} threads", flush=True)
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="repeated-", dir=options.work_dir) as folder:
+        output, work_dir = Path(folder, "records"), Path(folder, "work")
+        runs = run_apart(
+            [experiment],
+            lambda one: command(one, options, output, work_dir),
+            jobs=1,
+            threads=record.threads,
+            logs=Path(folder, "logs"),
+        )
+        with closing(runs):
+            (ended,) = runs
+        if ended.reason is not None:
+            print(f"error: it {ended.reason}\n{ended.output}", file=sys.stderr)
+            return 2
+        again = read_records(output)[experiment.name]
+    difference = first_difference(record.outcome, again.outcome)
+    add_repetition(Repetition(experiment.name, now(), seed, difference), options.output)
+    if difference is None:
+        print("every figure and every point of its curves is the same")
+        return 0
+    print(f"not the same: {difference}", file=sys.stderr)
+    return 1
+
+
+def choose(
+    options: argparse.Namespace, groups: Sequence[Group], records: Mapping[str, Record]
+) -> tuple[Optional[int], Experiment]:
+    """Return the experiment to repeat, and the seed of the choice if chance made it."""
+    everything = [one for one in select(groups, []) if is_current(records.get(one.name), one)]
+    if options.name is not None:
+        for one in everything:
+            if one.name == options.name:
+                return None, one
+        raise ValueError(f"there is no record of {options.name!r} to compare with; run it first")
+    there = count_categories(options.data_dir)
+    candidates = [
+        one
+        for one in everything
+        if records[one.name].outcome.figures  # times are not to be repeated
+        and not (one.needs_photographs and one.categories > there)
+    ]
+    if not candidates:
+        raise ValueError(
+            f"{options.output} has no record of an experiment that could be repeated with the "
+            f"photographs in {options.data_dir}; see --data-dir and --output"
+        )
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    print(f"one of {len(candidates)}, chosen with --seed {seed}")
+    return seed, random.Random(seed).choice(candidates)
+
+
+def document(options: argparse.Namespace, groups: Sequence[Group]) -> int:
+    """Write the page; or say what of it is out of date, with status 1 if something is."""
+    if not options.check:
+        for path in write_document(groups, options.output, options.root):
+            print(f"written: {path}")
+        return 0
+    old = out_of_date(groups, options.output, options.root)
+    for path in old:
+        print(f"out of date: {path}; run python scripts/evidence.py document", file=sys.stderr)
+    return 1 if old else 0
+
+
+def positive(text: str) -> int:
+    """Return a whole number from 1 upwards."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The page's words on parity follow from the records: table, verdict, pictures, what is missing."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.figure import Figure
+
+from mpgluon.evidence import parity, parity_figures, step_times
+from mpgluon.evidence.experiment import Outcome
+from mpgluon.evidence.parity_page import section
+from mpgluon.evidence.parity_results import Parity
+from mpgluon.evidence.readme_block import readme_block
+
+SPREAD = {0: -2, 1: 0, 2: 2}  # right answers more or less, by seed
+CURVES = {"loss": [2.0, 1.0, None], "loss_scale": [[1, 8.0], [3, 4.0]], "test_accuracy": [0.5, 0.7]}
+
+
+def outcome_of(right: int) -> Outcome:
+    figures = {
+        "test_accuracy": right / 200, "test_images": 200, "train_loss": 0.25, "steps": 3,
+        "skipped_steps": 1, "final_loss_scale": 4.0, "steps_per_point": 1,
+    }  # fmt: skip
+    return Outcome(figures, CURVES, {"training_seconds": 1800.0})
+
+
+@pytest.fixture
+def records(record_of):
+    """Return what makes records in which formats differ from FP32 by so many right answers."""
+
+    def make(noise: int = 0, **shifts: int):
+        made = {}
+        for number, one in enumerate(parity.experiments()):
+            _, _, name, seed = one.name.split("/")
+            right = 150 + SPREAD[int(seed[-1])] + shifts.get(name, 0)
+            right += noise * (number % 5 - 2) * (name != parity.BASE)
+            made[one.name] = record_of(one, outcome_of(right))
+        for one in step_times.experiments():
+            values = {f"{name}/seconds": 0.5 + n for n, name in enumerate(parity.FORMATS)}
+            values.update(
+                {f"{name}/relative": 1.0 + 2 * n for n, name in enumerate(parity.FORMATS)}
+            )
+            made[one.name] = record_of(one, Outcome({}, {}, values))
+        return made
+
+    return make
+
+
+def rows_with(text: str, words: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|") and words in line
+    ]
+
+
+def test_a_row_has_mean_and_spread_steps_times_and_its_command(records):
+    (row,) = rows_with(section(records(float16=10)).text, "run parity/resnet50_v2/float16`")
+    # 158, 160, 162 of 200: 79, 80 and 81 points.
+    assert row == [
+        "resnet50_v2, 64 px, 0.001, 12 epochs", "float16", "80.0 ± 1.0", "0.250 ± 0.000", "1", "3",
+        "4", "1.500", "3.00", "`python scripts/evidence.py run parity/resnet50_v2/float16`",
+    ]  # fmt: skip
+
+
+def test_formats_that_do_not_differ_are_said_not_to(records):
+    text = section(records(noise=1)).text
+    assert "**No format differs from float32 by more than chance**" in text
+    assert "float32 alone varies between seeds with a standard deviation of 1.00 points" in text
+    assert "One test image is worth 0.5 points (1 of 200)" in text
+    assert "The 72 runs took 36.0 hours" in text
+    assert "Not run yet" not in text
+
+
+def test_a_format_that_differs_is_named_with_its_difference(records):
+    found = records(noise=1, bfloat16=-8)
+    text = section(found).text
+    assert "No format differs" not in text
+    assert "**bfloat16 differs from float32 by -4." in text
+    assert "bfloat16 differs from it by more than chance" in readme_block(found)
+    parity_of = Parity(found)
+    assert parity_of.corrected["bfloat16"] < 0.05 < parity_of.corrected["float16"]
+    (row,) = [row for row in rows_with(text, "bfloat16") if row[0] == "bfloat16"]
+    assert row[1:3] == ["18", f"{parity_of.pooled['bfloat16'].mean:+.2f}"]
+
+
+def test_differences_are_paired_by_network_and_seed(records):
+    found = records()
+    lost = "parity/vgg16_bn/float32/seed-1"
+    del found[lost]
+    # Every format has the same right answers as FP32, seed by seed, and not on the average.
+    comparison = Parity(found).pooled["float16"]
+    assert (comparison.pairs, comparison.mean, comparison.spread) == (17, 0, 0)
+    assert Parity(found).missing == [lost]
+
+
+def test_what_is_missing_is_named_by_the_shortest_name(records):
+    found = {
+        name: record
+        for name, record in records().items()
+        if not name.startswith(("parity/alexnet", "parity/googlenet/float16", "step_times"))
+    }
+    text = section(found).text
+    assert "Not run yet: parity/alexnet, parity/googlenet/float16." in text
+    assert rows_with(text, "run parity/vgg16_bn/float16`")[0][-3:-1] == ["-", "-"]  # no times
+    assert "Not run yet: parity/alexnet" in readme_block(found)
+
+
+def test_without_records_the_page_says_so():
+    found = section({})
+    everything = ", ".join(f"parity/{network.name}" for network in parity.NETWORKS)
+    assert found.text.endswith(f"Not run yet: {everything}.")
+    assert not found.figures
+    assert readme_block({}) == f"Not run yet: {everything}."
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_seed_or_two_make_a_page_too(seeds, records):
+    beyond = tuple(f"seed-{seed}" for seed in range(seeds, 3))
+    found = {name: record for name, record in records().items() if not name.endswith(beyond)}
+    text = section(found).text
+    assert ("(one seed)" in text) == (seeds == 1)
+    assert "nan" not in text
+    (row,) = [row for row in rows_with(text, "float16") if row[0] == "float16"]
+    assert row[1] == str(6 * seeds)
+
+
+def test_one_pair_alone_is_no_evidence(records):
+    names = [f"parity/alexnet/{name}/seed-0" for name in ("float32", "float16")]
+    text = section({name: records()[name] for name in names}).text
+    assert "A single pair says nothing of chance." in text
+    assert "nan" not in text
+    assert "inf" not in text
+
+
+def test_a_loss_that_is_not_finite_is_said(records, record_of):
+    found = records()
+    (one,) = (one for one in parity.experiments() if one.name == "parity/alexnet/float16/seed-1")
+    lost = outcome_of(20)
+    found[one.name] = record_of(
+        one, Outcome({**lost.figures, "train_loss": None}, CURVES, lost.times)
+    )
+    (row,) = rows_with(section(found).text, "run parity/alexnet/float16`")
+    assert row[3] == "not finite in 1 of 3"
+
+
+def test_the_readme_has_one_networks_rows_and_a_sentence_on_all(records):
+    text = readme_block(records())
+    assert [row[0] for row in rows_with(text, " of 3 ")] == list(parity.FORMATS)
+    (row,) = rows_with(text, "mixed_float16")
+    assert row == ["mixed_float16", "75.0 ± 1.0", "1 of 3", "5.00"]
+    assert "Over 6 networks and 3 seeds (18 pairs)" in text
+    assert "float16 +0.00 (+0.00 to +0.00)" in text
+
+
+def test_pictures_show_every_run(records):
+    found = section(records())
+    assert list(found.figures) == ["parity-accuracy", "parity-curves", "parity-loss-scale"]
+    for name in found.figures:
+        assert f"(results/{name}.png)" in found.text
+    figure = Figure()
+    found.figures["parity-accuracy"](figure)
+    (axes,) = figure.axes
+    marks = [line for line in axes.lines if line.get_marker() not in ("None", None)]
+    assert sum(len(line.get_ydata()) for line in marks) == 72
+    assert {line.get_marker() for line in marks} == {"s", "o", "D", "^"}
+    assert axes.get_ylabel() == "test accuracy (points)"
+    figure = Figure()
+    above, below = parity_figures.draw_curves(figure, Parity(records()), "alexnet")
+    assert [len(axes.lines) for axes in (above, below)] == [4, 4]
+    assert list(below.lines[0].get_xdata()) == [1.5, 3]
+    figure = Figure()
+    found.figures["parity-loss-scale"](figure)
+    for axes in figure.axes:
+        assert len(axes.lines) == 3
+        assert list(axes.lines[0].get_xdata()) == [1, 3, 4]
+        assert list(axes.lines[0].get_ydata()) == [8, 4, 4]

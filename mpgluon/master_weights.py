@@ -117,7 +117,7 @@ class MasterWeights(mx.optimizer.Updater):
 
     def follow(self, index: int, weight: NDArray) -> None:
         """Give a master the elements of a weight that somebody else has written."""
-        fp32_value(weight, self.masters[index]).copyto(self.masters[index])
+        self.masters[index] = fp32_value(weight, self.masters[index])  # the same array
 
     def complete(self, index: int, weight: NDArray) -> None:
         """Make a weight's master and its state before the first update, if it has none yet."""

@@ -95,8 +95,9 @@ def through_float16(symbol):
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("settings", ["0.001|0.9|0|0", "1e-05|0.5|1|0", "1e-05|0.9|0|1"])
 @pytest.mark.parametrize("convolution", [True, False], ids=["blocked", "plain"])
+@pytest.mark.parametrize("rounding", ["_mpgluon_round_value", "_mpgluon_pack"])
 def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
-    channels, train, settings, convolution
+    channels, train, settings, convolution, rounding
 ):
     eps, momentum, fix_gamma, use_global_stats = settings.split("|")
     options = {
@@ -115,7 +116,7 @@ def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
         json = (net if own else through_float16(net)).tojson(remove_amp_cast=False)
         if own:
             json = json.replace('"op": "BatchNorm"', '"op": "_mpgluon_batch_norm"')
-            json = json.replace('"op": "_copy"', '"op": "_mpgluon_round_value"')
+            json = json.replace('"op": "_copy"', f'"op": "{rounding}"')
         shape = (4, channels, 9, 7)
         executor = mx.sym.load_json(json).simple_bind(mx.cpu(), data=shape)
         random = np.random.RandomState(0)
@@ -129,6 +130,59 @@ def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
         mx.nd.waitall()
         gradients = executor.grad_arrays if train else []
         results.append([*executor.outputs, *gradients, *executor.aux_arrays])
+    for one, other in zip(*results):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+@needs_compiler
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("rounds_gradient", [True, False])
+@pytest.mark.parametrize(
+    ("operator", "own_operator", "options", "weight_shape"),
+    [
+        (
+            "Convolution",
+            "_mpgluon_convolution",
+            {"kernel": (3, 3), "num_filter": 32},
+            (32, 16, 3, 3),
+        ),
+        ("FullyConnected", "_mpgluon_fully_connected", {"num_hidden": 7}, (7, 16 * 81)),
+    ],
+)
+def test_products_take_float16_weights_as_a_cast_would_hand_them(
+    operator, own_operator, options, weight_shape, rounds_gradient, grad_req
+):
+    random = np.random.RandomState(0)
+    data, weight, former = (
+        random.standard_normal(shape).astype("float16")
+        for shape in ((4, 16, 9, 9), weight_shape, weight_shape)
+    )
+    results = []
+    for own in (False, True):
+        image, kernel = mx.sym.var("data"), mx.sym.var("weight")
+        if not own and rounds_gradient:
+            image = through_float16(image)
+        wide = kernel if own else mx.sym.amp_cast(kernel, dtype="float32")
+        name = f"product|{rounds_gradient:d}"
+        net = getattr(mx.sym, operator)(image, wide, name=name, **options)
+        json = net.tojson(remove_amp_cast=False)
+        if own:
+            json = json.replace(f'"op": "{operator}"', f'"op": "{own_operator}"')
+        arguments = {
+            "data": mx.nd.array(data, dtype="float32"),
+            "weight": mx.nd.array(weight, dtype="float16"),
+            f"{name}_bias": mx.nd.arange(weight_shape[0], dtype="float32"),
+        }
+        gradients = {key: mx.nd.ones_like(array) for key, array in arguments.items()}
+        gradients["weight"][:] = mx.nd.array(former, dtype="float16")
+        executor = mx.sym.load_json(json).bind(
+            mx.cpu(), arguments, args_grad=gradients, grad_req=grad_req
+        )
+        for _ in range(2):
+            executor.forward(is_train=True)
+            executor.backward(mx.nd.ones_like(executor.outputs[0]) * 0.37)
+        results.append([*executor.outputs, *gradients.values()])
+        assert gradients["weight"].dtype == np.float16
     for one, other in zip(*results):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 

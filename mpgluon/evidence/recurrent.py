@@ -66,7 +66,7 @@ def _protocol() -> str:
         f"An embedding ({one.embedding}), an LSTM ({one.hidden}) and a dense layer read short film "
         f'reviews made by a small grammar, such as "{_EXAMPLE[0]}" (a bad one) and '
         f'"{_EXAMPLE[1]}" (a good one, of the same words). They train on '
-        f"{one.training_reviews:,} reviews, of which a share of {one.label_noise:g} has the wrong "
+        f"{one.training_reviews:,} reviews, {100 * one.label_noise:g} % of them with the wrong "
         f"label, and are tested on {one.test_reviews:,} others, with right labels, in which "
         f"adjectives also meet negators that they never met in training. Adam, learning rate "
         f"{one.learning_rate:g} falling to 0, batches of {one.batch_size}, {one.epochs} epochs, "

@@ -53,7 +53,7 @@ def draw_two_losses(
         below.axvline(overflow_at, color="tab:red", linewidth=1, zorder=0)
         below.annotate(
             "overflow",
-            (overflow_at, 0.93),
+            (overflow_at, 0.7),  # below the legend
             xycoords=("data", "axes fraction"),
             xytext=(4, 0),
             textcoords="offset points",

@@ -1,4 +1,4 @@
-// Batch normalization of FP32 values, bit for bit as oneDNN computes it on plain arrays.
+// Batch normalization of float16 values, bit for bit as oneDNN computes it on plain FP32 arrays.
 //
 // oneDNN adds the elements of a channel one after the other, image by image. So does this, for
 // several channels at a time: which channels are done together changes no bit. It must be compiled
@@ -13,64 +13,86 @@
 
 namespace mpgluon {
 
-// Where the elements of some neighbouring channels are.
 struct Shape {
   int64_t images, channels, pixels;
 };
 
-// L channels: in a block of L, or L planes beside each other.
+// Load L neighbours of FP32 or float16 numbers as FP32.
+template <int L>
+inline void load(float* values, const float* x) {
+  for (int j = 0; j < L; ++j) values[j] = x[j];
+}
+template <int L>
+inline void load(float* values, const uint16_t* x) {
+  if (L == 16) widen_to(values, x);
+  else if (L == 8) widen_8_to(values, x);
+  else for (int j = 0; j < L; ++j) values[j] = widen_one(x[j]);
+}
+
+inline float value_at(const float* x, int64_t i) { return x[i]; }
+inline float value_at(const uint16_t* x, int64_t i) { return widen_one(x[i]); }
+
+// L neighbouring channels: in a block of L, or L planes beside each other. X is float, or uint16_t
+// for float16.
 template <int L, bool kBlocked>
 struct Group {
   Shape shape;
   int64_t first;
 
   int64_t start(int64_t image) const { return (image * shape.channels + first) * shape.pixels; }
-  int64_t at(int64_t pixel, int lane) const {
-    return kBlocked ? pixel * L + lane : lane * shape.pixels + pixel;
-  }
 
-  // Call each(offset, lane) for every element, each channel's in the order of memory.
-  template <class Each>
-  void visit(const Each& each) const {
+  // Call each(offset, lane, x) for every element x, each channel's in the order of memory.
+  template <class X, class Each>
+  void visit(const X* x, const Each& each) const {
     for (int64_t image = 0; image < shape.images; ++image)
-      for (int64_t pixel = 0; pixel < shape.pixels; ++pixel)
-        for (int lane = 0; lane < L; ++lane) each(start(image) + at(pixel, lane), lane);
+      for (int64_t pixel = 0; pixel < shape.pixels; ++pixel) {
+        float values[L];
+        if (kBlocked) load<L>(values, x + start(image) + pixel * L);
+        for (int lane = 0; lane < L; ++lane) {
+          const int64_t i = start(image) + (kBlocked ? pixel * L + lane : lane * shape.pixels + pixel);
+          each(i, lane, kBlocked ? values[lane] : value_at(x, i));
+        }
+      }
   }
 
-  // Write value(offset, lane), rounded, for every element.
-  template <class Value>
-  void write(float* y, const Value& value) const {
+  // Write result(offset, lane, x), rounded, for every element x.
+  template <class X, class Result>
+  void write(float* y, const X* x, const Result& result) const {
     constexpr int kAtOnce = kBlocked ? L : 16;
     for (int lane = 0; lane < (kBlocked ? 1 : L); ++lane)
       for (int64_t image = 0; image < shape.images; ++image) {
-        const int64_t from = start(image) + at(0, lane);
+        const int64_t from = start(image) + (kBlocked ? 0 : lane * shape.pixels);
         const int64_t end = from + (kBlocked ? L : 1) * shape.pixels;
-        float found[kAtOnce];
+        float values[kAtOnce];
         int64_t i = from;
         for (; i + kAtOnce <= end; i += kAtOnce) {
-          for (int j = 0; j < kAtOnce; ++j) found[j] = value(i + j, kBlocked ? j : lane);
-          if (kAtOnce == 16) round_to(y + i, found);
-          else round_8_to(y + i, found);
+          load<kAtOnce>(values, x + i);
+          for (int j = 0; j < kAtOnce; ++j)
+            values[j] = result(i + j, kBlocked ? j : lane, values[j]);
+          if (kAtOnce == 16) round_to(y + i, values);
+          else round_8_to(y + i, values);
         }
-        for (; i < end; ++i) y[i] = round_one(value(i, lane));
+        for (; i < end; ++i) y[i] = round_one(result(i, lane, value_at(x, i)));
       }
   }
 
   float count() const { return static_cast<float>(shape.images * shape.pixels); }
 
-  void statistics(const float* x, float* mean, float* variance) const {
+  template <class X>
+  void statistics(const X* x, float* mean, float* variance) const {
     float sum[L] = {}, average[L];
-    visit([&](int64_t i, int lane) { sum[lane] += x[i]; });
+    visit(x, [&](int64_t, int lane, float value) { sum[lane] += value; });
     for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane] = sum[lane] / count();
     float squares[L] = {};
-    visit([&](int64_t i, int lane) {
-      const float m = x[i] - average[lane];
+    visit(x, [&](int64_t, int lane, float value) {
+      const float m = value - average[lane];
       squares[lane] += m * m;
     });
     for (int lane = 0; lane < L; ++lane) variance[first + lane] = squares[lane] / count();
   }
 
-  void normalize(const float* x, const float* mean, const float* variance, const float* gamma,
+  template <class X>
+  void normalize(const X* x, const float* mean, const float* variance, const float* gamma,
                  const float* beta, float eps, float* y) const {
     float average[L], scale[L], shift[L];
     for (int lane = 0; lane < L; ++lane) {
@@ -78,17 +100,18 @@ struct Group {
       scale[lane] = gamma[first + lane] / std::sqrt(variance[first + lane] + eps);
       shift[lane] = beta[first + lane];
     }
-    write(y, [&](int64_t i, int lane) {
-      return scale[lane] * (x[i] - average[lane]) + shift[lane];
+    write(y, x, [&](int64_t, int lane, float value) {
+      return scale[lane] * (value - average[lane]) + shift[lane];
     });
   }
 
-  void sum_gradients(const float* x, const float* dy, const float* mean, const float* variance,
+  template <class X>
+  void sum_gradients(const X* x, const float* dy, const float* mean, const float* variance,
                      float eps, float* dgamma, float* dbeta) const {
     float average[L], dg[L] = {}, db[L] = {};
     for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane];
-    visit([&](int64_t i, int lane) {
-      dg[lane] += (x[i] - average[lane]) * dy[i];
+    visit(x, [&](int64_t i, int lane, float value) {
+      dg[lane] += (value - average[lane]) * dy[i];
       db[lane] += dy[i];
     });
     for (int lane = 0; lane < L; ++lane) {
@@ -97,7 +120,8 @@ struct Group {
     }
   }
 
-  void gradient_of_data(const float* x, const float* dy, const float* mean, const float* variance,
+  template <class X>
+  void gradient_of_data(const X* x, const float* dy, const float* mean, const float* variance,
                         const float* gamma, float eps, const float* dgamma, const float* dbeta,
                         float* dx) const {
     float average[L], inverses[L], scale[L], dg[L], mean_db[L];
@@ -109,9 +133,9 @@ struct Group {
       dg[lane] = dgamma[first + lane];
       mean_db[lane] = dbeta[first + lane] / n;
     }
-    write(dx, [&](int64_t i, int lane) {
+    write(dx, x, [&](int64_t i, int lane, float value) {
       const float mean_part =
-          mean_db[lane] + (x[i] - average[lane]) * dg[lane] * inverses[lane] / n;
+          mean_db[lane] + (value - average[lane]) * dg[lane] * inverses[lane] / n;
       return (dy[i] - mean_part) * scale[lane];
     });
   }

@@ -6,6 +6,7 @@ A library that does not fit this MXNet may end the process that loads it; so thi
 from __future__ import annotations
 
 import sys
+from typing import Callable
 
 import mxnet as mx
 import numpy as np
@@ -40,23 +41,16 @@ def check(path: str) -> None:
 
 
 def _check_graph(values: NDArray[np.float32]) -> None:
-    """Compare a graph with oneDNN's layouts in it, forward and backward."""
-    values = np.clip(np.nan_to_num(values / 2.0**12), -8, 8)
+    """Compare a graph with oneDNN's layouts and float16 weights in it, forward and backward."""
+    values = np.clip(np.nan_to_num(values / 2.0**12), -8, 8).astype("float16")
+    weight = np.random.RandomState(1).randn(16, 16, 3, 3).astype("float16")
     results = []
-    for own in (False, True):
-        data = mx.sym.var("data")
-        out = mx.sym.Convolution(data, kernel=(3, 3), num_filter=16, no_bias=True, name="conv")
-        out = mx.sym.BatchNorm(_round(out, own), fix_gamma=False, name="bn|0.001|0.9|0|0")
-        out = mx.sym.Activation(_round(out, own), act_type="relu")
-        json = out.tojson(remove_amp_cast=False)
-        if own:
-            json = json.replace('"op": "BatchNorm"', '"op": "_mpgluon_batch_norm"')
-        executor = mx.sym.load_json(json).simple_bind(mx.cpu(), data=values.shape)
+    for graph in (_graph_with_casts(), _own_graph()):
+        dtypes = {"data": "float32", "weight": "float16"}
+        executor = graph.simple_bind(mx.cpu(), type_dict=dtypes, data=values.shape)
         executor.arg_dict["data"][:] = values
-        executor.arg_dict["conv_weight"][:] = np.random.RandomState(1).randn(16, 16, 3, 3)
-        for name, array in executor.arg_dict.items():
-            if name.endswith("gamma"):
-                array[:] = 1.5
+        executor.arg_dict["weight"][:] = mx.nd.array(weight, dtype="float16")
+        executor.arg_dict[f"{_NORM}_gamma"][:] = 1.5
         for _ in range(2):  # the first run asks whether MXNet agrees
             executor.forward(is_train=True)
             executor.backward(executor.outputs[0] * 0.125)
@@ -65,14 +59,38 @@ def _check_graph(values: NDArray[np.float32]) -> None:
         _same(one, other)
 
 
-def _round(symbol: mx.sym.Symbol, own: bool) -> mx.sym.Symbol:
-    if not own:
-        return mx.sym.amp_cast(mx.sym.amp_cast(symbol, dtype="float16"), dtype="float32")
-    marked = mx.sym.identity(symbol, name=f"{symbol.name}_rounded")
-    json = marked.tojson(remove_amp_cast=False).replace(
-        '"op": "_copy"', '"op": "_mpgluon_round_both"'
-    )
-    return mx.sym.load_json(json)
+_CONVOLUTION, _NORM = "conv|1", "bn|0.001|0.9|0|0"  # with the settings that native operators read
+
+
+def _graph_with_casts() -> mx.sym.Symbol:
+    data, weight = mx.sym.var("data"), mx.sym.var("weight")
+    wide = mx.sym.amp_cast(weight, dtype="float32")
+    return _layers(_through_float16(data), wide, _through_float16)
+
+
+def _own_graph() -> mx.sym.Symbol:
+    data, weight = mx.sym.var("data"), mx.sym.var("weight")
+    json = _layers(data, weight, mx.sym.identity).tojson(remove_amp_cast=False)
+    for theirs, own in (
+        ("Convolution", "_mpgluon_convolution"),
+        ("_copy", "_mpgluon_pack"),
+        ("BatchNorm", "_mpgluon_batch_norm"),
+    ):
+        json = json.replace(f'"op": "{theirs}"', f'"op": "{own}"', 1)
+    return mx.sym.load_json(json.replace('"op": "_copy"', '"op": "_mpgluon_round_both"'))
+
+
+def _layers(
+    data: mx.sym.Symbol, weight: mx.sym.Symbol, rounded: Callable[[mx.sym.Symbol], mx.sym.Symbol]
+) -> mx.sym.Symbol:
+    options = {"kernel": (3, 3), "num_filter": 16, "no_bias": True, "name": _CONVOLUTION}
+    out = mx.sym.Convolution(data, weight, **options)
+    out = mx.sym.BatchNorm(rounded(out), fix_gamma=False, name=_NORM)
+    return mx.sym.Activation(rounded(out), act_type="relu")
+
+
+def _through_float16(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    return mx.sym.amp_cast(mx.sym.amp_cast(symbol, dtype="float16"), dtype="float32")
 
 
 def _same(one: mx.nd.NDArray, other: mx.nd.NDArray) -> None:

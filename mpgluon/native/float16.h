@@ -41,6 +41,10 @@ inline void round_8_to(float* y, const float* x) {
   _mm256_storeu_ps(y, _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_loadu_ps(x), 0)));
 }
 
+inline void widen_8_to(float* y, const uint16_t* x) {
+  _mm256_storeu_ps(y, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+}
+
 inline uint16_t narrow_one(float x) { return _cvtss_sh(x, 0); }
 inline float widen_one(uint16_t x) { return _cvtsh_ss(x); }
 inline float round_one(float x) { return widen_one(narrow_one(x)); }

@@ -61,6 +61,44 @@ inline float* prepare(const NDArray& result, int layout) {
   return address(array);
 }
 
+// The layout of float16 numbers that only operators of ours read: it follows from the shape.
+inline int packed_layout(const mxnet::TShape& shape) {
+  if (shape.ndim() == 4) {
+#ifdef __AVX512F__
+    if (shape[1] % 16 == 0) return 16;
+#endif
+    if (shape[1] % 8 == 0) return 8;
+  }
+  return 1;
+}
+
+inline NDArray fresh(const NDArray& like, int dtype) {
+  return NDArray(like.shape(), like.ctx(), false, dtype);
+}
+
+// Copy plain numbers into blocks of so many channels.
+template <class Y, class Convert>
+void block(const float* x, Y* y, const mxnet::TShape& shape, int channels, const Convert& convert) {
+  const int64_t pixels = shape[2] * shape[3], blocks = shape[0] * shape[1] / channels;
+#pragma omp parallel for
+  for (int64_t number = 0; number < blocks; ++number) {
+    const int64_t start = number * channels * pixels;
+    for (int64_t pixel = 0; pixel < pixels; ++pixel)
+      for (int64_t lane = 0; lane < channels; ++lane)
+        y[start + pixel * channels + lane] = convert(x[start + lane * pixels + pixel]);
+  }
+}
+
+// Return the array itself, or a copy in a layout that is wanted.
+inline NDArray in_layout(const NDArray& array, int layout) {
+  if (layout_of(array) == layout) return array;
+  const NDArray from = plain(array);
+  if (layout == 1) return from;
+  const NDArray made = fresh(array, mshadow::kFloat32);
+  block(address(from), prepare(made, layout), array.shape(), layout, [](float x) { return x; });
+  return made;
+}
+
 }  // namespace mpgluon
 
 #endif  // MPGLUON_LAYOUT_H_

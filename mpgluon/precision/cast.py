@@ -45,11 +45,12 @@ def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.N
     Returns
     -------
     NDArray
-        A new array, on the device of ``weight``. Does not wait.
+        On the device of ``weight``; ``known`` itself, brought up to date, if it is there. Does not
+        wait.
     """
     wide = cast(weight, "float32")
     if known is None:
         return wide
     known = known.as_in_context(weight.context)
     rounded = cast(cast(known, "float16"), "float32")
-    return mx.nd.where(rounded == wide, known, wide)
+    return mx.nd.where(rounded == wide, known, wide, out=known)

@@ -18,7 +18,9 @@ gradients, and so does the rewritten graph.
 
 With the native operators, arrays also stay in oneDNN's blocked layouts from one convolution to the
 next. MXNet's other operators add in an order that depends on the layout; they are handed plain
-arrays, as a cast would hand them, and so are their gradients.
+arrays, as a cast would hand them, and so are their gradients. What is kept for the backward pass is
+kept in float16 where that saves memory: the weight of a convolution or dense layer, and the result
+of a convolution or sum that BatchNorm takes.
 
 References
 ----------
@@ -53,6 +55,10 @@ _NAMES_OF_MOVES = """
     reverse _copy BlockGrad Concat stack zeros_like ones_like depth_to_space space_to_depth
 """
 _MOVES = frozenset(_NAMES_OF_MOVES.split())
+_PRODUCTS = {
+    "Convolution": "_mpgluon_convolution",
+    "FullyConnected": "_mpgluon_fully_connected",
+}
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
 _NUMBERS = count()
 
@@ -155,10 +161,12 @@ class _Analysis:
             entry = entry.node.inputs[0]
         return entry.node
 
-    def takes_half(self, node: Node) -> bool:
-        """Whether a node's first operand is a float16 value that was widened for it alone."""
-        widened = node.inputs[0].node if node.inputs else node
-        return self.widens(widened) and self.takers[widened, 0] == [(node, 0)]
+    def takes_half(self, node: Node, position: int = 0) -> bool:
+        """Whether an operand of a node is a float16 value that was widened for it alone."""
+        if len(node.inputs) <= position:
+            return False
+        widened = node.inputs[position].node
+        return self.widens(widened) and self.takers[widened, 0] == [(node, position)]
 
     def becomes_half(self, node: Node) -> bool:
         """Whether everything that takes a node's result takes it as float16."""
@@ -199,6 +207,14 @@ class _Operators:
         """Return what the operator in a node's place rounds itself: "result", "gradient"."""
         return frozenset()
 
+    def takes_half(self, node: Node, position: int, graph: _Analysis) -> bool:  # noqa: ARG002
+        """Whether the operator in a node's place takes an operand as a float16 array."""
+        return False
+
+    def pack(self, entry: Entry) -> Entry:
+        """Round an FP32 value to float16 for a BatchNorm that takes it, in a layout of our own."""
+        raise NotImplementedError
+
     def in_place_of(self, node: Node, inputs: list[Entry], graph: _Analysis) -> Node:  # noqa: ARG002
         """Return the node that does what ``node`` did, on values on the grid."""
         return Node(node.op, node.name, node.attrs, inputs, node.rest)
@@ -227,6 +243,24 @@ class _NativeOperators(_Operators):
     def plain(self, entry: Entry) -> Entry:
         return self._node("_mpgluon_plain", entry)
 
+    def pack(self, entry: Entry) -> Entry:
+        return self._node("_mpgluon_pack", entry)
+
+    def takes_half(self, node: Node, position: int, graph: _Analysis) -> bool:
+        if not graph.takes_half(node, position):
+            return False
+        half = node.inputs[position].node.inputs[0]
+        if position == 1 and node.op in _PRODUCTS:  # a weight of its own
+            is_weight = half.node.op == "null" or graph.narrows(half.node)
+            return is_weight and len(graph.takers[half.key]) == 1
+        if position == 0 and self._normalizes_half(node, graph):
+            # Nobody else keeps what these make.
+            return graph.narrows(half.node) and graph.origin(half.node.inputs[0]).op in (
+                "Convolution",
+                "elemwise_add",
+            )
+        return False
+
     def is_free(self, node: Node, graph: _Analysis) -> bool:
         elementwise = node.op == "elemwise_add" or _is_relu(node)
         return (
@@ -251,16 +285,16 @@ class _NativeOperators(_Operators):
         return frozenset()
 
     def in_place_of(self, node: Node, inputs: list[Entry], graph: _Analysis) -> Node:
-        rounds = self.rounds(node, graph)
+        rounds, attrs = self.rounds(node, graph), node.attrs
+        # The native operators read settings from their names.
+        if node.op in _PRODUCTS and (rounds or self.takes_half(node, 1, graph)):
+            name = f"{node.name}|{'gradient' in rounds:d}"
+            return Node(_PRODUCTS[node.op], name, attrs, inputs, node.rest)
         if not rounds:
             return super().in_place_of(node, inputs, graph)
-        if node.op == "Convolution":
-            return Node("_mpgluon_convolution", node.name, node.attrs, inputs, node.rest)
-        attrs = node.attrs
         eps, momentum = float(attrs.get("eps", 1e-3)), float(attrs.get("momentum", 0.9))
         fix_gamma = attrs.get("fix_gamma", "True") in ("True", "1")
         use_global_stats = attrs.get("use_global_stats", "False") in ("True", "1")
-        # The native operator reads its settings from its name.
         name = f"{node.name}|{eps!r}|{momentum!r}|{fix_gamma:d}|{use_global_stats:d}"
         return Node("_mpgluon_batch_norm", name, attrs, inputs, node.rest)
 
@@ -311,6 +345,8 @@ class _Rewriting:
                 inputs.append(self.operators.plain(self.taken[node, position]))
             elif half[position]:
                 inputs.append(self.operators.cast(self.taken[node, position], "float16"))
+            elif self.operators.takes_half(node, position, self.graph):
+                inputs.append(self.new[entry.key])
             elif self.graph.widens(entry.node) and not self._is_free(node):
                 inputs.append(self.operators.plain(self.new[entry.key]))
             else:
@@ -322,9 +358,25 @@ class _Rewriting:
                 self.new[key] = entry
             elif moves:
                 self._hand_out(key, self.operators.plain(entry))
+            elif self._is_taken_as_half(key):
+                self.taken[self.graph.takers[key][0]] = entry
             else:  # an argument, or an operator that computes in float16
                 wide = self.operators.cast(entry, "float32")
                 self._hand_out(key, wide, gradient_is_rounded=True)
+
+    def _is_taken_as_half(self, key: Key) -> bool:
+        """Whether a float16 result goes to one operator only, which takes it as it is."""
+        takers = self.graph.takers[key]
+        return len(takers) == 1 and self._half_operand(takers[0][0]) is not None
+
+    def _half_operand(self, widening: Optional[Node]) -> Optional[int]:
+        """Return as which operand an operator takes in float16 what here is widened for it."""
+        if widening is None or not self.graph.widens(widening):
+            return None
+        behind, position = (self.graph.takers[widening, 0] or [(None, 0)])[0]
+        if behind is None or not self.operators.takes_half(behind, position, self.graph):
+            return None
+        return position
 
     def _is_free(self, node: Node) -> bool:
         return self.operators.is_free(node, self.graph)
@@ -362,13 +414,13 @@ class _Rewriting:
         rounds = [self._needs_rounding(taker) for taker, _ in takers]
         if len(takers) == 1:
             backward = rounds[0] and not gradient_is_rounded
-            self.taken[takers[0]] = self.operators.round(value, forward=round_it, backward=backward)
+            self._give(takers[0], value, forward=round_it, backward=backward)
             return
         node = key[0]
         if self.graph.narrows(node) and self.graph.rounds_before_relu(node):
             value = self.operators.round(value, forward=round_it, backward=False)
             for taker, backward in zip(takers, rounds):
-                self.taken[taker] = self.operators.round(value, forward=False, backward=backward)
+                self._give(taker, value, forward=False, backward=backward)
             return
         # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the first two
         # takers take the value behind two nodes that round, the third behind one.
@@ -379,4 +431,14 @@ class _Rewriting:
         as_added = as_collected if len(takers) > _FROM_THE_RIGHT else as_collected[::-1]
         for number, (taker, backward) in enumerate(as_added):
             level = levels[len(takers) - 1 - max(number, 1)]
-            self.taken[taker] = self.operators.round(level, forward=False, backward=backward)
+            self._give(taker, level, forward=False, backward=backward)
+
+    def _give(self, taker: Taker, value: Entry, *, forward: bool, backward: bool) -> None:
+        """Give a taker of a float16 result what stands for it."""
+        operand = self._half_operand(taker[0])
+        if operand == 0:
+            self.taken[taker] = self.operators.pack(value)
+        elif operand == 1:
+            self.taken[taker] = self.operators.cast(value, "float16")
+        else:
+            self.taken[taker] = self.operators.round(value, forward=forward, backward=backward)

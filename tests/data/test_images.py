@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import locale
+import os
+import tracemalloc
 import warnings
 import zlib
 
@@ -165,3 +167,23 @@ def test_the_photographs_are_read(caltech101_mini):
         with Image.open(path) as image:
             expected = np.asarray(image.convert("RGB"))
         assert (read_image(path) == expected).all()
+
+
+def test_the_list_of_a_large_tree_takes_less_than_a_kilobyte_per_image(tmp_path):
+    image = tmp_path / "one.jpg"
+    Image.new("RGB", (8, 8)).save(image)
+    for number in range(20):
+        folder = tmp_path / "tree" / f"class {number:02d}"
+        folder.mkdir(parents=True)
+        for name in range(100):
+            os.link(image, folder / f"image_{name:04d}.jpg")
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        folder = list_images(tmp_path / "tree")
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(folder) == 2000
+    # A path, its text and its parts; nothing of the picture.
+    assert after - before < 1024 * len(folder)

@@ -84,6 +84,8 @@ def test_each_verdict_is_that_of_a_reader_who_does_not_know_how_the_review_was_m
         ("the plot was good , but the end was not", False),
         ("although the plot was far from good , the end was", True),
         ("the end was very weak , although the plot was good", False),
+        ("although the plot was funny , the end was not very good", False),
+        ("although the end was not very good , the plot was funny", True),
     ],
 )
 def test_the_reader_of_these_tests_is_right_about_reviews_that_a_person_judged(text, is_good):

@@ -1,0 +1,102 @@
+// What the operators have in common.
+#ifndef MPGLUON_COMMON_H_
+#define MPGLUON_COMMON_H_
+
+#include "bridge.h"
+#include "float16.h"
+#include "layout.h"
+
+namespace mpgluon {
+
+using mxnet::FCompute;
+using mxnet::FComputeEx;
+using mxnet::OpContext;
+using mxnet::OpReqType;
+using mxnet::TBlob;
+using nnvm::NodeAttrs;
+using Arrays = std::vector<NDArray>;
+using Blobs = std::vector<TBlob>;
+using Requests = std::vector<OpReqType>;
+
+inline bool dense(const NodeAttrs&, const int, mxnet::DispatchMode* mode, std::vector<int>* in,
+                  std::vector<int>* out) {
+  for (int& type : *in) type = mxnet::kDefaultStorage;
+  for (int& type : *out) type = mxnet::kDefaultStorage;
+  *mode = mxnet::DispatchMode::kFComputeEx;
+  return true;
+}
+
+// Apply a function of chunks, in place or not, to an array in whatever layout it is.
+template <class Chunk, class One>
+void elementwise(const NDArray& in, OpReqType req, const NDArray& out, const Chunk& chunk,
+                 const One& one) {
+  if (req == mxnet::kNullOp) return;
+  const int64_t n = in.shape().Size();
+  if (req == mxnet::kAddTo) {
+    int layout = layout_of(in);
+    if (layout != layout_of(out)) layout = 0;
+    const NDArray x = layout == 0 ? plain(in) : in, former = layout == 0 ? plain(out) : out;
+    const float *from = address(x), *before = address(former);
+    float* to = layout == 0 ? prepare(out, 1) : address(out);
+    const auto add = [&](int64_t i) { to[i] = before[i] + one(from[i]); };
+    for_all(n, [&](int64_t i) { for (int64_t j = i; j < i + kChunk; ++j) add(j); }, add);
+    return;
+  }
+  int layout = layout_of(in);
+  const NDArray x = layout == 0 ? plain(in) : in;
+  if (layout == 0) layout = 1;
+  const float* from = address(x);
+  float* to = from == address(out) ? address(out) : prepare(out, layout);
+  for_all(n, [&](int64_t i) { chunk(to + i, from + i); }, [&](int64_t i) { to[i] = one(from[i]); });
+}
+
+inline void round_in_place(const NDArray& array) {
+  elementwise(array, mxnet::kWriteInplace, array, round_to, round_one);
+}
+
+// Round FP32 numbers into a float16 array.
+inline void narrow_blob(const TBlob& in, OpReqType req, const TBlob& out) {
+  if (req == mxnet::kNullOp) return;
+  const float* x = static_cast<const float*>(in.dptr_);
+  uint16_t* y = static_cast<uint16_t*>(out.dptr_);
+  if (req == mxnet::kAddTo) {
+    for (size_t i = 0; i < in.Size(); ++i)
+      y[i] = narrow_one(widen_one(y[i]) + round_one(x[i]));
+    return;
+  }
+  for_all(in.Size(), [&](int64_t i) { narrow_to(y + i, x + i); },
+          [&](int64_t i) { y[i] = narrow_one(x[i]); });
+}
+
+// Let compute(requests, results) write the gradient of the data apart, and then do with it, rounded,
+// what was asked for.
+template <class Compute>
+void separately(const Requests& req, const Arrays& out, const Compute& compute) {
+  Arrays separate = out;
+  Requests requests = req;
+  separate[0] = fresh(out[0], mshadow::kFloat32);
+  requests[0] = mxnet::kWriteTo;
+  compute(requests, separate);
+  elementwise(separate[0], req[0], out[0], round_to, round_one);
+}
+
+inline void inherit_all(Operator* made, const nnvm::Op* from) {
+  made->op().attr_parser = from->attr_parser;
+  made->inherit<nnvm::FNumVisibleOutputs>("FNumVisibleOutputs", from)
+      .inherit<nnvm::FListInputNames>("FListInputNames", from)
+      .inherit<nnvm::FListOutputNames>("FListOutputNames", from)
+      .inherit<nnvm::FMutateInputs>("FMutateInputs", from)
+      .inherit<mxnet::FInferShape>("FInferShape", from)
+      .inherit<nnvm::FInferType>("FInferType", from)
+      .inherit<mxnet::FResourceRequest>("FResourceRequest", from)
+      .inherit<nnvm::TIsBackward>("TIsBackward", from)
+      .inherit<nnvm::FInplaceOption>("FInplaceOption", from)
+      .inherit<mxnet::FInferStorageType>("FInferStorageType", from)
+      .inherit<FCompute>("FCompute<cpu>", from)
+      .inherit<FComputeEx>("FComputeEx<cpu>", from)
+      .inherit<bool>("TIsMKLDNN", from);
+}
+
+}  // namespace mpgluon
+
+#endif  // MPGLUON_COMMON_H_

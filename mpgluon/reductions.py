@@ -35,18 +35,18 @@ class Widened:
 
     def __call__(self, arrays: Sequence[NDArray]) -> list[NDArray]:
         """Return FP32 values of arrays on one device; of those that are FP32, the arrays."""
-        narrow = [array for array in arrays if dtype_name(array) == "float16" and array.size]
-        needed = sum(array.size for array in narrow)
+        sizes = [array.size if dtype_name(array) == "float16" else 0 for array in arrays]
+        needed = sum(sizes)
         context = arrays[0].context
         if needed and (context not in self._buffers or self._buffers[context].size < needed):
             self._buffers[context] = mx.nd.empty((needed,), ctx=context, dtype="float32")
         used = 0
         wide = []
-        for array in arrays:
-            if dtype_name(array) == "float16" and array.size:
-                copy = self._buffers[context][used : used + array.size].reshape(array.shape)
+        for array, size in zip(arrays, sizes):
+            if size:
+                copy = self._buffers[context][used : used + size].reshape(array.shape)
                 wide.append(convert_into(copy, array))
-                used += array.size
+                used += size
             else:
                 wide.append(_values(array))
         return wide
@@ -54,8 +54,11 @@ class Widened:
 
 def _values(array: NDArray) -> NDArray:
     """Return an array's values, 16-bit ones and integers widened; of a sparse one, the stored."""
-    wide = cast(_stored(array), "float32")
-    return wide if dtype_name(wide) in ("float32", "float64") else wide.astype("float32")
+    stored = _stored(array)
+    dtype = dtype_name(stored)
+    if dtype in ("float32", "float64"):
+        return stored
+    return cast(stored, "float32") if dtype in ("float16", "bfloat16") else stored.astype("float32")
 
 
 def _stored(array: NDArray) -> NDArray:
@@ -97,16 +100,17 @@ def sums_of_squares(arrays: Sequence[NDArray]) -> NDArray:
 def _chunks(arrays: Sequence[NDArray]) -> Iterator[list[NDArray]]:
     """Yield neighbours that one call of an operator can take: of one device, not too many."""
     chunk: list[NDArray] = []
-    for array in arrays:
+    elements, kind = 0, None
+    for array in arrays:  # a network has hundreds, and each question goes through ctypes
+        size, its_kind = array.size, (array.context, dtype_name(array) == "float64")
         if chunk and (
-            array.context != chunk[0].context
-            or "float64" in {dtype_name(array), dtype_name(chunk[0])}
-            or len(chunk) == _ARRAYS_PER_CALL
-            or sum(one.size for one in chunk) > _ELEMENTS_PER_CALL
+            its_kind != kind or len(chunk) == _ARRAYS_PER_CALL or elements > _ELEMENTS_PER_CALL
         ):
             yield chunk
-            chunk = []
+            chunk, elements = [], 0
         chunk.append(array)
+        elements += size
+        kind = its_kind
     yield chunk
 
 

@@ -147,9 +147,15 @@ def write(record: Record, options: argparse.Namespace, *, by_itself: bool) -> No
     measured = [case for case in record.cases if case.results]
     plot = path.with_suffix(".png")
     title = f"{record.machine['processor']}, {record.conditions.threads} threads"
+    plots = []
     if measured:
         (save_growth if by_itself else save_ratios)(plot, measured, title=title)
-    print(f"\nwritten: {path}{f' and {plot}' * bool(measured)}")
+        plots.append(plot)
+    training = [case for case in measured if case.name == "training"]
+    if training and len(training) < len(measured):  # the picture for README.md
+        plots.append(path.with_name(f"{path.stem}-training.png"))
+        save_ratios(plots[-1], training, title=title)
+    print(f"\nwritten: {' and '.join(map(str, [path, *plots]))}")
 
 
 def positive(text: str) -> int:

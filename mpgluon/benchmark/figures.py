@@ -160,18 +160,29 @@ def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
             _draw_proportion(axes)
         largest = max(members, key=lambda case: len(case.results))
         names = above.secondary_xaxis("top")
-        names.set_xticks(
-            [amount / 1e9 for amount in growth(largest).multiply_adds],
-            [result.name for result in largest.results],
-            rotation=90,
-            fontsize="small",
-        )
+        amounts = [amount / 1e9 for amount in growth(largest).multiply_adds]
+        places, labels = _joined(amounts, [result.name for result in largest.results])
+        names.set_xticks(places, labels, rotation=90, fontsize="small")
         names.minorticks_off()
         above.set_title(f"{sweep}: {members[0].settings['fixed']}", fontsize="medium")
         below.set_xlabel("$10^9$ multiply-adds of a forward pass")
     grid[0, 0].set_ylabel("seconds per training step")
     grid[1, 0].set_ylabel("peak memory (MiB),\nwithout the libraries")
     return [*grid[0], *grid[1]]
+
+
+def _joined(amounts: Sequence[float], names: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Return places on a logarithmic axis and their labels, one for neighbours that would touch."""
+    least = (max(amounts) / min(amounts)) ** 0.04
+    places: list[float] = []
+    labels: list[str] = []
+    for amount, name in sorted(zip(amounts, names)):
+        if places and amount < places[-1] * least:
+            places[-1], labels[-1] = math.sqrt(places[-1] * amount), f"{labels[-1]}, {name}"
+        else:
+            places.append(amount)
+            labels.append(name)
+    return places, labels
 
 
 def _draw_growth(

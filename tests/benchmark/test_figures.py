@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from mpgluon.benchmark import figures
 from mpgluon.benchmark.figures import draw_growth, draw_ratios, save_growth, save_ratios
 from mpgluon.benchmark.race import CaseResult, Failure, Result
 
@@ -141,3 +142,9 @@ def test_files_are_pngs_with_something_on_them(save, cases, width, tmp_path):
     assert 0.005 < (pixels < 128).mean() < 0.5  # ink
     rim = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     assert rim.min() == 255  # nothing is cut off
+
+
+def test_names_that_would_touch_are_joined():
+    places, labels = figures._joined([14.5, 29.3, 30.9, 60.6], ["18", "34", "50", "101"])
+    assert labels == ["18", "34, 50", "101"]
+    assert places == [14.5, pytest.approx((29.3 * 30.9) ** 0.5), 60.6]

@@ -21,7 +21,7 @@ from mxnet.gluon import nn
 
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import VARIABLE, Operation, Recording, record
-from mpgluon.dtypes import cast
+from mpgluon.dtypes import BFLOAT16_DTYPE, cast
 from mpgluon.formats import BFLOAT16, FLOAT16, FLOAT32
 from mpgluon.policy import Policy
 from mpgluon.precision.casting import apply_policy
@@ -35,6 +35,7 @@ Batch = Union[mx.nd.NDArray, Sequence[mx.nd.NDArray]]
 Predict = Callable[[mx.nd.NDArray], mx.nd.NDArray]
 
 _FORMATS = {str(fmt): fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
+_PRODUCTS = ("Convolution", "FullyConnected")  # whose weights oneDNN takes in bfloat16
 _STATIC = {"static_alloc": True, "static_shape": True}
 _POLICIES = {"float16": Policy.parse("float16"), "bfloat16": Policy.parse("mixed_bfloat16")}
 
@@ -65,6 +66,12 @@ class InferenceNetwork(gluon.HybridBlock):
         self._norms: dict[int, nn.BatchNorm] = {}
         # Whose values each parameter gets.
         self._names: dict[gluon.Parameter, str] = {}
+        weights = {
+            recording.operations[number].name
+            for operation in recording.operations
+            if operation.operator in _PRODUCTS
+            for number, _ in operation.inputs[1:]
+        }
         used = {number for number, _ in recording.outputs}
         with self.name_scope():
             for number, operation in enumerate(recording.operations):
@@ -85,6 +92,7 @@ class InferenceNetwork(gluon.HybridBlock):
                     parameter = self.params.get(name.removeprefix(prefix), shape=shape)
                     self._reg_params[name] = parameter
                     self._names[parameter] = name
+        self._weights = [p for p, name in self._names.items() if name in weights]
 
     def set_values(
         self, values: Mapping[str, npt.NDArray[np.float32]], ctx: Sequence[mx.Context]
@@ -100,6 +108,14 @@ class InferenceNetwork(gluon.HybridBlock):
         for parameter, name in self._names.items():
             dtype = np.dtype(parameter.dtype).name
             parameter.set_data(cast(mx.nd.array(values[name], dtype="float32"), dtype))
+
+    def keep_weights_in_bfloat16(self) -> None:
+        """Round weights and biases of convolutions and dense layers now, and not in each call."""
+        for parameter in self._weights:
+            values = cast(parameter.data(parameter.list_ctx()[0]), "bfloat16")
+            parameter.dtype = BFLOAT16_DTYPE
+            parameter.initialize(mx.init.Zero(), ctx=parameter.list_ctx(), force_reinit=True)
+            parameter.set_data(values)
 
     def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:  # noqa: N803
         """Compute; ``F`` is a cast network's stand-in if this block is cast."""
@@ -195,8 +211,8 @@ def inference_network(
     net : gluon.HybridBlock
         Plain, cast or autocast, with values. Of a cast network the FP32 masters are taken.
     dtype : {"bfloat16", "float16", "float32"}
-        ``"bfloat16"`` is for a CPU; its parameters are stored in FP32, since MXNet's bfloat16
-        exists inside a computation only. ``"float16"`` parameters take half the memory.
+        ``"bfloat16"`` is for a CPU; weights and biases of convolutions and dense layers are
+        stored in it, the others in FP32. ``"float16"`` parameters take half the memory.
         ``"float32"`` folds only.
     inputs : sequence of str
         A name for each argument of the network.
@@ -238,6 +254,8 @@ def inference_network(
         apply_policy(result, _POLICIES[dtype])
     devices = [ctx] if isinstance(ctx, mx.Context) else list(ctx)
     result.set_values(recording.values, devices)
+    if dtype == "bfloat16":
+        result.keep_weights_in_bfloat16()
     result.hybridize(**_STATIC)
     if fuse_for is not None and dtype != "float16" and devices[0].device_type == "cpu":
         images = [fuse_for] if isinstance(fuse_for, mx.nd.NDArray) else list(fuse_for)

@@ -48,8 +48,8 @@ def export_mxnet(
     path : str or Path
         ``"net"`` gives ``net-symbol.json`` and ``net-0000.params``.
     dtype : {"float16", "bfloat16", "float32"}
-        float16 parameters are float16 in the file. MXNet's bfloat16 exists inside a computation
-        only: those parameters are FP32.
+        Of the parameters in the file: with bfloat16, of the weights and biases of convolutions and
+        dense layers.
     device : {"cpu", "gpu"}
         Where the graph will run. MXNet's CPU has no float16 products, so a float16 graph for
         ``"cpu"`` widens their operands, computes in FP32 and rounds; it runs on a GPU too, slowly.

@@ -140,7 +140,7 @@ class PolicyForward:
             return convert_arrays(value, borrow)
         parameter = self.block._reg_params[name]
         if isinstance(value, Symbol):
-            value = mark(value[0], np.dtype(parameter.dtype).name)  # value itself is not ours
+            value = mark(value[0], dtype_name(parameter))  # value itself is not ours
         return borrow(value)
 
     def _stand_in(self, namespace: Any) -> OperatorNamespace:

@@ -25,6 +25,7 @@ from test_networks import build, inputs_of
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp
 from mpgluon.deployment import agreement, inference_network
+from mpgluon.dtypes import dtype_name
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -43,8 +44,8 @@ def check(name, dtype):
     assert distance(logits, reference) <= bound
     if dtype != "float32":  # another format was used, not FP32 by mistake
         assert distance(logits, reference) > fp32_bound(net, images)
-    kinds = {np.dtype(p.dtype).name for p in result.collect_params().values() if p.data().ndim > 1}
-    assert kinds == {"float16" if dtype == "float16" else "float32"}
+    kinds = {dtype_name(p) for p in result.collect_params().values() if p.data().ndim > 1}
+    assert kinds == {dtype}  # weights, in whose format products are computed
     assert_same_bits(parameters_of(net), parameters)
     assert (logits_of(net, images) == reference).all()
 

@@ -6,20 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import Optional
 
-__all__ = ["changes", "means"]
+__all__ = ["changes", "means", "rounded"]
+
+_DIGITS = 6  # of a number in a record
+
+
+def rounded(value: float) -> Optional[float]:
+    """Return a number with as many digits as a record keeps; ``None`` for infinities and NaN."""
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
 def means(values: Sequence[float], window: int) -> list[Optional[float]]:
-    """Return the mean of each ``window`` values to six digits, ``None`` where it is not finite.
-
-    The last window may be shorter.
-    """
-    found = []
-    for start in range(0, len(values), window):
-        part = values[start : start + window]
-        mean = sum(part) / len(part)
-        found.append(float(f"{mean:.6g}") if math.isfinite(mean) else None)
-    return found
+    """Return the rounded mean of each ``window`` values in a row; the last may be of fewer."""
+    parts = [values[start : start + window] for start in range(0, len(values), window)]
+    # Not fsum: a sum of inf and -inf is an error there, and NaN here.
+    return [rounded(sum(part) / len(part)) for part in parts]
 
 
 def changes(values: Sequence[float]) -> list[tuple[int, float]]:

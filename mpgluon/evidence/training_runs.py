@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from mpgluon.errors import DataError
 from mpgluon.evidence.experiment import Outcome, Place
+from mpgluon.evidence.series import changes
 from mpgluon.training import TrainingConfig, train
 from mpgluon.training.history import describe_machine, installed_versions
 
@@ -84,10 +85,6 @@ def _reduce(results: dict[str, Any], events: list[dict[str, Any]]) -> Outcome:
     epochs = [event for event in events if event["event"] == "epoch"]
     losses = [_finite(event["loss"]) for event in steps]
     every = math.ceil(len(losses) / _MOST_POINTS)
-    scales: list[list[float]] = []
-    for event in steps:
-        if not scales or scales[-1][1] != event["loss_scale"]:
-            scales.append([event["step"], event["loss_scale"]])
     test_images = results["dataset"]["test_images"]
     lost = [number for number, loss in enumerate(losses, 1) if loss is None]
     return Outcome(
@@ -107,7 +104,7 @@ def _reduce(results: dict[str, Any], events: list[dict[str, Any]]) -> Outcome:
         },
         curves={
             "loss": losses[::every],
-            "loss_scale": scales,
+            "loss_scale": changes([event["loss_scale"] for event in steps]),
             "test_accuracy": [event["test_accuracy"] for event in epochs],
         },
         times={"training_seconds": results["training_seconds"]},

@@ -8,10 +8,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from mpgluon.evidence.ablations import ABLATIONS, GROUP
-from mpgluon.evidence.ablations.ablation import number, percent, windows
+from mpgluon.evidence.ablations.ablation import number, percent
 from mpgluon.evidence.ablations.loss_reduction import following_words
 from mpgluon.evidence.ablations.training import batches
 from mpgluon.evidence.experiment import Place, Record
+from mpgluon.evidence.series import means
 
 # Every run in a few seconds; what is left out here is as in the evidence.
 SHORT = {
@@ -212,9 +213,9 @@ def test_a_section_names_what_is_missing_and_its_command(records):
 
 
 def test_a_window_with_something_that_is_not_finite_has_no_mean():
-    assert windows([1, 2, math.inf, 4, 5], 2) == [1.5, None, 5]
-    assert windows([math.inf, -math.inf, math.nan, 1], 2) == [None, None]
-    assert windows([1 / 3], 1) == [0.333333]
+    assert means([1, 2, math.inf, 4, 5], 2) == [1.5, None, 5]
+    assert means([math.inf, -math.inf, math.nan, 1], 2) == [None, None]
+    assert means([1 / 3], 1) == [0.333333]
 
 
 @pytest.mark.parametrize(

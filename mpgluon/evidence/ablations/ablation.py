@@ -22,8 +22,6 @@ __all__ = [
     "figure_of",
     "number",
     "percent",
-    "rounded",
-    "windows",
 ]
 
 Variants = Mapping[str, Record]
@@ -32,8 +30,6 @@ Variants = Mapping[str, Record]
 REFERENCE: dict[str, Any] = {"color": "0.75", "linewidth": 4}
 RIGHT: dict[str, Any] = {"color": "black", "linestyle": "--"}
 WRONG: dict[str, Any] = {"color": "black", "marker": "x", "markersize": 4, "linewidth": 1}
-
-_DIGITS = 6  # of a number in a record
 
 
 @dataclass(frozen=True)
@@ -73,18 +69,6 @@ class Ablation:
     unit: str
     text: Callable[[Variants], str]
     draw: Callable[[Any, Variants], None]
-
-
-def rounded(value: float) -> Optional[float]:
-    """Return a number with as many digits as a record keeps; ``None`` for infinities and NaN."""
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-
-
-def windows(values: Sequence[float], length: int) -> list[Optional[float]]:
-    """Return the mean of each ``length`` values in a row; ``None`` where one is not finite."""
-    parts = [values[start : start + length] for start in range(0, len(values), length)]
-    # Not fsum: a sum of inf and -inf is an error there, and NaN here.
-    return [rounded(sum(part) / len(part)) for part in parts]
 
 
 def figure_of(record: Record, name: str) -> str:

@@ -13,9 +13,10 @@ from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
 
 from mpgluon import DynamicLossScale, amp, cast_block, gluon_trainer
-from mpgluon.evidence.ablations.ablation import Ablation, Variants, figure_of, rounded, windows
+from mpgluon.evidence.ablations.ablation import Ablation, Variants, figure_of
 from mpgluon.evidence.ablations.training import batches, shapes, train
 from mpgluon.evidence.experiment import Outcome
+from mpgluon.evidence.series import means, rounded
 
 __all__ = ["ABLATION", "run"]
 
@@ -84,7 +85,7 @@ def run(
     powers = [round(math.log2(scale)) for scale in scales]
     return Outcome(
         figures={
-            "final_loss": windows(losses[-growth_interval:], growth_interval)[0],
+            "final_loss": means(losses[-growth_interval:], growth_interval)[0],
             "skipped_steps": len(skipped_at),
             "skipped_at_a_scale_that_just_failed": sum(
                 # Steps count from 1, so powers[step] is the scale of the step after it.

@@ -22,12 +22,11 @@ from mpgluon.evidence.ablations.ablation import (
     draw_curve,
     number,
     percent,
-    rounded,
-    windows,
 )
 from mpgluon.evidence.ablations.float16_batch_norm import Float16BatchNorm, float16_statistics
 from mpgluon.evidence.ablations.training import batches, cross_entropy, shapes, train
 from mpgluon.evidence.experiment import Outcome
+from mpgluon.evidence.series import means, rounded
 
 __all__ = ["ABLATION", "run"]
 
@@ -76,7 +75,7 @@ def run(
 
     data = batches(images, labels, batch_size)
     losses = train(net, loss_fn, data, trainer, steps, after_step=look)
-    loss_curve, accuracy_curve = windows(losses, every), windows(accuracies, every)
+    loss_curve, accuracy_curve = means(losses, every), means(accuracies, every)
     return Outcome(
         figures={
             "final_loss": loss_curve[-1],

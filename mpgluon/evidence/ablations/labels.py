@@ -19,11 +19,10 @@ from mpgluon.evidence.ablations.ablation import (
     draw_curve,
     figure_of,
     percent,
-    rounded,
-    windows,
 )
 from mpgluon.evidence.ablations.training import batches, cross_entropy, train
 from mpgluon.evidence.experiment import Outcome
+from mpgluon.evidence.series import means, rounded
 
 __all__ = ["ABLATION", "run"]
 
@@ -94,7 +93,7 @@ def run(
     losses = train(
         net, loss_fn, batches(points, labels, batch_size), trainer, steps, after_step=look
     )
-    curve = windows(losses, every)
+    curve = means(losses, every)
     return Outcome(
         figures={
             "final_loss": curve[-1],

@@ -22,10 +22,10 @@ from mpgluon.evidence.ablations.ablation import (
     draw_curve,
     figure_of,
     number,
-    windows,
 )
 from mpgluon.evidence.ablations.training import batches, cross_entropy, train
 from mpgluon.evidence.experiment import Outcome
+from mpgluon.evidence.series import means
 
 __all__ = ["ABLATION", "following_words", "run"]
 
@@ -97,11 +97,11 @@ def run(
         return one_by_one(logits.astype(variant), labels).astype("float32").mean()
 
     losses = train(net, loss_fn, batches(words, next_words, batch_size), trainer, steps)
-    true_curve, reported = windows(true_losses, every), windows(losses, every)
+    true_curve, reported = means(true_losses, every), means(losses, every)
     return Outcome(
         figures={
-            "first_true_loss": windows(true_losses[:1], 1)[0],
-            "first_reported_loss": windows(losses[:1], 1)[0],
+            "first_true_loss": means(true_losses[:1], 1)[0],
+            "first_reported_loss": means(losses[:1], 1)[0],
             "final_true_loss": true_curve[-1],
             "final_reported_loss": reported[-1],
         },

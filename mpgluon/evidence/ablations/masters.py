@@ -20,11 +20,10 @@ from mpgluon.evidence.ablations.ablation import (
     draw_curve,
     figure_of,
     percent,
-    rounded,
-    windows,
 )
 from mpgluon.evidence.ablations.training import batches, cross_entropy, shapes, train
 from mpgluon.evidence.experiment import Outcome
+from mpgluon.evidence.series import means, rounded
 from mpgluon.gluon_trainer import parameters_of
 
 __all__ = ["ABLATION", "run"]
@@ -78,7 +77,7 @@ def run(
 
     data = batches(images / 127.5 - 1, labels, batch_size)
     losses = train(net, cross_entropy, data, trainer, steps, after_step=look)
-    curve = windows(losses, every)
+    curve = means(losses, every)
     return Outcome(
         figures={"final_loss": curve[-1], "unchanged": rounded(float(np.mean(unchanged)))},
         curves={"loss": curve, "unchanged": [rounded(share) for share in unchanged]},

@@ -22,11 +22,10 @@ from mpgluon.evidence.ablations.ablation import (
     draw_curve,
     figure_of,
     percent,
-    rounded,
-    windows,
 )
 from mpgluon.evidence.ablations.training import batches, shapes, train
 from mpgluon.evidence.experiment import Outcome
+from mpgluon.evidence.series import means, rounded
 
 __all__ = ["ABLATION", "run"]
 
@@ -75,7 +74,7 @@ def run(
     trainer = gluon.Trainer(net.collect_params(), "sgd", options)
     amp.init_trainer(trainer, "dynamic" if variant == "scaled" else "none")
     losses = train(net, _loss, batches(images, images, batch_size), trainer, steps)
-    curve = windows(losses, every)
+    curve = means(losses, every)
     scale = amp.loss_scale(trainer)
     nonzero = _nonzero_gradients(net, first, scale)
     mpgluon.restore(net)  # the same weights, but in FP32

@@ -12,16 +12,10 @@ from typing import Any
 from mpgluon.evidence import parity, parity_figures
 from mpgluon.evidence.experiment import Group, Record, Section
 from mpgluon.evidence.parity import BASE, FORMATS, NETWORKS, SEEDS
-from mpgluon.evidence.parity_results import (
-    OTHERS,
-    Parity,
-    interval,
-    one_or_range,
-    plus_minus,
-    step_time,
-)
+from mpgluon.evidence.parity_results import OTHERS, Parity, step_time
 from mpgluon.evidence.runner import command_for
 from mpgluon.evidence.statistics import CONFIDENCE, detectable_difference, mean_and_spread
+from mpgluon.evidence.wording import interval, one_or_range, plus_minus, signed
 from mpgluon.tables import Table
 
 __all__ = ["GROUP", "section"]
@@ -118,12 +112,19 @@ def _verdict(found: Parity) -> str:
         )
     else:
         words = "; ".join(
-            f"**{name} differs from {BASE} by {found.pooled[name].mean:+.2f} points** "
+            f"**{name} differs from {BASE} by {signed(found.pooled[name].mean)} points** "
             f"(corrected p = {found.corrected[name]:.2g})"
             for name in found.different
         )
         words += ", by the paired t-tests over all networks and seeds."
-    return f"{words} {_bounds(found)}"
+    words = f"{words} {_bounds(found)}"
+    if found.equal_float16:
+        words += (
+            " The runs of `float16` and `mixed_float16` have the same losses, accuracies and loss "
+            "scales to the last bit: a master weight rounded to 16 bits after each update, or an "
+            "FP32 parameter before each use, is the same number."
+        )
+    return words
 
 
 def _bounds(found: Parity) -> str:
@@ -148,7 +149,7 @@ def _pooled_table(found: Parity) -> str:
         [
             name,
             str(one.pairs),
-            f"{one.mean:+.2f}",
+            signed(one.mean),
             interval(one),
             f"{one.t_test:.2g}",
             f"{found.corrected[name]:.2g}",
@@ -199,7 +200,7 @@ def _network_table(found: Parity) -> str:
         cells = []
         for name in OTHERS:
             one = found.comparison(name, network.name)
-            cells.append("-" if one is None else f"{one.mean:+.1f} ({interval(one, 1)})")
+            cells.append("-" if one is None else f"{signed(one.mean, 1)} ({interval(one, 1)})")
         spread = mean_and_spread(list(found.points(network.name, BASE).values()) or [math.nan])[1]
         if any(cell != "-" for cell in cells):
             rows.append([network.name, *cells, "-" if math.isnan(spread) else f"{spread:.1f}"])

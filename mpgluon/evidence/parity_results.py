@@ -1,11 +1,10 @@
-"""The parity runs that there are, compared in pairs; and their figures in words.
+"""The parity runs that there are, compared in pairs.
 
 Accuracies are in points: hundredths of the test images.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +18,10 @@ from mpgluon.evidence.statistics import (
     Comparison,
     compare,
     holm,
-    mean_and_spread,
     pooled_spread,
 )
 
-__all__ = ["OTHERS", "Parity", "interval", "one_or_range", "plus_minus", "step_time"]
+__all__ = ["OTHERS", "Parity", "step_time"]
 
 OTHERS = tuple(name for name in FORMATS if name != BASE)
 
@@ -83,6 +81,20 @@ class Parity:
         """The formats that differ from FP32 by more than chance, after the correction."""
         return [name for name, p in self.corrected.items() if p < 1 - CONFIDENCE]
 
+    @cached_property
+    def equal_float16(self) -> bool:
+        """Whether float16 and mixed float16 have the same figures and curves wherever both ran."""
+        pairs = [
+            (ours.outcome, both[seed].outcome)
+            for network in NETWORKS
+            if (both := self.runs(network.name, "mixed_float16"))
+            for seed, ours in self.runs(network.name, "float16").items()
+            if seed in both
+        ]
+        return bool(pairs) and all(
+            (ours.figures, ours.curves) == (theirs.figures, theirs.curves) for ours, theirs in pairs
+        )
+
     @property
     def missing(self) -> list[str]:
         """The runs without a record; those of a row, or of a network, by their common name."""
@@ -102,23 +114,6 @@ class Parity:
         return [name for name in names if name not in self.records]
 
 
-def plus_minus(values: list[Optional[float]], digits: int) -> str:
-    """Return the mean of a row's runs, ± one standard deviation."""
-    numbers = [value for value in values if value is not None]
-    if len(numbers) < len(values):
-        return f"not finite in {len(values) - len(numbers)} of {len(values)}"
-    mean, spread = mean_and_spread(numbers)
-    if math.isnan(spread):
-        return f"{mean:.{digits}f} (one seed)"
-    return f"{mean:.{digits}f} ± {spread:.{digits}f}"
-
-
-def one_or_range(values: list[float]) -> str:
-    """Return what all runs of a row have, or from where to where it goes."""
-    low, high = min(values), max(values)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
 def step_time(records: Mapping[str, Record], network: str, name: str) -> tuple[str, str]:
     """Return the seconds of a step and their ratio to FP32's; dashes if they were not measured."""
     record = records.get(step_times.run_name(network))
@@ -126,10 +121,3 @@ def step_time(records: Mapping[str, Record], network: str, name: str) -> tuple[s
         return "-", "-"
     times = record.outcome.times
     return f"{times[f'{name}/seconds']:.3f}", f"{times[f'{name}/relative']:.2f}"
-
-
-def interval(one: Comparison, digits: int = 2) -> str:
-    """Return the ends of a confidence interval."""
-    if not math.isfinite(one.lower):
-        return "unknown"
-    return f"{one.lower:+.{digits}f} to {one.upper:+.{digits}f}"

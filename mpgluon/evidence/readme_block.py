@@ -7,14 +7,9 @@ from collections.abc import Mapping
 from mpgluon.evidence import parity
 from mpgluon.evidence.experiment import Record
 from mpgluon.evidence.parity import BASE, FORMATS, NETWORKS, SEEDS
-from mpgluon.evidence.parity_results import (
-    Parity,
-    interval,
-    one_or_range,
-    plus_minus,
-    step_time,
-)
+from mpgluon.evidence.parity_results import Parity, step_time
 from mpgluon.evidence.statistics import CONFIDENCE
+from mpgluon.evidence.wording import interval, one_or_range, plus_minus, signed
 from mpgluon.tables import Table
 
 __all__ = ["readme_block"]
@@ -56,7 +51,7 @@ def _in_one_sentence(found: Parity) -> str:
     pairs = max(one.pairs for one in found.pooled.values())
     networks = sum(bool(found.points(one.name, BASE)) for one in NETWORKS)
     words = "; ".join(
-        f"{name} {one.mean:+.2f} ({interval(one)})" for name, one in found.pooled.items()
+        f"{name} {signed(one.mean)} ({interval(one)})" for name, one in found.pooled.items()
     )
     verdict = "none differs from it by more than"
     if found.different:

@@ -6,7 +6,7 @@ Accuracies are shown in points: hundredths of the test reviews.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Optional
 
@@ -21,8 +21,8 @@ from mpgluon.evidence.statistics import (
     compare,
     detectable_difference,
     holm,
-    mean_and_spread,
 )
+from mpgluon.evidence.wording import interval, one_or_range, plus_minus, signed
 from mpgluon.tables import Table
 
 __all__ = ["GROUP", "section"]
@@ -105,12 +105,12 @@ def _table(runs: Runs) -> str:
         rows.append([
             ROWS[name].dtype,
             _LAYERS[ROWS[name].layer],
-            _plus_minus(list(_points(of_row).values()), 1),
-            "-" if found is None else f"{_signed(found.mean)} ({_interval(found)})",
-            _plus_minus([one["final_loss"] for one in figures], 3),
-            f"{_range([one['skipped_steps'] for one in figures])} of {figures[0]['steps']}",
-            _range([one["clipped_steps"] for one in figures]),
-            _range([one["final_scale"] for one in figures]) if has_scale else "none",
+            plus_minus(list(_points(of_row).values()), 1),
+            "-" if found is None else f"{signed(found.mean)} ({interval(found)})",
+            plus_minus([one["final_loss"] for one in figures], 3),
+            f"{one_or_range([one['skipped_steps'] for one in figures])} of {figures[0]['steps']}",
+            one_or_range([one["clipped_steps"] for one in figures]),
+            one_or_range([one["final_scale"] for one in figures]) if has_scale else "none",
             f"`{command_for(f'recurrent/{name}')}`",
         ])  # fmt: skip
     headings = ["format", "LSTM", "test accuracy (points)",
@@ -118,29 +118,6 @@ def _table(runs: Runs) -> str:
                 "training loss, last epoch", "skipped steps", "clipped steps",
                 "final loss scale", "command"]  # fmt: skip
     return Table(headings, rows).to_markdown() if rows else ""
-
-
-def _plus_minus(values: Sequence[Optional[float]], digits: int) -> str:
-    numbers = [value for value in values if value is not None]
-    if len(numbers) < len(values):
-        return f"not finite in {len(values) - len(numbers)} of {len(values)}"
-    mean, spread = mean_and_spread(numbers)
-    return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _interval(one: Comparison) -> str:
-    if not math.isfinite(one.lower):
-        return "unknown"
-    return f"{_signed(one.lower)} to {_signed(one.upper)}"
-
-
-def _signed(points: float) -> str:
-    return f"{round(points, 2) + 0.0:+.2f}"  # without the sign of a negative zero
 
 
 def _verdict(runs: Runs) -> str:
@@ -151,7 +128,7 @@ def _verdict(runs: Runs) -> str:
         return ""
     corrected = dict(zip(found, holm([one.t_test for one in found.values()])))
     apart = [name for name, p in corrected.items() if p < 1 - CONFIDENCE]
-    words = "; ".join(f"{name} differs from FP32 by {_signed(found[name].mean)}" for name in apart)
+    words = "; ".join(f"{name} differs from FP32 by {signed(found[name].mean)}" for name in apart)
     sentences = [
         f"**{words} points**, by paired t-tests after Holm's correction."
         if apart
@@ -171,8 +148,8 @@ def _verdict(runs: Runs) -> str:
     if control is not None and control.pairs > 1:
         spreads = sorted(one.spread for one in found.values())
         sentences.append(
-            f"FP32 itself, with its sums in another order, differs by {_signed(control.mean)} "
-            f"points ({_interval(control)}), with a standard deviation of {control.spread:.2f}; "
+            f"FP32 itself, with its sums in another order, differs by {signed(control.mean)} "
+            f"points ({interval(control)}), with a standard deviation of {control.spread:.2f}; "
             f"those of the rows in 16 bits are {spreads[0]:.2f} to {spreads[-1]:.2f}."
         )
     return " ".join(sentences)

@@ -25,6 +25,7 @@ __all__ = ["Ended", "command_for", "now", "run_apart", "run_here", "select"]
 
 # All that OpenMP and the libraries for linear algebra ask.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ARITHMETIC = ("MXNET_SAFE_ACCUMULATION",)  # whose figures are of another MXNet than the default's
 _GLANCE_S = 0.1
 _PATIENCE_S = 60.0  # for a training step and a checkpoint after Ctrl-C
 _TAIL_LINES = 12
@@ -172,6 +173,7 @@ class _Running:
     ) -> None:
         self.experiment, self._log = experiment, log
         log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {name: value for name, value in os.environ.items() if name not in _ARITHMETIC}
         self._began = time.perf_counter()
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
@@ -179,7 +181,7 @@ class _Running:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
+                env={**environment, **dict.fromkeys(THREADS, str(threads))},
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
 

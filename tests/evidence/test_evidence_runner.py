@@ -72,6 +72,13 @@ def test_threads_reach_the_process_and_quiet_ones_have_all_cores(tmp_path):
     assert outputs == ["7 7", f"{usable_cores()} {usable_cores()}"]
 
 
+def test_a_variable_that_changes_arithmetic_does_not_reach_the_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", "1")
+    program = "import os; print('MXNET_SAFE_ACCUMULATION' in os.environ)"
+    (ended,) = run_all(experiments("a"), python(program), tmp_path)
+    assert ended.output == "False"
+
+
 def test_one_that_fails_does_not_stop_the_others_and_its_last_words_are_kept(tmp_path):
     program = """
 import os, signal, sys

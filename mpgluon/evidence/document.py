@@ -31,8 +31,9 @@ Written by `python scripts/evidence.py document` from the records in
 [results/evidence](../results/evidence); every number below comes from there, and so do the
 sentences that depend on numbers. `make evidence` runs all of it (hours; what is done is not done
 again, and an interrupted run goes on where it was). One row: the command beside it, with
-`--data-dir` for the folder with Caltech 101 or caltech101-mini. Each record holds the config, the
-versions, the processor and the curves of its run."""
+`--data-dir` for the folder with Caltech 101 or caltech101-mini (`data`), and `--output` for a
+folder of your own, since what has a record in this one counts as done. Each record holds the
+config, the versions, the processor and the curves of its run."""
 
 
 def page(

@@ -1,4 +1,4 @@
-"""README.md's block: one network's parity runs in a table, and all of them in a sentence."""
+"""README.md's block: one network's parity runs in a table, and all runs in a sentence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from mpgluon.evidence import parity
 from mpgluon.evidence.experiment import Record
 from mpgluon.evidence.parity import BASE, FORMATS, NETWORKS, SEEDS
 from mpgluon.evidence.parity_results import Parity, step_time
+from mpgluon.evidence.runner import command_for
 from mpgluon.evidence.statistics import CONFIDENCE
 from mpgluon.evidence.wording import interval, one_or_range, plus_minus, signed
 from mpgluon.tables import Table
@@ -18,7 +19,7 @@ _NETWORK = "resnet50_v2"
 
 
 def readme_block(records: Mapping[str, Record]) -> str:
-    """Return the table and the sentence for README.md."""
+    """Return the table, its command and the sentence for README.md."""
     found = Parity(records)
     rows = []
     for name in FORMATS:
@@ -36,6 +37,8 @@ def readme_block(records: Mapping[str, Record]) -> str:
     if rows:
         headings = [_NETWORK, "test accuracy (points)", "skipped steps", "time per step"]
         parts.append(Table(headings, rows).to_markdown())
+        command = command_for(f"parity/{_NETWORK}")
+        parts.append(f"```\n{command} --output my-results    # the same runs, on your machine\n```")
     if found.pooled:
         parts.append(_in_one_sentence(found))
     everything = [one.name for one in parity.experiments()]

@@ -16,13 +16,22 @@ from mxnet.symbol import Symbol
 
 from mpgluon import native
 
-__all__ = ["BFLOAT16_DTYPE", "Array", "cast", "convert_into", "dtype_name", "is_array"]
+__all__ = [
+    "BFLOAT16_DTYPE",
+    "CAST_NUMBER",
+    "Array",
+    "cast",
+    "convert_into",
+    "dtype_name",
+    "is_array",
+]
 
 Array = Union[mx.nd.NDArray, Symbol]
 
 # MXNet's own spelling of the type; NumPy has none.
 BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
 
+CAST_NUMBER = "__mpgluon_cast__"  # the attribute of a cast's nodes in a graph
 _CAST_NUMBERS = count()
 _AMP_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": BFLOAT16_DTYPE}
 
@@ -72,7 +81,7 @@ def cast(array: Array, dtype: str) -> Array:
         return mx.nd.amp_cast(array, dtype=_AMP_DTYPES[dtype])
     # MXNet merges equal nodes of a graph, and then adds gradients before rounding them where an
     # imperative run rounds each. A number of its own keeps a node, and so the results, apart.
-    number = {"__mpgluon_cast__": str(next(_CAST_NUMBERS))}
+    number = {CAST_NUMBER: str(next(_CAST_NUMBERS))}
     array = mx.sym.identity(array, attr=number) if through_identity else array
     return mx.sym.amp_cast(array, dtype=_AMP_DTYPES[dtype], attr=number)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpgluon.evidence.parity import BASE, FORMATS, NETWORKS
+from mpgluon.evidence.parity import BASE, FORMATS, NETWORKS, ROWS
 from mpgluon.evidence.parity_results import Parity
 from mpgluon.evidence.statistics import mean_and_spread
 
@@ -17,8 +17,10 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "float16": {"color": "black", "marker": "o", "linestyle": "--"},
     "mixed_float16": {"color": "tab:blue", "marker": "D", "linestyle": "-."},
     "bfloat16": {"color": "tab:orange", "marker": "^", "linestyle": ":"},
+    "static_float16": {"color": "tab:green", "marker": "v", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
 }
 _BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+_SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
 _SMOOTHED_STEPS = 20  # an epoch
 
 
@@ -26,7 +28,7 @@ def draw_accuracies(figure: Any, found: Parity) -> Any:
     """Draw each run's accuracy as a mark, and FP32's mean ± one standard deviation as a band."""
     figure.set_size_inches(10, 4.5)
     axes = figure.add_subplot()
-    width = 0.8 / len(FORMATS)
+    width = 0.85 / len(ROWS)
     for place, network in enumerate(NETWORKS):
         base = list(found.points(network.name, BASE).values())
         if len(base) > 1:
@@ -34,9 +36,9 @@ def draw_accuracies(figure: Any, found: Parity) -> Any:
             across = [place - 0.45, place + 0.45]
             axes.fill_between(across, mean - spread, mean + spread, color="0.88", linewidth=0,
                               label=f"{BASE} ± one s.d." if place == 0 else None)  # fmt: skip
-        for number, name in enumerate(FORMATS):
+        for number, name in enumerate(ROWS):
             values = list(found.points(network.name, name).values())
-            at = place + (number - (len(FORMATS) - 1) / 2) * width
+            at = place + (number - (len(ROWS) - 1) / 2) * width
             look = {**_LOOKS[name], "linestyle": "none", "markerfacecolor": "none"}
             beside = at + width / 5 * (np.arange(len(values)) - (len(values) - 1) / 2)
             axes.plot(beside, values, label=name if place == 0 else None, **look)
@@ -94,7 +96,7 @@ def draw_loss_scales(figure: Any, found: Parity, network: str) -> list[Any]:
     figure.set_size_inches(10, 4.5)
     panels = list(figure.subplots(2, 1, sharex=True, sharey=True))
     for axes, name in zip(panels, ("float16", "mixed_float16")):
-        for (seed, record), style in zip(found.runs(network, name).items(), ("-", "--", ":")):
+        for (seed, record), style in zip(found.runs(network, name).items(), _SEED_STYLES):
             steps, scales = zip(*record.outcome.curves["loss_scale"])
             end = record.outcome.figures["steps"] + 1
             axes.step([*steps, end], [*scales, scales[-1]], where="post", linestyle=style,

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpgluon.evidence import parity, parity_figures
 from mpgluon.evidence.experiment import Group, Record, Section
-from mpgluon.evidence.parity import BASE, FORMATS, NETWORKS, SEEDS
+from mpgluon.evidence.parity import BASE, CONTROL, FIRST_SEEDS, NETWORKS, ROWS, SEEDS
 from mpgluon.evidence.parity_results import OTHERS, Parity, step_time
 from mpgluon.evidence.runner import command_for
 from mpgluon.evidence.statistics import CONFIDENCE, detectable_difference, mean_and_spread
@@ -29,7 +29,8 @@ def section(records: Mapping[str, Record]) -> Section:
     parts = [_protocol(found), _results_table(found)]
     figures: dict[str, Any] = {}
     if found.pooled:
-        parts += [_verdict(found), _pooled_table(found), _power(found), _network_table(found)]
+        parts += [_verdict(found), _pooled_table(found), _skipped_steps(found), _power(found)]
+        parts.append(_network_table(found))
     if any(found.points(one.name, BASE) for one in NETWORKS):
         figures["parity-accuracy"] = lambda figure: parity_figures.draw_accuracies(figure, found)
         parts.append(
@@ -60,7 +61,9 @@ def _protocol(found: Parity) -> str:
         f"each of the seeds {', '.join(map(str, SEEDS))} the split, the initial weights and the "
         "order of the images. `float16` is the cast network with FP32 master weights and a "
         "dynamic loss scale, `mixed_float16` keeps FP32 parameters, `bfloat16` too and needs no "
-        "loss scale. A row is the mean over the seeds, ± one standard deviation."
+        f"loss scale; `{CONTROL}` is `float16` with a fixed loss scale of "
+        f"{ROWS[CONTROL]['loss_scale']}. A row is the mean over the seeds, ± one standard "
+        "deviation."
     )
     runs = [found.records[one.name] for one in parity.experiments() if one.name in found.records]
     if runs:
@@ -77,7 +80,7 @@ def _protocol(found: Parity) -> str:
 def _results_table(found: Parity) -> str:
     rows = []
     for network in NETWORKS:
-        for name in FORMATS:
+        for name in ROWS:
             runs = list(found.runs(network.name, name).values())
             if not runs:
                 continue
@@ -107,8 +110,8 @@ def _verdict(found: Parity) -> str:
         least = min(found.corrected.values())
         words = (
             f"**No format differs from {BASE} by more than chance** over all networks and seeds: "
-            f"the least p-value of the paired t-tests, corrected for "
-            f"{len(found.corrected)} comparisons after Holm, is {least:.2g}."
+            f"the least p-value of the paired t-tests, corrected for {found.tests} comparisons "
+            f"after Holm, is {least:.2g}."
         )
     else:
         words = "; ".join(
@@ -116,13 +119,16 @@ def _verdict(found: Parity) -> str:
             f"(corrected p = {found.corrected[name]:.2g})"
             for name in found.different
         )
-        words += ", by the paired t-tests over all networks and seeds."
+        words += (
+            ", by the paired t-tests over all networks and seeds, corrected for "
+            f"{found.tests} comparisons after Holm."
+        )
     words = f"{words} {_bounds(found)}"
     if found.equal_float16:
         words += (
             " The runs of `float16` and `mixed_float16` have the same losses, accuracies and loss "
             "scales to the last bit: a master weight rounded to 16 bits after each update, or an "
-            "FP32 parameter before each use, is the same number."
+            "FP32 parameter before each use, is the same number. They count as one comparison."
         )
     return words
 
@@ -161,6 +167,39 @@ def _pooled_table(found: Parity) -> str:
                 f"{100 * CONFIDENCE:g} % interval", "t-test p", "after Holm",
                 "Wilcoxon p"]  # fmt: skip
     return Table(headings, rows).to_markdown()
+
+
+def _skipped_steps(found: Parity) -> str:
+    """Return what the steps cost that a dynamic scale skips: the control beside float16."""
+    beside = found.comparison(CONTROL, base="float16")
+    first = found.comparison("float16", seeds=FIRST_SEEDS)
+    if beside is None or beside.pairs == 1 or first is None:
+        return ""
+    shares = {row: _share_of_skipped(found, row) for row in ("float16", CONTROL)}
+    if beside.t_test >= 1 - CONFIDENCE:
+        outcome = "no more than chance, so these steps explain no loss of accuracy here"
+    else:
+        outcome = "more than chance, " + (
+            "so they cost accuracy in runs as short as these" if beside.mean > 0
+            else "and not in the direction of a loss"
+        )  # fmt: skip
+    later = [seed for seed in SEEDS if seed not in FIRST_SEEDS]
+    return (
+        "**Do skipped steps cost accuracy?** A dynamic scale begins at 2^16, and doubles after "
+        "each tenth of a run without overflow: that costs runs as short as these "
+        f"{shares['float16']} of their steps; `{CONTROL}` skips {shares[CONTROL]}. It differs from "
+        f"`float16` by {signed(beside.mean)} points ({interval(beside)}; p = "
+        f"{beside.t_test:.2g}), {outcome}. This row and the seeds "
+        f"{' and '.join(map(str, later))} were added because the seeds before them had left "
+        f"`float16` at {signed(first.mean)} points ({interval(first)}; p = {first.t_test:.2g} "
+        "before a correction)."
+    )
+
+
+def _share_of_skipped(found: Parity, row: str) -> str:
+    figures = [r.outcome.figures for n in NETWORKS for r in found.runs(n.name, row).values()]
+    skipped, steps = (sum(one[name] for one in figures) for name in ("skipped_steps", "steps"))
+    return f"{100 * skipped / steps:.1f} %"
 
 
 def _power(found: Parity) -> str:

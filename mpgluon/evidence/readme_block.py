@@ -54,12 +54,15 @@ def _in_one_sentence(found: Parity) -> str:
     pairs = max(one.pairs for one in found.pooled.values())
     networks = sum(bool(found.points(one.name, BASE)) for one in NETWORKS)
     words = "; ".join(
-        f"{name} {signed(one.mean)} ({interval(one)})" for name, one in found.pooled.items()
+        f"{name} {signed(one.mean)} ({interval(one)})"
+        for name, one in found.pooled.items()
+        if name in FORMATS
     )
     verdict = "none differs from it by more than"
-    if found.different:
-        differ = f"differ{'s' * (len(found.different) == 1)}"
-        verdict = f"{' and '.join(found.different)} {differ} from it by more than"
+    different = [name for name in found.different if name in FORMATS]
+    if different:
+        differ = f"differ{'s' * (len(different) == 1)}"
+        verdict = f"{' and '.join(different)} {differ} from it by more than"
     return (
         f"Over {networks} networks and {len(SEEDS)} seeds ({pairs} pairs), the mean differences to "
         f"{BASE} in points, with {100 * CONFIDENCE:g} % intervals, are {words}: {verdict} chance."

@@ -10,11 +10,14 @@ from typing import Callable
 
 import mxnet as mx
 import numpy as np
+from mxnet.base import MXNetError
 from numpy.typing import NDArray
 
 from mpgluon import native
 
 __all__ = ["check"]
+
+_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 def check(path: str) -> None:
@@ -38,6 +41,38 @@ def check(path: str) -> None:
     for weight, differences in ((half, 0), (other, 2)):
         assert native.invoke("_mpgluon_count_differences", weight, single) == differences
     _check_graph(values)
+    _check_bfloat16(single)
+
+
+def _check_bfloat16(single: mx.nd.NDArray) -> None:
+    """Compare the casts to bfloat16 and back, and gradients that are added to."""
+    try:
+        mx.nd.amp_cast(single, dtype=_BFLOAT16).wait_to_read()
+    except MXNetError:
+        return  # oneDNN has no bfloat16 for this processor, and no network that asks for it runs
+    results = []
+    data = mx.sym.var("data")
+    for graph in (_through_bfloat16(data), _natively_through_bfloat16(data)):
+        gradient = mx.nd.ones(single.shape) / 3
+        executor = graph.bind(mx.cpu(), {"data": single}, {"data": gradient}, grad_req="add")
+        for _ in range(2):
+            executor.forward(is_train=True)
+            executor.backward(single)
+        results.append([*executor.outputs, gradient])
+    for one, other in zip(*results):
+        _same(one, other)
+
+
+def _through_bfloat16(data: mx.sym.Symbol) -> mx.sym.Symbol:
+    rounded = mx.sym.amp_cast(mx.sym.identity(data), dtype=_BFLOAT16)
+    return mx.sym.amp_cast(mx.sym.identity(rounded), dtype="float32")
+
+
+def _natively_through_bfloat16(data: mx.sym.Symbol) -> mx.sym.Symbol:
+    json = mx.sym.identity(mx.sym.identity(data)).tojson(remove_amp_cast=False)
+    for own in ("_mpgluon_to_bfloat16", "_mpgluon_from_bfloat16"):
+        json = json.replace('"op": "_copy"', f'"op": "{own}"', 1)
+    return mx.sym.load_json(json)
 
 
 def _check_graph(values: NDArray[np.float32]) -> None:

@@ -1,5 +1,6 @@
 // The operators of mpgluon's native library. See precision/grid_graph.py for where they are put.
 #include "batch_norm_operator.h"
+#include "bfloat16.h"
 #include "common.h"
 #include "packing.h"
 #include "products.h"
@@ -135,6 +136,17 @@ void register_all() {
       .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
       .set<bool>("TIsMKLDNN", true)
       .set_gradient(pass);  // what unpacks hands back FP32
+
+  constexpr int kBfloat = mshadow::kBfloat16;
+  const char *to_bfloat = "_mpgluon_to_bfloat16", *from_bfloat = "_mpgluon_from_bfloat16";
+  const auto bfloat_cast = [](Operator made, const char* gradient) {
+    made.set<FComputeEx>("FComputeEx<cpu>", cast_bfloat16)
+        .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+        .set<bool>("TIsMKLDNN", true)
+        .set_gradient(gradient);
+  };
+  bfloat_cast(unary<kSingle, kBfloat>(to_bfloat), from_bfloat);
+  bfloat_cast(unary<kBfloat, kSingle>(from_bfloat), to_bfloat);
 
   Operator count("_mpgluon_count_differences", 2, 1);
   count.set<mxnet::FInferShape>("FInferShape", old_function(infer_count_shape))

@@ -7,6 +7,7 @@ what MXNet says of formats.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Optional
 
 import mxnet as mx
@@ -18,7 +19,8 @@ from mxnet.symbol import Symbol
 from mpgluon import native
 from mpgluon.dtypes import Array, cast, dtype_name
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.arithmetic import EmulatedFloat16, arithmetic_of
+from mpgluon.precision.arithmetic import CpuBfloat16, EmulatedFloat16, arithmetic_of
+from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.cast import Cast
 from mpgluon.precision.grid_graph import hold_on_grid
 from mpgluon.precision.namespace import OperatorNamespace, namespace_of
@@ -106,25 +108,35 @@ class PolicyForward:
             self.tracing = False
 
     def _build_graph(self, args: tuple[Any, ...]) -> None:
-        """Build the block's own graph; in float16 on a CPU one that holds its values in FP32."""
-        emulated = arithmetic_of(self.owner.policy.compute_dtype, _device_type(args))
-        block = self.block
-        if self.kept or not isinstance(emulated, EmulatedFloat16):
+        """Build the block's own graph; on a CPU another one that gives the same bits sooner."""
+        block, rewrite = self.block, self._rewriting(_device_type(args))
+        if rewrite is None:
             type(block)._build_cache(block, *args)
             return
 
-        def on_grid(*args: Any) -> tuple[list[Symbol], Symbol]:
+        def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
             data, graph = type(block)._get_graph(block, *args)
             formats = iter(self.traced_formats or ())
             dtypes = {symbol.name: str(next(formats)) for symbol in data}
             dtypes |= {p.name: np.dtype(p.dtype).name for p in block.collect_params().values()}
-            return data, hold_on_grid(graph, dtypes, native=native.available())
+            return data, rewrite(graph, dtypes)
 
-        block._get_graph = on_grid  # for as long as Gluon asks for what it is to carry out
+        block._get_graph = rewritten  # for as long as Gluon asks for what it is to carry out
         try:
             type(block)._build_cache(block, *args)
         finally:
             del block._get_graph
+
+    def _rewriting(self, device_type: str) -> Optional[Callable[[Symbol, dict[str, str]], Symbol]]:
+        """Return what makes of a traced graph the one to be carried out; ``None`` for itself."""
+        arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
+        if self.kept:
+            return None
+        if isinstance(arithmetic, EmulatedFloat16):
+            return partial(hold_on_grid, native=native.available())
+        if isinstance(arithmetic, CpuBfloat16) and native.available():
+            return cast_without_copies
+        return None
 
     def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs of the block's graph as symbols that know their formats."""

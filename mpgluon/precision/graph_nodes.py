@@ -132,5 +132,9 @@ def infer_dtypes(
         node.name = name
     found: dict[Node, list[Any]] = defaultdict(list)
     for result, dtype in zip(results.list_outputs(), dtypes):
-        found[nodes[int(result[1:].split("_")[0])]].append(dtype and np.dtype(dtype).name)
+        found[nodes[int(result[1:].split("_")[0])]].append(dtype and _name(np.dtype(dtype)))
     return {(node, i): dtype for node, all_ in found.items() for i, dtype in enumerate(all_)}
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.names[0] if dtype.names else dtype.name  # MXNet's bfloat16 has a field's name

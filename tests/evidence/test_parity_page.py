@@ -13,7 +13,7 @@ from mpgluon.evidence.parity_page import section
 from mpgluon.evidence.parity_results import Parity
 from mpgluon.evidence.readme_block import readme_block
 
-SPREAD = {0: -2, 1: 0, 2: 2}  # right answers more or less, by seed
+SPREAD = {0: -2, 1: -2, 2: 0, 3: 2, 4: 2}  # right answers more or less, by seed
 CURVES = {"loss": [2.0, 1.0, None], "loss_scale": [[1, 8.0], [3, 4.0]], "test_accuracy": [0.5, 0.7]}
 
 
@@ -37,6 +37,7 @@ def records(record_of):
             right += noise * (number % 5 - 2) * (name != parity.BASE)
             made[one.name] = record_of(one, outcome_of(right))
         for one in step_times.experiments():
+            # The control has no times of its own.
             values = {f"{name}/seconds": 0.5 + n for n, name in enumerate(parity.FORMATS)}
             values.update(
                 {f"{name}/relative": 1.0 + 2 * n for n, name in enumerate(parity.FORMATS)}
@@ -69,7 +70,7 @@ def test_formats_that_do_not_differ_are_said_not_to(records):
     assert "**No format differs from float32 by more than chance**" in text
     assert "float32 alone varies between seeds with a standard deviation of 1.00 points" in text
     assert "One test image is worth 0.5 points (1 of 200)" in text
-    assert "The 72 runs took 36.0 hours" in text
+    assert "The 150 runs took 75.0 hours" in text
     assert "Not run yet" not in text
 
 
@@ -82,7 +83,7 @@ def test_a_format_that_differs_is_named_with_its_difference(records):
     parity_of = Parity(found)
     assert parity_of.corrected["bfloat16"] < 0.05 < parity_of.corrected["float16"]
     (row,) = [row for row in rows_with(text, "bfloat16") if row[0] == "bfloat16"]
-    assert row[1:3] == ["18", f"{parity_of.pooled['bfloat16'].mean:+.2f}"]
+    assert row[1:3] == ["30", f"{parity_of.pooled['bfloat16'].mean:+.2f}"]
 
 
 def test_differences_are_paired_by_network_and_seed(records):
@@ -91,13 +92,13 @@ def test_differences_are_paired_by_network_and_seed(records):
     del found[lost]
     # Every format has the same right answers as FP32, seed by seed, and not on the average.
     comparison = Parity(found).pooled["float16"]
-    assert (comparison.pairs, comparison.mean, comparison.spread) == (17, 0, 0)
+    assert (comparison.pairs, comparison.mean, comparison.spread) == (29, 0, 0)
     assert Parity(found).missing == [lost]
 
 
 def test_equal_runs_of_the_two_ways_to_float16_are_said_to_be_equal(records):
     assert "to the last bit" in section(records()).text
-    # As many right answers, and another loss in one of 18 runs.
+    # As many right answers, and another loss in one of 30 runs.
     found = records()
     name = "parity/googlenet/mixed_float16/seed-1"
     outcome = found[name].outcome
@@ -106,6 +107,32 @@ def test_equal_runs_of_the_two_ways_to_float16_are_said_to_be_equal(records):
     assert "to the last bit" not in section(found).text
     only_one_way = {name: one for name, one in records().items() if "/mixed_float16/" not in name}
     assert "to the last bit" not in section(only_one_way).text
+
+
+def test_equal_rows_are_one_comparison(records):
+    found = Parity(records(noise=1, bfloat16=-1))
+    assert found.tests == 3
+    assert found.corrected["mixed_float16"] == found.corrected["float16"]
+    smallest = found.pooled["bfloat16"].t_test
+    assert found.corrected["bfloat16"] == pytest.approx(3 * smallest)
+    assert "for 3 comparisons after Holm" in section(found.records).text
+    assert "corrected for 3 comparisons" in section(records(noise=1)).text
+
+
+@pytest.mark.parametrize(
+    ("shift", "words"),
+    [
+        (0, "differs from `float16` by +0.00 points (+0.00 to +0.00; p = 1), no more than chance"),
+        (4, "more than chance, so they cost accuracy in runs as short as these"),
+        (-4, "more than chance, and not in the direction of a loss"),
+    ],
+)
+def test_the_control_says_what_skipped_steps_cost(shift, words, records):
+    text = " ".join(section(records(noise=1, float16=-2, static_float16=shift - 2)).text.split())
+    assert words in text
+    assert "costs runs as short as these 33.3 % of their steps" in text
+    assert "the seeds 3 and 4 were added because" in text
+    assert "had left `float16` at -1.50 points" in text  # 2 of 200, and noise of the first seeds
 
 
 def test_what_is_missing_is_named_by_the_shortest_name(records):
@@ -117,9 +144,9 @@ def test_what_is_missing_is_named_by_the_shortest_name(records):
     text = section(found).text
     assert "Not run yet: parity/alexnet, parity/googlenet/float16." in text
     assert rows_with(text, "run parity/vgg16_bn/float16`")[0][-3:-1] == ["-", "-"]  # no times
-    # Four formats of one network and one of another, three seeds each.
+    # Five rows of one network and one of another, five seeds each.
     assert readme_block(found).endswith(
-        "15 of 72 runs are not done yet; docs/results.md names them."
+        "30 of 150 runs are not done yet; docs/results.md names them."
     )
 
 
@@ -128,12 +155,12 @@ def test_without_records_the_page_says_so():
     everything = ", ".join(f"parity/{network.name}" for network in parity.NETWORKS)
     assert found.text.endswith(f"Not run yet: {everything}.")
     assert not found.figures
-    assert readme_block({}) == "72 of 72 runs are not done yet; docs/results.md names them."
+    assert readme_block({}) == "150 of 150 runs are not done yet; docs/results.md names them."
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_one_seed_or_two_make_a_page_too(seeds, records):
-    beyond = tuple(f"seed-{seed}" for seed in range(seeds, 3))
+    beyond = tuple(f"seed-{seed}" for seed in parity.SEEDS[seeds:])
     found = {name: record for name, record in records().items() if not name.endswith(beyond)}
     text = section(found).text
     assert ("(one seed)" in text) == (seeds == 1)
@@ -158,7 +185,7 @@ def test_a_loss_that_is_not_finite_is_said(records, record_of):
         one, Outcome({**lost.figures, "train_loss": None}, CURVES, lost.times)
     )
     (row,) = rows_with(section(found).text, "run parity/alexnet/float16`")
-    assert row[3] == "not finite in 1 of 3"
+    assert row[3] == "not finite in 1 of 5"
 
 
 def test_the_readme_has_one_networks_rows_and_a_sentence_on_all(records):
@@ -166,7 +193,7 @@ def test_the_readme_has_one_networks_rows_and_a_sentence_on_all(records):
     assert [row[0] for row in rows_with(text, " of 3 ")] == list(parity.FORMATS)
     (row,) = rows_with(text, "mixed_float16")
     assert row == ["mixed_float16", "75.0 ± 1.0", "1 of 3", "5.00"]
-    assert "Over 6 networks and 3 seeds (18 pairs)" in text
+    assert "Over 6 networks and 5 seeds (30 pairs)" in text
     assert "float16 +0.00 (+0.00 to +0.00)" in text
 
 
@@ -179,8 +206,8 @@ def test_pictures_show_every_run(records):
     found.figures["parity-accuracy"](figure)
     (axes,) = figure.axes
     marks = [line for line in axes.lines if line.get_marker() not in ("None", None)]
-    assert sum(len(line.get_ydata()) for line in marks) == 72
-    assert {line.get_marker() for line in marks} == {"s", "o", "D", "^"}
+    assert sum(len(line.get_ydata()) for line in marks) == 150
+    assert {line.get_marker() for line in marks} == {"s", "o", "D", "^", "v"}
     assert axes.get_ylabel() == "test accuracy (points)"
     figure = Figure()
     above, below = parity_figures.draw_curves(figure, Parity(records()), "alexnet")
@@ -189,6 +216,6 @@ def test_pictures_show_every_run(records):
     figure = Figure()
     found.figures["parity-loss-scale"](figure)
     for axes in figure.axes:
-        assert len(axes.lines) == 3
+        assert len(axes.lines) == 5
         assert list(axes.lines[0].get_xdata()) == [1, 3, 4]
         assert list(axes.lines[0].get_ydata()) == [8, 4, 4]

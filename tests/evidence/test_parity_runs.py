@@ -18,8 +18,8 @@ from mpgluon.training.loop import _Run
 BY_NAME = {one.name: one for one in parity.experiments()}
 
 
-def test_there_is_a_run_for_each_network_format_and_seed():
-    assert len(BY_NAME) == 6 * 4 * 3
+def test_there_is_a_run_for_each_network_row_and_seed():
+    assert len(BY_NAME) == 6 * 5 * 5
     one = BY_NAME["parity/vgg16_bn/mixed_float16/seed-2"]
     assert one.needs_photographs
     chosen = ("model", "dtype", "amp", "seed", "photographs")
@@ -28,13 +28,14 @@ def test_there_is_a_run_for_each_network_format_and_seed():
     ]  # fmt: skip
 
 
-def test_formats_of_a_network_differ_in_nothing_else():
+def test_rows_of_a_network_differ_in_nothing_else():
     for network in parity.NETWORKS:
         for seed in parity.SEEDS:
             common = []
-            for name in parity.FORMATS:
+            for name in parity.ROWS:
                 config = dict(BY_NAME[f"parity/{network.name}/{name}/seed-{seed}"].config)
-                del config["dtype"], config["amp"]
+                assert (config["loss_scale"] != "auto") == (name == parity.CONTROL)
+                del config["dtype"], config["amp"], config["loss_scale"]
                 common.append(config)
             assert all(one == common[0] for one in common)
             assert common[0]["seed"] == seed

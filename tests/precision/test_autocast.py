@@ -100,12 +100,17 @@ def test_a_kept_block_computes_in_fp32(fmt, hybridize):
     assert np.array_equal(result, net[1](hidden).asnumpy())
 
 
-def test_depthwise_convolutions_take_bfloat16_after_inference_in_fp32():
-    # oneDNN has reordered the weights by then, in a way from which it finds none to bfloat16.
+@BOTH
+@pytest.mark.parametrize("groups", [1, 32])
+def test_convolutions_take_bfloat16_after_inference_in_fp32(groups, hybridize):
+    # oneDNN has reordered the weights by then, depthwise ones in a way from which it finds none to
+    # bfloat16.
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(32, 3, groups=32, in_channels=32), nn.Dense(2))
+    net.add(nn.Conv2D(32, 3, groups=groups, in_channels=32), nn.Dense(2))
     net.initialize()
     images = mx.nd.random.normal(shape=(2, 32, 8, 8))
+    if hybridize:
+        net.hybridize(**STATIC)
     net(images).wait_to_read()
     before = parameters_of(net)
     amp.autocast(net, "bfloat16")
@@ -144,3 +149,17 @@ def test_gradients_add_up_over_batches_when_asked_to(fmt, hybridize, when):
             result = net(mx.nd.ones((1, 2)))
         result.backward()
     assert gradients_of(net)["weight"].tolist() == [[3, 3]]
+
+
+@FORMATS
+@BOTH
+@pytest.mark.parametrize("calls", [2, 7, 8, 12])  # MXNet adds 8 and more gradients in another way
+def test_a_network_that_is_called_many_times_gets_the_gradient_of_every_call(fmt, hybridize, calls):
+    net = dense([1.0, 2.0])
+    amp.autocast(net, fmt.name)
+    if hybridize:
+        net.hybridize(**STATIC)
+    with autograd.record():
+        result = sum(net(mx.nd.ones((1, 2))) for _ in range(calls))
+    result.backward()
+    assert gradients_of(net)["weight"].tolist() == [[calls, calls]]

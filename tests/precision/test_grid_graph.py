@@ -1,4 +1,6 @@
-"""Hybridized float16 networks on a CPU: the rewritten graph gives what the one with casts gives."""
+"""Hybridized networks on a CPU: the rewritten graph gives what the one with casts gives."""
+
+from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -10,8 +12,11 @@ from mxnet.gluon import nn
 from precision_helpers import STATIC, assert_same_bits, gradients_of, parameters_of
 
 import mpgluon
-from mpgluon import amp, native
+from mpgluon import amp, dtypes, native
 from mpgluon.precision import forward
+from mpgluon.precision.bfloat16_graph import cast_without_copies
+from mpgluon.precision.graph_nodes import read_graph
+from mpgluon.precision.tracked import mark
 
 LAYERS = ("conv", "1 x 1", "depthwise", "norm", "layer norm", "dense")
 OPERATORS = (
@@ -138,6 +143,8 @@ RESIDUAL = [
     ("relu", (0, 0), 16),
 ]
 FAN_OUT = [("relu", (0, 0), 16), *(("conv", (number, 0), 32) for number in range(6))]
+# MXNet adds 8 and more gradients in another way.
+MANY_TAKERS = [("sigmoid", (0, 0), 16), *(("conv", (number, 0), 16) for number in range(9))]
 
 
 @pytest.fixture(autouse=True)
@@ -172,3 +179,46 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
         patch.setattr(native, "available", lambda: with_native)
         found = run(choices, cast)
     assert_same_bits(found, expected)
+
+
+@pytest.mark.skipif(not native.available(), reason="there is no C++ compiler for native operators")
+@pytest.mark.filterwarnings("ignore:Parameter .* is not used")
+@settings(max_examples=40, deadline=None)
+@given(networks)
+@example(RESIDUAL)
+@example(FAN_OUT)
+@example(MANY_TAKERS)
+def test_random_networks_in_bfloat16_give_the_same_bits_without_copies(choices):
+    cast = partial(amp.autocast, dtype="bfloat16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "cast_without_copies", lambda symbol, _: symbol)
+        expected = run(choices, cast)
+    assert_same_bits(run(choices, cast), expected)
+
+
+def operators_in(symbol):
+    nodes, _ = read_graph(symbol)
+    return [node.op for node in nodes if node.op != "null"]
+
+
+def test_casts_to_bfloat16_and_back_lose_the_identities_that_were_made_with_them():
+    x = mark(mx.sym.var("x"), "float32")
+    there_and_back = dtypes.cast(dtypes.cast(x, "bfloat16"), "float32") + mx.sym.identity(x)
+    assert operators_in(there_and_back).count("_copy") == 3
+    assert operators_in(cast_without_copies(there_and_back, {"x": "float32"})) == [
+        "_mpgluon_to_bfloat16",
+        "_mpgluon_from_bfloat16",
+        "_copy",  # a user's own
+        "elemwise_add",
+    ]
+
+
+def test_equal_casts_stay_apart_and_unknown_or_other_formats_as_they_were():
+    x = mark(mx.sym.var("x"), "float32")
+    twice = dtypes.cast(x, "bfloat16") + dtypes.cast(x, "bfloat16")
+    nodes, _ = read_graph(cast_without_copies(twice, {"x": "float32"}))
+    numbers = [node.attrs for node in nodes if node.op == "_mpgluon_to_bfloat16"]
+    assert len(numbers) == 2
+    assert numbers[0] != numbers[1]
+    integers = dtypes.cast(mx.sym.var("n"), "bfloat16")  # nobody knows, and int32 is let through
+    assert operators_in(cast_without_copies(integers, {"n": "int32"})) == operators_in(integers)

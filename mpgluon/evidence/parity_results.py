@@ -106,17 +106,17 @@ class Parity:
         """The runs without a record; those of a row, or of a network, by their common name."""
         names = []
         for network in NETWORKS:
-            rows = {name: self._missing_of(network.name, name) for name in ROWS}
-            if all(len(row) == len(SEEDS) for row in rows.values()):
+            rows = {row: self._missing_of(network.name, row) for row in ROWS}
+            nothing_yet = {row for row in ROWS if len(rows[row]) == len(parity.seeds_of(row))}
+            if nothing_yet == set(ROWS):
                 names.append(f"parity/{network.name}")
                 continue
-            for name, row in rows.items():
-                all_seeds = len(row) == len(SEEDS)
-                names += [f"parity/{network.name}/{name}"] if all_seeds else row
+            for row, missing in rows.items():
+                names += [f"parity/{network.name}/{row}"] if row in nothing_yet else missing
         return names
 
     def _missing_of(self, network: str, row: str) -> list[str]:
-        names = [parity.run_name(network, row, seed) for seed in SEEDS]
+        names = [parity.run_name(network, row, seed) for seed in parity.seeds_of(row)]
         return [name for name in names if name not in self.records]
 
 

@@ -19,7 +19,7 @@ BY_NAME = {one.name: one for one in parity.experiments()}
 
 
 def test_there_is_a_run_for_each_network_row_and_seed():
-    assert len(BY_NAME) == 6 * 5 * 5
+    assert len(BY_NAME) == 6 * (4 * 5 + 3)
     one = BY_NAME["parity/vgg16_bn/mixed_float16/seed-2"]
     assert one.needs_photographs
     chosen = ("model", "dtype", "amp", "seed", "photographs")
@@ -32,7 +32,7 @@ def test_rows_of_a_network_differ_in_nothing_else():
     for network in parity.NETWORKS:
         for seed in parity.SEEDS:
             common = []
-            for name in parity.ROWS:
+            for name in (name for name in parity.ROWS if seed in parity.seeds_of(name)):
                 config = dict(BY_NAME[f"parity/{network.name}/{name}/seed-{seed}"].config)
                 assert (config["loss_scale"] != "auto") == (name == parity.CONTROL)
                 del config["dtype"], config["amp"], config["loss_scale"]

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Callable, Optional
 
 import mxnet as mx
-import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
@@ -118,7 +117,7 @@ class PolicyForward:
             data, graph = type(block)._get_graph(block, *args)
             formats = iter(self.traced_formats or ())
             dtypes = {symbol.name: str(next(formats)) for symbol in data}
-            dtypes |= {p.name: np.dtype(p.dtype).name for p in block.collect_params().values()}
+            dtypes |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
             return data, rewrite(graph, dtypes)
 
         block._get_graph = rewritten  # for as long as Gluon asks for what it is to carry out

@@ -11,7 +11,15 @@ from typing import Any
 
 from mpgluon.evidence import parity, parity_figures
 from mpgluon.evidence.experiment import Group, Record, Section
-from mpgluon.evidence.parity import BASE, CONTROL, FIRST_SEEDS, NETWORKS, ROWS, SEEDS
+from mpgluon.evidence.parity import (
+    BASE,
+    CONTROL,
+    FIRST_SEEDS,
+    FORMATS,
+    NETWORKS,
+    ROWS,
+    SEEDS,
+)
 from mpgluon.evidence.parity_results import OTHERS, Parity, step_time
 from mpgluon.evidence.runner import command_for
 from mpgluon.evidence.statistics import CONFIDENCE, detectable_difference, mean_and_spread
@@ -134,7 +142,11 @@ def _verdict(found: Parity) -> str:
 
 
 def _bounds(found: Parity) -> str:
-    known = {name: one.lower for name, one in found.pooled.items() if math.isfinite(one.lower)}
+    known = {
+        name: one.lower
+        for name, one in found.pooled.items()
+        if name in FORMATS and math.isfinite(one.lower)
+    }
     if not known:
         return "A single pair says nothing of chance."
     worst = min(known, key=lambda name: known[name])
@@ -199,7 +211,7 @@ def _skipped_steps(found: Parity) -> str:
 def _share_of_skipped(found: Parity, row: str) -> str:
     figures = [r.outcome.figures for n in NETWORKS for r in found.runs(n.name, row).values()]
     skipped, steps = (sum(one[name] for one in figures) for name in ("skipped_steps", "steps"))
-    return f"{100 * skipped / steps:.1f} %"
+    return f"{100 * skipped / steps:.1f} %" if skipped else "none"
 
 
 def _power(found: Parity) -> str:
@@ -208,8 +220,8 @@ def _power(found: Parity) -> str:
     worth = ", ".join(f"{100 / count:g} points (1 of {count})" for count in sorted(images))
     words = (
         f"One test image is worth {worth}. A pair is a network and a seed: same split, same "
-        "initial weights, same order. All networks see the same three splits, so pairs of one "
-        "seed are not quite independent."
+        "initial weights, same order. All networks see the same splits, so pairs of one seed are "
+        "not quite independent."
     )
     per_network = [
         one for network in NETWORKS for name in OTHERS

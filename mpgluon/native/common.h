@@ -26,6 +26,13 @@ inline bool dense(const NodeAttrs&, const int, mxnet::DispatchMode* mode, std::v
   return true;
 }
 
+// Let one of MXNet's operators compute.
+inline void call(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
+                 const Requests& req, const Arrays& out) {
+  static const auto& functions = table<FComputeEx>("FComputeEx<cpu>");
+  functions.data_[op->index_].first(attrs, ctx, in, req, out);
+}
+
 // Apply a function of chunks, in place or not, to an array in whatever layout it is.
 template <class Chunk, class One>
 void elementwise(const NDArray& in, OpReqType req, const NDArray& out, const Chunk& chunk,

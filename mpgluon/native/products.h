@@ -51,12 +51,6 @@ NDArray widened(const NDArray& weight, bool for_this_call) {
   return made;
 }
 
-void call(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
-          const Requests& req, const Arrays& out) {
-  static const auto& functions = table<FComputeEx>("FComputeEx<cpu>");
-  functions.data_[op->index_].first(attrs, ctx, in, req, out);
-}
-
 template <int kKind>
 void forward(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const Requests& req,
              const Arrays& out) {

@@ -235,8 +235,10 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
     trained in FP32, but not where a cast takes them, and each update of theirs is then twice as
     slow: to plain order and back.
     """
-    for array in parameter.list_data() if parameter._data is not None else ():
-        if array.stype == "default" and array.context.device_type == "cpu":
+    if parameter._data is None or parameter._stype != "default":
+        return
+    for array in parameter.list_data():
+        if array.context.device_type == "cpu":
             # Whoever asks for the address of the values has them put in order.
             check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
 

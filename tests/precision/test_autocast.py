@@ -131,6 +131,15 @@ def test_a_sparse_gradient_stays_sparse():
     assert gradient.data.asnumpy().tolist() == [[1] * 4, [2] * 4]
 
 
+def test_a_sparse_parameter_may_be_there():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=3))
+    net.params.get("rows", shape=(5, 4), stype="row_sparse")
+    net.initialize()
+    amp.autocast(net, "bfloat16")
+    assert net(mx.nd.ones((1, 3))).shape == (1, 2)
+
+
 @FORMATS
 @BOTH
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -35,7 +35,7 @@ def readme_block(records: Mapping[str, Record]) -> str:
         ])  # fmt: skip
     parts = []
     if rows:
-        headings = [_NETWORK, "test accuracy (points)", "skipped steps", "time per step"]
+        headings = [_NETWORK, "test accuracy (points)", "skipped steps", f"step time, {BASE} = 1"]
         parts.append(Table(headings, rows).to_markdown())
         command = command_for(f"parity/{_NETWORK}")
         parts.append(f"```\n{command} --output my-results    # the same runs, on your machine\n```")

@@ -157,7 +157,11 @@ for which `--workers` takes more processes than {config.workers}.
 
 def _on_a_cpu(records: Mapping[str, Record]) -> str:
     config = _config(_FORMATS[0])
-    text = f"""On a CPU the same protocol runs at {config.image_size} pixels. If the data set is on
+    settings = (
+        f"{config.image_size} pixels, {config.epochs} epochs, {config.optimizer}, batches of "
+        f"{config.batch_size}"
+    )
+    text = f"""On a CPU a smaller run, with the same photographs: {settings}. If the data set is on
 disk already, `--data-dir` says where:
 
 ```
@@ -174,7 +178,8 @@ python scripts/evidence.py run caltech101 --data-dir data
     }
     cost = ", ".join(f"{one:.2f} hours in {name}" for name, one in hours.items())
     return (
-        f"{text}\n\nBy the times per step measured below, with all cores of that machine: {cost}."
+        f"{text}\n\nBy the times per step below, with {record.threads} threads, and not measured: "
+        f"{cost}."
     )
 
 

@@ -28,7 +28,7 @@ _MARK = re.compile(r"\s*(\||#|!\[|[-*+>] |\d+\. |```|<)")
 _HEAD = """# Results
 
 Written by `python scripts/evidence.py document` from the records in
-[results/evidence](../results/evidence); every number below comes from there, and so do the
+[results/evidence](../results/evidence); every measured number below comes from there, and so do the
 sentences that depend on numbers. `make evidence` runs all of it (hours; what is done is not done
 again, and an interrupted run goes on where it was). One row: the command beside it, with
 `--data-dir` for the folder with Caltech 101 or caltech101-mini (`data`), and `--output` for a

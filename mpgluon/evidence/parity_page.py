@@ -70,8 +70,9 @@ def _protocol(found: Parity) -> str:
         "order of the images. `float16` is the cast network with FP32 master weights and a "
         "dynamic loss scale, `mixed_float16` keeps FP32 parameters, `bfloat16` too and needs no "
         f"loss scale; `{CONTROL}` is `float16` with a fixed loss scale of "
-        f"{ROWS[CONTROL]['loss_scale']}. A row is the mean over the seeds, ± one standard "
-        "deviation."
+        f"{ROWS[CONTROL]['loss_scale']}, for the seeds {', '.join(map(str, FIRST_SEEDS))} only. A "
+        "row is the mean over its seeds, ± one standard deviation. Seconds per step are not of "
+        "these runs: they are copied from [Time per step](#time-per-step)."
     )
     runs = [found.records[one.name] for one in parity.experiments() if one.name in found.records]
     if runs:
@@ -136,7 +137,8 @@ def _verdict(found: Parity) -> str:
         words += (
             " The runs of `float16` and `mixed_float16` have the same losses, accuracies and loss "
             "scales to the last bit: a master weight rounded to 16 bits after each update, or an "
-            "FP32 parameter before each use, is the same number. They count as one comparison."
+            "FP32 parameter before each use, is the same number here. They count as one "
+            "comparison."
         )
     return words
 
@@ -151,9 +153,16 @@ def _bounds(found: Parity) -> str:
         return "A single pair says nothing of chance."
     worst = min(known, key=lambda name: known[name])
     words = (
-        f"The intervals below leave room for a mean loss of accuracy of at most "
-        f"{max(0.0, -known[worst]):.2f} points ({worst})."
+        "With pairs taken as independent, the intervals below leave room for a mean loss of "
+        f"accuracy of {max(0.0, -known[worst]):.2f} points ({worst})."
     )
+    seeds = {name: one for name in ("float16", "bfloat16") if (one := found.by_seed(name))}
+    if len(seeds) == 2 and min(one.pairs for one in seeds.values()) > 1:
+        intervals = " and ".join(f"{name}'s {interval(one)}" for name, one in seeds.items())
+        words += (
+            " All networks of a seed share its split; with one mean over the networks for each "
+            f"of {seeds['float16'].pairs} seeds, the interval is {intervals}."
+        )
     if not math.isnan(found.base_spread):
         words += (
             f" {BASE} alone varies between seeds with a standard deviation of "
@@ -189,22 +198,34 @@ def _skipped_steps(found: Parity) -> str:
         return ""
     shares = {row: _share_of_skipped(found, row) for row in ("float16", CONTROL)}
     if beside.t_test >= 1 - CONFIDENCE:
-        outcome = "no more than chance, so these steps explain no loss of accuracy here"
+        outcome = (
+            f"no more than chance: no cost was found, and one of {max(0.0, beside.upper):.2f} "
+            "points is not excluded"
+        )
     else:
         outcome = "more than chance, " + (
             "so they cost accuracy in runs as short as these" if beside.mean > 0
             else "and not in the direction of a loss"
         )  # fmt: skip
     later = [seed for seed in SEEDS if seed not in FIRST_SEEDS]
+    new = found.comparison("float16", seeds=later)
+    alone = ""
+    if new is not None and new.pairs > 1:
+        alone = (
+            "; the tables here include those, so that their p-values and intervals are not those "
+            f"of a plan made in advance. The new seeds alone give {signed(new.mean)} points "
+            f"({interval(new)})"
+        )
     return (
         "**Do skipped steps cost accuracy?** A dynamic scale begins at 2^16, and doubles after "
         "each tenth of a run without overflow: that costs runs as short as these "
         f"{shares['float16']} of their steps; `{CONTROL}` skips {shares[CONTROL]}. It differs from "
         f"`float16` by {signed(beside.mean)} points ({interval(beside)}; p = "
-        f"{beside.t_test:.2g}), {outcome}. This row and the seeds "
-        f"{' and '.join(map(str, later))} were added because the seeds before them had left "
+        f"{beside.t_test:.2g}), {outcome}. The control, and the seeds "
+        f"{' and '.join(map(str, later))}, were added after the seeds before them had left "
         f"`float16` at {signed(first.mean)} points ({interval(first)}; p = {first.t_test:.2g} "
-        "before a correction)."
+        "before a correction), and having those seeds only favours the control"
+        f"{alone}."
     )
 
 
@@ -221,7 +242,7 @@ def _power(found: Parity) -> str:
     words = (
         f"One test image is worth {worth}. A pair is a network and a seed: same split, same "
         "initial weights, same order. All networks see the same splits, so pairs of one seed are "
-        "not quite independent."
+        "not quite independent, and the intervals above somewhat too narrow."
     )
     per_network = [
         one for network in NETWORKS for name in OTHERS
@@ -257,7 +278,10 @@ def _network_table(found: Parity) -> str:
             rows.append([network.name, *cells, "-" if math.isnan(spread) else f"{spread:.1f}"])
     headings = ["network", *OTHERS, f"{BASE} between seeds"]
     table = Table(headings, rows).to_markdown()
-    return f"Mean difference to {BASE} in points, and its interval:\n\n{table}"
+    return (
+        f"Mean difference to {BASE} in points over the seeds that both have, and its "
+        f"{100 * CONFIDENCE:g} % interval, not corrected for being many:\n\n{table}"
+    )
 
 
 GROUP = Group("parity", "The same accuracy in every format", parity.experiments, section)

@@ -58,6 +58,16 @@ class Parity:
             pairs += [(ours[s], theirs[s]) for s in seeds if s in ours and s in theirs]
         return compare(*zip(*pairs)) if pairs else None
 
+    def by_seed(self, row: str) -> Optional[Comparison]:
+        """Compare a row's means over the networks with FP32's: a pair for each complete seed."""
+        pairs = []
+        for seed in SEEDS:
+            runs = [(self.points(n.name, row), self.points(n.name, BASE)) for n in NETWORKS]
+            if all(seed in ours and seed in theirs for ours, theirs in runs):
+                ours_theirs = [(ours[seed], theirs[seed]) for ours, theirs in runs]
+                pairs.append([sum(values) / len(values) for values in zip(*ours_theirs)])
+        return compare(*zip(*pairs)) if pairs else None
+
     @cached_property
     def pooled(self) -> dict[str, Comparison]:
         """Each row over all networks and seeds, as far as there are pairs."""

@@ -64,6 +64,7 @@ def _in_one_sentence(found: Parity) -> str:
         differ = f"differ{'s' * (len(different) == 1)}"
         verdict = f"{' and '.join(different)} {differ} from it by more than"
     return (
-        f"Over {networks} networks and {len(SEEDS)} seeds ({pairs} pairs), the mean differences to "
-        f"{BASE} in points, with {100 * CONFIDENCE:g} % intervals, are {words}: {verdict} chance."
+        f"Over {networks} networks and {len(SEEDS)} seeds ({pairs} pairs, taken as independent), "
+        f"the mean differences to {BASE} in points, with {100 * CONFIDENCE:g} % intervals, are "
+        f"{words}: {verdict} chance."
     )

@@ -5,7 +5,6 @@ Accuracies are shown in points: hundredths of the test reviews.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Optional
@@ -136,21 +135,20 @@ def _verdict(runs: Runs) -> str:
         f"the paired t-tests, corrected for {len(found)} comparisons after Holm, is "
         f"{min(corrected.values()):.2g}."
     ]
-    spread = math.sqrt(sum(one.spread**2 for one in found.values()) / len(found))
+    least, most = (choose(found, key=lambda name: found[name].spread) for choose in (min, max))
     pairs = min(one.pairs for one in found.values())
+    low, high = (detectable_difference(found[name].spread, pairs) for name in (least, most))
     sentences.append(
-        f"Differences vary between seeds with a standard deviation of {spread:.2f} points, so "
-        f"{pairs} seeds would show a true difference of "
-        f"{detectable_difference(spread, pairs):.1f} points in four runs of five, and smaller "
-        "ones less often."
+        f"Differences vary between seeds with standard deviations of {found[least].spread:.2f} "
+        f"({least}) to {found[most].spread:.2f} points ({most}), so {pairs} seeds would show a "
+        f"true difference of {low:.1f} to {high:.1f} points in four runs of five, before that "
+        "correction."
     )
     control = _comparison(runs, OTHER_ORDER)
     if control is not None and control.pairs > 1:
-        spreads = sorted(one.spread for one in found.values())
         sentences.append(
             f"FP32 itself, with its sums in another order, differs by {signed(control.mean)} "
-            f"points ({interval(control)}), with a standard deviation of {control.spread:.2f}; "
-            f"those of the rows in 16 bits are {spreads[0]:.2f} to {spreads[-1]:.2f}."
+            f"points ({interval(control)}), with a standard deviation of {control.spread:.2f}."
         )
     return " ".join(sentences)
 

@@ -95,8 +95,9 @@ def section(records: Mapping[str, Record]) -> Section:
         "A step is forward, backward and the optimizer's update on a batch that is there already. "
         "The formats of a network take turns, each in a process of its own; ratios are per round "
         f"to {parity.BASE}, medians of {_ROUNDS} rounds and quartiles. The optimizer is SGD with "
-        "momentum, on 1000 classes. float16 on a CPU is for its arithmetic, not for speed: what a "
-        "GPU with Tensor Cores makes of it is another matter.",
+        f"momentum, on 1000 classes, with batches of {parity.COMMON['batch_size']} and all "
+        "cores of a machine without other work. float16 on a CPU is for its arithmetic, not for "
+        "speed: what a GPU with Tensor Cores makes of it is another matter.",
     ]
     if rows:
         headings = ["network", "pixels", "format", "time per step", f"relative to {parity.BASE}",

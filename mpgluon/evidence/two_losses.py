@@ -124,8 +124,8 @@ def _scales(records: Records) -> str:
     high, low = sorted(NAMES, key=lambda name: -usual[name])
     both, either = set.intersection(*skipped.values()), set.union(*skipped.values())
     words = (
-        f"**The scales settle apart**: the {high}'s is {usual[high] / usual[low]:g} times the "
-        f"{low}'s."
+        f"**The scales settle apart**: in `{_UNDISTURBED.split('/')[-1]}` the {high}'s median is "
+        f"{usual[high] / usual[low]:g} times the {low}'s."
         if usual[high] != usual[low]
         else f"The scales settle at the same value, {usual[high]:g}."
     )

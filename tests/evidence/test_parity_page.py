@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -110,6 +111,19 @@ def test_equal_runs_of_the_two_ways_to_float16_are_said_to_be_equal(records):
     assert "to the last bit" not in section(only_one_way).text
 
 
+def test_a_seed_counts_with_its_mean_over_all_networks_or_not_at_all(records):
+    found = records(noise=1)
+    by_seed = Parity(found).by_seed("bfloat16")
+    # NOISE, in points of half a percent each.
+    assert (by_seed.pairs, by_seed.mean) == (5, 0)
+    assert by_seed.spread == pytest.approx(np.std([-1, 0, 1, -0.5, 0.5], ddof=1))
+    text = " ".join(section(found).text.split())
+    reach = f"{by_seed.upper:.2f}"
+    assert f"each of 5 seeds, the interval is float16's -{reach} to +{reach} and bfloat16's" in text
+    del found["parity/vgg16_bn/bfloat16/seed-1"]
+    assert Parity(found).by_seed("bfloat16").pairs == 4
+
+
 def test_equal_rows_are_one_comparison(records):
     found = Parity(records(noise=1, bfloat16=-1))
     assert found.tests == 3
@@ -132,7 +146,7 @@ def test_the_control_says_what_skipped_steps_cost(shift, words, records):
     text = " ".join(section(records(noise=1, float16=-2, static_float16=shift - 2)).text.split())
     assert words in text
     assert "costs runs as short as these 33.3 % of their steps" in text
-    assert "the seeds 3 and 4 were added because" in text
+    assert "the seeds 3 and 4, were added after" in text
     assert "had left `float16` at -1.00 points" in text  # 2 of 200
 
 
@@ -194,7 +208,7 @@ def test_the_readme_has_one_networks_rows_and_a_sentence_on_all(records):
     assert [row[0] for row in rows_with(text, " of 3 ")] == list(parity.FORMATS)
     (row,) = rows_with(text, "mixed_float16")
     assert row == ["mixed_float16", "75.0 ± 1.0", "1 of 3", "5.00"]
-    assert "Over 6 networks and 5 seeds (30 pairs)" in text
+    assert "Over 6 networks and 5 seeds (30 pairs, taken as independent)" in text
     assert "float16 +0.00 (+0.00 to +0.00)" in text
 
 

@@ -255,8 +255,14 @@ def test_the_page_says_so_if_the_overflow_did_anything_else(records, run, figure
 def test_where_the_scales_settle_is_told_as_it_is(records):
     name = "two_losses/float16"
     for scales, words in (
-        ((512.0, 64.0), "**The scales settle apart**: the generator's is 8 times the discrimin"),
-        ((16.0, 64.0), "**The scales settle apart**: the discriminator's is 4 times the gener"),
+        (
+            (512.0, 64.0),
+            "apart**: in `float16` the generator's median is 8 times the discriminator's.",
+        ),
+        (
+            (16.0, 64.0),
+            "apart**: in `float16` the discriminator's median is 4 times the generator's.",
+        ),
         ((64.0, 64.0), "The scales settle at the same value, 64."),
     ):
         outcome = records[name].outcome

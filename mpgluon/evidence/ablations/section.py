@@ -30,9 +30,11 @@ ABLATIONS: tuple[Ablation, ...] = (
 )
 
 _HEAD = (
-    "Each measure of mixed precision is left out once, in a run that is otherwise equal to the one "
-    "beside it: the same data in the same order and the same first weights. What is called float16 "
-    "has a Tensor Core's arithmetic, on a CPU, where nothing else is said."
+    "Each measure of mixed precision is left out in one run, which otherwise equals the one beside "
+    "it: the same data in the same order and the same first weights. The last row compares two "
+    "libraries instead, whose masters begin differently. All have one seed, and small differences "
+    "mean nothing. What is called float16 has a Tensor Core's arithmetic, on a CPU, where nothing "
+    "else is said."
 )
 
 

@@ -1,8 +1,9 @@
-"""What all tests share: the place of the photographs, and fresh random states."""
+"""What all tests share: the place of the photographs, fresh random states, Ctrl-C."""
 
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,16 @@ def caltech101_mini() -> Path:
     if not (folder / "101_ObjectCategories").is_dir():
         pytest.skip("caltech101-mini (600 photographs) is not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Let the processes of tests be interrupted, where a shell has put the tests behind a prompt.
+
+    What a shell starts in the background ignores Ctrl-C, and so does all that it starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -174,6 +174,8 @@ class _Running:
         self.experiment, self._log = experiment, log
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in _ARITHMETIC}
+        environment["PYTHONUNBUFFERED"] = "1"  # so that last words come last
+        environment.update(dict.fromkeys(THREADS, str(threads)))
         self._began = time.perf_counter()
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
@@ -181,7 +183,7 @@ class _Running:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, **dict.fromkeys(THREADS, str(threads))},
+                env=environment,
                 start_new_session=True,  # Ctrl-C reaches it once: from here
             )
 

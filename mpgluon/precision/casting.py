@@ -239,7 +239,9 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
         return
     for array in parameter.list_data():
         if array.context.device_type == "cpu":
-            # Whoever asks for the address of the values has them put in order.
+            # Whoever asks for the address of the values has them put in order; who asks before they
+            # are there has other memory made for them.
+            array.wait_to_read()
             check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
 
 

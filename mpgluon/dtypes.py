@@ -15,6 +15,7 @@ import numpy as np
 from mxnet.symbol import Symbol
 
 from mpgluon import native
+from mpgluon.formats import FLOAT16
 
 __all__ = [
     "BFLOAT16_DTYPE",
@@ -100,6 +101,6 @@ def convert_into(out: mx.nd.NDArray, array: mx.nd.NDArray) -> mx.nd.NDArray:
     """
     dtype = dtype_name(out)
     if array.context.device_type == "cpu" and native.available():
-        operator = "_mpgluon_narrow" if dtype == "float16" else "_mpgluon_widen"
+        operator = native.operator("narrow" if dtype == "float16" else "widen", FLOAT16)
         return native.invoke(operator, array, out=out)
     return mx.nd.amp_cast(array, dtype=dtype, out=out)

@@ -71,6 +71,23 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def atomic_write(path: Path, text: str) -> None:
+    """Write a text file so that a reader finds the old one or the new one, never a part.
+
+    Raises
+    ------
+    OSError
+        If the folder, which is made where it is missing, cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file ``path`` during the block; wait while another process holds it.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "FloatFormat", "round_to"]
+__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "FloatFormat", "format_named", "round_to"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,21 @@ FLOAT32 = FloatFormat("float32", significand_bits=24, exponent_bits=8)
 FLOAT16 = FloatFormat("float16", significand_bits=11, exponent_bits=5)
 BFLOAT16 = FloatFormat("bfloat16", significand_bits=8, exponent_bits=8)
 
+_NAMED = {fmt.name: fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
+
+
+def format_named(name: str) -> FloatFormat:
+    """Return the format with a name such as ``"float16"``.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    if name not in _NAMED:
+        raise ValueError(f"formats are {', '.join(_NAMED)}; received {name!r}")
+    return _NAMED[name]
+
 
 def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
     """Round to the nearest number of ``fmt``, ties to even, and return it in the dtype of ``x``.
@@ -119,11 +134,11 @@ def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
     # Work in float64: the product with a power of two and np.rint are then exact for every
     # float32 and float64 input that can round to a finite, nonzero number of `fmt`.
     wide = values.astype(np.float64)
-    _, exponent = np.frexp(wide)  # |wide| lies in [2**(exponent - 1), 2**exponent)
-    spacing_exponent = np.maximum(exponent - 1, fmt.min_exponent) - fmt.significand_bits + 1
     finite = np.isfinite(wide)
-    spacing_exponent = np.where(finite, spacing_exponent, 0)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # of NaN, on some processors, even frexp
+        _, exponent = np.frexp(wide)  # |wide| lies in [2**(exponent - 1), 2**exponent)
+        spacing_exponent = np.maximum(exponent - 1, fmt.min_exponent) - fmt.significand_bits + 1
+        spacing_exponent = np.where(finite, spacing_exponent, 0)
         rounded = np.ldexp(np.rint(np.ldexp(wide, -spacing_exponent)), spacing_exponent)
         rounded = np.where(np.abs(rounded) > fmt.max, np.copysign(np.inf, wide), rounded)
         rounded = np.where(finite, rounded, wide)

@@ -6,7 +6,7 @@ A policy is a plain value. What it means operator by operator is decided in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 __all__ = ["Policy"]
 
@@ -26,6 +26,9 @@ class Policy:
     output_dtype : {"float32", "float16"}
         Format of what the network returns. FP32 is right for logits: the loss sums
         exponentials.
+    emulate : bool
+        Whether a CPU carries out bfloat16 in FP32 arithmetic even where it has instructions for
+        it: for equal results on all processors. float16 on a CPU is always carried out so.
 
     Raises
     ------
@@ -35,22 +38,23 @@ class Policy:
 
     Examples
     --------
-    >>> Policy.parse("mixed_float16")
-    Policy(param_dtype='float32', compute_dtype='float16', output_dtype='float32')
+    >>> Policy.parse("mixed_float16").param_dtype
+    'float32'
     """
 
     param_dtype: str
     compute_dtype: str
     output_dtype: str
+    emulate: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            allowed = _FORMATS if field.name == "compute_dtype" else _FORMATS[:2]
+        for name in ("param_dtype", "compute_dtype", "output_dtype"):
+            value = getattr(self, name)
+            allowed = _FORMATS if name == "compute_dtype" else _FORMATS[:2]
             if value not in allowed:
-                raise ValueError(
-                    f"{field.name} must be one of {', '.join(allowed)}; received {value!r}"
-                )
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}; received {value!r}")
+        if not isinstance(self.emulate, bool):
+            raise ValueError(f"emulate must be True or False, received {self.emulate!r}")
         if self.param_dtype == "float16" and self.compute_dtype != "float16":
             raise ValueError(
                 f"float16 parameters with {self.compute_dtype} computation round the weights "
@@ -66,7 +70,9 @@ class Policy:
         text : str
             ``"float32"``; ``"float16"``, the cast network (float16 parameters, FP32
             normalization); ``"mixed_float16"`` or ``"mixed_bfloat16"`` (FP32 parameters, 16-bit
-            computation); or ``params=…,compute=…,output=…``, where what is left out is float32.
+            computation); ``"emulated_bfloat16"``, the latter with the same results on every
+            processor; or ``params=…,compute=…,output=…,emulate=…``, where what is left out is
+            float32, and ``emulate`` false.
 
         Raises
         ------
@@ -77,24 +83,22 @@ class Policy:
             return _NAMED[text]
         parts = [part.partition("=") for part in text.split(",")] if "=" in text else []
         chosen = {key.strip(): value.strip() for key, _, value in parts}
+        emulate = chosen.pop("emulate", "false")
         if (
             not parts
-            or len(chosen) != len(parts)
-            or not set(chosen)
-            <= {
-                "params",
-                "compute",
-                "output",
-            }
+            or len(chosen) + ("emulate" in text) != len(parts)
+            or not set(chosen) <= {"params", "compute", "output"}
+            or emulate not in ("true", "false")
         ):
             raise ValueError(
                 f"a policy is one of {', '.join(_NAMED)}, or like "
-                f'"params=float32,compute=float16,output=float32"; received {text!r}'
+                f'"params=float32,compute=float16,output=float32,emulate=false"; received {text!r}'
             )
         return cls(
             param_dtype=chosen.get("params", "float32"),
             compute_dtype=chosen.get("compute", "float32"),
             output_dtype=chosen.get("output", "float32"),
+            emulate=emulate == "true",
         )
 
 
@@ -103,4 +107,5 @@ _NAMED = {
     "float16": Policy("float16", "float16", "float32"),
     "mixed_float16": Policy("float32", "float16", "float32"),
     "mixed_bfloat16": Policy("float32", "bfloat16", "float32"),
+    "emulated_bfloat16": Policy("float32", "bfloat16", "float32", emulate=True),
 }

@@ -33,11 +33,11 @@ def test_casts_round_every_number_and_every_tie_as_numpy_does():
     values = every_float16_and_its_neighbours()
     with np.errstate(over="ignore"):
         expected = values.astype(np.float16)
-    narrow = native.invoke("_mpgluon_narrow", mx.nd.array(values))
+    narrow = native.invoke("_mpgluon_narrow_11_5", mx.nd.array(values))
     assert narrow.asnumpy().tobytes() == expected.tobytes()
-    wide = native.invoke("_mpgluon_widen", narrow)
+    wide = native.invoke("_mpgluon_widen_11_5", narrow)
     assert wide.asnumpy().tobytes() == expected.astype(np.float32).tobytes()
-    rounded = native.invoke("_mpgluon_round_value", mx.nd.array(values))
+    rounded = native.invoke("_mpgluon_round_value_11_5", mx.nd.array(values))
     assert rounded.asnumpy().tobytes() == wide.asnumpy().tobytes()
 
 
@@ -46,9 +46,9 @@ def test_casts_round_every_number_and_every_tie_as_numpy_does():
 @pytest.mark.parametrize(
     ("operator", "forward", "backward"),
     [
-        ("_mpgluon_round_value", True, False),
-        ("_mpgluon_round_gradient", False, True),
-        ("_mpgluon_round_both", True, True),
+        ("_mpgluon_round_value_11_5", True, False),
+        ("_mpgluon_round_gradient_11_5", False, True),
+        ("_mpgluon_round_both_11_5", True, True),
         ("_mpgluon_plain", False, False),
     ],
 )
@@ -95,7 +95,7 @@ def through_float16(symbol):
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("settings", ["0.001|0.9|0|0", "1e-05|0.5|1|0", "1e-05|0.9|0|1"])
 @pytest.mark.parametrize("convolution", [True, False], ids=["blocked", "plain"])
-@pytest.mark.parametrize("rounding", ["_mpgluon_round_value", "_mpgluon_pack"])
+@pytest.mark.parametrize("rounding", ["_mpgluon_round_value_11_5", "_mpgluon_pack_11_5"])
 def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
     channels, train, settings, convolution, rounding
 ):
@@ -115,7 +115,7 @@ def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
         net = mx.sym.BatchNorm(data, name=f"norm|{settings}", **options)
         json = (net if own else through_float16(net)).tojson(remove_amp_cast=False)
         if own:
-            json = json.replace('"op": "BatchNorm"', '"op": "_mpgluon_batch_norm"')
+            json = json.replace('"op": "BatchNorm"', '"op": "_mpgluon_batch_norm_11_5"')
             json = json.replace('"op": "_copy"', f'"op": "{rounding}"')
         shape = (4, channels, 9, 7)
         executor = mx.sym.load_json(json).simple_bind(mx.cpu(), data=shape)
@@ -142,11 +142,11 @@ def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
     [
         (
             "Convolution",
-            "_mpgluon_convolution",
+            "_mpgluon_convolution_11_5",
             {"kernel": (3, 3), "num_filter": 32},
             (32, 16, 3, 3),
         ),
-        ("FullyConnected", "_mpgluon_fully_connected", {"num_hidden": 7}, (7, 16 * 81)),
+        ("FullyConnected", "_mpgluon_fully_connected_11_5", {"num_hidden": 7}, (7, 16 * 81)),
     ],
 )
 def test_products_take_float16_weights_as_a_cast_would_hand_them(

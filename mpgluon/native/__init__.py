@@ -19,9 +19,10 @@ import mxnet as mx
 from mxnet.base import _LIB, OpHandle, check_call
 from mxnet.ndarray._internal import _imperative_invoke
 
+from mpgluon.formats import FLOAT16, FloatFormat
 from mpgluon.native.library import CompilationError, build
 
-__all__ = ["available", "invoke", "load"]
+__all__ = ["available", "invoke", "load", "operator"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +55,35 @@ def load(path: str) -> None:
     OSError
         If it cannot be loaded.
     """
-    ctypes.CDLL(path).mpgluon_register()
+    library = ctypes.CDLL(path)
+    library.mpgluon_register()
+    _loaded.append(library)
+    _register(FLOAT16.significand_bits, FLOAT16.exponent_bits)
+
+
+_loaded: list[ctypes.CDLL] = []
+
+
+@cache
+def operator(name: str, fmt: FloatFormat) -> str:
+    """Return the name under which MXNet has an operator that rounds to a format.
+
+    Parameters
+    ----------
+    name : str
+        Without the format, such as ``"round_both"``; operators.cc has the list.
+    fmt : FloatFormat
+        Any that FP32 can hold. Those that read or write 16-bit codes take formats with up to 8
+        significant bits, or float16.
+    """
+    _register(fmt.significand_bits, fmt.exponent_bits)
+    return f"_mpgluon_{name}_{fmt.significand_bits}_{fmt.exponent_bits}"
+
+
+@cache
+def _register(significand_bits: int, exponent_bits: int) -> None:
+    mx.nd.waitall()  # MXNet's tables of operators grow, and operators that run read them
+    _loaded[-1].mpgluon_register_format(significand_bits, exponent_bits)
 
 
 def invoke(

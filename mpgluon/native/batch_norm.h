@@ -1,15 +1,15 @@
-// Batch normalization of float16 values, bit for bit as oneDNN computes it on plain FP32 arrays.
+// Batch normalization of 16-bit values, bit for bit as oneDNN computes it on plain FP32 arrays.
 //
 // oneDNN adds the elements of a channel one after the other, image by image. So does this, for
 // several channels at a time: which channels are done together changes no bit. It must be compiled
-// without contraction to fused operations. Results and gradients are then rounded to float16.
+// without contraction to fused operations. Results and gradients are then rounded to the format.
 #ifndef MPGLUON_BATCH_NORM_H_
 #define MPGLUON_BATCH_NORM_H_
 
 #include <cmath>
 #include <cstdint>
 
-#include "float16.h"
+#include "format.h"
 
 namespace mpgluon {
 
@@ -17,25 +17,11 @@ struct Shape {
   int64_t images, channels, pixels;
 };
 
-// Load L neighbours of FP32 or float16 numbers as FP32.
-template <int L>
-inline void load(float* values, const float* x) {
-  for (int j = 0; j < L; ++j) values[j] = x[j];
-}
-template <int L>
-inline void load(float* values, const uint16_t* x) {
-  if (L == 16) widen_to(values, x);
-  else if (L == 8) widen_8_to(values, x);
-  else for (int j = 0; j < L; ++j) values[j] = widen_one(x[j]);
-}
-
-inline float value_at(const float* x, int64_t i) { return x[i]; }
-inline float value_at(const uint16_t* x, int64_t i) { return widen_one(x[i]); }
-
 // L neighbouring channels: in a block of L, or L planes beside each other. X is float, or uint16_t
-// for float16.
-template <int L, bool kBlocked>
+// for codes of the format.
+template <class Format, int L, bool kBlocked>
 struct Group {
+  Format format;
   Shape shape;
   int64_t first;
 
@@ -69,10 +55,10 @@ struct Group {
           load<kAtOnce>(values, x + i);
           for (int j = 0; j < kAtOnce; ++j)
             values[j] = result(i + j, kBlocked ? j : lane, values[j]);
-          if (kAtOnce == 16) round_to(y + i, values);
-          else round_8_to(y + i, values);
+          if (kAtOnce == 16) format.round_to(y + i, values);
+          else format.round_8_to(y + i, values);
         }
-        for (; i < end; ++i) y[i] = round_one(result(i, lane, value_at(x, i)));
+        for (; i < end; ++i) y[i] = format.round_one(result(i, lane, value_at(x, i)));
       }
   }
 
@@ -141,24 +127,40 @@ struct Group {
   }
 
   static float inverse(float variance, float eps) { return 1.0f / std::sqrt(variance + eps); }
+
+ private:
+  // Load neighbours of FP32 numbers or codes as FP32.
+  template <int kCount>
+  void load(float* values, const float* x) const {
+    for (int j = 0; j < kCount; ++j) values[j] = x[j];
+  }
+  template <int kCount>
+  void load(float* values, const uint16_t* x) const {
+    if (kCount == 16) format.widen_to(values, x);
+    else if (kCount == 8) format.widen_8_to(values, x);
+    else for (int j = 0; j < kCount; ++j) values[j] = format.widen_one(x[j]);
+  }
+
+  float value_at(const float* x, int64_t i) const { return x[i]; }
+  float value_at(const uint16_t* x, int64_t i) const { return format.widen_one(x[i]); }
 };
 
 // Call each(group) for groups that cover all channels of arrays in a layout, in parallel.
-template <class Each>
-void for_groups(const Shape& shape, int layout, const Each& each) {
+template <class Format, class Each>
+void for_groups(const Format& format, const Shape& shape, int layout, const Each& each) {
   const int64_t lanes = layout == 1 ? 8 : layout;
   const int64_t groups = (shape.channels + lanes - 1) / lanes;
 #pragma omp parallel for
   for (int64_t number = 0; number < groups; ++number) {
     const int64_t first = number * lanes;
     if (layout == 16) {
-      each(Group<16, true>{shape, first});
+      each(Group<Format, 16, true>{format, shape, first});
     } else if (layout == 8) {
-      each(Group<8, true>{shape, first});
+      each(Group<Format, 8, true>{format, shape, first});
     } else if (first + lanes <= shape.channels) {
-      each(Group<8, false>{shape, first});
+      each(Group<Format, 8, false>{format, shape, first});
     } else {
-      for (int64_t c = first; c < shape.channels; ++c) each(Group<1, false>{shape, c});
+      for (int64_t c = first; c < shape.channels; ++c) each(Group<Format, 1, false>{format, shape, c});
     }
   }
 }

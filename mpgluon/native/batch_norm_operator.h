@@ -1,4 +1,4 @@
-// Batch normalization in the layout of its data; the result and the gradient are rounded to float16.
+// Batch normalization in the layout of its data; the result and the gradient are rounded.
 #ifndef MPGLUON_BATCH_NORM_OPERATOR_H_
 #define MPGLUON_BATCH_NORM_OPERATOR_H_
 
@@ -16,7 +16,7 @@ namespace batch_normalization {
 enum { kData, kGamma, kBeta, kMovingMean, kMovingVar };  // operands
 enum { kOut, kMean, kInvStd };                           // results
 
-const nnvm::Op *mxnet_forward, *mxnet_backward, *own_backward;
+const nnvm::Op *mxnet_forward, *mxnet_backward;
 
 // The numbers of a node stand in its name, behind "|": MXNet's own record of them is out of reach.
 struct Settings {
@@ -77,19 +77,16 @@ class Agreement {
   std::map<Key, Answer> known_;
 };
 
-// Return FP32 values in a plain array.
-NDArray plain_single(const NDArray& array) {
-  return array.dtype() == mshadow::kFloat16 ? plain(unpack(array)) : plain(array);
+// Let MXNet's operator compute, on plain FP32 arrays.
+template <class Format>
+void mxnet_batch_norm(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
+                      const OpContext& ctx, Arrays in, const Requests& req, const Arrays& out) {
+  for (NDArray& array : in)
+    array = plain(array.dtype() == mshadow::kFloat16 ? unpack(format, array) : array);
+  call(op, attrs, ctx, in, req, out);
 }
 
-void mxnet_batch_norm(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, Arrays in,
-                      const Requests& req, const Arrays& out) {
-  for (NDArray& array : in) array = plain_single(array);
-  static const auto& functions = table<FComputeEx>("FComputeEx<cpu>");
-  functions.data_[op->index_].first(attrs, ctx, in, req, out);
-}
-
-// Call use(numbers) with those of an array, FP32 or packed float16.
+// Call use(numbers) with those of an array, FP32 or packed codes.
 template <class Use>
 void with_numbers(const NDArray& array, const Use& use) {
   if (array.dtype() == mshadow::kFloat16) use(packed_numbers(array));
@@ -102,9 +99,12 @@ int layout_of_data(const NDArray& data) {
   return data.dtype() == mshadow::kFloat16 ? packed_layout(data.shape()) : layout_of(data);
 }
 
-void batch_norm(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const Requests& req,
-                const Arrays& out) {
-  static Agreement agreement;
+Agreement forward_agreement, backward_agreement;  // of all formats: of sums before they are rounded
+
+template <class Format>
+void batch_norm(const Format& format, const NodeAttrs& attrs, const OpContext& ctx,
+                const Arrays& in, const Requests& req, const Arrays& out) {
+  Agreement& agreement = forward_agreement;
   const Settings settings(attrs.name);
   const float eps = settings.eps;
   const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
@@ -116,7 +116,7 @@ void batch_norm(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, 
     same = agreement.answer(shape);
     if (same != Agreement::kNo)
       with_numbers(in[kData], [&](const auto* x) {
-        for_groups(shape, layout, [&](const auto& group) {
+        for_groups(format, shape, layout, [&](const auto& group) {
           group.statistics(x, mean.data(), variance.data());
         });
       });
@@ -128,16 +128,16 @@ void batch_norm(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, 
     inverse[c] = inverse_deviation(variance[c], settings.eps);
   if (same != Agreement::kYes) {
     for (const NDArray& array : out) const_cast<NDArray&>(array).InvalidateMKLDNNData();
-    mxnet_batch_norm(mxnet_forward, attrs, ctx, in, req, out);
+    mxnet_batch_norm(format, mxnet_forward, attrs, ctx, in, req, out);
     if (same == Agreement::kUnknown)
       agreement.note(shape, same_bits(mean, out[kMean]) && same_bits(inverse, out[kInvStd]));
-    return round_in_place(out[kOut]);
+    return round_in_place(format, out[kOut]);
   }
   if (settings.fix_gamma) std::fill_n(values(in[kGamma]), shape.channels, 1.0f);
   const float *gamma = values(in[kGamma]), *beta = values(in[kBeta]);
   with_numbers(in[kData], [&](const auto* x) {
     float* y = prepare(out[kOut], layout);
-    for_groups(shape, layout, [&](const auto& group) {
+    for_groups(format, shape, layout, [&](const auto& group) {
       group.normalize(x, mean.data(), variance.data(), gamma, beta, eps, y);
     });
   });
@@ -147,14 +147,15 @@ void batch_norm(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, 
 
 enum { kOutGrad, kSavedMean, kSavedInvStd, kSavedData, kSavedGamma, kSavedBeta, kOldMean, kOldVar };
 
-void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
-                         const Requests& req, const Arrays& out) {
-  static Agreement agreement;
+template <class Format>
+void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpContext& ctx,
+                         const Arrays& in, const Requests& req, const Arrays& out) {
+  Agreement& agreement = backward_agreement;
   const Settings settings(attrs.name);
   const float eps = settings.eps;
   if (req[0] == mxnet::kAddTo || req[0] == mxnet::kNullOp)
-    return separately(req, out, [&](const Requests& requests, const Arrays& results) {
-      batch_norm_backward(attrs, ctx, in, requests, results);
+    return separately(format, req, out, [&](const Requests& requests, const Arrays& results) {
+      batch_norm_backward(format, attrs, ctx, in, requests, results);
     });
   NDArray dy = in[kOutGrad], x = in[kSavedData];
   const Shape shape = shape_of(x);
@@ -162,8 +163,8 @@ void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arr
   const bool ours = x.shape().ndim() == 4 && batch_statistics;
   const Agreement::Answer same = ours ? agreement.answer(shape) : Agreement::kNo;
   if (same == Agreement::kNo) {
-    mxnet_batch_norm(mxnet_backward, attrs, ctx, in, req, out);
-    return round_in_place(out[0]);
+    mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, req, out);
+    return round_in_place(format, out[0]);
   }
   int layout = layout_of_data(x);
   if (x.dtype() == mshadow::kFloat16) dy = in_layout(dy, layout);
@@ -180,7 +181,7 @@ void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arr
   }
   const float* grad = address(dy);
   with_numbers(x, [&](const auto* data) {
-    for_groups(shape, layout, [&](const auto& group) {
+    for_groups(format, shape, layout, [&](const auto& group) {
       group.sum_gradients(data, grad, mean, variance.data(), eps, dgamma.data(), dbeta.data());
     });
   });
@@ -188,13 +189,13 @@ void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arr
     const Arrays grads = {out[0], fresh(out[1], mshadow::kFloat32),
                           fresh(out[2], mshadow::kFloat32)};
     const Requests write = {req[0], mxnet::kWriteTo, mxnet::kWriteTo};
-    mxnet_batch_norm(mxnet_backward, attrs, ctx, in, write, grads);
+    mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, write, grads);
     agreement.note(shape, (settings.fix_gamma || same_bits(dgamma, grads[1])) &&
                               same_bits(dbeta, grads[2]) && same_bits(moving_mean, in[kOldMean]) &&
                               same_bits(moving_var, in[kOldVar]));
     dgamma.assign(values(grads[1]), values(grads[1]) + shape.channels);
     dbeta.assign(values(grads[2]), values(grads[2]) + shape.channels);
-    round_in_place(out[0]);
+    round_in_place(format, out[0]);
   } else {
     std::copy(moving_mean.begin(), moving_mean.end(), values(in[kOldMean]));
     std::copy(moving_var.begin(), moving_var.end(), values(in[kOldVar]));
@@ -202,7 +203,7 @@ void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arr
     const float* gamma = settings.fix_gamma ? ones.data() : values(in[kSavedGamma]);
     float* dx = address(out[0]) == grad ? address(out[0]) : prepare(out[0], layout);
     with_numbers(x, [&](const auto* data) {
-      for_groups(shape, layout, [&](const auto& group) {
+      for_groups(format, shape, layout, [&](const auto& group) {
         group.gradient_of_data(data, grad, mean, variance.data(), gamma, eps, dgamma.data(),
                                dbeta.data(), dx);
       });
@@ -218,15 +219,7 @@ void batch_norm_backward(const NodeAttrs& attrs, const OpContext& ctx, const Arr
   }
 }
 
-std::vector<nnvm::NodeEntry> batch_norm_gradient(const nnvm::ObjectPtr& node,
-                                                 const std::vector<nnvm::NodeEntry>& grads) {
-  static const auto& gradients = table<nnvm::FGradient>("FGradient");
-  auto entries = gradients.data_[mxnet_forward->index_].first(node, grads);
-  entries[0].node->attrs.op = own_backward;  // the first member of a node's first member
-  return entries;
-}
-
-// The data are FP32 or packed float16; everything else is FP32.
+// The data are FP32 or packed codes; everything else is FP32.
 bool infer_forward_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
   for (size_t i = 1; i < in->size(); ++i) in->at(i) = mshadow::kFloat32;
   for (int& type : *out) type = mshadow::kFloat32;
@@ -250,10 +243,20 @@ bool infer_backward_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::Shape
   return true;
 }
 
-void register_batch_norm() {
+template <class Format>
+void register_batch_norm(const Format& format, const std::string& suffix) {
   mxnet_forward = nnvm::Op::Get("BatchNorm");
   mxnet_backward = nnvm::Op::Get("_backward_BatchNorm");
-  Operator backward("_mpgluon_batch_norm_backward", mxnet_backward->num_inputs,
+  const FComputeEx compute = [format](const NodeAttrs& attrs, const OpContext& ctx,
+                                      const Arrays& in, const Requests& req, const Arrays& out) {
+    batch_norm(format, attrs, ctx, in, req, out);
+  };
+  const FComputeEx compute_backward = [format](const NodeAttrs& attrs, const OpContext& ctx,
+                                               const Arrays& in, const Requests& req,
+                                               const Arrays& out) {
+    batch_norm_backward(format, attrs, ctx, in, req, out);
+  };
+  Operator backward("_mpgluon_batch_norm_backward" + suffix, mxnet_backward->num_inputs,
                     mxnet_backward->num_outputs);
   inherit_all(&backward, mxnet_backward);
   // To MXNet, what a backward operator returns has the type of the operand whose gradient it is.
@@ -261,14 +264,14 @@ void register_batch_norm() {
       .set<nnvm::FInferType>("FInferType", old_function(infer_backward_type))
       .set<mxnet::FInferShape>("FInferShape", old_function(infer_backward_shape))
       .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<FComputeEx>("FComputeEx<cpu>", batch_norm_backward);
-  own_backward = &backward.op();
-  Operator forward("_mpgluon_batch_norm", mxnet_forward->num_inputs, mxnet_forward->num_outputs);
+      .set<FComputeEx>("FComputeEx<cpu>", compute_backward);
+  Operator forward("_mpgluon_batch_norm" + suffix, mxnet_forward->num_inputs,
+                   mxnet_forward->num_outputs);
   inherit_all(&forward, mxnet_forward);
   forward.set<nnvm::FInferType>("FInferType", old_function(infer_forward_type))
       .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<FComputeEx>("FComputeEx<cpu>", batch_norm)
-      .set<nnvm::FGradient>("FGradient", batch_norm_gradient);
+      .set<FComputeEx>("FComputeEx<cpu>", compute)
+      .set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
 }
 
 }  // namespace batch_normalization

@@ -84,13 +84,14 @@ nnvm::OpMap<T>& table(const char* key) {
 }
 
 // Return a function that makes a node with an operator of this name, of the gradient of a result.
-inline nnvm::FGradient node_of_gradient(const char* name) {
+inline nnvm::FGradient node_of_gradient(const std::string& name) {
   // MXNet's functor for "negative" makes such a node; its one member is the operator's name.
   nnvm::FGradient functor =
       table<nnvm::FGradient>("FGradient").data_[nnvm::Op::Get("negative")->index_].first;
   const char** member;
   std::memcpy(&member, static_cast<void*>(&functor), sizeof member);
-  *member = name;
+  // The name is looked up whenever a gradient is made, so it stays for good.
+  *member = (new std::string(name))->c_str();
   return functor;
 }
 
@@ -123,7 +124,7 @@ class Operator {
     return *this;
   }
 
-  Operator& set_gradient(const char* name) {
+  Operator& set_gradient(const std::string& name) {
     return set<nnvm::FGradient>("FGradient", node_of_gradient(name));
   }
 

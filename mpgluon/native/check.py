@@ -14,6 +14,7 @@ from mxnet.base import MXNetError
 from numpy.typing import NDArray
 
 from mpgluon import native
+from mpgluon.formats import BFLOAT16, FLOAT16, round_to
 
 __all__ = ["check"]
 
@@ -33,9 +34,11 @@ def check(path: str) -> None:
     values.ravel()[:6] = 65520, 65519, -1e-8, 2.0**-25, np.nan, -np.inf
     single = mx.nd.array(values)
     half = mx.nd.amp_cast(single, dtype="float16")
-    _same(native.invoke("_mpgluon_narrow", single), half)
-    _same(native.invoke("_mpgluon_widen", half), mx.nd.amp_cast(half, dtype="float32"))
-    _same(native.invoke("_mpgluon_round_value", single), mx.nd.amp_cast(half, dtype="float32"))
+    _same(native.invoke("_mpgluon_narrow_11_5", single), half)
+    _same(native.invoke("_mpgluon_widen_11_5", half), mx.nd.amp_cast(half, dtype="float32"))
+    for fmt in (FLOAT16, BFLOAT16):
+        rounded = native.invoke(native.operator("round_value", fmt), single)
+        np.testing.assert_array_equal(rounded.asnumpy(), round_to(values, fmt))
     other = half.copy()
     other[3, 15, 4, 3:] = 0
     for weight, differences in ((half, 0), (other, 2)):
@@ -107,12 +110,12 @@ def _own_graph() -> mx.sym.Symbol:
     data, weight = mx.sym.var("data"), mx.sym.var("weight")
     json = _layers(data, weight, mx.sym.identity).tojson(remove_amp_cast=False)
     for theirs, own in (
-        ("Convolution", "_mpgluon_convolution"),
-        ("_copy", "_mpgluon_pack"),
-        ("BatchNorm", "_mpgluon_batch_norm"),
+        ("Convolution", "_mpgluon_convolution_11_5"),
+        ("_copy", "_mpgluon_pack_11_5"),
+        ("BatchNorm", "_mpgluon_batch_norm_11_5"),
     ):
         json = json.replace(f'"op": "{theirs}"', f'"op": "{own}"', 1)
-    return mx.sym.load_json(json.replace('"op": "_copy"', '"op": "_mpgluon_round_both"'))
+    return mx.sym.load_json(json.replace('"op": "_copy"', '"op": "_mpgluon_round_both_11_5"'))
 
 
 def _layers(

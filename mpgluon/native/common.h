@@ -3,7 +3,7 @@
 #define MPGLUON_COMMON_H_
 
 #include "bridge.h"
-#include "float16.h"
+#include "format.h"
 #include "layout.h"
 
 namespace mpgluon {
@@ -57,34 +57,62 @@ void elementwise(const NDArray& in, OpReqType req, const NDArray& out, const Chu
   for_all(n, [&](int64_t i) { chunk(to + i, from + i); }, [&](int64_t i) { to[i] = one(from[i]); });
 }
 
-inline void round_in_place(const NDArray& array) {
-  elementwise(array, mxnet::kWriteInplace, array, round_to, round_one);
+// Round the values of an FP32 array in whatever layout it is.
+template <class Format>
+void round_array(const Format& format, const NDArray& in, OpReqType req, const NDArray& out) {
+  elementwise(in, req, out, [&](float* y, const float* x) { format.round_to(y, x); },
+              [&](float x) { return format.round_one(x); });
 }
 
-// Round FP32 numbers into a float16 array.
-inline void narrow_blob(const TBlob& in, OpReqType req, const TBlob& out) {
+template <class Format>
+void round_in_place(const Format& format, const NDArray& array) {
+  round_array(format, array, mxnet::kWriteInplace, array);
+}
+
+// Round FP32 numbers to codes.
+template <class Format>
+void narrow_blob(const Format& format, const TBlob& in, OpReqType req, const TBlob& out) {
   if (req == mxnet::kNullOp) return;
   const float* x = static_cast<const float*>(in.dptr_);
   uint16_t* y = static_cast<uint16_t*>(out.dptr_);
   if (req == mxnet::kAddTo) {
     for (size_t i = 0; i < in.Size(); ++i)
-      y[i] = narrow_one(widen_one(y[i]) + round_one(x[i]));
+      y[i] = format.narrow_one(format.widen_one(y[i]) + format.round_one(x[i]));
     return;
   }
-  for_all(in.Size(), [&](int64_t i) { narrow_to(y + i, x + i); },
-          [&](int64_t i) { y[i] = narrow_one(x[i]); });
+  for_all(in.Size(), [&](int64_t i) { format.narrow_to(y + i, x + i); },
+          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
+}
+
+// Write the FP32 values of n codes.
+template <class Format>
+void widen_codes(const Format& format, const uint16_t* x, int64_t n, float* y) {
+  for_all(n, [&](int64_t i) { format.widen_to(y + i, x + i); },
+          [&](int64_t i) { y[i] = format.widen_one(x[i]); });
 }
 
 // Let compute(requests, results) write the gradient of the data apart, and then do with it, rounded,
 // what was asked for.
-template <class Compute>
-void separately(const Requests& req, const Arrays& out, const Compute& compute) {
+template <class Format, class Compute>
+void separately(const Format& format, const Requests& req, const Arrays& out,
+                const Compute& compute) {
   Arrays separate = out;
   Requests requests = req;
   separate[0] = fresh(out[0], mshadow::kFloat32);
   requests[0] = mxnet::kWriteTo;
   compute(requests, separate);
-  elementwise(separate[0], req[0], out[0], round_to, round_one);
+  round_array(format, separate[0], req[0], out[0]);
+}
+
+// Make the gradient of an operator as that of MXNet's is made, with another operator to compute it.
+inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op* own_backward) {
+  return [mxnet_forward, own_backward](const nnvm::ObjectPtr& node,
+                                       const std::vector<nnvm::NodeEntry>& grads) {
+    static const auto& gradients = table<nnvm::FGradient>("FGradient");
+    auto entries = gradients.data_[mxnet_forward->index_].first(node, grads);
+    entries[0].node->attrs.op = own_backward;  // the first member of a node's first member
+    return entries;
+  };
 }
 
 inline void inherit_all(Operator* made, const nnvm::Op* from) {

@@ -21,7 +21,7 @@ import mxnet as mx
 
 from mpgluon.errors import MpgluonError
 
-__all__ = ["CompilationError", "build", "cache_folder"]
+__all__ = ["CompilationError", "build", "cache_folder", "describe_processor"]
 
 _logger = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
@@ -122,12 +122,12 @@ def _fingerprint(compiler: str, library: Path) -> str:
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
     size = library.stat().st_size
-    for part in (_OPTIONS, mx.__version__, str(library), size, version, _processor()):
+    for part in (_OPTIONS, mx.__version__, str(library), size, version, describe_processor()):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:16]
 
 
-def _processor() -> str:
+def describe_processor() -> str:
     """Return what the processor can do, as far as the system says."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

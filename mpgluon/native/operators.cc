@@ -1,4 +1,7 @@
 // The operators of mpgluon's native library. See precision/grid_graph.py for where they are put.
+//
+// What rounds is there once for each format, which its name ends in: _mpgluon_round_both_8_8 rounds to
+// numbers with 8 significant bits and 8 exponent bits (bfloat16).
 #include "batch_norm_operator.h"
 #include "bfloat16.h"
 #include "common.h"
@@ -7,8 +10,6 @@
 
 namespace mpgluon {
 namespace {
-
-const char kRound[] = "_mpgluon_round_value";
 
 // ---- What operators of one operand and one result of the same shape have in common.
 
@@ -22,12 +23,7 @@ bool infer_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
 std::vector<std::pair<int, int>> in_place(const NodeAttrs&) { return {{0, 0}}; }
 std::vector<bool> unchanged(const NodeAttrs&) { return {true}; }
 
-// ---- Rounding values that stay in FP32 arrays.
-
-void round_values(const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
-                  const Arrays& out) {
-  elementwise(in[0], req[0], out[0], round_to, round_one);
-}
+// ---- Values that pass as they are.
 
 void pass_values(const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
                  const Arrays& out) {
@@ -37,30 +33,16 @@ void pass_values(const NodeAttrs&, const OpContext&, const Arrays& in, const Req
               [](float x) { return x; });
 }
 
-// ---- Casts.
+// ---- From codes to FP32.
 
-template <int kFrom, int kTo>
-void cast(const NodeAttrs&, const OpContext&, const Blobs& in, const Requests& req,
-          const Blobs& out);
-
-template <>
-void cast<mshadow::kFloat32, mshadow::kFloat16>(const NodeAttrs&, const OpContext&, const Blobs& in,
-                                                const Requests& req, const Blobs& out) {
-  narrow_blob(in[0], req[0], out[0]);
-}
-
-template <>
-void cast<mshadow::kFloat16, mshadow::kFloat32>(const NodeAttrs&, const OpContext&, const Blobs& in,
-                                                const Requests& req, const Blobs& out) {
-  if (req[0] == mxnet::kNullOp) return;
-  const uint16_t* x = static_cast<const uint16_t*>(in[0].dptr_);
-  float* y = static_cast<float*>(out[0].dptr_);
-  if (req[0] == mxnet::kAddTo) {
-    for (size_t i = 0; i < in[0].Size(); ++i) y[i] += widen_one(x[i]);
-    return;
-  }
-  for_all(in[0].Size(), [&](int64_t i) { widen_to(y + i, x + i); },
-          [&](int64_t i) { y[i] = widen_one(x[i]); });
+template <class Format>
+void widen_blob(const Format& format, const TBlob& in, OpReqType req, const TBlob& out) {
+  if (req == mxnet::kNullOp) return;
+  const uint16_t* x = static_cast<const uint16_t*>(in.dptr_);
+  float* y = static_cast<float*>(out.dptr_);
+  const int64_t n = in.Size();
+  if (req != mxnet::kAddTo) return widen_codes(format, x, n, y);
+  for (int64_t i = 0; i < n; ++i) y[i] += format.widen_one(x[i]);
 }
 
 // ---- How many elements of a weight are not their rounded master.
@@ -96,14 +78,16 @@ void count_differences(const NodeAttrs&, const OpContext&, const Blobs& in, cons
 // ---- Registration.
 
 template <int kFrom, int kTo>
-Operator unary(const char* name) {
+Operator unary(const std::string& name) {
   Operator made(name, 1, 1);
   made.inherit<mxnet::FInferShape>("FInferShape", nnvm::Op::Get("_copy"))
       .set<nnvm::FInferType>("FInferType", old_function(infer_type<kFrom, kTo>));
   return made;
 }
 
-Operator rounding(const char* name, FComputeEx compute, const char* gradient) {
+// An operator on FP32 arrays in any layout.
+Operator elementwise_operator(const std::string& name, const FComputeEx& compute,
+                              const std::string& gradient) {
   Operator made = unary<mshadow::kFloat32, mshadow::kFloat32>(name);
   made.set<FComputeEx>("FComputeEx<cpu>", compute)
       .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
@@ -113,30 +97,61 @@ Operator rounding(const char* name, FComputeEx compute, const char* gradient) {
   return made;
 }
 
-void register_all() {
-  const char *round = kRound, *pass = "_copy";
-  rounding(round, round_values, pass);
-  rounding("_mpgluon_round_both", round_values, round);
-  rounding("_mpgluon_round_gradient", pass_values, round)
+// The same, but without TIsMKLDNN MXNet hands over plain arrays.
+void plain_operator(const std::string& name, const FComputeEx& compute,
+                    const std::string& gradient) {
+  elementwise_operator(name, compute, gradient).set<bool>("TIsMKLDNN", false);
+}
+
+template <class Format>
+void register_format(const Format& format, const std::string& suffix) {
+  const FComputeEx round_values = [format](const NodeAttrs&, const OpContext&, const Arrays& in,
+                                           const Requests& req, const Arrays& out) {
+    round_array(format, in[0], req[0], out[0]);
+  };
+  const std::string round = "_mpgluon_round_value" + suffix;
+  elementwise_operator(round, round_values, "_copy");
+  elementwise_operator("_mpgluon_round_both" + suffix, round_values, round);
+  elementwise_operator("_mpgluon_round_gradient" + suffix, pass_values, round)
       .set<nnvm::FInplaceIdentity>("FInplaceIdentity", unchanged);
-  // Without TIsMKLDNN, MXNet hands over a plain array.
-  rounding("_mpgluon_plain", pass_values, "_mpgluon_plain").set<bool>("TIsMKLDNN", false);
+
+  // The same on plain arrays, for imperative runs.
+  const std::string plain = "_mpgluon_plain_value" + suffix;
+  plain_operator(plain, round_values, "_copy");
+  plain_operator("_mpgluon_plain_both" + suffix, round_values, plain);
+  plain_operator("_mpgluon_plain_gradient" + suffix, pass_values, plain);
 
   constexpr int kHalf = mshadow::kFloat16, kSingle = mshadow::kFloat32;
-  const char *narrow = "_mpgluon_narrow", *widen = "_mpgluon_widen";
-  unary<kSingle, kHalf>(narrow)
-      .set<FCompute>("FCompute<cpu>", cast<kSingle, kHalf>)
-      .set_gradient(widen);
-  unary<kHalf, kSingle>(widen)
-      .set<FCompute>("FCompute<cpu>", cast<kHalf, kSingle>)
-      .set_gradient(narrow);
+  const std::string narrow = "_mpgluon_narrow" + suffix, widen = "_mpgluon_widen" + suffix;
+  const FCompute compute_narrow = [format](const NodeAttrs&, const OpContext&, const Blobs& in,
+                                           const Requests& req, const Blobs& out) {
+    narrow_blob(format, in[0], req[0], out[0]);
+  };
+  const FCompute compute_widen = [format](const NodeAttrs&, const OpContext&, const Blobs& in,
+                                          const Requests& req, const Blobs& out) {
+    widen_blob(format, in[0], req[0], out[0]);
+  };
+  unary<kSingle, kHalf>(narrow).set<FCompute>("FCompute<cpu>", compute_narrow).set_gradient(widen);
+  unary<kHalf, kSingle>(widen).set<FCompute>("FCompute<cpu>", compute_widen).set_gradient(narrow);
 
-  unary<kSingle, kHalf>("_mpgluon_pack")
-      .set<FComputeEx>("FComputeEx<cpu>", pack)
+  const FComputeEx compute_pack = [format](const NodeAttrs&, const OpContext&, const Arrays& in,
+                                           const Requests& req, const Arrays& out) {
+    pack(format, in[0], req[0], out[0]);
+  };
+  unary<kSingle, kHalf>("_mpgluon_pack" + suffix)
+      .set<FComputeEx>("FComputeEx<cpu>", compute_pack)
       .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
       .set<bool>("TIsMKLDNN", true)
-      .set_gradient(pass);  // what unpacks hands back FP32
+      .set_gradient("_copy");  // what unpacks hands back FP32
 
+  batch_normalization::register_batch_norm(format, suffix);
+  products::register_products(format, suffix);
+}
+
+void register_common() {
+  plain_operator("_mpgluon_plain", pass_values, "_mpgluon_plain");
+
+  constexpr int kSingle = mshadow::kFloat32;
   constexpr int kBfloat = mshadow::kBfloat16;
   const char *to_bfloat = "_mpgluon_to_bfloat16", *from_bfloat = "_mpgluon_from_bfloat16";
   const auto bfloat_cast = [](Operator made, const char* gradient) {
@@ -154,13 +169,20 @@ void register_all() {
       .set<FCompute>("FCompute<cpu>", count_differences);
   count.op().add_argument("weight", "NDArray-or-Symbol", "float16.");
   count.op().add_argument("master", "NDArray-or-Symbol", "float32.");
-
-  batch_normalization::register_batch_norm();
-  products::register_products();
 }
 
 }  // namespace
 }  // namespace mpgluon
 
 // Called once, after the library has been loaded.
-extern "C" void mpgluon_register() { mpgluon::register_all(); }
+extern "C" void mpgluon_register() { mpgluon::register_common(); }
+
+// Called once for each format, while no operator runs.
+extern "C" void mpgluon_register_format(int significand_bits, int exponent_bits) {
+  const std::string suffix =
+      "_" + std::to_string(significand_bits) + "_" + std::to_string(exponent_bits);
+  if (significand_bits == 11 && exponent_bits == 5)
+    mpgluon::register_format(mpgluon::Float16(), suffix);
+  else
+    mpgluon::register_format(mpgluon::Grid(significand_bits, exponent_bits), suffix);
+}

@@ -4,10 +4,12 @@
 format   device arithmetic
 ======== ====== ==========================================================================
 float16  GPU    MXNet's own kernels
-float16  CPU    operands widened to FP32, computed, the result rounded once: what a Tensor
-                Core does, up to the order in which it adds. MXNet's CPU has no float16
-                products, and its other float16 kernels are slower than this.
-bfloat16 CPU    convolutions and dense layers by oneDNN in bfloat16, other products emulated
+any      CPU    emulated: operands widened to FP32, computed, the result rounded once: what
+                a Tensor Core does, up to the order in which it adds. MXNet's CPU has no
+                float16 products, and its other float16 kernels are slower than this. A
+                format that MXNet's arrays do not have is held on its grid in FP32 arrays.
+bfloat16 CPU    where oneDNN has bfloat16 products of its own and emulation is not asked for:
+                convolutions and dense layers by oneDNN in bfloat16, other products emulated
                 as above; between them FP32, except that a hybridized graph stays in bfloat16
                 from a convolution through BatchNorm, ReLU and sums to the next
 ======== ====== ==========================================================================
@@ -28,12 +30,23 @@ from typing import Any, Callable, Optional
 import numpy as np
 from mxnet.symbol import Symbol
 
-from mpgluon.dtypes import Array, cast, dtype_name
+from mpgluon import processor
+from mpgluon.dtypes import Array, cast
 from mpgluon.errors import PrecisionError
+from mpgluon.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.precision.operators import Rule, bystanders_of
-from mpgluon.precision.tracked import Convert, arrays_in, convert_arrays, mark, widen
+from mpgluon.precision.tracked import (
+    Convert,
+    Format,
+    arrays_in,
+    convert_arrays,
+    format_of,
+    mark,
+    onto_grid,
+    widen,
+)
 
-__all__ = ["Arithmetic", "Call", "arithmetic_of"]
+__all__ = ["Arithmetic", "Call", "arithmetic_of", "emulated"]
 
 _CASTS = frozenset({"Cast", "cast"})
 _CREATORS = frozenset({"zeros", "ones", "full"})
@@ -71,10 +84,10 @@ class Call:
         kwargs = [arg for key, arg in self.kwargs.items() if key not in self.bystanders]
         return arrays_in(args + kwargs)
 
-    def formats(self) -> set[Optional[str]]:
+    def formats(self) -> set[Optional[Format]]:
         """Return the floating formats of the operands; ``None`` among them is an unknown."""
-        names = {dtype_name(array) for array in self.operands()}
-        return {name for name in names if name is None or "float" in name}
+        formats = {format_of(array) for array in self.operands()}
+        return {fmt for fmt in formats if not isinstance(fmt, str) or "float" in fmt}
 
     def demanded_format(self) -> Optional[str]:
         """Return the format that a cast or a creation names, ``None`` where it names none."""
@@ -82,11 +95,6 @@ class Call:
         if self.name in _CASTS and len(self.args) > 1:
             dtype = self.args[1]
         return None if dtype is None else np.dtype(dtype).name
-
-
-def to_float16(array: Array) -> Array:
-    """Round to float16, once."""
-    return cast(array, "float16")
 
 
 def _each_output(result: Any) -> Any:
@@ -130,28 +138,39 @@ class Arithmetic(ABC):
         """Run in the widest format of the operands, and round to it once."""
 
 
-class _Float16(Arithmetic):
-    """What float16 on a GPU and on a CPU have in common."""
+class _Uniform(Arithmetic):
+    """Every value between two operators has one format, native or emulated."""
+
+    def __init__(self, fmt: FloatFormat) -> None:
+        self.format = fmt
+        self._marked: Format = "float16" if fmt == FLOAT16 else fmt
+
+    def narrow(self, array: Array) -> Array:
+        """Round to the format, once."""
+        return cast(array, "float16") if self.format == FLOAT16 else onto_grid(array, self.format)
 
     def normalize(self, call: Call) -> Any:
         return self._rounded(call.run(widen))
 
     def follow(self, call: Call) -> Any:
         formats = call.formats()
-        if formats == {"float16"}:
-            return self.follow_float16(call)
+        if formats == {self._marked}:
+            return self.follow_narrow(call)
         if formats == {None}:
             return mark(call.run(), None)
-        # Beside float16, a symbol of unknown format is FP32: whatever makes float16 says so.
+        # Beside a known format, a symbol of unknown format is FP32: whatever narrows says so.
         return mark(call.run(widen), "float32" if "float32" in formats else None)
 
     @abstractmethod
-    def follow_float16(self, call: Call) -> Any:
-        """Run an operator all of whose operands are float16, and round its result once."""
+    def follow_narrow(self, call: Call) -> Any:
+        """Run an operator all of whose operands have the format, and round its result once."""
 
-    @staticmethod
-    def _rounded(result: Any) -> Any:
-        return mark(convert_arrays(_each_output(result), to_float16), "float16")
+    def _rounded(self, result: Any) -> Any:
+        return mark(convert_arrays(_each_output(result), self.narrow), self._marked)
+
+    def _widened_and_rounded(self, call: Call) -> Any:
+        """Run an operator in FP32 on operands of the format, and round its result once."""
+        return self._rounded(_run_product(call, lambda array: widen(self.narrow(array))))
 
 
 def _run_product(call: Call, convert: Convert) -> Any:
@@ -163,41 +182,50 @@ def _run_product(call: Call, convert: Convert) -> Any:
     return call.run(lambda array: convert(array).astype("float64")).astype("float32")
 
 
-class EmulatedFloat16(_Float16):
-    """float16 on a CPU: operands widened, computed in FP32, the result rounded once."""
+class Emulated(_Uniform):
+    """A format on a CPU: operands widened, computed in FP32, the result rounded once."""
 
     # Several operands, no arithmetic, forward or backward: nothing to gain from FP32.
     _EXACT = frozenset({"Concat", "concat", "stack"})
 
-    def compute(self, call: Call) -> Any:
-        return self._rounded(_run_product(call, lambda array: widen(to_float16(array))))
+    def apply(self, rule: Rule, call: Call) -> Any:
+        """Run ``call``; what the operator itself decides about formats, it decides in FP32."""
+        if rule is Rule.OTHER and self.format in call.formats():  # on a grid; MXNet has float16
+            call = call.converted(widen)
+        return super().apply(rule, call)
 
-    def follow_float16(self, call: Call) -> Any:
+    def compute(self, call: Call) -> Any:
+        return self._widened_and_rounded(call)
+
+    def follow_narrow(self, call: Call) -> Any:
         if call.name in self._EXACT:
-            return mark(call.run(), "float16")
+            return mark(call.run(), self._marked)
         return self._rounded(call.run(widen))
 
 
-class NativeFloat16(_Float16):
+class NativeFloat16(_Uniform):
     """float16 on a GPU: MXNet's own kernels wherever they sum in FP32."""
+
+    def __init__(self) -> None:
+        super().__init__(FLOAT16)
 
     def compute(self, call: Call) -> Any:
         if call.name.startswith("linalg"):  # MXNet has these in FP32 and float64 only
-            return self._rounded(call.run(lambda array: widen(to_float16(array))))
-        return mark(call.run(to_float16), "float16")
+            return self._widened_and_rounded(call)
+        return mark(call.run(self.narrow), "float16")
 
     def normalize(self, call: Call) -> Any:
         if call.name != "BatchNorm":
             return super().normalize(call)
         # cuDNN's kernel takes float16 data with FP32 parameters and statistics.
-        return mark(call.run(to_float16), "float16")
+        return mark(call.run(self.narrow), "float16")
 
-    def follow_float16(self, call: Call) -> Any:
+    def follow_narrow(self, call: Call) -> Any:
         return mark(call.run(), "float16")
 
 
-class CpuBfloat16(Arithmetic):
-    """bfloat16 on a CPU, through oneDNN.
+class NativeBfloat16(Arithmetic):
+    """bfloat16 on a CPU whose oneDNN has products of its own for it.
 
     Only symbols of a graph are ever bfloat16, and only on their way from a convolution or dense
     layer to the next, as far as oneDNN has every operator between. Arrays are always FP32:
@@ -262,7 +290,13 @@ def _round_to_bfloat16(array: Array) -> Array:
 
 
 @cache
-def arithmetic_of(compute_dtype: str, device_type: str) -> Arithmetic:
+def emulated(fmt: FloatFormat) -> Emulated:
+    """Return the arithmetic that carries out a format in FP32, on a CPU."""
+    return Emulated(fmt)
+
+
+@cache
+def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False) -> Arithmetic:
     """Return the arithmetic of a 16-bit format on a kind of device.
 
     Parameters
@@ -270,17 +304,21 @@ def arithmetic_of(compute_dtype: str, device_type: str) -> Arithmetic:
     compute_dtype : {"float16", "bfloat16"}
     device_type : str
         MXNet's name for it: ``"cpu"``, ``"gpu"`` and so on.
+    emulate : bool
+        Whether a CPU emulates bfloat16 even where it has products of its own.
 
     Raises
     ------
     PrecisionError
         For bfloat16 on a GPU, for which MXNet 1.9.1 has no kernels.
     """
-    if compute_dtype == "float16":
-        return NativeFloat16() if device_type == "gpu" else EmulatedFloat16()
     if device_type == "gpu":
+        if compute_dtype == "float16":
+            return NativeFloat16()
         raise PrecisionError(
-            "MXNet 1.9.1 has no bfloat16 kernels for a GPU; use float16 there, or bfloat16 with "
-            "mx.cpu()"
+            f"MXNet 1.9.1 has no {compute_dtype} kernels for a GPU; use float16 there, or "
+            f"{compute_dtype} with mx.cpu()"
         )
-    return CpuBfloat16()
+    if compute_dtype == "bfloat16" and not emulate and processor.has_native_bfloat16():
+        return NativeBfloat16()
+    return emulated(format_named(compute_dtype))

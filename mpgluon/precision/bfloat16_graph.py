@@ -8,7 +8,7 @@ native operators are both in one: the same bits without the copies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any, Optional
 
 from mxnet.symbol import Symbol
 
@@ -23,7 +23,7 @@ _OPERATORS: dict[tuple[Optional[str], str], str] = {
 }
 
 
-def cast_without_copies(symbol: Symbol, dtypes: Mapping[str, str]) -> Symbol:
+def cast_without_copies(symbol: Symbol, dtypes: Mapping[str, Any]) -> Symbol:
     """Return a graph with the same results and gradients, with native casts to and from bfloat16.
 
     Parameters

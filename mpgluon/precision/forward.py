@@ -18,12 +18,21 @@ from mxnet.symbol import Symbol
 from mpgluon import native
 from mpgluon.dtypes import Array, cast, dtype_name
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.arithmetic import CpuBfloat16, EmulatedFloat16, arithmetic_of
+from mpgluon.precision.arithmetic import Arithmetic, Emulated, NativeBfloat16, arithmetic_of
 from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.cast import Cast
 from mpgluon.precision.grid_graph import hold_on_grid
 from mpgluon.precision.namespace import OperatorNamespace, namespace_of
-from mpgluon.precision.tracked import arrays_in, borrow, convert_arrays, mark, widen
+from mpgluon.precision.tracked import (
+    Format,
+    GridArray,
+    arrays_in,
+    borrow,
+    convert_arrays,
+    format_of,
+    mark,
+    widen,
+)
 
 __all__ = ["PolicyForward", "forward_of", "is_hybrid"]
 
@@ -47,7 +56,8 @@ class PolicyForward:
         self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
         setattr(block, self.method, self)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
-        self.traced_formats: Optional[list[Optional[str]]] = None
+        self.traced_formats: Optional[list[Optional[Format]]] = None
+        self.output_formats: list[Optional[Format]] = []  # of that graph's results
         self.tracing = False
         if self.method == "hybrid_forward":
             block._call_cached_op = self._call_cached_op
@@ -76,10 +86,18 @@ class PolicyForward:
             raise
         if self.tracing:  # what leaves a graph is an array, and those are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
-        if self.block is not self.owner.root:
-            return result
+        if self.block is self.owner.root:
+            result = mark(convert_arrays(result, self._as_output), None)
+        if self.tracing:
+            self.output_formats = [format_of(array) for array in arrays_in(result)]
+        return result
+
+    def _as_output(self, array: Array) -> Array:
+        """Return an array that leaves the network in the format that the policy says."""
         output_dtype = self.owner.policy.output_dtype
-        return mark(convert_arrays(result, lambda array: cast(array, output_dtype)), None)
+        if output_dtype == "float32" or isinstance(array, GridArray):
+            array = widen(array)
+        return cast(array, output_dtype)
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
         """Export as Gluon does, but keep the casts unless told otherwise.
@@ -90,7 +108,7 @@ class PolicyForward:
 
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the block's own graph, traced for the formats of ``args``."""
-        formats = [dtype_name(array) for array in arrays_in(args)]
+        formats = [format_of(array) for array in arrays_in(args)]
         if formats != self.traced_formats:
             self.block._clear_cached_op()
             self.traced_formats = formats
@@ -99,7 +117,9 @@ class PolicyForward:
             if self.block._cached_op is None:
                 self._build_graph(args)
             # Its outputs are new objects, which may change their class.
-            return mark(type(self.block)._call_cached_op(self.block, *args), None)
+            result = type(self.block)._call_cached_op(self.block, *args)
+            formats_of_outputs = iter(self.output_formats)
+            return convert_arrays(result, lambda array: mark(array, next(formats_of_outputs)))
         except MXNetError as error:
             _explain(error, self.block)
             raise
@@ -116,9 +136,9 @@ class PolicyForward:
         def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
             data, graph = type(block)._get_graph(block, *args)
             formats = iter(self.traced_formats or ())
-            dtypes = {symbol.name: str(next(formats)) for symbol in data}
-            dtypes |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
-            return data, rewrite(graph, dtypes)
+            known: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
+            known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
+            return data, rewrite(graph, known)
 
         block._get_graph = rewritten  # for as long as Gluon asks for what it is to carry out
         try:
@@ -126,14 +146,16 @@ class PolicyForward:
         finally:
             del block._get_graph
 
-    def _rewriting(self, device_type: str) -> Optional[Callable[[Symbol, dict[str, str]], Symbol]]:
+    def _rewriting(
+        self, device_type: str
+    ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
         """Return what makes of a traced graph the one to be carried out; ``None`` for itself."""
-        arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
-        if self.kept:
-            return None
-        if isinstance(arithmetic, EmulatedFloat16):
-            return partial(hold_on_grid, native=native.available())
-        if isinstance(arithmetic, CpuBfloat16) and native.available():
+        arithmetic = self._arithmetic(device_type)
+        if isinstance(arithmetic, Emulated):
+            if self.kept and arithmetic.format not in (self.traced_formats or ()):
+                return None
+            return partial(hold_on_grid, fmt=arithmetic.format, native=native.available())
+        if isinstance(arithmetic, NativeBfloat16) and not self.kept and native.available():
             return cast_without_copies
         return None
 
@@ -157,9 +179,12 @@ class PolicyForward:
     def _stand_in(self, namespace: Any) -> OperatorNamespace:
         if isinstance(namespace, OperatorNamespace):  # handed on by another block
             namespace = namespace.module
-        device_type = mx.current_context().device_type  # Gluon enters the input's context
-        arithmetic = arithmetic_of(self.owner.policy.compute_dtype, device_type)
-        return namespace_of(namespace, arithmetic)
+        # Gluon enters the input's context.
+        return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
+
+    def _arithmetic(self, device_type: str) -> Arithmetic:
+        policy = self.owner.policy
+        return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)
 
 
 def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:

@@ -1,9 +1,10 @@
-"""Rewriting the graph of a float16 network on a CPU so that its values stay in FP32 arrays.
+"""Rewriting the graph of a 16-bit network on a CPU so that its values stay in FP32 arrays.
 
-The graph that a cast network traces says in casts where float16 begins and ends. Carried out as it
-stands, every operator narrows its result and the next one widens it again. Here the same numbers
-are held in FP32 arrays instead, *on the float16 grid*: rounded where the casts round, forward and
-backward, and nowhere else. What comes out is equal bit for bit.
+The graph that a cast network traces says in casts to float16 and back where its format begins and
+ends, whichever format that is. Carried out as it stands, every operator narrows its result and the
+next one widens it again. Here the same numbers are held in FP32 arrays instead, *on the format's
+grid*: rounded where the casts round, forward and backward, and nowhere else. What comes out is
+equal bit for bit to an imperative run.
 
 =========================== =================== ====================
 in the traced graph         forward             backward
@@ -13,8 +14,10 @@ cast from float16 to FP32   the value passes    rounds the gradient
 =========================== =================== ====================
 
 A rounding that would change nothing is left out: ReLU and moves keep values on the grid, ReLU and
-sums keep gradients there. Where a value has several takers, float16 rounds each sum of two of their
-gradients, and so does the rewritten graph.
+sums keep gradients there. Where several operators take a value, MXNet's float16 arrays round each
+sum of two of their gradients, and so does the rewritten graph. A format that MXNet's arrays do not
+have is held in FP32 arrays in imperative runs too: the sum of the gradients is rounded once, where
+the value was rounded.
 
 With the native operators, arrays also stay in oneDNN's blocked layouts from one convolution to the
 next. MXNet's other operators add in an order that depends on the layout; they are handed plain
@@ -33,10 +36,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Optional
+from typing import Optional, Union
 
 from mxnet.symbol import Symbol
 
+from mpgluon import native as operators_of_ours
+from mpgluon.formats import FLOAT16, FloatFormat
 from mpgluon.precision.graph_nodes import (
     Entry,
     Key,
@@ -53,12 +58,10 @@ __all__ = ["hold_on_grid"]
 _NAMES_OF_MOVES = """
     Reshape Flatten transpose SwapAxis expand_dims squeeze slice slice_axis SliceChannel _split_v2
     reverse _copy BlockGrad Concat stack zeros_like ones_like depth_to_space space_to_depth
+    diag _rnn_param_concat
 """
 _MOVES = frozenset(_NAMES_OF_MOVES.split())
-_PRODUCTS = {
-    "Convolution": "_mpgluon_convolution",
-    "FullyConnected": "_mpgluon_fully_connected",
-}
+_PRODUCTS = {"Convolution": "convolution", "FullyConnected": "fully_connected"}
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
 _NUMBERS = count()
 
@@ -66,27 +69,66 @@ Taker = tuple[Optional[Node], int]
 """Who takes a result: a node (``None`` for the graph itself) and the position of the operand."""
 
 
-def hold_on_grid(symbol: Symbol, dtypes: Mapping[str, str], *, native: bool) -> Symbol:
-    """Return a graph with the same results and gradients, whose float16 values are FP32 arrays.
+def hold_on_grid(
+    symbol: Symbol,
+    dtypes: Mapping[str, Union[str, FloatFormat]],
+    *,
+    fmt: FloatFormat = FLOAT16,
+    native: bool,
+) -> Symbol:
+    """Return a graph with the same results and gradients, whose 16-bit values are FP32 arrays.
 
     Parameters
     ----------
     symbol : Symbol
-        A graph in which float16 begins and ends with ``amp_cast``.
+        A graph in which the format begins and ends with ``amp_cast`` to float16 and back.
     dtypes : mapping from name to dtype
-        Of every argument and auxiliary state.
+        Of every argument and auxiliary state; ``fmt`` itself for FP32 arrays on its grid.
+    fmt : FloatFormat
+        The format that float16 stands for in the graph.
     native : bool
         Whether the native operators may be used; else pairs of casts do the rounding.
 
     Returns
     -------
     Symbol
-        Its arguments and results have the names, the order and the dtypes of the old one's.
+        Its arguments and results have the names, the order and the dtypes of the old one's; those
+        of a format other than float16 are FP32 arrays.
     """
     nodes, heads = read_graph(symbol)
-    analysis = _Analysis(nodes, heads, infer_dtypes(nodes, heads, dtypes))
-    operators = _NativeOperators() if native else _Operators()
-    return write_graph(_Rewriting(analysis, operators).heads())
+    known = {name: dtype if isinstance(dtype, str) else "float16" for name, dtype in dtypes.items()}
+    analysis = _Analysis(nodes, heads, infer_dtypes(nodes, heads, known))
+    on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
+    if native:
+        return write_graph(_Rewriting(analysis, _NativeOperators(fmt), on_grid).heads())
+    if fmt == FLOAT16:
+        return write_graph(_Rewriting(analysis, _Operators(fmt), on_grid).heads())
+    return write_graph(_with_rounding_casts(analysis, fmt, on_grid))
+
+
+def _with_rounding_casts(graph: _Analysis, fmt: FloatFormat, on_grid: set[str]) -> list[Entry]:
+    """Return the results of the graph with each cast replaced by what an imperative run does."""
+    operators = _Operators(fmt)
+    new: dict[Key, Entry] = {}
+    held: set[Key] = set()  # 16-bit results that are FP32 arrays on the grid
+
+    def rounded(entry: Entry) -> Entry:
+        # oneDNN's gradient of a cast to bfloat16 overwrites what it should add to; a copy's adds.
+        for dtype in (fmt.name, "float32"):
+            entry = operators.cast(operators.copy(entry), dtype)
+        return entry
+
+    for node in graph.nodes:
+        inputs = [new[entry.key]._replace(version=entry.version) for entry in node.inputs]
+        is_held = node.name in on_grid or any(entry.key in held for entry in node.inputs)
+        if graph.narrows(node) or (is_held and graph.widens(node)):
+            new[node, 0] = rounded(inputs[0])
+        else:
+            made = Node(node.op, node.name, node.attrs, inputs, node.rest)
+            new.update({(node, i): Entry(made, i) for i in graph.results[node]})
+        if graph.narrows(node) or (is_held and not graph.widens(node)):
+            held.update((node, i) for i in graph.results[node])
+    return [new[entry.key] for entry in graph.heads]
 
 
 class _Analysis:
@@ -185,15 +227,26 @@ def _is_relu(node: Node) -> bool:
 class _Operators:
     """The nodes that are put in place of casts: pairs of MXNet's own casts."""
 
+    def __init__(self, fmt: FloatFormat) -> None:
+        self.format = fmt
+
     def cast(self, entry: Entry, dtype: str) -> Entry:
-        """Narrow to float16 or widen to FP32."""
+        """Cast to a dtype of MXNet's."""
         return self._node("amp_cast", entry, dtype=dtype)
+
+    def narrow(self, entry: Entry) -> Entry:
+        """Round an FP32 value to a 16-bit code, for an operator that takes one."""
+        return self.cast(entry, "float16")
 
     def round(self, entry: Entry, *, forward: bool, backward: bool) -> Entry:
         """Round an FP32 value, its gradient, or both."""
         if not forward and not backward:
             return entry
         return self.cast(self.cast(entry, "float16"), "float32")
+
+    def copy(self, entry: Entry) -> Entry:
+        """Hand on a value and its gradient."""
+        return self._node("_copy", entry)
 
     def plain(self, entry: Entry) -> Entry:
         """Hand on a plain array, and a plain gradient."""
@@ -231,27 +284,40 @@ class _NativeOperators(_Operators):
     """The nodes that are put in place of casts: operators of the native library."""
 
     def cast(self, entry: Entry, dtype: str) -> Entry:
-        op = {"float16": "_mpgluon_narrow", "float32": "_mpgluon_widen"}[dtype]
-        return self._node(op, entry)
+        name = {"float16": "narrow", "float32": "widen"}[dtype]
+        return self._node(operators_of_ours.operator(name, FLOAT16), entry)
+
+    def narrow(self, entry: Entry) -> Entry:
+        return self._node(self._own("narrow"), entry)
+
+    def _own(self, name: str) -> str:
+        return operators_of_ours.operator(name, self.format)
 
     def round(self, entry: Entry, *, forward: bool, backward: bool) -> Entry:
         if not forward and not backward:
             return entry
         kind = {(True, True): "both", (False, True): "gradient", (True, False): "value"}
-        return self._node(f"_mpgluon_round_{kind[forward, backward]}", entry)
+        return self._node(self._own(f"round_{kind[forward, backward]}"), entry)
 
     def plain(self, entry: Entry) -> Entry:
         return self._node("_mpgluon_plain", entry)
 
     def pack(self, entry: Entry) -> Entry:
-        return self._node("_mpgluon_pack", entry)
+        return self._node(self._own("pack"), entry)
+
+    @property
+    def _has_codes(self) -> bool:
+        """Whether 16 bits hold the format's numbers: float16's own, or the upper half of FP32's."""
+        return self.format == FLOAT16 or self.format.significand_bits <= 8
 
     def takes_half(self, node: Node, position: int, graph: _Analysis) -> bool:
-        if not graph.takes_half(node, position):
+        if not graph.takes_half(node, position) or not self._has_codes:
             return False
         half = node.inputs[position].node.inputs[0]
         if position == 1 and node.op in _PRODUCTS:  # a weight of its own
-            is_weight = half.node.op == "null" or graph.narrows(half.node)
+            is_weight = graph.narrows(half.node) or (
+                half.node.op == "null" and self.format == FLOAT16
+            )
             return is_weight and len(graph.takers[half.key]) == 1
         if position == 0 and self._normalizes_half(node, graph):
             # Nobody else keeps what these make.
@@ -289,21 +355,23 @@ class _NativeOperators(_Operators):
         # The native operators read settings from their names.
         if node.op in _PRODUCTS and (rounds or self.takes_half(node, 1, graph)):
             name = f"{node.name}|{'gradient' in rounds:d}"
-            return Node(_PRODUCTS[node.op], name, attrs, inputs, node.rest)
+            return Node(self._own(_PRODUCTS[node.op]), name, attrs, inputs, node.rest)
         if not rounds:
             return super().in_place_of(node, inputs, graph)
         eps, momentum = float(attrs.get("eps", 1e-3)), float(attrs.get("momentum", 0.9))
         fix_gamma = attrs.get("fix_gamma", "True") in ("True", "1")
         use_global_stats = attrs.get("use_global_stats", "False") in ("True", "1")
         name = f"{node.name}|{eps!r}|{momentum!r}|{fix_gamma:d}|{use_global_stats:d}"
-        return Node("_mpgluon_batch_norm", name, attrs, inputs, node.rest)
+        return Node(self._own("batch_norm"), name, attrs, inputs, node.rest)
 
 
 class _Rewriting:
     """One rewriting, operands first."""
 
-    def __init__(self, analysis: _Analysis, operators: _Operators) -> None:
-        self.graph, self.operators = analysis, operators
+    def __init__(self, analysis: _Analysis, operators: _Operators, on_grid: set[str]) -> None:
+        self.graph, self.operators, self.on_grid = analysis, operators, on_grid
+        # Whether MXNet has arrays of the format, and rounds the sum of each two gradients in them.
+        self.in_arrays = operators.format == FLOAT16
         self.new: dict[Key, Entry] = {}  # what stands for a result that was not float16
         self.taken: dict[Taker, Entry] = {}  # what a taker of a float16 result takes, as FP32
 
@@ -311,12 +379,15 @@ class _Rewriting:
         """Rewrite the graph and return its results."""
         for node in self.graph.nodes:
             self._rewrite(node)
-        return [
-            self.operators.cast(self.taken[None, position], "float16")
-            if self.graph.is_half(entry.key)
-            else self.new[entry.key]
-            for position, entry in enumerate(self.graph.heads)
-        ]
+        results = []
+        for position, entry in enumerate(self.graph.heads):
+            if not self.graph.is_half(entry.key):
+                results.append(self.new[entry.key])
+            elif self.in_arrays:
+                results.append(self.operators.cast(self.taken[None, position], "float16"))
+            else:
+                results.append(self.taken[None, position])
+        return results
 
     def _rewrite(self, node: Node) -> None:
         if self.graph.narrows(node):
@@ -344,7 +415,8 @@ class _Rewriting:
             if moves:
                 inputs.append(self.operators.plain(self.taken[node, position]))
             elif half[position]:
-                inputs.append(self.operators.cast(self.taken[node, position], "float16"))
+                value = self.taken[node, position]
+                inputs.append(self.operators.cast(value, "float16") if self.in_arrays else value)
             elif self.operators.takes_half(node, position, self.graph):
                 inputs.append(self.new[entry.key])
             elif self.graph.widens(entry.node) and not self._is_free(node):
@@ -360,6 +432,8 @@ class _Rewriting:
                 self._hand_out(key, self.operators.plain(entry))
             elif self._is_taken_as_half(key):
                 self.taken[self.graph.takers[key][0]] = entry
+            elif node.name in self.on_grid:
+                self._hand_out(key, entry)
             else:  # an argument, or an operator that computes in float16
                 wide = self.operators.cast(entry, "float32")
                 self._hand_out(key, wide, gradient_is_rounded=True)
@@ -382,7 +456,7 @@ class _Rewriting:
         return self.operators.is_free(node, self.graph)
 
     def _needs_rounding(self, taker: Optional[Node]) -> bool:
-        """Whether the gradient that a taker of a float16 result hands back must be rounded."""
+        """Whether the gradient that a taker of a 16-bit result hands back must be rounded."""
         if taker is None or not self.graph.widens(taker):
             return False
         (behind, position), *others = self.graph.takers[taker, 0] or [(None, 0)]
@@ -411,12 +485,17 @@ class _Rewriting:
             Whether what comes before rounds the gradient of ``value`` in any case.
         """
         takers = self.graph.takers[key]
+        node = key[0]
         rounds = [self._needs_rounding(taker) for taker, _ in takers]
+        # On a grid only the sum of all gradients is rounded, where the value was.
+        rounds_sum = self.in_arrays or self.graph.narrows(node)
         if len(takers) == 1:
-            backward = rounds[0] and not gradient_is_rounded
+            taker = takers[0][0]
+            widens = taker is not None and self.graph.widens(taker)
+            sums = not self.in_arrays and rounds_sum and not widens
+            backward = (rounds[0] or sums) and not gradient_is_rounded
             self._give(takers[0], value, forward=round_it, backward=backward)
             return
-        node = key[0]
         if self.graph.narrows(node) and self.graph.rounds_before_relu(node):
             value = self.operators.round(value, forward=round_it, backward=False)
             for taker, backward in zip(takers, rounds):
@@ -424,9 +503,14 @@ class _Rewriting:
             return
         # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the first two
         # takers take the value behind two nodes that round, the third behind one.
-        levels = [self.operators.round(value, forward=round_it, backward=True)]
+        # Copies keep the order of sums that are not rounded.
+        levels = [self.operators.round(value, forward=round_it, backward=rounds_sum)]
         for _ in takers[2:]:
-            levels.append(self.operators.round(levels[-1], forward=False, backward=True))
+            levels.append(
+                self.operators.round(levels[-1], forward=False, backward=True)
+                if self.in_arrays
+                else self.operators.copy(levels[-1])
+            )
         as_collected = list(zip(takers, rounds))
         as_added = as_collected if len(takers) > _FROM_THE_RIGHT else as_collected[::-1]
         for number, (taker, backward) in enumerate(as_added):
@@ -439,6 +523,6 @@ class _Rewriting:
         if operand == 0:
             self.taken[taker] = self.operators.pack(value)
         elif operand == 1:
-            self.taken[taker] = self.operators.cast(value, "float16")
+            self.taken[taker] = self.operators.narrow(value)
         else:
             self.taken[taker] = self.operators.round(value, forward=forward, backward=backward)

@@ -17,13 +17,15 @@ from mxnet.symbol import Symbol
 
 from mpgluon.dtypes import Array, dtype_name
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.arithmetic import Arithmetic, Call, arithmetic_of
+from mpgluon.precision.arithmetic import Arithmetic, Call, arithmetic_of, emulated
 from mpgluon.precision.operators import Rule, rule_of
 from mpgluon.precision.tracked import (
     Bfloat16Symbol,
     Float16Array,
     Float16Symbol,
     Float32Symbol,
+    GridArray,
+    GridSymbol,
 )
 
 __all__ = ["OperatorNamespace", "namespace_of"]
@@ -100,11 +102,21 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     @wraps(plain)
     def method(self: Array, *args: Any, **kwargs: Any) -> Any:
         rule = rule_of(operator)
+        call = Call(operator, plain, (self, *args), kwargs)
+        if isinstance(self, (GridArray, GridSymbol)):
+            return emulated(self.format).apply(rule, call)
         if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
             rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
-        call = Call(operator, plain, (self, *args), kwargs)
         dtype = "bfloat16" if dtype_name(self) == "bfloat16" else "float16"
         return arithmetic_of(dtype, mx.current_context().device_type).apply(rule, call)
+
+    return method
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    def method(self: GridArray, other: Any) -> GridArray:
+        self[:] = getattr(self, name)(other)
+        return self
 
     return method
 
@@ -114,6 +126,8 @@ for _class, _base in (
     (Float16Symbol, Symbol),
     (Float32Symbol, Symbol),
     (Bfloat16Symbol, Symbol),
+    (GridArray, mx.nd.NDArray),
+    (GridSymbol, Symbol),
 ):
     for _name, _operator in (_BINARY | _UNARY).items():
         if _base is Symbol and _operator == "broadcast_add":
@@ -124,3 +138,6 @@ for _class, _base in (
         setattr(_class, _name, _method(_base, _name, "broadcast_equal"))
     for _name in _FLUENT:
         setattr(_class, _name, _method(_base, _name, _name))
+for _name in _BINARY:
+    if hasattr(mx.nd.NDArray, f"__i{_name[2:]}"):
+        setattr(GridArray, f"__i{_name[2:]}", _in_place(_name))

@@ -3,16 +3,23 @@
 They are plain MXNet objects of another class: an MXNet array has no room for attributes, and a
 Symbol does not say what it will hold. What their Python operators do is given to them in
 :mod:`mpgluon.precision.namespace`.
+
+A format is the name of a dtype that MXNet computes with ("float32", "float16", and "bfloat16" in a
+graph), or a :class:`FloatFormat` where its values are held on its grid: as FP32 arrays, and in a
+traced graph as float16 symbols, until the graph is rewritten (``grid_graph``).
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from functools import cache
+from typing import Any, Callable, Optional, Union
 
 import mxnet as mx
 from mxnet.symbol import Symbol
 
+from mpgluon import native
 from mpgluon.dtypes import Array, cast, dtype_name, is_array
+from mpgluon.formats import FloatFormat
 
 __all__ = [
     "Bfloat16Symbol",
@@ -20,14 +27,20 @@ __all__ = [
     "Float16Array",
     "Float16Symbol",
     "Float32Symbol",
+    "Format",
+    "GridArray",
+    "GridSymbol",
     "arrays_in",
     "borrow",
     "convert_arrays",
+    "format_of",
     "mark",
+    "onto_grid",
     "widen",
 ]
 
 Convert = Callable[[Array], Array]
+Format = Union[str, FloatFormat]
 
 
 class Float16Array(mx.nd.NDArray):
@@ -91,11 +104,52 @@ class Bfloat16Symbol(Symbol):
         return mark(Symbol.__getitem__(self, index), "bfloat16")
 
 
+class GridArray(mx.nd.NDArray):
+    """An FP32 NDArray whose values are numbers of another format; one class for each format."""
+
+    __slots__ = ()
+    format: FloatFormat
+
+    def __getitem__(self, key: Any) -> mx.nd.NDArray:
+        """Return a part, of the same format."""
+        return mark(mx.nd.NDArray.__getitem__(self, key), self.format)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write values, rounded to the format."""
+        mx.nd.NDArray.__setitem__(self, key, value)
+        rounded = onto_grid(self.detach(), self.format)
+        mx.nd.NDArray.__setitem__(self, slice(None), rounded)
+
+
+class GridSymbol(Symbol):
+    """A Symbol of values on a format's grid, float16 to MXNet until the graph is rewritten."""
+
+    __slots__ = ()
+    dtype_of_values = "float16"
+    format: FloatFormat
+
+    def __getitem__(self, index: Any) -> Symbol:
+        """Return one of several outputs, of the same format."""
+        return mark(Symbol.__getitem__(self, index), self.format)
+
+
+@cache
+def _grid_class(base: type, fmt: FloatFormat) -> type:
+    return type(f"{fmt.name}{base.__name__}", (base,), {"__slots__": (), "format": fmt})
+
+
 _SYMBOL_CLASSES = {
     "float16": Float16Symbol,
     "bfloat16": Bfloat16Symbol,
     "float32": Float32Symbol,
 }
+
+
+def format_of(array: Array) -> Optional[Format]:
+    """Return the format of an array's values; ``None`` for a symbol that does not say."""
+    if isinstance(array, (GridArray, GridSymbol)):
+        return array.format
+    return dtype_name(array)
 
 
 def convert_arrays(value: Any, convert: Convert) -> Any:
@@ -119,23 +173,31 @@ def arrays_in(value: Any) -> list[Array]:
     return found
 
 
-def mark(result: Any, dtype: Optional[str]) -> Any:
+def mark(result: Any, fmt: Optional[Format]) -> Any:
     """Give what an operator has just returned the class of its format.
 
     Parameters
     ----------
     result : NDArray, Symbol or a list of them
         Fresh from an operator, so nobody else sees its class change.
-    dtype : str, optional
-        What the caller knows of a symbol's format; arrays are asked themselves.
+    fmt : str or FloatFormat, optional
+        What the caller knows of the format. Of arrays that are on no grid the dtype decides.
     """
 
     def reclass(array: Array) -> Array:
-        if type(array) in (Symbol, *_SYMBOL_CLASSES.values()):
-            array.__class__ = _SYMBOL_CLASSES.get(dtype or "", Symbol)
-        elif type(array) in (mx.nd.NDArray, Float16Array):  # neither sparse nor a borrowed one
-            is_float16 = dtype_name(array) == "float16"
-            array.__class__ = Float16Array if is_float16 else mx.nd.NDArray
+        kind = type(array)
+        if kind in (Symbol, *_SYMBOL_CLASSES.values()) or issubclass(kind, GridSymbol):
+            if isinstance(fmt, FloatFormat):
+                array.__class__ = _grid_class(GridSymbol, fmt)
+            else:
+                array.__class__ = _SYMBOL_CLASSES.get(fmt or "", Symbol)
+        # Neither sparse nor a borrowed one.
+        elif kind in (mx.nd.NDArray, Float16Array) or issubclass(kind, GridArray):
+            dtype = dtype_name(array)
+            if isinstance(fmt, FloatFormat) and dtype == "float32":
+                array.__class__ = _grid_class(GridArray, fmt)
+            else:
+                array.__class__ = Float16Array if dtype == "float16" else mx.nd.NDArray
         return array
 
     return convert_arrays(result, reclass)
@@ -153,5 +215,37 @@ def borrow(array: Array) -> Array:
 
 
 def widen(array: Array) -> Array:
-    """Cast 16-bit values to FP32, exactly."""
+    """Return 16-bit values, and those on a grid, as FP32, exactly; gradients are rounded."""
+    if isinstance(array, GridArray):
+        return _rounded(array, array.format, "gradient")
     return cast(array, "float32")
+
+
+def onto_grid(array: Array, fmt: FloatFormat) -> Array:
+    """Round to the numbers of a format; integers and float64 pass.
+
+    The gradient is rounded too. An array whose value several operators take gets the sum of their
+    gradients in FP32, which is rounded here, once.
+
+    Parameters
+    ----------
+    array : NDArray or Symbol
+    fmt : FloatFormat
+        One that is held on its grid, so not float16, which MXNet's arrays have.
+    """
+    if isinstance(array, Symbol):
+        return array if format_of(array) == fmt else mark(cast(array, "float16"), fmt)
+    wide = widen(array)
+    if dtype_name(wide) != "float32" or format_of(array) == fmt:
+        return array
+    return mark(_rounded(wide, fmt, "both"), fmt)
+
+
+def _rounded(array: mx.nd.NDArray, fmt: FloatFormat, what: str) -> mx.nd.NDArray:
+    """Return a new FP32 array with the value or the gradient rounded, or both.
+
+    Like a cast it leaves plain arrays: MXNet's operators add in an order that depends on the layout.
+    """
+    if native.available() and array.context.device_type == "cpu":
+        return native.invoke(native.operator(f"plain_{what}", fmt), array)
+    return cast(cast(array, fmt.name), "float32")

@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 from precision_helpers import STATIC, assert_same_bits, gradients_of, parameters_of
 
 import mpgluon
-from mpgluon import amp, dtypes, native
+from mpgluon import Policy, amp, dtypes, native
 from mpgluon.precision import forward
 from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.graph_nodes import read_graph
@@ -105,14 +105,15 @@ class RandomNetwork(nn.HybridBlock):
         }[kind]()
 
 
-def run(choices, cast):
-    """Return results, gradients and running statistics after two passes, hybridized."""
+def run(choices, cast, *, hybridize=True):
+    """Return results, gradients and running statistics after two passes."""
     mx.random.seed(7)
     np.random.seed(7)
     net = RandomNetwork(choices)
     net.initialize(mx.init.Xavier())
     cast(net)
-    net.hybridize(**STATIC)
+    if hybridize:
+        net.hybridize(**STATIC)
     images = mx.nd.array(np.random.RandomState(0).standard_normal((3, 16, 6, 6)))
     images.attach_grad()
     for _ in range(2):
@@ -121,7 +122,8 @@ def run(choices, cast):
             loss = (result * result).sum()
         loss.backward()
     found = {"result": result.asnumpy(), "gradient of the images": images.grad.asnumpy()}
-    return {**found, **gradients_of(net), **parameters_of(net)}
+    gradients = {f"gradient of {name}": array for name, array in gradients_of(net).items()}
+    return {**found, **gradients, **parameters_of(net)}
 
 
 networks = st.lists(
@@ -178,6 +180,26 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "available", lambda: with_native)
         found = run(choices, cast)
+    assert_same_bits(found, expected)
+
+
+def emulated_bfloat16(net):
+    amp.autocast(net, Policy.parse("emulated_bfloat16"))
+
+
+@pytest.mark.filterwarnings("ignore:Parameter .* is not used")
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(networks)
+@example(RESIDUAL)
+@example(FAN_OUT)
+@example(MANY_TAKERS)
+def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_native, choices):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "available", lambda: with_native)
+        expected = run(choices, emulated_bfloat16, hybridize=False)
+        found = run(choices, emulated_bfloat16)
     assert_same_bits(found, expected)
 
 

@@ -1,0 +1,90 @@
+// Floating-point formats as values: what the operators ask of the one that they round to.
+//
+// A format rounds FP32 numbers to its own (to nearest even, subnormals kept, overflow to infinity)
+// and holds them in 16-bit codes. Float16 has instructions of its own on most processors; Grid takes
+// every other format from its two widths.
+#ifndef MPGLUON_FORMAT_H_
+#define MPGLUON_FORMAT_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "float16.h"
+
+namespace mpgluon {
+
+struct Float16 {
+  void round_to(float* y, const float* x) const { mpgluon::round_to(y, x); }
+  void round_8_to(float* y, const float* x) const { mpgluon::round_8_to(y, x); }
+  float round_one(float x) const { return mpgluon::round_one(x); }
+  void narrow_to(uint16_t* y, const float* x) const { mpgluon::narrow_to(y, x); }
+  uint16_t narrow_one(float x) const { return mpgluon::narrow_one(x); }
+  void widen_to(float* y, const uint16_t* x) const { mpgluon::widen_to(y, x); }
+  void widen_8_to(float* y, const uint16_t* x) const { mpgluon::widen_8_to(y, x); }
+  float widen_one(uint16_t x) const { return mpgluon::widen_one(x); }
+};
+
+// The numbers with so many significant bits and exponent bits, all of which FP32 has. Codes are the
+// upper halves of FP32 numbers, which is enough for up to 8 significant bits; a format with more
+// must not be asked for codes.
+class Grid {
+ public:
+  Grid(int significand_bits, int exponent_bits)
+      : shift_(24 - significand_bits), mask_(~((1 << shift_) - 1)) {
+    const int max_exponent = (1 << (exponent_bits - 1)) - 1, min_exponent = 1 - max_exponent;
+    smallest_normal_ = (min_exponent + 127) << 23;
+    largest_ = ((max_exponent + 127) << 23) | (0x7fffff & mask_);
+    // Numbers from here on lie as far apart as the format's subnormals.
+    const int32_t spacing = (min_exponent - significand_bits + 1 + 23 + 127) << 23;
+    std::memcpy(&coarse_, &spacing, sizeof coarse_);
+  }
+
+  float round_one(float x) const {
+    constexpr int32_t kInfinity = 0x7f800000, kQuiet = 0x400000;
+    const int32_t all = bits(x), magnitude = all & 0x7fffffff;
+    const int32_t even = (magnitude >> shift_) & 1;
+    const int32_t normal = (magnitude + (1 << (shift_ - 1)) - 1 + even) & mask_;
+    const int32_t subnormal = bits((number(magnitude) + coarse_) - coarse_);
+    int32_t rounded = magnitude < smallest_normal_ ? subnormal : normal;
+    rounded = rounded > largest_ ? kInfinity : rounded;
+    rounded = magnitude > kInfinity ? (magnitude | kQuiet) & mask_ : rounded;
+    return number(rounded | (all ^ magnitude));
+  }
+  uint16_t narrow_one(float x) const { return static_cast<uint32_t>(bits(round_one(x))) >> 16; }
+  float widen_one(uint16_t x) const { return number(static_cast<uint32_t>(x) << 16); }
+
+  void round_to(float* y, const float* x) const { round<kChunk>(y, x); }
+  void round_8_to(float* y, const float* x) const { round<8>(y, x); }
+  void narrow_to(uint16_t* y, const float* x) const {
+    for (int i = 0; i < kChunk; ++i) y[i] = narrow_one(x[i]);
+  }
+  void widen_to(float* y, const uint16_t* x) const { widen<kChunk>(y, x); }
+  void widen_8_to(float* y, const uint16_t* x) const { widen<8>(y, x); }
+
+ private:
+  static int32_t bits(float x) {
+    int32_t made;
+    std::memcpy(&made, &x, sizeof made);
+    return made;
+  }
+  static float number(int32_t bits) {
+    float made;
+    std::memcpy(&made, &bits, sizeof made);
+    return made;
+  }
+  template <int kCount>
+  void round(float* y, const float* x) const {
+    for (int i = 0; i < kCount; ++i) y[i] = round_one(x[i]);
+  }
+  template <int kCount>
+  void widen(float* y, const uint16_t* x) const {
+    for (int i = 0; i < kCount; ++i) y[i] = widen_one(x[i]);
+  }
+
+  int32_t shift_, mask_, smallest_normal_, largest_;
+  float coarse_;
+};
+
+}  // namespace mpgluon
+
+#endif  // MPGLUON_FORMAT_H_

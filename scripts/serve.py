@@ -25,6 +25,7 @@ from werkzeug.exceptions import HTTPException
 from mpgluon.deployment import ServingMetadata
 from mpgluon.deployment.classify import Classifier, NotAPhotographError
 from mpgluon.errors import DataError, MpgluonError
+from mpgluon.processor import has_native_bfloat16
 from mpgluon.training.runs import open_run
 
 MAX_REQUEST_BYTES = 16 * 2**20
@@ -51,8 +52,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--dtype",
         choices=["bfloat16", "float16"],
-        default="bfloat16",
-        help="the 16-bit format, default: bfloat16, which a CPU computes fast",
+        help="the 16-bit format, default: bfloat16 where the processor has it, else float16",
     )
     parser.add_argument(
         "--host",
@@ -68,7 +68,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             raise ValueError(f"--port must be from 0 to 65535, received {options.port}")
         run = open_run(options.run, mx.cpu())
         size = run.config.image_size
-        classifier = Classifier(run.net, run.classes, image_size=size, dtype=options.dtype)
+        dtype = options.dtype or ("bfloat16" if has_native_bfloat16() else "float16")
+        classifier = Classifier(run.net, run.classes, image_size=size, dtype=dtype)
         listening = socket.create_server((str(options.host), options.port))
     except (ValueError, OSError, MpgluonError) as error:
         print(f"error: {error}", file=sys.stderr)

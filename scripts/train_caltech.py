@@ -22,8 +22,9 @@ from mpgluon.training import InterruptedRunError, TrainingConfig, train
 # Option, what it takes, and what it means; defaults are the config's.
 _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": (
-        {"choices": ("float32", "float16", "bfloat16")},
-        "float16 is the cast network with FP32 master weights; bfloat16 is autocast",
+        {"metavar": "{float32,float16,bfloat16,POLICY}"},
+        "float16 is the cast network with FP32 master weights; bfloat16 is autocast; a policy is "
+        "mixed_float16, emulated_bfloat16 or like params=float32,compute=bfloat16",
     ),
     "amp": ({"action": "store_true"}, "autocast for float16 too: FP32 parameters"),
     "loss_scale": (

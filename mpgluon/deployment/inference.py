@@ -1,7 +1,8 @@
 """A network for inference: BatchNorm folded, in 16 bits, its graph compiled; and how far it is off.
 
-The network that was trained is left as it is. On a CPU bfloat16 is the fast format; float16 is
-for a GPU, and on a CPU has its arithmetic, not its speed.
+The network that was trained is left as it is. On a CPU with instructions for bfloat16 that is the
+fast format. float16 is for a GPU; a CPU has its arithmetic, not its speed, and without those
+instructions the same holds of bfloat16.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.gluon import nn
 
+from mpgluon import processor
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import VARIABLE, Operation, Recording, record
 from mpgluon.dtypes import BFLOAT16_DTYPE, cast
 from mpgluon.formats import BFLOAT16, FLOAT16, FLOAT32
 from mpgluon.policy import Policy
+from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.casting import apply_policy
 from mpgluon.precision.tracked import arrays_in
 
@@ -211,18 +214,18 @@ def inference_network(
     net : gluon.HybridBlock
         Plain, cast or autocast, with values. Of a cast network the FP32 masters are taken.
     dtype : {"bfloat16", "float16", "float32"}
-        ``"bfloat16"`` is for a CPU; weights and biases of convolutions and dense layers are
-        stored in it, the others in FP32. ``"float16"`` parameters take half the memory.
-        ``"float32"`` folds only.
+        ``"bfloat16"`` is for a CPU; where it has instructions for it, weights and biases of
+        convolutions and dense layers are stored in it, the others in FP32. ``"float16"``
+        parameters take half the memory. ``"float32"`` folds only.
     inputs : sequence of str
         A name for each argument of the network.
     ctx : Context or sequence of Context, optional
         Where the new parameters live; by default where those of ``net`` do.
     fuse_for : NDArray, or sequence of one for each argument, optional
         Images like those to come. With them, oneDNN's fusion of convolutions with what follows
-        them is tried, on a CPU in FP32 and bfloat16: up to seven times as fast, and wrong in some
-        networks. It is kept only where the results on these images are right; ``fused`` tells.
-        Other images and batch sizes can be given later.
+        them is tried, on a CPU in FP32 and native bfloat16: up to seven times as fast, and wrong
+        in some networks. It is kept only where the results on these images are right; ``fused``
+        tells. Other images and batch sizes can be given later.
 
     Returns
     -------
@@ -254,10 +257,11 @@ def inference_network(
         apply_policy(result, _POLICIES[dtype])
     devices = [ctx] if isinstance(ctx, mx.Context) else list(ctx)
     result.set_values(recording.values, devices)
-    if dtype == "bfloat16":
+    if dtype == "bfloat16" and processor.has_native_bfloat16():
         result.keep_weights_in_bfloat16()
     result.hybridize(**_STATIC)
-    if fuse_for is not None and dtype != "float16" and devices[0].device_type == "cpu":
+    emulated = dtype in _POLICIES and policy_arithmetic(_POLICIES[dtype], "cpu").kind == "emulated"
+    if fuse_for is not None and not emulated and devices[0].device_type == "cpu":
         images = [fuse_for] if isinstance(fuse_for, mx.nd.NDArray) else list(fuse_for)
         in_fp32 = InferenceNetwork(recording, prefix=net.prefix)
         in_fp32.set_values(recording.values, devices)

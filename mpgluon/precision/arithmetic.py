@@ -34,6 +34,7 @@ from mpgluon import processor
 from mpgluon.dtypes import Array, cast
 from mpgluon.errors import PrecisionError
 from mpgluon.formats import FLOAT16, FloatFormat, format_named
+from mpgluon.policy import Policy
 from mpgluon.precision.operators import Rule, bystanders_of
 from mpgluon.precision.tracked import (
     Convert,
@@ -46,7 +47,7 @@ from mpgluon.precision.tracked import (
     widen,
 )
 
-__all__ = ["Arithmetic", "Call", "arithmetic_of", "emulated"]
+__all__ = ["Arithmetic", "Call", "arithmetic_of", "emulated", "policy_arithmetic"]
 
 _CASTS = frozenset({"Cast", "cast"})
 _CREATORS = frozenset({"zeros", "ones", "full"})
@@ -103,7 +104,15 @@ def _each_output(result: Any) -> Any:
 
 
 class Arithmetic(ABC):
-    """Carries out operators under the rules of a table."""
+    """Carries out operators under the rules of a table.
+
+    Attributes
+    ----------
+    kind : {"native", "emulated"}
+        Whether the device computes products in the format itself.
+    """
+
+    kind = "native"
 
     def apply(self, rule: Rule, call: Call) -> Any:
         """Run ``call`` as ``rule`` demands and return its result in the right format."""
@@ -184,6 +193,8 @@ def _run_product(call: Call, convert: Convert) -> Any:
 
 class Emulated(_Uniform):
     """A format on a CPU: operands widened, computed in FP32, the result rounded once."""
+
+    kind = "emulated"
 
     # Several operands, no arithmetic, forward or backward: nothing to gain from FP32.
     _EXACT = frozenset({"Concat", "concat", "stack"})
@@ -322,3 +333,8 @@ def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False
     if compute_dtype == "bfloat16" and not emulate and processor.has_native_bfloat16():
         return NativeBfloat16()
     return emulated(format_named(compute_dtype))
+
+
+def policy_arithmetic(policy: Policy, device_type: str) -> Arithmetic:
+    """Return the arithmetic of a policy's computation on a kind of device."""
+    return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)

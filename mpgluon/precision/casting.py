@@ -23,6 +23,7 @@ from mpgluon import gluon_trainer
 from mpgluon.errors import PrecisionError
 from mpgluon.master_weights import MasterKeeper
 from mpgluon.policy import Policy
+from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.cast import Cast, fp32_value
 from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
 from mpgluon.precision.report import BeyondReach, CastReport
@@ -87,7 +88,7 @@ def cast_block(
         If ``dtype`` is not a 16-bit format that parameters can have.
     PrecisionError
         If ``net`` or a part of it is cast already, or holds a ``SymbolBlock`` that ``keep_fp32``
-        does not name. Nothing is changed then.
+        does not name, or is on a device that cannot carry the format. Nothing is changed then.
 
     Notes
     -----
@@ -144,6 +145,7 @@ def apply_policy(
             "write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
         )
     plan = _plan(net, tuple(keep_fp32))
+    arithmetic = policy_arithmetic(policy, _device_type_of(net))
     owner = Cast(policy, net)
     fp32_parameters = {
         parameter
@@ -182,7 +184,16 @@ def apply_policy(
         beyond_reach=tuple(beyond_reach),
         parameters_cast=len(owner.fp32_values),
         parameters_kept=len(parameters) - len(owner.fp32_values),
+        arithmetic=arithmetic.kind,
     )
+
+
+def _device_type_of(net: gluon.Block) -> str:
+    """Return the kind of device that a network's parameters are on, or will be."""
+    for parameter in net.collect_params().values():
+        if parameter._data is not None:
+            return str(parameter.list_ctx()[0].device_type)
+    return str(mx.current_context().device_type)
 
 
 def restore(net: gluon.Block) -> None:

@@ -18,7 +18,7 @@ from mxnet.symbol import Symbol
 from mpgluon import native
 from mpgluon.dtypes import Array, cast, dtype_name
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.arithmetic import Arithmetic, Emulated, NativeBfloat16, arithmetic_of
+from mpgluon.precision.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
 from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.cast import Cast
 from mpgluon.precision.grid_graph import hold_on_grid
@@ -183,8 +183,7 @@ class PolicyForward:
         return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
-        policy = self.owner.policy
-        return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)
+        return policy_arithmetic(self.owner.policy, device_type)
 
 
 def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:

@@ -1,10 +1,9 @@
 """Rewriting the graph of a 16-bit network on a CPU so that its values stay in FP32 arrays.
 
-The graph that a cast network traces says in casts to float16 and back where its format begins and
-ends, whichever format that is. Carried out as it stands, every operator narrows its result and the
-next one widens it again. Here the same numbers are held in FP32 arrays instead, *on the format's
-grid*: rounded where the casts round, forward and backward, and nowhere else. What comes out is
-equal bit for bit to an imperative run.
+The graph that a cast network traces says in casts where its format begins and ends. Carried out as
+it stands, every operator narrows its result and the next one widens it again. Here the same numbers
+are held in FP32 arrays instead, *on the format's grid*: rounded where the casts round, forward and
+backward, and nowhere else. What comes out is equal bit for bit to an imperative run.
 
 =========================== =================== ====================
 in the traced graph         forward             backward
@@ -50,6 +49,7 @@ from mpgluon.precision.graph_nodes import (
     read_graph,
     write_graph,
 )
+from mpgluon.precision.tracked import ROUNDING
 
 __all__ = ["hold_on_grid"]
 
@@ -81,13 +81,15 @@ def hold_on_grid(
     Parameters
     ----------
     symbol : Symbol
-        A graph in which the format begins and ends with ``amp_cast`` to float16 and back.
+        A graph in which float16 begins and ends with ``amp_cast``, or another format with
+        roundings of FP32 values (:func:`mpgluon.precision.tracked.onto_grid`).
     dtypes : mapping from name to dtype
         Of every argument and auxiliary state; ``fmt`` itself for FP32 arrays on its grid.
     fmt : FloatFormat
-        The format that float16 stands for in the graph.
+        The 16-bit format.
     native : bool
-        Whether the native operators may be used; else pairs of casts do the rounding.
+        Whether the native operators may be used; else pairs of casts do the rounding, as they do
+        in the traced graph of a format other than float16.
 
     Returns
     -------
@@ -95,40 +97,34 @@ def hold_on_grid(
         Its arguments and results have the names, the order and the dtypes of the old one's; those
         of a format other than float16 are FP32 arrays.
     """
+    if not native and fmt != FLOAT16:
+        return symbol
     nodes, heads = read_graph(symbol)
+    if fmt != FLOAT16:
+        nodes = _with_float16_in_its_place(nodes)
     known = {name: dtype if isinstance(dtype, str) else "float16" for name, dtype in dtypes.items()}
     analysis = _Analysis(nodes, heads, infer_dtypes(nodes, heads, known))
     on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
-    if native:
-        return write_graph(_Rewriting(analysis, _NativeOperators(fmt), on_grid).heads())
-    if fmt == FLOAT16:
-        return write_graph(_Rewriting(analysis, _Operators(fmt), on_grid).heads())
-    return write_graph(_with_rounding_casts(analysis, fmt, on_grid))
+    operators = _NativeOperators(fmt) if native else _Operators(fmt)
+    return write_graph(_Rewriting(analysis, operators, on_grid).heads())
 
 
-def _with_rounding_casts(graph: _Analysis, fmt: FloatFormat, on_grid: set[str]) -> list[Entry]:
-    """Return the results of the graph with each cast replaced by what an imperative run does."""
-    operators = _Operators(fmt)
-    new: dict[Key, Entry] = {}
-    held: set[Key] = set()  # 16-bit results that are FP32 arrays on the grid
+def _with_float16_in_its_place(nodes: Sequence[Node]) -> list[Node]:
+    """Return a graph with float16 values in place of those on a grid, so that their type tells.
 
-    def rounded(entry: Entry) -> Entry:
-        # oneDNN's gradient of a cast to bfloat16 overwrites what it should add to; a copy's adds.
-        for dtype in (fmt.name, "float32"):
-            entry = operators.cast(operators.copy(entry), dtype)
-        return entry
-
-    for node in graph.nodes:
-        inputs = [new[entry.key]._replace(version=entry.version) for entry in node.inputs]
-        is_held = node.name in on_grid or any(entry.key in held for entry in node.inputs)
-        if graph.narrows(node) or (is_held and graph.widens(node)):
-            new[node, 0] = rounded(inputs[0])
-        else:
-            made = Node(node.op, node.name, node.attrs, inputs, node.rest)
-            new.update({(node, i): Entry(made, i) for i in graph.results[node]})
-        if graph.narrows(node) or (is_held and not graph.widens(node)):
-            held.update((node, i) for i in graph.results[node])
-    return [new[entry.key] for entry in graph.heads]
+    There, casts to the format and back to FP32 round (``tracked.onto_grid``, ``tracked.widen``).
+    """
+    gone: set[Node] = set()
+    for node in nodes:
+        what = node.attrs.get(ROUNDING)
+        if what is not None and node.casts_to("float32"):
+            copy = node.inputs[0].node  # an identity is in front of each of the two casts
+            narrow = copy.inputs[0].node
+            first = narrow.inputs[0].node
+            gone.update((copy, narrow, first))
+            node.inputs = first.inputs
+            node.attrs["dtype"] = "float16" if what == "both" else "float32"
+    return [node for node in nodes if node not in gone]
 
 
 class _Analysis:
@@ -490,8 +486,8 @@ class _Rewriting:
         # On a grid only the sum of all gradients is rounded, where the value was.
         rounds_sum = self.in_arrays or self.graph.narrows(node)
         if len(takers) == 1:
-            taker = takers[0][0]
-            widens = taker is not None and self.graph.widens(taker)
+            only = takers[0][0]
+            widens = only is not None and self.graph.widens(only)
             sums = not self.in_arrays and rounds_sum and not widens
             backward = (rounds[0] or sums) and not gradient_is_rounded
             self._give(takers[0], value, forward=round_it, backward=backward)

@@ -34,6 +34,9 @@ class CastReport:
         Blocks that do arithmetic where the cast cannot see it.
     parameters_cast, parameters_kept : int
         How many parameters (arrays, not elements) became float16, and how many did not.
+    arithmetic : {"native", "emulated"}
+        Whether this device computes products in the format, or FP32 arithmetic carries it out,
+        each result rounded once.
     """
 
     policy: Policy
@@ -42,12 +45,14 @@ class CastReport:
     beyond_reach: tuple[BeyondReach, ...]
     parameters_cast: int
     parameters_kept: int
+    arithmetic: str
 
     def __str__(self) -> str:
         lines = [
             f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
             f"result {self.policy.output_dtype}",
-            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}",
+            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}, "
+            + _ARITHMETIC[self.arithmetic],
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
             f"{_examples(self.kept_fp32)}",
             f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}, "
@@ -57,6 +62,12 @@ class CastReport:
         ]
         lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
         return "\n".join(lines)
+
+
+_ARITHMETIC = {
+    "native": "natively",
+    "emulated": "emulated: in FP32 arithmetic, each result rounded once",
+}
 
 
 def _plural(word: str, things: tuple[str, ...]) -> str:

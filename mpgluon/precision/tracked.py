@@ -5,8 +5,7 @@ Symbol does not say what it will hold. What their Python operators do is given t
 :mod:`mpgluon.precision.namespace`.
 
 A format is the name of a dtype that MXNet computes with ("float32", "float16", and "bfloat16" in a
-graph), or a :class:`FloatFormat` where its values are held on its grid: as FP32 arrays, and in a
-traced graph as float16 symbols, until the graph is rewritten (``grid_graph``).
+graph), or a :class:`FloatFormat` where its values are held on its grid, as FP32 numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from mpgluon.dtypes import Array, cast, dtype_name, is_array
 from mpgluon.formats import FloatFormat
 
 __all__ = [
+    "ROUNDING",
     "Bfloat16Symbol",
     "Convert",
     "Float16Array",
@@ -38,6 +38,8 @@ __all__ = [
     "onto_grid",
     "widen",
 ]
+
+ROUNDING = "__mpgluon_rounding__"  # the attribute of the casts in a graph that round FP32 values
 
 Convert = Callable[[Array], Array]
 Format = Union[str, FloatFormat]
@@ -122,10 +124,10 @@ class GridArray(mx.nd.NDArray):
 
 
 class GridSymbol(Symbol):
-    """A Symbol of values on a format's grid, float16 to MXNet until the graph is rewritten."""
+    """An FP32 Symbol of values on another format's grid; one class for each format."""
 
     __slots__ = ()
-    dtype_of_values = "float16"
+    dtype_of_values = "float32"
     format: FloatFormat
 
     def __getitem__(self, index: Any) -> Symbol:
@@ -216,8 +218,8 @@ def borrow(array: Array) -> Array:
 
 def widen(array: Array) -> Array:
     """Return 16-bit values, and those on a grid, as FP32, exactly; gradients are rounded."""
-    if isinstance(array, GridArray):
-        return _rounded(array, array.format, "gradient")
+    if isinstance(array, (GridArray, GridSymbol)):
+        return mark(_rounded(array, array.format, "gradient"), "float32")
     return cast(array, "float32")
 
 
@@ -233,19 +235,23 @@ def onto_grid(array: Array, fmt: FloatFormat) -> Array:
     fmt : FloatFormat
         One that is held on its grid, so not float16, which MXNet's arrays have.
     """
-    if isinstance(array, Symbol):
-        return array if format_of(array) == fmt else mark(cast(array, "float16"), fmt)
-    wide = widen(array)
-    if dtype_name(wide) != "float32" or format_of(array) == fmt:
+    if format_of(array) == fmt:
+        return array
+    wide = mark(widen(array), "float32")
+    if dtype_name(wide) != "float32":
         return array
     return mark(_rounded(wide, fmt, "both"), fmt)
 
 
-def _rounded(array: mx.nd.NDArray, fmt: FloatFormat, what: str) -> mx.nd.NDArray:
-    """Return a new FP32 array with the value or the gradient rounded, or both.
+def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
+    """Return FP32 values with the value or the gradient rounded, or both.
 
-    Like a cast it leaves plain arrays: MXNet's operators add in an order that depends on the layout.
+    Like a cast this leaves plain arrays: MXNet's operators add in an order that depends on the
+    layout. In a graph it is casts of MXNet's, so that the graph needs nothing but MXNet.
     """
+    if isinstance(array, Symbol):
+        with mx.AttrScope(**{ROUNDING: what}):
+            return cast(cast(array, fmt.name), "float32")
     if native.available() and array.context.device_type == "cpu":
         return native.invoke(native.operator(f"plain_{what}", fmt), array)
     return cast(cast(array, fmt.name), "float32")

@@ -39,8 +39,9 @@ class TrainingConfig:
 
     Attributes
     ----------
-    dtype : {"float32", "float16", "bfloat16"}
-        ``"float16"`` is the cast network with ``multi_precision``; bfloat16 is autocast.
+    dtype : str
+        ``"float32"``; ``"float16"``, the cast network with ``multi_precision``; ``"bfloat16"``,
+        which is autocast; or any other policy that :meth:`mpgluon.Policy.parse` takes.
     amp : bool
         Autocast for float16 too: FP32 parameters.
     loss_scale : str
@@ -133,7 +134,6 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("dtype", ("float32", "float16", "bfloat16")),
             ("dataset", ("caltech101", "shapes")),
             ("kvstore", ("device", "mpi")),
         ):
@@ -172,23 +172,31 @@ class TrainingConfig:
             raise ValueError(
                 f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
             )
-        if self.amp and self.dtype == "float32":
+        if self.amp and self.dtype not in ("float16", "bfloat16"):
             raise ValueError("amp computes in 16 bits: choose dtype float16 or bfloat16 with it")
+        try:
+            Policy.parse(self.policy_name)
+        except ValueError as error:
+            raise ValueError(
+                f"dtype is float32, float16 or bfloat16, or a policy: {error}"
+            ) from None
         self.make_loss_scale(total_steps=1)  # says what is wrong with loss_scale
 
     @property
     def policy(self) -> Policy:
         """What the network's parameters, computation and result are."""
-        if self.dtype == "float32":
-            return Policy.parse("float32")
-        mixed = self.amp or self.dtype == "bfloat16"
-        return Policy.parse(f"mixed_{self.dtype}" if mixed else self.dtype)
+        return Policy.parse(self.policy_name)
+
+    @property
+    def policy_name(self) -> str:
+        """The policy as :meth:`mpgluon.Policy.parse` takes it."""
+        return f"mixed_{self.dtype}" if self.amp or self.dtype == "bfloat16" else self.dtype
 
     def make_loss_scale(self, total_steps: int) -> LossScale:
         """Return a new loss scale for a run of so many steps."""
         kind = self.loss_scale
         if kind == "auto":
-            kind = "dynamic" if self.dtype == "float16" else "none"
+            kind = "dynamic" if self.policy.compute_dtype == "float16" else "none"
         if kind != "dynamic":
             return as_loss_scale(kind)
         interval = self.growth_interval

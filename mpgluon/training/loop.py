@@ -161,8 +161,9 @@ class _Run:
                 _logger.info("new head, not from %s: %s", path, ", ".join(self.fresh_parameters))
         if config.sync_batch_norm and len(devices) > 1:
             synchronize_batch_norm(self.net, len(devices))
+        self.arithmetic = "native"  # of products in the compute format
         if config.policy.compute_dtype != "float32":
-            apply_policy(self.net, config.policy)
+            self.arithmetic = apply_policy(self.net, config.policy).arithmetic
         self.net.hybridize(static_alloc=True, static_shape=True)
         peak = config.peak_learning_rate(self.global_batch_size)
         store = MpiKVStore(processes) if config.kvstore == "mpi" else None
@@ -363,6 +364,7 @@ class _Run:
             "processes": self.processes.world_size,
             "global_batch_size": self.global_batch_size,
             "policy": asdict(config.policy),
+            "arithmetic": self.arithmetic,
             "dataset": self._describe_dataset(),
             "versions": installed_versions(),
             "machine": describe_machine(),

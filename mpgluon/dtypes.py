@@ -54,8 +54,9 @@ def cast(array: Array, dtype: str) -> Array:
     """Round or widen between float32, float16 and bfloat16; leave every other type alone.
 
     Rounds to nearest even and overflows to infinity; widening is exact. Subnormals are kept,
-    those of bfloat16 only on processors whose own bfloat16 instructions keep them. On the CPU
-    this is several times faster than ``Cast``. Gradients are cast back. Does not wait.
+    those of bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions it
+    also takes the sign of a zero. On the CPU this is several times faster than ``Cast``. Gradients
+    are cast back. Does not wait.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ import mxnet as mx
 from mpgluon import files
 from mpgluon.native.library import cache_folder, describe_processor
 
-__all__ = ["has_native_bfloat16"]
+__all__ = ["bfloat16_products", "has_native_bfloat16"]
 
 _logger = logging.getLogger(__name__)
 _TIME_LIMIT_S = 120
@@ -48,27 +48,41 @@ mx.nd.waitall()
 _NATIVE = re.compile(r",convolution,[^,]*:avx512_core(_bf16|_amx)\w*,")
 
 
-@cache
 def has_native_bfloat16() -> bool:
-    """Whether oneDNN has convolutions in bfloat16 that use the processor's own instructions.
+    """Whether oneDNN has convolutions in bfloat16 that use the processor's own instructions."""
+    return bfloat16_products() == "native"
+
+
+@cache
+def bfloat16_products() -> str:
+    """Return what oneDNN makes of a convolution in bfloat16 here.
 
     The first call on a machine starts a process, which takes as long as importing MXNet does; the
     answer is remembered beside the native library.
+
+    Returns
+    -------
+    {"native", "slow", "none"}
+        By the processor's own instructions; emulated by oneDNN, three times more slowly than FP32;
+        or an error.
     """
     remembered = cache_folder() / f"bfloat16-{_fingerprint()}.json"
     try:
-        return bool(json.loads(remembered.read_text())["native"])
+        answer = str(json.loads(remembered.read_text())["bfloat16"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not asked yet, or what was written is damaged
+    else:
+        if answer in ("native", "slow", "none"):
+            return answer
     answer = _try()
     try:
-        files.atomic_write(remembered, json.dumps({"native": answer}))
+        files.atomic_write(remembered, json.dumps({"bfloat16": answer}))
     except OSError as error:
         _logger.info("cannot remember what this processor computes: %s", error)
     return answer
 
 
-def _try() -> bool:
+def _try() -> str:
     environment = {**os.environ, "DNNL_VERBOSE": "1", "MPGLUON_NATIVE": "0"}
     command = [sys.executable, "-W", "ignore", "-c", _TRIAL, json.dumps(sys.path)]
     try:
@@ -83,8 +97,10 @@ def _try() -> bool:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         _logger.warning("bfloat16 is emulated, since trying it natively failed: %s", error)
-        return False
-    return done.returncode == 0 and _NATIVE.search(done.stdout) is not None
+        return "none"
+    if done.returncode != 0:
+        return "none"
+    return "native" if _NATIVE.search(done.stdout) else "slow"
 
 
 def _fingerprint() -> str:

@@ -23,6 +23,15 @@ def caltech101_mini() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def native_bfloat16() -> None:
+    """Skip where oneDNN has no bfloat16 of its own: for tests of MXNet's, or of the native path."""
+    from mpgluon.processor import has_native_bfloat16
+
+    if not has_native_bfloat16():
+        pytest.skip("oneDNN has no bfloat16 of its own on this processor")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
     """Let the processes of tests be interrupted, where a shell has put the tests behind a prompt.

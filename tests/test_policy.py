@@ -41,16 +41,19 @@ def test_a_mixed_policy_computes_in_its_format_and_keeps_the_rest_in_fp32(comput
 @pytest.mark.parametrize("formats", POSSIBLE, ids="-".join)
 def test_every_possible_policy_survives_being_written_out_in_any_order(formats):
     pairs = [f"{key}={value}" for key, value in zip(("params", "compute", "output"), formats)]
-    for order in permutations(pairs):
-        assert astuple(Policy.parse(",".join(order))) == formats
-        assert astuple(Policy.parse(" , ".join(order).replace("=", " = "))) == formats
+    for emulate in ([], ["emulate=true"]):
+        for order in permutations(pairs + emulate):
+            expected = (*formats, bool(emulate))
+            assert astuple(Policy.parse(",".join(order))) == expected
+            assert astuple(Policy.parse(" , ".join(order).replace("=", " = "))) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_named_policy_equals_the_same_policy_written_out(name):
     named = Policy.parse(name)
     written = (
-        f"params={named.param_dtype},compute={named.compute_dtype},output={named.output_dtype}"
+        f"params={named.param_dtype},compute={named.compute_dtype},output={named.output_dtype},"
+        f"emulate={str(named.emulate).lower()}"
     )
     assert Policy.parse(written) == named
     assert hash(Policy.parse(written)) == hash(named)

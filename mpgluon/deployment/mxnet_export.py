@@ -17,6 +17,7 @@ import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
 
+from mpgluon import processor
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
 from mpgluon.files import disk_error
@@ -49,7 +50,8 @@ def export_mxnet(
         ``"net"`` gives ``net-symbol.json`` and ``net-0000.params``.
     dtype : {"float16", "bfloat16", "float32"}
         Of the parameters in the file: with bfloat16, of the weights and biases of convolutions and
-        dense layers.
+        dense layers. Where this processor has bfloat16, the graph computes in it, and needs such a
+        processor; elsewhere it rounds to bfloat16 in FP32 arithmetic, and runs anywhere.
     device : {"cpu", "gpu"}
         Where the graph will run. MXNet's CPU has no float16 products, so a float16 graph for
         ``"cpu"`` widens their operands, computes in FP32 and rounds; it runs on a GPU too, slowly.
@@ -72,6 +74,8 @@ def export_mxnet(
     if device not in ("cpu", "gpu"):
         raise ValueError(f'device must be "cpu" or "gpu"; received {device!r}')
     result = inference_network(net, dtype, inputs=inputs, ctx=mx.cpu())
+    if dtype == "bfloat16":
+        result.keep_weights_in_bfloat16()
     with mx.Context(device):
         outputs = result(*(mx.sym.var(name) for name in inputs))
     symbol = mx.sym.Group(arrays_in((outputs,)))
@@ -109,7 +113,8 @@ def import_mxnet(
     CheckpointError
         If a file is missing or damaged, or a parameter is missing.
     PrecisionError
-        If the graph has float16 operators that a CPU does not have, and ``ctx`` is a CPU.
+        If the graph has operators in float16 or bfloat16 that a CPU does not have, and ``ctx`` is
+        one.
     """
     ctx = ctx or mx.current_context()
     symbol_path, parameter_path = _paths(path)
@@ -122,6 +127,15 @@ def import_mxnet(
         names = {name.partition(":")[2] for name in values}
         inputs = [name for name in symbol.list_inputs() if name not in names]
         only_on_gpu = operators_for_gpu_only(symbol, inputs)
+        if ctx.device_type == "cpu" and processor.bfloat16_products() == "none":
+            in_bfloat16 = _products_in(symbol, inputs, "bfloat16")
+            if in_bfloat16:
+                raise PrecisionError(
+                    f"{symbol_path} computes {len(in_bfloat16)} operators in bfloat16 "
+                    f"({in_bfloat16[0]} among them), for which this processor has no instructions. "
+                    "Export it on a processor like this one, which gives a graph that runs on any, "
+                    "or in float32"
+                )
         if only_on_gpu and ctx.device_type == "cpu":
             raise PrecisionError(
                 f"{symbol_path} computes {len(only_on_gpu)} operators in float16 ({only_on_gpu[0]} "
@@ -146,6 +160,11 @@ def operators_for_gpu_only(symbol: mx.sym.Symbol, inputs: Sequence[str] = ("data
     inputs : sequence of str
         The names of what it takes.
     """
+    return _products_in(symbol, inputs, "float16")
+
+
+def _products_in(symbol: mx.sym.Symbol, inputs: Sequence[str], dtype_of_results: str) -> list[str]:
+    """Return the names of the products of a graph whose results have a dtype."""
     internals = symbol.get_internals()
     described = json.loads(internals.tojson(remove_amp_cast=False))
     _, dtypes, _ = internals.infer_type(**dict.fromkeys(inputs, np.float32))
@@ -153,7 +172,8 @@ def operators_for_gpu_only(symbol: mx.sym.Symbol, inputs: Sequence[str] = ("data
     return [
         node["name"]
         for node, dtype in zip(nodes, dtypes)
-        if node["op"] in _PRODUCTS and dtype == np.float16
+        if node["op"] in _PRODUCTS
+        and (np.dtype(dtype).names or (np.dtype(dtype).name,))[0] == dtype_of_results
     ]
 
 

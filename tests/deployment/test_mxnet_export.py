@@ -85,6 +85,7 @@ def test_parameters_are_in_the_format_of_the_graph(tmp_path):
 # The two traps of mxnet.contrib.amp
 
 
+@pytest.mark.usefixtures("native_bfloat16")
 def test_the_silent_fp32_graph_of_mxnets_own_export_is_not_ours(tmp_path):
     from mxnet.contrib import amp as mxnets_amp
 

@@ -10,7 +10,7 @@ from mxnet.contrib.amp.lists import symbol_fp16
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import FLOAT16, FLOAT32, Policy, PrecisionError, amp
+from mpgluon import BFLOAT16, FLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
 from mpgluon.precision import operators
 from mpgluon.precision.arithmetic import arithmetic_of
 from mpgluon.precision.namespace import namespace_of
@@ -279,15 +279,19 @@ def test_running_statistics_are_those_of_the_rounded_input_in_float64(name):
 
 
 @EACH_LAYER
-def test_a_normalization_layer_in_bfloat16_autocast_is_its_fp32_self(make):
-    results = []
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "emulated_bfloat16"])
+def test_a_normalization_layer_in_bfloat16_computes_in_fp32(make, policy):
+    results, policy = [], Policy.parse(policy)
     for cast in (False, True):
         net = make(in_channels=6)
         net.initialize()
         if cast:
-            amp.autocast(net, "bfloat16")
+            report = amp.autocast(net, policy)
         results.append(normalized(net, mx.nd.array(IMAGES)).asnumpy())
-    assert np.array_equal(*results)
+    in_fp32, cast = results
+    assert np.array_equal(
+        cast, in_fp32 if report.arithmetic == "native" else round_to(in_fp32, BFLOAT16)
+    )
 
 
 # What F offers besides operators

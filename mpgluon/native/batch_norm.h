@@ -148,8 +148,7 @@ template <class Each>
 void for_groups(const Shape& shape, int layout, const Each& each) {
   const int64_t lanes = layout == 1 ? 8 : layout;
   const int64_t groups = (shape.channels + lanes - 1) / lanes;
-#pragma omp parallel for
-  for (int64_t number = 0; number < groups; ++number) {
+  in_parallel(groups, [&](int64_t number) {
     const int64_t first = number * lanes;
     if (layout == 16) {
       each(Group<16, true>{shape, first});
@@ -160,7 +159,7 @@ void for_groups(const Shape& shape, int layout, const Each& each) {
     } else {
       for (int64_t c = first; c < shape.channels; ++c) each(Group<1, false>{shape, c});
     }
-  }
+  });
 }
 
 }  // namespace mpgluon

@@ -23,6 +23,20 @@ def caltech101_mini() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def native_operators() -> None:
+    """Skip without a C++ compiler or a prebuilt library; fail if they are there and do not serve.
+
+    For tests that need native operators: ``@pytest.mark.usefixtures("native_operators")``.
+    """
+    from mpgluon import native
+
+    found = native.status(again=True)
+    if found.state in ("no compiler", "switched off"):
+        pytest.skip(found.sentence)
+    assert native.available(), f"{found.sentence}\n{found.words}"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
     """Let the processes of tests be interrupted, where a shell has put the tests behind a prompt.

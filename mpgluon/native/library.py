@@ -32,7 +32,7 @@ from mpgluon.native.compiling import (
     run,
 )
 
-__all__ = ["Status", "cache_folder", "status"]
+__all__ = ["Status", "cache_folder", "check_library", "status"]
 
 _logger = logging.getLogger(__name__)
 _PREBUILT = Path(__file__).parent / "prebuilt"
@@ -168,10 +168,10 @@ class _Search:
 
     def _passes(self, path: Path, what: str) -> Optional[bool]:
         """Return whether a library is right; None if that is not known and must not be tried."""
-        key = f"checked-{_fingerprint(path.read_bytes(), _CHECK.read_bytes())}"
+        key = _check_key(path)
         failure = _recall(key)
         if failure is None or (failure and self.again):
-            return self._try(key, what, lambda: _check(path)) if self.build else None
+            return self._try(key, what, lambda: check_library(path)) if self.build else None
         if failure:
             self.failures.append(failure)
         return not failure
@@ -200,9 +200,9 @@ class _Search:
             made = Path(folder.name) / path.name
             if not self._try(path.stem, "compiling", lambda: compile_library(made, self.level)):
                 return False
-            if not self._try(path.stem, "checking what was compiled", lambda: _check(made)):
+            if not self._try(path.stem, "checking what was compiled", lambda: check_library(made)):
                 return False
-            _remember(f"checked-{_fingerprint(made.read_bytes(), _CHECK.read_bytes())}", "")
+            _remember(_check_key(made), "")
             made.replace(path)
         _logger.info("compiled %s in %.0f s", path, time.perf_counter() - began)
         return True
@@ -221,8 +221,19 @@ class _Search:
         return not failure
 
 
-def _check(path: Path) -> None:
+def check_library(path: Path) -> None:
+    """Compare a library with MXNet in a process of its own.
+
+    Raises
+    ------
+    CompilationError
+        If it cannot be loaded, or gives other bits, or ends the process.
+    """
     run([sys.executable, "-m", "mpgluon.native.check", str(path)])
+
+
+def _check_key(path: Path) -> str:
+    return f"checked-{_fingerprint(path.name, path.read_bytes(), _CHECK.read_bytes())}"
 
 
 def _fingerprint(*parts: object) -> str:

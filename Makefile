@@ -121,4 +121,4 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(GPU) .venv-torch runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(HOROVOD) $(GPU) .venv-torch runs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist *.egg-info

@@ -95,7 +95,11 @@ def status(*, build: bool = True, again: bool = False) -> Status:
 
 def cache_folder() -> Path:
     """Return where compiled libraries are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpgluon"
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(chosen or Path.home() / ".cache") / "mpgluon"
+    except RuntimeError:  # a user without a home folder: a place that cannot be written
+        return Path(os.devnull) / "mpgluon"
 
 
 def _refusal(wanted: str) -> str:
@@ -168,7 +172,11 @@ class _Search:
 
     def _passes(self, path: Path, what: str) -> Optional[bool]:
         """Return whether a library is right; None if that is not known and must not be tried."""
-        key = _check_key(path)
+        try:
+            key = _check_key(path)
+        except OSError as error:
+            self.failures.append(f"{what} failed (it cannot be read: {error.strerror})")
+            return False
         failure = _recall(key)
         if failure is None or (failure and self.again):
             return self._try(key, what, lambda: check_library(path)) if self.build else None

@@ -249,6 +249,25 @@ def test_a_damaged_prebuilt_library_gives_way_to_the_next(
     assert native.status().level == "x86-64-v2"
 
 
+def test_a_prebuilt_library_that_cannot_be_read_gives_way_to_the_next(with_prebuilt):
+    path = with_prebuilt / "native-x86-64-v3.so"
+    path.unlink()
+    path.mkdir()
+    found = native.status()
+    assert found.level == "x86-64-v2"
+    assert "x86-64-v3 failed (it cannot be read: Is a directory)" in found.sentence
+
+
+@pytest.mark.usefixtures("with_prebuilt")
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(library.Path, "home", no_home)
+    assert native.status().state == "prebuilt"
+
+
 def test_without_a_good_prebuilt_library_one_is_compiled(with_prebuilt, monkeypatch, good_library):
     for path in with_prebuilt.glob("*.so"):
         truncate(path)

@@ -25,7 +25,7 @@ from werkzeug.exceptions import HTTPException
 from mpgluon.deployment import ServingMetadata
 from mpgluon.deployment.classify import Classifier, NotAPhotographError
 from mpgluon.errors import DataError, MpgluonError
-from mpgluon.processor import has_native_bfloat16
+from mpgluon.native.bfloat16 import has_native_bfloat16
 from mpgluon.training.runs import open_run
 
 MAX_REQUEST_BYTES = 16 * 2**20

@@ -24,9 +24,23 @@ def caltech101_mini() -> Path:
 
 
 @pytest.fixture(scope="session")
+def native_operators() -> None:
+    """Skip without a C++ compiler or a prebuilt library; fail if they are there and do not serve.
+
+    For tests that need native operators: ``@pytest.mark.usefixtures("native_operators")``.
+    """
+    from mpgluon import native
+
+    found = native.status(again=True)
+    if found.state in ("no compiler", "switched off"):
+        pytest.skip(found.sentence)
+    assert native.available(), f"{found.sentence}\n{found.words}"
+
+
+@pytest.fixture(scope="session")
 def native_bfloat16() -> None:
     """Skip where oneDNN has no bfloat16 of its own: for tests of MXNet's, or of the native path."""
-    from mpgluon.processor import has_native_bfloat16
+    from mpgluon.native.bfloat16 import has_native_bfloat16
 
     if not has_native_bfloat16():
         pytest.skip("oneDNN has no bfloat16 of its own on this processor")

@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 
 from mpgluon.dtypes import BFLOAT16_DTYPE, cast, dtype_name, is_array
 from mpgluon.formats import BFLOAT16, FLOAT16, FLOAT32, round_to
-from mpgluon.processor import has_native_bfloat16
+from mpgluon.native.bfloat16 import has_native_bfloat16
 
 BITS16 = np.arange(2**16, dtype=np.uint16)
 EVERY_FLOAT16 = BITS16.view(np.float16).astype(np.float32)

@@ -1,10 +1,4 @@
-"""The native operators: the same bits as MXNet's, and what happens where they cannot be made."""
-
-import logging
-import os
-import stat
-import subprocess
-import sys
+"""The native operators give the same bits as MXNet's."""
 
 import mxnet as mx
 import numpy as np
@@ -12,11 +6,8 @@ import pytest
 from mxnet import autograd
 
 from mpgluon import native
-from mpgluon.native import library as building
 
-needs_compiler = pytest.mark.skipif(
-    not native.available(), reason="there is no C++ compiler to make the native operators with"
-)
+pytestmark = pytest.mark.usefixtures("native_operators")
 
 
 def every_float16_and_its_neighbours() -> np.ndarray:
@@ -28,7 +19,6 @@ def every_float16_and_its_neighbours() -> np.ndarray:
     return np.concatenate([halves, ties, *beside, [65519.996, 65520, 1e30, np.inf, -np.inf]])
 
 
-@needs_compiler
 def test_casts_round_every_number_and_every_tie_as_numpy_does():
     values = every_float16_and_its_neighbours()
     with np.errstate(over="ignore"):
@@ -41,7 +31,6 @@ def test_casts_round_every_number_and_every_tie_as_numpy_does():
     assert rounded.asnumpy().tobytes() == wide.asnumpy().tobytes()
 
 
-@needs_compiler
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize(
     ("operator", "forward", "backward"),
@@ -70,7 +59,6 @@ def test_roundings_round_values_gradients_or_both(operator, forward, backward, g
     np.testing.assert_array_equal(x.grad.asnumpy(), before + rounded(gradient, backward))
 
 
-@needs_compiler
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 1000, 200_003])
 def test_elements_that_are_not_their_rounded_master_are_counted(size):
     master = np.random.RandomState(0).standard_normal(size).astype(np.float32)
@@ -90,7 +78,6 @@ def through_float16(symbol):
     return mx.sym.amp_cast(mx.sym.amp_cast(symbol, dtype="float16"), dtype="float32")
 
 
-@needs_compiler
 @pytest.mark.parametrize("channels", [5, 8, 16, 24])
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("settings", ["0.001|0.9|0|0", "1e-05|0.5|1|0", "1e-05|0.9|0|1"])
@@ -134,7 +121,6 @@ def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 
 
-@needs_compiler
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("rounds_gradient", [True, False])
 @pytest.mark.parametrize(
@@ -185,71 +171,3 @@ def test_products_take_float16_weights_as_a_cast_would_hand_them(
         assert gradients["weight"].dtype == np.float16
     for one, other in zip(*results):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
-
-
-def test_the_environment_can_say_that_they_are_not_wanted():
-    command = "from mpgluon import native; print(native.available())"
-    environment = {**os.environ, "MPGLUON_NATIVE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, env=environment, check=True
-    )
-    assert done.stdout.strip() == "False"
-
-
-@pytest.fixture
-def compiler_of(tmp_path, monkeypatch):
-    """Return a function that puts a script in the compiler's place, and an empty cache."""
-
-    def put(script):
-        compiler = tmp_path / "compiler"
-        compiler.write_text(f"#!/bin/sh\n{script}\n")
-        compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("CXX", str(compiler))
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        return compiler
-
-    return put
-
-
-def test_without_a_compiler_that_is_said_once_and_mxnets_own_operators_work(
-    tmp_path, monkeypatch, caplog
-):
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(building.CompilationError, match="no C\\+\\+ compiler"):
-        building.build()
-    with caplog.at_level(logging.WARNING):
-        assert native.available.__wrapped__() is False
-    assert "MXNet's own operators" in caplog.text
-
-
-def test_a_compiler_that_fails_is_reported_with_its_last_words(compiler_of):
-    compiler_of('echo "error: no such header" >&2; exit 3')
-    with pytest.raises(building.CompilationError, match="failed with 3: error: no such header"):
-        building.build()
-    assert not list(building.cache_folder().glob("*.so"))
-
-
-def test_a_library_that_does_not_load_is_not_kept(compiler_of):
-    script = 'while [ $# -gt 1 ]; do shift; [ "$1" = "-o" ] && echo nonsense > "$2"; done; exit 0'
-    compiler_of(script)
-    with pytest.raises(building.CompilationError, match="checking the native library failed"):
-        building.build()
-    assert not list(building.cache_folder().glob("*.so"))
-
-
-def test_a_cache_folder_that_cannot_be_written_leaves_mxnets_own_operators(compiler_of, caplog):
-    compiler_of("exit 0")
-    building.cache_folder().parent.write_text("a file where a folder should be")
-    with caplog.at_level(logging.WARNING):
-        assert native.available.__wrapped__() is False
-    assert "MXNet's own operators" in caplog.text
-
-
-@needs_compiler
-def test_a_library_is_compiled_once(monkeypatch):
-    def no_more(*_):
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(building, "_run", no_more)
-    assert building.build().exists()

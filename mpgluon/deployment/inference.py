@@ -20,11 +20,11 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.gluon import nn
 
-from mpgluon import processor
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import VARIABLE, Operation, Recording, record
 from mpgluon.dtypes import BFLOAT16_DTYPE, cast
 from mpgluon.formats import BFLOAT16, FLOAT16, FLOAT32
+from mpgluon.native import bfloat16
 from mpgluon.policy import Policy
 from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.casting import apply_policy
@@ -257,7 +257,7 @@ def inference_network(
         apply_policy(result, _POLICIES[dtype])
     devices = [ctx] if isinstance(ctx, mx.Context) else list(ctx)
     result.set_values(recording.values, devices)
-    if dtype == "bfloat16" and processor.has_native_bfloat16():
+    if dtype == "bfloat16" and bfloat16.has_native_bfloat16():
         result.keep_weights_in_bfloat16()
     result.hybridize(**_STATIC)
     emulated = dtype in _POLICIES and policy_arithmetic(_POLICIES[dtype], "cpu").kind == "emulated"

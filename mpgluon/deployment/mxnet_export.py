@@ -17,10 +17,10 @@ import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
 
-from mpgluon import processor
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
 from mpgluon.files import disk_error
+from mpgluon.native import bfloat16
 from mpgluon.precision.tracked import arrays_in
 
 __all__ = ["export_mxnet", "import_mxnet", "operators_for_gpu_only"]
@@ -127,7 +127,7 @@ def import_mxnet(
         names = {name.partition(":")[2] for name in values}
         inputs = [name for name in symbol.list_inputs() if name not in names]
         only_on_gpu = operators_for_gpu_only(symbol, inputs)
-        if ctx.device_type == "cpu" and processor.bfloat16_products() == "none":
+        if ctx.device_type == "cpu" and bfloat16.bfloat16_products() == "none":
             in_bfloat16 = _products_in(symbol, inputs, "bfloat16")
             if in_bfloat16:
                 raise PrecisionError(

@@ -1,17 +1,18 @@
-"""MXNet operators of our own, in C++: float16 on a CPU at FP32's speed, bfloat16 without copies.
+"""MXNet operators of our own, in C++: 16-bit formats on a CPU at FP32's speed.
 
-They are compiled on the machine where they run, once, for its processor and its MXNet, and give the
-same bits as MXNet's own operators do, which take their place where there is no compiler. Nothing of
-MXNet is changed: it gains operators whose names begin with ``_mpgluon_``.
+They are compiled on the machine where they run, once, for its processor and its MXNet, unless the
+installed package carries prebuilt ones, and give the same bits as MXNet's own operators do, which
+take their place where there is neither. Nothing of MXNet is changed: it gains operators whose names
+begin with ``_mpgluon_``.
 
-``python -m mpgluon.native`` compiles them and says how that went.
+``status()`` says which library is used; ``python -m mpgluon.native`` tries again what failed before
+and says how that went.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from functools import cache
 from typing import Optional
 
@@ -20,9 +21,9 @@ from mxnet.base import _LIB, OpHandle, check_call
 from mxnet.ndarray._internal import _imperative_invoke
 
 from mpgluon.formats import FLOAT16, FloatFormat
-from mpgluon.native.library import CompilationError, build
+from mpgluon.native.library import Status, status
 
-__all__ = ["available", "invoke", "load", "operator"]
+__all__ = ["Status", "available", "invoke", "load", "operator", "status"]
 
 _logger = logging.getLogger(__name__)
 
@@ -31,18 +32,17 @@ _logger = logging.getLogger(__name__)
 def available() -> bool:
     """Whether the operators are there; the first call compiles them if that was not done before.
 
-    ``MPGLUON_NATIVE=0`` in the environment says no.
+    Where they are not, a warning says why, once on a machine. ``MPGLUON_NATIVE`` in the environment
+    may switch them off (``0``) or name the level that they are compiled for (``x86-64-v3``).
     """
-    if os.environ.get("MPGLUON_NATIVE") == "0":
+    found = status()
+    _logger.log(logging.WARNING if found.is_news else logging.INFO, "%s", found.sentence)
+    if found.path is None:
         return False
     try:
-        load(str(build()))
-    except (CompilationError, OSError) as error:
-        _logger.warning(
-            "16 bits on a CPU run with MXNet's own operators, float16 two to three times more "
-            "slowly: %s",
-            error,
-        )
+        load(str(found.path))
+    except OSError as error:  # somebody took it away since then
+        _logger.warning("No native operators: %s cannot be loaded: %s", found.path, error)
         return False
     return True
 

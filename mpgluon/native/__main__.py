@@ -1,14 +1,15 @@
-"""Compile the native library, and say how that went."""
+"""Find or compile the native library, trying again what failed before, and say how that went."""
 
 from __future__ import annotations
 
 import logging
 import sys
 
-from mpgluon.native.library import CompilationError, build
+from mpgluon.native.library import status
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-try:
-    sys.stdout.write(f"{build()}\n")
-except (CompilationError, OSError) as error:
-    sys.stderr.write(f"no native operators, MXNet's own are used: {error}\n")
+found = status(again=True)
+if found.words:
+    sys.stderr.write(f"{found.words}\n")
+sys.stdout.write(f"{found.sentence}\n")
+sys.exit(0 if found.path or found.state == "switched off" else 1)

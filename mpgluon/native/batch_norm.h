@@ -150,8 +150,7 @@ template <class Format, class Each>
 void for_groups(const Format& format, const Shape& shape, int layout, const Each& each) {
   const int64_t lanes = layout == 1 ? 8 : layout;
   const int64_t groups = (shape.channels + lanes - 1) / lanes;
-#pragma omp parallel for
-  for (int64_t number = 0; number < groups; ++number) {
+  in_parallel(groups, [&](int64_t number) {
     const int64_t first = number * lanes;
     if (layout == 16) {
       each(Group<Format, 16, true>{format, shape, first});
@@ -162,7 +161,7 @@ void for_groups(const Format& format, const Shape& shape, int layout, const Each
     } else {
       for (int64_t c = first; c < shape.channels; ++c) each(Group<Format, 1, false>{format, shape, c});
     }
-  }
+  });
 }
 
 }  // namespace mpgluon

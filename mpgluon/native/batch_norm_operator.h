@@ -4,8 +4,6 @@
 
 #include <cstdlib>
 
-#include <omp.h>
-
 #include "batch_norm.h"
 #include "common.h"
 #include "packing.h"

@@ -1,12 +1,20 @@
 // Registering operators with MXNet's wheel from a library that another compiler built.
 //
-// The wheel was built with GCC 4.8, before two changes of the C++ ABI. Strings and lists: compile
-// with -D_GLIBCXX_USE_CXX11_ABI=0. std::function: since GCC 5 it hands its arguments on by
-// reference; where MXNet calls one with an argument by value, old_function() makes it. The hash
+// The wheel for x86-64 was built with GCC 4.8, before two changes of the C++ ABI. Strings and lists:
+// compile with -D_GLIBCXX_USE_CXX11_ABI=0. std::function: since GCC 5 it hands its arguments on by
+// reference; where MXNet calls one with an argument by value, old_function() makes it. GCC 10 built
+// the wheel for aarch64 (its .comment says so), with old strings and today's functions. The hash
 // maps inside nnvm::Node differ too, so nothing here looks behind the first two members of
 // nnvm::NodeAttrs, and nodes are made by MXNet's own functions only.
 #ifndef MPGLUON_BRIDGE_H_
 #define MPGLUON_BRIDGE_H_
+
+// To move a shape MXNet swaps all that it holds, set or not; GCC says so where std::swap is inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -41,7 +49,20 @@
 #include <nnvm/node.h>
 #include <nnvm/op_attr_types.h>
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
 namespace mpgluon {
+
+#ifdef __aarch64__
+
+template <class Result, class... Args>
+std::function<Result(Args...)> old_function(Result (*function)(Args...)) {
+  return function;
+}
+
+#else
 
 // What std::function is made of, in old libraries and new ones: room for the callee, a manager and
 // an invoker.
@@ -76,6 +97,8 @@ std::function<Result(Args...)> old_function(Result (*function)(Args...)) {
   std::memcpy(static_cast<void*>(&made), &parts, sizeof parts);
   return made;
 }
+
+#endif
 
 template <class T>
 nnvm::OpMap<T>& table(const char* key) {

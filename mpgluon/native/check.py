@@ -136,4 +136,9 @@ def _same(one: mx.nd.NDArray, other: mx.nd.NDArray) -> None:
 
 
 if __name__ == "__main__":
-    check(sys.argv[1])
+    try:
+        check(sys.argv[1])
+    except (OSError, AttributeError) as error:
+        sys.exit(f"it cannot be loaded: {error}")
+    except (AssertionError, MXNetError) as error:
+        sys.exit(f"its results are not MXNet's: {' '.join(str(error).split())[:300]}")

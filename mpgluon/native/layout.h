@@ -5,6 +5,7 @@
 #include <mkldnn.hpp>
 
 #include "bridge.h"
+#include "parallel.h"
 
 namespace mpgluon {
 
@@ -80,13 +81,12 @@ inline NDArray fresh(const NDArray& like, int dtype) {
 template <class Y, class Convert>
 void block(const float* x, Y* y, const mxnet::TShape& shape, int channels, const Convert& convert) {
   const int64_t pixels = shape[2] * shape[3], blocks = shape[0] * shape[1] / channels;
-#pragma omp parallel for
-  for (int64_t number = 0; number < blocks; ++number) {
+  in_parallel(blocks, [&](int64_t number) {
     const int64_t start = number * channels * pixels;
     for (int64_t pixel = 0; pixel < pixels; ++pixel)
       for (int64_t lane = 0; lane < channels; ++lane)
         y[start + pixel * channels + lane] = convert(x[start + lane * pixels + pixel]);
-  }
+  });
 }
 
 // Return the array itself, or a copy in a layout that is wanted.

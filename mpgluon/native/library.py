@@ -1,137 +1,278 @@
-"""Compiling the native library: for this processor, this MXNet and this source, once.
+"""Which native library is used: a prebuilt one, one compiled here, or none, and why.
 
-The result lies in the user's cache folder under a name made from all that it depends on. It counts
-only after a process of its own has loaded it and compared its results with MXNet's.
+A library counts only after a process of its own has loaded it and compared its results with
+MXNet's. What passed, and what failed, is remembered in the user's cache folder under names made
+from all that the answer depends on, a library's content among them: so one that was damaged later
+is not loaded, and what failed is neither tried nor told of again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import platform
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable, Optional
 
 import mxnet as mx
 
-from mpgluon.errors import MpgluonError
-
-__all__ = ["CompilationError", "build", "cache_folder", "describe_processor"]
-
-_logger = logging.getLogger(__name__)
-_SOURCES = Path(__file__).parent
-_TIME_LIMIT_S = 300
-_OPTIONS = (
-    "-std=c++14",
-    "-O3",
-    "-march=native",
-    "-ffp-contract=off",  # a fused multiplication and addition would round once less
-    "-fopenmp",
-    "-fPIC",
-    "-shared",
-    "-w",  # MXNet's headers
-    # What MXNet's wheel was built with; see bridge.h.
-    "-D_GLIBCXX_USE_CXX11_ABI=0",
-    "-DMSHADOW_USE_CUDA=0",
-    "-DMSHADOW_USE_CBLAS=0",
-    "-DMSHADOW_USE_MKL=0",
-    "-DMSHADOW_STAND_ALONE=0",
-    "-DMXNET_USE_MKLDNN=1",
+from mpgluon import files
+from mpgluon.native import processor
+from mpgluon.native.compiling import (
+    CompilationError,
+    compile_library,
+    compiler,
+    ingredients,
+    mxnet_library,
+    run,
 )
 
+__all__ = ["Status", "cache_folder", "check_library", "fingerprint", "status"]
 
-class CompilationError(MpgluonError):
-    """The native library could not be made; MXNet's own operators do its work."""
+_logger = logging.getLogger(__name__)
+_PREBUILT = Path(__file__).parent / "prebuilt"
+_CHECK = Path(__file__).parent / "check.py"
+_WITHOUT = "16 bits on a CPU run with MXNet's own operators, float16 two to three times more slowly"
 
 
-def build() -> Path:
-    """Return the path of the native library; compile and check it if it is not there yet.
+@dataclass(frozen=True)
+class Status:
+    """Which native library there is.
 
-    Raises
-    ------
-    CompilationError
-        If there is no compiler, or it fails, or what it makes does not do what MXNet does.
-    OSError
-        If the cache folder cannot be written.
+    Attributes
+    ----------
+    state : str
+        ``"compiled"``, ``"prebuilt"``, ``"failed"``, ``"no compiler"``, ``"switched off"`` or
+        ``"not built yet"``.
+    level : str, optional
+        What the library was compiled for: ``"x86-64-v3"``, or ``"native (x86-64-v4)"`` for the
+        processor of this machine, which has that level and perhaps more.
+    path : Path, optional
+        The library.
+    sentence : str
+        All this, and what to do, for people.
+    is_news : bool
+        Whether something failed that had not failed on this machine before.
+    words : str
+        All that the compiler, or the check, wrote when something failed just now.
     """
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise CompilationError("there is no C++ compiler (g++); install one for speed")
-    library = Path(mx.libinfo.find_lib_path()[0])
-    path = cache_folder() / f"native-{_fingerprint(compiler, library)}.so"
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        _run([compiler, *_OPTIONS, *_paths(library), "-o", str(made)], "compiling")
-        _run([sys.executable, "-m", "mpgluon.native.check", str(made)], "checking")
-        made.replace(path)  # at once, whoever else is building it
-    _logger.info("compiled %s in %.0f s", path, time.perf_counter() - began)
-    return path
+
+    state: str
+    level: Optional[str]
+    path: Optional[Path]
+    sentence: str
+    is_news: bool = False
+    words: str = ""
+
+
+def status(*, build: bool = True, again: bool = False) -> Status:
+    """Say which native library is used; find or make it if need be.
+
+    Raises nothing where there is none: the sentence says why. ``MPGLUON_NATIVE`` in the environment
+    switches native operators off (``0``) or names the level that they are compiled for.
+
+    Parameters
+    ----------
+    build : bool
+        Whether to compile and check now what was not before; without it the answer takes
+        milliseconds.
+    again : bool
+        Whether to try again what failed before.
+    """
+    wanted = os.environ.get("MPGLUON_NATIVE", "")
+    if wanted == "0":
+        return Status("switched off", None, None, "Native operators: off, by MPGLUON_NATIVE=0.")
+    refusal = _refusal(wanted)
+    if refusal:
+        return Status("failed", None, None, f"No native operators: {refusal}; {_WITHOUT}.", True)
+    return _Search(wanted or None, build, again).result()
 
 
 def cache_folder() -> Path:
     """Return where compiled libraries are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpgluon"
-
-
-def _paths(library: Path) -> list[str]:
-    include = library.parent / "include"
-    return [
-        f"-I{include}",
-        f"-I{include / 'mkldnn'}",
-        str(_SOURCES / "operators.cc"),
-        str(library),
-        f"-Wl,-rpath,{library.parent}",
-    ]
-
-
-def _run(command: list[str], what: str) -> None:
-    root = str(_SOURCES.parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    chosen = os.environ.get("XDG_CACHE_HOME")
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIME_LIMIT_S,
-            env={**os.environ, "PYTHONPATH": path, "MPGLUON_NATIVE": "0"},
-            check=False,
+        return Path(chosen or Path.home() / ".cache") / "mpgluon"
+    except RuntimeError:  # a user without a home folder: a place that cannot be written
+        return Path(os.devnull) / "mpgluon"
+
+
+def _refusal(wanted: str) -> str:
+    """Return why a level is not taken, or nothing."""
+    if wanted and wanted not in processor.LEVELS:
+        allowed = ", ".join(processor.LEVELS)
+        return (
+            f"MPGLUON_NATIVE is {wanted!r}; allowed are 0 (off), {allowed}, or nothing for the "
+            "best that there is"
         )
-    except subprocess.TimeoutExpired as error:
-        raise CompilationError(f"{what} the native library took over {_TIME_LIMIT_S} s") from error
-    if done.returncode != 0:
-        last = (done.stderr or done.stdout).strip().splitlines()[-5:]
-        raise CompilationError(
-            f"{what} the native library failed with {done.returncode}: {' '.join(last)}"
+    if wanted and wanted not in processor.levels():
+        return (
+            f"MPGLUON_NATIVE asks for {wanted}, which this processor cannot run; its level is "
+            f"{processor.level()}"
         )
+    return ""
 
 
-def _fingerprint(compiler: str, library: Path) -> str:
-    """Return a name for everything that the compiled library depends on."""
-    digest = hashlib.sha256()
-    for source in sorted(_SOURCES.glob("*.[ch]*")):
-        digest.update(source.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    size = library.stat().st_size
-    for part in (_OPTIONS, mx.__version__, str(library), size, version, describe_processor()):
-        digest.update(repr(part).encode())
-    return digest.hexdigest()[:16]
+class _Search:
+    """One look for a library: the best prebuilt one that is right, else one that is compiled."""
+
+    def __init__(self, level: Optional[str], build: bool, again: bool) -> None:
+        self.level, self.build, self.again = level, build, again
+        self.failures: list[str] = []
+        self.words: list[str] = []
+        self.is_news = False
+
+    def result(self) -> Status:
+        for level in [self.level] if self.level else reversed(processor.levels()):
+            path = _PREBUILT / f"native-{level}.so"
+            if not path.exists():
+                continue
+            passed = self._passes(path, f"checking the prebuilt library for {level}")
+            if passed:
+                return self._status("prebuilt", level, path, f"prebuilt for {level}")
+            if passed is None:
+                return self._not_yet()
+        path = cache_folder() / f"native-{fingerprint(*ingredients(self.level))}.so"
+        passed = path.exists() and self._passes(path, "checking the library in the cache")
+        if not passed:
+            if self._has_failed(path.stem):
+                return self._without()
+            if not self.build:
+                return self._not_yet()
+            if not self._compile(path):
+                return self._without()
+        level = self.level or f"native ({processor.level()})"
+        whom = self.level or f"this processor ({processor.level()})"
+        return self._status("compiled", level, path, f"compiled for {whom}")
+
+    # ---- Answers.
+
+    def _status(self, state: str, level: str, path: Path, how: str) -> Status:
+        notes = "".join(f"; {failure}" for failure in self.failures)
+        sentence = f"Native operators: {how}, {path}{notes}."
+        return Status(state, level, path, sentence, self.is_news, "\n".join(self.words))
+
+    def _without(self) -> Status:
+        state, advice = "failed", "`python -m mpgluon.native` tries again and shows every word"
+        if not compiler():
+            state, advice = "no compiler", "install g++ for speed"
+        sentence = f"No native operators: {'; '.join(self.failures)}; {_WITHOUT}; {advice}."
+        return Status(state, None, None, sentence, self.is_news, "\n".join(self.words))
+
+    def _not_yet(self) -> Status:
+        sentence = "Native operators: not tried on this machine yet; the first use does so."
+        return Status("not built yet", None, None, sentence)
+
+    # ---- Trying.
+
+    def _passes(self, path: Path, what: str) -> Optional[bool]:
+        """Return whether a library is right; None if that is not known and must not be tried."""
+        try:
+            key = _check_key(path)
+        except OSError as error:
+            self.failures.append(f"{what} failed (it cannot be read: {error.strerror})")
+            return False
+        failure = _recall(key)
+        if failure is None or (failure and self.again):
+            return self._try(key, what, lambda: check_library(path)) if self.build else None
+        if failure:
+            self.failures.append(failure)
+        return not failure
+
+    def _has_failed(self, key: str) -> bool:
+        failure = _recall(key)
+        if not failure or self.again:
+            return False
+        self.failures.append(failure)
+        return True
+
+    def _compile(self, path: Path) -> bool:
+        """Compile and check a library, and put it in its place at once, whoever else does so."""
+        began = time.perf_counter()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(dir=path.parent)
+        except OSError as error:
+            self.failures.append(
+                f"the cache folder {path.parent} cannot be written ({error.strerror}); "
+                "XDG_CACHE_HOME may name another"
+            )
+            self.is_news = True
+            return False
+        with folder:
+            made = Path(folder.name) / path.name
+            if not self._try(path.stem, "compiling", lambda: compile_library(made, self.level)):
+                return False
+            if not self._try(path.stem, "checking what was compiled", lambda: check_library(made)):
+                return False
+            _remember(_check_key(made), "")
+            made.replace(path)
+        _logger.info("compiled %s in %.0f s", path, time.perf_counter() - began)
+        return True
+
+    def _try(self, key: str, what: str, action: Callable[[], object]) -> bool:
+        """Return whether an action succeeds, and remember that."""
+        failure = ""
+        try:
+            action()
+        except CompilationError as error:
+            failure = f"{what} failed ({error})"
+            self.failures.append(failure)
+            self.words.append(error.words)
+            self.is_news = True
+        _remember(key, failure)
+        return not failure
 
 
-def describe_processor() -> str:
-    """Return what the processor can do, as far as the system says."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("flags"):
-                return line
-    return platform.processor()
+def check_library(path: Path) -> None:
+    """Compare a library with MXNet in a process of its own.
+
+    Raises
+    ------
+    CompilationError
+        If it cannot be loaded, or gives other bits, or ends the process.
+    """
+    run([sys.executable, "-m", "mpgluon.native.check", str(path)])
+
+
+def _check_key(path: Path) -> str:
+    return f"checked-{fingerprint(path.name, path.read_bytes(), _CHECK.read_bytes())}"
+
+
+def fingerprint(*parts: object) -> str:
+    """Return a name for some things, this MXNet and this processor."""
+    library = mxnet_library()
+    file = library.stat()
+    everything = (
+        *parts,
+        (mx.__version__, str(library), file.st_size, file.st_mtime_ns),
+        sorted(processor.features()) or platform.processor(),
+    )
+    return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
+
+
+# ---- What is remembered: under a name, the sentence of a failure, empty for a success.
+
+
+def _recall(key: str) -> Optional[str]:
+    """Return what was remembered; None if nothing was, or it cannot be read."""
+    try:
+        failure = json.loads((cache_folder() / f"{key}.json").read_text())["failure"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return failure if isinstance(failure, str) else None
+
+
+def _remember(key: str, failure: str) -> None:
+    """Write a record, at once; where that is not possible, it is found out again next time."""
+    path = cache_folder() / f"{key}.json"
+    try:
+        files.atomic_write(path, json.dumps({"failure": failure}))
+    except OSError as error:
+        _logger.info("%s cannot be written: %s", path, error)

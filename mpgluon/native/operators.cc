@@ -63,15 +63,18 @@ void count_differences(const NodeAttrs&, const OpContext&, const Blobs& in, cons
   const uint16_t* weight = static_cast<const uint16_t*>(in[0].dptr_);
   const float* master = static_cast<const float*>(in[1].dptr_);
   const int64_t n = in[0].Size();
-  int64_t differences = 0;
-#pragma omp parallel for reduction(+ : differences) if (n > 65536)
-  for (int64_t start = 0; start < n; start += kChunk) {
-    uint16_t rounded[kChunk];
-    const int64_t count = std::min(kChunk, n - start);
-    if (count == kChunk) narrow_to(rounded, master + start);
-    else for (int64_t i = 0; i < count; ++i) rounded[i] = narrow_one(master[start + i]);
-    for (int64_t i = 0; i < count; ++i) differences += rounded[i] != weight[start + i];
-  }
+  std::atomic<int64_t> differences{0};
+  share((n + kChunk - 1) / kChunk, [&](int64_t first, int64_t last) {
+    int64_t found = 0;
+    for (int64_t start = first * kChunk; start < std::min(n, last * kChunk); start += kChunk) {
+      uint16_t rounded[kChunk];
+      const int64_t count = std::min(kChunk, n - start);
+      if (count == kChunk) narrow_to(rounded, master + start);
+      else for (int64_t i = 0; i < count; ++i) rounded[i] = narrow_one(master[start + i]);
+      for (int64_t i = 0; i < count; ++i) found += rounded[i] != weight[start + i];
+    }
+    differences += found;
+  });
   *static_cast<float*>(out[0].dptr_) = static_cast<float>(differences);
 }
 

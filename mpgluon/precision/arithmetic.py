@@ -30,10 +30,10 @@ from typing import Any, Callable, Optional
 import numpy as np
 from mxnet.symbol import Symbol
 
-from mpgluon import processor
 from mpgluon.dtypes import Array, cast
 from mpgluon.errors import PrecisionError
 from mpgluon.formats import FLOAT16, FloatFormat, format_named
+from mpgluon.native import bfloat16
 from mpgluon.policy import Policy
 from mpgluon.precision.operators import Rule, bystanders_of
 from mpgluon.precision.tracked import (
@@ -330,7 +330,7 @@ def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False
             f"MXNet 1.9.1 has no {compute_dtype} kernels for a GPU; use float16 there, or "
             f"{compute_dtype} with mx.cpu()"
         )
-    if compute_dtype == "bfloat16" and not emulate and processor.has_native_bfloat16():
+    if compute_dtype == "bfloat16" and not emulate and bfloat16.has_native_bfloat16():
         return NativeBfloat16()
     return emulated(format_named(compute_dtype))
 

@@ -1,4 +1,4 @@
-"""What this machine's processor computes natively: asked once, and remembered.
+"""What oneDNN makes of bfloat16 on this processor: asked once, and remembered.
 
 The answer comes from trying, not from the processor's name, and in a process of its own: MXNet
 raises the error of a format that oneDNN lacks later, in whatever waits next.
@@ -6,7 +6,6 @@ raises the error of a format that oneDNN lacks later, in whatever waits next.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -14,12 +13,9 @@ import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
-
-import mxnet as mx
 
 from mpgluon import files
-from mpgluon.native.library import cache_folder, describe_processor
+from mpgluon.native.library import cache_folder, fingerprint
 
 __all__ = ["bfloat16_products", "has_native_bfloat16"]
 
@@ -105,8 +101,5 @@ def _try() -> str:
 
 def _fingerprint() -> str:
     """Return a name for everything that the answer depends on."""
-    library = Path(mx.libinfo.find_lib_path()[0])
     limits = sorted((k, v) for k, v in os.environ.items() if k.startswith(("DNNL_", "MKLDNN_")))
-    size = library.stat().st_size
-    parts = (_TRIAL, _NATIVE.pattern, str(library), size, describe_processor(), limits)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return fingerprint(_TRIAL, _NATIVE.pattern, limits)

@@ -1,0 +1,46 @@
+"""What this machine's processor can run, as the system says it, never by the processor's name.
+
+The levels are those of the x86-64 psABI, which GCC and clang take after ``-march=``. A processor
+of a level runs what was compiled for every lower one.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+__all__ = ["LEVELS", "features", "level", "levels"]
+
+_NEEDS = {
+    "x86-64-v2": "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3",
+    "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe xsave",
+    "x86-64-v4": "avx512bw avx512cd avx512dq avx512f avx512vl",
+}
+LEVELS = tuple(_NEEDS)
+
+
+@cache
+def features() -> frozenset[str]:
+    """Return the names of the processor's instructions; empty where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    named = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(named, "").split())
+
+
+def levels() -> tuple[str, ...]:
+    """Return the levels that the processor runs, the lowest first."""
+    runs: list[str] = []
+    for name, needs in _NEEDS.items():
+        if not features().issuperset(needs.split()):
+            break
+        runs.append(name)
+    return tuple(runs)
+
+
+def level() -> str:
+    """Return the highest level that the processor runs, or its kind where there are no levels."""
+    return (levels() or (platform.machine(),))[-1]

@@ -16,6 +16,12 @@ namespace mpgluon {
 
 constexpr int64_t kChunk = 16;
 
+// Without a branch, so that compilers choose several at a time.
+inline int32_t choose(bool first, int32_t one, int32_t other) {
+  const int32_t mask = -static_cast<int32_t>(first);
+  return (one & mask) | (other & ~mask);
+}
+
 #if defined(__F16C__)  // x86-64-v3 and later
 
 inline uint16_t narrow_one(float x) { return _cvtss_sh(x, 0); }
@@ -42,12 +48,7 @@ inline To same_bits(From from) {
 inline uint16_t narrow_one(float x) { return same_bits<uint16_t>(static_cast<__fp16>(x)); }
 inline float widen_one(uint16_t x) { return same_bits<__fp16>(x); }
 
-#else  // Without branches and with signed comparisons, which compilers do several at a time.
-
-inline int32_t choose(bool first, int32_t one, int32_t other) {
-  const int32_t mask = -static_cast<int32_t>(first);
-  return (one & mask) | (other & ~mask);
-}
+#else  // With signed comparisons, which compilers do several at a time.
 
 inline uint16_t narrow_one(float x) {
   const int32_t bits = same_bits<int32_t>(x), size = bits & 0x7fffffff;

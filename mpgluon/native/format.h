@@ -45,9 +45,9 @@ class Grid {
     const int32_t even = (magnitude >> shift_) & 1;
     const int32_t normal = (magnitude + (1 << (shift_ - 1)) - 1 + even) & mask_;
     const int32_t subnormal = bits((number(magnitude) + coarse_) - coarse_);
-    int32_t rounded = magnitude < smallest_normal_ ? subnormal : normal;
-    rounded = rounded > largest_ ? kInfinity : rounded;
-    rounded = magnitude > kInfinity ? (magnitude | kQuiet) & mask_ : rounded;
+    int32_t rounded = choose(magnitude < smallest_normal_, subnormal, normal);
+    rounded = choose(rounded > largest_, kInfinity, rounded);
+    rounded = choose(magnitude > kInfinity, (magnitude | kQuiet) & mask_, rounded);
     return number(rounded | (all ^ magnitude));
   }
   uint16_t narrow_one(float x) const { return static_cast<uint32_t>(bits(round_one(x))) >> 16; }
@@ -56,7 +56,8 @@ class Grid {
   void round_to(float* y, const float* x) const { round<kChunk>(y, x); }
   void round_8_to(float* y, const float* x) const { round<8>(y, x); }
   void narrow_to(uint16_t* y, const float* x) const {
-    for (int i = 0; i < kChunk; ++i) y[i] = narrow_one(x[i]);
+    const Grid format = *this;
+    for (int i = 0; i < kChunk; ++i) y[i] = format.narrow_one(x[i]);
   }
   void widen_to(float* y, const uint16_t* x) const { widen<kChunk>(y, x); }
   void widen_8_to(float* y, const uint16_t* x) const { widen<8>(y, x); }
@@ -74,7 +75,8 @@ class Grid {
   }
   template <int kCount>
   void round(float* y, const float* x) const {
-    for (int i = 0; i < kCount; ++i) y[i] = round_one(x[i]);
+    const Grid format = *this;  // which no write to y changes, so that several are done at a time
+    for (int i = 0; i < kCount; ++i) y[i] = format.round_one(x[i]);
   }
   template <int kCount>
   void widen(float* y, const uint16_t* x) const {

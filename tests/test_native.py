@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mpgluon import native
+from mpgluon import BFLOAT16, FLOAT16, FloatFormat, native, round_to
 
 pytestmark = pytest.mark.usefixtures("native_operators")
 
@@ -31,17 +31,48 @@ def test_casts_round_every_number_and_every_tie_as_numpy_does():
     assert rounded.asnumpy().tobytes() == wide.asnumpy().tobytes()
 
 
+def every_bfloat16_and_its_neighbours() -> np.ndarray:
+    """Return all finite bfloat16 numbers, the ties between them, and FP32 beside the ties."""
+    numbers = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
+    numbers = np.sort(numbers[np.isfinite(numbers)])
+    ties = ((numbers[1:].astype(np.float64) + numbers[:-1]) / 2).astype(np.float32)
+    beside = [np.nextafter(ties, np.float32(sign * np.inf)) for sign in (-1, 1)]
+    largest = np.finfo(np.float32).max
+    return np.concatenate([numbers, ties, *beside, [largest, -largest, np.inf, -np.inf]])
+
+
+@pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16, FloatFormat("e3m2", 3, 3)], ids=str)
+def test_each_format_is_rounded_to_as_its_widths_say(fmt):
+    values = np.concatenate(
+        [every_float16_and_its_neighbours(), every_bfloat16_and_its_neighbours()]
+    ).astype(np.float32)
+    expected = round_to(values, fmt)
+    data = mx.nd.array(values)
+    for operator in ("round_value", "plain_both"):
+        rounded = native.invoke(native.operator(operator, fmt), data)
+        assert rounded.asnumpy().tobytes() == expected.tobytes()
+    codes = native.invoke(native.operator("narrow", fmt), data)
+    wide = native.invoke(native.operator("widen", fmt), codes)
+    assert wide.asnumpy().tobytes() == expected.tobytes()
+    nan = native.invoke(native.operator("round_value", fmt), mx.nd.array([np.nan, -np.nan]))
+    assert np.isnan(nan.asnumpy()).all()
+
+
+@pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize(
     ("operator", "forward", "backward"),
     [
-        ("_mpgluon_round_value_11_5", True, False),
-        ("_mpgluon_round_gradient_11_5", False, True),
-        ("_mpgluon_round_both_11_5", True, True),
-        ("_mpgluon_plain", False, False),
+        ("round_value", True, False),
+        ("round_gradient", False, True),
+        ("round_both", True, True),
+        ("plain_gradient", False, True),
+        ("plain_both", True, True),
+        ("plain", False, False),
     ],
 )
-def test_roundings_round_values_gradients_or_both(operator, forward, backward, grad_req):
+def test_roundings_round_values_gradients_or_both(operator, forward, backward, grad_req, fmt):
+    operator = "_mpgluon_plain" if operator == "plain" else native.operator(operator, fmt)
     random = np.random.RandomState(0)
     values, gradient = random.standard_normal((2, 3, 37)).astype(np.float32)
     x = mx.nd.array(values)
@@ -52,7 +83,7 @@ def test_roundings_round_values_gradients_or_both(operator, forward, backward, g
     y.backward(mx.nd.array(gradient))
 
     def rounded(array, really):
-        return array.astype(np.float16).astype(np.float32) if really else array
+        return round_to(array, fmt) if really else array
 
     np.testing.assert_array_equal(y.asnumpy(), rounded(values, forward))
     before = np.float32(0.1 if grad_req == "add" else 0)

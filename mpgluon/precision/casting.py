@@ -36,6 +36,7 @@ __all__ = [
     "apply_policy",
     "blocks_of",
     "cast_block",
+    "device_type_of",
     "restore",
 ]
 
@@ -145,7 +146,7 @@ def apply_policy(
             "write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
         )
     plan = _plan(net, tuple(keep_fp32))
-    arithmetic = policy_arithmetic(policy, _device_type_of(net))
+    arithmetic = policy_arithmetic(policy, device_type_of(net))
     owner = Cast(policy, net)
     fp32_parameters = {
         parameter
@@ -188,7 +189,7 @@ def apply_policy(
     )
 
 
-def _device_type_of(net: gluon.Block) -> str:
+def device_type_of(net: gluon.Block) -> str:
     """Return the kind of device that a network's parameters are on, or will be."""
     for parameter in net.collect_params().values():
         if parameter._data is not None:

@@ -145,7 +145,10 @@ def test_what_was_compiled_and_does_not_load_is_not_kept(place, monkeypatch):
     ("source", "complaint"),
     [
         ('#include <cstdlib>\nextern "C" void mpgluon_register() { abort(); }', "ended by SIGABRT"),
-        ('extern "C" void mpgluon_register() {} extern "C" void mpgluon_register_format(int, int) {}', "its results are not MXNet's"),
+        (
+            'extern "C" { void mpgluon_register() {} void mpgluon_register_format(int, int) {} }',
+            "its results are not MXNet's",
+        ),
         ("int nothing;", "undefined symbol: mpgluon_register"),
     ],
 )

@@ -31,7 +31,9 @@ def hardware(facts: MachineFacts) -> Iterator[Finding]:
         _driver,
         _gpus,
         _kernels,
-        _processor,
+        _onednn,
+        _native_operators,
+        _bfloat16,
         _threads,
         _shared_memory,
         _accumulation,
@@ -70,7 +72,8 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
             "note",
             "GPU",
             "none",
-            "float16 runs on the CPU with a Tensor Core's arithmetic: hybridize, for FP32's speed",
+            "float16 runs on the CPU with a Tensor Core's arithmetic: hybridized and with native "
+            "operators (below), at about FP32's speed",
             'for more use amp.autocast(net, "bfloat16"), if the processor has it (below)',
         )
     seen = facts.mxnet.gpus if facts.mxnet is not None else 0
@@ -176,54 +179,62 @@ def _kernels(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding("ok", "kernels", f"MXNet sees {facts.mxnet.gpus} GPUs and computes on gpu(0)")
 
 
-def _processor(facts: MachineFacts) -> Iterator[Finding]:
+def _onednn(facts: MachineFacts) -> Iterator[Finding]:
     if facts.mxnet is not None and "MKLDNN" not in facts.mxnet.features:
         yield Finding(
             "warning",
             "oneDNN",
             "MXNet was built without it",
-            "convolutions on the CPU are several times slower, and bfloat16 does not run at all",
+            "convolutions on the CPU are several times slower",
             "install the wheel: pip install mxnet==1.9.1",
         )
+
+
+def _bfloat16(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.mxnet is None or facts.mxnet.bfloat16 is None:
+        return
     name = facts.processor or facts.architecture
     cap = facts.environment.get("DNNL_MAX_CPU_ISA", "").upper()
-    if cap and cap not in ("ALL", "DEFAULT") and "BF16" not in cap and "AMX" not in cap:
+    if facts.mxnet.bfloat16 == "native":
+        yield Finding("ok", "bfloat16", f"{name} has instructions for it")
+        return
+    why = "bfloat16 is emulated in FP32 arithmetic: right, at about FP32's speed and not faster"
+    if facts.cpu_flags & {"avx512_bf16", "amx_bf16"} and cap:
         yield Finding(
             "warning",
             "bfloat16",
             f"DNNL_MAX_CPU_ISA={cap} keeps oneDNN from the processor's bfloat16 instructions",
-            "bfloat16 is emulated, three times slower than FP32, or fails",
+            why,
             "unset DNNL_MAX_CPU_ISA",
         )
-    elif facts.cpu_flags & {"avx512_bf16", "amx_bf16"}:
-        found = ", ".join(sorted(facts.cpu_flags & {"avx512_bf16", "amx_bf16"}))
-        yield Finding("ok", "bfloat16", f"{name} has instructions for it ({found})")
-    elif facts.cpu_flags >= {"avx512f", "avx512bw", "avx512vl", "avx512dq"}:
-        yield Finding(
-            "note",
-            "bfloat16",
-            f"{name} has AVX-512 but no instructions for bfloat16",
-            "oneDNN emulates it, three times slower than FP32: right for looking at numbers, not "
-            "for speed",
-            "train in float32 here",
-        )
-    elif facts.cpu_flags and facts.architecture in ("x86_64", "AMD64"):
-        yield Finding(
-            "note",
-            "bfloat16",
-            f"{name} has no AVX-512",
-            "oneDNN cannot compute convolutions in bfloat16 here: could not create a primitive "
-            "descriptor iterator",
-            "train in float32, or in float16 to see its arithmetic",
-        )
-    else:
-        yield Finding(
-            "note",
-            "bfloat16",
-            f"the instructions of {name} are not known",
-            "oneDNN needs AVX-512 for bfloat16, and AVX-512-BF16 or AMX to be fast",
-            "measure with scripts/benchmark.py",
-        )
+        return
+    yield Finding(
+        "note",
+        "bfloat16",
+        f"{name} has no instructions for it, or oneDNN does not use them",
+        why,
+        "train in float32 for speed; in float16 or bfloat16 for their arithmetic",
+    )
+
+
+def _native_operators(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.mxnet is None or not facts.mxnet.native_state:
+        return
+    state, sentence = facts.mxnet.native_state, facts.mxnet.native_sentence
+    if state in ("compiled", "prebuilt"):
+        yield Finding("ok", "operators", sentence or state)
+        return
+    fixes = {
+        "no compiler": "install a C++ compiler (g++), or mpgluon from a wheel that carries them",
+        "switched off": "unset MPGLUON_NATIVE",
+    }
+    yield Finding(
+        "note" if state == "switched off" else "warning",
+        "operators",
+        sentence or state,
+        "16 bits on a CPU run with MXNet's own operators, two to three times more slowly",
+        fixes.get(state, "python -m mpgluon.native tries again and shows the compiler's words"),
+    )
 
 
 def _threads(facts: MachineFacts) -> Iterator[Finding]:

@@ -65,6 +65,12 @@ try:
         (mx.nd.ones((2,), ctx=mx.gpu()) + 1).asnumpy()
 except mx.base.MXNetError as error:
     facts["gpu_error"] = str(error).strip().splitlines()[-1]
+if not features.is_enabled("CUDA"):
+    from mpgluon import native
+    from mpgluon.native.bfloat16 import bfloat16_products
+    found = native.status()
+    facts["native_state"], facts["native_sentence"] = found.state, found.sentence
+    facts["bfloat16"] = bfloat16_products()
 if features.is_enabled("CUDNN"):
     import ctypes
     facts["cudnn"] = ctypes.CDLL("libcudnn.so.8").cudnnGetVersion()
@@ -96,6 +102,11 @@ class MxnetFacts:
         What came of the question, or of adding two numbers on the first GPU, if it failed.
     cudnn : int or None
         The version of the loaded cuDNN as it counts: 8906 is 8.9.6.
+    bfloat16 : {"native", "slow", "none"} or None
+        What oneDNN makes of bfloat16 products, see :mod:`mpgluon.native.bfloat16`; ``None`` if it
+        was not asked, as of a build for CUDA.
+    native_state, native_sentence : str
+        Which native operators there are, see :func:`mpgluon.native.status`; empty if not asked.
     """
 
     version: str = "1.9.1"
@@ -103,6 +114,9 @@ class MxnetFacts:
     gpus: int = 0
     gpu_error: str = ""
     cudnn: Optional[int] = None
+    bfloat16: Optional[str] = None
+    native_state: str = ""
+    native_sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +176,10 @@ class MachineFacts:
 
 
 def gather() -> MachineFacts:
-    """Ask the machine. Takes as long as importing MXNet does, and changes nothing."""
+    """Ask the machine. Takes as long as importing MXNet does.
+
+    Native operators are compiled if that was not tried before, as their first use would do.
+    """
     mxnet, import_error = _ask_mxnet()
     gpus, driver_error = _ask_driver()
     cpuinfo = Path("/proc/cpuinfo")

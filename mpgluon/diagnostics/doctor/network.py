@@ -16,11 +16,13 @@ from mxnet.gluon import nn
 
 from mpgluon import gluon_trainer
 from mpgluon.dtypes import dtype_name
+from mpgluon.errors import PrecisionError
 from mpgluon.loss_scale import NoLossScale
 from mpgluon.master_weights import MasterKeeper, MasterWeights
 from mpgluon.policy import Policy
-from mpgluon.precision.cast import cast_of
-from mpgluon.precision.casting import blocks_of
+from mpgluon.precision.arithmetic import policy_arithmetic
+from mpgluon.precision.cast import Cast, cast_of
+from mpgluon.precision.casting import blocks_of, device_type_of
 from mpgluon.precision.forward import is_hybrid
 from mpgluon.trainer_state import TrainerState
 
@@ -83,6 +85,8 @@ class TrainingFacts:
     ----------
     policy : Policy or None
         That of mpgluon's cast.
+    arithmetic : {"native", "emulated"}
+        Whether this device computes products in its format.
     plainly_cast : tuple of str
         Names of float16 parameters that mpgluon knows nothing of.
     float16_batch_norms : tuple of str
@@ -101,6 +105,7 @@ class TrainingFacts:
     """
 
     policy: Optional[Policy] = None
+    arithmetic: str = "native"
     plainly_cast: tuple[str, ...] = ()
     float16_batch_norms: tuple[str, ...] = ()
     sync_batch_norms: tuple[tuple[str, int], ...] = ()
@@ -138,6 +143,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
     contrib = sys.modules.get("mxnet.contrib.amp.amp")
     return TrainingFacts(
         policy=casts[0].policy if casts else None,
+        arithmetic=_arithmetic_of(casts[0]) if casts else "native",
         plainly_cast=_names(p for p in parameters if _is_float16(p) and cast_of(p) is None),
         float16_batch_norms=tuple(
             block.name
@@ -161,6 +167,14 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
         labels=tuple(_label_facts(one) for one in _label_arrays(labels)),
         contrib_initialized=bool(getattr(contrib, "_amp_initialized", False)),
     )
+
+
+def _arithmetic_of(owner: Cast) -> str:
+    """Return how the device of a cast network computes, "native" also where it cannot."""
+    try:
+        return policy_arithmetic(owner.policy, device_type_of(owner.root)).kind
+    except PrecisionError:  # its own finding
+        return "native"
 
 
 def _has_devices(parameter: gluon.Parameter) -> bool:

@@ -54,6 +54,16 @@ def _cast(facts: TrainingFacts) -> Iterator[Finding]:
             f"parameters {policy.param_dtype}, computation {policy.compute_dtype}, "
             f"result {policy.output_dtype}",
         )
+        if facts.arithmetic == "emulated" and policy.compute_dtype == "bfloat16":
+            yield Finding(
+                "note",
+                "speed",
+                "bfloat16 is emulated: this processor has no instructions for it, or the policy "
+                "asks for it",
+                "each result is computed in FP32 and rounded once; a hybridized step takes a "
+                "little longer than FP32's",
+                "for speed train in float32 here, or in bfloat16 on a processor that has it",
+            )
     elif not facts.plainly_cast and (facts.devices or facts.trainer):
         yield Finding(
             "note",

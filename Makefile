@@ -9,7 +9,11 @@ DATA ?= data
 HOROVOD := .venv-horovod
 GPU := .venv-gpu
 
-.PHONY: demo test test-slow test-torch test-horovod test-gpu lint notebooks notebooks-check \
+# Tests of what depends on the processor, as on one with AVX2 and no AVX-512: oneDNN and the native
+# library are held back.
+AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
+
+.PHONY: demo test test-avx2 test-slow test-torch test-horovod test-gpu lint notebooks notebooks-check \
 	benchmark evidence lab wheel environment clean
 
 environment: $(VENV)/.complete
@@ -35,6 +39,12 @@ demo: environment
 test: environment lint
 	$(RUN) -m pytest -m "not slow and not gpu and not network"
 	$(MAKE) notebooks-check
+
+test-avx2: environment
+	$(AVX2) $(RUN) -m pytest -m "not slow and not gpu and not network and not any_processor" \
+		tests/precision tests/native tests/test_native.py tests/test_dtypes.py tests/test_formats.py \
+		tests/training tests/deployment tests/scripts/test_serve_script.py
+	$(AVX2) $(RUN) scripts/build_notebooks.py --check --fast 05
 
 test-slow: environment
 	$(RUN) -m pytest -m slow

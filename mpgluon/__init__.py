@@ -1,4 +1,4 @@
-"""Mixed-precision training for MXNet Gluon: float16 and bfloat16 on any machine.
+"""Mixed-precision training for MXNet Gluon: float16 and bfloat16 on GPUs and on any CPU.
 
 The public names, in the order in which a program needs them.
 """

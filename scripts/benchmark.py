@@ -146,7 +146,8 @@ def write(record: Record, options: argparse.Namespace, *, by_itself: bool) -> No
     write_record(record, path)
     measured = [case for case in record.cases if case.results]
     plot = path.with_suffix(".png")
-    title = f"{record.machine['processor']}, {record.conditions.threads} threads"
+    processor = f"{record.machine['processor']} ({record.machine['instruction_set']})"
+    title = f"{processor}, {record.conditions.threads} threads"
     plots = []
     if measured:
         (save_growth if by_itself else save_ratios)(plot, measured, title=title)

@@ -92,6 +92,10 @@ _TRAINING: Variants = (
         {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic", "autocast": True},
     ),
     ("mpgluon bfloat16", {"library": "mpgluon", "dtype": "bfloat16", "loss_scale": "none"}),
+    (
+        "mpgluon bfloat16, emulated",
+        {"library": "mpgluon", "dtype": "bfloat16", "loss_scale": "none", "emulate": True},
+    ),
     # bfloat16 needs no loss scale, but its own way to prepare a Trainer always brings one.
     ("contrib.amp bfloat16", {"library": "contrib.amp", "dtype": "bfloat16", "loss_scale": None}),
     (

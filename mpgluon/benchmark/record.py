@@ -37,7 +37,8 @@ class Record:
     source : dict
         ``commit`` and ``has_changes``.
     machine : dict
-        ``processor``, ``architecture``, ``cpu_flags``, ``cores`` and ``gpus``.
+        ``processor``, ``architecture``, ``cpu_flags``, ``instruction_set``, ``bfloat16`` ("native"
+        or "emulated"), ``native_operators``, ``cores`` and ``gpus``.
     versions : dict
         Of Python and packages; PyTorch's if it took part.
     conditions : Conditions

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
 
 from mpgluon.benchmark.race import CaseResult, Result
 from mpgluon.benchmark.record import Record
@@ -11,6 +12,16 @@ from mpgluon.benchmark.timing import Quartiles
 from mpgluon.tables import Table
 
 __all__ = ["case_report", "case_table", "duration", "failure_lines", "figures", "heading"]
+
+
+def _carried_out(machine: Mapping[str, Any]) -> list[str]:
+    """Return how 16 bits were carried out; earlier records do not say."""
+    if "instruction_set" not in machine:
+        return []
+    return [
+        f"oneDNN with {machine['instruction_set']}, bfloat16 {machine['bfloat16']}, "
+        f"native operators {machine['native_operators']}"
+    ]
 
 
 def heading(record: Record) -> str:
@@ -22,6 +33,7 @@ def heading(record: Record) -> str:
     lines = [
         f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} cores, "
         f"{' '.join(machine['cpu_flags'])}",
+        *_carried_out(machine),
         f"{versions}; {source}{' with changes' if record.source['has_changes'] else ''}; "
         f"{record.date}",
         f"{conditions.threads} threads each, {conditions.rounds} rounds after "

@@ -24,6 +24,7 @@ from mpgluon.deployment import inference_network
 from mpgluon.devices import parse_devices
 from mpgluon.diagnostics import alignment_report
 from mpgluon.loss_scale import as_loss_scale
+from mpgluon.policy import Policy
 from mpgluon.precision.casting import cast_block
 from mpgluon.training.networks import build_network
 
@@ -85,6 +86,7 @@ def training(
     image_size: int,
     device: str = "cpu",
     autocast: bool = False,
+    emulate: bool = False,
     counted: bool = False,
 ) -> Prepared:
     """Prepare a training step with SGD and momentum.
@@ -101,6 +103,8 @@ def training(
     device : str
     autocast : bool
         Whether float16 is autocast too: FP32 parameters.
+    emulate : bool
+        Whether bfloat16 is emulated even where the processor has it.
     counted : bool
         Whether to count the multiply-adds of a forward pass.
     """
@@ -110,7 +114,7 @@ def training(
     facts = {"images": batch_size, **_facts(library, dtype, net)}
     if counted:
         facts["multiply_adds"] = alignment_report(net, images.shape).multiply_adds
-    _prepare(net, library, dtype, autocast=autocast)
+    _prepare(net, library, dtype, autocast=autocast, emulate=emulate)
     options = {"learning_rate": _LEARNING_RATE, "momentum": 0.9}
     if dtype == "float16" and not autocast:
         options["multi_precision"] = True
@@ -208,10 +212,17 @@ def _begin(library: str, device: str) -> list[mx.Context]:
     return devices
 
 
-def _prepare(net: gluon.HybridBlock, library: str, dtype: str, *, autocast: bool = False) -> None:
+def _prepare(
+    net: gluon.HybridBlock,
+    library: str,
+    dtype: str,
+    *,
+    autocast: bool = False,
+    emulate: bool = False,
+) -> None:
     """Cast the network as the library does, and hybridize it."""
     if library == "mpgluon" and (dtype == "bfloat16" or autocast):
-        amp.autocast(net, dtype)
+        amp.autocast(net, Policy("float32", dtype, "float32", emulate=emulate))
     elif library == "mpgluon" and dtype == "float16":
         cast_block(net)
     net.hybridize(static_alloc=True, static_shape=True)

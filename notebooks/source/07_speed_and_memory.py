@@ -229,7 +229,7 @@ assert gain(0.5, 1000) < 2
 #
 # Some processors multiply BF16 numbers directly. `check_machine`, the doctor, reads from the
 # operating system whether this one does. We ask what it says on that topic. BF16 is timed only if
-# it says "ok". Elsewhere it is emulated and slower than FP32, or it does not run at all.
+# it says "ok". Elsewhere it is computed like FP16, below, and costs what that costs.
 #
 # FP16 is another matter. MXNet has no FP16 matrix products for CPUs. So `mpgluon` computes in FP32,
 # with a Tensor Core's arithmetic, and rounds each result to FP16 (lesson 4). In a hybridized

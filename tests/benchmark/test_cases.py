@@ -53,6 +53,7 @@ def test_a_training_step_is_compared_with_plain_gluon_in_all_formats_and_with_pe
         "mpgluon float16",
         "mpgluon autocast float16",
         "mpgluon bfloat16",
+        "mpgluon bfloat16, emulated",
         "contrib.amp bfloat16",
         "contrib.amp bfloat16, scaled",
         "PyTorch float32",

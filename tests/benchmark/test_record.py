@@ -16,7 +16,13 @@ import pytest
 
 import mpgluon
 from mpgluon.benchmark import machine as machine_module
-from mpgluon.benchmark.machine import describe_machine, describe_source, file_stem, usable_cores
+from mpgluon.benchmark.machine import (
+    describe_machine,
+    describe_source,
+    file_stem,
+    instruction_set,
+    usable_cores,
+)
 from mpgluon.benchmark.race import CaseResult, Conditions, Failure, Result
 from mpgluon.benchmark.record import Record, begin_record, read_record, write_record
 from mpgluon.benchmark.report import case_report, case_table, duration, figures, heading
@@ -143,6 +149,21 @@ def test_the_flags_are_those_of_this_processor_that_matter():
     found = describe_machine()["cpu_flags"]
     for flag in ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16"):
         assert (flag in found) == (flag in words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "expected"),
+    [
+        ({"sse4_1", "avx", "avx2"}, "", "AVX2"),
+        ({"sse4_1", "avx", "avx2", "avx512bw", "avx512_bf16"}, "", "AVX-512-BF16"),
+        ({"sse4_1", "avx", "avx2", "avx512bw", "avx512_bf16"}, "avx512_core", "AVX-512"),
+        ({"sse4_1", "avx", "avx2", "avx512bw", "avx512_bf16"}, "AVX2", "AVX2"),
+        ({"sse4_1", "avx", "avx2"}, "AVX512_CORE", "AVX2"),
+        ({"asimd"}, "", "aarch64"),
+    ],
+)
+def test_the_instruction_set_is_the_widest_that_onednn_may_use(flags, limit, expected):
+    assert instruction_set(flags, limit, "aarch64") == expected
 
 
 def test_a_record_does_not_tell_whose_machine_it_is(tmp_path):

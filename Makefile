@@ -41,7 +41,7 @@ test: environment lint
 	$(MAKE) notebooks-check
 
 test-avx2: environment
-	$(AVX2) $(RUN) -m pytest -m "not slow and not gpu and not network and not any_processor" \
+	$(AVX2) $(RUN) -m pytest -m "not slow and not gpu and not network" \
 		tests/precision tests/native tests/test_native.py tests/test_dtypes.py tests/test_formats.py \
 		tests/training tests/deployment tests/scripts/test_serve_script.py
 	$(AVX2) $(RUN) scripts/build_notebooks.py --check --fast 05

@@ -411,7 +411,8 @@ assert errors["float16"] < 4 * 2.0**-11
 # coarse. Native BF16 makes up for some of that by fewer roundings. In FP16, and in emulated BF16,
 # every layer rounds its result. In native BF16, run as here, the convolution and the dense layer
 # do, and what is between stays FP32: the convolution's results are BF16 numbers, those of the
-# BatchNorm behind it are not. What BF16 has instead of digits is FP32's range. So it needs no loss scaling.
+# BatchNorm behind it are not. What BF16 has instead of digits is FP32's range. So it needs no loss
+# scaling.
 #
 # ## One block can stay in FP32
 #

@@ -25,7 +25,8 @@ def autocast(
     net : gluon.Block
         With or without initialized parameters, hybridized or not.
     dtype : str, NumPy dtype or Policy
-        ``"float16"`` or ``"bfloat16"`` (CPU only, through oneDNN), or a policy.
+        ``"float16"``; ``"bfloat16"``, on a CPU only, native where the processor has it and else
+        emulated; or a policy.
     keep_fp32 : iterable of block types and block instances
         Blocks that compute in FP32, with everything inside them. Normalization needs no
         mention: its sums are FP32 under every policy.

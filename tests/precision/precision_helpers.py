@@ -7,16 +7,18 @@ import numpy as np
 from mxnet import autograd, gluon
 
 import mpgluon
-from mpgluon import amp
+from mpgluon import Policy, amp
 
+EMULATED = Policy.parse("emulated_bfloat16")
 WAYS = {
     "cast float16": lambda net, **kwargs: mpgluon.cast_block(net, "float16", **kwargs),
     "autocast float16": lambda net, **kwargs: amp.autocast(net, "float16", **kwargs),
     "autocast bfloat16": lambda net, **kwargs: amp.autocast(net, "bfloat16", **kwargs),
+    "emulated bfloat16": lambda net, **kwargs: amp.autocast(net, EMULATED, **kwargs),
 }
 STATIC = {"static_alloc": True, "static_shape": True}
-# A graph stays in bfloat16 from one convolution to the next; an imperative run does not.
-SAME_BITS_HYBRIDIZED = ("cast float16", "autocast float16")
+# A graph stays in native bfloat16 from one convolution to the next; an imperative run does not.
+SAME_BITS_HYBRIDIZED = ("cast float16", "autocast float16", "emulated bfloat16")
 
 
 def outputs_of(result) -> list[mx.nd.NDArray]:

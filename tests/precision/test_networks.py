@@ -1,6 +1,6 @@
 """Every network of the two zoos trains in 16 bits, and to the same bits hybridized or not.
 
-The default run trains each network once, in one of three ways to 16 bits that rotates from
+The default run trains each network once, in one of four ways to 16 bits that rotates from
 network to network, imperative and hybridized; ``slow`` is the full matrix.
 """
 

@@ -28,6 +28,7 @@ from mpgluon.native import bfloat16
 from mpgluon.policy import Policy
 from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.casting import apply_policy
+from mpgluon.precision.symbol_block import operator_named
 from mpgluon.precision.tracked import arrays_in
 
 __all__ = ["Agreement", "InferenceNetwork", "agreement", "inference_network", "replay"]
@@ -172,19 +173,11 @@ def replay(
         if blocks and number in blocks:
             result = blocks[number](operands[0])
         else:
-            function = _operator(F, operation.operator)
+            function = operator_named(F, operation.operator)
             name = operation.name.removeprefix(prefix)
             result = function(*operands, name=name, **operation.options)
         found.append(_outputs(result))
     return found
-
-
-def _operator(F: Any, name: str) -> Any:  # noqa: N803 - Gluon's name
-    """Return the function that calls an operator, which ``F`` keeps in several places."""
-    for part in ("contrib", "linalg"):
-        if name.startswith(f"_{part}_"):
-            return getattr(getattr(F, part), name.removeprefix(f"_{part}_"))
-    return getattr(F._internal if name.startswith("_") else F, name)
 
 
 def _outputs(result: Any) -> list[Any]:

@@ -8,7 +8,6 @@ it is carried out again in MXNet by :mod:`mpgluon.deployment.inference`, and wri
 
 from __future__ import annotations
 
-import ast
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from mpgluon.formats import FloatFormat, round_to
 from mpgluon.precision.cast import cast_of, fp32_value
 from mpgluon.precision.casting import blocks_of
 from mpgluon.precision.forward import forward_of
+from mpgluon.precision.graph_nodes import options_of
 from mpgluon.precision.tracked import arrays_in
 
 __all__ = ["VARIABLE", "Entry", "Operation", "Recording", "record"]
@@ -179,7 +179,7 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
                 "network without F.contrib.foreach, while_loop and cond"
             )
         operands = tuple(moved(entry) for entry in node["inputs"])
-        options = _options(node.get("attrs", {}))
+        options = options_of(node.get("attrs", {}))
         if node["op"] in _PASS_THROUGH and options.get("mode") != "always":
             passed[number, 0] = operands[0]
             continue
@@ -230,15 +230,3 @@ def _fp32_values(parameter: gluon.Parameter) -> npt.NDArray[np.float32]:
     if all(copy.tobytes() == copies[0].tobytes() for copy in copies):
         return copies[0]
     return np.asarray(np.mean(copies, axis=0, dtype=np.float64), dtype=np.float32)
-
-
-def _options(attributes: Mapping[str, str]) -> dict[str, Any]:
-    """Return an operator's options as Python values; what MXNet keeps for itself is left out."""
-    return {key: _value(text) for key, text in attributes.items() if not key.startswith("__")}
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):  # a word, such as "relu"
-        return text

@@ -27,6 +27,7 @@ from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.cast import Cast, fp32_value
 from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
 from mpgluon.precision.report import BeyondReach, CastReport
+from mpgluon.precision.symbol_block import ImportedGraph
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -88,8 +89,9 @@ def cast_block(
     ValueError
         If ``dtype`` is not a 16-bit format that parameters can have.
     PrecisionError
-        If ``net`` or a part of it is cast already, or holds a ``SymbolBlock`` that ``keep_fp32``
-        does not name, or is on a device that cannot carry the format. Nothing is changed then.
+        If ``net`` or a part of it is cast already, or holds an imported graph with control flow
+        that ``keep_fp32`` does not name, or is on a device that cannot carry the format. Nothing is
+        changed then.
 
     Notes
     -----
@@ -148,12 +150,19 @@ def apply_policy(
     plan = _plan(net, tuple(keep_fp32))
     arithmetic = policy_arithmetic(policy, device_type_of(net))
     owner = Cast(policy, net)
+    graphs = {
+        entry.block: ImportedGraph(entry.block)
+        for entry in plan
+        if isinstance(entry.block, gluon.SymbolBlock) and not entry.computes_fp32
+    }
     fp32_parameters = {
         parameter
         for entry in plan
         if entry.keeps_parameters
         for parameter in entry.block._reg_params.values()
     } | _unreachable_parameters(plan)
+    for graph in graphs.values():  # BatchNorm takes no others, and the rest are normalizations too
+        fp32_parameters |= graph.normalization_parameters()
     parameters = list(net.collect_params().values())
     for parameter in parameters:
         parameter.mpgluon_cast = owner
@@ -170,16 +179,18 @@ def apply_policy(
     for entry in plan:
         block = entry.block
         _clear_traced_graph(block)
+        if block in graphs:
+            graphs[block].attach()
         unseen = None if entry.keeps_parameters else _beyond_reach(block)
         beyond_reach += [unseen] if unseen else []
-        if entry.computes_fp32 or unseen or is_hybrid(block) or block is net:
-            PolicyForward(block, owner, kept=entry.computes_fp32)
+        if entry.computes_fp32 or unseen or is_hybrid(block) or block in graphs or block is net:
+            PolicyForward(block, owner, kept=entry.computes_fp32, graph=graphs.get(block))
     return CastReport(
         policy=policy,
         cast=tuple(
             entry.block.name
             for entry in plan
-            if is_hybrid(entry.block) and not entry.keeps_parameters
+            if (is_hybrid(entry.block) or entry.block in graphs) and not entry.keeps_parameters
         ),
         kept_fp32=tuple(entry.block.name for entry in plan if entry.keeps_parameters),
         beyond_reach=tuple(beyond_reach),
@@ -311,12 +322,6 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[_Planned]:
                 f"{block.name} is cast already, as a part of {forward.owner.root.name}; call "
                 f"mpgluon.restore on {forward.owner.root.name} before another cast"
             )
-        if isinstance(block, gluon.SymbolBlock) and block not in kept:
-            raise PrecisionError(
-                f"{block.name} is a SymbolBlock: an imported graph has no hybrid_forward that "
-                "could compute in another format. Keep it in FP32 with keep_fp32="
-                "(*mpgluon.NORMALIZATION_LAYERS, that_block), or build the network from layers"
-            )
     always = (nn.BatchNorm, nn.BatchNormReLU)
     return [
         _Planned(block, block in kept or isinstance(block, always), block in whole)
@@ -329,7 +334,7 @@ def _unreachable_parameters(plan: list[_Planned]) -> set[gluon.Parameter]:
     return {
         parameter
         for entry in plan
-        if not is_hybrid(entry.block)
+        if not is_hybrid(entry.block) and not isinstance(entry.block, gluon.SymbolBlock)
         for parameter in entry.block._reg_params.values()
     }
 
@@ -340,7 +345,11 @@ def _beyond_reach(block: gluon.Block) -> Optional[BeyondReach]:
         gluon.contrib.nn.Concurrent.forward,
         gluon.rnn.SequentialRNNCell.forward,
     )
-    if is_hybrid(block) or type(block).forward in only_calls_children:
+    if (
+        is_hybrid(block)
+        or isinstance(block, gluon.SymbolBlock)
+        or type(block).forward in only_calls_children
+    ):
         return None
     return BeyondReach(
         name=block.name,

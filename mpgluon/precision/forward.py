@@ -23,6 +23,7 @@ from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.cast import Cast
 from mpgluon.precision.grid_graph import hold_on_grid
 from mpgluon.precision.namespace import OperatorNamespace, namespace_of
+from mpgluon.precision.symbol_block import ImportedGraph
 from mpgluon.precision.tracked import (
     Format,
     GridArray,
@@ -48,11 +49,20 @@ class PolicyForward:
         What it is a part of.
     kept : bool
         Whether the block computes in FP32, and only widens its inputs.
+    graph : ImportedGraph, optional
+        That of a SymbolBlock, attached already.
     """
 
-    def __init__(self, block: gluon.Block, owner: Cast, *, kept: bool) -> None:
-        self.block, self.owner, self.kept = block, owner, kept
-        self.method = "hybrid_forward" if is_hybrid(block) else "forward"
+    def __init__(
+        self,
+        block: gluon.Block,
+        owner: Cast,
+        *,
+        kept: bool,
+        graph: Optional[ImportedGraph] = None,
+    ) -> None:
+        self.block, self.owner, self.kept, self.graph = block, owner, kept, graph
+        self.method = "hybrid_forward" if graph or is_hybrid(block) else "forward"
         self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
         setattr(block, self.method, self)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
@@ -68,6 +78,8 @@ class PolicyForward:
         delattr(self.block, self.method)
         if self.method == "hybrid_forward":
             del self.block._call_cached_op, self.block.export
+        if self.graph is not None:
+            self.graph.detach()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute as the block does, under the owner's policy."""

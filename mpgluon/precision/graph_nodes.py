@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["Entry", "Key", "Node", "infer_dtypes", "read_graph", "write_graph"]
+__all__ = ["Entry", "Key", "Node", "infer_dtypes", "options_of", "read_graph", "write_graph"]
 
 
 @dataclass(eq=False)
@@ -54,6 +55,18 @@ class Entry(NamedTuple):
 
 
 Key = tuple[Node, int]
+
+
+def options_of(attributes: Mapping[str, str]) -> dict[str, Any]:
+    """Return an operator's options as Python values; what MXNet keeps for itself is left out."""
+    return {key: _value(text) for key, text in attributes.items() if not key.startswith("__")}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # a word, such as "relu"
+        return text
 
 
 def read_graph(symbol: Symbol) -> tuple[list[Node], list[Entry]]:

@@ -481,15 +481,6 @@ def symbol_block():
     return net
 
 
-def test_a_symbol_block_is_refused_and_nothing_is_changed():
-    net = symbol_block()
-    attributes, dtypes = instance_attributes(net), dtypes_of(net)
-    with pytest.raises(PrecisionError, match=rf"{net[1].name} is a SymbolBlock.*keep_fp32"):
-        mpgluon.cast_block(net)
-    assert instance_attributes(net) == attributes
-    assert dtypes_of(net) == dtypes
-
-
 @BOTH
 def test_a_kept_symbol_block_computes_in_fp32(hybridize):
     net = symbol_block()

@@ -110,6 +110,7 @@ def test_it_trains_as_a_part_of_a_network(way, hybridize):
     assert losses[-1].mean() < losses[0].mean()
 
 
+@pytest.mark.filterwarnings("ignore:Parameter .* is already initialized:UserWarning")
 def test_a_feature_expander_of_gluoncv_is_cast():
     backbone = gluon.model_zoo.vision.resnet18_v1(classes=10)
     backbone.initialize()

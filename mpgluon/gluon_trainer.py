@@ -6,7 +6,7 @@ is decided in :mod:`mpgluon.trainer_state` and :mod:`mpgluon.trainer_export`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Callable
 
 import mxnet as mx
@@ -16,11 +16,13 @@ from mxnet.ndarray import NDArray
 from mpgluon.errors import TrainerStateError
 
 __all__ = [
+    "accumulated_gradients",
     "arrays_of_state",
     "begin",
     "devices_of",
     "fresh_gradients",
     "keep_updates_out_of_the_kvstore",
+    "name_of_weight",
     "occupant",
     "occupy",
     "optimizer_of",
@@ -30,6 +32,7 @@ __all__ = [
     "refuse_a_late_beginning",
     "replace_updaters",
     "scale_of",
+    "trained_weights",
     "update_counts",
     "updaters_of",
     "updates_in_kvstore",
@@ -162,6 +165,28 @@ def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDA
             for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
                 if weight._fresh_grad:
                     yield weight, gradient
+
+
+def trained_weights(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the weights that have a gradient, on all devices."""
+    for parameter in trainer._params:
+        if parameter._grad is not None and parameter.grad_req != "null":
+            yield from parameter._data
+
+
+def name_of_weight(trainer: gluon.Trainer, weights: Container[int]) -> str:
+    """Return the name of the first parameter with an array whose ``id`` is among ``weights``."""
+    for parameter in trainer._params:
+        if any(id(array) in weights for array in parameter._data or ()):
+            return str(parameter.name)
+    return "none of this Trainer"
+
+
+def accumulated_gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the gradients that backward passes add to (``grad_req="add"``), on all devices."""
+    for parameter in trainer._params:
+        if parameter._grad is not None and parameter.grad_req == "add":
+            yield from parameter._grad
 
 
 def arrays_of_state(state: Any) -> Iterator[NDArray]:

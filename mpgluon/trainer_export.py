@@ -19,6 +19,7 @@ from mpgluon import gluon_trainer
 from mpgluon.dtypes import dtype_name
 from mpgluon.errors import TrainerStateError
 from mpgluon.master_weights import MasterWeights, keep_masters
+from mpgluon.shared_scale import next_scale
 from mpgluon.trainer_state import TrainerState
 
 __all__ = ["export_trainer", "import_trainer"]
@@ -121,7 +122,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     }
     amp = gluon_trainer.occupant(trainer)
     if isinstance(amp, TrainerState):
-        plain["loss_scale"] = amp.loss_scale.state_dict()
+        plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
         plain["skipped_steps"] = amp.skipped_steps
         plain["skips_at_the_floor"] = amp.skips_at_the_floor
     arrays = {name: one.asnumpy() for name, one in _named(states, masters, names).items()}
@@ -226,6 +227,7 @@ def import_trainer(
         if plain["m_schedule"] is not None:
             optimizer.m_schedule = plain["m_schedule"]
         if isinstance(amp, TrainerState):
+            amp.forget()
             amp.loss_scale.load_state_dict(plain["loss_scale"])
             amp.skipped_steps = plain["skipped_steps"]
             amp.skips_at_the_floor = plain["skips_at_the_floor"]

@@ -48,6 +48,8 @@ def scaled(
         products, tokens = [loss * scale for loss in losses], Weights()
         watch = None
     else:
+        for state in states:
+            state.remember_backward()
         prepare_graph(losses, scale, states[0].seen_graphs)
         products, tokens = states[0].tokens.multiply(losses, scale)
         watch = BackwardWatch(states, tokens)
@@ -64,10 +66,11 @@ def scaled(
     finally:
         blocks.pop()
         all_ran = watch is None or watch.all_ran
+        broken = failed and watch is not None and watch.any_ran
         if watch is not None:
             watch.look()
         for state in states:
-            state.end_loss(all_ran, failed=failed)
+            state.end_loss(all_ran, broken=broken)
         if watch is not None:
             watch.finish()
 

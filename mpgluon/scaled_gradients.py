@@ -181,6 +181,11 @@ class BackwardWatch:
         """Whether each loss has gone backward."""
         return all(token._fresh_grad for token in self._tokens.values())
 
+    @property
+    def any_ran(self) -> bool:
+        """Whether one of them has."""
+        return any(token._fresh_grad for token in self._tokens.values())
+
     def look(self) -> None:
         """Note which gradients are new, before the named Trainers take their flags down."""
         self._ran = self.all_ran

@@ -68,8 +68,9 @@ class _Gradients:
 
     ``scale`` is ``None`` until a loss is scaled. ``went_backward``: one of the scaled losses did;
     ``late``: one had not when its ``with`` block ended; ``broken``: a block ended with an
-    exception. ``written`` are the weights whose gradients scaled losses wrote inside their blocks:
-    their flags are down until the step, so that one that is up was written by something else.
+    exception after it. ``written`` are the weights whose gradients scaled losses wrote inside
+    their blocks: their flags are down until the step, so that one that is up was written by
+    something else.
     """
 
     scale: Optional[float] = None
@@ -177,6 +178,11 @@ class TrainerState(GradientHolder):
                 "net.collect_params().zero_grad()"
             )
 
+    def remember_backward(self) -> None:
+        """Note whether scaled losses have gone backward, before their tokens are used again."""
+        with self._lock:
+            self._gradients = replace(self._gradients, went_backward=self._gradients.exist)
+
     def begin_loss(self, scale: float, tokens: Weights) -> None:
         """Note that the gradients to come are S times too large; :meth:`refuse_loss` comes first.
 
@@ -196,7 +202,7 @@ class TrainerState(GradientHolder):
                 now, scale=scale, tokens={**now.tokens, **tokens}, reduced=False
             )
 
-    def end_loss(self, all_ran: bool, *, failed: bool) -> None:
+    def end_loss(self, all_ran: bool, *, broken: bool) -> None:
         """Note which gradients a scaled loss has written, at the end of its block."""
         with self._lock:
             self._open -= 1
@@ -212,7 +218,7 @@ class TrainerState(GradientHolder):
                 now,
                 went_backward=now.exist,
                 late=now.late or not all_ran,
-                broken=now.broken or failed,
+                broken=now.broken or broken,
             )
 
     def lose(self, written: Weights) -> None:
@@ -254,7 +260,7 @@ class TrainerState(GradientHolder):
                 f"the loss scale changed from {now.scale:g} to {scale:g} while "
                 "gradients were being accumulated; call trainer.step before changing it"
             )
-        if now.broken and now.exist:
+        if now.broken:
             return (
                 "the block of amp.scale_loss before this one ended with an exception after its "
                 "backward pass; call trainer.step first if its gradients are to count"

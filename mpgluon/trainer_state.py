@@ -42,7 +42,7 @@ __all__ = ["TrainerState", "attach", "state_of", "step_together"]
 
 _logger = logging.getLogger(__name__)
 
-SMALLEST_FACTOR, LARGEST_FACTOR = 2.0**-126, 2.0**128  # normal FP32 numbers
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128  # normal FP32 numbers
 
 
 @dataclass(frozen=True)
@@ -402,10 +402,9 @@ class TrainerState(GradientHolder):
             self._refuse_what_was_not_scaled()
             step = _Step(self._divisor(), now.clip.coefficient if now.clip else 1.0)
         factor = optimizer.rescale_grad / step.divisor
-        if step.divisor != 1:
-            _refuse_factor(factor * (step.coefficient or 1.0), step.divisor)
+        fits = step.divisor == 1 or self._fits(factor * (step.coefficient or 1.0), step.divisor)
         flags_up(now.written)
-        finite = self._judge(trained, factor, at_gradients=self.loss_scale.skips_overflow)
+        finite = self._judge(trained, factor, fits=fits)
         step.updates_before = updates if finite else -1
         optimizer.rescale_grad *= step.coefficient / step.divisor
         self._gradients, self._latest = _NO_GRADIENTS, step
@@ -422,19 +421,37 @@ class TrainerState(GradientHolder):
                 _discard_gradients(trained)
         return not finite
 
-    def _judge(
-        self, trained: Sequence[gluon.Parameter], factor: float, *, at_gradients: bool
-    ) -> bool:
+    def _fits(self, factor: float, divisor: float) -> bool:
+        """Whether MXNet can be told ``factor``: it writes it as text, and reads no subnormal.
+
+        If not, the step is skipped, as one that overflows, and the loss scale shrinks.
+
+        Raises
+        ------
+        TrainerStateError
+            If it cannot shrink.
+        """
+        if _SMALLEST_FACTOR <= abs(factor) < _LARGEST_FACTOR:
+            return True
+        if abs(factor) < 1 and self.loss_scale.can_shrink:
+            return False
+        raise TrainerStateError(
+            f"the loss scale {divisor:g} is out of reach: the step would multiply gradients by "
+            f"{factor:g}, which is no normal FP32 number; choose one between 2**-100 and 2**100"
+        )
+
+    def _judge(self, trained: Sequence[gluon.Parameter], factor: float, *, fits: bool) -> bool:
         """Return whether the step is good, and let the loss scale advance if it is the first.
 
         A step is good if the gradients of all Trainers are finite that were named together.
         """
         now = self._gradients
+        at_gradients = self.loss_scale.skips_overflow
         norm = now.clip.norm if now.clip is not None else None
         if now.clip is None:
             norm = self._look(trained, factor, at_gradients=at_gradients)
         self.gradient_norm = norm
-        finite = not at_gradients or norm is None or math.isfinite(norm)
+        finite = fits and (not at_gradients or norm is None or math.isfinite(norm))
         could_shrink = self.loss_scale.can_shrink
         if now.joint is None:
             if now.scale is not None:
@@ -577,16 +594,6 @@ def step_together(states: tuple[TrainerState, ...]) -> None:
     for state in joint.states:
         if state in states or state._gradients.joint in before:
             state._gradients = replace(state._gradients, joint=joint)
-
-
-def _refuse_factor(factor: float, divisor: float) -> None:
-    """Raise unless MXNet can be told ``factor``: it writes it as text, and reads no subnormal."""
-    if not SMALLEST_FACTOR <= abs(factor) < LARGEST_FACTOR:
-        raise TrainerStateError(
-            f"the loss scale {divisor:g} is out of reach: the step would multiply gradients by "
-            f"{factor:g}, which is no normal FP32 number; choose one between 2**-100 and 2**100 "
-            "(for a DynamicLossScale with max_scale)"
-        )
 
 
 def _norm(gradients: Sequence[NDArray], sum_of_squares: float) -> float:

@@ -551,7 +551,9 @@ class TrainerState(GradientHolder):
             self._told_of_unscaled_loss = True
             _logger.warning(
                 "a step follows on no loss that was scaled for this Trainer, so its gradients are "
-                "divided by nothing; scale each loss with amp.scale_loss and the Trainer that steps"
+                "divided by nothing; scale each loss with amp.scale_loss and the Trainer that "
+                "steps (an Estimator of gluon.contrib does if it is given "
+                "batch_processor=mpgluon.estimator.BatchProcessor())"
             )
 
     def _warn_of_collapse(self, together: Iterable[TrainerState]) -> None:

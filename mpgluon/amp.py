@@ -82,8 +82,8 @@ def init_trainer(
     TypeError, ValueError
         If an argument is something else.
     TrainerStateError
-        If the Trainer has a loss scale already, or was created with
-        ``update_on_kvstore=True``. Nothing is changed then.
+        If the Trainer has a loss scale already, was created with ``update_on_kvstore=True``, or
+        has row-sparse weights, which MXNet updates there. Nothing is changed then.
     """
     skips = max_consecutive_skips
     if skips is not None and (isinstance(skips, bool) or not isinstance(skips, int)):

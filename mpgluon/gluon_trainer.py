@@ -30,6 +30,7 @@ __all__ = [
     "put_before_reduction",
     "reduces_gradients",
     "refuse_a_late_beginning",
+    "refuse_sparse_weights",
     "replace_updaters",
     "scale_of",
     "trained_weights",
@@ -151,6 +152,19 @@ def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
         trainer._kvstore_params["update_on_kvstore"] = False  # None means True on several devices
 
 
+def refuse_sparse_weights(trainer: gluon.Trainer) -> None:
+    """Raise TrainerStateError if MXNet will update weights inside the kvstore for their storage."""
+    sparse = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
+    if sparse:
+        raise TrainerStateError(
+            f"{len(sparse)} weights are stored as rows ({', '.join(sparse[:3])}: row_sparse), "
+            "which MXNet updates inside its kvstore only, where a step with infinite gradients "
+            "cannot be skipped; use dense weights with sparse gradients, "
+            "nn.Embedding(…, sparse_grad=True), "
+            'or train them without a loss scale: amp.init_trainer(trainer, "none")'
+        )
+
+
 def put_before_reduction(
     trainer: gluon.Trainer, decorate: Callable[[Callable[[], None]], Callable[[], None]]
 ) -> None:
@@ -167,10 +181,12 @@ def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDA
                     yield weight, gradient
 
 
-def trained_weights(trainer: gluon.Trainer) -> Iterator[NDArray]:
-    """Yield the weights that have a gradient, on all devices."""
+def trained_weights(
+    trainer: gluon.Trainer, grad_reqs: Container[str] = ("write", "add")
+) -> Iterator[NDArray]:
+    """Yield the weights that have a gradient, on all devices; each is asked for in each step."""
     for parameter in trainer._params:
-        if parameter._grad is not None and parameter.grad_req != "null":
+        if parameter._grad is not None and parameter._grad_req in grad_reqs:
             yield from parameter._data
 
 

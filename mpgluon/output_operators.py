@@ -61,6 +61,8 @@ class GraphsSeen:
     def needs_no_look(self, graph: Symbol) -> bool:
         """Whether a graph was found to be harmless."""
         key = _key(graph)
+        if key is None:
+            return False
         met = self._harmless.pop(key, _LOOK_AGAIN) + 1
         if met >= _LOOK_AGAIN:
             return False
@@ -69,11 +71,22 @@ class GraphsSeen:
 
     def remember(self, graph: Symbol) -> None:
         """Note that a graph is harmless."""
-        self._harmless[_key(graph)] = 0
+        key = _key(graph)
+        if key is not None:
+            self._harmless[key] = 0
 
 
-def _key(graph: Symbol) -> tuple[int, int]:
-    return len(graph.get_internals()), len(graph.list_inputs())
+def _key(graph: Symbol) -> Optional[tuple[int, int]]:
+    internals = _internals(graph)
+    return None if internals is None else (len(internals), len(graph.list_inputs()))
+
+
+def _internals(graph: Symbol) -> Optional[Symbol]:
+    """Return all that a graph computes; ``None`` where MXNet fails, after ``create_graph=True``."""
+    try:
+        return graph.get_internals()
+    except MXNetError:
+        return None
 
 
 def prepare_graph(losses: Sequence[NDArray], scale: float, seen: GraphsSeen) -> None:
@@ -141,7 +154,12 @@ def _scale_operators(graph: Symbol, text: str, scale: float) -> bool:
         )
     if not found:
         return False
-    internals = graph.get_internals()
+    internals = _internals(graph)
+    if internals is None:
+        raise PrecisionError(
+            f"the loss contains {', '.join(sorted(found))} and a gradient of a gradient, where no "
+            "loss scale reaches it; use a loss of gluon.loss"
+        )
     wanted = {}
     for node in json.loads(text)["nodes"]:
         if node["op"] in HAS_GRAD_SCALE:

@@ -122,9 +122,9 @@ class GradientHolder:
         """Whether a loss of its own is being scaled at this moment."""
         return False
 
-    def weights(self) -> Weights:
-        """Return the weights that have a gradient, on all devices."""
-        return {id(weight): weight for weight in gluon_trainer.trained_weights(self._trainer)}
+    def fresh_weights(self) -> Weights:
+        """Return the weights, on all devices, whose gradient was written since the latest step."""
+        return with_flag(gluon_trainer.trained_weights(self._trainer))
 
     def lose(self, written: Weights) -> None:
         """Note that another Trainer's scaled loss wrote the gradients of some weights."""
@@ -170,7 +170,7 @@ class BackwardWatch:
         self._tokens = tokens
         known = list(GradientHolder._known)
         self._others = [one for one in known if one not in named and not one.watches_itself]
-        self._before = [with_flag(one.weights().values()) for one in self._others]
+        self._before = [one.fresh_weights() for one in self._others]
         self._now: list[Weights] = []
         self._ran = False
         for before in self._before:
@@ -189,7 +189,7 @@ class BackwardWatch:
     def look(self) -> None:
         """Note which gradients are new, before the named Trainers take their flags down."""
         self._ran = self.all_ran
-        self._now = [with_flag(other.weights().values()) for other in self._others]
+        self._now = [other.fresh_weights() for other in self._others]
 
     def finish(self) -> None:
         """Take gradients that were written from the Trainers that were not named."""

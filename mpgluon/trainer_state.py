@@ -210,7 +210,7 @@ class TrainerState(GradientHolder):
                 self._sums.add()
             now = self._gradients
             if now.scale not in (None, 1) and all_ran:
-                written = with_flag(self.weights().values())
+                written = self.fresh_weights()
                 flags_down(written)
                 now = replace(now, written={**now.written, **written})
                 self.foreign = {key: w for key, w in self.foreign.items() if key not in written}
@@ -237,7 +237,7 @@ class TrainerState(GradientHolder):
         self._latest = _Step()
         shared_scale.abandon_round(self.loss_scale)
         if begun is not _NO_GRADIENTS:
-            flags_down(self.weights())
+            flags_down(self.fresh_weights())
             for gradient in gluon_trainer.accumulated_gradients(self._trainer):
                 gradient[:] = 0
 
@@ -279,7 +279,7 @@ class TrainerState(GradientHolder):
             return {}
         if now.exist and (now.late or not now.written):
             return {}  # by that loss after its block; or copied, as fp16_utils does
-        return with_flag(self.weights().values())
+        return self.fresh_weights()
 
     def _accumulated(self) -> bool:
         """Whether a gradient that accumulates is not empty; waits for the devices."""
@@ -288,9 +288,7 @@ class TrainerState(GradientHolder):
 
     def _replaceable(self) -> Weights:
         """Return the weights whose gradients the next backward pass overwrites."""
-        parameters = gluon_trainer.parameters_of(self._trainer)
-        fresh = fresh_gradients(p for p in parameters if p.grad_req == "write")
-        return {id(weight): weight for weight, _ in fresh}
+        return with_flag(gluon_trainer.trained_weights(self._trainer, ("write",)))
 
     # --- before the step ---------------------------------------------------------------------
 
@@ -651,7 +649,8 @@ def attach(
         If ``trainer`` is no Gluon Trainer.
     TrainerStateError
         If it has a state already, or would race with other processes when it begins, or updates
-        weights inside the kvstore, where a step cannot be skipped. Nothing is changed then.
+        weights inside the kvstore, where a step cannot be skipped: because it was told so, or
+        because they are row-sparse. Nothing is changed then.
     """
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(
@@ -666,6 +665,7 @@ def attach(
         )
     gluon_trainer.refuse_a_late_beginning(trainer)
     if loss_scale.skips_overflow:
+        gluon_trainer.refuse_sparse_weights(trainer)
         gluon_trainer.keep_updates_out_of_the_kvstore(trainer)
     keep_masters(trainer)
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)

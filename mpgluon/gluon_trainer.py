@@ -33,6 +33,7 @@ __all__ = [
     "refuse_sparse_weights",
     "replace_updaters",
     "scale_of",
+    "some_weights",
     "trained_weights",
     "update_counts",
     "updaters_of",
@@ -188,6 +189,14 @@ def trained_weights(
     for parameter in trainer._params:
         if parameter._grad is not None and parameter._grad_req in grad_reqs:
             yield from parameter._data
+
+
+def some_weights(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the weights on the first device of the first, the middle and the last parameter."""
+    parameters = trainer._params
+    for parameter in parameters[:1] + parameters[len(parameters) // 2 :][:1] + parameters[-1:]:
+        if parameter._grad is not None:
+            yield parameter._data[0]
 
 
 def name_of_weight(trainer: gluon.Trainer, weights: Container[int]) -> str:

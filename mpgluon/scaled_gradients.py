@@ -32,6 +32,7 @@ __all__ = [
 
 Weights = dict[int, NDArray]  # by ``id``: arrays compare their elements
 
+_IDLE = 100  # looks
 _LARGE = 2**12  # elements, from which on a sum over them costs more than a copy
 
 
@@ -115,6 +116,7 @@ class GradientHolder:
         self.foreign: Weights = {}
         # Tokens of losses of others that had not gone backward when their blocks ended.
         self.suspected: Weights = {}
+        self._looks_in_vain = 0  # since a gradient was found that others could have written
         self._known.add(self)
 
     @property
@@ -125,6 +127,20 @@ class GradientHolder:
     def fresh_weights(self) -> Weights:
         """Return the weights, on all devices, whose gradient was written since the latest step."""
         return with_flag(gluon_trainer.trained_weights(self._trainer))
+
+    def fresh_weights_of_another(self) -> Weights:
+        """Return what :meth:`fresh_weights` does, for a Trainer that is not being scaled for.
+
+        One that has been idle for long, or is garbage that was not collected yet, shows a few
+        weights only, so that it costs others nothing.
+        """
+        if self._looks_in_vain >= _IDLE and not with_flag(
+            gluon_trainer.some_weights(self._trainer)
+        ):
+            return {}
+        found = self.fresh_weights()
+        self._looks_in_vain = 0 if found else self._looks_in_vain + 1
+        return found
 
     def lose(self, written: Weights) -> None:
         """Note that another Trainer's scaled loss wrote the gradients of some weights."""
@@ -170,7 +186,7 @@ class BackwardWatch:
         self._tokens = tokens
         known = list(GradientHolder._known)
         self._others = [one for one in known if one not in named and not one.watches_itself]
-        self._before = [one.fresh_weights() for one in self._others]
+        self._before = [one.fresh_weights_of_another() for one in self._others]
         self._now: list[Weights] = []
         self._ran = False
         for before in self._before:
@@ -189,7 +205,7 @@ class BackwardWatch:
     def look(self) -> None:
         """Note which gradients are new, before the named Trainers take their flags down."""
         self._ran = self.all_ran
-        self._now = [other.fresh_weights() for other in self._others]
+        self._now = [other.fresh_weights_of_another() for other in self._others]
 
     def finish(self) -> None:
         """Take gradients that were written from the Trainers that were not named."""

@@ -310,6 +310,22 @@ def test_a_step_on_gradients_of_a_loss_that_was_scaled_for_another_trainer_raise
     assert not np.array_equal(weights(net)[0], before[0])
 
 
+def test_a_trainer_that_was_idle_for_long_is_watched_all_the_same():
+    net = make_net()
+    first, second = trainers_of(net, (8, 8))
+    images, targets = next(batches())
+    for _ in range(200):
+        with autograd.record():
+            loss = (net[0](images) ** 2).sum(axis=1) + (net[1].gamma.data() ** 2).sum()
+            loss = loss + (net[1].beta.data() ** 2).sum()
+            with amp.scale_loss(loss, first) as scaled:
+                scaled.backward()
+        first.step(BATCH_SIZE)
+    backward(net, images, targets, first)
+    with pytest.raises(TrainerStateError, match="holds 2 gradients"):
+        second.step(BATCH_SIZE)
+
+
 def test_a_step_on_gradients_of_anothers_loss_raises_where_backward_came_after_the_block_too():
     weight = gluon.Parameter("weight", shape=(1,))
     weight.initialize(mx.init.One())

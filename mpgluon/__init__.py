@@ -14,7 +14,7 @@ from mpgluon.cuda_libraries import import_mxnet as _import_mxnet  # noqa: E402
 
 _import_mxnet()  # before anything below does, with CUDA's libraries and clear errors
 
-from mpgluon import amp  # noqa: E402
+from mpgluon import amp, estimator  # noqa: E402
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
@@ -67,6 +67,7 @@ __all__ = [
     "TrainerStateError",
     "amp",
     "cast_block",
+    "estimator",
     "load_checkpoint",
     "restore",
     "round_to",

@@ -18,8 +18,8 @@ are plain Gluon.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any, Optional, Union
 
@@ -29,6 +29,7 @@ from mxnet.ndarray import NDArray
 from mpgluon.dtypes import dtype_name
 from mpgluon.errors import PrecisionError
 from mpgluon.loss_scale import LossScale, as_loss_scale
+from mpgluon.loss_scaling import scaled
 from mpgluon.precision.autocast import autocast
 from mpgluon.precision.casting import restore
 from mpgluon.trainer_state import attach, state_of
@@ -68,7 +69,9 @@ def init_trainer(
         (``update_on_kvstore=False``), the only place where a step can be skipped on all.
     loss_scale : str, float or LossScale
         ``"dynamic"``, ``"none"``, a power of two for a static scale, or an object such as
-        ``mpgluon.DynamicLossScale(growth_interval=100)``.
+        ``mpgluon.DynamicLossScale(growth_interval=100)``. Several Trainers may be given one
+        object: it is updated once when each of them has made a step, or when one that has made
+        its step scales its next loss.
     max_consecutive_skips : int or None
         After so many steps in a row that overflowed although the scale could shrink no further
         (a static scale never can), ``trainer.step`` raises ``LossScaleCollapseError``. The second
@@ -79,8 +82,8 @@ def init_trainer(
     TypeError, ValueError
         If an argument is something else.
     TrainerStateError
-        If the Trainer has a loss scale already, or was created with
-        ``update_on_kvstore=True``. Nothing is changed then.
+        If the Trainer has a loss scale already, was created with ``update_on_kvstore=True``, or
+        has row-sparse weights, which MXNet updates there. Nothing is changed then.
     """
     skips = max_consecutive_skips
     if skips is not None and (isinstance(skips, bool) or not isinstance(skips, int)):
@@ -90,36 +93,50 @@ def init_trainer(
     attach(trainer, as_loss_scale(loss_scale), skips)
 
 
-@contextmanager
-def scale_loss(loss: Any, trainer: gluon.Trainer) -> Iterator[Any]:
+def scale_loss(
+    loss: Any, trainer: Union[gluon.Trainer, Sequence[gluon.Trainer]]
+) -> AbstractContextManager[Any]:
     """Multiply a loss by the Trainer's loss scale, for the backward pass.
 
-    Use it inside ``autograd.record``. Several losses may be scaled before one ``step``: their
-    gradients add up or, with ``grad_req='add'``, accumulate.
+    Use it inside ``autograd.record``, and go backward inside its ``with`` block: gradients that are
+    written there are known to be S times too large, and a step that would divide others by S is
+    refused. Several losses may be scaled before one ``step``: their gradients add up or, with
+    ``grad_req='add'``, accumulate, float16 ones in FP32. A step that was given up is forgotten
+    when the next loss is scaled; gradients that accumulate must be emptied first
+    (``net.collect_params().zero_grad()``).
 
     Parameters
     ----------
     loss : NDArray, or list or tuple of NDArray, any shapes, FP32
         One loss per device, as a rule.
-    trainer : gluon.Trainer
-        The one whose ``step`` follows.
+    trainer : gluon.Trainer, or list or tuple of them
+        All whose ``step`` follows. Several share one loss scale: it is updated once, by the first
+        step, and an overflow in the gradients of one skips the steps of all. Those that were
+        given one each share the first one's from then on.
 
-    Yields
-    ------
-    NDArray or list of NDArray
-        S times ``loss``.
+    Returns
+    -------
+    context manager
+        Yields S times ``loss``: an NDArray, or a list of them.
 
     Raises
     ------
-    TypeError
-        If a loss is no NDArray.
+    TypeError, ValueError
+        If a loss is no NDArray, or ``trainer`` names none, or one twice.
     TrainerStateError
-        If the Trainer has no loss scale yet.
+        If a Trainer has no loss scale yet, if several have different ones, if the gradients would
+        mix with others that they cannot go with, or if the loss is being scaled already.
     PrecisionError
-        If a loss is float16: S times it, or S itself as its gradient, would overflow.
+        If a loss is float16: S times it, or S itself as its gradient, would overflow. If it comes
+        from an operator whose gradient no loss scale can reach.
+
+    Notes
+    -----
+    ``SoftmaxOutput`` and the ``RegressionOutput`` operators make a gradient of their own, whatever
+    the loss is multiplied by. Outside of hybridized blocks, S is multiplied to their
+    ``grad_scale`` in the recorded graph; MXNet's other such operators are refused.
     """
-    state = state_of(trainer)
-    losses = loss if isinstance(loss, (list, tuple)) else [loss]
+    losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
     for one in losses:
         if not isinstance(one, NDArray):
             raise TypeError(f"a loss is an NDArray or a list of them, received {one!r}")
@@ -128,16 +145,18 @@ def scale_loss(loss: Any, trainer: gluon.Trainer) -> Iterator[Any]:
             "the loss is float16, in which the scaled loss and its gradient overflow above 65504; "
             "cast the network's output before the loss: loss_fn(net(x).astype('float32'), y)"
         )
-    scale = state.note_scaled_loss()
-    if isinstance(loss, (list, tuple)):
-        yield [one * scale for one in loss]
-    else:
-        yield loss * scale
+    trainers = trainer if isinstance(trainer, (list, tuple)) else (trainer,)
+    states = tuple(state_of(one) for one in trainers)
+    if not states or len(set(states)) < len(states):
+        raise ValueError(
+            f"scale_loss takes one Trainer, or a list of different ones, received {trainer!r}"
+        )
+    return scaled(losses, states, as_list=isinstance(loss, (list, tuple)))
 
 
 def loss_scale(trainer: gluon.Trainer) -> float:
     """Return the factor S by which the Trainer's next loss will be multiplied."""
-    return state_of(trainer).loss_scale.scale
+    return state_of(trainer).scale
 
 
 def step_was_skipped(trainer: gluon.Trainer) -> bool:

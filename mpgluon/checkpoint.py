@@ -27,7 +27,7 @@ from mxnet import gluon
 from mpgluon.errors import CheckpointError
 from mpgluon.files import sync_folder
 from mpgluon.precision.cast import cast_of
-from mpgluon.trainer_export import export_trainer, import_trainer
+from mpgluon.trainer_export import export_trainer, has_master, import_trainer
 
 __all__ = [
     "check_parameters",
@@ -126,14 +126,19 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Bring a network, its Trainer and the random states back to where a file left them.
 
+    A step that was begun, with a scaled loss and no ``trainer.step`` yet, is forgotten.
+
     Parameters
     ----------
     path : str or Path
         What :func:`save_checkpoint` wrote.
     net : gluon.Block
-        As it was then: same structure, same cast, initialized.
+        As it was then: same structure, initialized. It may be cast otherwise: an FP32 parameter
+        takes the master of a float16 one, and the other way round, bit for bit.
     trainer : gluon.Trainer
-        Made for ``net`` in the same way as then, its loss scale included.
+        Made for ``net`` in the same way as then, its loss scale included. If parameters are of
+        another format than in the file, one of the two may have none or ``"none"``: the Trainer's
+        own then stays as it is.
 
     Returns
     -------
@@ -155,6 +160,7 @@ def load_checkpoint(
         for name, array in arrays.items()
         if name.startswith("parameter/")
     }
+    fp32_values = _convert(path, parameters, values, arrays)
     check_parameters(path, parameters, values)
     trainer_arrays = {
         name.removeprefix("trainer/"): array
@@ -162,7 +168,9 @@ def load_checkpoint(
         if name.startswith("trainer/")
     }
     try:
-        apply_trainer = import_trainer(trainer, parameters, header["trainer"], trainer_arrays)
+        apply_trainer = import_trainer(
+            trainer, parameters, header["trainer"], trainer_arrays, fp32_values
+        )
     except ValueError as error:
         raise CheckpointError(f"{path} belongs to another Trainer: {error}") from error
     apply_trainer()
@@ -170,8 +178,11 @@ def load_checkpoint(
         parameter.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
         _set_replicas(parameter, arrays, name)
         owner = cast_of(parameter)
-        if owner is not None and f"fp32/{name}" in arrays:
-            owner.fp32_values[parameter] = mx.nd.array(arrays[f"fp32/{name}"])
+        known = arrays.get(f"fp32/{name}", fp32_values.get(name))
+        if owner is None or known is None or np.dtype(parameter.dtype) != np.float16:
+            continue
+        if not has_master(trainer, parameter):  # which is its FP32 value otherwise
+            owner.fp32_values[parameter] = mx.nd.array(known)
     _set_random_states(header["random"])
     extra: dict[str, Any] = header["extra"]
     return extra
@@ -247,6 +258,35 @@ def _export_parameters(parameters: Mapping[str, gluon.Parameter]) -> Arrays:
             arrays[f"parameter/{name}"] = parameter._reduce().asnumpy()
             arrays.update({f"replica/{device}/{name}": copy for device, copy in enumerate(copies)})
     return arrays
+
+
+def _convert(
+    path: Path, parameters: Mapping[str, gluon.Parameter], values: Arrays, arrays: Arrays
+) -> Arrays:
+    """Turn values of a file into the formats of a network where those are float16 and FP32.
+
+    Returns
+    -------
+    dict
+        The FP32 values of the parameters that were of another format in the file.
+    """
+    fp32_values: Arrays = {}
+    for name in parameters.keys() & values.keys():
+        formats = (values[name].dtype.name, np.dtype(parameters[name].dtype).name)
+        if formats == ("float16", "float32"):
+            known = arrays.get(f"trainer/{name}/master", arrays.get(f"fp32/{name}"))
+            fp32_values[name] = values[name].astype(np.float32) if known is None else known
+            values[name] = fp32_values[name]
+        elif formats == ("float32", "float16"):
+            fp32_values[name] = values[name]
+            with np.errstate(over="ignore"):
+                values[name] = values[name].astype(np.float16)
+            if np.isinf(values[name]).sum() > np.isinf(fp32_values[name]).sum():
+                raise CheckpointError(
+                    f"{path} does not fit this network: {name} has values beyond 65504, which "
+                    "float16 does not hold; keep its block in FP32 with keep_fp32"
+                )
+    return fp32_values
 
 
 def _set_replicas(parameter: gluon.Parameter, arrays: Arrays, name: str) -> None:

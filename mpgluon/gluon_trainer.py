@@ -6,7 +6,7 @@ is decided in :mod:`mpgluon.trainer_state` and :mod:`mpgluon.trainer_export`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, Callable
 
 import mxnet as mx
@@ -16,11 +16,13 @@ from mxnet.ndarray import NDArray
 from mpgluon.errors import TrainerStateError
 
 __all__ = [
+    "accumulated_gradients",
     "arrays_of_state",
     "begin",
     "devices_of",
     "fresh_gradients",
     "keep_updates_out_of_the_kvstore",
+    "name_of_weight",
     "occupant",
     "occupy",
     "optimizer_of",
@@ -28,8 +30,11 @@ __all__ = [
     "put_before_reduction",
     "reduces_gradients",
     "refuse_a_late_beginning",
+    "refuse_sparse_weights",
     "replace_updaters",
     "scale_of",
+    "some_weights",
+    "trained_weights",
     "update_counts",
     "updaters_of",
     "updates_in_kvstore",
@@ -148,6 +153,19 @@ def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
         trainer._kvstore_params["update_on_kvstore"] = False  # None means True on several devices
 
 
+def refuse_sparse_weights(trainer: gluon.Trainer) -> None:
+    """Raise TrainerStateError if MXNet will update weights inside the kvstore for their storage."""
+    sparse = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
+    if sparse:
+        raise TrainerStateError(
+            f"{len(sparse)} weights are stored as rows ({', '.join(sparse[:3])}: row_sparse), "
+            "which MXNet updates inside its kvstore only, where a step with infinite gradients "
+            "cannot be skipped; use dense weights with sparse gradients, "
+            "nn.Embedding(…, sparse_grad=True), "
+            'or train them without a loss scale: amp.init_trainer(trainer, "none")'
+        )
+
+
 def put_before_reduction(
     trainer: gluon.Trainer, decorate: Callable[[Callable[[], None]], Callable[[], None]]
 ) -> None:
@@ -162,6 +180,38 @@ def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDA
             for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
                 if weight._fresh_grad:
                     yield weight, gradient
+
+
+def trained_weights(
+    trainer: gluon.Trainer, grad_reqs: Container[str] = ("write", "add")
+) -> Iterator[NDArray]:
+    """Yield the weights that have a gradient, on all devices; each is asked for in each step."""
+    for parameter in trainer._params:
+        if parameter._grad is not None and parameter._grad_req in grad_reqs:
+            yield from parameter._data
+
+
+def some_weights(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the weights on the first device of the first, the middle and the last parameter."""
+    parameters = trainer._params
+    for parameter in parameters[:1] + parameters[len(parameters) // 2 :][:1] + parameters[-1:]:
+        if parameter._grad is not None:
+            yield parameter._data[0]
+
+
+def name_of_weight(trainer: gluon.Trainer, weights: Container[int]) -> str:
+    """Return the name of the first parameter with an array whose ``id`` is among ``weights``."""
+    for parameter in trainer._params:
+        if any(id(array) in weights for array in parameter._data or ()):
+            return str(parameter.name)
+    return "none of this Trainer"
+
+
+def accumulated_gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the gradients that backward passes add to (``grad_req="add"``), on all devices."""
+    for parameter in trainer._params:
+        if parameter._grad is not None and parameter.grad_req == "add":
+            yield from parameter._grad
 
 
 def arrays_of_state(state: Any) -> Iterator[NDArray]:

@@ -18,6 +18,9 @@ __all__ = ["DynamicLossScale", "LossScale", "NoLossScale", "StaticLossScale", "a
 # NumPy's too, which are no subclasses of Python's but for float64.
 _NUMBERS: tuple[type, ...] = (int, float, Real)
 
+# 1 / S must be a normal FP32 number: MXNet's operators read it as text, and no smaller one.
+_LARGEST_SCALE = 2.0**126
+
 
 def _power_of_two(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
@@ -143,7 +146,8 @@ class DynamicLossScale(LossScale):
         Finite steps in a row before S grows. Must suit the length of the run: one that ends
         before the first growth never learns whether S is too small.
     min_scale, max_scale : float
-        S never leaves this range.
+        S never leaves this range. A ``max_scale`` above 2**126 is taken for that: no step could
+        divide by more.
 
     Raises
     ------
@@ -170,7 +174,7 @@ class DynamicLossScale(LossScale):
         self.growth_factor = _power_of_two("growth_factor", growth_factor)
         self.backoff_factor = _power_of_two("backoff_factor", backoff_factor)
         self.min_scale = _power_of_two("min_scale", min_scale)
-        self.max_scale = _power_of_two("max_scale", max_scale)
+        self.max_scale = min(_power_of_two("max_scale", max_scale), _LARGEST_SCALE)
         if self.growth_factor <= 1:
             raise ValueError(f"growth_factor must be larger than 1, received {growth_factor!r}")
         if self.backoff_factor >= 1:
@@ -181,7 +185,8 @@ class DynamicLossScale(LossScale):
             raise ValueError(f"growth_interval must be at least 1 step, received {growth_interval}")
         if not self.min_scale <= self.scale <= self.max_scale:
             raise ValueError(
-                f"init_scale must lie between min_scale {min_scale} and max_scale {max_scale}, "
+                f"init_scale must lie between min_scale {min_scale} and max_scale "
+                f"{self.max_scale}, "
                 f"received {init_scale}"
             )
         self.growth_interval = growth_interval
@@ -193,14 +198,17 @@ class DynamicLossScale(LossScale):
         return self.scale > self.min_scale
 
     def update(self, grads_finite: bool) -> None:
-        """Advance by one step; grow on the ``growth_interval``-th finite step in a row."""
+        """Advance by one step; grow on the ``growth_interval``-th finite step in a row.
+
+        If the interval was lowered below the steps that count already, the next one grows S.
+        """
         if not grads_finite:
             self.scale = max(self.scale * self.backoff_factor, self.min_scale)
             self.growth_tracker = 0
             return
         self.growth_tracker += 1
-        if self.growth_tracker == self.growth_interval:
-            self.scale = min(self.scale * self.growth_factor, self.max_scale)
+        if self.growth_tracker >= self.growth_interval:  # above it if that was lowered on the way
+            self.scale = min(self.scale * self.growth_factor, self.max_scale, _LARGEST_SCALE)
             self.growth_tracker = 0
 
 

@@ -25,6 +25,7 @@ from mpgluon.dtypes import cast, convert_into, dtype_name
 from mpgluon.errors import TrainerStateError
 from mpgluon.precision.cast import cast_of, fp32_value
 from mpgluon.reductions import Widened
+from mpgluon.scaled_gradients import GradientHolder
 
 __all__ = ["Comparison", "MasterKeeper", "MasterWeights", "compare_masters", "keep_masters"]
 
@@ -269,7 +270,7 @@ def compare_masters(
     return compared
 
 
-class MasterKeeper:
+class MasterKeeper(GradientHolder):
     """What a Trainer of a cast network asks before each update, until it has a loss scale.
 
     Parameters
@@ -278,11 +279,16 @@ class MasterKeeper:
         It may still be in the making.
     """
 
-    def __init__(self, trainer: gluon.Trainer) -> None:
-        self._trainer = trainer
-
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
-        """Skip no step; let masters follow weights that were set. Waits for the devices once."""
+        """Skip no step; let masters follow weights that were set. Waits for the devices once.
+
+        Raises
+        ------
+        TrainerStateError
+            If its gradients are those of a loss that was scaled for another Trainer.
+        """
+        self.refuse_gradients_of_others(suspicious=False)
+        self.forget_others()
         if not gluon_trainer.updates_in_kvstore(self._trainer):
             keep_masters(self._trainer)
             compared = compare_masters(self._trainer, parameters)

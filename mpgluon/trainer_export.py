@@ -18,10 +18,12 @@ from mxnet.ndarray import NDArray
 from mpgluon import gluon_trainer
 from mpgluon.dtypes import dtype_name
 from mpgluon.errors import TrainerStateError
+from mpgluon.loss_scale import NoLossScale
 from mpgluon.master_weights import MasterWeights, keep_masters
+from mpgluon.shared_scale import next_scale
 from mpgluon.trainer_state import TrainerState
 
-__all__ = ["export_trainer", "import_trainer"]
+__all__ = ["export_trainer", "has_master", "import_trainer"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 Parameters = Mapping[str, gluon.Parameter]
@@ -121,7 +123,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     }
     amp = gluon_trainer.occupant(trainer)
     if isinstance(amp, TrainerState):
-        plain["loss_scale"] = amp.loss_scale.state_dict()
+        plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
         plain["skipped_steps"] = amp.skipped_steps
         plain["skips_at_the_floor"] = amp.skips_at_the_floor
     arrays = {name: one.asnumpy() for name, one in _named(states, masters, names).items()}
@@ -134,13 +136,34 @@ def _scheduler_state(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if isinstance(value, (int, float))}
 
 
+def has_master(trainer: gluon.Trainer, parameter: gluon.Parameter) -> bool:
+    """Whether a Trainer updates an FP32 master of a parameter."""
+    masters = _masters(gluon_trainer.updaters_of(trainer)[0])
+    indices = {id(p): i for i, p in enumerate(gluon_trainer.parameters_of(trainer))}
+    return indices.get(id(parameter)) in masters
+
+
 def import_trainer(
-    trainer: gluon.Trainer, parameters: Parameters, plain: dict[str, Any], arrays: Arrays
+    trainer: gluon.Trainer,
+    parameters: Parameters,
+    plain: dict[str, Any],
+    arrays: Arrays,
+    fp32_values: Arrays,
 ) -> Callable[[], None]:
     """Check what :func:`export_trainer` returned, and return a function that puts it in place.
 
     Nothing is changed before that function is called. Call it before the parameters are set: a
     Trainer on several devices copies the first one's to the others when it begins.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    parameters : mapping from name to Parameter
+    plain, arrays
+        What :func:`export_trainer` returned.
+    fp32_values : dict from a parameter's name to an array
+        Of the parameters that were float16 then and are FP32 now, or the other way round: the
+        masters that begin, or have become parameters.
 
     Raises
     ------
@@ -156,13 +179,19 @@ def import_trainer(
             f"its optimizer was {plain['optimizer']}, this one is {type(optimizer).__name__}"
         )
     amp = gluon_trainer.occupant(trainer)
-    if (plain["loss_scale"] is None) == isinstance(amp, TrainerState):
+    scale = amp.loss_scale if isinstance(amp, TrainerState) else None
+    of_file = plain["loss_scale"]
+    has_none = of_file is None or of_file["kind"] == NoLossScale.__name__
+    keeps_scale = bool(fp32_values) and (
+        has_none or scale is None or isinstance(scale, NoLossScale)
+    )
+    if not keeps_scale and (of_file is None) != (scale is None):
         raise ValueError(
             "only one of the two has a loss scale; call amp.init_trainer before loading exactly "
             "if it was called before saving"
         )
-    if isinstance(amp, TrainerState):
-        copy.copy(amp.loss_scale).load_state_dict(plain["loss_scale"])
+    if scale is not None and not keeps_scale:
+        copy.copy(scale).load_state_dict(of_file)
     names = _names_by_index(trainer, parameters)
     indices = {name: index for index, name in names.items()}
     strangers = sorted(set(plain["states"]) - indices.keys())
@@ -186,6 +215,7 @@ def import_trainer(
             }
         )
     expected = _named(states_by_device[0], masters_by_device[0], names)
+    arrays = _with_masters(arrays, expected, fp32_values)
     problems = sorted(
         name
         for name in expected.keys() | arrays.keys()
@@ -226,8 +256,17 @@ def import_trainer(
         if plain["m_schedule"] is not None:
             optimizer.m_schedule = plain["m_schedule"]
         if isinstance(amp, TrainerState):
-            amp.loss_scale.load_state_dict(plain["loss_scale"])
+            amp.forget()
+        if isinstance(amp, TrainerState) and not keeps_scale:
+            amp.loss_scale.load_state_dict(of_file)
             amp.skipped_steps = plain["skipped_steps"]
             amp.skips_at_the_floor = plain["skips_at_the_floor"]
 
     return put_in_place
+
+
+def _with_masters(arrays: Arrays, expected: Mapping[str, Any], fp32_values: Arrays) -> Arrays:
+    """Return arrays with the masters that a Trainer has now, in place of those that it had."""
+    masters = {f"{name}/master": value for name, value in fp32_values.items()}
+    kept = {name: one for name, one in arrays.items() if name in expected or name not in masters}
+    return {**{name: one for name, one in masters.items() if name in expected}, **kept}

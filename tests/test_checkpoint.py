@@ -44,8 +44,8 @@ class Training:
         self.net.initialize(mx.init.Normal(0.5), ctx=devices)
         if way == "float16":
             mpgluon.cast_block(self.net, "float16")
-        elif way == "bfloat16":
-            amp.autocast(self.net, "bfloat16")
+        elif way != "float32":
+            amp.autocast(self.net, way.split()[-1])
         name, options = optimizer
         self.trainer = gluon.Trainer(
             self.net.collect_params(), name, {**options, "multi_precision": way == "float16"}
@@ -484,9 +484,125 @@ def test_a_network_with_a_layer_more_is_refused(saved):
     assert_refused(path, other, r"5\.weight is missing in the file")
 
 
-def test_another_cast_is_refused(saved):
-    _, path = saved
-    assert_refused(path, Training("float16"), r"0\.weight is \('float32'.*\('float16'")
+# --- another level: FP32, autocast, cast -----------------------------------------------------
+
+
+def fp32_everything(training) -> dict[str, bytes]:
+    """Return FP32 parameters, or what float16 ones stand for, and states, without masters."""
+    masters = [u.masters if hasattr(u, "masters") else {} for u in training.trainer._updaters]
+    indices = {id(p): i for i, p in enumerate(training.trainer._params)}
+    found = {k: v for k, v in training.arrays().items() if k.startswith("state")}
+    for name, parameter in training.net._collect_params_with_prefix().items():
+        for device, data in enumerate(parameter.list_data()):
+            value = masters[device].get(indices[id(parameter)], data).asnumpy()
+            assert value.dtype == np.float32
+            found[f"{name} on {device}"] = value.tobytes()
+    return found
+
+
+WAYS = ["float32", "float16", "autocast float16"]
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda optimizer: optimizer[0])
+@pytest.mark.parametrize("target", WAYS)
+@pytest.mark.parametrize("source", WAYS)
+def test_a_checkpoint_of_one_level_is_loaded_into_another_bit_for_bit(
+    tmp_path, source, target, optimizer, devices
+):
+    first = Training(source, optimizer, devices)
+    first.train(SAVED_AFTER)
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer, epoch=1)
+    second = Training(target, optimizer, devices, seed=1)
+    assert load_checkpoint(tmp_path / "c.npz", second.net, second.trainer) == {"epoch": 1}
+    assert fp32_everything(second) == fp32_everything(first)
+    for parameter, other in zip(*(t.net.collect_params().values() for t in (first, second))):
+        # Nearest even in NumPy, too.
+        expected = np.dtype(other.dtype)
+        assert other.data().asnumpy().dtype == expected
+        if "float16" in (source, target) and parameter.dtype == np.float32:
+            rounded = parameter.data().asnumpy().astype(expected)
+            assert other.data().asnumpy().tobytes() == rounded.tobytes()
+    scales = [t.trainer._amp_loss_scaler.loss_scale.state_dict() for t in (first, second)]
+    assert scales[0] == scales[1]
+    assert amp.skipped_steps(second.trainer) == amp.skipped_steps(first.trainer)
+    assert second.trainer.optimizer.num_update == first.trainer.optimizer.num_update
+    save_checkpoint(tmp_path / "d.npz", second.net, second.trainer)  # and back
+    third = Training(source, optimizer, devices, seed=2)
+    load_checkpoint(tmp_path / "d.npz", third.net, third.trainer)
+    assert third.arrays() == first.arrays()
+    for training in (first, third):
+        training.step = SAVED_AFTER
+        training.train(STEPS - SAVED_AFTER)
+    found, expected = (
+        {k: v for k, v in t.arrays().items() if devices is ONE or "running_" not in k}
+        for t in (third, first)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("stepped", [0, 2])
+@pytest.mark.parametrize(("source", "target"), [("float32", "float16"), ("float16", "float32")])
+def test_an_fp32_run_without_a_loss_scale_goes_on_in_a_cast_network_and_back(
+    tmp_path, source, target, stepped
+):
+    first = Training(source, scaled=source == "float16")
+    first.train(stepped)
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    second = Training(target, scaled=target == "float16", seed=1)
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    if target == "float16":
+        assert amp.loss_scale(second.trainer) == 64  # its own
+        mpgluon.restore(second.net)
+    if source == "float16":
+        mpgluon.restore(first.net)
+    for one, other in zip(*(t.net.collect_params().values() for t in (first, second))):
+        assert one.data().asnumpy().tobytes() == other.data().asnumpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")  # as MXNet says
+def test_a_network_that_is_cast_without_masters_refuses_fp32_momenta(tmp_path):
+    first = Training()
+    first.train(2)
+    path = tmp_path / "c.npz"
+    save_checkpoint(path, first.net, first.trainer)
+    second = Training("float16", seed=1)
+    second.trainer.optimizer.multi_precision = False
+    assert_refused(path, second, "optimizer states differ at 0")
+
+
+def test_frozen_parameters_have_their_fp32_values_on_every_level(tmp_path):
+    def make(way, seed):
+        training = Training(way, seed=seed)
+        training.net[0].weight.grad_req = "null"
+        return training
+
+    first = make("float32", 0)
+    first.train(2)
+    save_checkpoint(tmp_path / "0.npz", first.net, first.trainer)
+    value = first.net[0].weight.data().asnumpy().tobytes()
+    for number, way in enumerate(["float16", "float16", "float32"]):
+        following = make(way, number + 1)
+        load_checkpoint(tmp_path / f"{number}.npz", following.net, following.trainer)
+        save_checkpoint(tmp_path / f"{number + 1}.npz", following.net, following.trainer)
+    assert following.net[0].weight.data().asnumpy().tobytes() == value
+
+
+def test_values_that_float16_does_not_hold_are_refused_by_name(tmp_path):
+    first = Training()
+    first.net[4].weight.data()[0, 0] = 70000
+    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    message = r"4\.weight has values beyond 65504, .* keep_fp32"
+    assert_refused(tmp_path / "c.npz", Training("float16"), message)
+
+
+@pytest.mark.parametrize(("first", "second"), [("float16", "float32"), ("float32", "float16")])
+def test_another_level_of_another_network_is_refused_all_the_same(tmp_path, first, second):
+    training = Training(first)
+    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    assert_refused(tmp_path / "c.npz", Training(second, units=5), r"0\.weight is .*\(5, 2, 3, 3\)")
+    other = Training(second, ADAM)
+    assert_refused(tmp_path / "c.npz", other, "its optimizer was SGD, this one is Adam")
 
 
 def test_another_optimizer_is_refused(saved):

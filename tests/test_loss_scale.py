@@ -352,6 +352,38 @@ def test_a_first_scale_outside_its_range_is_refused(arguments):
         DynamicLossScale(**arguments)
 
 
+@pytest.mark.parametrize("max_scale", [2.0**126, 2.0**127, 2.0**200, 2.0**1023])
+def test_no_scale_grows_beyond_what_a_step_can_divide_by(max_scale):
+    loss_scale = DynamicLossScale(2.0**124, growth_interval=1, max_scale=max_scale)
+    assert loss_scale.max_scale == 2.0**126
+    assert advance(loss_scale, [True] * 4) == [2.0**125, 2.0**126, 2.0**126, 2.0**126]
+    state = loss_scale.state_dict()
+    restored = DynamicLossScale()
+    restored.load_state_dict({**state, "max_scale": max_scale})  # as written before it was capped
+    assert advance(restored, [True] * 2) == [2.0**126] * 2
+    restored.max_scale = max_scale
+    assert advance(restored, [True] * 2) == [2.0**126] * 2
+
+
+def test_a_first_scale_beyond_that_is_refused_with_the_limit():
+    with pytest.raises(ValueError, match=r"and max_scale 8\.5\d+e\+37, received"):
+        DynamicLossScale(2.0**127, max_scale=2.0**130)
+
+
+@pytest.mark.parametrize("how", ["attribute", "state"])
+@pytest.mark.parametrize("lowered_to", [1, 3, 5])
+def test_an_interval_that_is_lowered_below_the_count_lets_the_scale_grow_at_once(how, lowered_to):
+    loss_scale = DynamicLossScale(8, growth_interval=10)
+    advance(loss_scale, [True] * 5)
+    if how == "attribute":
+        loss_scale.growth_interval = lowered_to
+    else:
+        loss_scale.load_state_dict({**loss_scale.state_dict(), "growth_interval": lowered_to})
+    assert advance(loss_scale, [True]) == [16]
+    assert loss_scale.growth_tracker == 0
+    assert advance(loss_scale, [True] * lowered_to)[-1] == 32
+
+
 def test_a_range_of_a_single_scale_is_a_range():
     loss_scale = DynamicLossScale(8, growth_interval=1, min_scale=8, max_scale=8)
     assert advance(loss_scale, [True, False, True]) == [8, 8, 8]

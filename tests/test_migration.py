@@ -74,6 +74,20 @@ def make_batches():
         yield mx.nd.array(images), mx.nd.array(labels, dtype="int32")
 
 
+class Joined(gluon.data.Dataset):
+    """The images and labels of batches, one by one."""
+
+    def __init__(self, batches):
+        self._pairs = [pair for images, labels in batches for pair in zip(images, labels)]
+
+    def __len__(self):
+        return len(self._pairs)
+
+    def __getitem__(self, index):
+        image, label = self._pairs[index]
+        return image, label.asscalar()
+
+
 def recorded(function, calls):
     def call(*args, **kwargs):
         calls.append(function.__name__)
@@ -90,7 +104,8 @@ def namespace(tmp_path, monkeypatch) -> Namespace:
         monkeypatch.setattr(module, name, recorded(getattr(module, name), calls))
     names: Namespace = {
         "make_net": make_net,
-        "batches": list(make_batches()),
+        "batches": (batches := list(make_batches())),
+        "train_data": gluon.data.DataLoader(Joined(batches), BATCH_SIZE),
         "loss_fn": LOSS,
         "path": str(tmp_path / "file"),
         "calls": calls,
@@ -171,6 +186,24 @@ def check_apex_o2(names):
     masters = names["net"][4].weight.data().asnumpy()
     assert (masters != rounded).mean() > 0.9
     assert (masters.astype(np.float16) == rounded).all()
+
+
+def check_two_optimizers(names):
+    assert_computes_in_float16(names["net"], names)
+    assert_trained(names["net"], names)
+    skipped, scales = (
+        {question(trainer) for trainer in names["trainers"]}
+        for question in (amp.skipped_steps, amp.loss_scale)
+    )
+    assert len(skipped) == len(scales) == 1
+    assert scales == {2.0**16 / 2 ** skipped.pop()}
+    images, labels = names["batches"][0]
+    backward(names["net"], names["trainers"], images, labels)
+    names["net"][-1].weight.grad()[0, 0] = np.inf
+    for trainer in names["trainers"]:
+        trainer.step(BATCH_SIZE)
+    assert all(amp.step_was_skipped(trainer) for trainer in names["trainers"])
+    assert {amp.loss_scale(trainer) for trainer in names["trainers"]} == {scales.pop() / 2}
 
 
 def check_apex_o3(names):
@@ -270,6 +303,12 @@ def check_paddle(names):
     assert {array.dtype for array in mx.nd.load(names["path"]).values()} == {np.float32}
 
 
+def check_estimator(names):
+    assert_computes_in_float16(names["net"], names)
+    assert_scaled(names)
+    assert_trained(names["net"], names)
+
+
 def check_contrib(names):
     assert_computes_in_float16(names["net"], names)
     assert names["amp"] is amp
@@ -280,7 +319,7 @@ def check_contrib(names):
 CHECKS: dict[str, list[Callable[[Namespace], None]]] = {
     "": [check_the_imports],
     "What differs by default": [check_the_loss_scale],
-    "From Apex": [check_apex_o2, check_apex_o3],
+    "From Apex": [check_apex_o2, check_two_optimizers, check_apex_o3],
     "From torch.amp": [
         check_accumulation,
         check_keep_fp32,
@@ -291,6 +330,7 @@ CHECKS: dict[str, list[Callable[[Namespace], None]]] = {
     "From TensorFlow": [check_keras, check_graph_rewrite],
     "From Paddle": [check_paddle],
     "From mxnet.contrib.amp": [check_contrib],
+    "With an Estimator": [check_estimator],
 }
 
 
@@ -365,7 +405,7 @@ def test_every_name_of_ours_in_the_tables_exists():
         assert hasattr(modules[module], name), f"{module}.{name}"
 
 
-def test_an_operator_that_is_output_and_loss_ignores_the_loss_scale():
+def test_an_operator_that_is_output_and_loss_is_told_the_loss_scale():
     class Output(nn.HybridBlock):
         def hybrid_forward(self, F, x, labels):
             return F.SoftmaxOutput(x, labels)
@@ -381,7 +421,6 @@ def test_an_operator_that_is_output_and_loss_ignores_the_loss_scale():
             with amp.scale_loss(output, trainer) as scaled:
                 autograd.backward(scaled)
         trainer.step(2)
-        # A bias begins with 0, so that the division by a power of two stays exact.
         moved[scale] = layer.bias.data().asnumpy()
     assert moved[1].any()
-    np.testing.assert_array_equal(moved[1024] * 1024, moved[1])
+    np.testing.assert_array_equal(moved[1024], moved[1])

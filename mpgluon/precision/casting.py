@@ -9,6 +9,7 @@ everything off again.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Optional, Union
@@ -49,6 +50,9 @@ NORMALIZATION_LAYERS: tuple[type, ...] = (
     nn.InstanceNorm,
 )
 """The layers whose parameters and statistics stay FP32; SyncBatchNorm is a BatchNorm."""
+
+_logger = logging.getLogger(__name__)
+_INFINITE_FROM = 65520.0  # halfway between float16's largest number and the next power of two
 
 KeepFP32 = Iterable[Union[type, gluon.Block]]
 
@@ -175,6 +179,7 @@ def apply_policy(
             initialized = parameter._data is not None
             owner.fp32_values[parameter] = _on_cpu(parameter) if initialized else None
             parameter.cast("float16")
+        _warn_of_infinite_weights(owner)
     beyond_reach = []
     for entry in plan:
         block = entry.block
@@ -249,6 +254,25 @@ def _restore_parameter(parameter: gluon.Parameter, known: Optional[mx.nd.NDArray
     parameter.cast("float32")
     if value is not None:
         parameter.set_data(value)
+
+
+def _warn_of_infinite_weights(owner: Cast) -> None:
+    """Log which finite weights have become infinite."""
+    counts = {}
+    for parameter, value in owner.fp32_values.items():
+        if value is not None:
+            size = np.abs(value.asnumpy())
+            counts[parameter.name] = int((np.isfinite(size) & (size >= _INFINITE_FROM)).sum())
+    infinite = {name: count for name, count in counts.items() if count}
+    if infinite:
+        named = ", ".join(f"{count} in {name}" for name, count in list(infinite.items())[:5])
+        _logger.warning(
+            "%d weights are beyond float16's range (65504) and have become infinite: %s%s; keep "
+            "their blocks in FP32 with keep_fp32",
+            sum(infinite.values()),
+            named,
+            ", …" if len(infinite) > 5 else "",
+        )
 
 
 def _leave_inference_layout(parameter: gluon.Parameter) -> None:

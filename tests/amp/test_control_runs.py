@@ -28,7 +28,14 @@ from amp_helpers import (
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mpgluon import DynamicLossScale, NoLossScale, StaticLossScale, amp, cast_block
+from mpgluon import (
+    DynamicLossScale,
+    NoLossScale,
+    StaticLossScale,
+    TrainerStateError,
+    amp,
+    cast_block,
+)
 
 
 @each_optimizer
@@ -442,3 +449,41 @@ def test_sparse_gradients_are_scaled_and_looked_at(bad):
     before, after = run(128)
     assert_same_bits([after], [before if bad else run(None)[1]])
     assert np.array_equal(before, after) is bad
+
+
+# --- scales that a step cannot divide by -----------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [118, 123, 126])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_dynamic_scale_that_no_step_can_divide_by_shrinks_until_one_can(exponent, dtype):
+    # Gradients of zero never overflow, so that S grows as far as it may: 1 / S / 8 is subnormal.
+    weight = gluon.Parameter("weight", shape=(1,), dtype=dtype)
+    weight.initialize(mx.init.One())
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0, "multi_precision": True})
+    scale = DynamicLossScale(2.0**exponent, growth_interval=1, max_scale=2.0**1000)
+    amp.init_trainer(trainer, scale)
+    scales = []
+    for _ in range(8):
+        with autograd.record():
+            loss = weight.data().astype("float32") * 0.0
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(8)
+        scales.append(math.log2(amp.loss_scale(trainer)))
+    assert max(scales[4:]) == 124  # the largest that could be divided by was 2**123, and it grew
+    assert min(scales[4:]) == 123
+    assert weight.data().asscalar() == 1
+
+
+@pytest.mark.parametrize("exponent", [-140, 124, 126, 500])
+def test_a_static_scale_that_no_step_can_divide_by_is_refused_with_the_range(exponent):
+    weight = gluon.Parameter("weight", shape=(1,))
+    weight.initialize(mx.init.One())
+    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0})
+    amp.init_trainer(trainer, 2.0**exponent)
+    with autograd.record(), amp.scale_loss(weight.data() * 0.0, trainer) as scaled:
+        scaled.backward()
+    with pytest.raises(TrainerStateError, match=r"no normal FP32 number; choose one between 2\*\*"):
+        trainer.step(8)
+    assert weight.data().asscalar() == 1

@@ -672,3 +672,63 @@ def test_an_export_computes_what_the_network_does(tmp_path):
     )
     assert (imported(inputs).asnumpy() == expected).all()
     assert (expected != plain).any()
+
+
+# --- weights that float16 does not hold ------------------------------------------------------
+
+
+def layers_with(*values, initialize=True):
+    net = nn.HybridSequential()
+    for value in values:
+        net.add(nn.Dense(3, in_units=2, bias_initializer="zeros"))
+        if initialize:
+            net[-1].initialize()
+            net[-1].weight.set_data(mx.nd.array(value))
+    return net
+
+
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        ([[[1, 2], [65504, 3], [65519, 4]]], []),  # the last is rounded to the largest number
+        ([[[1, 65520], [1e5, 3], [4, -1e30]]], ["3 in dense"]),
+        (
+            [[[1, 65520], [2, 3], [4, 5]], np.ones((3, 2)), [[1e9, 1e9], [1, 1], [1, 1]]],
+            ["1 in dense", "2 in dense"],
+        ),
+        ([[[np.inf, np.nan], [2, 3], [4, 5]]], []),  # were infinite before
+    ],
+)
+def test_weights_that_become_infinite_are_told_of_with_names_and_counts(
+    values, counts, cast, caplog
+):
+    net = layers_with(*values)
+    cast(net)
+    if cast is amp.autocast or not counts:  # autocast changes no weight
+        assert caplog.messages == []
+        return
+    (message,) = caplog.messages
+    total = sum(int(count.split()[0]) for count in counts)
+    assert message.startswith(f"{total} weights are beyond float16's range (65504)")
+    for count in counts:
+        assert count in message
+    assert "keep_fp32" in message
+    kept = layers_with(*values)
+    caplog.clear()
+    cast(kept, keep_fp32=list(kept))
+    assert caplog.messages == []
+
+
+def test_many_layers_with_such_weights_are_told_of_in_one_line(caplog):
+    net = layers_with(*[np.full((3, 2), 1e6)] * 7)
+    mpgluon.cast_block(net)
+    (message,) = caplog.messages
+    assert message.startswith("42 weights")
+    assert message.count("6 in dense") == 5
+    assert "…" in message
+
+
+def test_layers_without_values_are_cast_without_a_word(caplog):
+    mpgluon.cast_block(layers_with(1, 2, initialize=False))
+    assert caplog.messages == []

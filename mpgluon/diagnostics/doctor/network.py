@@ -19,6 +19,7 @@ from mpgluon.dtypes import dtype_name
 from mpgluon.errors import PrecisionError
 from mpgluon.loss_scale import NoLossScale
 from mpgluon.master_weights import MasterKeeper, MasterWeights
+from mpgluon.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
 from mpgluon.policy import Policy
 from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.cast import Cast, cast_of
@@ -27,15 +28,6 @@ from mpgluon.precision.forward import is_hybrid
 from mpgluon.trainer_state import TrainerState
 
 __all__ = ["LabelFacts", "TrainerFacts", "TrainingFacts", "gather"]
-
-# Output and loss in one; make_loss and MakeLoss are a loss only. Their gradient is their own,
-# whatever gradient they are given (measured, out_grad=True of SoftmaxOutput included).
-_OWN_GRADIENT = frozenset(
-    (
-        *("SoftmaxOutput", "Softmax", "SVMOutput", "MakeLoss", "make_loss"),
-        *(f"{kind}RegressionOutput" for kind in ("Linear", "Logistic", "MAE")),
-    )
-)
 
 _EPSILONS = ("epsilon", "float_stable_eps", "eps")  # as MXNet's optimizers name theirs
 
@@ -94,7 +86,8 @@ class TrainingFacts:
     sync_batch_norms : tuple of (str, int)
         Their names, and over how many devices each synchronizes.
     own_gradients : tuple of (str, str)
-        Blocks, and an operator in each that ignores the gradient that it is given.
+        Blocks, and an operator in each that ignores the gradient that it is given, and that no
+        loss scale reaches there.
     device_types : frozenset of str
         ``"cpu"``, ``"gpu"``; empty before initialization.
     devices : int
@@ -159,7 +152,8 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
         own_gradients=tuple(
             (block.name, operator)
             for block in blocks
-            for operator in sorted(_OWN_GRADIENT & _operators_named(block))
+            for operator in sorted(OWN_GRADIENT & _operators_named(block))
+            if operator not in HAS_GRAD_SCALE or _is_compiled(block)
         ),
         device_types=frozenset(device.device_type for group in devices for device in group),
         devices=max(map(len, devices), default=0),
@@ -187,6 +181,11 @@ def _is_float16(parameter: gluon.Parameter) -> bool:
 
 def _names(parameters: Iterable[gluon.Parameter]) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters)
+
+
+def _is_compiled(block: gluon.Block) -> bool:
+    """Whether the block's gradients are fixed before a loss is scaled."""
+    return isinstance(block, gluon.SymbolBlock) or bool(getattr(block, "_active", False))
 
 
 def _operators_named(block: gluon.Block) -> set[str]:

@@ -215,9 +215,9 @@ def _own_gradients(facts: TrainingFacts) -> Iterator[Finding]:
         "error",
         "own gradient",
         f"{_examples(names)} ignores the gradient that it is given",
-        "the loss scale S never reaches the network's gradients, and the step divides them by S: "
-        "updates are S times too small",
-        "let the network return what goes into the operator, and use a loss of gluon.loss; or "
+        "no loss scale reaches the network's gradients, and amp.scale_loss refuses such a loss",
+        "let the network return what goes into the operator, and use a loss of gluon.loss; call "
+        "hybridize(False) on the block if the operator has a grad_scale; or "
         'amp.init_trainer(trainer, loss_scale="none")',
     )
 

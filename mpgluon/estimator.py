@@ -1,0 +1,62 @@
+"""Training with ``gluon.contrib.estimator`` in 16 bits: a batch processor that scales the loss.
+
+::
+
+    amp.init_trainer(trainer)
+    estimator = Estimator(
+        net, loss, trainer=trainer, batch_processor=mpgluon.estimator.BatchProcessor()
+    )
+    estimator.fit(train_data, epochs=10)
+
+Everything else is the Estimator's own: its update handler calls ``trainer.step``, which divides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mxnet import autograd
+from mxnet.gluon.contrib import estimator as gluon_estimator
+from mxnet.ndarray import NDArray
+
+from mpgluon import amp
+
+__all__ = ["BatchProcessor"]
+
+
+class BatchProcessor(gluon_estimator.BatchProcessor):
+    """What an Estimator does with a batch: Gluon's own, with a scaled loss, on any devices.
+
+    Its Trainer needs a loss scale: ``amp.init_trainer(trainer)`` comes before ``fit``.
+    """
+
+    def fit_batch(
+        self, estimator: gluon_estimator.Estimator, train_batch: Any, batch_axis: int = 0
+    ) -> tuple[list[NDArray], list[NDArray], list[NDArray], list[NDArray]]:
+        """Run forward and backward on a batch.
+
+        Parameters
+        ----------
+        estimator : Estimator
+        train_batch : sequence
+            Data and labels.
+        batch_axis : int
+            The axis along which both are split over the Estimator's devices.
+
+        Returns
+        -------
+        data, label, pred, loss : list of NDArray
+            One of each for each device; the losses as they were before they were scaled.
+
+        Raises
+        ------
+        TrainerStateError
+            If the Estimator's Trainer has no loss scale yet.
+        """
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        with autograd.record():
+            pred = [estimator.net(one) for one in data]
+            loss = [estimator.loss(*pair) for pair in zip(pred, label)]
+            with amp.scale_loss(loss, estimator.trainer) as scaled_loss:
+                autograd.backward(scaled_loss)
+        return data, label, pred, loss

@@ -1,0 +1,160 @@
+"""Gradients that accumulate (``grad_req="add"``) in a cast network: they add up in FP32."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from amp_helpers import LOSS, assert_same_bits, make_net, make_trainer, trained
+from mxnet import autograd, gluon
+
+from mpgluon import DynamicLossScale, amp
+from mpgluon.dtypes import cast
+
+ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
+
+
+def one_weight(grad_req="add", ctx=None, dtype="float16", shape=(1,)):
+    weight = gluon.Parameter("weight", shape=shape, dtype=dtype, grad_req=grad_req)
+    weight.initialize(mx.init.Zero(), ctx=ctx)
+    return weight
+
+
+def trainer_of(weight, loss_scale=1, **options):
+    arguments = {"learning_rate": 1.0, "multi_precision": True}
+    trainer = gluon.Trainer([weight], "sgd", arguments, **options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
+
+
+def give_gradient(weight, trainer, gradient):
+    with autograd.record():
+        losses = [cast(one, "float32") * gradient for one in weight.list_data()]
+        with amp.scale_loss(losses, trainer) as scaled:
+            autograd.backward(scaled)
+
+
+@pytest.mark.parametrize("loss_scale", [1, 64, "none"])
+@pytest.mark.parametrize("ctx", [ONE, TWO])
+def test_small_gradients_that_float16_would_lose_one_by_one_add_up(loss_scale, ctx):
+    # 2**-12 is a quarter of the distance of 1 to the next float16 number.
+    weight = one_weight(ctx=ctx)
+    trainer = trainer_of(weight, loss_scale, update_on_kvstore=False)
+    give_gradient(weight, trainer, 1.0)
+    for _ in range(16):
+        give_gradient(weight, trainer, 2.0**-12)
+    trainer.step(len(ctx))
+    assert [one.asscalar() for one in weight.list_data()] == [-(1 + 16 * 2.0**-12)] * len(ctx)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_the_gradient_of_sixty_four_batches_is_right_to_one_rounding_of_its_sum(hybridize):
+    random = np.random.default_rng(0)
+    images = random.standard_normal((64, 8, 3)).astype(np.float32)
+    targets = random.standard_normal((64, 8, 2)).astype(np.float32)
+
+    def accumulate(how):
+        net = make_net("float16" if how == "cast" else "float32")
+        if how == "autocast":
+            amp.autocast(net, "float16")
+        net.hybridize(hybridize)
+        for parameter in trained(net):
+            parameter.grad_req = "add"
+        trainer = make_trainer(net, loss_scale=16)
+        for image, target in zip(images, targets):
+            with autograd.record():
+                loss = LOSS(net(mx.nd.array(image)), mx.nd.array(target))
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+        return [p.grad().asnumpy().astype(np.float64) for p in trained(net)]
+
+    for fp32, auto, ours in zip(*map(accumulate, ("float32", "autocast", "cast"))):
+        size = np.abs(fp32).max()
+        # The networks compute the same, but for weights that autocast rounds at each use; a
+        # float16 gradient is then rounded once, by half a unit: 2**-11 of its size.
+        assert np.abs(ours - fp32).max() <= np.abs(auto - fp32).max() + size * 2.0**-11
+
+
+def test_a_gradient_shows_the_sum_between_backward_passes():
+    weight = one_weight()
+    trainer = trainer_of(weight, 8)
+    for number in range(1, 4):
+        give_gradient(weight, trainer, 0.25)
+        assert weight.grad().asscalar() == 8 * 0.25 * number
+        (copy,) = amp.unscaled_gradients(trainer).values()
+        assert copy.asscalar() == 0.25 * number
+
+
+@pytest.mark.parametrize("written", [0.0, 4.0])
+def test_what_somebody_writes_into_a_gradient_counts(written):
+    weight = one_weight()
+    trainer = trainer_of(weight, 8)
+    give_gradient(weight, trainer, 2.0**-30)  # less than any float16 number: no trace may be left
+    give_gradient(weight, trainer, 1.0)
+    if written:
+        weight.grad()[:] = written
+    else:
+        weight.zero_grad()
+    give_gradient(weight, trainer, 0.25)
+    assert weight.grad().asscalar() == written + 2
+    give_gradient(weight, trainer, 0.25)
+    trainer.step(1)
+    assert weight.data().asscalar() == -(written + 4) / 8
+
+
+def test_windows_do_not_leak_into_each_other():
+    weight = one_weight()
+    trainer = trainer_of(weight, 8)
+    for _ in range(3):
+        for _ in range(4):
+            give_gradient(weight, trainer, 2.0**-12)
+        trainer.step(1)
+        weight.zero_grad()
+    assert weight.data().asscalar() == -12 * 2.0**-12
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_overflow_empties_the_sum_too(value):
+    weight = one_weight()
+    trainer = trainer_of(weight, DynamicLossScale(8, growth_interval=100))
+    give_gradient(weight, trainer, 1.0)
+    give_gradient(weight, trainer, value)
+    trainer.step(1)
+    assert amp.step_was_skipped(trainer)
+    give_gradient(weight, trainer, 1.0)
+    trainer.step(1)
+    assert weight.data().asscalar() == -1
+
+
+def test_gradients_that_are_overwritten_and_those_that_are_fp32_are_as_they_were():
+    def run(dtype, grad_req):
+        weight = one_weight(grad_req, dtype=dtype)
+        trainer = trainer_of(weight, 8)
+        for gradient in (1.0, 2.0**-12):
+            give_gradient(weight, trainer, gradient)
+        trainer.step(1)
+        return weight.data().asnumpy()
+
+    assert_same_bits([run("float16", "write")], [np.array([-(2.0**-12)], np.float16)])
+    assert_same_bits([run("float32", "write")], [np.array([-(2.0**-12)], np.float32)])
+    assert_same_bits([run("float32", "add")], [np.array([-1 - 2.0**-12], np.float32)])
+
+
+def test_an_exception_in_the_block_loses_nothing():
+    def fail(goes_backward):
+        with autograd.record():
+            loss = cast(weight.data(), "float32") * 0.5
+            with amp.scale_loss(loss, trainer) as scaled:
+                if goes_backward:
+                    scaled.backward()
+                raise ZeroDivisionError
+
+    weight = one_weight()
+    trainer = trainer_of(weight, 8)
+    give_gradient(weight, trainer, 1.0)
+    for goes_backward, total in ((False, 8), (True, 12)):
+        with pytest.raises(ZeroDivisionError):
+            fail(goes_backward)
+        assert weight.grad().asscalar() == total

@@ -1,0 +1,327 @@
+"""Steps that were begun and given up: Ctrl-C, a skipped batch, a loss that was not scaled."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from amp_helpers import (
+    BATCH_SIZE,
+    LOSS,
+    assert_same_bits,
+    backward,
+    batches,
+    make_net,
+    make_trainer,
+    trained,
+    weights,
+)
+from mxnet import autograd, gluon
+
+import mpgluon
+from mpgluon import DynamicLossScale, TrainerStateError, amp
+from mpgluon.trainer_state import state_of
+
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
+FRESH_LOSS_SCALE = {"init_scale": 64.0, "growth_interval": 1}
+
+
+def expected_after(steps, dtype="float32"):
+    """Return the weights after some steps with nothing given up."""
+    net = make_net(dtype)
+    trainer = make_trainer(net, loss_scale=1)
+    for number, batch in enumerate(batches()):
+        if number < steps:
+            backward(net, *batch, trainer)
+            trainer.step(BATCH_SIZE)
+    return weights(net)
+
+
+def plain_backward(net, images, targets):
+    with autograd.record():
+        loss = LOSS(net(images), targets)
+    loss.backward()
+
+
+def interrupt(net, trainer, batch, when):
+    """Begin a step as a loop does, and have it end with Ctrl-C at some place."""
+    images, targets = batch
+    try:
+        with autograd.record():
+            loss = LOSS(net(images), targets)
+            with amp.scale_loss(loss, trainer) as scaled:
+                if when == "before backward":
+                    raise KeyboardInterrupt
+                autograd.backward(scaled)
+                if when == "in the block":
+                    raise KeyboardInterrupt
+        if when == "after unscale":
+            amp.unscale(trainer)
+        if when == "after clipping":
+            amp.clip_global_norm(trainer, 1e-3, BATCH_SIZE)
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+
+
+PLACES = ["before backward", "in the block", "after backward", "after clipping"]
+
+
+@DTYPES
+@pytest.mark.parametrize("when", [*PLACES, "after unscale"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_loop_that_was_interrupted_can_simply_run_again(when, dtype, times):
+    if (when, dtype) == ("after unscale", "float16"):
+        dtype = "float32"  # float16 gradients are not unscaled
+    net = make_net(dtype)
+    trainer = make_trainer(net, loss_scale=64)
+    every = list(batches())
+    for _ in range(times):
+        interrupt(net, trainer, every[3], when)
+    for batch in every[:2]:
+        backward(net, *batch, trainer)
+        trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), expected_after(2, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("when", PLACES)
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_loading_a_checkpoint_forgets_a_step_that_was_begun(tmp_path, when, dtype, grad_req):
+    def make():
+        net = make_net(dtype)
+        net.collect_params().setattr("grad_req", grad_req)  # of statistics, too: they stay frozen
+        return net, make_trainer(net, loss_scale=DynamicLossScale(**FRESH_LOSS_SCALE))
+
+    every = list(batches())
+    net, trainer = make()
+    backward(net, *every[0], trainer)
+    trainer.step(BATCH_SIZE)
+    mpgluon.save_checkpoint(tmp_path / "c.npz", net, trainer)
+    interrupt(net, trainer, every[3], when)
+    mpgluon.load_checkpoint(tmp_path / "c.npz", net, trainer)
+    if grad_req == "add" and when == "before backward":
+        net.collect_params().zero_grad()  # of the step before, as in every loop that accumulates
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(BATCH_SIZE)
+    assert state_of(trainer).scale == 128
+    backward(net, *every[1], trainer)
+    trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), expected_after(2, dtype))
+
+
+@pytest.mark.parametrize("when", ["in the block", "after clipping", "after unscale"])
+def test_what_an_interrupted_step_has_accumulated_must_be_emptied(when):
+    net = make_net()
+    net.collect_params().setattr("grad_req", "add")
+    trainer = make_trainer(net, loss_scale=64)
+    every = list(batches())
+    interrupt(net, trainer, every[3], when)
+    for _ in range(2):
+        message = r"or, to give up what has accumulated .*: net\.collect_params\(\)\.zero_grad\(\)"
+        with pytest.raises(TrainerStateError, match=message):
+            backward(net, *every[0], trainer)
+    net.collect_params().zero_grad()
+    backward(net, *every[0], trainer)
+    trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), expected_after(1))
+
+
+def test_an_exception_before_backward_leaves_what_has_accumulated():
+    net = make_net()
+    net.collect_params().setattr("grad_req", "add")
+    trainer = make_trainer(net, loss_scale=64)
+    every = list(batches())
+    backward(net, *every[0], trainer)
+    interrupt(net, trainer, every[3], "before backward")
+    backward(net, *every[1], trainer)
+    trainer.step(2 * BATCH_SIZE)
+    control = make_net()
+    control.collect_params().setattr("grad_req", "add")
+    plain = make_trainer(control)
+    for batch in every[:2]:
+        plain_backward(control, *batch)
+    plain.step(2 * BATCH_SIZE)
+    assert_same_bits(weights(net), weights(control))
+
+
+def test_an_interruption_between_the_steps_of_two_trainers_is_overcome_by_the_next_loss():
+    w = [gluon.Parameter(name, shape=(1,), init="ones") for name in "ab"]
+    trainers = []
+    for parameter in w:
+        parameter.initialize()
+        trainers.append(gluon.Trainer([parameter], "sgd", {"learning_rate": 1.0}))
+        amp.init_trainer(trainers[-1], DynamicLossScale(8, growth_interval=1))
+    for stepped in (trainers[:1], trainers):
+        with autograd.record():
+            loss = w[0].data() * 0.25 + w[1].data() * 0.25
+            with amp.scale_loss(loss, trainers) as scaled:
+                scaled.backward()
+        for trainer in stepped:
+            trainer.step(1)
+    assert [p.data().asscalar() for p in w] == [0.5, 0.75]
+    assert amp.loss_scale(trainers[1]) == 32
+
+
+# --- a scaled loss, and then another one that was not ----------------------------------------
+
+
+@DTYPES
+def test_gradients_of_a_plain_loss_after_a_scaled_one_that_was_given_up_are_not_divided(dtype):
+    net = make_net(dtype)
+    trainer = make_trainer(net, loss_scale=64)
+    every = list(batches())
+    backward(net, *every[0], trainer)
+    before = weights(net)
+    plain_backward(net, *every[1])
+    for _ in range(2):
+        message = r"5 gradients \(\w+ first\) were written by a loss that was not scaled"
+        with pytest.raises(TrainerStateError, match=message):
+            trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), before)
+    for batch in every[:2]:  # and the next scaled loss begins anew
+        backward(net, *batch, trainer)
+        trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), expected_after(2, dtype))
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_plain_loss_between_two_scaled_ones_is_found_when_it_counts(grad_req):
+    net = make_net()
+    net.collect_params().setattr("grad_req", grad_req)
+    trainer = make_trainer(net, loss_scale=64)
+    every = list(batches())
+    backward(net, *every[0], trainer)
+    plain_backward(net, *every[1])
+    if grad_req == "write":  # it is overwritten
+        backward(net, *every[0], trainer)
+        trainer.step(BATCH_SIZE)
+        assert_same_bits(weights(net), expected_after(1))
+    else:
+        with pytest.raises(TrainerStateError, match="by a loss that was not scaled, after one"):
+            backward(net, *every[0], trainer)
+
+
+def test_a_plain_loss_that_fills_only_some_gradients_is_found_too():
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=64)
+    images, targets = next(batches())
+    backward(net, images, targets, trainer)
+    with autograd.record():
+        loss = LOSS(net[2](mx.nd.ones((BATCH_SIZE, 4))), targets)
+    loss.backward()
+    with pytest.raises(TrainerStateError, match="2 gradients"):
+        trainer.step(BATCH_SIZE)
+
+
+@pytest.mark.parametrize("where", ["in the block", "after it"])
+def test_a_step_after_backward_of_the_loss_instead_of_the_scaled_one_is_refused(where):
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=64)
+    images, targets = next(batches())
+    with autograd.record():
+        loss = LOSS(net(images), targets)
+        with amp.scale_loss(loss, trainer):
+            if where == "in the block":
+                loss.backward()
+    if where == "after it":
+        plain_backward(net, images, targets)
+    with pytest.raises(TrainerStateError, match="has not gone backward, but another one has"):
+        trainer.step(BATCH_SIZE)
+    backward(net, images, targets, trainer)
+    trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), expected_after(1))
+
+
+def test_a_batch_that_is_left_out_inside_the_block_counts_for_nothing():
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=DynamicLossScale(64, growth_interval=1))
+    for number, (images, targets) in enumerate(batches()):
+        with autograd.record():
+            loss = LOSS(net(images), targets)
+            with amp.scale_loss(loss, trainer) as scaled:
+                if number in (1, 3):
+                    continue
+                autograd.backward(scaled)
+        trainer.step(BATCH_SIZE)
+    control = make_net()
+    plain = make_trainer(control, loss_scale=1)
+    for number, batch in enumerate(batches()):
+        if number in (0, 2):
+            backward(control, *batch, plain)
+            plain.step(BATCH_SIZE)
+    assert_same_bits(weights(net), weights(control))
+    assert amp.loss_scale(trainer) == 256
+
+
+def test_two_losses_that_fill_different_gradients_do_not_mix_with_what_one_of_them_left():
+    # After clipping, a second loss begins anew; what only the first one filled is stale then.
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=64)
+    images, targets = next(batches())
+    backward(net, images, targets, trainer)
+    amp.clip_global_norm(trainer, 1.0, BATCH_SIZE)
+    with autograd.record():
+        loss = LOSS(net[2](mx.nd.ones((BATCH_SIZE, 4))), targets)
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    with pytest.raises(UserWarning, match="has not been updated by backward"):
+        trainer.step(BATCH_SIZE)
+
+
+def test_a_changed_scale_begins_anew_where_gradients_are_overwritten():
+    scale = DynamicLossScale(128)
+    net = make_net()
+    trainer = make_trainer(net, loss_scale=scale)
+    every = list(batches())
+    backward(net, *every[1], trainer)
+    scale.update(False)
+    backward(net, *every[0], trainer)
+    trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), expected_after(1))
+
+
+@pytest.mark.parametrize("scale", ["none", 1])
+def test_without_a_scale_losses_may_mix_as_in_plain_gluon(scale):
+    net = make_net()
+    net.collect_params().setattr("grad_req", "add")
+    trainer = make_trainer(net, loss_scale=scale)
+    every = list(batches())
+    backward(net, *every[0], trainer)
+    plain_backward(net, *every[1])
+    trainer.step(2 * BATCH_SIZE)
+    control = make_net()
+    control.collect_params().setattr("grad_req", "add")
+    plain = make_trainer(control)
+    for batch in every[:2]:
+        plain_backward(control, *batch)
+    plain.step(2 * BATCH_SIZE)
+    assert_same_bits(weights(net), weights(control))
+
+
+def test_every_gradient_counts_as_before_where_backward_comes_after_the_block():
+    def train(scale, *, late):
+        net = make_net("float16")
+        for parameter in trained(net):
+            parameter.grad_req = "add"
+        trainer = make_trainer(net, loss_scale=scale)
+        for images, targets in batches():
+            net.collect_params().zero_grad()
+            for half in (slice(None, 4), slice(4, None)):
+                with autograd.record():
+                    loss = LOSS(net(images[half]), targets[half])
+                    with amp.scale_loss(loss, trainer) as scaled:
+                        if not late:
+                            scaled.backward()
+                if late:
+                    scaled.backward()
+            norm = amp.clip_global_norm(trainer, 1000.0, BATCH_SIZE)
+            assert 0 < norm < math.inf
+            trainer.step(BATCH_SIZE)
+        return weights(net)
+
+    for one, other in zip(train(64, late=True), train(64, late=False)):
+        # Each accumulates two float16 gradients; added in float16 they are rounded once more.
+        np.testing.assert_allclose(one.astype("f4"), other.astype("f4"), rtol=0, atol=2.0**-9)

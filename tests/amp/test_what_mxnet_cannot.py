@@ -1,0 +1,170 @@
+"""Row-sparse weights and second derivatives: what works, and what is refused with a sentence."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from amp_helpers import assert_same_bits
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import SparseEmbedding
+
+import mpgluon
+from mpgluon import DynamicLossScale, TrainerStateError, amp
+
+ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
+
+# --- row-sparse weights ----------------------------------------------------------------------
+
+
+def with_embedding(kind, devices=ONE):
+    mx.random.seed(0)
+    net = nn.Sequential()
+    if kind == "sparse weight":
+        net.add(SparseEmbedding(8, 3))
+    else:
+        net.add(nn.Embedding(8, 3, sparse_grad=kind == "sparse gradient"))
+    net.add(nn.Dense(2, in_units=3, flatten=False))
+    net.initialize(mx.init.Normal(0.5), ctx=devices)
+    return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+
+
+def train(net, trainer, devices=ONE, *, scaled=True):
+    for words in ([1, 2, 2, 5], [0, 2, 7, 5]):
+        with autograd.record():
+            parts = gluon.utils.split_and_load(mx.nd.array(words), devices)
+            losses = [(net(part) ** 2).sum(axis=1) for part in parts]
+            if scaled:
+                with amp.scale_loss(losses, trainer) as scaled_losses:
+                    autograd.backward(scaled_losses)
+            else:
+                autograd.backward(losses)
+        trainer.step(4)
+    rows = mx.nd.arange(8)
+    weight = net[0].weight
+    value = weight.data() if weight._stype == "default" else weight.row_sparse_data(rows)
+    return value.asnumpy()
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@pytest.mark.parametrize("loss_scale", ["dynamic", 8, 1, DynamicLossScale(2)], ids=str)
+def test_row_sparse_weights_with_a_loss_scale_are_refused_with_advice_and_nothing_is_changed(
+    devices, loss_scale
+):
+    net, trainer = with_embedding("sparse weight", devices)
+    message = r"1 weights are stored as rows \(\w+weight: row_sparse\).*sparse_grad=True"
+    with pytest.raises(TrainerStateError, match=message):
+        amp.init_trainer(trainer, loss_scale)
+    with pytest.raises(TrainerStateError, match="has no loss scale yet"):
+        amp.loss_scale(trainer)
+    control = train(*with_embedding("sparse weight", devices), devices, scaled=False)
+    assert_same_bits([train(net, trainer, devices, scaled=False)], [control])
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+def test_row_sparse_weights_train_without_a_loss_scale_as_the_message_says(devices):
+    net, trainer = with_embedding("sparse weight", devices)
+    amp.init_trainer(trainer, "none")
+    control = train(*with_embedding("sparse weight", devices), devices, scaled=False)
+    assert_same_bits([train(net, trainer, devices)], [control])
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+def test_dense_weights_with_sparse_gradients_train_with_one_as_the_message_says(devices):
+    net, trainer = with_embedding("sparse gradient", devices)
+    amp.init_trainer(trainer, 64)
+    net_of_control, control = with_embedding("dense", devices)
+    amp.init_trainer(control, 64)
+    ours, expected = train(net, trainer, devices), train(net_of_control, control, devices)
+    np.testing.assert_array_equal(ours, expected)
+
+
+# --- second derivatives ----------------------------------------------------------------------
+
+
+class Critic(gluon.HybridBlock):
+    """Of operators that MXNet can differentiate twice."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first = nn.Dense(4, in_units=3)
+            self.last = nn.Dense(1, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        return self.last(F.tanh(self.first(x)))
+
+
+def penalized(prepare, loss_scale=None, *, hybridize=False):
+    """Take two steps with a gradient penalty, and return a weight."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = Critic()
+    net.initialize(mx.init.Normal(1))
+    prepare(net)
+    net.hybridize(hybridize)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    if loss_scale is not None:
+        amp.init_trainer(trainer, loss_scale)
+    for _ in range(2):
+        x = mx.nd.array(np.random.standard_normal((5, 3)))
+        x.attach_grad()
+        with autograd.record():
+            scores = net(x)
+            (gradient,) = autograd.grad(scores, [x], create_graph=True, retain_graph=True)
+            loss = (gradient * gradient).sum(axis=1) + scores.reshape((-1,))
+            if loss_scale is None:
+                loss.backward()
+            else:
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+        trainer.step(5)
+    return [p.data().asnumpy() for p in net.collect_params().values()]
+
+
+KEPT = {
+    "plain": lambda _: None,
+    "cast, kept": lambda net: mpgluon.cast_block(net, keep_fp32=[net]),
+    "autocast, kept": lambda net: amp.autocast(net, keep_fp32=[net]),
+    "cast, its layers kept": lambda net: mpgluon.cast_block(net, keep_fp32=[net.first, net.last]),
+}
+
+
+@pytest.mark.parametrize("loss_scale", [64, DynamicLossScale(8, growth_interval=1)], ids=str)
+@pytest.mark.parametrize("how", KEPT)
+def test_a_gradient_penalty_through_fp32_blocks_is_scaled_like_any_loss(how, loss_scale):
+    if isinstance(loss_scale, DynamicLossScale):
+        loss_scale = DynamicLossScale(8, growth_interval=1)
+    assert_same_bits(penalized(KEPT[how], loss_scale), penalized(KEPT["plain"]))
+
+
+@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+@pytest.mark.parametrize(
+    "prepare",
+    [mpgluon.cast_block, amp.autocast, lambda net: amp.autocast(net, "bfloat16")],
+    ids=["cast", "autocast", "bfloat16"],
+)
+def test_a_gradient_penalty_through_a_16_bit_network_is_refused_by_name(prepare, hybridize):
+    message = "_backward_amp_cast is non-differentiable"
+    if hybridize:
+        message = "CachedOp does not support higher order gradients"
+    with pytest.raises(mx.MXNetError, match=message):
+        penalized(prepare, 64, hybridize=hybridize)
+    with pytest.raises(mx.MXNetError, match=message):
+        penalized(prepare, hybridize=hybridize)
+
+
+def test_an_operator_with_a_gradient_of_its_own_beside_a_penalty_is_refused():
+    net = Critic()
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, 64)
+    x = mx.nd.ones((5, 3))
+    x.attach_grad()
+    with autograd.record():
+        scores = net(x)
+        (gradient,) = autograd.grad(scores, [x], create_graph=True, retain_graph=True)
+        loss = (gradient**2).sum(axis=1) + mx.nd.SoftmaxOutput(scores, mx.nd.zeros(5)).sum(axis=1)
+        with pytest.raises(mpgluon.PrecisionError, match="and a gradient of a gradient"):
+            amp.scale_loss(loss, trainer).__enter__()

@@ -467,7 +467,7 @@ class _Rewriting:
     def _hand_out(
         self, key: Key, value: Entry, *, round_it: bool = False, gradient_is_rounded: bool = False
     ) -> None:
-        """Give every taker of a float16 result its value, and round gradients as they add.
+        """Give every taker of a 16-bit result its value, and round gradients as they add.
 
         Parameters
         ----------
@@ -487,9 +487,8 @@ class _Rewriting:
         rounds_sum = self.in_arrays or self.graph.narrows(node)
         if len(takers) == 1:
             only = takers[0][0]
-            widens = only is not None and self.graph.widens(only)
-            sums = not self.in_arrays and rounds_sum and not widens
-            backward = (rounds[0] or sums) and not gradient_is_rounded
+            is_sum = not self.in_arrays and (only is None or not self.graph.widens(only))
+            backward = (rounds[0] or (is_sum and rounds_sum)) and not gradient_is_rounded
             self._give(takers[0], value, forward=round_it, backward=backward)
             return
         if self.graph.narrows(node) and self.graph.rounds_before_relu(node):
@@ -498,8 +497,8 @@ class _Rewriting:
                 self._give(taker, value, forward=False, backward=backward)
             return
         # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the first two
-        # takers take the value behind two nodes that round, the third behind one.
-        # Copies keep the order of sums that are not rounded.
+        # takers take the value behind two nodes that round, the third behind one. Copies keep the
+        # order of sums that are not rounded.
         levels = [self.operators.round(value, forward=round_it, backward=rounds_sum)]
         for _ in takers[2:]:
             levels.append(

@@ -19,10 +19,19 @@ import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
 from mpgluon.training import InterruptedRunError, TrainingConfig, train
 
+
+def _dtype(text: str) -> str:
+    """Return a format or policy, or refuse it as the parser refuses what it does not know."""
+    try:
+        return TrainingConfig(dtype=text).dtype
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 # Option, what it takes, and what it means; defaults are the config's.
 _OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": (
-        {"metavar": "{float32,float16,bfloat16,POLICY}"},
+        {"metavar": "{float32,float16,bfloat16,POLICY}", "type": _dtype},
         "float16 is the cast network with FP32 master weights; bfloat16 is autocast; a policy is "
         "mixed_float16, emulated_bfloat16 or like params=float32,compute=bfloat16",
     ),

@@ -296,6 +296,7 @@ def test_contrib_amp_patches_mxnet_for_good_and_breaks_plain_fp32_convolution_on
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")
+@pytest.mark.usefixtures("native_bfloat16")
 def test_contrib_amp_exports_the_fp32_graph_without_a_word(tmp_path):
     images = mx.nd.array(np.sin(np.arange(2 * 3 * 64)).reshape(2, 3, 8, 8), dtype="float32")
     net = nn.HybridSequential()

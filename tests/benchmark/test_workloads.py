@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -15,9 +14,7 @@ from mpgluon.data.shapes import render_shapes
 from mpgluon.loss_scale import DynamicLossScale
 
 NETWORK = {"model": "resnet18_v1", "batch_size": 4, "image_size": 64}
-MXNET = [("gluon", "float32"), ("mpgluon", "float32"), ("mpgluon", "float16")]
-if "avx512f" in Path("/proc/cpuinfo").read_text():  # without it oneDNN has no bfloat16
-    MXNET.append(("mpgluon", "bfloat16"))
+MXNET = [("gluon", "float32"), *(("mpgluon", t) for t in ("float32", "float16", "bfloat16"))]
 
 
 @pytest.fixture
@@ -195,7 +192,7 @@ CONTRIB_AMP = {
 }
 
 
-@pytest.mark.skipif(("mpgluon", "bfloat16") not in MXNET, reason="oneDNN needs AVX-512")
+@pytest.mark.usefixtures("native_bfloat16")
 @pytest.mark.parametrize("what", CONTRIB_AMP)
 def test_contrib_amp_takes_part_in_bfloat16(what):
     factory = f"mpgluon.benchmark.workloads:{what.split()[0]}"

@@ -9,7 +9,7 @@ everything off again.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple, Optional, Union
 
@@ -25,7 +25,8 @@ from mpgluon.master_weights import MasterKeeper
 from mpgluon.policy import Policy
 from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.cast import Cast, fp32_value
-from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
+from mpgluon.precision.forward import PolicyForward, blocks_of, forward_of, is_hybrid
+from mpgluon.precision.frozen import forget_gradients
 from mpgluon.precision.report import BeyondReach, CastReport
 
 __all__ = [
@@ -223,6 +224,7 @@ def restore(net: gluon.Block) -> None:
         for parameter in block._reg_params.values():
             if parameter in forward.owner.fp32_values:
                 _restore_parameter(parameter, forward.owner.fp32_values.pop(parameter))
+        forget_gradients(block)
         roots.add(forward.owner.root)
         if forward.owner.root in blocks:
             forward.detach()
@@ -260,18 +262,6 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
 def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:
     """Return a copy; devices hold equal values, and averaging them could round."""
     return parameter.list_data()[0].copyto(mx.cpu())
-
-
-def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
-    """Yield ``net`` and every block in it once, parents first."""
-    seen: set[gluon.Block] = set()
-    waiting = [net]
-    while waiting:
-        block = waiting.pop()
-        if block not in seen:
-            seen.add(block)
-            yield block
-            waiting.extend(reversed(list(block._children.values())))
 
 
 class _Planned(NamedTuple):

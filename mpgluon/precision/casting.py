@@ -28,6 +28,7 @@ from mpgluon.precision.cast import Cast, fp32_value
 from mpgluon.precision.forward import PolicyForward, blocks_of, forward_of, is_hybrid
 from mpgluon.precision.frozen import forget_gradients
 from mpgluon.precision.report import BeyondReach, CastReport
+from mpgluon.precision.told_formats import learned_format, tell, untell
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -148,7 +149,13 @@ def apply_policy(
         )
     plan = _plan(net, tuple(keep_fp32))
     arithmetic = policy_arithmetic(policy, device_type_of(net))
+    learned = {
+        entry.block: learned_format(entry.block, policy.compute_dtype)
+        for entry in plan
+        if not entry.computes_fp32
+    }
     owner = Cast(policy, net)
+    owner.told = {block: tell(block, found) for block, found in learned.items() if found}
     fp32_parameters = {
         parameter
         for entry in plan
@@ -187,6 +194,7 @@ def apply_policy(
         parameters_cast=len(owner.fp32_values),
         parameters_kept=len(parameters) - len(owner.fp32_values),
         arithmetic=arithmetic.kind,
+        told_format=tuple(block.name for block in owner.told),
     )
 
 
@@ -214,6 +222,10 @@ def restore(net: gluon.Block) -> None:
     """
     blocks = list(blocks_of(net))
     roots = set()
+    forwards = [forward for forward in map(forward_of, blocks) if forward is not None]
+    for owner in {id(forward.owner): forward.owner for forward in forwards}.values():
+        for block in set(owner.told).intersection(blocks):
+            untell(block, owner.told.pop(block))
     for parameter in net.collect_params().values():
         for name in ("mpgluon_cast", "_set_trainer"):
             vars(parameter).pop(name, None)

@@ -15,6 +15,7 @@ _HOMES = {
     "alignment_report": "alignment",
     "batch_exponents": "exponents",
     "check_machine": "doctor",
+    "check_network": "doctor",
     "check_training": "doctor",
     "compare_with_fp32": "compare",
     "diagnose": "report",

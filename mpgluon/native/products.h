@@ -12,7 +12,7 @@
 namespace mpgluon {
 namespace products {
 
-enum { kWeight = 1, kBackwardWeight = 2 };  // among the operands, and those of the gradient
+enum { kWeight = 1, kBias = 2, kBackwardWeight = 2 };  // the last among the gradient's operands
 
 bool rounds_gradient(const NodeAttrs& attrs) {
   return std::strchr(attrs.name.c_str(), '|')[1] == '1';
@@ -66,13 +66,16 @@ void backward(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
   Arrays wide = in, results = out;
   Requests requests = req;
   wide[kBackwardWeight] = widened(format, in[kBackwardWeight], true);
-  const bool narrows = out[kWeight].dtype() == mshadow::kFloat16 && req[kWeight] != mxnet::kNullOp;
-  if (narrows) {
+  const bool wanted = req[kWeight] != mxnet::kNullOp, codes = out[kWeight].dtype() == mshadow::kFloat16;
+  // MXNet makes the gradient of the bias together with that of the weight: a convolution writes both,
+  // wanted or not, and a dense layer neither where the weight's is not wanted.
+  const bool made = wanted || (req.size() > kBias && req[kBias] != mxnet::kNullOp);
+  if (made && (codes || !wanted)) {
     results[kWeight] = scratch(out[kWeight], kForGradient);
     requests[kWeight] = mxnet::kWriteTo;
   }
   call(op, attrs, ctx, wide, requests, results);
-  if (narrows) {
+  if (wanted && codes) {
     const TBlob gradient = plain(results[kWeight]).data();
     narrow_blob(format, gradient, req[kWeight], out[kWeight].data());
   }

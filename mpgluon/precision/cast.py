@@ -10,6 +10,7 @@ from mxnet import gluon
 
 from mpgluon.dtypes import cast
 from mpgluon.policy import Policy
+from mpgluon.precision.told_formats import Told
 
 __all__ = ["Cast", "cast_of", "fp32_value"]
 
@@ -25,6 +26,8 @@ class Cast:
     fp32_values: dict[gluon.Parameter, Optional[mx.nd.NDArray]] = field(default_factory=dict)
     # Parameters as the forward pass met them, for messages.
     forward_order: dict[gluon.Parameter, None] = field(default_factory=dict)
+    # What blocks that were told their format knew before.
+    told: dict[gluon.Block, Told] = field(default_factory=dict)
 
 
 def cast_of(parameter: gluon.Parameter) -> Optional[Cast]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple, Optional, Union
 
@@ -26,9 +26,11 @@ from mpgluon.master_weights import MasterKeeper
 from mpgluon.policy import Policy
 from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.cast import Cast, fp32_value
-from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
+from mpgluon.precision.forward import PolicyForward, blocks_of, forward_of, is_hybrid
+from mpgluon.precision.frozen import forget_gradients
 from mpgluon.precision.report import BeyondReach, CastReport
 from mpgluon.precision.symbol_block import ImportedGraph
+from mpgluon.precision.told_formats import learned_format, tell, untell
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -153,12 +155,18 @@ def apply_policy(
         )
     plan = _plan(net, tuple(keep_fp32))
     arithmetic = policy_arithmetic(policy, device_type_of(net))
+    learned = {
+        entry.block: learned_format(entry.block, policy.compute_dtype)
+        for entry in plan
+        if not entry.computes_fp32
+    }
     owner = Cast(policy, net)
     graphs = {
         entry.block: ImportedGraph(entry.block)
         for entry in plan
         if isinstance(entry.block, gluon.SymbolBlock) and not entry.computes_fp32
     }
+    owner.told = {block: tell(block, found) for block, found in learned.items() if found}
     fp32_parameters = {
         parameter
         for entry in plan
@@ -202,6 +210,7 @@ def apply_policy(
         parameters_cast=len(owner.fp32_values),
         parameters_kept=len(parameters) - len(owner.fp32_values),
         arithmetic=arithmetic.kind,
+        told_format=tuple(block.name for block in owner.told),
     )
 
 
@@ -229,6 +238,10 @@ def restore(net: gluon.Block) -> None:
     """
     blocks = list(blocks_of(net))
     roots = set()
+    forwards = [forward for forward in map(forward_of, blocks) if forward is not None]
+    for owner in {id(forward.owner): forward.owner for forward in forwards}.values():
+        for block in set(owner.told).intersection(blocks):
+            untell(block, owner.told.pop(block))
     for parameter in net.collect_params().values():
         for name in ("mpgluon_cast", "_set_trainer"):
             vars(parameter).pop(name, None)
@@ -239,6 +252,7 @@ def restore(net: gluon.Block) -> None:
         for parameter in block._reg_params.values():
             if parameter in forward.owner.fp32_values:
                 _restore_parameter(parameter, forward.owner.fp32_values.pop(parameter))
+        forget_gradients(block)
         roots.add(forward.owner.root)
         if forward.owner.root in blocks:
             forward.detach()
@@ -295,18 +309,6 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
 def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:
     """Return a copy; devices hold equal values, and averaging them could round."""
     return parameter.list_data()[0].copyto(mx.cpu())
-
-
-def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
-    """Yield ``net`` and every block in it once, parents first."""
-    seen: set[gluon.Block] = set()
-    waiting = [net]
-    while waiting:
-        block = waiting.pop()
-        if block not in seen:
-            seen.add(block)
-            yield block
-            waiting.extend(reversed(list(block._children.values())))
 
 
 class _Planned(NamedTuple):

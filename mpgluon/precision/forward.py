@@ -7,6 +7,7 @@ what MXNet says of formats.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Callable, Optional
 
@@ -21,6 +22,7 @@ from mpgluon.errors import PrecisionError
 from mpgluon.precision.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
 from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.cast import Cast
+from mpgluon.precision.frozen import ask_for_gradients
 from mpgluon.precision.grid_graph import hold_on_grid
 from mpgluon.precision.namespace import OperatorNamespace, namespace_of
 from mpgluon.precision.symbol_block import ImportedGraph
@@ -35,7 +37,7 @@ from mpgluon.precision.tracked import (
     widen,
 )
 
-__all__ = ["PolicyForward", "forward_of", "is_hybrid"]
+__all__ = ["PolicyForward", "blocks_of", "forward_of", "is_hybrid"]
 
 
 class PolicyForward:
@@ -68,6 +70,8 @@ class PolicyForward:
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
+        self.traced_blocks: list[gluon.Block] = []  # in it, with several parameters of their own
+        self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient all the same
         self.tracing = False
         if self.method == "hybrid_forward":
             block._call_cached_op = self._call_cached_op
@@ -84,6 +88,7 @@ class PolicyForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute as the block does, under the owner's policy."""
         self.owner.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
+        ask_for_gradients([self.block])
         if self.kept:
             args = convert_arrays(args, widen)
             kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
@@ -121,13 +126,16 @@ class PolicyForward:
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the block's own graph, traced for the formats of ``args``."""
         formats = [format_of(array) for array in arrays_in(args)]
-        if formats != self.traced_formats:
+        thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
+        # A static graph would go on writing the gradient that nobody reads.
+        if formats != self.traced_formats or thawed:
             self.block._clear_cached_op()
             self.traced_formats = formats
         self.tracing = True
         try:
             if self.block._cached_op is None:
                 self._build_graph(args)
+            self.frozen_matrices = ask_for_gradients(self.traced_blocks)
             # Its outputs are new objects, which may change their class.
             result = type(self.block)._call_cached_op(self.block, *args)
             formats_of_outputs = iter(self.output_formats)
@@ -141,6 +149,7 @@ class PolicyForward:
     def _build_graph(self, args: tuple[Any, ...]) -> None:
         """Build the block's own graph; on a CPU another one that gives the same bits sooner."""
         block, rewrite = self.block, self._rewriting(_device_type(args))
+        self.traced_blocks = [inner for inner in blocks_of(block) if len(inner._reg_params) > 1]
         if rewrite is None:
             type(block)._build_cache(block, *args)
             return
@@ -243,3 +252,15 @@ def is_hybrid(block: gluon.Block) -> bool:
     """Whether the block computes in a ``hybrid_forward`` of its own."""
     inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
     return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited
+
+
+def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
+    """Yield ``net`` and every block in it once, parents first."""
+    seen: set[gluon.Block] = set()
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if block not in seen:
+            seen.add(block)
+            yield block
+            waiting.extend(reversed(list(block._children.values())))

@@ -37,6 +37,8 @@ class CastReport:
     arithmetic : {"native", "emulated"}
         Whether this device computes products in the format, or FP32 arithmetic carries it out,
         each result rounded once.
+    told_format : tuple of str
+        Names of the blocks that learned the 16-bit format from their own ``cast`` or in ``_dtype``.
     """
 
     policy: Policy
@@ -46,6 +48,7 @@ class CastReport:
     parameters_cast: int
     parameters_kept: int
     arithmetic: str
+    told_format: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -60,6 +63,11 @@ class CastReport:
             if self.parameters_cast
             else f"{self.parameters_kept:6d} parameters, all left as they were",
         ]
+        if self.told_format:
+            lines.append(
+                f"{len(self.told_format):6d} {_plural('block', self.told_format)} told that the "
+                f"format is {self.policy.compute_dtype}{_examples(self.told_format)}"
+            )
         lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
         return "\n".join(lines)
 

@@ -45,7 +45,27 @@ Convert = Callable[[Array], Array]
 Format = Union[str, FloatFormat]
 
 
-class Float16Array(mx.nd.NDArray):
+class _EqualToNDArray(type):
+    """The class of array classes that compare equal to MXNet's own, and to one another.
+
+    MXNet asks ``type(value) == self.__class__`` before it assigns an array to a part of another
+    one; where the answer is no, it makes an array from the value first, by an assignment. Whatever
+    is assigned an array of ours (``mx.nd.array``, ``buffer[:] = out``, ``autograd.Function``, a
+    parameter's ``set_data``) would so call itself until Python's stack ends. These classes add
+    operators to an array, and nothing that a copy of its values could lose.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return other is mx.nd.NDArray or isinstance(other, _EqualToNDArray)
+
+    def __ne__(cls, other: object) -> bool:  # type's own would not ask __eq__
+        return not cls == other
+
+    def __hash__(cls) -> int:
+        return hash(mx.nd.NDArray)
+
+
+class Float16Array(mx.nd.NDArray, metaclass=_EqualToNDArray):
     """A float16 NDArray inside a network; its Python operators follow the operator table."""
 
     __slots__ = ()
@@ -106,7 +126,7 @@ class Bfloat16Symbol(Symbol):
         return mark(Symbol.__getitem__(self, index), "bfloat16")
 
 
-class GridArray(mx.nd.NDArray):
+class GridArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
     """An FP32 NDArray whose values are numbers of another format; one class for each format."""
 
     __slots__ = ()
@@ -137,7 +157,7 @@ class GridSymbol(Symbol):
 
 @cache
 def _grid_class(base: type, fmt: FloatFormat) -> type:
-    return type(f"{fmt.name}{base.__name__}", (base,), {"__slots__": (), "format": fmt})
+    return type(base)(f"{fmt.name}{base.__name__}", (base,), {"__slots__": (), "format": fmt})
 
 
 _SYMBOL_CLASSES = {
@@ -193,8 +213,8 @@ def mark(result: Any, fmt: Optional[Format]) -> Any:
                 array.__class__ = _grid_class(GridSymbol, fmt)
             else:
                 array.__class__ = _SYMBOL_CLASSES.get(fmt or "", Symbol)
-        # Neither sparse nor a borrowed one.
-        elif kind in (mx.nd.NDArray, Float16Array) or issubclass(kind, GridArray):
+        # Neither sparse nor a borrowed one, whose class compares equal to these two.
+        elif kind is mx.nd.NDArray or kind is Float16Array or issubclass(kind, GridArray):
             dtype = dtype_name(array)
             if isinstance(fmt, FloatFormat) and dtype == "float32":
                 array.__class__ = _grid_class(GridArray, fmt)

@@ -19,6 +19,7 @@ __all__ = [
     "DoctorReport",
     "Finding",
     "check_machine",
+    "check_network",
     "check_training",
     "judge_machine",
 ]
@@ -36,6 +37,36 @@ def check_machine() -> DoctorReport:
 def judge_machine(facts: MachineFacts) -> DoctorReport:
     """Say what there is to say of a machine that is known by its facts."""
     return DoctorReport((*installation(facts), *hardware(facts)))
+
+
+def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorReport:
+    """Look for numbers in a network's code that its format does not have, such as -1e18 in a mask.
+
+    Reads the graph that the network would compute; runs nothing, and changes nothing.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        Cast or autocast; a plain network has nothing in float16.
+    input_shape : tuple of int, or sequence of such tuples
+        Of its input, batch included; of all its inputs in their order.
+    ctx : Context, optional
+        Whose arithmetic it would use; the current one by default.
+
+    Returns
+    -------
+    DoctorReport
+        A warning for each operator that turns a finite number into an infinite one, with its block.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the graph cannot be had, see :func:`mpgluon.diagnostics.graph.trace`.
+    """
+    from mpgluon.diagnostics.doctor.scalars import scalars
+    from mpgluon.diagnostics.graph import trace
+
+    return DoctorReport(tuple(scalars(trace(net, input_shape, ctx=ctx))))
 
 
 def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> DoctorReport:

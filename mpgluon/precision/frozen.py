@@ -1,0 +1,62 @@
+"""Frozen weights beside biases that are trained.
+
+MXNet's dense layer computes the gradient of its bias together with that of its weight, and where
+nobody asks for the latter it leaves the former as it is: whatever was in its memory. So a gradient
+is asked for that nobody reads. Convolutions need none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from mxnet import autograd, gluon
+
+__all__ = ["ask_for_gradients", "forget_gradients"]
+
+
+def ask_for_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
+    """Attach a gradient to each frozen matrix beside a trained parameter of the same block.
+
+    Its parameter stays frozen: ``grad_req`` is ``"null"``, and no Trainer updates it.
+
+    Parameters
+    ----------
+    blocks : iterable of Block
+        About to compute; what they contain is not looked at.
+
+    Returns
+    -------
+    list of Parameter
+        The frozen matrices beside trained parameters that have values.
+    """
+    found = []
+    for block in blocks:
+        parameters = block._reg_params.values()
+        if len(parameters) < 2 or all(parameter.grad_req == "null" for parameter in parameters):
+            continue
+        for parameter in filter(_is_frozen_matrix, parameters):
+            found.append(parameter)
+            for array in parameter._data:
+                if array.grad is None:
+                    with autograd.pause():
+                        array.attach_grad()
+    return found
+
+
+def forget_gradients(block: gluon.Block) -> None:
+    """Take off again what :func:`ask_for_gradients` attached to a block's own parameters."""
+    for parameter in filter(_is_frozen_matrix, block._reg_params.values()):
+        if any(array.grad is not None for array in parameter._data):
+            # As Gluon does when a parameter becomes frozen.
+            parameter._data = [array.detach() for array in parameter._data]
+
+
+def _is_frozen_matrix(parameter: gluon.Parameter) -> bool:
+    return (
+        parameter.grad_req == "null"
+        and len(parameter.shape or ()) == 2
+        and parameter._data is not None
+        and parameter._stype == "default"
+        and np.dtype(parameter.dtype).kind == "f"
+    )

@@ -1,0 +1,110 @@
+"""Telling blocks the format that they compute in, as ``Block.cast`` would.
+
+A block that fills a mask with the lowest number, or makes arrays of its own, learns the format from
+its own ``cast``, or reads it in ``_dtype``: ``-1e18`` is a number in FP32 and infinite in float16.
+A cast of ours does not call ``Block.cast``, which would cast parameters that stay FP32. So a copy
+of the block without parameters and children is cast, and what it learned is given to the block.
+
+bfloat16 is told to nobody: it has FP32's range, its arrays are FP32, and ``Block.cast`` refuses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon.parameter import ParameterDict
+
+__all__ = ["Told", "learned_format", "tell", "untell"]
+
+Told = dict[str, Any]
+"""Attributes of a block by name; ``_NOTHING`` for those that it did not have."""
+
+_NOTHING = object()
+_OF_GLUON = frozenset(vars(gluon.HybridBlock()))
+
+
+class _Inert:
+    """What stands for a parameter or another block while a copy is cast; it does nothing."""
+
+    def __getattr__(self, name: str) -> _Inert:
+        if name.startswith("__"):  # what Python looks for, such as __deepcopy__
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> _Inert:
+        return self
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+def learned_format(block: gluon.Block, dtype: str) -> Told:
+    """Return the attributes that a block would have if it were told a format; nothing is changed.
+
+    Parameters
+    ----------
+    block : gluon.Block
+        Of a class of its own: MXNet's layers are told nothing.
+    dtype : {"float32", "float16", "bfloat16"}
+        What it is to compute in. An error in the block's own ``cast`` is raised as it is.
+    """
+    if dtype != "float16" or type(block).__module__.startswith("mxnet."):
+        return {}
+    learned: Told = {}
+    if _is_fp32(vars(block).get("_dtype")):
+        learned["_dtype"] = np.float16
+    defined_in = next(kind for kind in type(block).__mro__ if "cast" in vars(kind))
+    if not defined_in.__module__.startswith("mxnet."):
+        learned |= _learned_in_cast(block)
+    return learned
+
+
+def tell(block: gluon.Block, learned: Told) -> Told:
+    """Give a block attributes, and return those that it had, for :func:`untell`."""
+    before = {name: vars(block).get(name, _NOTHING) for name in learned}
+    vars(block).update(learned)
+    return before
+
+
+def untell(block: gluon.Block, before: Told) -> None:
+    """Give a block back the attributes that it had before :func:`tell`."""
+    for name, value in before.items():
+        if value is _NOTHING:
+            vars(block).pop(name, None)
+        else:
+            vars(block)[name] = value
+
+
+def _learned_in_cast(block: gluon.Block) -> Told:
+    """Return the attributes that a block's own ``cast`` sets."""
+    shell = object.__new__(type(block))
+    before = {name: _without_parts(value) for name, value in vars(block).items()}
+    before |= {"_children": type(block._children)(), "_params": ParameterDict(), "_reg_params": {}}
+    vars(shell).update(before)
+    shell.cast("float16")
+    return {
+        name: value
+        for name, value in vars(shell).items()
+        if name not in _OF_GLUON and value is not before.get(name, _NOTHING)
+        if not isinstance(value, (_Inert, gluon.Block, gluon.Parameter))
+    }
+
+
+def _without_parts(value: Any) -> Any:
+    """Return an attribute, with all that a cast could change in place replaced."""
+    if isinstance(value, (gluon.Block, gluon.Parameter, ParameterDict)):
+        return _Inert()
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_parts, value))
+    if type(value) is dict:
+        return {key: _without_parts(inner) for key, inner in value.items()}
+    return value
+
+
+def _is_fp32(value: Any) -> bool:
+    """Whether an attribute says "float32", in any of the ways in which dtypes are written."""
+    if isinstance(value, str):
+        return value == "float32"
+    return isinstance(value, (type, np.dtype)) and value == np.float32

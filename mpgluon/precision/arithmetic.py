@@ -156,7 +156,11 @@ class _Uniform(Arithmetic):
 
     def narrow(self, array: Array) -> Array:
         """Round to the format, once."""
-        return cast(array, "float16") if self.format == FLOAT16 else onto_grid(array, self.format)
+        if self.format != FLOAT16:
+            return onto_grid(array, self.format)
+        narrow = cast(array, "float16")
+        # A symbol that does not say its format would get an identity before it is widened again.
+        return mark(narrow, "float16") if isinstance(narrow, Symbol) else narrow
 
     def normalize(self, call: Call) -> Any:
         return self._rounded(call.run(widen))
@@ -175,7 +179,11 @@ class _Uniform(Arithmetic):
         """Run an operator all of whose operands have the format, and round its result once."""
 
     def _rounded(self, result: Any) -> Any:
-        return mark(convert_arrays(_each_output(result), self.narrow), self._marked)
+        """Return what an operator has computed in FP32, rounded."""
+        result = _each_output(result)
+        if self.format != FLOAT16:  # a cast to float16 asks for no format
+            result = mark(result, "float32")
+        return mark(convert_arrays(result, self.narrow), self._marked)
 
     def _widened_and_rounded(self, call: Call) -> Any:
         """Run an operator in FP32 on operands of the format, and round its result once."""

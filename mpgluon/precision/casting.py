@@ -175,13 +175,26 @@ def apply_policy(
             owner.fp32_values[parameter] = _on_cpu(parameter) if initialized else None
             parameter.cast("float16")
     beyond_reach = []
+    handing_fp32 = {  # to code that nobody can cast
+        child
+        for entry in plan
+        if not entry.keeps_parameters and _beyond_reach(entry.block)
+        for child in entry.block._children.values()
+    }
     for entry in plan:
         block = entry.block
         _clear_traced_graph(block)
         unseen = None if entry.keeps_parameters else _beyond_reach(block)
         beyond_reach += [unseen] if unseen else []
-        if entry.computes_fp32 or unseen or is_hybrid(block) or block is net:
-            PolicyForward(block, owner, kept=entry.computes_fp32)
+        hands_fp32 = block in handing_fp32
+        if entry.computes_fp32 or unseen or is_hybrid(block) or block is net or hands_fp32:
+            PolicyForward(
+                block,
+                owner,
+                kept=entry.computes_fp32,
+                takes_fp32=unseen is not None,
+                hands_fp32=hands_fp32,
+            )
     return CastReport(
         policy=policy,
         cast=tuple(
@@ -348,9 +361,9 @@ def _beyond_reach(block: gluon.Block) -> Optional[BeyondReach]:
         name=block.name,
         kind=type(block).__name__,
         advice=(
-            "operators that its forward calls itself are not governed, and its own parameters "
-            "stay FP32; write it as a HybridBlock with hybrid_forward(F, …), or keep it in FP32 "
-            "with keep_fp32"
+            "operators that its forward calls itself are not governed: its own parameters stay "
+            "FP32, and what it is handed, by the blocks in it too, is FP32; write it as a "
+            "HybridBlock with hybrid_forward(F, …), or keep it in FP32 with keep_fp32"
         ),
     )
 

@@ -50,10 +50,23 @@ class PolicyForward:
         What it is a part of.
     kept : bool
         Whether the block computes in FP32, and only widens its inputs.
+    takes_fp32 : bool
+        Whether its code calls operators of ``mx.nd``, and so takes what they take.
+    hands_fp32 : bool
+        Whether such code calls it, and so takes its result as FP32, on the format's grid.
     """
 
-    def __init__(self, block: gluon.Block, owner: Cast, *, kept: bool) -> None:
+    def __init__(
+        self,
+        block: gluon.Block,
+        owner: Cast,
+        *,
+        kept: bool,
+        takes_fp32: bool = False,
+        hands_fp32: bool = False,
+    ) -> None:
         self.block, self.owner, self.kept = block, owner, kept
+        self.takes_fp32, self.hands_fp32 = takes_fp32, hands_fp32
         self.method = "hybrid_forward" if is_hybrid(block) else "forward"
         self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
         setattr(block, self.method, self)
@@ -77,7 +90,7 @@ class PolicyForward:
         """Compute as the block does, under the owner's policy."""
         self.owner.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
         ask_for_gradients([self.block])
-        if self.kept:
+        if self.kept or self.takes_fp32:
             args = convert_arrays(args, widen)
             kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
         elif self.method == "hybrid_forward":
@@ -93,6 +106,8 @@ class PolicyForward:
             result = convert_arrays(result, _out_of_bfloat16)
         if self.block is self.owner.root:
             result = mark(convert_arrays(result, self._as_output), None)
+        elif self.hands_fp32:
+            result = mark(convert_arrays(result, widen), None)
         if self.tracing:
             self.output_formats = [format_of(array) for array in arrays_in(result)]
         return result

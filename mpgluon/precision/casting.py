@@ -27,6 +27,7 @@ from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.cast import Cast, fp32_value
 from mpgluon.precision.forward import PolicyForward, blocks_of, forward_of, is_hybrid
 from mpgluon.precision.frozen import forget_gradients
+from mpgluon.precision.numpy_interface import numpy_interface_of
 from mpgluon.precision.report import BeyondReach, CastReport
 from mpgluon.precision.told_formats import learned_format, tell, untell
 
@@ -91,7 +92,8 @@ def cast_block(
         If ``dtype`` is not a 16-bit format that parameters can have.
     PrecisionError
         If ``net`` or a part of it is cast already, or holds a ``SymbolBlock`` that ``keep_fp32``
-        does not name, or is on a device that cannot carry the format. Nothing is changed then.
+        does not name, or computes with MXNet's NumPy interface, or is on a device that cannot carry
+        the format. Nothing is changed then.
 
     Notes
     -----
@@ -147,6 +149,12 @@ def apply_policy(
             f"keep_fp32 is a collection of block types and blocks, received {keep_fp32!r} itself; "
             "write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
         )
+    if mx.util.is_np_array():
+        raise PrecisionError(
+            "MXNet's NumPy interface is switched on (mx.npx.set_np), so layers compute with F.npx; "
+            "a cast governs operators of mx.nd and mx.sym. Nothing was changed. Switch it off with "
+            "mx.npx.reset_np() before the network is made"
+        )
     plan = _plan(net, tuple(keep_fp32))
     arithmetic = policy_arithmetic(policy, device_type_of(net))
     learned = {
@@ -155,6 +163,7 @@ def apply_policy(
         if not entry.computes_fp32
     }
     owner = Cast(policy, net)
+    owner.undo = partial(restore, net)
     owner.told = {block: tell(block, found) for block, found in learned.items() if found}
     fp32_parameters = {
         parameter
@@ -331,6 +340,14 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[_Planned]:
                 f"{block.name} is a SymbolBlock: an imported graph has no hybrid_forward that "
                 "could compute in another format. Keep it in FP32 with keep_fp32="
                 "(*mpgluon.NORMALIZATION_LAYERS, that_block), or build the network from layers"
+            )
+        numpy_interface = None if block in whole else numpy_interface_of(block)
+        if numpy_interface is not None:
+            raise PrecisionError(
+                f"{block.name} ({type(block).__name__}) {numpy_interface}: a cast governs "
+                "operators of mx.nd and mx.sym, not MXNet's NumPy interface. Nothing was changed. "
+                "Write the block with operators of F itself (F.dot, not F.np.dot), or keep it in "
+                "FP32 with keep_fp32"
             )
     always = (nn.BatchNorm, nn.BatchNormReLU)
     return [

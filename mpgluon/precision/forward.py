@@ -24,7 +24,11 @@ from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.cast import Cast
 from mpgluon.precision.frozen import ask_for_gradients
 from mpgluon.precision.grid_graph import hold_on_grid
-from mpgluon.precision.namespace import OperatorNamespace, namespace_of
+from mpgluon.precision.namespace import (
+    NumPyInterfaceError,
+    OperatorNamespace,
+    namespace_of,
+)
 from mpgluon.precision.tracked import (
     Format,
     GridArray,
@@ -102,9 +106,14 @@ class PolicyForward:
         except MXNetError as error:
             _explain(error, self.block)
             raise
+        except NumPyInterfaceError:
+            if not self.owner.has_computed:  # the cast could not know
+                self.owner.undo()
+            raise
         if self.tracing:  # what leaves a graph is an array, and those are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
         if self.block is self.owner.root:
+            self.owner.has_computed = True
             result = mark(convert_arrays(result, self._as_output), None)
         elif self.hands_fp32:
             result = mark(convert_arrays(result, widen), None)

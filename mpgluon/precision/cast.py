@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Callable, Optional
 
 import mxnet as mx
 from mxnet import gluon
@@ -28,6 +28,9 @@ class Cast:
     forward_order: dict[gluon.Parameter, None] = field(default_factory=dict)
     # What blocks that were told their format knew before.
     told: dict[gluon.Block, Told] = field(default_factory=dict)
+    # Whether a forward pass of a block has come to its end, and what takes the cast off.
+    has_computed: bool = False
+    undo: Callable[[], None] = lambda: None
 
 
 def cast_of(parameter: gluon.Parameter) -> Optional[Cast]:

@@ -28,6 +28,7 @@ from mpgluon.precision.arithmetic import policy_arithmetic
 from mpgluon.precision.cast import Cast, fp32_value
 from mpgluon.precision.forward import PolicyForward, blocks_of, forward_of, is_hybrid
 from mpgluon.precision.frozen import forget_gradients
+from mpgluon.precision.numpy_interface import numpy_interface_of
 from mpgluon.precision.report import BeyondReach, CastReport
 from mpgluon.precision.symbol_block import ImportedGraph
 from mpgluon.precision.told_formats import learned_format, tell, untell
@@ -96,8 +97,8 @@ def cast_block(
         If ``dtype`` is not a 16-bit format that parameters can have.
     PrecisionError
         If ``net`` or a part of it is cast already, or holds an imported graph with control flow
-        that ``keep_fp32`` does not name, or is on a device that cannot carry the format. Nothing is
-        changed then.
+        that ``keep_fp32`` does not name, or computes with MXNet's NumPy interface, or is on a
+        device that cannot carry the format. Nothing is changed then.
 
     Notes
     -----
@@ -153,6 +154,12 @@ def apply_policy(
             f"keep_fp32 is a collection of block types and blocks, received {keep_fp32!r} itself; "
             "write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
         )
+    if mx.util.is_np_array():
+        raise PrecisionError(
+            "MXNet's NumPy interface is switched on (mx.npx.set_np), so layers compute with F.npx; "
+            "a cast governs operators of mx.nd and mx.sym. Nothing was changed. Switch it off with "
+            "mx.npx.reset_np() before the network is made"
+        )
     plan = _plan(net, tuple(keep_fp32))
     arithmetic = policy_arithmetic(policy, device_type_of(net))
     learned = {
@@ -166,6 +173,7 @@ def apply_policy(
         for entry in plan
         if isinstance(entry.block, gluon.SymbolBlock) and not entry.computes_fp32
     }
+    owner.undo = partial(restore, net)
     owner.told = {block: tell(block, found) for block, found in learned.items() if found}
     fp32_parameters = {
         parameter
@@ -189,6 +197,12 @@ def apply_policy(
             parameter.cast("float16")
         _warn_of_infinite_weights(owner)
     beyond_reach = []
+    handing_fp32 = {  # to code that nobody can cast
+        child
+        for entry in plan
+        if not entry.keeps_parameters and _beyond_reach(entry.block)
+        for child in entry.block._children.values()
+    }
     for entry in plan:
         block = entry.block
         _clear_traced_graph(block)
@@ -196,8 +210,17 @@ def apply_policy(
             graphs[block].attach()
         unseen = None if entry.keeps_parameters else _beyond_reach(block)
         beyond_reach += [unseen] if unseen else []
-        if entry.computes_fp32 or unseen or is_hybrid(block) or block in graphs or block is net:
-            PolicyForward(block, owner, kept=entry.computes_fp32, graph=graphs.get(block))
+        hands_fp32 = block in handing_fp32
+        computes = is_hybrid(block) or block in graphs
+        if entry.computes_fp32 or unseen or computes or block is net or hands_fp32:
+            PolicyForward(
+                block,
+                owner,
+                kept=entry.computes_fp32,
+                takes_fp32=unseen is not None,
+                hands_fp32=hands_fp32,
+                graph=graphs.get(block),
+            )
     return CastReport(
         policy=policy,
         cast=tuple(
@@ -348,6 +371,14 @@ def _plan(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> list[_Planned]:
                 f"{block.name} is cast already, as a part of {forward.owner.root.name}; call "
                 f"mpgluon.restore on {forward.owner.root.name} before another cast"
             )
+        numpy_interface = None if block in whole else numpy_interface_of(block)
+        if numpy_interface is not None:
+            raise PrecisionError(
+                f"{block.name} ({type(block).__name__}) {numpy_interface}: a cast governs "
+                "operators of mx.nd and mx.sym, not MXNet's NumPy interface. Nothing was changed. "
+                "Write the block with operators of F itself (F.dot, not F.np.dot), or keep it in "
+                "FP32 with keep_fp32"
+            )
     always = (nn.BatchNorm, nn.BatchNormReLU)
     return [
         _Planned(block, block in kept or isinstance(block, always), block in whole)
@@ -381,9 +412,9 @@ def _beyond_reach(block: gluon.Block) -> Optional[BeyondReach]:
         name=block.name,
         kind=type(block).__name__,
         advice=(
-            "operators that its forward calls itself are not governed, and its own parameters "
-            "stay FP32; write it as a HybridBlock with hybrid_forward(F, …), or keep it in FP32 "
-            "with keep_fp32"
+            "operators that its forward calls itself are not governed: its own parameters stay "
+            "FP32, and what it is handed, by the blocks in it too, is FP32; write it as a "
+            "HybridBlock with hybrid_forward(F, …), or keep it in FP32 with keep_fp32"
         ),
     )
 

@@ -24,7 +24,11 @@ from mpgluon.precision.bfloat16_graph import cast_without_copies
 from mpgluon.precision.cast import Cast
 from mpgluon.precision.frozen import ask_for_gradients
 from mpgluon.precision.grid_graph import hold_on_grid
-from mpgluon.precision.namespace import OperatorNamespace, namespace_of
+from mpgluon.precision.namespace import (
+    NumPyInterfaceError,
+    OperatorNamespace,
+    namespace_of,
+)
 from mpgluon.precision.symbol_block import ImportedGraph
 from mpgluon.precision.tracked import (
     Format,
@@ -51,6 +55,10 @@ class PolicyForward:
         What it is a part of.
     kept : bool
         Whether the block computes in FP32, and only widens its inputs.
+    takes_fp32 : bool
+        Whether its code calls operators of ``mx.nd``, and so takes what they take.
+    hands_fp32 : bool
+        Whether such code calls it, and so takes its result as FP32, on the format's grid.
     graph : ImportedGraph, optional
         That of a SymbolBlock, attached already.
     """
@@ -61,9 +69,12 @@ class PolicyForward:
         owner: Cast,
         *,
         kept: bool,
+        takes_fp32: bool = False,
+        hands_fp32: bool = False,
         graph: Optional[ImportedGraph] = None,
     ) -> None:
         self.block, self.owner, self.kept, self.graph = block, owner, kept, graph
+        self.takes_fp32, self.hands_fp32 = takes_fp32, hands_fp32
         self.method = "hybrid_forward" if graph or is_hybrid(block) else "forward"
         self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
         setattr(block, self.method, self)
@@ -89,7 +100,7 @@ class PolicyForward:
         """Compute as the block does, under the owner's policy."""
         self.owner.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
         ask_for_gradients([self.block])
-        if self.kept:
+        if self.kept or self.takes_fp32:
             args = convert_arrays(args, widen)
             kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
         elif self.method == "hybrid_forward":
@@ -101,10 +112,17 @@ class PolicyForward:
         except MXNetError as error:
             _explain(error, self.block)
             raise
+        except NumPyInterfaceError:
+            if not self.owner.has_computed:  # the cast could not know
+                self.owner.undo()
+            raise
         if self.tracing:  # what leaves a graph is an array, and those are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
         if self.block is self.owner.root:
+            self.owner.has_computed = True
             result = mark(convert_arrays(result, self._as_output), None)
+        elif self.hands_fp32:
+            result = mark(convert_arrays(result, widen), None)
         if self.tracing:
             self.output_formats = [format_of(array) for array in arrays_in(result)]
         return result

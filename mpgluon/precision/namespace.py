@@ -28,7 +28,11 @@ from mpgluon.precision.tracked import (
     GridSymbol,
 )
 
-__all__ = ["OperatorNamespace", "namespace_of"]
+__all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
+
+
+class NumPyInterfaceError(PrecisionError):
+    """A cast network asked for ``F.np`` or ``F.npx``."""
 
 
 class OperatorNamespace:
@@ -52,7 +56,7 @@ class OperatorNamespace:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.module, name)
         if name in ("np", "npx"):
-            raise PrecisionError(
+            raise NumPyInterfaceError(
                 "a cast network computes with mx.nd and mx.sym operators; this one asked for "
                 f"F.{name}, MXNet's NumPy interface. Keep that block in FP32 with keep_fp32"
             )

@@ -278,13 +278,24 @@ def hybrid_sum(body):
     return AllInOne(lambda _, self, x: self.body(x) + x, "sum_", body=body)
 
 
-@pytest.mark.parametrize(
-    ("container", "make_sum"), [(nn.HybridSequential, hybrid_sum), (nn.Sequential, PlainSum)]
-)
-def test_a_sum_that_overflows_is_found_and_kept_with_all_that_is_in_its_block(container, make_sum):
+def test_the_sum_of_a_plain_block_which_is_handed_fp32_does_not_overflow():
     body = nn.HybridSequential(prefix="body_")
     body.add(Times(1.0, "same_"))
-    net, sums = container(prefix=""), make_sum(body)
+    net = nn.Sequential(prefix="")
+    net.add(Times(4e4, "up_"), PlainSum(body), Times(2.0**-16, "down_"))
+    batch = float16_batch(np.linspace(0.5, 1, 8))
+    introduced = {
+        layer.block.name: layer.introduced for layer in compare_with_fp32(net, batch).layers
+    }
+    assert introduced["sum"] == 0
+    assert introduced["down"] <= FLOAT16.unit_roundoff
+
+
+@pytest.mark.parametrize("container", [nn.HybridSequential, nn.Sequential])
+def test_a_sum_that_overflows_is_found_and_kept_with_all_that_is_in_its_block(container):
+    body = nn.HybridSequential(prefix="body_")
+    body.add(Times(1.0, "same_"))
+    net, sums = container(prefix=""), hybrid_sum(body)
     net.add(Times(4e4, "up_"), sums, Times(2.0**-16, "down_"))
     batch = float16_batch(np.linspace(0.5, 1, 8))
     introduced = {

@@ -544,7 +544,8 @@ def test_a_plain_call_with_two_formats_is_explained_with_the_name_of_the_block(h
 
 def test_a_plain_block_that_mixes_formats_is_explained_too():
     net = nn.Sequential()
-    net.add(ByHand(mx.nd.broadcast_mul), nn.Dense(3))
+    mixing = ByHand(lambda y, scale: mx.nd.broadcast_mul(y.astype("float16"), scale))
+    net.add(mixing, nn.Dense(3))
     net.initialize()
     mpgluon.cast_block(net)
     with pytest.raises(PrecisionError, match=rf"^{net[0].name} \(ByHand\)"):

@@ -44,8 +44,8 @@ from mpgluon.precision.tracked import (
 __all__ = ["PolicyForward", "blocks_of", "forward_of", "is_hybrid"]
 
 
-# Gluon's name scopes, a block's graph and MXNet's CachedOp are for one thread at a time. A call only
-# queues its operators, so that threads wait for one another briefly.
+# Gluon's name scopes, a block's graph and MXNet's CachedOp are for one thread at a time. A call
+# only queues its operators, so threads wait for one another briefly.
 _TRACING = RLock()
 
 
@@ -146,7 +146,6 @@ class PolicyForward:
         try:
             with _TRACING:
                 output_formats = self._see_to_graph(args)
-                # What MXNet carries out is noted in the graph by its first call in each mode.
                 result = type(self.block)._call_cached_op(self.block, *args)
             # Its outputs are new objects, which may change their class.
             return convert_arrays(result, lambda array: mark(array, next(output_formats)))

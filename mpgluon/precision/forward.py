@@ -83,7 +83,7 @@ class PolicyForward:
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
-        self.traced_blocks: list[gluon.Block] = []  # in it, with several parameters of their own
+        self.traced_blocks: list[gluon.Block] = []  # in it, with matrices of their own
         self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient all the same
         self.tracing = False
         if self.method == "hybrid_forward":
@@ -173,7 +173,11 @@ class PolicyForward:
     def _build_graph(self, args: tuple[Any, ...]) -> None:
         """Build the block's own graph; on a CPU another one that gives the same bits sooner."""
         block, rewrite = self.block, self._rewriting(_device_type(args))
-        self.traced_blocks = [inner for inner in blocks_of(block) if len(inner._reg_params) > 1]
+        self.traced_blocks = [
+            inner
+            for inner in blocks_of(block)
+            if any(len(parameter.shape or ()) == 2 for parameter in inner._reg_params.values())
+        ]
         if rewrite is None:
             type(block)._build_cache(block, *args)
             return

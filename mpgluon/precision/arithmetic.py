@@ -49,6 +49,11 @@ from mpgluon.precision.tracked import (
 
 __all__ = ["Arithmetic", "Call", "arithmetic_of", "emulated", "policy_arithmetic"]
 
+# Loops: where the body and the states that go round stand, and their names.
+_LOOPS = {
+    "contrib.foreach": ((0, "body"), (2, "init_states")),
+    "contrib.while_loop": ((1, "func"), (2, "loop_vars")),
+}
 _CASTS = frozenset({"Cast", "cast"})
 _CREATORS = frozenset({"zeros", "ones", "full"})
 
@@ -78,6 +83,33 @@ class Call:
             for key, arg in self.kwargs.items()
         }
         return Call(self.name, self.function, args, kwargs)
+
+    def with_fp32_states(self) -> Call:
+        """Return a loop whose states are FP32 before and after each round of its body.
+
+        MXNet wants one format for all rounds, and what a body computes may have another than what
+        it was given at first.
+        """
+        args, kwargs = list(self.args), dict(self.kwargs)
+
+        def change(place: tuple[int, str], what: Callable[[Any], Any]) -> None:
+            position, name = place
+            if name in kwargs:
+                kwargs[name] = what(kwargs[name])
+            elif position < len(args):
+                args[position] = what(args[position])
+
+        def with_wide_states(body: Callable[..., Any]) -> Callable[..., Any]:
+            def in_fp32(*given: Any) -> Any:
+                outputs, states = body(*given)
+                return outputs, convert_arrays(states, widen)
+
+            return in_fp32
+
+        body, states = _LOOPS[self.name]
+        change(body, with_wide_states)
+        change(states, lambda value: convert_arrays(value, widen))
+        return Call(self.name, self.function, tuple(args), kwargs)
 
     def operands(self) -> list[Array]:
         """Return the arrays that decide the format, but not those that only stand by."""
@@ -126,6 +158,8 @@ class Arithmetic(ABC):
             return self.follow(call)
         if rule is Rule.MOVE:
             return self.move(call)
+        if call.name in _LOOPS:
+            return call.with_fp32_states().run()
         dtype = call.demanded_format()
         return call.run() if dtype is None else mark(call.run(), dtype)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from threading import RLock
 from typing import Any, Callable, Optional
 
 import mxnet as mx
@@ -42,6 +43,11 @@ from mpgluon.precision.tracked import (
 )
 
 __all__ = ["PolicyForward", "blocks_of", "forward_of", "is_hybrid"]
+
+
+# Gluon's name scopes, a block's graph and MXNet's CachedOp are for one thread at a time. A call
+# only queues its operators, so threads wait for one another briefly.
+_TRACING = RLock()
 
 
 class PolicyForward:
@@ -81,7 +87,7 @@ class PolicyForward:
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
-        self.traced_blocks: list[gluon.Block] = []  # in it, with several parameters of their own
+        self.traced_blocks: list[gluon.Block] = []  # in it, with matrices of their own
         self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient all the same
         self.tracing = False
         if self.method == "hybrid_forward":
@@ -143,31 +149,41 @@ class PolicyForward:
 
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the block's own graph, traced for the formats of ``args``."""
+        try:
+            with _TRACING:
+                output_formats = self._see_to_graph(args)
+                result = type(self.block)._call_cached_op(self.block, *args)
+            # Its outputs are new objects, which may change their class.
+            return convert_arrays(result, lambda array: mark(array, next(output_formats)))
+        except MXNetError as error:
+            _explain(error, self.block)
+            raise
+
+    def _see_to_graph(self, args: tuple[Any, ...]) -> Iterator[Optional[Format]]:
+        """Trace the block's own graph if need be, and return the formats of its results."""
         formats = [format_of(array) for array in arrays_in(args)]
         thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
         # A static graph would go on writing the gradient that nobody reads.
         if formats != self.traced_formats or thawed:
             self.block._clear_cached_op()
             self.traced_formats = formats
-        self.tracing = True
-        try:
-            if self.block._cached_op is None:
+        if self.block._cached_op is None:
+            self.tracing = True
+            try:
                 self._build_graph(args)
-            self.frozen_matrices = ask_for_gradients(self.traced_blocks)
-            # Its outputs are new objects, which may change their class.
-            result = type(self.block)._call_cached_op(self.block, *args)
-            formats_of_outputs = iter(self.output_formats)
-            return convert_arrays(result, lambda array: mark(array, next(formats_of_outputs)))
-        except MXNetError as error:
-            _explain(error, self.block)
-            raise
-        finally:
-            self.tracing = False
+            finally:
+                self.tracing = False
+        self.frozen_matrices = ask_for_gradients(self.traced_blocks)
+        return iter(self.output_formats)
 
     def _build_graph(self, args: tuple[Any, ...]) -> None:
         """Build the block's own graph; on a CPU another one that gives the same bits sooner."""
         block, rewrite = self.block, self._rewriting(_device_type(args))
-        self.traced_blocks = [inner for inner in blocks_of(block) if len(inner._reg_params) > 1]
+        self.traced_blocks = [
+            inner
+            for inner in blocks_of(block)
+            if any(len(parameter.shape or ()) == 2 for parameter in inner._reg_params.values())
+        ]
         if rewrite is None:
             type(block)._build_cache(block, *args)
             return

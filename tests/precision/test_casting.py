@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Barrier, Thread
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -561,6 +563,27 @@ def test_other_errors_of_mxnet_pass_unchanged(hybridize):
         net.hybridize()
     with pytest.raises(mx.MXNetError, match=r"(?i)shape|dot"):
         net(mx.nd.ones((2, 5))).wait_to_read()
+
+
+def test_the_first_hybridized_call_may_come_from_several_threads_at_once():
+    for _ in range(5):
+        net = known()
+        mpgluon.cast_block(net)
+        expected = net(IMAGES).asnumpy()
+        net.hybridize()
+        start, results = Barrier(6), []
+
+        def call(net=net, start=start, results=results):
+            start.wait()
+            results.append(net(IMAGES).asnumpy())
+
+        threads = [Thread(target=call) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(results) == 6
+        assert all(np.array_equal(result, expected) for result in results)
 
 
 # Arguments

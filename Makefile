@@ -7,13 +7,17 @@ RUN := $(VENV)/bin/python
 DEMO := runs/demo
 DATA ?= data
 HOROVOD := .venv-horovod
+THIRD_PARTY := .venv-third-party
 GPU := .venv-gpu
 
 # Tests of what depends on the processor, as on one with AVX2 and no AVX-512: oneDNN and the native
 # library are held back.
 AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 
-.PHONY: demo test test-avx2 test-slow test-torch test-horovod test-gpu lint notebooks notebooks-check \
+# What `make test` runs: what needs nothing else, and no minutes.
+QUICK := not slow and not gpu and not network and not third_party
+
+.PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint notebooks notebooks-check \
 	benchmark evidence lab wheel environment clean
 
 environment: $(VENV)/.complete
@@ -37,11 +41,11 @@ demo: environment
 		--epochs 10 --learning-rate 0.02 --output-dir $(DEMO)
 
 test: environment lint
-	$(RUN) -m pytest -m "not slow and not gpu and not network"
+	$(RUN) -m pytest -m "$(QUICK)"
 	$(MAKE) notebooks-check
 
 test-avx2: environment
-	$(AVX2) $(RUN) -m pytest -m "not slow and not gpu and not network" \
+	$(AVX2) $(RUN) -m pytest -m "$(QUICK)" \
 		-k "not test_networks or resnet18_v1 or mobilenetv2_0.25 or cifar_resnet20_v1" \
 		tests/precision tests/test_native.py tests/native/test_bfloat16.py tests/test_dtypes.py \
 		tests/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
@@ -78,6 +82,23 @@ $(HOROVOD)/.complete:
 		HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
 		$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-build-isolation horovod==0.28.1
+	touch $@
+
+# Networks, losses and loops that nobody here wrote. gluonnlp has no wheels, and the C file in its
+# source is too old for Python 3.11: Cython makes another one.
+test-third-party: $(THIRD_PARTY)/.complete
+	PYTHONPATH=. $(THIRD_PARTY)/bin/python -m pytest -m third_party tests/third_party
+
+$(THIRD_PARTY)/.complete: requirements/dev.txt
+	rm -rf $(THIRD_PARTY)
+	$(PYTHON) -m venv $(THIRD_PARTY)
+	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c requirements/dev.txt mxnet==1.9.1 numpy==1.23.5 pillow tqdm requests matplotlib \
+		portalocker yacs scipy pandas pyyaml autocfg pytest setuptools packaging cython==3.0.12
+	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps gluoncv==0.10.5.post0
+	CYTHON_FORCE_REGEN=1 $(THIRD_PARTY)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --no-deps --no-build-isolation gluonnlp==0.10.0
 	touch $@
 
 # Where NVIDIA's driver is, with MXNet's build for CUDA, which owns the folder of the other build and
@@ -134,4 +155,4 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(GPU) .venv-torch runs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist *.egg-info
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) .venv-torch runs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist *.egg-info

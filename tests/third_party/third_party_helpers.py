@@ -1,0 +1,172 @@
+"""Training a network of somebody else's a few steps in float16, beside FP32.
+
+A network is a :class:`Case`: how to make it, and what its losses are. How far a float16 run may be from
+FP32's is measured on the network itself: by how far FP32 moves from FP32 when its first weights
+change by half a unit of float16's last place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple, Union
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+import mpgluon
+from mpgluon import amp
+
+STEPS = 3
+PERTURBED = tuple(f"FP32, changed a little ({number})" for number in range(3))
+
+
+def change_a_little(net: gluon.Block) -> None:
+    """Change each weight by 2**-12 of itself at most: half a unit of float16's last place."""
+    for parameter in net.collect_params().values():
+        if parameter.grad_req != "null":
+            noise = mx.nd.random.uniform(-1, 1, parameter.shape)
+            parameter.set_data(parameter.data() * (1 + 2.0**-12 * noise))
+
+
+FLOAT16 = {
+    "cast": mpgluon.cast_block,
+    "autocast": lambda net: amp.autocast(net, "float16"),
+}
+
+
+class Case(NamedTuple):
+    """A network and its training.
+
+    Attributes
+    ----------
+    make : callable
+        Returns the network with initialized FP32 parameters, of known shapes.
+    losses : callable
+        Takes the network and the number of the step; returns an NDArray, or a list of them.
+    batch_size : int
+        What ``trainer.step`` is given.
+    optimizer, learning_rate, loss_scale
+        Of the Trainer. The largest gradient times the scale stays below 65504.
+    uses : int
+        How often a pass uses one weight: so many gradients are rounded and added up.
+    """
+
+    make: Callable[[], gluon.Block]
+    losses: Callable[[gluon.Block, int], Union[mx.nd.NDArray, list[mx.nd.NDArray]]]
+    batch_size: int
+    optimizer: str = "sgd"
+    learning_rate: float = 0.01
+    loss_scale: float = 2.0**10
+    uses: int = 1
+
+
+class Run(NamedTuple):
+    """What a training run leaves behind: its losses, and by how much each parameter has moved."""
+
+    losses: list[np.ndarray]
+    moved: dict[str, np.ndarray]
+
+
+def train(case: Case, way: str, hybridize: bool = False) -> Run:
+    """Train some steps: as plain FP32 or, with a loss scale, in float16."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = case.make()
+    mx.nd.waitall()  # inference changes the layout of weights that are being read
+    places = net._collect_params_with_prefix()
+    start = {name: parameter.data().asnumpy() for name, parameter in places.items()}
+    if way in PERTURBED:
+        mx.random.seed(PERTURBED.index(way))
+        change_a_little(net)
+        start = {name: parameter.data().asnumpy() for name, parameter in places.items()}
+    if way in FLOAT16:
+        FLOAT16[way](net)
+    net.hybridize(hybridize)
+    options: dict[str, Any] = {"learning_rate": case.learning_rate}
+    if way == "cast":
+        options["multi_precision"] = True
+    trainer = gluon.Trainer(net.collect_params(), case.optimizer, options)
+    if way in FLOAT16:
+        amp.init_trainer(trainer, case.loss_scale)
+    losses = []
+    for step in range(STEPS):
+        mx.random.seed(step)  # the same Dropout masks in every run
+        with autograd.record():
+            loss = case.losses(net, step)
+            if way not in FLOAT16:
+                autograd.backward(loss)
+            else:
+                with amp.scale_loss(loss, trainer) as scaled_loss:
+                    autograd.backward(scaled_loss)
+        trainer.step(case.batch_size)
+        assert way not in FLOAT16 or not amp.step_was_skipped(trainer)
+        losses += [one.asnumpy() for one in (loss if isinstance(loss, list) else [loss])]
+    if way == "cast":
+        mpgluon.restore(net)  # to its masters
+    trained = {name: p for name, p in places.items() if p.grad_req != "null"}
+    return Run(losses, {name: p.data().asnumpy() - start[name] for name, p in trained.items()})
+
+
+def length(arrays: Iterable[np.ndarray]) -> float:
+    """Return the norm of all arrays together."""
+    return float(np.sqrt(sum((one**2).sum(dtype=np.float64) for one in arrays)))
+
+
+def distance(left: Iterable[np.ndarray], right: Iterable[np.ndarray]) -> float:
+    """Return the norm of the difference, relative to the norm of ``right``."""
+    right = list(right)
+    return length(one - other for one, other in zip(left, right)) / length(right)
+
+
+class Reference(NamedTuple):
+    """FP32's run, and how far it moves from itself when its first weights change a little."""
+
+    run: Run
+    loss_noise: float
+    weight_noise: float
+
+
+@lru_cache(maxsize=1)
+def reference(case: Case) -> Reference:
+    """Train in FP32, once as it is and three times with changed weights."""
+    fp32 = train(case, "FP32")
+    loss_noise = weight_noise = 0.0
+    for way in PERTURBED:
+        changed = train(case, way)
+        loss_noise = max(loss_noise, distance(changed.losses, fp32.losses))
+        weight_noise = max(weight_noise, distance(changed.moved.values(), fp32.moved.values()))
+    return Reference(fp32, loss_noise, weight_noise)
+
+
+def check(case: Case, way: str, hybridize: bool) -> None:
+    """Assert that a float16 run trains what FP32 trains, as far from it as rounding takes it.
+
+    The losses' bound: FP32's own distance, its first weights changed by up to 2**-12 of themselves,
+    times 4. In float16 each layer rounds its weight, its product, its normalization and its sum, so
+    four times where one value was changed, which is twice the norm; and by up to 2**-11 of a value
+    (just above a power of two), which is twice again.
+
+    The weights' bound is that of what they move by, and 2**-11 more for each rounding of a gradient
+    itself. In deep networks with small batches it exceeds 1 and says little, so that the length of
+    the whole movement is compared as well: a wrong division by a loss scale is by 2 at least.
+    """
+    fp32, loss_noise, weight_noise = reference(case)
+    found = train(case, way, hybridize)
+    assert all(np.isfinite(loss).all() for loss in fp32.losses + found.losses)
+    assert [name for name, moved in fp32.moved.items() if moved.any()] == [
+        name for name, moved in found.moved.items() if moved.any()
+    ]
+    assert distance(found.losses, fp32.losses) < 4 * loss_noise
+    bound = 4 * weight_noise + case.uses * 2.0**-11
+    assert distance(found.moved.values(), fp32.moved.values()) < bound
+    assert 0.5 < length(found.moved.values()) / length(fp32.moved.values()) < 2
+
+
+every_way = pytest.mark.parametrize(
+    ("way", "hybridize"),
+    [(way, hybridize) for way in FLOAT16 for hybridize in (False, True)],
+    ids=[f"{way}, {how}" for way in FLOAT16 for how in ("imperative", "hybridized")],
+)

@@ -17,8 +17,8 @@ AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 # What `make test` runs: what needs nothing else, and no minutes.
 QUICK := not slow and not gpu and not network and not third_party
 
-.PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint notebooks notebooks-check \
-	benchmark evidence lab wheel environment clean
+.PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint \
+	notebooks notebooks-check benchmark evidence lab wheel environment clean
 
 environment: $(VENV)/.complete
 
@@ -155,4 +155,5 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) .venv-torch runs .pytest_cache .mypy_cache .ruff_cache .hypothesis dist *.egg-info
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) .venv-torch runs dist *.egg-info \
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,22 +8,15 @@ import numpy as np
 import pytest
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss
 from mxnet import autograd, gluon
+from third_party_helpers import change_a_little, distance
 
 import mpgluon
 from mpgluon import amp
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.third_party]
 
 NETWORKS = {"FCN": "get_fcn", "PSPNet": "get_psp", "DeepLab": "get_deeplab"}
 SIZE, CLASSES, BATCH_SIZE = 64, 150, 4
-
-
-def change_a_little(net):
-    """Change each weight by 2**-12 of itself at most: half a unit of float16's last place."""
-    for parameter in net.collect_params().values():
-        if parameter.grad_req != "null":
-            noise = mx.nd.random.uniform(-1, 1, parameter.shape)
-            parameter.set_data(parameter.data() * (1 + 2.0**-12 * noise))
 
 
 WAYS = {
@@ -71,11 +64,6 @@ def movement(network, way, loss_scale, *, hybridize=False):
         mpgluon.restore(net)  # to its masters
     moved = {n: p.data().asnumpy() - start[n] for n, p in net.collect_params().items()}
     return [moved[n] for n, p in net.collect_params().items() if p.grad_req != "null"]
-
-
-def distance(left, right):
-    squares = sum(((one - other) ** 2).sum(dtype=np.float64) for one, other in zip(left, right))
-    return np.sqrt(squares / sum((one**2).sum(dtype=np.float64) for one in right))
 
 
 @pytest.mark.parametrize("network", NETWORKS)

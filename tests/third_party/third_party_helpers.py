@@ -1,7 +1,7 @@
 """Training a network of somebody else's a few steps in float16, beside FP32.
 
-A network is a :class:`Case`: how to make it, and what its losses are. How far a float16 run may be from
-FP32's is measured on the network itself: by how far FP32 moves from FP32 when its first weights
+A network is a :class:`Case`: how to make it, and what its losses are. How far a float16 run may be
+from FP32's is measured on the network itself: by how far FP32 moves from FP32 when its first weights
 change by half a unit of float16's last place.
 """
 

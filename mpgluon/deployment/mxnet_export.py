@@ -143,7 +143,7 @@ def import_mxnet(
                 'FP32 fallbacks: export it with export_mxnet(…, device="cpu"), or run it on a GPU'
             )
         return gluon.SymbolBlock.imports(str(symbol_path), inputs, str(parameter_path), ctx=ctx)
-    except (MXNetError, AttributeError, AssertionError) as error:
+    except (MXNetError, AttributeError, AssertionError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{symbol_path} and {parameter_path} cannot be loaded: "
             f"{str(error).strip().splitlines()[-1]}"

@@ -47,8 +47,8 @@ test: environment lint
 test-avx2: environment
 	$(AVX2) $(RUN) -m pytest -m "$(QUICK)" \
 		-k "not test_networks or resnet18_v1 or mobilenetv2_0.25 or cifar_resnet20_v1" \
-		tests/precision tests/test_native.py tests/native/test_bfloat16.py tests/test_dtypes.py \
-		tests/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
+		tests/cast tests/graph tests/test_native.py tests/native/test_bfloat16.py tests/numerics/test_dtypes.py \
+		tests/numerics/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
 		tests/scripts/test_serve_script.py
 	$(AVX2) $(RUN) scripts/build_notebooks.py --check --fast 05
@@ -60,7 +60,7 @@ test-slow: environment
 test-torch: environment
 	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
 		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy)
-	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/precision/test_tensor_core_truth.py \
+	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
 		tests/benchmark/test_pytorch_peer.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools

@@ -15,6 +15,12 @@ from mpgluon.cuda_libraries import import_mxnet as _import_mxnet  # noqa: E402
 _import_mxnet()  # before anything below does, with CUDA's libraries and clear errors
 
 from mpgluon import amp, estimator  # noqa: E402
+from mpgluon.cast.block import (  # noqa: E402
+    NORMALIZATION_LAYERS,
+    CastReport,
+    cast_block,
+    restore,
+)
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
@@ -25,25 +31,19 @@ from mpgluon.errors import (  # noqa: E402
     PrecisionError,
     TrainerStateError,
 )
-from mpgluon.formats import (  # noqa: E402
+from mpgluon.numerics.formats import (  # noqa: E402
     BFLOAT16,
     FLOAT16,
     FLOAT32,
     FloatFormat,
     round_to,
 )
-from mpgluon.loss_scale import (  # noqa: E402
+from mpgluon.numerics.loss_scale import (  # noqa: E402
     DynamicLossScale,
     NoLossScale,
     StaticLossScale,
 )
-from mpgluon.policy import Policy  # noqa: E402
-from mpgluon.precision.casting import (  # noqa: E402
-    NORMALIZATION_LAYERS,
-    CastReport,
-    cast_block,
-    restore,
-)
+from mpgluon.numerics.policy import Policy  # noqa: E402
 
 __version__ = "0.1.0"
 

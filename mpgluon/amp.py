@@ -26,13 +26,13 @@ from typing import Any, Optional, Union
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.dtypes import dtype_name
+from mpgluon.cast.autocast import autocast
+from mpgluon.cast.block import restore
 from mpgluon.errors import PrecisionError
-from mpgluon.loss_scale import LossScale, as_loss_scale
-from mpgluon.loss_scaling import scaled
-from mpgluon.precision.autocast import autocast
-from mpgluon.precision.casting import restore
-from mpgluon.trainer_state import attach, state_of
+from mpgluon.numerics.dtypes import dtype_name
+from mpgluon.numerics.loss_scale import LossScale, as_loss_scale
+from mpgluon.trainer.scaling import scaled
+from mpgluon.trainer.step import attach, state_of
 
 _NUMBERS: tuple[type, ...] = (int, float, Real)  # NumPy's too
 

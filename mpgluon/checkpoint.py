@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
+from mpgluon.cast.fp32 import cast_of
 from mpgluon.errors import CheckpointError
 from mpgluon.files import sync_folder
-from mpgluon.precision.cast import cast_of
-from mpgluon.trainer_export import export_trainer, has_master, import_trainer
+from mpgluon.trainer.snapshot import export_trainer, has_master, import_trainer
 
 __all__ = [
     "check_parameters",

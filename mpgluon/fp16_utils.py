@@ -26,9 +26,9 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mpgluon.dtypes import cast
-from mpgluon.precision.cast import cast_of, fp32_value
-from mpgluon.precision.casting import blocks_of
+from mpgluon.cast.block import blocks_of
+from mpgluon.cast.fp32 import cast_of, fp32_value
+from mpgluon.numerics.dtypes import cast
 
 __all__ = [
     "bn_to_float32",

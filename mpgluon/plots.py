@@ -16,7 +16,7 @@ from typing import Any, Callable
 import numpy as np
 import numpy.typing as npt
 
-from mpgluon.formats import FLOAT16
+from mpgluon.numerics.formats import FLOAT16
 
 __all__ = [
     "draw_accuracy",

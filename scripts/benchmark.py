@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from mpgluon.benchmark.cases import CASES, DTYPES, PYTORCH_MODELS, Settings
-from mpgluon.benchmark.figures import save_growth, save_ratios
-from mpgluon.benchmark.growth import growth_report, measure, sweeps
-from mpgluon.benchmark.machine import file_stem, usable_cores
-from mpgluon.benchmark.race import Conditions, race
-from mpgluon.benchmark.record import Record, begin_record, write_record
-from mpgluon.benchmark.report import case_report, heading
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
+
+from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, Settings
+from benchmarks.figures import save_growth, save_ratios
+from benchmarks.growth import growth_report, measure, sweeps
+from benchmarks.machine import file_stem, usable_cores
+from benchmarks.race import Conditions, race
+from benchmarks.record import Record, begin_record, write_record
+from benchmarks.report import case_report, heading
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
 

@@ -26,12 +26,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import NoReturn, Optional
 
-from mpgluon.benchmark.machine import usable_cores
-from mpgluon.errors import MpgluonError
-from mpgluon.evidence.document import out_of_date, write_document
-from mpgluon.evidence.experiment import Experiment, Group, Place, Record
-from mpgluon.evidence.photographs import count_categories
-from mpgluon.evidence.records import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
+
+from benchmarks.machine import usable_cores
+from experiments.document import out_of_date, write_document
+from experiments.experiment import Experiment, Group, Place, Record
+from experiments.photographs import count_categories
+from experiments.records import (
     Repetition,
     add_repetition,
     first_difference,
@@ -39,7 +40,8 @@ from mpgluon.evidence.records import (
     read_records,
     write_record,
 )
-from mpgluon.evidence.runner import now, run_apart, run_here, select
+from experiments.runner import now, run_apart, run_here, select
+from mpgluon.errors import MpgluonError
 from mpgluon.training import InterruptedRunError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +73,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add = places.add_argument
     add("--output", type=Path, default=ROOT / "results" / "evidence", metavar="DIR",
         help="where records are (results/evidence)")  # fmt: skip
-    add("--groups", default="mpgluon.evidence.groups", help=argparse.SUPPRESS)  # for tests
+    add("--groups", default="experiments.groups", help=argparse.SUPPRESS)  # for tests
     running = argparse.ArgumentParser(add_help=False)
     add = running.add_argument
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR",

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from mpgluon.benchmark.measured_link import fit_link, measure_sums
-from mpgluon.benchmark.scaling import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
+
+from benchmarks.measured_link import fit_link, measure_sums
+from benchmarks.scaling import (
     A100,
     ETHERNETS,
     HDR,
@@ -31,7 +33,7 @@ from mpgluon.benchmark.scaling import (
     exchange_table,
     workload_of,
 )
-from mpgluon.benchmark.scaling_document import MODEL, document_tables, fill_tables, save_efficiency
+from benchmarks.scaling_document import MODEL, document_tables, fill_tables, save_efficiency
 from mpgluon.distributed import MpiProcesses
 from mpgluon.tables import Table
 

@@ -1,6 +1,6 @@
 """Record what a GPU's Tensor Cores compute in float16, for the tests to compare with.
 
-    python scripts/record_tensor_core_truth.py --output tests/precision/tensor_core_truth
+    python scripts/record_tensor_core_truth.py --output tests/cast/tensor_core_truth
 
 It needs PyTorch, NumPy and an NVIDIA GPU that PyTorch supports, and neither mpgluon nor MXNet.
 Commit the file (about 200 kB): it holds operands, results and the device's name.

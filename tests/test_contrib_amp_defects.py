@@ -23,8 +23,8 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 
 from mpgluon import DynamicLossScale, TrainerStateError, amp, cast_block
-from mpgluon.dtypes import cast
-from mpgluon.trainer_state import state_of
+from mpgluon.numerics.dtypes import cast
+from mpgluon.trainer.step import state_of
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpgluon.deployment.recording import VARIABLE, Entry, Operation, Recording
-from mpgluon.formats import FloatFormat, round_to
+from mpgluon.numerics.formats import FloatFormat, round_to
 
 __all__ = ["fold_batch_norms"]
 

@@ -20,16 +20,16 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.gluon import nn
 
+from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.cast.arrays import arrays_in
+from mpgluon.cast.block import apply_policy
+from mpgluon.cast.symbol_block import operator_named
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import VARIABLE, Operation, Recording, record
-from mpgluon.dtypes import BFLOAT16_DTYPE, cast
-from mpgluon.formats import BFLOAT16, FLOAT16, FLOAT32
 from mpgluon.native import bfloat16
-from mpgluon.policy import Policy
-from mpgluon.precision.arithmetic import policy_arithmetic
-from mpgluon.precision.casting import apply_policy
-from mpgluon.precision.symbol_block import operator_named
-from mpgluon.precision.tracked import arrays_in
+from mpgluon.numerics.dtypes import BFLOAT16_DTYPE, cast
+from mpgluon.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
+from mpgluon.numerics.policy import Policy
 
 __all__ = ["Agreement", "InferenceNetwork", "agreement", "inference_network", "replay"]
 

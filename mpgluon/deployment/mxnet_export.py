@@ -17,11 +17,11 @@ import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
 
+from mpgluon.cast.arrays import arrays_in
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
 from mpgluon.files import disk_error
 from mpgluon.native import bfloat16
-from mpgluon.precision.tracked import arrays_in
 
 __all__ = ["export_mxnet", "import_mxnet", "operators_for_gpu_only"]
 

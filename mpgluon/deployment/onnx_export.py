@@ -19,7 +19,7 @@ from mpgluon.deployment.recording import record
 from mpgluon.deployment.serving import ServingMetadata
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error
-from mpgluon.formats import FLOAT16, FLOAT32
+from mpgluon.numerics.formats import FLOAT16, FLOAT32
 
 __all__ = ["export_onnx", "read_metadata"]
 

@@ -15,11 +15,11 @@ import onnx
 from mxnet.base import MXNetError
 from onnx import TensorProto, helper, numpy_helper
 
+from mpgluon.cast.table import Rule, rule_of
 from mpgluon.deployment.inference import replay
 from mpgluon.deployment.onnx_operators import TRANSLATIONS, Call, UnsupportedError
 from mpgluon.deployment.recording import VARIABLE, Entry, Operation, Recording
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.operators import Rule, rule_of
 
 __all__ = ["OPSET", "onnx_model"]
 

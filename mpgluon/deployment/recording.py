@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from mpgluon.diagnostics.graph import unchanged
+from mpgluon.cast.arrays import arrays_in
+from mpgluon.cast.block import blocks_of
+from mpgluon.cast.forward import forward_of
+from mpgluon.cast.fp32 import cast_of, fp32_value
 from mpgluon.errors import PrecisionError
-from mpgluon.formats import FloatFormat, round_to
-from mpgluon.precision.cast import cast_of, fp32_value
-from mpgluon.precision.casting import blocks_of
-from mpgluon.precision.forward import forward_of
-from mpgluon.precision.graph_nodes import options_of
-from mpgluon.precision.tracked import arrays_in
+from mpgluon.graph.description import unchanged
+from mpgluon.graph.nodes import options_of
+from mpgluon.numerics.formats import FloatFormat, round_to
 
 __all__ = ["VARIABLE", "Entry", "Operation", "Recording", "record"]
 

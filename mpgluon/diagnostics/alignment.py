@@ -19,8 +19,8 @@ from typing import Callable
 
 from mxnet import gluon
 
-from mpgluon.diagnostics.graph import Graph, InputShape, Node, trace
-from mpgluon.precision.operators import Rule, rule_of
+from mpgluon.cast.table import Rule, rule_of
+from mpgluon.graph.description import Graph, InputShape, Node, trace
 from mpgluon.tables import Table
 
 __all__ = ["AlignmentReport", "Product", "alignment_report"]

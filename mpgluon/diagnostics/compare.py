@@ -18,6 +18,10 @@ import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
+from mpgluon.cast.autocast import autocast
+from mpgluon.cast.block import NORMALIZATION_LAYERS, blocks_of, restore
+from mpgluon.cast.forward import PolicyForward, forward_of, is_hybrid
 from mpgluon.diagnostics.observe import (
     Batch,
     Call,
@@ -27,12 +31,8 @@ from mpgluon.diagnostics.observe import (
     untouched,
     values_of,
 )
-from mpgluon.dtypes import cast, dtype_name
-from mpgluon.formats import BFLOAT16, FLOAT16
-from mpgluon.precision.autocast import autocast
-from mpgluon.precision.casting import NORMALIZATION_LAYERS, blocks_of, restore
-from mpgluon.precision.forward import PolicyForward, forward_of, is_hybrid
-from mpgluon.precision.tracked import arrays_in, convert_arrays, mark
+from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.numerics.formats import BFLOAT16, FLOAT16
 from mpgluon.tables import Table
 
 __all__ = ["Comparison", "LayerError", "Suggestion", "compare_with_fp32", "suggest_keep_fp32"]

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon import amp, gluon_trainer
+from mpgluon import amp
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
-from mpgluon.formats import FLOAT16, FloatFormat
+from mpgluon.numerics.formats import FLOAT16, FloatFormat
 from mpgluon.tables import Table
+from mpgluon.trainer import inside
 
 __all__ = [
     "BatchExponents",
@@ -252,7 +253,7 @@ class ExponentRecorder:
         gradients = amp.unscaled_gradients(self._trainer)
         weights = [
             parameter.list_data()[0]
-            for parameter in gluon_trainer.parameters_of(self._trainer)
+            for parameter in inside.parameters_of(self._trainer)
             if parameter.grad_req != "null"
         ]
         self.samples.append(

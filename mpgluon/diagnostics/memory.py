@@ -38,13 +38,13 @@ import numpy as np
 from mxnet import gluon
 
 from mpgluon import amp
-from mpgluon.diagnostics.graph import Graph, InputShape, Node, trace, unchanged
+from mpgluon.cast.block import blocks_of, cast_block
+from mpgluon.cast.forward import forward_of
 from mpgluon.errors import PrecisionError
-from mpgluon.gluon_trainer import arrays_of_state
-from mpgluon.policy import Policy
-from mpgluon.precision.casting import blocks_of, cast_block
-from mpgluon.precision.forward import forward_of
+from mpgluon.graph.description import Graph, InputShape, Node, trace, unchanged
+from mpgluon.numerics.policy import Policy
 from mpgluon.tables import Table
+from mpgluon.trainer.inside import arrays_of_state
 
 __all__ = ["MemoryEstimate", "PolicyMemory", "memory_estimate"]
 

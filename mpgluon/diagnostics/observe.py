@@ -18,12 +18,12 @@ import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.dtypes import cast, dtype_name
+from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
+from mpgluon.cast.block import blocks_of
+from mpgluon.cast.forward import forward_of, is_hybrid
+from mpgluon.cast.stand_in import OperatorNamespace
 from mpgluon.errors import PrecisionError
-from mpgluon.precision.casting import blocks_of
-from mpgluon.precision.forward import forward_of, is_hybrid
-from mpgluon.precision.namespace import OperatorNamespace
-from mpgluon.precision.tracked import arrays_in, convert_arrays, mark
+from mpgluon.numerics.dtypes import cast, dtype_name
 
 __all__ = [
     "Batch",

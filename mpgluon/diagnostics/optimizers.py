@@ -18,10 +18,10 @@ from mxnet.base import MXNetError
 from mxnet.gluon import nn
 
 from mpgluon import amp
-from mpgluon.dtypes import cast
-from mpgluon.formats import FLOAT16, FLOAT32, FloatFormat
-from mpgluon.gluon_trainer import arrays_of_state
-from mpgluon.precision.casting import cast_block, restore
+from mpgluon.cast.block import cast_block, restore
+from mpgluon.numerics.dtypes import cast
+from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
+from mpgluon.trainer.inside import arrays_of_state
 
 __all__ = ["OptimizerReport", "optimizer_names", "report_on_optimizer"]
 

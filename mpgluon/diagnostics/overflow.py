@@ -12,12 +12,12 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from mpgluon.cast.block import blocks_of
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing, untouched
-from mpgluon.dtypes import cast, dtype_name
-from mpgluon.gluon_trainer import update_counts
-from mpgluon.precision.casting import blocks_of
-from mpgluon.reductions import all_finite
-from mpgluon.trainer_state import state_of
+from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.numerics.reductions import all_finite
+from mpgluon.trainer.inside import update_counts
+from mpgluon.trainer.step import state_of
 
 __all__ = ["OverflowLocator", "OverflowReport", "locate_overflow"]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mxnet import gluon
 
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
-from mpgluon.formats import FLOAT16, FloatFormat, round_to
+from mpgluon.numerics.formats import FLOAT16, FloatFormat, round_to
 from mpgluon.tables import Table
 
 __all__ = ["ArrayRange", "RangeReport", "range_report"]

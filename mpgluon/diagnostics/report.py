@@ -23,7 +23,7 @@ from mpgluon.diagnostics.exponents import ExponentHistogram, batch_exponents
 from mpgluon.diagnostics.memory import memory_estimate
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
-from mpgluon.formats import FLOAT16
+from mpgluon.numerics.formats import FLOAT16
 from mpgluon.tables import Table
 
 __all__ = ["Page", "Section", "diagnose"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import mxnet as mx
 from mxnet import gluon
 
-from mpgluon import gluon_trainer
 from mpgluon.errors import TrainerStateError
+from mpgluon.trainer import inside
 
 __all__ = ["begin"]
 
@@ -28,7 +28,7 @@ def begin(trainer: gluon.Trainer) -> None:
         If a parameter has no value yet because its shape is not known; nothing is changed then.
     """
     without_values = []
-    for parameter in gluon_trainer.parameters_of(trainer):
+    for parameter in inside.parameters_of(trainer):
         try:
             parameter.list_data()
         except gluon.parameter.DeferredInitializationError:
@@ -40,5 +40,5 @@ def begin(trainer: gluon.Trainer) -> None:
             "call the network once on a batch of zeros, or give it in_units and in_channels"
         )
     mx.nd.waitall()  # a running inference may change the layout of a weight
-    gluon_trainer.begin(trainer)
+    inside.begin(trainer)
     mx.nd.waitall()

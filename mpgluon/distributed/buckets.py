@@ -17,7 +17,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 from numpy import typing as npt
 
-from mpgluon.dtypes import cast, dtype_name
+from mpgluon.numerics.dtypes import cast, dtype_name
 
 __all__ = ["BUCKET_ELEMENTS", "Bucket", "Gradient", "make_buckets"]
 

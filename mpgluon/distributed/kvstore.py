@@ -25,11 +25,11 @@ from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from mpgluon import gluon_trainer
 from mpgluon.distributed.beginning import begin
 from mpgluon.distributed.buckets import Bucket, Gradient, describe, make_buckets
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError
+from mpgluon.trainer import inside
 
 __all__ = ["MpiKVStore"]
 
@@ -65,9 +65,7 @@ class MpiKVStore(KVStoreBase):
             If a parameter has no value yet because its shape is not known.
         """
         begin(trainer)
-        gluon_trainer.put_before_reduction(
-            trainer, lambda reduce: lambda: self._reduce_together(reduce)
-        )
+        inside.put_before_reduction(trainer, lambda reduce: lambda: self._reduce_together(reduce))
 
     def _reduce_together(self, reduce: Callable[[], None]) -> None:
         self._collected = {}

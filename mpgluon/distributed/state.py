@@ -10,10 +10,10 @@ from typing import Any
 import mxnet as mx
 from mxnet import gluon
 
-from mpgluon import gluon_trainer
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError
+from mpgluon.trainer import inside
 
 __all__ = ["check_agreement", "share_state"]
 
@@ -48,7 +48,7 @@ def share_state(
     """
     if processes.world_size == 1:
         return extra
-    gluon_trainer.begin(trainer)  # loading would, and then on some processes only
+    inside.begin(trainer)  # loading would, and then on some processes only
     purpose = "the state to begin with"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "state.npz"

@@ -20,8 +20,8 @@ import mxnet as mx
 from mxnet.base import _LIB, OpHandle, check_call
 from mxnet.ndarray._internal import _imperative_invoke
 
-from mpgluon.formats import FLOAT16, FloatFormat
 from mpgluon.native.library import Status, status
+from mpgluon.numerics.formats import FLOAT16, FloatFormat
 
 __all__ = ["Status", "available", "invoke", "load", "operator", "status"]
 

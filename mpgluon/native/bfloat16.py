@@ -28,7 +28,7 @@ import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 import mpgluon
 import mxnet as mx
-from mpgluon.dtypes import BFLOAT16_DTYPE
+from mpgluon.numerics.dtypes import BFLOAT16_DTYPE
 data = mx.sym.amp_cast(mx.sym.var("data"), dtype=BFLOAT16_DTYPE)
 weight = mx.sym.amp_cast(mx.sym.var("weight"), dtype=BFLOAT16_DTYPE)
 made = mx.sym.Convolution(data, weight, kernel=(3, 3), num_filter=16, no_bias=True)

@@ -14,7 +14,7 @@ from mxnet.base import MXNetError
 from numpy.typing import NDArray
 
 from mpgluon import native
-from mpgluon.formats import BFLOAT16, FLOAT16, round_to
+from mpgluon.numerics.formats import BFLOAT16, FLOAT16, round_to
 
 __all__ = ["check"]
 

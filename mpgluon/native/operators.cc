@@ -1,4 +1,4 @@
-// The operators of mpgluon's native library. See precision/grid_graph.py for where they are put.
+// The operators of mpgluon's native library. See graph/grid.py for where they are put.
 //
 // What rounds is there once for each format, which its name ends in: _mpgluon_round_both_8_8 rounds to
 // numbers with 8 significant bits and 8 exponent bits (bfloat16).

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
-from mpgluon.loss_scale import DynamicLossScale, LossScale, as_loss_scale
-from mpgluon.policy import Policy
+from mpgluon.numerics.loss_scale import DynamicLossScale, LossScale, as_loss_scale
+from mpgluon.numerics.policy import Policy
 
 __all__ = ["TrainingConfig"]
 

@@ -20,6 +20,7 @@ from mxnet import gluon
 from tqdm import tqdm
 
 from mpgluon import amp
+from mpgluon.cast.block import apply_policy
 from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from mpgluon.distributed import (
     MpiKVStore,
@@ -33,7 +34,6 @@ from mpgluon.distributed import (
 )
 from mpgluon.errors import CheckpointError
 from mpgluon.plots import save_training_curves
-from mpgluon.precision.casting import apply_policy
 from mpgluon.training.checkpoints import RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset

@@ -10,9 +10,9 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
+from mpgluon.cast.block import blocks_of
 from mpgluon.checkpoint import check_parameters
 from mpgluon.errors import CheckpointError
-from mpgluon.precision.casting import blocks_of
 from mpgluon.weights import is_state_dict_file, read_state_dict, values_for
 
 __all__ = ["build_network", "has_input_normalization", "load_pretrained"]

@@ -36,7 +36,7 @@ from mxnet import autograd, gluon, profiler
 from mxnet.gluon.model_zoo import vision
 
 import mpgluon
-from mpgluon.benchmark.timing import interleave, quartiles, ratios
+from benchmarks.timing import interleave, quartiles, ratios
 from mpgluon.diagnostics import alignment_report, check_machine, memory_estimate
 from mpgluon.tables import Table
 
@@ -325,7 +325,7 @@ assert dense_intensity(1, 1024, 4096) < needed["FP16"] < dense_intensity(512, 10
 # layer in each format, and so what FP16 gains if both reach their roofs.
 
 # %%
-from mpgluon.diagnostics.graph import trace
+from mpgluon.graph.description import trace
 
 PRODUCTS = ("Convolution", "FullyConnected")
 PER_RESULT = {"Activation": 1, "broadcast_add": 1, "elemwise_add": 1, "Pooling": 9, "BatchNorm": 8}

@@ -575,7 +575,7 @@ assert 1.8 < fitting["float16"] / fitting["float32"] < 2
 
 # %%
 from mpgluon.diagnostics import alignment_report
-from mpgluon.diagnostics.graph import trace
+from mpgluon.graph.description import trace
 
 mobilenet, shape = vision.mobilenet1_0(classes=1000), (32, 3, 224, 224)
 report, graph, intensities = alignment_report(mobilenet, shape), trace(mobilenet, shape), []

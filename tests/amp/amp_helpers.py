@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mpgluon import amp, cast_block
-from mpgluon.formats import FLOAT16
+from mpgluon.numerics.formats import FLOAT16
 
 BATCHES, BATCH_SIZE = 4, 8
 BAD_BATCH = 2

@@ -11,7 +11,7 @@ from amp_helpers import LOSS, assert_same_bits, make_net, make_trainer, trained
 from mxnet import autograd, gluon
 
 from mpgluon import DynamicLossScale, amp
-from mpgluon.dtypes import cast
+from mpgluon.numerics.dtypes import cast
 
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 

@@ -25,8 +25,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mpgluon import DynamicLossScale, amp
-from mpgluon.dtypes import cast
 from mpgluon.errors import PrecisionError, TrainerStateError
+from mpgluon.numerics.dtypes import cast
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 MAX_NORM = 0.25  # less than the norm of every batch

@@ -22,7 +22,7 @@ from mxnet import autograd, gluon
 
 import mpgluon
 from mpgluon import DynamicLossScale, TrainerStateError, amp
-from mpgluon.trainer_state import state_of
+from mpgluon.trainer.step import state_of
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
 FRESH_LOSS_SCALE = {"init_scale": 64.0, "growth_interval": 1}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import outputs_of
 from mxnet import gluon
-from precision_helpers import outputs_of
 from test_networks import NETWORKS
 
 from mpgluon import FloatFormat, round_to

@@ -17,16 +17,16 @@ from deployment_helpers import (
     some_images,
     with_random_values,
 )
+from helpers import STATIC, assert_same_bits, parameters_of
 from mxnet import gluon
 from mxnet.gluon import nn
-from precision_helpers import STATIC, assert_same_bits, parameters_of
 from test_networks import build, inputs_of
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp
 from mpgluon.deployment import agreement, inference_network
-from mpgluon.dtypes import dtype_name
 from mpgluon.native.bfloat16 import has_native_bfloat16
+from mpgluon.numerics.dtypes import dtype_name
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -17,7 +17,7 @@ import mpgluon
 from mpgluon import CheckpointError, DataError, PrecisionError
 from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
 from mpgluon.deployment.mxnet_export import operators_for_gpu_only
-from mpgluon.dtypes import dtype_name
+from mpgluon.numerics.dtypes import dtype_name
 
 # What MXNet says of every imported graph.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")

@@ -22,9 +22,9 @@ from deployment_helpers import (
     some_images,
     with_random_values,
 )
+from helpers import assert_same_bits, parameters_of
 from mxnet.gluon import nn
 from PIL import Image
-from precision_helpers import assert_same_bits, parameters_of
 from test_networks import CLASSES, build, inputs_of
 
 import mpgluon

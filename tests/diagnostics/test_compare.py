@@ -13,9 +13,9 @@ from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, amp
+from mpgluon.cast.forward import forward_of
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.overflow import locate_overflow
-from mpgluon.precision.forward import forward_of
 
 
 class AllInOne(nn.HybridBlock):

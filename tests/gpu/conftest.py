@@ -15,7 +15,7 @@ import pytest
 from mpgluon.data import render_shapes
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / folder) for folder in ("amp", "precision", "training")]
+sys.path += [str(TESTS / folder) for folder in ("amp", "cast", "numerics", "trainer", "training")]
 
 
 @pytest.fixture(scope="session")

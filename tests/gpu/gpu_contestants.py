@@ -1,6 +1,6 @@
 """Training steps on a GPU to be timed beside each other, with the GPU's memory among their facts.
 
-Factories for `mpgluon.benchmark`, which starts each in a process of its own.
+Factories for `benchmarks`, which starts each in a process of its own.
 """
 
 from __future__ import annotations

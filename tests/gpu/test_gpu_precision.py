@@ -11,8 +11,8 @@ import test_networks
 from mxnet.gluon import nn
 
 from mpgluon import FLOAT16, PrecisionError, amp
-from mpgluon.precision.arithmetic import arithmetic_of
-from mpgluon.precision.namespace import namespace_of
+from mpgluon.cast.arithmetic import arithmetic_of
+from mpgluon.cast.stand_in import namespace_of
 
 pytestmark = pytest.mark.gpu
 BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])

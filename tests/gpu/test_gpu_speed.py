@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mpgluon.benchmark.contestant import Contestant
-from mpgluon.benchmark.machine import file_stem
-from mpgluon.benchmark.race import Case, Conditions, race
-from mpgluon.benchmark.record import begin_record, read_record, write_record
+from benchmarks.contestant import Contestant
+from benchmarks.machine import file_stem
+from benchmarks.race import Case, Conditions, race
+from benchmarks.record import begin_record, read_record, write_record
 
 pytestmark = pytest.mark.gpu
 RESULTS = Path(__file__).resolve().parents[2] / "results"

@@ -13,12 +13,12 @@ import pytest
 from mxnet.gluon import nn
 
 from mpgluon import PrecisionError, amp
+from mpgluon.cast import block
+from mpgluon.cast.forward import forward_of
 from mpgluon.deployment import export_mxnet, import_mxnet
 from mpgluon.deployment import mxnet_export as exporting
 from mpgluon.native import bfloat16
 from mpgluon.native.library import cache_folder
-from mpgluon.precision import casting
-from mpgluon.precision.forward import forward_of
 
 LINE = "dnnl_verbose,exec,cpu,convolution,{},forward_training,src_bf16::blocked\n"
 ANSWERS = {
@@ -122,10 +122,10 @@ def small_network() -> nn.HybridSequential:
 
 def test_a_format_that_a_device_cannot_carry_is_refused_before_anything_is_changed(monkeypatch):
     net = small_network()
-    monkeypatch.setattr(casting, "device_type_of", lambda _: "gpu")
+    monkeypatch.setattr(block, "device_type_of", lambda _: "gpu")
     with pytest.raises(PrecisionError, match="no bfloat16 kernels for a GPU; use float16 there"):
         amp.autocast(net, "bfloat16")
-    assert all(forward_of(block) is None for block in casting.blocks_of(net))
+    assert all(forward_of(block) is None for block in block.blocks_of(net))
 
 
 @pytest.mark.usefixtures("native_bfloat16")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpgluon.benchmark.measured_link import fit_link
+from benchmarks.measured_link import fit_link
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "plan_scaling.py"

@@ -61,10 +61,10 @@ def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorRepor
     Raises
     ------
     TypeError, ValueError
-        If the graph cannot be had, see :func:`mpgluon.diagnostics.graph.trace`.
+        If the graph cannot be had, see :func:`mpgluon.graph.description.trace`.
     """
     from mpgluon.diagnostics.doctor.scalars import scalars
-    from mpgluon.diagnostics.graph import trace
+    from mpgluon.graph.description import trace
 
     return DoctorReport(tuple(scalars(trace(net, input_shape, ctx=ctx))))
 

@@ -14,18 +14,18 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mpgluon import gluon_trainer
-from mpgluon.dtypes import dtype_name
+from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.cast.block import blocks_of, device_type_of
+from mpgluon.cast.forward import is_hybrid
+from mpgluon.cast.fp32 import Cast, cast_of
 from mpgluon.errors import PrecisionError
-from mpgluon.loss_scale import NoLossScale
-from mpgluon.master_weights import MasterKeeper, MasterWeights
-from mpgluon.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
-from mpgluon.policy import Policy
-from mpgluon.precision.arithmetic import policy_arithmetic
-from mpgluon.precision.cast import Cast, cast_of
-from mpgluon.precision.casting import blocks_of, device_type_of
-from mpgluon.precision.forward import is_hybrid
-from mpgluon.trainer_state import TrainerState
+from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
+from mpgluon.numerics.dtypes import dtype_name
+from mpgluon.numerics.loss_scale import NoLossScale
+from mpgluon.numerics.policy import Policy
+from mpgluon.trainer import inside
+from mpgluon.trainer.masters import MasterKeeper, MasterWeights
+from mpgluon.trainer.step import TrainerState
 
 __all__ = ["LabelFacts", "TrainerFacts", "TrainingFacts", "gather"]
 
@@ -130,7 +130,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
     if net is not None:
         parameters = list(net.collect_params().values())
     elif trainer is not None:
-        parameters = gluon_trainer.parameters_of(trainer)
+        parameters = inside.parameters_of(trainer)
     casts = [owner for owner in map(cast_of, parameters) if owner is not None]
     devices = [set(parameter.list_ctx()) for parameter in parameters if _has_devices(parameter)]
     contrib = sys.modules.get("mxnet.contrib.amp.amp")
@@ -204,24 +204,24 @@ def _names_in(function: Any) -> set[str]:
 
 
 def _trainer_facts(trainer: gluon.Trainer) -> TrainerFacts:
-    optimizer = gluon_trainer.optimizer_of(trainer)
-    updaters = gluon_trainer.updaters_of(trainer)
+    optimizer = inside.optimizer_of(trainer)
+    updaters = inside.updaters_of(trainer)
     options = {name: vars(optimizer).get(name) for name in _EPSILONS}
     return TrainerFacts(
         optimizer=type(optimizer).__name__,
         multi_precision=bool(optimizer.multi_precision),
         float16_weights=_names(
             parameter
-            for parameter in gluon_trainer.parameters_of(trainer)
+            for parameter in inside.parameters_of(trainer)
             if parameter.grad_req != "null" and _is_float16(parameter)
         ),
         vanishing=tuple(
             (name, value) for name, value in options.items() if value and np.float16(value) == 0
         ),
-        scaler=_scaler(gluon_trainer.occupant(trainer)),
-        keeps_masters=isinstance(gluon_trainer.occupant(trainer), MasterKeeper)
+        scaler=_scaler(inside.occupant(trainer)),
+        keeps_masters=isinstance(inside.occupant(trainer), MasterKeeper)
         or any(isinstance(updater, MasterWeights) for updater in updaters),
-        updates_in_kvstore=gluon_trainer.will_update_in_kvstore(trainer),
+        updates_in_kvstore=inside.will_update_in_kvstore(trainer),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Optional
 import numpy as np
 
 from mpgluon.diagnostics.doctor.findings import Finding
-from mpgluon.diagnostics.graph import Graph
+from mpgluon.graph.description import Graph
 
 __all__ = ["scalars"]
 

@@ -1,0 +1,217 @@
+"""One contestant in a process of its own: starting it, letting it run once, ending it.
+
+A process of its own because ``mxnet.contrib.amp`` changes MXNet for good, because peers live in
+other interpreters, and because memory can be told apart by process only. What the process does is
+in :mod:`benchmarks.child`; who runs when is decided in :mod:`benchmarks.race`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from benchmarks import child
+from mpgluon.errors import MpgluonError
+
+__all__ = ["Contestant", "ContestantError", "Process"]
+
+_PACKAGES = str(Path(__file__).resolve().parents[1])  # what `import benchmarks` needs
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# By default OpenMP's idle threads look out for work for some milliseconds and then sleep. Told to
+# sleep at once, they lose a fifth of a training step; told never to, they take a core from others.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+_PATIENCE_S = 10.0  # for a process that was asked to end
+_GLANCE_S = 0.5  # how soon it is noticed that a process has died and left others with its pipe
+_TAIL_LINES = 12
+
+
+class ContestantError(MpgluonError):
+    """A contestant could not start, died, or did not answer in time.
+
+    Attributes
+    ----------
+    output : str
+        The last lines of what it printed.
+    """
+
+    def __init__(self, reason: str, output: str) -> None:
+        super().__init__(reason)
+        self.output = output
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A library and a format, and how to prepare what they do.
+
+    Attributes
+    ----------
+    name : str
+    factory : str
+        ``module:function`` or ``file.py:function``; see :mod:`benchmarks.child`.
+    options : mapping
+        Its keyword arguments, as JSON can hold them.
+    python : str
+        The interpreter; by default this one.
+    threads : int or None
+        How many its process computes with, if not as many as the others.
+    """
+
+    name: str
+    factory: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    python: str = sys.executable
+    threads: Optional[int] = None
+
+
+class Process:
+    """A contestant's process, from its start to the end of the block.
+
+    Parameters
+    ----------
+    contestant : Contestant
+    threads : int
+        How many it computes with, if the contestant does not say.
+    limit_s : float
+        How long it may take to start, and then for each run, in seconds.
+
+    Raises
+    ------
+    ContestantError
+        If its interpreter cannot be started.
+
+    Attributes
+    ----------
+    facts : dict
+        What its factory said, once it has started.
+    imported_mib : float or None
+        Its peak of memory when its libraries were imported, and nothing prepared yet.
+    """
+
+    def __init__(self, contestant: Contestant, *, threads: int, limit_s: float) -> None:
+        self.facts: dict[str, Any] = {}
+        self.imported_mib: Optional[float] = None
+        self._limit_s = limit_s
+        self._unread = b""
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        environment = {name: text for name, text in os.environ.items() if name not in _WAITING}
+        environment.update(dict.fromkeys(_THREADS, str(contestant.threads or threads)))
+        if contestant.python == sys.executable:
+            paths = [_PACKAGES, os.environ.get("PYTHONPATH")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        options = json.dumps(dict(contestant.options))
+        try:
+            self._process = subprocess.Popen(
+                [contestant.python, child.__file__, contestant.factory, options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._printed,
+                env=environment,
+                start_new_session=True,  # its own processes end with it
+            )
+        except OSError as error:
+            self._printed.close()
+            raise ContestantError(f"could not be started: {error}", "") from error
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it is prepared.
+
+        Raises
+        ------
+        ContestantError
+            If it dies or takes too long.
+        """
+        answer = self._answer("to start")
+        self.facts, self.imported_mib = answer["facts"], answer["imported_mib"]
+
+    def run(self) -> dict[str, Any]:
+        """Let it do its thing once.
+
+        Returns
+        -------
+        dict
+            ``seconds`` it took; ``peak_memory_mib`` so far, or ``None``; and ``idle_cpu_s``, the
+            processor time that it used while it waited.
+
+        Raises
+        ------
+        ContestantError
+            If it dies or takes too long.
+        """
+        assert self._process.stdin is not None
+        # Of a process that has died, the answer tells.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(b"run\n")
+            self._process.stdin.flush()
+        return self._answer("for a run")
+
+    def close(self) -> None:
+        """Ask it to end, and kill what then still runs. May be called again."""
+        if self._printed.closed:
+            return
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_S)
+        self._kill()
+        self._process.stdout.close()
+        self._printed.close()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):  # nobody left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _answer(self, what: str) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        deadline = time.monotonic() + self._limit_s
+        while b"\n" not in self._unread:
+            if select.select([pipe], [], [], _GLANCE_S)[0]:
+                received = os.read(pipe, 2**16)
+                if not received:
+                    raise self._death()
+                self._unread += received
+            elif self._process.poll() is not None:
+                raise self._death()
+            elif time.monotonic() > deadline:
+                self._kill()
+                raise ContestantError(f"took longer than {self._limit_s:g} s {what}", self._tail())
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _death(self) -> ContestantError:
+        try:
+            status = self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return ContestantError("closed its output without ending", self._tail())
+        if status >= 0:
+            return ContestantError(f"ended with status {status}", self._tail())
+        name = signal.Signals(-status).name
+        advice = ", perhaps for lack of memory" if name == "SIGKILL" else ""
+        return ContestantError(f"was ended by {name}{advice}", self._tail())
+
+    def _tail(self) -> str:
+        self._printed.seek(0)
+        lines = self._printed.read().decode(errors="replace").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-_TAIL_LINES:])

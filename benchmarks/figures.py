@@ -1,0 +1,222 @@
+"""Figures of a benchmark: ratios as bars, and cost against arithmetic; as PNG files.
+
+Matplotlib is imported only when one is drawn. They can be read without colour: bars have their
+names and figures beside them, and formats differ in marks and line styles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from benchmarks.growth import growth
+from benchmarks.race import CaseResult
+from benchmarks.report import duration
+
+__all__ = ["draw_growth", "draw_ratios", "save_growth", "save_ratios"]
+
+_FILE: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "pad_inches": 0.15}
+# Where figures beside a panel end, in units of its width.
+_RATIO_AT, _TIME_AT = 1.08, 1.2
+_FASTER: dict[str, Any] = {"color": "0.35"}
+_SLOWER: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "0.4", "hatch": "///"}
+_WHISKERS: dict[str, Any] = {"color": "black", "capsize": 3, "linestyle": "none"}
+_FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {"color": "0.5", "marker": "s", "linestyle": "-"},
+    "float16": {"color": "black", "marker": "o", "linestyle": "--"},
+    "bfloat16": {"color": "0.25", "marker": "^", "linestyle": ":"},
+}
+
+
+def save_ratios(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
+    """Write the figure of :func:`draw_ratios` to a PNG file, about 1200 pixels wide."""
+    from matplotlib.figure import Figure
+
+    rows = sum(len(case.results) + len(case.failures) + 1.5 for case in cases)
+    figure = Figure(figsize=(10, 1.2 + 0.28 * rows), layout="constrained")
+    draw_ratios(figure, cases)
+    figure.suptitle(title)
+    figure.savefig(path, **_FILE)
+
+
+def draw_ratios(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
+    """Draw how long each contestant takes, relative to the first of its case.
+
+    Bars begin at 1 and go to the median of the ratios, on a logarithmic axis; whiskers are their
+    quartiles. Beside each stand ratio and seconds.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    cases : sequence of CaseResult
+        At least one.
+
+    Returns
+    -------
+    list of Axes
+        One for each case, from top to bottom.
+    """
+    heights = [len(case.results) + len(case.failures) for case in cases]
+    panels = figure.subplots(
+        len(cases), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )[:, 0]
+    for axes, case in zip(panels, cases):
+        _draw_case(axes, case)
+    _write_beside(panels[0], _RATIO_AT, -1, "ratio")
+    _write_beside(panels[0], _TIME_AT, -1, "time")
+    ratios = [case.relative(result) for case in cases for result in case.results]
+    low = min([0.5, *(ratio.lower for ratio in ratios if ratio is not None)])
+    high = max([2.0, *(ratio.upper for ratio in ratios if ratio is not None)])
+    powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
+    panels[-1].set_xlim(low / 1.2, high * 1.2)
+    panels[-1].set_xticks(
+        [2.0**power for power in powers],
+        [f"1/{2**-power}" if power < 0 else f"{2**power}" for power in powers],
+    )
+    panels[-1].set_xlabel(
+        "time of a run, relative to the first of each group (left is faster); "
+        "whiskers: quartiles of the rounds"
+    )
+    return list(panels)
+
+
+def _draw_case(axes: Any, case: CaseResult) -> None:
+    axes.set_xscale("log", base=2)
+    axes.axvline(1, color="black", linewidth=1)
+    for place, result in enumerate(case.results):
+        ratio = case.relative(result)
+        if ratio is not None:
+            look = _FASTER if ratio.median < 1 else _SLOWER
+            axes.barh(place, ratio.median - 1, left=1, height=0.7, **look)
+            spread = [[ratio.median - ratio.lower], [ratio.upper - ratio.median]]
+            axes.errorbar(ratio.median, place, xerr=spread, **_WHISKERS)
+            _write_beside(axes, _RATIO_AT, place, f"{ratio.median:.2f}")
+        _write_beside(axes, _TIME_AT, place, duration(result.time.median))
+    for place, _ in enumerate(case.failures, len(case.results)):
+        _write_beside(axes, _TIME_AT, place, "no result")
+    names = [result.name for result in case.results]
+    names += [failure.name for failure in case.failures]
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="0.85")
+    axes.set_axisbelow(True)
+    axes.set_title(case.title, loc="left", fontsize="medium")
+
+
+def _write_beside(axes: Any, right: float, place: int, words: str) -> None:
+    """Write to the right of a row, up to a place in units of the panel's width."""
+    where = axes.get_yaxis_transform()
+    axes.text(right, place, words, ha="right", va="center", transform=where)
+
+
+def save_growth(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
+    """Write the figure of :func:`draw_growth` to a PNG file, about 1440 pixels wide."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    draw_growth(figure, cases)
+    figure.suptitle(title)
+    figure.savefig(path, **_FILE)
+
+
+def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
+    """Draw time and memory of a training step against its multiply-adds, both logarithmic.
+
+    A column for each sweep; a mark for each point, and the line of the power that fits best. A
+    thin line through the last point of the first format grows as the arithmetic does.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    cases : sequence of CaseResult
+        Of :func:`benchmarks.growth.measure`, at least one with a result.
+
+    Returns
+    -------
+    list of Axes
+        The panels of time from left to right, then those of memory.
+    """
+    sweeps: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        if case.results:
+            sweeps.setdefault(case.settings["sweep"], []).append(case)
+    grid = figure.subplots(2, len(sweeps), sharex="col", sharey="row", squeeze=False)
+    for (above, below), (sweep, members) in zip(grid.T, sweeps.items()):
+        for case in members:
+            found, look = growth(case), _FORMATS[case.settings["dtype"]]
+            amounts = [amount / 1e9 for amount in found.multiply_adds]
+            label = case.settings["dtype"]
+            _draw_growth(above, amounts, found.seconds, found.time_exponent, label, look)
+            if found.memory_mib is not None:
+                _draw_growth(below, amounts, found.memory_mib, found.memory_exponent, label, look)
+        for axes in (above, below):
+            _draw_proportion(axes)
+        largest = max(members, key=lambda case: len(case.results))
+        names = above.secondary_xaxis("top")
+        amounts = [amount / 1e9 for amount in growth(largest).multiply_adds]
+        places, labels = _joined(amounts, [result.name for result in largest.results])
+        names.set_xticks(places, labels, rotation=90, fontsize="small")
+        names.minorticks_off()
+        above.set_title(f"{sweep}: {members[0].settings['fixed']}", fontsize="medium")
+        below.set_xlabel("$10^9$ multiply-adds of a forward pass")
+    grid[0, 0].set_ylabel("seconds per training step")
+    grid[1, 0].set_ylabel("peak memory (MiB),\nwithout the libraries")
+    return [*grid[0], *grid[1]]
+
+
+def _joined(amounts: Sequence[float], names: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Return places on a logarithmic axis and their labels, one for neighbours that would touch."""
+    least = (max(amounts) / min(amounts)) ** 0.04
+    places: list[float] = []
+    labels: list[str] = []
+    for amount, name in sorted(zip(amounts, names)):
+        if places and amount < places[-1] * least:
+            places[-1], labels[-1] = math.sqrt(places[-1] * amount), f"{labels[-1]}, {name}"
+        else:
+            places.append(amount)
+            labels.append(name)
+    return places, labels
+
+
+def _draw_growth(
+    axes: Any,
+    amounts: Sequence[float],
+    costs: Sequence[float],
+    exponent: Optional[float],
+    label: str,
+    look: dict[str, Any],
+) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    if exponent is None:
+        axes.plot(amounts, costs, label=label, **{**look, "linestyle": "none"})
+    else:
+        ends = np.array([min(amounts), max(amounts)])
+        # The line of least squares goes through the mean of the logarithms.
+        middle, height = np.exp(np.mean(np.log(amounts))), np.exp(np.mean(np.log(costs)))
+        axes.plot(amounts, costs, **{**look, "linestyle": "none"})
+        axes.plot(ends, height * (ends / middle) ** exponent, **{**look, "marker": None})
+        # For the legend alone: mark and line together.
+        axes.plot([], [], label=f"{label}: to the power {exponent:.2f}", **look)
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+
+
+def _draw_proportion(axes: Any) -> None:
+    """Draw what grows as the arithmetic does, as far as the panel shows it."""
+    if not axes.lines:
+        return
+    amounts, costs = axes.lines[0].get_data()
+    ends = np.array(axes.get_xlim())
+    look = {"color": "0.75", "linewidth": 1, "zorder": 1, "label": "as the arithmetic"}
+    axes.plot(ends, costs[-1] * ends / amounts[-1], scalex=False, scaley=False, **look)
+    axes.legend(frameon=False, fontsize="small")

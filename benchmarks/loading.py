@@ -1,0 +1,85 @@
+"""What the contestants of the input pipeline do: one pass over JPEG files, to batches.
+
+Each factory returns a function that does it once and returns how many images there were; and facts
+about it, for :mod:`benchmarks.child`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from mxnet.gluon.data import DataLoader
+from mxnet.gluon.data.vision import ImageFolderDataset, transforms
+
+from mpgluon.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from mpgluon.data.images import list_images
+from mpgluon.data.loaders import train_loader
+from mpgluon.data.shapes import render_shapes
+
+__all__ = ["gluon_data_loader", "image_loader"]
+
+Prepared = tuple[Callable[[], int], dict[str, Any]]
+
+
+def image_loader(
+    *, images: Optional[str], batch_size: int, image_size: int, workers: int
+) -> Prepared:
+    """Prepare a pass of mpgluon's loader for training.
+
+    Parameters
+    ----------
+    images : str or None
+        A folder with one folder of images per class; ``None`` is the rendered stand-in, 600
+        images in ``data``.
+    batch_size, image_size : int
+    workers : int
+        Processes that decode; with 0 the process itself does.
+    """
+    folder = list_images(_folder(images))
+    batches = train_loader(
+        folder,
+        range(len(folder)),
+        batch_size=batch_size,
+        image_size=image_size,
+        num_workers=workers,
+    )
+    return _one_pass(batches), {"images": len(batches) * batch_size}
+
+
+def gluon_data_loader(
+    *, images: Optional[str], batch_size: int, image_size: int, workers: int
+) -> Prepared:
+    """Prepare a pass of Gluon's own ``DataLoader`` with the same crops; see `image_loader`."""
+    dataset = ImageFolderDataset(str(_folder(images)))
+    steps = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(image_size, scale=(0.25, 1.0)),
+            transforms.RandomFlipLeftRight(),
+            transforms.ToTensor(),
+            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+        ]
+    )
+    batches = DataLoader(
+        dataset.transform_first(steps),
+        batch_size,
+        shuffle=True,
+        last_batch="discard",
+        num_workers=workers,
+    )
+    return _one_pass(batches), {"images": len(batches) * batch_size}
+
+
+def _folder(images: Optional[str]) -> Path:
+    return Path(images) if images is not None else render_shapes("data")
+
+
+def _one_pass(batches: Any) -> Callable[[], int]:
+    def run() -> int:
+        images = 0
+        for pixels, labels in batches:
+            pixels.wait_to_read()
+            images += len(labels)
+        return images
+
+    return run

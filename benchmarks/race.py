@@ -1,0 +1,229 @@
+"""Contestants in turn: each in its own process, one computing at a time while the others wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any, Optional
+
+from tqdm import tqdm
+
+from benchmarks.contestant import Contestant, ContestantError, Process
+from benchmarks.timing import Quartiles, quartiles, ratios, turns
+
+__all__ = ["Case", "CaseResult", "Conditions", "Failure", "Result", "race"]
+
+_logger = logging.getLogger(__name__)
+# Until OpenMP's threads of the one that has just run have gone to sleep: 8 ms at most were seen.
+_PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed, and for whom.
+
+    Attributes
+    ----------
+    name : str
+        Such as ``"training"``.
+    title : str
+        With what a reader needs to know: network, batch, pixels.
+    contestants : sequence of Contestant
+        The first is the baseline, to which the others are compared.
+    settings : mapping
+        What all contestants have in common, as JSON can hold it.
+    """
+
+    name: str
+    title: str
+    contestants: Sequence[Contestant]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How it is timed.
+
+    Attributes
+    ----------
+    threads : int
+        Each contestant computes with so many.
+    rounds, warm_up : int
+        How often each runs, and how often before that.
+    limit_s : float
+        How long a contestant may take to start, and for each run, in seconds.
+    """
+
+    threads: int
+    rounds: int = 11
+    warm_up: int = 2
+    limit_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.threads < 1 or self.warm_up < 0 or not self.limit_s > 0:
+            raise ValueError(
+                "rounds, threads and limit_s must be positive and warm_up not negative; received "
+                f"{self}"
+            )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one contestant.
+
+    Attributes
+    ----------
+    name : str
+    seconds : sequence of float
+        Of each round.
+    peak_memory_mib : float or None
+        Of its process, without processes that it started; ``None`` where it is not known.
+    imported_mib : float or None
+        The part of it that was there before anything was prepared: interpreter and libraries.
+    idle_cpu_s : float
+        Processor time that it used between two of its runs, in the mean.
+    facts : dict
+        What the contestant said of itself: ``images`` (in a run), ``parameters``, ``note``, …
+    """
+
+    name: str
+    seconds: Sequence[float]
+    peak_memory_mib: Optional[float]
+    imported_mib: Optional[float]
+    idle_cpu_s: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def time(self) -> Quartiles:
+        """The seconds of a run."""
+        return quartiles(list(self.seconds))
+
+    @property
+    def images_per_second(self) -> Optional[float]:
+        """From the median; ``None`` if a run has no images."""
+        images = self.facts.get("images")
+        return None if images is None else images / self.time.median
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A contestant without a result: why, and the last lines of what it printed."""
+
+    name: str
+    reason: str
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """What came of a case.
+
+    Attributes
+    ----------
+    name, title : str
+    settings : dict
+    baseline : str
+        The contestant to which the others are compared; it may have failed.
+    results : list of Result
+    failures : list of Failure
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    baseline: str
+    results: list[Result]
+    failures: list[Failure] = field(default_factory=list)
+
+    def relative(self, result: Result) -> Optional[Quartiles]:
+        """Return the time of a run relative to the baseline's in the same round.
+
+        Returns
+        -------
+        Quartiles or None
+            ``None`` if the baseline has failed.
+        """
+        for base in self.results:
+            if base.name == self.baseline:
+                return quartiles(ratios(list(result.seconds), list(base.seconds)))
+        return None
+
+
+def race(case: Case, conditions: Conditions, *, progress: bool = False) -> CaseResult:
+    """Let the contestants run in turn, in an order that is reversed from round to round.
+
+    All are started first. While one computes the others wait for their turn in a read, which
+    takes no processor time. One that dies or takes too long is left out from then on.
+
+    Parameters
+    ----------
+    case : Case
+    conditions : Conditions
+    progress : bool
+        Show a progress bar on the standard error stream.
+
+    Raises
+    ------
+    ValueError
+        If there is no contestant, or two have one name.
+    """
+    names = [contestant.name for contestant in case.contestants]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"contestants need a name each; received {names} for {case.title!r}")
+    running: dict[str, Process] = {}
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    failures: dict[str, Failure] = {}
+    runs = conditions.warm_up + conditions.rounds
+    with ExitStack() as stack:
+        bar = stack.enter_context(
+            tqdm(total=len(names) * (1 + runs), desc=case.title, disable=not progress, leave=False)
+        )
+
+        @contextmanager
+        def reported(name: str) -> Iterator[None]:
+            try:
+                yield
+            except ContestantError as error:
+                _logger.warning("%s: %s %s; it is left out", case.title, name, error)
+                failures[name] = Failure(name, str(error), error.output)
+                if name in running:
+                    running.pop(name).close()
+            bar.update()
+
+        for one in case.contestants:
+            with reported(one.name):
+                running[one.name] = stack.enter_context(
+                    Process(one, threads=conditions.threads, limit_s=conditions.limit_s)
+                )
+                running[one.name].wait_until_ready()
+        for name in turns(names, runs):
+            if name in running:
+                time.sleep(_PAUSE_S)
+                with reported(name):
+                    answers[name].append(running[name].run())
+    return CaseResult(
+        case.name,
+        case.title,
+        dict(case.settings),
+        baseline=names[0],
+        results=[
+            _result(name, process, answers[name], conditions.warm_up)
+            for name, process in running.items()
+        ],
+        failures=list(failures.values()),
+    )
+
+
+def _result(name: str, process: Process, answers: list[dict[str, Any]], warm_up: int) -> Result:
+    return Result(
+        name,
+        seconds=[answer["seconds"] for answer in answers[warm_up:]],
+        peak_memory_mib=answers[-1]["peak_memory_mib"],
+        imported_mib=process.imported_mib,
+        idle_cpu_s=mean(answer["idle_cpu_s"] for answer in answers),
+        facts=process.facts,
+    )

@@ -1,0 +1,76 @@
+"""caltech101-mini: the first 60 photographs of ten categories of Caltech 101.
+
+Where only the full data set is on disk they are linked into a tree of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Union
+
+from experiments.experiment import Place
+from mpgluon.data import caltech101, find_tree
+from mpgluon.errors import DataError
+
+__all__ = ["CATEGORIES", "IMAGES_PER_CATEGORY", "count_categories", "mini_tree"]
+
+CATEGORIES = (
+    "Leopards", "Motorbikes", "airplanes", "bonsai", "butterfly", "chandelier", "grand_piano",
+    "ketch", "sunflower", "watch",
+)  # fmt: skip
+IMAGES_PER_CATEGORY = 60
+
+
+def count_categories(data_dir: Union[str, Path]) -> int:
+    """Return how many categories of photographs a folder has; 0 if there are none."""
+    try:
+        return len(caltech101.list_images(find_tree(data_dir)).classes)
+    except DataError:
+        return 0
+
+
+def mini_tree(place: Place) -> Path:
+    """Return a folder with exactly the photographs of caltech101-mini.
+
+    Parameters
+    ----------
+    place : Place
+        Its ``data_dir`` has caltech101-mini, or all of Caltech 101; then links (copies where
+        there are no links) are made in ``work_dir``.
+
+    Raises
+    ------
+    DataError
+        If a category is missing or has too few images; the message says which.
+    """
+    tree = find_tree(place.data_dir)
+    folder = caltech101.list_images(tree)
+    by_category = {name: [path for path in folder.paths if path.parent.name == name]
+                   for name in CATEGORIES}  # fmt: skip
+    short = [n for n, paths in by_category.items() if len(paths) < IMAGES_PER_CATEGORY]
+    if short:
+        raise DataError(
+            f"{tree} has fewer than {IMAGES_PER_CATEGORY} images of {', '.join(short)}; give the "
+            "folder of Caltech 101 or of caltech101-mini"
+        )
+    if len(folder) == len(CATEGORIES) * IMAGES_PER_CATEGORY:
+        return tree
+    mini = place.work_dir / "caltech101-mini" / caltech101.TREE_NAME
+    for name, paths in by_category.items():
+        (mini / name).mkdir(parents=True, exist_ok=True)
+        for path in paths[:IMAGES_PER_CATEGORY]:
+            with suppress(FileExistsError):  # of an interrupted run
+                _link(path.resolve(), mini / name / path.name)
+    return mini
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.symlink(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system, or a user, without links
+        shutil.copyfile(source, target)

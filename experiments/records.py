@@ -1,0 +1,172 @@
+"""Records and repetitions as JSON files: written whole, read back, compared."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Optional
+
+from experiments.experiment import Experiment, Outcome, Record
+from mpgluon.errors import DataError
+from mpgluon.files import disk_error
+
+__all__ = [
+    "Repetition",
+    "add_repetition",
+    "first_difference",
+    "is_current",
+    "read_records",
+    "read_repetitions",
+    "record_path",
+    "write_record",
+]
+
+_OUTCOME = [one.name for one in fields(Outcome)]
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """An experiment that was run again from scratch, and whether its record came out again.
+
+    Attributes
+    ----------
+    name : str
+    date : str
+        ISO 8601, UTC.
+    seed : int or None
+        With which it was chosen by chance; ``None`` if it was asked for by name.
+    difference : str or None
+        The first one, in words; ``None`` if every figure and every curve was the same.
+    """
+
+    name: str
+    date: str
+    seed: Optional[int]
+    difference: Optional[str]
+
+
+def record_path(folder: Path, name: str) -> Path:
+    """Return where the record of an experiment is."""
+    return folder / f"{name}.json"
+
+
+def is_current(record: Optional[Record], experiment: Experiment) -> bool:
+    """Whether there is a record of the experiment as it is now, and not of another config."""
+    return record is not None and record.config == json.loads(json.dumps(experiment.config))
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Write a record into the folder of records, and return its path.
+
+    Raises
+    ------
+    ValueError
+        If the outcome has what JSON does not.
+    DataError
+        If the file cannot be written.
+    """
+    content = asdict(record)
+    content.update(content.pop("outcome"))
+    try:
+        text = _to_json(content)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the outcome of {record.name} does not fit into JSON ({error}); it may hold strings, "
+            "booleans, None, Python's own numbers, and None for what is not finite"
+        ) from error
+    path = record_path(folder, record.name)
+    _replace(path, text)
+    return path
+
+
+def _to_json(content: Mapping[str, Any]) -> str:
+    """Return an object with a line for each value, also in the objects that it holds."""
+    lines = []
+    for name, value in content.items():
+        if isinstance(value, dict) and value:
+            inner = [
+                f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in value.items()
+            ]
+            lines.append(f" {json.dumps(name)}: {{\n" + ",\n".join(inner) + "\n }")
+        else:
+            lines.append(f" {json.dumps(name)}: {json.dumps(value, allow_nan=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _entry(name: str, value: Any) -> str:
+    return f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file such that whoever kills this process leaves the old one or the new one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise disk_error(error, path, "run it again") from error
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """Return all records in a folder by name, in the order of their names; none if there is none.
+
+    Raises
+    ------
+    DataError
+        If a file is no record.
+    """
+    paths = sorted(folder.glob("*/**/*.json"))  # a name has a slash: other files lie beside
+    return {record.name: record for record in map(_read_record, paths)}
+
+
+def _read_record(path: Path) -> Record:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        outcome = Outcome(**{name: content.pop(name) for name in _OUTCOME})
+        return Record(outcome=outcome, **content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is no record of an experiment ({type(error).__name__}: {error}); delete it "
+            "and run the experiment again"
+        ) from error
+
+
+def first_difference(was: Outcome, now: Outcome) -> Optional[str]:
+    """Return in words where two outcomes differ first, times apart; ``None`` if nowhere."""
+    for kind in ("figures", "curves"):
+        old, new = (json.loads(json.dumps(dict(getattr(one, kind)))) for one in (was, now))
+        for name in dict.fromkeys([*old, *new]):
+            if name not in old or name not in new:
+                return f"{name} is in one of the two only"
+            if old[name] == new[name]:
+                continue
+            if kind == "figures" or len(old[name]) != len(new[name]):
+                return f"{name} was {_short(old[name])}, is {_short(new[name])}"
+            at = next(i for i, (a, b) in enumerate(zip(old[name], new[name])) if a != b)
+            return f"{name}[{at}] was {old[name][at]}, is {new[name][at]}"
+    return None
+
+
+def _short(value: Any) -> str:
+    return f"{len(value)} values" if isinstance(value, list) else str(value)
+
+
+def read_repetitions(folder: Path) -> list[Repetition]:
+    """Return the repetitions that were made, oldest first."""
+    path = folder / "repeated.json"
+    if not path.exists():
+        return []
+    try:
+        return [Repetition(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} is no list of repetitions ({error}); delete it") from error
+
+
+def add_repetition(repetition: Repetition, folder: Path) -> None:
+    """Add one to the list in the folder of records."""
+    made = [*read_repetitions(folder), repetition]
+    _replace(folder / "repeated.json", json.dumps([asdict(one) for one in made], indent=1) + "\n")

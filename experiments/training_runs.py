@@ -1,0 +1,117 @@
+"""A training run as an experiment: done, or found done, and reduced to figures and curves."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
+
+from experiments.experiment import Outcome, Place
+from experiments.series import changes
+from mpgluon.errors import DataError
+from mpgluon.training import TrainingConfig, train
+from mpgluon.training.history import describe_machine, installed_versions
+
+__all__ = ["config_of", "train_or_find"]
+
+_MOST_POINTS = 400  # of a curve
+# What decides the outcome of a run on photographs by one process. A field that the training
+# config gains, with a default that changes nothing, leaves records as they are.
+_DECISIVE = (
+    "model", "dtype", "amp", "loss_scale", "growth_interval", "pretrained", "train_per_class",
+    "image_size", "min_crop_area", "batch_size", "epochs", "warmup_epochs", "learning_rate",
+    "reference_batch_size", "momentum", "weight_decay", "optimizer", "devices", "seed",
+)  # fmt: skip
+
+
+def config_of(config: TrainingConfig) -> dict[str, Any]:
+    """Return what of a training config decides the outcome; no folder of a machine."""
+    return {name: getattr(config, name) for name in _DECISIVE}
+
+
+def train_or_find(config: TrainingConfig, data_dir: Path, place: Place) -> Outcome:
+    """Train, go on with a run that was interrupted, or take one that is finished.
+
+    Parameters
+    ----------
+    config : TrainingConfig
+        Of any folders.
+    data_dir : Path
+        With the images.
+    place : Place
+        Its work folder is the run's.
+
+    Returns
+    -------
+    Outcome
+        The loss of each step, or of each k-th where there are many; the loss scale as pairs of a
+        step and the scale from there on; the test accuracy after each epoch.
+
+    Raises
+    ------
+    DataError
+        If the folder holds a finished run of another config, version or processor.
+    """
+    config = replace(config, data_dir=str(data_dir), output_dir=str(place.work_dir))
+    if not (place.work_dir / "results.json").exists():
+        train(config, resume=True)
+    results = json.loads((place.work_dir / "results.json").read_text())
+    _check_origin(place.work_dir, config, results)
+    lines = (place.work_dir / "history.jsonl").read_text().splitlines()
+    return _reduce(results, [json.loads(line) for line in lines])
+
+
+def _check_origin(folder: Path, config: TrainingConfig, results: dict[str, Any]) -> None:
+    """Refuse a finished run whose figures this experiment would not have found."""
+    differences = config.differences(results["config"])
+    for what, found, wanted in (
+        ("batch_size", results["config"]["batch_size"], config.batch_size),
+        ("the versions", results["versions"], installed_versions()),
+        ("the processor", results["machine"]["processor"], describe_machine()["processor"]),
+    ):
+        if found != wanted:
+            differences.append(f"{what} was {found}, is {wanted}")
+    if differences:
+        raise DataError(
+            f"{folder} holds a run of another kind: {'; '.join(differences)}; delete that folder, "
+            "or choose another --work-dir"
+        )
+
+
+def _reduce(results: dict[str, Any], events: list[dict[str, Any]]) -> Outcome:
+    steps = [event for event in events if event["event"] == "step"]
+    epochs = [event for event in events if event["event"] == "epoch"]
+    losses = [_finite(event["loss"]) for event in steps]
+    every = math.ceil(len(losses) / _MOST_POINTS)
+    test_images = results["dataset"]["test_images"]
+    lost = [number for number, loss in enumerate(losses, 1) if loss is None]
+    return Outcome(
+        figures={
+            "test_accuracy": results["test_accuracy"],
+            "best_test_accuracy": results["best_test_accuracy"],
+            "correct_test_images": round(results["test_accuracy"] * test_images),
+            "test_images": test_images,
+            "train_images": results["dataset"]["train_images"],
+            "train_loss": _finite(results["train_loss"]),
+            "not_finite_from_step": lost[0] if lost else None,
+            "steps": results["steps"],
+            "skipped_steps": results["skipped_steps"],
+            "final_loss_scale": results["final_loss_scale"],
+            "parameters": results["parameters"],
+            "steps_per_point": every,
+        },
+        curves={
+            "loss": losses[::every],
+            "loss_scale": changes([event["loss_scale"] for event in steps]),
+            "test_accuracy": [event["test_accuracy"] for event in epochs],
+        },
+        times={"training_seconds": results["training_seconds"]},
+    )
+
+
+def _finite(value: Any) -> Optional[float]:
+    """Return a number of a history; those that are not finite have names there."""
+    number = float(value)
+    return number if math.isfinite(number) else None

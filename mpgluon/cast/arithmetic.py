@@ -1,0 +1,382 @@
+"""How a rule of the operator table is carried out in each compute format and on each device.
+
+======== ====== ==========================================================================
+format   device arithmetic
+======== ====== ==========================================================================
+float16  GPU    MXNet's own kernels
+any      CPU    emulated: operands widened to FP32, computed, the result rounded once: what
+                a Tensor Core does, up to the order in which it adds. MXNet's CPU has no
+                float16 products, and its other float16 kernels are slower than this. A
+                format that MXNet's arrays do not have is held on its grid in FP32 arrays.
+bfloat16 CPU    where oneDNN has bfloat16 products of its own and emulation is not asked for:
+                convolutions and dense layers by oneDNN in bfloat16, other products emulated
+                as above; between them FP32, except that a hybridized graph stays in bfloat16
+                from a convolution through BatchNorm, ReLU and sums to the next
+======== ====== ==========================================================================
+
+References
+----------
+NVIDIA, "Volta Tensor Core GPU Achieves New AI Performance Milestones", for the products of
+float16 operands accumulated in FP32; Figueroa, "When is double rounding innocuous?", 1995, for
+why one FP32 operation rounded to float16 is the correctly rounded float16 operation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import Any, Callable, Optional
+
+import numpy as np
+from mxnet.symbol import Symbol
+
+from mpgluon.cast.arrays import (
+    Convert,
+    Format,
+    arrays_in,
+    convert_arrays,
+    format_of,
+    mark,
+    onto_grid,
+    widen,
+)
+from mpgluon.cast.table import Rule, bystanders_of
+from mpgluon.errors import PrecisionError
+from mpgluon.native import bfloat16
+from mpgluon.numerics.dtypes import Array, cast
+from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
+from mpgluon.numerics.policy import Policy
+
+__all__ = ["Arithmetic", "Call", "arithmetic_of", "emulated", "policy_arithmetic"]
+
+# Loops: where the body and the states that go round stand, and their names.
+_LOOPS = {
+    "contrib.foreach": ((0, "body"), (2, "init_states")),
+    "contrib.while_loop": ((1, "func"), (2, "loop_vars")),
+}
+_CASTS = frozenset({"Cast", "cast"})
+_CREATORS = frozenset({"zeros", "ones", "full"})
+
+
+class Call:
+    """One call of an operator: what would be computed, before its formats are decided."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.name, self.function, self.args, self.kwargs = name, function, args, kwargs
+        self.bystanders = bystanders_of(name, args, kwargs)
+
+    def run(self, convert: Optional[Convert] = None) -> Any:
+        """Call the operator, with its operands converted if asked for."""
+        call = self if convert is None else self.converted(convert)
+        return call.function(*call.args, **call.kwargs)
+
+    def converted(self, convert: Convert) -> Call:
+        """Return the call with its operands converted; bystanders stay as they are."""
+        skip = self.bystanders
+        args = tuple(
+            arg if i in skip else convert_arrays(arg, convert) for i, arg in enumerate(self.args)
+        )
+        kwargs = {
+            key: arg if key in skip else convert_arrays(arg, convert)
+            for key, arg in self.kwargs.items()
+        }
+        return Call(self.name, self.function, args, kwargs)
+
+    def with_fp32_states(self) -> Call:
+        """Return a loop whose states are FP32 before and after each round of its body.
+
+        MXNet wants one format for all rounds, and what a body computes may have another than what
+        it was given at first.
+        """
+        args, kwargs = list(self.args), dict(self.kwargs)
+
+        def change(place: tuple[int, str], what: Callable[[Any], Any]) -> None:
+            position, name = place
+            if name in kwargs:
+                kwargs[name] = what(kwargs[name])
+            elif position < len(args):
+                args[position] = what(args[position])
+
+        def with_wide_states(body: Callable[..., Any]) -> Callable[..., Any]:
+            def in_fp32(*given: Any) -> Any:
+                outputs, states = body(*given)
+                return outputs, convert_arrays(states, widen)
+
+            return in_fp32
+
+        body, states = _LOOPS[self.name]
+        change(body, with_wide_states)
+        change(states, lambda value: convert_arrays(value, widen))
+        return Call(self.name, self.function, tuple(args), kwargs)
+
+    def operands(self) -> list[Array]:
+        """Return the arrays that decide the format, but not those that only stand by."""
+        args = [arg for i, arg in enumerate(self.args) if i not in self.bystanders]
+        kwargs = [arg for key, arg in self.kwargs.items() if key not in self.bystanders]
+        return arrays_in(args + kwargs)
+
+    def formats(self) -> set[Optional[Format]]:
+        """Return the floating formats of the operands; ``None`` among them is an unknown."""
+        formats = {format_of(array) for array in self.operands()}
+        return {fmt for fmt in formats if not isinstance(fmt, str) or "float" in fmt}
+
+    def demanded_format(self) -> Optional[str]:
+        """Return the format that a cast or a creation names, ``None`` where it names none."""
+        dtype = self.kwargs.get("dtype") if self.name in _CASTS | _CREATORS else None
+        if self.name in _CASTS and len(self.args) > 1:
+            dtype = self.args[1]
+        return None if dtype is None else np.dtype(dtype).name
+
+
+def _each_output(result: Any) -> Any:
+    """Return a list for a symbol with several outputs, so that each is cast by itself."""
+    return list(result) if isinstance(result, Symbol) and len(result) > 1 else result
+
+
+class Arithmetic(ABC):
+    """Carries out operators under the rules of a table.
+
+    Attributes
+    ----------
+    kind : {"native", "emulated"}
+        Whether the device computes products in the format itself.
+    """
+
+    kind = "native"
+
+    def apply(self, rule: Rule, call: Call) -> Any:
+        """Run ``call`` as ``rule`` demands and return its result in the right format."""
+        if rule is Rule.COMPUTE:
+            return self.compute(call)
+        if rule is Rule.NORMALIZE:
+            return self.normalize(call)
+        if rule is Rule.FLOAT32:
+            return mark(call.run(widen), "float32")
+        if rule is Rule.FOLLOW:
+            return self.follow(call)
+        if rule is Rule.MOVE:
+            return self.move(call)
+        if call.name in _LOOPS:
+            return call.with_fp32_states().run()
+        dtype = call.demanded_format()
+        return call.run() if dtype is None else mark(call.run(), dtype)
+
+    def move(self, call: Call) -> Any:
+        """Run an operator that does no arithmetic, on whatever its operands are."""
+        formats = call.formats()
+        return mark(call.run(), formats.pop() if len(formats) == 1 else None)
+
+    @abstractmethod
+    def compute(self, call: Call) -> Any:
+        """Run a product: operands and result in the compute format, sums in FP32."""
+
+    @abstractmethod
+    def normalize(self, call: Call) -> Any:
+        """Run a normalization: in FP32, the result in the compute format."""
+
+    @abstractmethod
+    def follow(self, call: Call) -> Any:
+        """Run in the widest format of the operands, and round to it once."""
+
+
+class _Uniform(Arithmetic):
+    """Every value between two operators has one format, native or emulated."""
+
+    def __init__(self, fmt: FloatFormat) -> None:
+        self.format = fmt
+        self._marked: Format = "float16" if fmt == FLOAT16 else fmt
+
+    def narrow(self, array: Array) -> Array:
+        """Round to the format, once."""
+        if self.format != FLOAT16:
+            return onto_grid(array, self.format)
+        narrow = cast(array, "float16")
+        # A symbol that does not say its format would get an identity before it is widened again.
+        return mark(narrow, "float16") if isinstance(narrow, Symbol) else narrow
+
+    def normalize(self, call: Call) -> Any:
+        return self._rounded(call.run(widen))
+
+    def follow(self, call: Call) -> Any:
+        formats = call.formats()
+        if formats == {self._marked}:
+            return self.follow_narrow(call)
+        if formats == {None}:
+            return mark(call.run(), None)
+        # Beside a known format, a symbol of unknown format is FP32: whatever narrows says so.
+        return mark(call.run(widen), "float32" if "float32" in formats else None)
+
+    @abstractmethod
+    def follow_narrow(self, call: Call) -> Any:
+        """Run an operator all of whose operands have the format, and round its result once."""
+
+    def _rounded(self, result: Any) -> Any:
+        """Return what an operator has computed in FP32, rounded."""
+        result = _each_output(result)
+        if self.format != FLOAT16:  # a cast to float16 asks for no format
+            result = mark(result, "float32")
+        return mark(convert_arrays(result, self.narrow), self._marked)
+
+    def _widened_and_rounded(self, call: Call) -> Any:
+        """Run an operator in FP32 on operands of the format, and round its result once."""
+        return self._rounded(_run_product(call, lambda array: widen(self.narrow(array))))
+
+
+def _run_product(call: Call, convert: Convert) -> Any:
+    """Run a product of converted operands in FP32, or in float64 where MXNet leaves no choice."""
+    if call.name != "Deconvolution":
+        return call.run(convert)
+    # The backward pass of oneDNN's deconvolution fails ("could not execute a primitive") when
+    # the weight is the result of another operator, such as a cast.
+    return call.run(lambda array: convert(array).astype("float64")).astype("float32")
+
+
+class Emulated(_Uniform):
+    """A format on a CPU: operands widened, computed in FP32, the result rounded once."""
+
+    kind = "emulated"
+
+    # Several operands, no arithmetic, forward or backward: nothing to gain from FP32.
+    _EXACT = frozenset({"Concat", "concat", "stack"})
+
+    def apply(self, rule: Rule, call: Call) -> Any:
+        """Run ``call``; what the operator itself decides about formats, it decides in FP32."""
+        if rule is Rule.OTHER and self.format in call.formats():  # on a grid; MXNet has float16
+            call = call.converted(widen)
+        return super().apply(rule, call)
+
+    def compute(self, call: Call) -> Any:
+        return self._widened_and_rounded(call)
+
+    def follow_narrow(self, call: Call) -> Any:
+        if call.name in self._EXACT:
+            return mark(call.run(), self._marked)
+        return self._rounded(call.run(widen))
+
+
+class NativeFloat16(_Uniform):
+    """float16 on a GPU: MXNet's own kernels wherever they sum in FP32."""
+
+    def __init__(self) -> None:
+        super().__init__(FLOAT16)
+
+    def compute(self, call: Call) -> Any:
+        if call.name.startswith("linalg"):  # MXNet has these in FP32 and float64 only
+            return self._widened_and_rounded(call)
+        return mark(call.run(self.narrow), "float16")
+
+    def normalize(self, call: Call) -> Any:
+        if call.name != "BatchNorm":
+            return super().normalize(call)
+        # cuDNN's kernel takes float16 data with FP32 parameters and statistics.
+        return mark(call.run(self.narrow), "float16")
+
+    def follow_narrow(self, call: Call) -> Any:
+        return mark(call.run(), "float16")
+
+
+class NativeBfloat16(Arithmetic):
+    """bfloat16 on a CPU whose oneDNN has products of its own for it.
+
+    Only symbols of a graph are ever bfloat16, and only on their way from a convolution or dense
+    layer to the next, as far as oneDNN has every operator between. Arrays are always FP32:
+    several of MXNet's operators end the process when they meet a bfloat16 array
+    (``transpose``), and others know no such type (``Dropout``).
+    """
+
+    _PRODUCTS = frozenset({"Convolution", "FullyConnected"})
+
+    def apply(self, rule: Rule, call: Call) -> Any:
+        """Run ``call``; what the operator itself decides about formats, it decides in FP32."""
+        if rule is Rule.OTHER and "bfloat16" in call.formats():
+            call = call.converted(widen)
+        return super().apply(rule, call)
+
+    def compute(self, call: Call) -> Any:
+        if call.name in self._PRODUCTS:
+            return self._handed_on(call.run(_to_bfloat16))
+        result = _each_output(_run_product(call, _round_to_bfloat16))
+        return mark(convert_arrays(result, _round_to_bfloat16), "float32")
+
+    def normalize(self, call: Call) -> Any:
+        if self._stays_bfloat16(call):
+            return self._handed_on(call.run())
+        return mark(call.run(widen), "float32")
+
+    def follow(self, call: Call) -> Any:
+        if self._stays_bfloat16(call):
+            return self._handed_on(call.run())
+        formats = call.formats()
+        if formats & {"float16", "bfloat16"}:
+            return mark(call.run(widen), "float32")
+        return mark(call.run(), "float32" if formats == {"float32"} else None)
+
+    def move(self, call: Call) -> Any:
+        return mark(call.run(widen), "float32" if None not in call.formats() else None)
+
+    @staticmethod
+    def _stays_bfloat16(call: Call) -> bool:
+        """Whether oneDNN carries out a call on bfloat16 symbols, forward and backward."""
+        if call.formats() != {"bfloat16"}:
+            return False
+        if call.name == "BatchNorm":
+            return bool(call.kwargs.get("axis", 1) == 1)
+        if call.name == "Activation":
+            return bool(call.kwargs.get("act_type") == "relu")
+        return call.name == "elemwise_add"
+
+    @staticmethod
+    def _handed_on(result: Any) -> Any:
+        if isinstance(result, Symbol):
+            return mark(result, "bfloat16")
+        return mark(convert_arrays(result, widen), "float32")
+
+
+def _to_bfloat16(array: Array) -> Array:
+    return cast(array, "bfloat16")
+
+
+def _round_to_bfloat16(array: Array) -> Array:
+    return widen(_to_bfloat16(array))
+
+
+@cache
+def emulated(fmt: FloatFormat) -> Emulated:
+    """Return the arithmetic that carries out a format in FP32, on a CPU."""
+    return Emulated(fmt)
+
+
+@cache
+def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False) -> Arithmetic:
+    """Return the arithmetic of a 16-bit format on a kind of device.
+
+    Parameters
+    ----------
+    compute_dtype : {"float16", "bfloat16"}
+    device_type : str
+        MXNet's name for it: ``"cpu"``, ``"gpu"`` and so on.
+    emulate : bool
+        Whether a CPU emulates bfloat16 even where it has products of its own.
+
+    Raises
+    ------
+    PrecisionError
+        For bfloat16 on a GPU, for which MXNet 1.9.1 has no kernels.
+    """
+    if device_type == "gpu":
+        if compute_dtype == "float16":
+            return NativeFloat16()
+        raise PrecisionError(
+            f"MXNet 1.9.1 has no {compute_dtype} kernels for a GPU; use float16 there, or "
+            f"{compute_dtype} with mx.cpu()"
+        )
+    if compute_dtype == "bfloat16" and not emulate and bfloat16.has_native_bfloat16():
+        return NativeBfloat16()
+    return emulated(format_named(compute_dtype))
+
+
+def policy_arithmetic(policy: Policy, device_type: str) -> Arithmetic:
+    """Return the arithmetic of a policy's computation on a kind of device."""
+    return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)

@@ -1,0 +1,277 @@
+"""Arrays and symbols inside a network that know their format and follow the operator table.
+
+They are plain MXNet objects of another class: an MXNet array has no room for attributes, and a
+Symbol does not say what it will hold. What their Python operators do is given to them in
+:mod:`mpgluon.cast.stand_in`.
+
+A format is the name of a dtype that MXNet computes with ("float32", "float16", and "bfloat16" in a
+graph), or a :class:`FloatFormat` where its values are held on its grid, as FP32 numbers.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Callable, Optional, Union
+
+import mxnet as mx
+from mxnet.symbol import Symbol
+
+from mpgluon import native
+from mpgluon.numerics.dtypes import Array, cast, dtype_name, is_array
+from mpgluon.numerics.formats import FloatFormat
+
+__all__ = [
+    "ROUNDING",
+    "Bfloat16Symbol",
+    "Convert",
+    "Float16Array",
+    "Float16Symbol",
+    "Float32Symbol",
+    "Format",
+    "GridArray",
+    "GridSymbol",
+    "arrays_in",
+    "borrow",
+    "convert_arrays",
+    "format_of",
+    "mark",
+    "onto_grid",
+    "widen",
+]
+
+ROUNDING = "__mpgluon_rounding__"  # the attribute of the casts in a graph that round FP32 values
+
+Convert = Callable[[Array], Array]
+Format = Union[str, FloatFormat]
+
+
+class _EqualToNDArray(type):
+    """The class of array classes that compare equal to MXNet's own, and to one another.
+
+    MXNet asks ``type(value) == self.__class__`` before it assigns an array to a part of another
+    one; where the answer is no, it makes an array from the value first, by an assignment. Whatever
+    is assigned an array of ours (``mx.nd.array``, ``buffer[:] = out``, ``autograd.Function``, a
+    parameter's ``set_data``) would so call itself until Python's stack ends. These classes add
+    operators to an array, and nothing that a copy of its values could lose.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return other is mx.nd.NDArray or isinstance(other, _EqualToNDArray)
+
+    def __ne__(cls, other: object) -> bool:  # type's own would not ask __eq__
+        return not cls == other
+
+    def __hash__(cls) -> int:
+        return hash(mx.nd.NDArray)
+
+
+class Float16Array(mx.nd.NDArray, metaclass=_EqualToNDArray):
+    """A float16 NDArray inside a network; its Python operators follow the operator table."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> mx.nd.NDArray:
+        """Return a part, of the same format."""
+        return mark(mx.nd.NDArray.__getitem__(self, key), "float16")
+
+
+class _BorrowedFloat16Array(Float16Array):
+    """Another array's handle under the operator table; freeing it stays the lender's affair."""
+
+    __slots__ = ("lender",)
+
+    # MXNet makes views through this signature; a view has a handle of its own, and no lender.
+    def __init__(
+        self, handle: Any, writable: bool = True, lender: Optional[mx.nd.NDArray] = None
+    ) -> None:
+        super().__init__(handle, writable)
+        self.lender = lender
+
+    def __del__(self) -> None:
+        """Free the handle, unless it is borrowed."""
+        if self.lender is None:
+            super().__del__()
+
+
+class Float16Symbol(Symbol):
+    """A Symbol that is known to be float16; its Python operators follow the operator table."""
+
+    __slots__ = ()
+    dtype_of_values = "float16"
+
+    def __getitem__(self, index: Any) -> Symbol:
+        """Return one of several outputs, of the same format."""
+        return mark(Symbol.__getitem__(self, index), "float16")
+
+
+class Float32Symbol(Symbol):
+    """A Symbol that is known to be FP32; its Python operators follow the operator table."""
+
+    __slots__ = ()
+    dtype_of_values = "float32"
+
+    def __getitem__(self, index: Any) -> Symbol:
+        """Return one of several outputs, of the same format."""
+        return mark(Symbol.__getitem__(self, index), "float32")
+
+
+class Bfloat16Symbol(Symbol):
+    """A Symbol that is known to be bfloat16; its Python operators follow the operator table."""
+
+    __slots__ = ()
+    dtype_of_values = "bfloat16"
+
+    def __getitem__(self, index: Any) -> Symbol:
+        """Return one of several outputs, of the same format."""
+        return mark(Symbol.__getitem__(self, index), "bfloat16")
+
+
+class GridArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
+    """An FP32 NDArray whose values are numbers of another format; one class for each format."""
+
+    __slots__ = ()
+    format: FloatFormat
+
+    def __getitem__(self, key: Any) -> mx.nd.NDArray:
+        """Return a part, of the same format."""
+        return mark(mx.nd.NDArray.__getitem__(self, key), self.format)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write values, rounded to the format."""
+        mx.nd.NDArray.__setitem__(self, key, value)
+        rounded = onto_grid(self.detach(), self.format)
+        mx.nd.NDArray.__setitem__(self, slice(None), rounded)
+
+
+class GridSymbol(Symbol):
+    """An FP32 Symbol of values on another format's grid; one class for each format."""
+
+    __slots__ = ()
+    dtype_of_values = "float32"
+    format: FloatFormat
+
+    def __getitem__(self, index: Any) -> Symbol:
+        """Return one of several outputs, of the same format."""
+        return mark(Symbol.__getitem__(self, index), self.format)
+
+
+@cache
+def _grid_class(base: type, fmt: FloatFormat) -> type:
+    return type(base)(f"{fmt.name}{base.__name__}", (base,), {"__slots__": (), "format": fmt})
+
+
+_SYMBOL_CLASSES = {
+    "float16": Float16Symbol,
+    "bfloat16": Bfloat16Symbol,
+    "float32": Float32Symbol,
+}
+
+
+def format_of(array: Array) -> Optional[Format]:
+    """Return the format of an array's values; ``None`` for a symbol that does not say."""
+    if isinstance(array, (GridArray, GridSymbol)):
+        return array.format
+    return dtype_name(array)
+
+
+def convert_arrays(value: Any, convert: Convert) -> Any:
+    """Return ``value`` with every array in it, and in lists and tuples in it, converted."""
+    if is_array(value):
+        return convert(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(convert_arrays(item, convert) for item in value)
+    return value
+
+
+def arrays_in(value: Any) -> list[Array]:
+    """Return every array in ``value``, in the order in which they are converted."""
+    found: list[Array] = []
+
+    def note(array: Array) -> Array:
+        found.append(array)
+        return array
+
+    convert_arrays(value, note)
+    return found
+
+
+def mark(result: Any, fmt: Optional[Format]) -> Any:
+    """Give what an operator has just returned the class of its format.
+
+    Parameters
+    ----------
+    result : NDArray, Symbol or a list of them
+        Fresh from an operator, so nobody else sees its class change.
+    fmt : str or FloatFormat, optional
+        What the caller knows of the format. Of arrays that are on no grid the dtype decides.
+    """
+
+    def reclass(array: Array) -> Array:
+        kind = type(array)
+        if kind in (Symbol, *_SYMBOL_CLASSES.values()) or issubclass(kind, GridSymbol):
+            if isinstance(fmt, FloatFormat):
+                array.__class__ = _grid_class(GridSymbol, fmt)
+            else:
+                array.__class__ = _SYMBOL_CLASSES.get(fmt or "", Symbol)
+        # Neither sparse nor a borrowed one, whose class compares equal to these two.
+        elif kind is mx.nd.NDArray or kind is Float16Array or issubclass(kind, GridArray):
+            dtype = dtype_name(array)
+            if isinstance(fmt, FloatFormat) and dtype == "float32":
+                array.__class__ = _grid_class(GridArray, fmt)
+            else:
+                array.__class__ = Float16Array if dtype == "float16" else mx.nd.NDArray
+        return array
+
+    return convert_arrays(result, reclass)
+
+
+def borrow(array: Array) -> Array:
+    """Return a float16 array of the user's as one that follows the operator table.
+
+    It is the same array to MXNet: no copy, and gradients arrive where they did. The user's own
+    object keeps its class.
+    """
+    if type(array) is mx.nd.NDArray and dtype_name(array) == "float16":
+        return _BorrowedFloat16Array(array.handle, array.writable, lender=array)
+    return array
+
+
+def widen(array: Array) -> Array:
+    """Return 16-bit values, and those on a grid, as FP32, exactly; gradients are rounded."""
+    if isinstance(array, (GridArray, GridSymbol)):
+        return mark(_rounded(array, array.format, "gradient"), "float32")
+    return cast(array, "float32")
+
+
+def onto_grid(array: Array, fmt: FloatFormat) -> Array:
+    """Round to the numbers of a format; integers and float64 pass.
+
+    The gradient is rounded too. An array whose value several operators take gets the sum of their
+    gradients in FP32, which is rounded here, once.
+
+    Parameters
+    ----------
+    array : NDArray or Symbol
+    fmt : FloatFormat
+        One that is held on its grid, so not float16, which MXNet's arrays have.
+    """
+    if format_of(array) == fmt:
+        return array
+    wide = mark(widen(array), "float32")
+    if dtype_name(wide) != "float32":
+        return array
+    return mark(_rounded(wide, fmt, "both"), fmt)
+
+
+def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
+    """Return FP32 values with the value or the gradient rounded, or both.
+
+    Like a cast this leaves plain arrays: MXNet's operators add in an order that depends on the
+    layout. In a graph it is casts of MXNet's, so that the graph needs nothing but MXNet.
+    """
+    if isinstance(array, Symbol):
+        with mx.AttrScope(**{ROUNDING: what}):
+            return cast(cast(array, fmt.name), "float32")
+    if native.available() and array.context.device_type == "cpu":
+        return native.invoke(native.operator(f"plain_{what}", fmt), array)
+    return cast(cast(array, fmt.name), "float32")

@@ -1,0 +1,300 @@
+"""The forward method that a block has while it is cast.
+
+It hands the block's own ``hybrid_forward`` a stand-in for ``F``, sees to it that a hybridized
+block's graph is traced for the formats of its inputs and exported with its casts, and explains
+what MXNet says of formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from threading import RLock
+from typing import Any, Callable, Optional
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.base import MXNetError
+from mxnet.symbol import Symbol
+
+from mpgluon import native
+from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
+from mpgluon.cast.arrays import (
+    Format,
+    GridArray,
+    arrays_in,
+    borrow,
+    convert_arrays,
+    format_of,
+    mark,
+    widen,
+)
+from mpgluon.cast.fp32 import Cast
+from mpgluon.cast.frozen import ask_for_gradients
+from mpgluon.cast.stand_in import (
+    NumPyInterfaceError,
+    OperatorNamespace,
+    namespace_of,
+)
+from mpgluon.cast.symbol_block import ImportedGraph
+from mpgluon.errors import PrecisionError
+from mpgluon.graph.bfloat16 import cast_without_copies
+from mpgluon.graph.grid import hold_on_grid
+from mpgluon.numerics.dtypes import Array, cast, dtype_name
+
+__all__ = ["PolicyForward", "blocks_of", "forward_of", "is_hybrid"]
+
+
+# Gluon's name scopes, a block's graph and MXNet's CachedOp are for one thread at a time. A call
+# only queues its operators, so threads wait for one another briefly.
+_TRACING = RLock()
+
+
+class PolicyForward:
+    """What replaces a block's ``hybrid_forward``, or a plain Block's ``forward``.
+
+    Parameters
+    ----------
+    block : gluon.Block
+        Its own method is replaced on the instance at once, until :meth:`detach`.
+    owner : Cast
+        What it is a part of.
+    kept : bool
+        Whether the block computes in FP32, and only widens its inputs.
+    takes_fp32 : bool
+        Whether its code calls operators of ``mx.nd``, and so takes what they take.
+    hands_fp32 : bool
+        Whether such code calls it, and so takes its result as FP32, on the format's grid.
+    graph : ImportedGraph, optional
+        That of a SymbolBlock, attached already.
+    """
+
+    def __init__(
+        self,
+        block: gluon.Block,
+        owner: Cast,
+        *,
+        kept: bool,
+        takes_fp32: bool = False,
+        hands_fp32: bool = False,
+        graph: Optional[ImportedGraph] = None,
+    ) -> None:
+        self.block, self.owner, self.kept, self.graph = block, owner, kept, graph
+        self.takes_fp32, self.hands_fp32 = takes_fp32, hands_fp32
+        self.method = "hybrid_forward" if graph or is_hybrid(block) else "forward"
+        self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
+        setattr(block, self.method, self)
+        # Formats of the inputs for which the block's own graph was traced, while it has one.
+        self.traced_formats: Optional[list[Optional[Format]]] = None
+        self.output_formats: list[Optional[Format]] = []  # of that graph's results
+        self.traced_blocks: list[gluon.Block] = []  # in it, with matrices of their own
+        self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient all the same
+        self.tracing = False
+        if self.method == "hybrid_forward":
+            block._call_cached_op = self._call_cached_op
+            block.export = self.export
+
+    def detach(self) -> None:
+        """Give the block its own methods back."""
+        delattr(self.block, self.method)
+        if self.method == "hybrid_forward":
+            del self.block._call_cached_op, self.block.export
+        if self.graph is not None:
+            self.graph.detach()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute as the block does, under the owner's policy."""
+        self.owner.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
+        ask_for_gradients([self.block])
+        if self.kept or self.takes_fp32:
+            args = convert_arrays(args, widen)
+            kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
+        elif self.method == "hybrid_forward":
+            inputs = self._with_traced_formats(args[1:]) if self.tracing else args[1:]
+            args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
+            kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
+        try:
+            result = self.original(*args, **kwargs)
+        except MXNetError as error:
+            _explain(error, self.block)
+            raise
+        except NumPyInterfaceError:
+            if not self.owner.has_computed:  # the cast could not know
+                self.owner.undo()
+            raise
+        if self.tracing:  # what leaves a graph is an array, and those are never bfloat16
+            result = convert_arrays(result, _out_of_bfloat16)
+        if self.block is self.owner.root:
+            self.owner.has_computed = True
+            result = mark(convert_arrays(result, self._as_output), None)
+        elif self.hands_fp32:
+            result = mark(convert_arrays(result, widen), None)
+        if self.tracing:
+            self.output_formats = [format_of(array) for array in arrays_in(result)]
+        return result
+
+    def _as_output(self, array: Array) -> Array:
+        """Return an array that leaves the network in the format that the policy says."""
+        output_dtype = self.owner.policy.output_dtype
+        if output_dtype == "float32" or isinstance(array, GridArray):
+            array = widen(array)
+        return cast(array, output_dtype)
+
+    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
+        """Export as Gluon does, but keep the casts unless told otherwise.
+
+        Without them a graph computes in FP32 and says nothing, or cannot be computed at all.
+        """
+        type(self.block).export(self.block, path, epoch, remove_amp_cast)
+
+    def _call_cached_op(self, *args: Any) -> Any:
+        """Run the block's own graph, traced for the formats of ``args``."""
+        try:
+            with _TRACING:
+                output_formats = self._see_to_graph(args)
+                result = type(self.block)._call_cached_op(self.block, *args)
+            # Its outputs are new objects, which may change their class.
+            return convert_arrays(result, lambda array: mark(array, next(output_formats)))
+        except MXNetError as error:
+            _explain(error, self.block)
+            raise
+
+    def _see_to_graph(self, args: tuple[Any, ...]) -> Iterator[Optional[Format]]:
+        """Trace the block's own graph if need be, and return the formats of its results."""
+        formats = [format_of(array) for array in arrays_in(args)]
+        thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
+        # A static graph would go on writing the gradient that nobody reads.
+        if formats != self.traced_formats or thawed:
+            self.block._clear_cached_op()
+            self.traced_formats = formats
+        if self.block._cached_op is None:
+            self.tracing = True
+            try:
+                self._build_graph(args)
+            finally:
+                self.tracing = False
+        self.frozen_matrices = ask_for_gradients(self.traced_blocks)
+        return iter(self.output_formats)
+
+    def _build_graph(self, args: tuple[Any, ...]) -> None:
+        """Build the block's own graph; on a CPU another one that gives the same bits sooner."""
+        block, rewrite = self.block, self._rewriting(_device_type(args))
+        self.traced_blocks = [
+            inner
+            for inner in blocks_of(block)
+            if any(len(parameter.shape or ()) == 2 for parameter in inner._reg_params.values())
+        ]
+        if rewrite is None:
+            type(block)._build_cache(block, *args)
+            return
+
+        def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
+            data, graph = type(block)._get_graph(block, *args)
+            formats = iter(self.traced_formats or ())
+            known: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
+            known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
+            return data, rewrite(graph, known)
+
+        block._get_graph = rewritten  # for as long as Gluon asks for what it is to carry out
+        try:
+            type(block)._build_cache(block, *args)
+        finally:
+            del block._get_graph
+
+    def _rewriting(
+        self, device_type: str
+    ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
+        """Return what makes of a traced graph the one to be carried out; ``None`` for itself."""
+        arithmetic = self._arithmetic(device_type)
+        if isinstance(arithmetic, Emulated):
+            if self.kept and arithmetic.format not in (self.traced_formats or ()):
+                return None
+            return partial(hold_on_grid, fmt=arithmetic.format, native=native.available())
+        if isinstance(arithmetic, NativeBfloat16) and not self.kept and native.available():
+            return cast_without_copies
+        return None
+
+    def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the inputs of the block's graph as symbols that know their formats."""
+        formats = iter(self.traced_formats or ())
+        marked: tuple[Any, ...] = convert_arrays(
+            inputs, lambda symbol: mark(symbol, next(formats, None))
+        )
+        return marked
+
+    def _with_format(self, name: str, value: Any) -> Any:
+        """Return a parameter's array or symbol as one that knows its format."""
+        if name not in self.block._reg_params:
+            return convert_arrays(value, borrow)
+        parameter = self.block._reg_params[name]
+        if isinstance(value, Symbol):
+            value = mark(value[0], dtype_name(parameter))  # value itself is not ours
+        return borrow(value)
+
+    def _stand_in(self, namespace: Any) -> OperatorNamespace:
+        if isinstance(namespace, OperatorNamespace):  # handed on by another block
+            namespace = namespace.module
+        # Gluon enters the input's context.
+        return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
+
+    def _arithmetic(self, device_type: str) -> Arithmetic:
+        return policy_arithmetic(self.owner.policy, device_type)
+
+
+def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:
+    """Return what a HybridLambda made from an operator's name computes, or ``None``.
+
+    Gluon looks its operator up under ``F`` itself, and would not find a stand-in there.
+    """
+    lambda_layer = gluon.nn.HybridLambda
+    if not isinstance(block, lambda_layer) or block._func.__module__ != lambda_layer.__module__:
+        return None
+    return lambda F, *args: getattr(F, block._func_name)(*args)  # noqa: N803 - Gluon's name
+
+
+def _device_type(args: tuple[Any, ...]) -> str:
+    """Return the kind of device that a call's arrays are on."""
+    device_type: str = arrays_in(args)[0].context.device_type
+    return device_type
+
+
+def _out_of_bfloat16(array: Array) -> Array:
+    return widen(array) if dtype_name(array) == "bfloat16" else array
+
+
+def _explain(error: MXNetError, block: gluon.Block) -> None:
+    """Raise our own error in place of MXNet's if two formats met."""
+    if "float16" not in str(error) or "float32" not in str(error):
+        return
+    raise PrecisionError(
+        f"{block.name} ({type(block).__name__}) gave one operator float16 and FP32 arrays. "
+        "Operators of the F that hybrid_forward receives accept both, and so do +, -, * and / "
+        "of arrays that come from them; mx.nd and mx.sym do not. Call the operator as F.…, "
+        "cast one array with .astype, or keep the block in FP32 with keep_fp32; a block added "
+        "after the cast needs a new one: mpgluon.restore, then cast again. "
+        f"MXNet says: {str(error).splitlines()[-1]}"
+    ) from error
+
+
+def forward_of(block: gluon.Block) -> Optional[PolicyForward]:
+    """Return what replaces the block's forward method while it is cast."""
+    methods = (vars(block).get(name) for name in ("hybrid_forward", "forward"))
+    return next((method for method in methods if isinstance(method, PolicyForward)), None)
+
+
+def is_hybrid(block: gluon.Block) -> bool:
+    """Whether the block computes in a ``hybrid_forward`` of its own."""
+    inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
+    return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited
+
+
+def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
+    """Yield ``net`` and every block in it once, parents first."""
+    seen: set[gluon.Block] = set()
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if block not in seen:
+            seen.add(block)
+            yield block
+            waiting.extend(reversed(list(block._children.values())))

@@ -1,0 +1,88 @@
+"""What a cast did to a network, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpgluon.numerics.policy import Policy
+
+__all__ = ["BeyondReach", "CastReport"]
+
+
+@dataclass(frozen=True)
+class BeyondReach:
+    """A block whose arithmetic the cast cannot govern, and what to do about it."""
+
+    name: str
+    kind: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class CastReport:
+    """What a cast did to a network; ``print`` it.
+
+    Attributes
+    ----------
+    policy : Policy
+    cast : tuple of str
+        Names of the blocks that compute in 16 bits.
+    kept_fp32 : tuple of str
+        Names of the blocks with parameters that stay FP32: normalization layers, whose results
+        are in the 16-bit format all the same, and whatever ``keep_fp32`` named.
+    beyond_reach : tuple of BeyondReach
+        Blocks that do arithmetic where the cast cannot see it.
+    parameters_cast, parameters_kept : int
+        How many parameters (arrays, not elements) became float16, and how many did not.
+    arithmetic : {"native", "emulated"}
+        Whether this device computes products in the format, or FP32 arithmetic carries it out,
+        each result rounded once.
+    told_format : tuple of str
+        Names of the blocks that learned the 16-bit format from their own ``cast`` or in ``_dtype``.
+    """
+
+    policy: Policy
+    cast: tuple[str, ...]
+    kept_fp32: tuple[str, ...]
+    beyond_reach: tuple[BeyondReach, ...]
+    parameters_cast: int
+    parameters_kept: int
+    arithmetic: str
+    told_format: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
+            f"result {self.policy.output_dtype}",
+            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}, "
+            + _ARITHMETIC[self.arithmetic],
+            f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
+            f"{_examples(self.kept_fp32)}",
+            f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}, "
+            f"{self.parameters_kept} left as they were"
+            if self.parameters_cast
+            else f"{self.parameters_kept:6d} parameters, all left as they were",
+        ]
+        if self.told_format:
+            lines.append(
+                f"{len(self.told_format):6d} {_plural('block', self.told_format)} told that the "
+                f"format is {self.policy.compute_dtype}{_examples(self.told_format)}"
+            )
+        lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
+        return "\n".join(lines)
+
+
+_ARITHMETIC = {
+    "native": "natively",
+    "emulated": "emulated: in FP32 arithmetic, each result rounded once",
+}
+
+
+def _plural(word: str, things: tuple[str, ...]) -> str:
+    return word if len(things) == 1 else f"{word}s"
+
+
+def _examples(names: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    return f" ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"

@@ -1,0 +1,147 @@
+"""The stand-in for ``F`` that a block's ``hybrid_forward`` is handed.
+
+It offers everything that ``mx.nd`` or ``mx.sym`` offers, under the same names; its operators
+follow the operator table in the arithmetic of one compute format. So do ``x + y`` and
+``x.mean()`` of the arrays that come out of it. MXNet itself is not changed.
+"""
+
+from __future__ import annotations
+
+from functools import cache, wraps
+from numbers import Number
+from types import ModuleType
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet.symbol import Symbol
+
+from mpgluon.cast.arithmetic import Arithmetic, Call, arithmetic_of, emulated
+from mpgluon.cast.arrays import (
+    Bfloat16Symbol,
+    Float16Array,
+    Float16Symbol,
+    Float32Symbol,
+    GridArray,
+    GridSymbol,
+)
+from mpgluon.cast.table import Rule, rule_of
+from mpgluon.errors import PrecisionError
+from mpgluon.numerics.dtypes import Array, dtype_name
+
+__all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
+
+
+class NumPyInterfaceError(PrecisionError):
+    """A cast network asked for ``F.np`` or ``F.npx``."""
+
+
+class OperatorNamespace:
+    """``mx.nd`` or ``mx.sym`` (or a part of it, such as ``F.contrib``) in another arithmetic.
+
+    Parameters
+    ----------
+    module : module
+        What ``F`` would have been.
+    arithmetic : Arithmetic
+        Carries out the rules of the table.
+    prefix : str
+        The path of ``module`` below ``F``, such as ``"contrib."``.
+    """
+
+    def __init__(self, module: ModuleType, arithmetic: Arithmetic, prefix: str = "") -> None:
+        self.module = module
+        self._arithmetic = arithmetic
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.module, name)
+        if name in ("np", "npx"):
+            raise NumPyInterfaceError(
+                "a cast network computes with mx.nd and mx.sym operators; this one asked for "
+                f"F.{name}, MXNet's NumPy interface. Keep that block in FP32 with keep_fp32"
+            )
+        if isinstance(found, ModuleType):
+            found = OperatorNamespace(found, self._arithmetic, f"{self._prefix}{name}.")
+        elif callable(found) and not isinstance(found, type):
+            found = self._wrap(self._prefix + name, found)
+        setattr(self, name, found)  # so that the next access comes here no more
+        return found
+
+    def _wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        rule, arithmetic = rule_of(name), self._arithmetic
+
+        @wraps(function)
+        def operator(*args: Any, **kwargs: Any) -> Any:
+            return arithmetic.apply(rule, Call(name, function, args, kwargs))
+
+        return operator
+
+
+@cache
+def namespace_of(module: ModuleType, arithmetic: Arithmetic) -> OperatorNamespace:
+    """Return the stand-in for a module, the same object each time."""
+    return OperatorNamespace(module, arithmetic)
+
+
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_BINARY = {
+    f"__{reflected}{name}__": operator
+    for reflected in ("", "r")
+    for name, operator in {
+        "add": "broadcast_add",
+        "sub": "broadcast_sub",
+        "mul": "broadcast_mul",
+        "truediv": "broadcast_div",
+        "mod": "broadcast_mod",
+        "pow": "broadcast_power",
+    }.items()
+}
+_UNARY = {"__neg__": "negative", "__abs__": "abs"}
+_FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(mx.sym, name, None))]
+
+
+def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
+    plain = getattr(base, method_name)
+
+    @wraps(plain)
+    def method(self: Array, *args: Any, **kwargs: Any) -> Any:
+        rule = rule_of(operator)
+        call = Call(operator, plain, (self, *args), kwargs)
+        if isinstance(self, (GridArray, GridSymbol)):
+            return emulated(self.format).apply(rule, call)
+        if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
+            rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
+        dtype = "bfloat16" if dtype_name(self) == "bfloat16" else "float16"
+        return arithmetic_of(dtype, mx.current_context().device_type).apply(rule, call)
+
+    return method
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    def method(self: GridArray, other: Any) -> GridArray:
+        self[:] = getattr(self, name)(other)
+        return self
+
+    return method
+
+
+for _class, _base in (
+    (Float16Array, mx.nd.NDArray),
+    (Float16Symbol, Symbol),
+    (Float32Symbol, Symbol),
+    (Bfloat16Symbol, Symbol),
+    (GridArray, mx.nd.NDArray),
+    (GridSymbol, Symbol),
+):
+    for _name, _operator in (_BINARY | _UNARY).items():
+        if _base is Symbol and _operator == "broadcast_add":
+            _operator = "elemwise_add"  # symbols do not broadcast
+        if hasattr(_base, _name):
+            setattr(_class, _name, _method(_base, _name, _operator))
+    for _name in _COMPARISONS:
+        setattr(_class, _name, _method(_base, _name, "broadcast_equal"))
+    for _name in _FLUENT:
+        setattr(_class, _name, _method(_base, _name, _name))
+for _name in _BINARY:
+    if hasattr(mx.nd.NDArray, f"__i{_name[2:]}"):
+        setattr(GridArray, f"__i{_name[2:]}", _in_place(_name))

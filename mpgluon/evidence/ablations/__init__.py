@@ -1,5 +1,0 @@
-"""Ablations: mixed precision with one measure left out, beside runs that keep it."""
-
-from mpgluon.evidence.ablations.section import ABLATIONS, GROUP
-
-__all__ = ["ABLATIONS", "GROUP"]

@@ -1,0 +1,1 @@
+"""MXNet graphs as Python objects: reading one, rewriting one."""

@@ -1,0 +1,107 @@
+"""Formats of MXNet arrays and symbols: asking for one, and casting to one.
+
+An NDArray knows its dtype. A Symbol does not, until the whole graph is bound, so the symbols
+that come out of a cast carry the answer in their class (an MXNet symbol has no room for
+attributes); other symbols answer ``None``, and a cast of them works whatever they turn out to be.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Optional, Union
+
+import mxnet as mx
+import numpy as np
+from mxnet.symbol import Symbol
+
+from mpgluon import native
+from mpgluon.numerics.formats import FLOAT16
+
+__all__ = [
+    "BFLOAT16_DTYPE",
+    "CAST_NUMBER",
+    "Array",
+    "cast",
+    "convert_into",
+    "dtype_name",
+    "is_array",
+]
+
+Array = Union[mx.nd.NDArray, Symbol]
+
+# MXNet's own spelling of the type; NumPy has none.
+BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
+
+CAST_NUMBER = "__mpgluon_cast__"  # the attribute of a cast's nodes in a graph
+_CAST_NUMBERS = count()
+_AMP_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": BFLOAT16_DTYPE}
+
+
+def is_array(value: object) -> bool:
+    """Whether ``value`` is an NDArray or a Symbol."""
+    return isinstance(value, (mx.nd.NDArray, Symbol))
+
+
+def dtype_name(array: Array) -> Optional[str]:
+    """Return ``"float16"``, ``"int32"`` and so on, or ``None`` for a symbol that does not say."""
+    if isinstance(array, Symbol):
+        return getattr(array, "dtype_of_values", None)
+    dtype = np.dtype(array.dtype)
+    return dtype.names[0] if dtype.names else dtype.name
+
+
+def cast(array: Array, dtype: str) -> Array:
+    """Round or widen between float32, float16 and bfloat16; leave every other type alone.
+
+    Rounds to nearest even and overflows to infinity; widening is exact. Subnormals are kept,
+    those of bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions it
+    also takes the sign of a zero. On the CPU this is several times faster than ``Cast``. Gradients
+    are cast back. Does not wait.
+
+    Parameters
+    ----------
+    array : NDArray or Symbol, any shape
+        Integers and float64 pass through, whatever ``dtype`` says.
+    dtype : {"float32", "float16", "bfloat16"}
+
+    Returns
+    -------
+    NDArray or Symbol
+        ``array`` itself where it is known to have that dtype.
+    """
+    known = dtype_name(array)
+    if known == dtype or (known is not None and known not in _AMP_DTYPES):
+        return array
+    if dtype == "bfloat16" and known != "float32":
+        array, known = cast(array, "float32"), "float32"  # MXNet's own way from float16 is wrong
+    # oneDNN carries out what involves bfloat16, or nothing, and its backward overwrites a gradient
+    # that it should add to: with grad_req="add", or of a value with many casts. The identity adds.
+    # It also spares oneDNN the types that it does not know, behind a symbol that may be anything.
+    through_identity = known != "float16" and (dtype != "float16" or known is None)
+    if not isinstance(array, Symbol):
+        array = mx.nd.identity(array) if through_identity else array
+        return mx.nd.amp_cast(array, dtype=_AMP_DTYPES[dtype])
+    # MXNet merges equal nodes of a graph, and then adds gradients before rounding them where an
+    # imperative run rounds each. A number of its own keeps a node, and so the results, apart.
+    number = {CAST_NUMBER: str(next(_CAST_NUMBERS))}
+    array = mx.sym.identity(array, attr=number) if through_identity else array
+    return mx.sym.amp_cast(array, dtype=_AMP_DTYPES[dtype], attr=number)
+
+
+def convert_into(out: mx.nd.NDArray, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Write float16 values as FP32, or FP32 values as float16, as :func:`cast` would.
+
+    Parameters
+    ----------
+    out, array : NDArray of one shape on one device, one of them float16 and the other FP32
+
+    Returns
+    -------
+    NDArray
+        ``out``. Not recorded by autograd; does not wait.
+    """
+    dtype = dtype_name(out)
+    if array.context.device_type == "cpu" and native.available():
+        operator = native.operator("narrow" if dtype == "float16" else "widen", FLOAT16)
+        return native.invoke(operator, array, out=out)
+    return mx.nd.amp_cast(array, dtype=dtype, out=out)

@@ -1,0 +1,60 @@
+"""FP32 sums of float16 gradients that accumulate (``grad_req="add"``).
+
+MXNet adds a backward pass's gradient to a float16 one in float16, where it may vanish. Here each
+pass writes into an empty array, and is added in FP32; the float16 gradient is the rounded sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.cast.fp32 import fp32_value
+from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.trainer import inside
+
+__all__ = ["GradientSums"]
+
+
+class GradientSums:
+    """What the float16 gradients of one Trainer add up to before rounding.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    """
+
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        self._trainer = trainer
+        self._sums: dict[int, tuple[NDArray, NDArray]] = {}  # by the gradient's ``id``
+
+    def set_aside(self) -> None:
+        """Empty the gradients, before a backward pass. Does not wait.
+
+        Where somebody has written a gradient since, it counts in place of the sum; a zero too.
+        """
+        gradients = list(self._float16_gradients())
+        sums = {}
+        with autograd.pause():
+            for gradient in gradients:
+                _, known = self._sums.get(id(gradient), (None, None))
+                value = fp32_value(gradient, known)
+                value = mx.nd.where(gradient.astype("float32") == 0, mx.nd.zeros_like(value), value)
+                sums[id(gradient)] = (gradient, value)
+                gradient[:] = 0
+        self._sums = sums
+
+    def add(self) -> None:
+        """Add the gradients to their sums, after a backward pass. Does not wait."""
+        with autograd.pause():
+            for gradient, value in self._sums.values():
+                value += cast(gradient, "float32")
+                cast(value, "float16").copyto(gradient)
+
+    def _float16_gradients(self) -> Iterator[NDArray]:
+        for gradient in inside.accumulated_gradients(self._trainer):
+            if gradient.stype == "default" and dtype_name(gradient) == "float16":
+                yield gradient

@@ -1,0 +1,223 @@
+"""Gluon's Trainer from inside: the one module that touches its private fields.
+
+Everything here is a question about a Trainer or one small change to it; what is done with them
+is decided in :mod:`mpgluon.trainer.step` and :mod:`mpgluon.trainer.snapshot`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.errors import TrainerStateError
+
+__all__ = [
+    "accumulated_gradients",
+    "arrays_of_state",
+    "begin",
+    "devices_of",
+    "fresh_gradients",
+    "keep_updates_out_of_the_kvstore",
+    "name_of_weight",
+    "occupant",
+    "occupy",
+    "optimizer_of",
+    "parameters_of",
+    "put_before_reduction",
+    "reduces_gradients",
+    "refuse_a_late_beginning",
+    "refuse_sparse_weights",
+    "replace_updaters",
+    "scale_of",
+    "some_weights",
+    "trained_weights",
+    "update_counts",
+    "updaters_of",
+    "updates_in_kvstore",
+    "will_update_in_kvstore",
+]
+
+
+def occupant(trainer: gluon.Trainer) -> Any:
+    """Return what the Trainer asks ``has_overflow`` before an update, or ``None``."""
+    return getattr(trainer, "_amp_loss_scaler", None)
+
+
+def occupy(trainer: gluon.Trainer, state: Any) -> None:
+    """Put an object where the Trainer asks ``has_overflow`` before it updates."""
+    trainer._amp_loss_scaler = state
+
+
+def parameters_of(trainer: gluon.Trainer) -> list[gluon.Parameter]:
+    """Return the parameters by index: the order of their names if they came in a dict."""
+    return list(trainer._params)
+
+
+def devices_of(trainer: gluon.Trainer) -> list[mx.Context]:
+    """Return the devices of the parameters."""
+    return list(trainer._contexts)
+
+
+def optimizer_of(trainer: gluon.Trainer) -> mx.optimizer.Optimizer:
+    """Return the optimizer, which ``load_states`` may have replaced."""
+    return trainer._optimizer
+
+
+def update_counts(trainer: gluon.Trainer) -> int:
+    """Return how many updates of one parameter on one device there have been in all."""
+    counts = trainer._optimizer._all_index_update_counts.values()
+    return sum(sum(per_parameter.values()) for per_parameter in counts)
+
+
+def updaters_of(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
+    """Return what applies the optimizer, one for each device."""
+    return list(trainer._updaters)
+
+
+def replace_updaters(
+    trainer: gluon.Trainer, replacement: Callable[[mx.optimizer.Updater], mx.optimizer.Updater]
+) -> None:
+    """Let another object apply the optimizer on each device."""
+    trainer._updaters = [replacement(updater) for updater in trainer._updaters]
+
+
+def scale_of(trainer: gluon.Trainer) -> float:
+    """Return the user's factor for gradients, which Horovod too uses to average."""
+    return float(trainer._scale)
+
+
+def begin(trainer: gluon.Trainer) -> None:
+    """Do what the first step does before anything else: copy parameters to all devices."""
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._params_to_init:
+        trainer._init_params()
+
+
+def reduces_gradients(trainer: gluon.Trainer) -> bool:
+    """Whether a step replaces gradients by their sum over devices; known once it has begun."""
+    return trainer._kvstore is not None
+
+
+def updates_in_kvstore(trainer: gluon.Trainer) -> bool:
+    """Whether the kvstore holds the optimizer and its state, out of reach."""
+    return bool(trainer._update_on_kvstore)
+
+
+def will_update_in_kvstore(trainer: gluon.Trainer) -> bool:
+    """Whether the kvstore will hold the optimizer, as far as that is known before the first step.
+
+    MXNet turns it off itself for a ``"local"`` store with an array of more than 2**24 elements.
+    """
+    if trainer._kv_initialized:
+        return updates_in_kvstore(trainer)
+    asked_for = trainer._kvstore_params["update_on_kvstore"]
+    if asked_for is not None:
+        return bool(asked_for)
+    return len(trainer._contexts) > 1 and trainer._kvstore_params["kvstore"] is not None
+
+
+def refuse_a_late_beginning(trainer: gluon.Trainer) -> None:
+    """Raise TrainerStateError if the Trainer would race with other processes when it begins."""
+    kvstore = trainer._kvstore_params["kvstore"]
+    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+    if "dist" in kind and not trainer._kv_initialized:
+        raise TrainerStateError(
+            f"with kvstore {kind!r} this Trainer would begin inside its first step, where the "
+            "processes race and every other run goes wrong; call "
+            "mpgluon.distributed.begin(trainer) before init_trainer and before the first forward "
+            "pass, or use mpgluon.distributed.MpiKVStore"
+        )
+
+
+def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
+    """Let the Trainer itself update weights, also on several devices.
+
+    Raises
+    ------
+    TrainerStateError
+        If it was told not to, or has begun otherwise; nothing is changed then.
+    """
+    asked_for = trainer._kvstore_params["update_on_kvstore"]
+    if asked_for or (trainer._kv_initialized and trainer._update_on_kvstore):
+        raise TrainerStateError(
+            "this Trainer updates weights inside its kvstore (update_on_kvstore=True), where a "
+            "step with infinite gradients cannot be skipped; create it with "
+            "update_on_kvstore=False, and call init_trainer before the first step"
+        )
+    if not trainer._kv_initialized:
+        trainer._kvstore_params["update_on_kvstore"] = False  # None means True on several devices
+
+
+def refuse_sparse_weights(trainer: gluon.Trainer) -> None:
+    """Raise TrainerStateError if MXNet will update weights inside the kvstore for their storage."""
+    sparse = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
+    if sparse:
+        raise TrainerStateError(
+            f"{len(sparse)} weights are stored as rows ({', '.join(sparse[:3])}: row_sparse), "
+            "which MXNet updates inside its kvstore only, where a step with infinite gradients "
+            "cannot be skipped; use dense weights with sparse gradients, "
+            "nn.Embedding(…, sparse_grad=True), "
+            'or train them without a loss scale: amp.init_trainer(trainer, "none")'
+        )
+
+
+def put_before_reduction(
+    trainer: gluon.Trainer, decorate: Callable[[Callable[[], None]], Callable[[], None]]
+) -> None:
+    """Replace what sums gradients over devices or processes by a decorated version of it."""
+    trainer._allreduce_grads = decorate(trainer._allreduce_grads)
+
+
+def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDArray, NDArray]]:
+    """Yield weight and gradient on every device, where backward has written the gradient."""
+    for parameter in parameters:
+        if parameter.grad_req != "null" and parameter._grad is not None:
+            for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
+                if weight._fresh_grad:
+                    yield weight, gradient
+
+
+def trained_weights(
+    trainer: gluon.Trainer, grad_reqs: Container[str] = ("write", "add")
+) -> Iterator[NDArray]:
+    """Yield the weights that have a gradient, on all devices; each is asked for in each step."""
+    for parameter in trainer._params:
+        if parameter._grad is not None and parameter._grad_req in grad_reqs:
+            yield from parameter._data
+
+
+def some_weights(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the weights on the first device of the first, the middle and the last parameter."""
+    parameters = trainer._params
+    for parameter in parameters[:1] + parameters[len(parameters) // 2 :][:1] + parameters[-1:]:
+        if parameter._grad is not None:
+            yield parameter._data[0]
+
+
+def name_of_weight(trainer: gluon.Trainer, weights: Container[int]) -> str:
+    """Return the name of the first parameter with an array whose ``id`` is among ``weights``."""
+    for parameter in trainer._params:
+        if any(id(array) in weights for array in parameter._data or ()):
+            return str(parameter.name)
+    return "none of this Trainer"
+
+
+def accumulated_gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the gradients that backward passes add to (``grad_req="add"``), on all devices."""
+    for parameter in trainer._params:
+        if parameter._grad is not None and parameter.grad_req == "add":
+            yield from parameter._grad
+
+
+def arrays_of_state(state: Any) -> Iterator[NDArray]:
+    """Yield the arrays in what an optimizer keeps for one parameter, nested as it may be."""
+    if isinstance(state, NDArray):
+        yield state
+    elif isinstance(state, (list, tuple)):
+        for part in state:
+            yield from arrays_of_state(part)

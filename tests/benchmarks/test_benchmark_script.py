@@ -1,0 +1,220 @@
+"""The script: options, what it prints and writes, and its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks import cases
+from benchmarks.contestant import Contestant
+from benchmarks.growth import growth
+from benchmarks.race import Case
+from benchmarks.record import read_record
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmark.py"
+TINY = str(Path(__file__).with_name("tiny_contestants.py"))
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("benchmark_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tiny(function: str, name: str = "", **options) -> Contestant:
+    return Contestant(name or function, f"{TINY}:{function}", options)
+
+
+@pytest.fixture
+def tiny_cases(monkeypatch, tmp_path):
+    """Put tiny cases in the place of the real ones; return the settings that they were given."""
+    given = []
+
+    def case(name):
+        def make(settings):
+            given.append(settings)
+            letters = [
+                tiny("notes", letter, path=str(tmp_path / name), letter=letter) for letter in "ab"
+            ]
+            return [Case(name, f"the case {name}", letters)]
+
+        return make
+
+    for name in list(cases.CASES):
+        monkeypatch.setitem(cases.CASES, name, case(name))
+    return given
+
+
+def is_png(path: Path) -> bool:
+    with Image.open(path) as image:
+        return image.format == "PNG"
+
+
+# --- real ones -------------------------------------------------------------------------------
+
+
+def test_a_real_training_step_is_timed_beside_plain_gluon(script, capsys):
+    given = ["training", "loss-scaling", "--model", "resnet18_v1", "--image-size", "64"]
+    given += ["--batch-size", "2", "--rounds", "2", "--warm-up", "1", "--dtype", "float16"]
+    assert script.main([*given, "--no-peers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (training,) = (n for n, line in enumerate(lines) if line.startswith("training step"))
+    assert lines[training] == "training step, resnet18_v1, batch 2, 64 px"
+    assert lines[training + 1].split()[:2] == ["seconds", "quartiles"]
+    assert lines[training + 2].startswith("Gluon float32 ")
+    assert lines[training + 2].split()[6:10] == ["1.000", "1.000", "to", "1.000"]
+    assert lines[training + 3].startswith("mpgluon float16 ")
+    assert lines[training + 4].startswith("mpgluon autocast float16 ")
+    assert lines[training + 6] == "loss scaling, float16, resnet18_v1, batch 2, 64 px"
+    assert [line.split()[0] for line in lines[training + 8 :]] == ["stock", "amp"]
+
+
+def test_a_network_that_no_zoo_has_is_reported_for_each_contestant(script, capsys):
+    given = ["training", "--model", "no_such_network", "--no-peers", "--dtype", "float32"]
+    assert script.main(given) == 1
+    words = capsys.readouterr().out
+    for name in ("Gluon float32", "mpgluon float32"):
+        assert f"no result for {name}: it ended with status 1" in words
+    assert words.count("ValueError: no model zoo has a network called 'no_such_network'") == 2
+
+
+# --- tiny ones -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tiny_cases")
+def test_all_cases_are_timed_in_order_and_written_under_the_machines_name(script, capsys, tmp_path):
+    assert script.main(["all", "--rounds", "2", "--output", str(tmp_path / "results")]) == 0
+    (path,) = (tmp_path / "results").glob("*.json")
+    assert re.fullmatch(r"cpu-[a-z0-9-]+-\d+-cores", path.stem)
+    assert is_png(path.with_suffix(".png"))
+    record = read_record(path)
+    assert [case.name for case in record.cases] == list(cases.CASES)
+    assert all(len(one.seconds) == 2 for case in record.cases for one in case.results)
+    assert record.conditions.threads == len(os.sched_getaffinity(0))
+    assert record.versions["library-a"] == "1.0"
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.startswith("the case")] == [
+        f"the case {name}" for name in cases.CASES
+    ]
+    assert f"written: {path} and {path.with_suffix('.png')}" in printed
+
+
+def test_options_reach_the_cases_and_the_conditions(script, tiny_cases, tmp_path):
+    path = tmp_path / "record.json"
+    given = ["gemm", "gemm", "--model", "vgg16", "--batch-size", "2", "4", "--image-size", "32"]
+    given += ["--device", "gpu:0", "--dtype", "bfloat16", "--no-peers", "--images", "photographs"]
+    given += ["--workers", "3", "--threads", "1", "--rounds", "1", "--warm-up", "0"]
+    assert script.main([*given, "--limit", "50", "--output", str(path)]) == 0
+    assert tiny_cases == [
+        cases.Settings(
+            model="vgg16",
+            batch_sizes=[2, 4],
+            image_size=32,
+            device="gpu:0",
+            dtypes=["bfloat16"],
+            peers=False,
+            torch_python=None,
+            images="photographs",
+            workers=3,
+        )
+    ]
+    conditions = read_record(path).conditions
+    assert (conditions.threads, conditions.rounds) == (1, 1)
+    assert (conditions.warm_up, conditions.limit_s) == (0, 50)
+
+
+def test_pytorch_takes_part_if_there_is_an_interpreter_and_else_the_script_says_so(
+    script, tiny_cases, capsys, tmp_path, monkeypatch
+):
+    short = ["gemm", "--rounds", "1", "--warm-up", "0"]
+    monkeypatch.setattr(script, "TORCH_PYTHON", tmp_path / "python")
+    script.main(short)
+    assert "PyTorch does not take part: no .venv-torch" in capsys.readouterr().out
+    (tmp_path / "python").touch()
+    script.main(short)
+    script.main([*short, "--torch-python", str(SCRIPT), "--model", "vgg16"])
+    printed = capsys.readouterr().out
+    assert "does not take part" not in printed
+    assert "PyTorch takes part in single layers only: it has no vgg16 here" in printed
+    asked = [settings.torch_python for settings in tiny_cases]
+    assert asked == [None, str(tmp_path / "python"), str(SCRIPT)]
+
+
+def test_what_fails_is_named_and_the_status_says_so(script, monkeypatch, capsys, tmp_path):
+    contestants = [tiny("tells"), tiny("raises", run_number=1)]
+    monkeypatch.setitem(cases.CASES, "gemm", lambda _: [Case("gemm", "a case", contestants)])
+    assert script.main(["gemm", "--rounds", "1", "--output", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "no result for raises: it ended with status 1" in printed
+    assert "    RuntimeError: went wrong in run 1" in printed
+    (path,) = tmp_path.glob("*.json")
+    assert [one.name for one in read_record(path).cases[0].failures] == ["raises"]
+    monkeypatch.setitem(cases.CASES, "gemm", lambda _: [Case("gemm", "a case", contestants[1:])])
+    assert script.main(["gemm", "--rounds", "1", "--output", str(tmp_path / "none.json")]) == 1
+    assert not (tmp_path / "none.png").exists()  # there is nothing to draw
+    assert capsys.readouterr().out.endswith("none.json\n")
+
+
+def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
+    script, monkeypatch, capsys, tmp_path
+):
+    points = [tiny("counts", f"point {n}", multiply_adds=n, mebibytes=n) for n in (1, 4)]
+    made = [Case("scale", "a sweep", points, {"sweep": "depth", "fixed": "", "dtype": "float32"})]
+    monkeypatch.setattr(script, "sweeps", lambda _: made)
+    assert script.main(["scale", "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "time grows as the multiply-adds to the power of" in printed
+    assert "PyTorch" not in printed  # which does not take part
+    (path,) = tmp_path.glob("*-scale.json")
+    assert is_png(path.with_suffix(".png"))
+    (case,) = read_record(path).cases
+    assert [len(one.seconds) for one in case.results] == [5, 5]
+    assert growth(case).multiply_adds == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["no-case"], "invalid choice: 'no-case'"),
+        (["gemm", "--batch-size", "0"], "--batch-size: must be at least 1, received 0"),
+        (["gemm", "--rounds", "-1"], "--rounds"),
+        (["gemm", "--image-size", "none"], "--image-size"),
+        (["gemm", "--dtype", "float64"], "--dtype"),
+        (["gemm", "scale"], "scale is measured by itself"),
+        (["gemm", "--torch-python", "/nowhere/python"], "there is no /nowhere/python"),
+        ([], "CASE"),
+    ],
+)
+def test_wrong_options_are_refused(wrong, message, script, capsys):
+    with pytest.raises(SystemExit) as stop:
+        script.main(wrong)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_conditions_that_make_no_sense_and_folders_that_cannot_be_made_are_errors_at_once(
+    script, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(script, "race", None)  # which is not reached
+    assert script.main(["gemm", "--warm-up", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("error: rounds, threads and limit_s must be positive")
+    (tmp_path / "file").touch()
+    given = ["gemm", "--rounds", "1", "--output", str(tmp_path / "file" / "record.json")]
+    assert script.main(given) == 2
+    assert capsys.readouterr().err.startswith("error: cannot write")
+
+
+def test_ctrl_c_ends_it_in_one_line(script, monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "race", interrupt)
+    assert script.main(["gemm"]) == 130
+    assert capsys.readouterr().err == "stopped; nothing is written\n"

@@ -1,0 +1,150 @@
+"""Figures show what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks import figures
+from benchmarks.figures import draw_growth, draw_ratios, save_growth, save_ratios
+from benchmarks.race import CaseResult, Failure, Result
+
+
+def result_of(name: str, *seconds: float, **facts) -> Result:
+    return Result(name, list(seconds), 1100.0, 100.0, 0, facts)
+
+
+TRAINING = CaseResult(
+    "training",
+    "a training step",
+    {},
+    "base",
+    [
+        result_of("base", 1.0, 1.0, 1.0),
+        result_of("fast", 0.25, 0.5, 0.75),
+        result_of("slow", 4.0, 8.0, 8.0),
+    ],
+    [Failure("bad", "died")],
+)
+GEMM = CaseResult("gemm", "a product", {}, "gone", [result_of("one", 0.002)], [Failure("gone", "")])
+
+
+def sweep(kind: str, dtype: str, power: float) -> CaseResult:
+    points = [
+        Result(f"{kind} {n}", [float(n**power)], 100.0 + n, 100.0, 0, {"multiply_adds": n * 10**9})
+        for n in (1, 2, 4)
+    ]
+    return CaseResult(
+        "scale", "", {"sweep": kind, "fixed": "something", "dtype": dtype}, "", points
+    )
+
+
+SWEEPS = [
+    sweep("depth", "float32", 1.0),
+    sweep("batch size", "float32", 0.5),
+    sweep("depth", "float16", 1.5),
+]
+
+
+@pytest.fixture
+def figure():
+    return Figure(figsize=(10, 6), layout="constrained")
+
+
+def texts(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_bars_go_from_1_to_the_ratio_and_whiskers_to_its_quartiles(figure):
+    panels = draw_ratios(figure, [TRAINING, GEMM])
+    FigureCanvasAgg(figure).draw()
+    axes = panels[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["base", "fast", "slow", "bad"]
+    ends = [sorted((bar.get_x(), bar.get_x() + bar.get_width())) for bar in axes.patches]
+    assert ends == [[1, 1], [0.5, 1], [1, 8]]
+    whiskers = [container.lines[2][0].get_segments()[0] for container in axes.containers[1::2]]
+    assert [[x for x, _ in segment] for segment in whiskers] == [[1, 1], [0.375, 0.625], [6, 8]]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # in reading order
+    assert axes.get_xscale() == "log"
+    assert axes.get_title("left") == "a training step"
+
+
+def test_ratio_and_time_stand_beside_each_bar_and_what_failed_is_named(figure):
+    first, second = draw_ratios(figure, [TRAINING, GEMM])
+    expected = ["1.00", "1.00 s", "0.50", "0.500 s", "8.00", "8.00 s", "no result"]
+    assert [text for text in texts(first) if text not in ("ratio", "time")] == expected
+    assert {"ratio", "time"} <= set(texts(first))
+    assert texts(second) == ["2.00 ms", "no result"]  # without its baseline there is no ratio
+    assert not second.patches
+
+
+def test_the_axis_holds_everything_and_says_what_it_is(figure):
+    (axes,) = draw_ratios(figure, [TRAINING])
+    low, high = axes.get_xlim()
+    assert low < 0.375
+    assert high > 8
+    labels = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert labels == ["1/4", "1/2", "1", "2", "4", "8"]
+    assert "relative to the first of each group (left is faster)" in axes.get_xlabel()
+
+
+def test_each_sweep_has_a_column_with_its_points_its_fits_and_proportion(figure):
+    panels = draw_growth(figure, SWEEPS)
+    FigureCanvasAgg(figure).draw()
+    assert len(panels) == 4  # time, then memory, of depth and of batch size
+    depth, batch, memory, _ = panels
+    assert depth.get_title() == "depth: something"
+    assert batch.get_title() == "batch size: something"
+    assert "seconds" in depth.get_ylabel()
+    assert "MiB" in memory.get_ylabel()
+    assert "multiply-adds" in memory.get_xlabel()
+    assert {panel.get_xscale() for panel in panels} == {panel.get_yscale() for panel in panels}
+    labels = [text.get_text() for text in depth.get_legend().get_texts()]
+    assert labels == [
+        "float32: to the power 1.00",
+        "float16: to the power 1.50",
+        "as the arithmetic",
+    ]
+    points, fit = depth.lines[0], depth.lines[1]
+    np.testing.assert_allclose(points.get_data(), [[1, 2, 4], [1, 2, 4]])
+    np.testing.assert_allclose(fit.get_data(), [[1, 4], [1, 4]])
+    np.testing.assert_allclose(memory.lines[0].get_data(), [[1, 2, 4], [1, 2, 4]])
+    amounts, costs = depth.lines[-1].get_data()
+    assert costs[1] / costs[0] == pytest.approx(amounts[1] / amounts[0])
+
+
+def test_formats_differ_in_marks_and_line_styles(figure):
+    depth, *_ = draw_growth(figure, SWEEPS)
+    looks = [(line.get_marker(), line.get_linestyle()) for line in depth.lines if line.get_label()]
+    legend = [look for look in looks if look[0] != "None" and look[1] != "None"]
+    assert len({marker for marker, _ in legend}) == len({style for _, style in legend}) == 2
+
+
+def test_a_sweep_of_one_point_is_drawn_without_a_fit(figure):
+    alone = sweep("depth", "float32", 1.0)
+    time, _ = draw_growth(figure, [CaseResult("", "", alone.settings, "", alone.results[:1])])
+    FigureCanvasAgg(figure).draw()
+    assert time.get_legend().get_texts()[0].get_text() == "float32"
+
+
+@pytest.mark.parametrize(
+    ("save", "cases", "width"), [(save_ratios, [TRAINING, GEMM], 1200), (save_growth, SWEEPS, 1440)]
+)
+def test_files_are_pngs_with_something_on_them(save, cases, width, tmp_path):
+    save(tmp_path / "figure.png", cases, title="Some CPU")
+    with Image.open(tmp_path / "figure.png") as image:
+        assert image.format == "PNG"
+        assert image.width == pytest.approx(width, rel=0.1)
+        pixels = np.asarray(image.convert("L"))
+    assert 0.005 < (pixels < 128).mean() < 0.5  # ink
+    rim = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    assert rim.min() == 255  # nothing is cut off
+
+
+def test_names_that_would_touch_are_joined():
+    places, labels = figures._joined([14.5, 29.3, 30.9, 60.6], ["18", "34", "50", "101"])
+    assert labels == ["18", "34, 50", "101"]
+    assert places == [14.5, pytest.approx((29.3 * 30.9) ** 0.5), 60.6]

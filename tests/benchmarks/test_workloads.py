@@ -1,0 +1,230 @@
+"""What MXNet's contestants do: the work they are said to do, in the format they are said to."""
+
+from __future__ import annotations
+
+import warnings
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from benchmarks import loading, workloads
+from benchmarks.contestant import Contestant, Process
+from mpgluon.data.shapes import render_shapes
+from mpgluon.numerics.loss_scale import DynamicLossScale
+
+NETWORK = {"model": "resnet18_v1", "batch_size": 4, "image_size": 64}
+MXNET = [("gluon", "float32"), *(("mpgluon", t) for t in ("float32", "float16", "bfloat16"))]
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Return the networks that workloads build."""
+    nets = []
+    original = workloads.build_network
+
+    def build_network(*arguments, **options):
+        nets.append(original(*arguments, **options))
+        return nets[-1]
+
+    monkeypatch.setattr(workloads, "build_network", build_network)
+    return nets
+
+
+def loss_scale_of(library: str, dtype: str):
+    if library == "gluon":
+        return None
+    return "dynamic" if dtype == "float16" else "none"
+
+
+def values_of(parameter) -> np.ndarray:
+    return parameter.data().asnumpy().astype("float64")
+
+
+def relative_error(found, expected) -> float:
+    found, expected = (np.asarray(values, dtype="float64") for values in (found, expected))
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+# Half the distance of two neighbours above 1, times 20 layers whose errors add up at worst; the
+# network is no deeper. float32 results differ by the order of their sums.
+ROUNDING = {"float32": 20 * 2.0**-20, "float16": 20 * 2.0**-11, "bfloat16": 20 * 2.0**-8}
+
+
+def is_in_format(found, expected, dtype: str) -> bool:
+    """Whether values are equal up to the rounding of a format, and show it if it is a short one."""
+    error = relative_error(found, expected)
+    return error < ROUNDING[dtype] and (dtype == "float32" or error > 2.0**-16)
+
+
+@pytest.mark.parametrize(("library", "dtype"), MXNET)
+def test_a_training_step_changes_the_weights_in_its_format(library, dtype, built, monkeypatch):
+    monkeypatch.setattr(workloads, "_LEARNING_RATE", 2.0**-10)  # so that float16 weights change
+    step, facts = workloads.training(
+        library=library, dtype=dtype, loss_scale=loss_scale_of(library, dtype), **NETWORK
+    )
+    learning = [p for p in built[0].collect_params().values() if p.grad_req != "null"]
+    before = [values_of(parameter) for parameter in learning]
+    losses = [step().asnumpy() for _ in range(2)]
+    after = [values_of(parameter) for parameter in learning]
+    assert any((x != y).any() for x, y in zip(before, after))
+    assert losses[0].shape == (4,)
+    assert np.isfinite(losses).all()
+    weights = {np.dtype(p.dtype).name for p in learning if p.name.endswith("weight")}
+    assert weights == {"float16" if dtype == "float16" else "float32"}
+    assert facts["images"] == 4
+    assert facts["parameters"] == sum(value.size for value in before)
+
+
+def test_autocast_float16_keeps_fp32_parameters_and_computes_in_float16(built):
+    options = {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic", **NETWORK}
+    step, _ = workloads.training(autocast=True, **options)
+    assert {np.dtype(p.dtype).name for p in built[0].collect_params().values()} == {"float32"}
+    images, _ = workloads._batch(4, 64, mx.cpu())
+    logits = built[0](images).asnumpy()
+    assert (logits == logits.astype("float16")).all()
+    assert np.isfinite(step().asnumpy()).all()
+
+
+def test_the_arithmetic_is_counted_where_it_is_asked_for():
+    def multiply_adds(**options):
+        common = {"library": "gluon", "dtype": "float32", "loss_scale": None}
+        return workloads.training(**common, **NETWORK, **options)[1].get("multiply_adds")
+
+    assert multiply_adds() is None
+    # ResNet-18 is known for 1.8e9 at 224 pixels. At 64 pixels there are 12.25 times fewer
+    # positions, and the 512 x 1000 of the dense layer stay; four images.
+    assert multiply_adds(counted=True) == pytest.approx(4 * (1.8e9 / 12.25 + 512_000), rel=0.02)
+
+
+def test_the_loss_scale_shrinks_before_the_first_run_until_no_step_is_skipped(monkeypatch):
+    trainers = []
+    original = workloads.amp.init_trainer
+
+    def init_trainer(trainer, _):
+        trainers.append(trainer)
+        original(trainer, DynamicLossScale(2.0**24))
+
+    monkeypatch.setattr(workloads.amp, "init_trainer", init_trainer)
+    common = {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic"}
+    step, _ = workloads.training(**common, **NETWORK)
+    skipped = workloads.amp.skipped_steps(trainers[0])
+    assert skipped > 0
+    step()
+    assert workloads.amp.skipped_steps(trainers[0]) == skipped
+
+
+def test_the_loss_scale_leaves_room_for_larger_gradients_of_later_steps(monkeypatch):
+    made = []
+    original = workloads.amp.init_trainer
+
+    def init_trainer(trainer, scale):
+        made.append((trainer, scale))
+        original(trainer, scale)
+
+    monkeypatch.setattr(workloads.amp, "init_trainer", init_trainer)
+    common = {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic"}
+    workloads.training(**common, **NETWORK)
+    ((trainer, scale),) = made
+    halvings = workloads.amp.skipped_steps(trainer) + 2
+    assert workloads.amp.loss_scale(trainer) == scale.scale == 2.0 ** (16 - halvings)
+
+
+def test_a_skipped_step_is_not_timed(monkeypatch):
+    original = workloads.amp.init_trainer
+    monkeypatch.setattr(
+        workloads.amp, "init_trainer", lambda trainer, _: original(trainer, 2.0**24)
+    )
+    common = {"library": "mpgluon", "dtype": "float16", "loss_scale": "dynamic"}
+    step, _ = workloads.training(**common, **NETWORK)
+    with pytest.raises(RuntimeError, match="a step was skipped"):
+        step()
+
+
+@pytest.mark.parametrize(
+    ("library", "dtype", "folded"),
+    [*((*one, False) for one in MXNET), *((*one, True) for one in MXNET if one[0] == "mpgluon")],
+)
+def test_a_prediction_is_that_of_the_network_up_to_the_rounding_of_the_format(
+    library, dtype, folded
+):
+    predict, facts = workloads.inference(library=library, dtype=dtype, folded=folded, **NETWORK)
+    plain, _ = workloads.inference(library="gluon", dtype="float32", **NETWORK)
+    logits = predict().asnumpy()
+    assert logits.shape == (4, 1000)
+    assert is_in_format(logits, plain().asnumpy(), dtype)
+    assert facts["images"] == 4
+
+
+def test_a_network_that_was_not_fused_is_noted(monkeypatch):
+    monkeypatch.setattr(
+        workloads, "inference_network", lambda *_, **__: mx.gluon.nn.HybridSequential()
+    )
+    monkeypatch.setattr(mx.gluon.nn.HybridSequential, "fused", False, raising=False)
+    _, facts = workloads.inference(library="mpgluon", dtype="float32", folded=True, **NETWORK)
+    assert facts["note"] == "not fused"
+
+
+def test_float16_without_native_operators_is_noted(monkeypatch):
+    monkeypatch.setattr(workloads.native, "available", lambda: False)
+    common = {"library": "mpgluon", "kind": "dense", "batch_size": 2, "size": 4}
+    assert workloads.layer(dtype="float16", **common)[1] == {"note": "without native operators"}
+    assert workloads.layer(dtype="float32", **common)[1] == {}
+
+
+@pytest.mark.parametrize(("library", "dtype"), MXNET)
+@pytest.mark.parametrize("kind", ["dense", "convolution"])
+def test_a_layer_goes_forward_and_backward_in_its_format(library, dtype, kind):
+    common = {"kind": kind, "batch_size": 2, "size": 4}
+    run, _ = workloads.layer(library=library, dtype=dtype, **common)
+    plain, _ = workloads.layer(library="gluon", dtype="float32", **common)
+    gradient = run().asnumpy()
+    assert gradient.shape == ((2, 4) if kind == "dense" else (2, 128, 4, 4))
+    assert is_in_format(gradient, plain().asnumpy(), dtype)
+
+
+# It changes MXNet for good: in a process of its own.
+CONTRIB_AMP = {
+    "training": {"loss_scale": None, **NETWORK},
+    "training with a loss scale": {"loss_scale": "dynamic", **NETWORK},
+    "inference": NETWORK,
+    "layer": {"kind": "dense", "batch_size": 2, "size": 4},
+}
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("what", CONTRIB_AMP)
+def test_contrib_amp_takes_part_in_bfloat16(what):
+    factory = f"benchmarks.workloads:{what.split()[0]}"
+    options = {"library": "contrib.amp", "dtype": "bfloat16", **CONTRIB_AMP[what]}
+    with Process(Contestant("peer", factory, options), threads=2, limit_s=120) as process:
+        process.wait_until_ready()
+        assert process.run()["seconds"] > 0
+        assert process.facts.get("images") == options.get("batch_size" if "model" in options else 0)
+
+
+# --- the pipeline ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return render_shapes(tmp_path_factory.mktemp("images"), images_per_class=2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("factory", [loading.image_loader, loading.gluon_data_loader])
+def test_a_pass_makes_all_whole_batches(factory, workers, folder):
+    options = {"batch_size": 8, "image_size": 16, "workers": workers}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run, facts = factory(images=str(folder), **options)
+        assert facts == {"images": 16}  # of 20
+        for _ in range(2):
+            assert run() == 16
+
+
+def test_without_a_folder_images_are_rendered_into_the_data_folder(monkeypatch, folder):
+    asked = []
+    monkeypatch.setattr(loading, "render_shapes", lambda path: asked.append(path) or folder)
+    loading.image_loader(images=None, batch_size=8, image_size=16, workers=0)
+    assert asked == ["data"]

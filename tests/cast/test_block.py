@@ -1,0 +1,758 @@
+"""Casting and restoring: what changes, what does not, and what is refused."""
+
+from __future__ import annotations
+
+from threading import Barrier, Thread
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import STATIC, assert_same_bits, gradients_of, parameters_of, train
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import NORMALIZATION_LAYERS, Policy, PrecisionError, amp
+from mpgluon.cast.arrays import Float16Array
+
+# What MXNet says of plain Sequentials, of imported graphs and of two calls of initialize.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:All children of this Sequential layer"),
+    pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments"),
+    pytest.mark.filterwarnings("ignore:Parameter .* is already initialized"),
+]
+IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 8, 8)), dtype="float32")
+LABELS = mx.nd.array([0, 1, 2, 0], dtype="int32")
+BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+
+
+class Calls(gluon.HybridBlock):
+    """A block that does what it is told, with one parameter to do it with."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3, 4), init=mx.init.Uniform(1))
+
+    def hybrid_forward(self, F, *inputs, weight):
+        return self.function(F, *inputs, weight)
+
+
+def small_network(**kwargs) -> gluon.HybridBlock:
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(6, 3, **kwargs),
+        nn.BatchNorm(),
+        nn.Activation("relu"),
+        nn.LayerNorm(),
+        nn.Dense(3),
+    )
+    return net
+
+
+def initialized(net=None) -> gluon.HybridBlock:
+    mx.random.seed(0)
+    net = net or small_network()
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def known(net=None) -> gluon.HybridBlock:
+    net = initialized(net)
+    net(IMAGES)
+    return net
+
+
+def dtypes_of(net) -> dict[str, str]:
+    parameters = net._collect_params_with_prefix()
+    return {place: np.dtype(parameter.dtype).name for place, parameter in parameters.items()}
+
+
+FLOAT16_PARAMETERS = {"0.weight", "0.bias", "4.weight", "4.bias"}  # of the small network
+
+
+def instance_attributes(net) -> dict[str, set[str]]:
+    found = {}
+    net.apply(lambda block: found.update({block.name: set(vars(block))}))
+    return found
+
+
+# What a cast does
+
+
+@BOTH
+@pytest.mark.parametrize("input_dtype", ["float32", "float16"])
+def test_a_cast_network_takes_both_formats_and_returns_fp32(input_dtype, hybridize):
+    net = known()
+    report = mpgluon.cast_block(net)
+    if hybridize:
+        net.hybridize(**STATIC)
+    images = IMAGES.astype(input_dtype)
+    with autograd.record():
+        logits = net(images)
+    logits.backward()
+    assert logits.dtype == np.float32
+    assert type(logits) is mx.nd.NDArray
+    in_float16 = {place for place, dtype in dtypes_of(net).items() if dtype == "float16"}
+    assert in_float16 == FLOAT16_PARAMETERS
+    assert report.parameters_cast == len(in_float16) == 4
+    assert report.parameters_kept == 6
+    for parameter in net.collect_params().values():
+        if parameter.grad_req != "null":
+            assert parameter.grad().dtype == parameter.data().dtype == np.dtype(parameter.dtype)
+
+
+@BOTH
+def test_float16_input_gives_what_the_same_values_give_in_fp32(hybridize):
+    net = known()
+    mpgluon.cast_block(net)
+    if hybridize:
+        net.hybridize()
+    rounded = IMAGES.astype("float16")
+    wide, narrow = net(rounded.astype("float32")), net(rounded)
+    again = net(rounded.astype("float32"))  # a graph for one format does not serve the other
+    assert np.array_equal(wide.asnumpy(), narrow.asnumpy())
+    assert np.array_equal(wide.asnumpy(), again.asnumpy())
+
+
+def test_the_report_counts_and_names_what_was_done():
+    net = known()
+    report = mpgluon.cast_block(net)
+    conv, norm, activation, layer_norm, dense = net
+    assert report.policy == Policy.parse("float16")
+    assert report.cast == (net.name, conv.name, activation.name, dense.name)
+    assert report.kept_fp32 == (norm.name, layer_norm.name)
+    assert report.beyond_reach == ()
+    lines = str(report).splitlines()
+    assert lines[0] == "parameters float16, computation float16, result float32"
+    assert f"2 blocks kept in FP32 ({norm.name}, {layer_norm.name})" in lines[2]
+    assert "4 parameters cast to float16, 6 left as they were" in lines[3]
+
+
+def test_a_long_list_of_kept_blocks_is_shortened_in_print():
+    net = nn.HybridSequential()
+    net.add(*(nn.LayerNorm() for _ in range(4)))
+    assert ", …)" in str(mpgluon.cast_block(net))
+    assert "(" not in str(amp.autocast(initialized(nn.Dense(3)))).splitlines()[2]
+
+
+def test_weights_are_rounded_to_nearest_and_normalization_keeps_its_bits():
+    net = known()
+    before = parameters_of(net)
+    mpgluon.cast_block(net)
+    after = parameters_of(net)
+    for name, value in before.items():
+        expected = np.float16 if name in FLOAT16_PARAMETERS else np.float32
+        assert after[name].dtype == expected
+        assert np.array_equal(after[name], value.astype(after[name].dtype))
+
+
+def test_with_nothing_kept_only_batch_norm_keeps_fp32_parameters():
+    net = known()
+    report = mpgluon.cast_block(net, keep_fp32=())
+    assert report.kept_fp32 == (net[1].name,)
+    assert net[3].gamma.dtype == "float16"
+    assert net[1].gamma.data().dtype == np.float32
+    assert np.isfinite(train(net, [IMAGES], LABELS, 2)).all()
+
+
+def test_integers_and_constants_of_other_types_stay_what_they_are():
+    net = Calls(lambda F, x, weight: F.dot(x, weight))
+    net.scale = net.params.get_constant("scale", mx.nd.array([2.0]))
+    net.table = net.params.get("table", shape=(2,), dtype="int32", init="zeros", grad_req="null")
+    net.initialize()
+    report = mpgluon.cast_block(net)
+    assert np.dtype(net.table.dtype) == np.int32
+    assert net.table.data().dtype == np.int32
+    assert net.scale.data().dtype == np.float16
+    assert report.parameters_cast == 2
+    mpgluon.restore(net)
+    assert net.scale.data().dtype == np.float32
+    assert net.table.data().dtype == np.int32
+
+
+@BOTH
+@pytest.mark.parametrize("when", ["before initialize", "before shapes are known"])
+def test_a_cast_may_come_before_the_parameters_have_values_or_shapes(when, hybridize):
+    net = small_network()
+    if when != "before initialize":
+        net.initialize()
+    report = mpgluon.cast_block(net)
+    if when == "before initialize":
+        net.initialize()
+    if hybridize:
+        net.hybridize(**STATIC)
+    assert report.parameters_cast == 4
+    assert net(IMAGES).dtype == np.float32
+    assert net[0].weight.data().dtype == np.float16
+    assert net[3].gamma.data().dtype == np.float32
+    assert np.isfinite(train(net, [IMAGES], LABELS, 2)).all()
+    mpgluon.restore(net)
+    assert set(dtypes_of(net).values()) == {"float32"}
+    assert net(IMAGES).dtype == np.float32
+
+
+def test_a_cast_throws_away_the_graph_that_was_traced_before():
+    net = known()
+    net.hybridize(**STATIC)
+    plain = net(IMAGES).asnumpy()
+    mpgluon.cast_block(net)
+    cast = net(IMAGES).asnumpy()
+    mpgluon.restore(net)
+    again = net(IMAGES).asnumpy()
+    assert not np.array_equal(plain, cast)
+    assert np.array_equal(plain, again)
+
+
+def test_hybridizing_and_dehybridizing_a_cast_network_changes_nothing():
+    net = known()
+    mpgluon.cast_block(net)
+    imperative = net(IMAGES).asnumpy()
+    for active in (True, False, True):
+        net.hybridize(active)
+        assert np.array_equal(net(IMAGES).asnumpy(), imperative)
+
+
+# What stays FP32
+
+
+def kept_alike(net, keep, inside):
+    """Cast with ``keep`` and return whether exactly the parameters of ``inside`` stay FP32."""
+    mpgluon.cast_block(net, keep_fp32=keep)
+    fp32 = {p for p in net.collect_params().values() if np.dtype(p.dtype) == np.float32}
+    return fp32 == {p for block in inside for p in block.collect_params().values()}
+
+
+def two_branches():
+    net = nn.HybridSequential()
+    branch = nn.HybridSequential()
+    branch.add(nn.Dense(5, flatten=False), nn.LayerNorm(), nn.Dense(5, flatten=False))
+    net.add(nn.Dense(4, flatten=False), branch, nn.Dense(3))
+    return known(net)
+
+
+def test_blocks_are_kept_by_type_by_instance_and_whole():
+    net = two_branches()
+    assert kept_alike(net, (nn.Dense, nn.LayerNorm), (net,))
+    net = two_branches()
+    assert kept_alike(net, (net[2],), (net[2],))
+    net = two_branches()
+    assert kept_alike(net, (net[1],), (net[1],))
+    net = two_branches()
+    assert kept_alike(net, iter(NORMALIZATION_LAYERS), (net[1][1],))
+
+
+@BOTH
+def test_a_kept_block_computes_in_fp32_with_the_normalization_inside_it(hybridize):
+    net = two_branches()
+    mpgluon.cast_block(net, keep_fp32=(*NORMALIZATION_LAYERS, net[1]))
+    if hybridize:
+        net[1].hybridize()
+    narrow = net[0](IMAGES)
+    assert narrow.dtype == np.float16
+    kept = net[1](narrow)
+    assert kept.dtype == np.float32
+    mpgluon.restore(net)
+    assert np.array_equal(net[1](narrow.astype("float32")).asnumpy(), kept.asnumpy())
+
+
+@BOTH
+def test_a_weight_shared_with_a_kept_block_stays_fp32_in_both(hybridize):
+    first = nn.Dense(192, in_units=192)
+    second = nn.Dense(192, in_units=192, params=first.collect_params())
+    net = nn.HybridSequential()
+    net.add(first, second, nn.Dense(3))
+    known(net)
+    report = mpgluon.cast_block(net, keep_fp32=(second,))
+    if hybridize:
+        net.hybridize()
+    assert first.weight is second.weight
+    assert first.weight.data().dtype == np.float32
+    assert report.parameters_cast == 2
+    assert np.isfinite(train(net, [IMAGES], LABELS, 2)).all()
+    assert net[0](IMAGES).dtype == np.float16
+    assert net[1](net[0](IMAGES)).dtype == np.float32
+
+
+def test_a_weight_shared_by_two_cast_blocks_is_cast_and_restored_once():
+    first = nn.Dense(192, in_units=192)
+    second = nn.Dense(192, in_units=192, params=first.collect_params())
+    net = nn.HybridSequential()
+    net.add(first, second)
+    known(net)
+    before = parameters_of(net)
+    assert mpgluon.cast_block(net).parameters_cast == 2
+    mpgluon.restore(net)
+    assert_same_bits(before, parameters_of(net))
+
+
+# Restore
+
+
+@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
+@BOTH
+def test_cast_and_restore_leave_weights_outputs_and_instances_as_they_were(way, hybridize):
+    net = known()
+    if hybridize:
+        net.hybridize()
+    weights, output, attributes = parameters_of(net), net(IMAGES), instance_attributes(net)
+    way(net)
+    net(IMAGES)
+    assert instance_attributes(net) != attributes
+    mpgluon.restore(net)
+    assert_same_bits(weights, parameters_of(net))
+    assert np.array_equal(output.asnumpy(), net(IMAGES).asnumpy())
+    assert instance_attributes(net) == attributes
+    mpgluon.restore(net)  # nothing to do
+    assert_same_bits(weights, parameters_of(net))
+
+
+def test_restore_after_training_keeps_what_the_master_weights_have_learnt():
+    net = known()
+    mpgluon.cast_block(net)
+    train(net, [IMAGES], LABELS, 2)
+    trained = parameters_of(net)
+    mpgluon.restore(net)
+    for name, value in parameters_of(net).items():
+        assert value.dtype == np.float32
+        assert np.array_equal(value.astype(trained[name].dtype), trained[name])
+        if name == "0.weight":  # more than float16 could hold
+            assert not np.array_equal(value, trained[name])
+
+
+def test_restore_widens_what_was_set_after_training():
+    net = known()
+    mpgluon.cast_block(net)
+    train(net, [IMAGES], LABELS, 2)
+    net[0].weight.set_data(net[0].weight.data() * 2)
+    doubled = net[0].weight.data().asnumpy()
+    mpgluon.restore(net)
+    assert np.array_equal(net[0].weight.data().asnumpy(), doubled)
+
+
+def test_only_what_training_changed_is_widened_the_rest_gets_its_bits_back():
+    net = known()
+    before = parameters_of(net)
+    mpgluon.cast_block(net)
+    net[0].weight.set_data(net[0].weight.data() + 1)
+    mpgluon.restore(net)
+    after = parameters_of(net)
+    changed = [name for name in before if not np.array_equal(before[name], after[name])]
+    assert changed == ["0.weight"]
+
+
+@pytest.mark.parametrize("devices", [2, 3, 7])
+def test_restore_gives_back_the_bits_on_several_devices(devices):
+    # Averaging seven equal copies rounds, and two copies of 40000 add to infinity in float16.
+    net = nn.Dense(3, in_units=500)
+    net.initialize(mx.init.Uniform(40000), ctx=[mx.cpu(i) for i in range(devices)])
+    before = [array.asnumpy() for array in net.weight.list_data()]
+    mpgluon.cast_block(net)
+    mpgluon.restore(net)
+    after = [array.asnumpy() for array in net.weight.list_data()]
+    assert np.array_equal(before, after)
+
+
+@BOTH
+def test_a_restored_part_computes_in_fp32_inside_the_cast_network(hybridize):
+    net = two_branches()
+    before = parameters_of(net)
+    mpgluon.cast_block(net)
+    if hybridize:
+        net.hybridize()
+    net(IMAGES)
+    mpgluon.restore(net[1])
+    assert {np.dtype(p.dtype) for p in net[1].collect_params().values()} == {np.dtype("f4")}
+    assert net[0].weight.data().dtype == np.float16
+    assert net(IMAGES).dtype == np.float32
+    assert np.isfinite(train(net, [IMAGES], LABELS, 1)).all()
+    with pytest.raises(PrecisionError, match=rf"as a part of {net.name}; call mpgluon.restore"):
+        mpgluon.cast_block(net[1])
+    mpgluon.restore(net)
+    net(IMAGES)
+    assert set(dtypes_of(net).values()) == {"float32"}
+    assert before.keys() == parameters_of(net).keys()
+    mpgluon.cast_block(net)  # and may be cast again
+
+
+def test_mxnet_is_not_patched():
+    def everything():
+        places = (mx.nd, mx.sym, mx.nd.NDArray, mx.sym.Symbol, nn.Dense, nn.Conv2D, nn.BatchNorm)
+        places += (gluon.HybridBlock, gluon.Block, gluon.Parameter, mx.nd.contrib, mx.sym.contrib)
+        return [dict(vars(place)) for place in places]
+
+    before = everything()
+    net = known()
+    mpgluon.cast_block(net)
+    net.hybridize()
+    train(net, [IMAGES], LABELS, 1)
+    assert everything() == before
+    mpgluon.restore(net)
+    assert everything() == before
+
+
+def test_an_array_of_the_users_keeps_its_class_and_its_gradient():
+    net = Calls(lambda F, x, weight: (x * 2).sum() + weight.sum())  # noqa: ARG005
+    net.initialize()
+    mpgluon.cast_block(net)
+    x = mx.nd.ones((2, 3), dtype="float16")
+    x.attach_grad()
+    with autograd.record():
+        total = net(x)
+    total.backward()
+    assert type(x) is mx.nd.NDArray
+    assert type(net.weight.data()) is mx.nd.NDArray
+    assert x.grad.asnumpy().tolist() == [[2] * 3] * 2
+    assert net.weight.grad().asnumpy().tolist() == [[1] * 4] * 3
+
+
+# Blocks that a cast cannot govern
+
+
+class ByHand(gluon.Block):
+    """A plain Block with a parameter of its own and plain calls."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        with self.name_scope():
+            self.inner = nn.Dense(4)
+            self.scale = self.params.get("scale", shape=(1,), init="ones")
+
+    def forward(self, x):
+        return self.function(self.inner(x), self.scale.data())
+
+
+@BOTH
+@pytest.mark.parametrize("root", [nn.HybridSequential, nn.Sequential])
+def test_containers_of_both_kinds_give_the_same_bits(root, hybridize):
+    results = []
+    for container in (nn.HybridSequential, root):
+        net = container()
+        net.add(*small_network())
+        known(net)
+        report = mpgluon.cast_block(net)
+        assert report.beyond_reach == ()
+        if container is root and hybridize:
+            net.hybridize()
+        losses = train(net, [IMAGES], LABELS, 2)
+        results.append(np.array([*losses, *net(IMAGES).asnumpy().T]))
+    assert np.array_equal(*results)
+
+
+def test_a_plain_block_is_listed_with_advice_and_keeps_its_own_parameters():
+    net = known(ByHand(lambda y, scale: y * scale))
+    report = mpgluon.cast_block(net)
+    (entry,) = report.beyond_reach
+    assert (entry.name, entry.kind) == (net.name, "ByHand")
+    assert "HybridBlock" in entry.advice
+    assert "keep_fp32" in entry.advice
+    assert f"beyond reach: {net.name} (ByHand): " in str(report)
+    assert net.scale.data().dtype == np.float32
+    assert net.inner.weight.data().dtype == np.float16
+    assert net(IMAGES).dtype == np.float32  # float16 * FP32 by Python operators
+
+
+def test_a_plain_block_inside_is_listed_too_and_a_kept_one_is_not():
+    def build():
+        net = nn.Sequential()
+        net.add(nn.Dense(4), ByHand(lambda y, scale: y * scale), nn.Lambda("relu"))
+        return known(net)
+
+    net = build()
+    assert [b.kind for b in mpgluon.cast_block(net).beyond_reach] == ["ByHand", "Lambda"]
+    assert net(IMAGES).dtype == np.float32
+    net = build()
+    report = mpgluon.cast_block(net, keep_fp32=(net[1], net[2]))
+    assert report.beyond_reach == ()
+    assert net[1](net[0](IMAGES)).dtype == np.float32
+
+
+def symbol_block():
+    inner = known(nn.Dense(4))
+    inner.hybridize()
+    inner(IMAGES)
+    data = mx.sym.var("data")
+    block = gluon.SymbolBlock(inner(data), data, params=inner.collect_params())
+    net = nn.HybridSequential()
+    net.add(nn.Dense(192), block, nn.Dense(3))
+    net[0].initialize()
+    net[2].initialize()
+    net(IMAGES)
+    return net
+
+
+@BOTH
+def test_a_kept_symbol_block_computes_in_fp32(hybridize):
+    net = symbol_block()
+    mpgluon.cast_block(net, keep_fp32=(net[1],))
+    if hybridize:
+        net.hybridize()
+    assert net(IMAGES).dtype == np.float32
+    assert net[1](net[0](IMAGES)).dtype == np.float32
+    mpgluon.restore(net)
+    assert net(IMAGES).dtype == np.float32
+
+
+# Two formats that meet
+
+
+def test_outputs_of_hybridized_children_follow_the_table_in_an_imperative_parent():
+    results = []
+    for hybridize in (False, True):
+        net = Calls(lambda F, x, weight: x)  # noqa: ARG005
+        mx.random.seed(0)
+        first, second = initialized(nn.Dense(4, in_units=192)), nn.Dense(4, in_units=192)
+        second.initialize()
+        net.first, net.second = first, second
+        wide = mx.nd.array([[1.0, 2.0, 3.0, 2.0**-20]])
+        seen = []
+
+        def forward(F, x, weight, net=net, wide=wide, seen=seen):  # noqa: ARG001
+            y = net.first(x)
+            seen.append(type(y))
+            return F.concat(y + net.second(x) + wide, wide - y, y.mean().reshape((1, 1)), dim=1)
+
+        net.function = forward
+        net.initialize()
+        mpgluon.cast_block(net)
+        if hybridize:
+            first.hybridize()
+            second.hybridize()
+        results.append(net(IMAGES[:1]).asnumpy())
+        assert seen == [Float16Array]
+    assert np.array_equal(*results)
+
+
+@BOTH
+def test_a_plain_call_with_two_formats_is_explained_with_the_name_of_the_block(hybridize):
+    def plain_call(F, x, weight):
+        module = mx.nd if isinstance(weight, mx.nd.NDArray) else mx.sym
+        return module.broadcast_add(F.dot(x, weight), module.zeros((1, 4)))
+
+    net = nn.HybridSequential()
+    net.add(Calls(plain_call))
+    net.initialize()
+    mpgluon.cast_block(net)
+    if hybridize:
+        net.hybridize()
+    culprit = net if hybridize else net[0]  # the graph is one operator of the outermost block
+    message = rf"^{culprit.name} \(.*float16 and FP32.*F\.….*keep_fp32.*float16.*float32"
+    with pytest.raises(PrecisionError, match=message) as refused:
+        net(mx.nd.ones((2, 3))).wait_to_read()
+    assert isinstance(refused.value.__cause__, mx.MXNetError)
+
+
+def test_a_plain_block_that_mixes_formats_is_explained_too():
+    net = nn.Sequential()
+    mixing = ByHand(lambda y, scale: mx.nd.broadcast_mul(y.astype("float16"), scale))
+    net.add(mixing, nn.Dense(3))
+    net.initialize()
+    mpgluon.cast_block(net)
+    with pytest.raises(PrecisionError, match=rf"^{net[0].name} \(ByHand\)"):
+        net(IMAGES)
+
+
+@BOTH
+def test_other_errors_of_mxnet_pass_unchanged(hybridize):
+    net = Calls(lambda F, x, weight: F.dot(x, weight))
+    net.initialize()
+    mpgluon.cast_block(net)
+    if hybridize:
+        net.hybridize()
+    with pytest.raises(mx.MXNetError, match=r"(?i)shape|dot"):
+        net(mx.nd.ones((2, 5))).wait_to_read()
+
+
+def test_the_first_hybridized_call_may_come_from_several_threads_at_once():
+    for _ in range(5):
+        net = known()
+        mpgluon.cast_block(net)
+        expected = net(IMAGES).asnumpy()
+        net.hybridize()
+        start, results = Barrier(6), []
+
+        def call(net=net, start=start, results=results):
+            start.wait()
+            results.append(net(IMAGES).asnumpy())
+
+        threads = [Thread(target=call) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(results) == 6
+        assert all(np.array_equal(result, expected) for result in results)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "half"])
+def test_cast_block_refuses_other_formats_and_says_what_to_call(dtype):
+    with pytest.raises(ValueError, match=rf"received dtype='{dtype}'.*autocast.*restore"):
+        mpgluon.cast_block(small_network(), dtype)
+
+
+def test_a_policy_without_16_bits_is_refused():
+    with pytest.raises(ValueError, match="nothing in 16 bits"):
+        mpgluon.cast_block(small_network(), Policy.parse("float32"))
+
+
+@pytest.mark.parametrize("net", [None, 3, nn.Dense, lambda x: x])
+def test_what_is_not_a_block_is_refused(net):
+    with pytest.raises(TypeError, match=r"net must be a gluon\.Block, received"):
+        mpgluon.cast_block(net)
+
+
+@pytest.mark.parametrize("entry", ["BatchNorm", 3, None])
+def test_keep_fp32_takes_types_and_blocks_only(entry):
+    with pytest.raises(TypeError, match=r"keep_fp32 holds block types and blocks, received"):
+        mpgluon.cast_block(small_network(), keep_fp32=(entry,))
+
+
+def test_keep_fp32_refuses_a_block_from_elsewhere():
+    net, stranger = small_network(), nn.Dense(3)
+    with pytest.raises(ValueError, match=rf"not in {net.name}: {stranger.name}$"):
+        mpgluon.cast_block(net, keep_fp32=(stranger,))
+    assert set(dtypes_of(net).values()) == {"float32"}
+
+
+def test_a_second_cast_is_refused_anywhere_and_changes_nothing():
+    net = known()
+    mpgluon.cast_block(net)
+    before = parameters_of(net)
+    outer = nn.HybridSequential()
+    outer.add(net)
+    for block in (net, net[0], outer):
+        for way in (mpgluon.cast_block, amp.autocast):
+            with pytest.raises(PrecisionError, match=rf"cast already.*restore on {net.name}"):
+                way(block)
+    assert_same_bits(before, parameters_of(net))
+
+
+def test_gradients_of_a_cast_network_are_those_of_its_parameters():
+    net = known()
+    mpgluon.cast_block(net)
+    train(net, [IMAGES], LABELS, 1)
+    gradients = gradients_of(net)
+    assert any(gradient.any() for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        assert gradient.dtype == (np.float16 if name in FLOAT16_PARAMETERS else np.float32)
+
+
+@BOTH
+@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
+def test_a_lambda_layer_made_from_a_name_follows_the_table(way, hybridize):
+    values = mx.nd.array(np.linspace(-3, 3, 12).reshape(4, 3), dtype="float32")
+    by_name, by_function = nn.HybridLambda("tanh"), nn.HybridLambda(lambda F, x: F.tanh(x))
+    results = []
+    for layer in (by_name, by_function):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(3, in_units=3, weight_initializer=mx.init.One()), layer)
+        net.initialize()
+        way(net)
+        net.hybridize(hybridize)
+        results.append(net(values).asnumpy())
+    assert (results[0] == results[1]).all()
+    assert (results[0] == results[0].astype(np.float16)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.dtype("float16")])
+def test_a_numpy_dtype_is_as_good_as_its_name(dtype):
+    for way in (mpgluon.cast_block, amp.autocast):
+        net = nn.Dense(3, in_units=4)
+        net.initialize()
+        assert way(net, dtype).policy.compute_dtype == "float16"
+
+
+@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
+@pytest.mark.parametrize("dtype", [None, 16, float])
+def test_what_is_no_dtype_is_refused(way, dtype):
+    net = nn.Dense(3, in_units=4)
+    with pytest.raises(TypeError, match="dtype must be text"):
+        way(net, dtype)
+
+
+@pytest.mark.parametrize("keep", ["dense", nn.Dense, nn.Dense(2)])
+def test_a_bare_block_in_place_of_a_collection_is_refused(keep):
+    with pytest.raises(TypeError, match="keep_fp32 is a collection"):
+        mpgluon.cast_block(nn.Dense(3), keep_fp32=keep)
+
+
+def test_an_export_computes_what_the_network_does(tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(5, in_units=4, activation="relu"), nn.Dense(3, in_units=5))
+    net.initialize(mx.init.Xavier())
+    inputs = mx.nd.array(np.random.RandomState(3).standard_normal((6, 4)), dtype="float32")
+    plain = net(inputs).asnumpy()
+    amp.autocast(net, "float16")
+    net.hybridize()
+    expected = net(inputs).asnumpy()
+    net.export(str(tmp_path / "net"))
+    imported = gluon.SymbolBlock.imports(
+        str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    )
+    assert (imported(inputs).asnumpy() == expected).all()
+    assert (expected != plain).any()
+
+
+# --- weights that float16 does not hold ------------------------------------------------------
+
+
+def layers_with(*values, initialize=True):
+    net = nn.HybridSequential()
+    for value in values:
+        net.add(nn.Dense(3, in_units=2, bias_initializer="zeros"))
+        if initialize:
+            net[-1].initialize()
+            net[-1].weight.set_data(mx.nd.array(value))
+    return net
+
+
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        ([[[1, 2], [65504, 3], [65519, 4]]], []),  # the last is rounded to the largest number
+        ([[[1, 65520], [1e5, 3], [4, -1e30]]], ["3 in dense"]),
+        (
+            [[[1, 65520], [2, 3], [4, 5]], np.ones((3, 2)), [[1e9, 1e9], [1, 1], [1, 1]]],
+            ["1 in dense", "2 in dense"],
+        ),
+        ([[[np.inf, np.nan], [2, 3], [4, 5]]], []),  # were infinite before
+    ],
+)
+def test_weights_that_become_infinite_are_told_of_with_names_and_counts(
+    values, counts, cast, caplog
+):
+    net = layers_with(*values)
+    cast(net)
+    if cast is amp.autocast or not counts:  # autocast changes no weight
+        assert caplog.messages == []
+        return
+    (message,) = caplog.messages
+    total = sum(int(count.split()[0]) for count in counts)
+    assert message.startswith(f"{total} weights are beyond float16's range (65504)")
+    for count in counts:
+        assert count in message
+    assert "keep_fp32" in message
+    kept = layers_with(*values)
+    caplog.clear()
+    cast(kept, keep_fp32=list(kept))
+    assert caplog.messages == []
+
+
+def test_many_layers_with_such_weights_are_told_of_in_one_line(caplog):
+    net = layers_with(*[np.full((3, 2), 1e6)] * 7)
+    mpgluon.cast_block(net)
+    (message,) = caplog.messages
+    assert message.startswith("42 weights")
+    assert message.count("6 in dense") == 5
+    assert "…" in message
+
+
+def test_layers_without_values_are_cast_without_a_word(caplog):
+    mpgluon.cast_block(layers_with(1, 2, initialize=False))
+    assert caplog.messages == []

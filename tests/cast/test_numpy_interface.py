@@ -1,0 +1,155 @@
+"""Networks that compute with mx.np: refused before anything is changed, or put back."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import WAYS
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import PrecisionError, amp
+
+EVERY_WAY = pytest.mark.parametrize("way", list(WAYS))
+BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+VALUES = np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32)
+
+
+class CallsNumPy(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.np.tanh(x.as_np_ndarray()).as_nd_ndarray()
+
+
+class CallsExtension(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        relu = lambda one: F.npx.relu(one.as_np_ndarray()).as_nd_ndarray()  # noqa: E731 - nested
+        return relu(x)
+
+
+@mx.util.use_np
+class Decorated(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.relu(x)
+
+
+class OwnArrays(gluon.HybridBlock):
+    """An ordinary block that calls NumPy itself, for settings."""
+
+    def hybrid_forward(self, F, x):
+        return F.relu(x) * float(np.sqrt(2))
+
+
+def out_of_sight(F, x):
+    return F.np.tanh(x.as_np_ndarray()).as_nd_ndarray()
+
+
+class CallsItOutOfSight(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return out_of_sight(F, x)
+
+
+def network(kind):
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), kind(), nn.Dense(3))
+    net.initialize(mx.init.Uniform(1))
+    return net
+
+
+def state(net):
+    return {
+        place: (np.dtype(p.dtype).name, p.data().asnumpy().tobytes(), sorted(vars(p)))
+        for place, p in net._collect_params_with_prefix().items()
+    }, [sorted(vars(block)) for block in (net, *net)]
+
+
+REFUSED = {CallsNumPy: "calls F.np:", CallsExtension: "calls F.npx:", Decorated: "use_np:"}
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("kind", list(REFUSED))
+def test_a_block_that_calls_the_numpy_interface_is_refused_at_the_cast(kind, way):
+    net = network(kind)
+    for parameter in net.collect_params().values():
+        parameter.shape = (*(parameter.shape[:1]), *(4,) * (len(parameter.shape) - 1))
+    for parameter in net.collect_params().values():
+        parameter._finish_deferred_init()
+    before = state(net)
+    with pytest.raises(PrecisionError, match=REFUSED[kind]) as caught:
+        WAYS[way](net)
+    assert f"{net[1].name} ({kind.__name__})" in str(caught.value)
+    assert "Nothing was changed" in str(caught.value)
+    assert state(net) == before
+
+
+@EVERY_WAY
+def test_a_network_made_or_cast_under_set_np_is_refused_at_the_cast(way):
+    with mx.util.np_array(active=True):
+        net = network(nn.Flatten)
+        net(mx.np.array(VALUES))
+        with pytest.raises(PrecisionError, match=r"mx\.np arrays|set_np"):
+            WAYS[way](net)
+        expected = net(mx.np.array(VALUES)).asnumpy()
+    with pytest.raises(PrecisionError, match=r"has parameters that are mx\.np arrays"):
+        WAYS[way](net)
+    with mx.util.np_array(active=True):
+        assert np.array_equal(net(mx.np.array(VALUES)).asnumpy(), expected)
+        later = nn.Dense(3)
+        later.initialize()
+        with pytest.raises(PrecisionError, match="set_np"):
+            WAYS[way](later)
+        assert "hybrid_forward" not in vars(later)
+
+
+@pytest.mark.parametrize("kind", list(REFUSED))
+def test_a_kept_block_may_call_it(kind):
+    net = network(kind)
+    report = amp.autocast(net, "float16", keep_fp32=(net[1],))
+    assert net[1].name in report.kept_fp32
+    if kind is not Decorated:
+        assert net(mx.nd.array(VALUES)).dtype == np.float32
+
+
+@EVERY_WAY
+@BOTH
+def test_a_network_that_calls_it_out_of_sight_is_put_back_before_the_error(way, hybridize):
+    net, again = network(CallsItOutOfSight), network(CallsItOutOfSight)
+    for one in (net, again):
+        mx.random.seed(0)
+        one(mx.nd.array(VALUES))
+    before = state(again)
+    WAYS[way](net)
+    if hybridize:
+        net.hybridize()
+    with pytest.raises(PrecisionError, match=r"this one asked for F\.np"):
+        net(mx.nd.array(VALUES))
+    net.hybridize(False)
+    assert state(net)[0] == before[0]
+    assert all("hybrid_forward" not in vars(block) for block in (net, *net))
+    expected = again(mx.nd.array(VALUES)).asnumpy()
+    assert np.array_equal(net(mx.nd.array(VALUES)).asnumpy(), expected)
+
+
+def test_a_trained_network_keeps_its_cast_when_it_first_asks_later():
+    class Later(gluon.HybridBlock):
+        wants = False
+
+        def hybrid_forward(self, F, x):
+            return out_of_sight(F, x) if self.wants else F.tanh(x)
+
+    net = network(Later)
+    mpgluon.cast_block(net)
+    net(mx.nd.array(VALUES))
+    net[1].wants = True
+    with pytest.raises(PrecisionError, match=r"this one asked for F\.np"):
+        net(mx.nd.array(VALUES))
+    assert net[0].weight.dtype == "float16"
+
+
+@EVERY_WAY
+def test_numpy_itself_is_no_reason_to_refuse(way):
+    net = network(OwnArrays)
+    WAYS[way](net)
+    assert net(mx.nd.array(VALUES)).dtype == np.float32

@@ -1,0 +1,206 @@
+"""Plain Blocks call cast blocks and operators of mx.nd: what they are handed is FP32."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import STATIC, WAYS, gradients_of
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn, rnn
+
+import mpgluon
+from mpgluon import Policy, amp
+from mpgluon.numerics.formats import format_named, round_to
+
+pytestmark = pytest.mark.filterwarnings("ignore:All children of this Sequential layer")
+ALL_WAYS = {
+    **WAYS,
+    "emulated bfloat16": lambda net: amp.autocast(net, Policy.parse("emulated_bfloat16")),
+}
+EVERY_WAY = pytest.mark.parametrize("way", list(ALL_WAYS))
+BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+IMAGES = nd.array(np.random.RandomState(0).standard_normal((2, 3, 6, 6)))
+
+
+class OnGrid(gluon.Block):
+    """Notes what its children hand it."""
+
+    def __init__(self):
+        super().__init__()
+        self.handed = []
+
+    def note(self, array):
+        self.handed.append(array)
+        return array
+
+
+class Residual(OnGrid):
+    """As in MXNet's style transfer: a sum, and an average of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.HybridSequential()
+        self.inner.add(nn.Conv2D(3, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
+
+    def forward(self, x):
+        return nd.Pooling(x + self.note(self.inner(x)), kernel=(2, 2), pool_type="avg")
+
+
+class Gram(OnGrid):
+    """As in MXNet's style transfer: a product of features with a parameter of the block's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential()  # a plain container between
+        self.inner.add(nn.Conv2D(4, 1), nn.InstanceNorm())
+        self.weight = self.params.get("weight", shape=(1, 4, 4), init="uniform")
+
+    def forward(self, x):
+        features = self.note(self.inner(x)).reshape((0, 0, -1))
+        gram = nd.batch_dot(features, features, transpose_b=True) / features.shape[2]
+        return nd.batch_dot(nd.SwapAxis(self.weight.data(), 1, 2), gram[0:1])
+
+
+class Scores(OnGrid):
+    """As in MXNet's lstm_crf: loops over words, with a matrix of transitions."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.tags = rnn.LSTM(5, bidirectional=True), nn.Dense(4, flatten=False)
+        self.transitions = self.params.get("transitions", shape=(4, 4), init="uniform")
+
+    def forward(self, x):
+        features = self.note(self.tags(self.lstm(x.reshape((6, 2, -1)))))
+        alphas = nd.full((2, 4), -10000.0)
+        for feature in features:
+            alphas = nd.log_softmax(
+                nd.dot(alphas.softmax(), nd.exp(self.transitions.data())) + feature
+            )
+        return alphas
+
+
+class Tree(OnGrid):
+    """As in MXNet's tree_lstm: a cell that is fed its own states, and gates by nd operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cell = nn.Dense(4), rnn.LSTMCell(4)
+        self.gate = self.params.get("gate", shape=(4, 4), init="uniform")
+
+    def forward(self, x):
+        states = [nd.zeros((2, 4)), nd.zeros((2, 4))]
+        for _ in range(3):
+            output, states = self.cell(self.note(self.embed(x)), states)
+            # Beside FP32 states the cell's sums are FP32, like those of every FP32 operand.
+            gate = nd.FullyConnected(output, self.gate.data(), no_bias=True, num_hidden=4)
+            states = [nd.add_n(states[0], gate), nd.concat(states[1], gate)[:, :4]]
+        return nd.stack(*states).sum(axis=0)
+
+
+class Buffers(OnGrid):
+    """Fills an array of its own with parts of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(4)
+
+    def forward(self, x):
+        with autograd.pause():
+            buffer = nd.zeros((2, 8))
+            buffer[:, :4] = self.note(self.dense(x))
+        return nd.dot(self.dense(x), nd.ones((4, 8)) / 4) + buffer
+
+
+class Nested(OnGrid):
+    """A plain Block in a plain Block, and one child that two parents share."""
+
+    def __init__(self):
+        super().__init__()
+        self.residual = Residual()
+        self.shared = nn.HybridSequential()
+        self.shared.add(nn.Conv2D(3, 1))
+        self.again = nn.HybridSequential()
+        self.again.add(self.shared)
+
+    def forward(self, x):
+        x = self.residual(x)
+        return nd.elemwise_add(self.note(self.shared(x)), self.note(self.again(x))) + x
+
+
+KINDS = [Residual, Gram, Scores, Tree, Buffers, Nested]
+
+
+def run(kind, way=None, hybridize=False, inside=False):
+    mx.random.seed(0)
+    block = kind()
+    net = block
+    if inside:
+        net = nn.Sequential()
+        net.add(nn.Conv2D(3, 1), block, nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    net(IMAGES)
+    report = ALL_WAYS[way](net) if way else None
+    block.handed.clear()
+    if hybridize:
+        net.hybridize(**STATIC)
+    with autograd.record():
+        result = net(IMAGES)
+        loss = (result**2).mean()
+    loss.backward()
+    return block.handed, result, gradients_of(net), report
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
+@BOTH
+@EVERY_WAY
+@pytest.mark.parametrize("kind", KINDS)
+def test_code_that_nobody_can_cast_runs_and_trains_on_fp32_values_of_the_format(
+    kind, way, hybridize, inside
+):
+    _, expected, expected_gradients, _ = run(kind, inside=inside)
+    handed, result, gradients, report = run(kind, way, hybridize, inside)
+    grid = format_named("bfloat16" if "bfloat16" in way else "float16")
+    for array in handed:
+        assert type(array) is nd.NDArray
+        assert array.dtype == np.float32
+        if way == "autocast bfloat16":
+            continue  # FP32 between products, where the processor has them
+        values = array.asnumpy()
+        assert np.array_equal(values, round_to(values, grid))
+    assert result.dtype == np.float32
+    tolerance = 2**-4 if "bfloat16" in way else 2**-7
+    size = max(1, np.abs(expected.asnumpy()).max())
+    np.testing.assert_allclose(result.asnumpy(), expected.asnumpy(), atol=tolerance * size)
+    assert gradients.keys() == expected_gradients.keys()
+    difference = sum(np.sum((gradients[k] - expected_gradients[k]) ** 2.0) for k in gradients)
+    total = sum(np.sum(gradient**2.0) for gradient in expected_gradients.values())
+    assert difference < (4 * tolerance) ** 2 * total  # in the whole gradient's direction
+    assert kind.__name__ in [one.kind for one in report.beyond_reach]
+
+
+def test_the_report_says_what_a_plain_block_is_handed():
+    report = run(Residual, "cast float16")[-1]
+    assert "what it is handed, by the blocks in it too, is FP32" in str(report)
+
+
+def test_between_blocks_that_are_cast_values_stay_in_16_bits():
+    seen = []
+    net = Gram()
+    net.initialize()
+    net(IMAGES)
+    mpgluon.cast_block(net)
+    net.inner[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    net(IMAGES)
+    assert seen == [np.float16]
+
+
+def test_restore_takes_it_off_again():
+    net = Gram()
+    net.initialize()
+    before = net(IMAGES).asnumpy()
+    amp.autocast(net, "float16")
+    assert not np.array_equal(net(IMAGES).asnumpy(), before)
+    amp.restore(net)
+    assert np.array_equal(net(IMAGES).asnumpy(), before)
+    assert "forward" not in vars(net.inner)

@@ -1,0 +1,160 @@
+"""Imported graphs are cast operator by operator, to the bits of the network that they came from."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from gluoncv.nn.feature import FeatureExpander
+from helpers import STATIC, WAYS, assert_same_bits, parameters_of, train
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import PrecisionError
+
+EACH_WAY = pytest.mark.parametrize("way", WAYS)
+IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 12, 12)))
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Cannot decide type:UserWarning")
+
+
+class Small(nn.HybridBlock):
+    """A residual network with two results."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first = nn.Conv2D(16, 3, padding=1, in_channels=3)
+            self.norm = nn.BatchNorm(in_channels=16)
+            self.second = nn.Conv2D(16, 3, padding=1, use_bias=False, in_channels=16)
+            self.layer_norm = nn.LayerNorm(axis=1, in_channels=16)
+            self.dense = nn.Dense(5, in_units=32)
+
+    def hybrid_forward(self, F, x):
+        x = F.relu(self.norm(self.first(x)))
+        x = F.relu(x + self.layer_norm(self.second(x)))
+        halves = F.split(F.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max"), 2, axis=1)
+        pooled = F.concat(*(F.mean(half, axis=(2, 3)) * 1.5 for half in halves), dim=1)
+        pooled = F.concat(pooled, F.clip(pooled, -0.5, 0.5), dim=1)
+        return self.dense(pooled), F.softmax(pooled)
+
+
+def original_and_import() -> tuple[gluon.HybridBlock, gluon.SymbolBlock]:
+    mx.random.seed(0)
+    net = Small()
+    net.initialize(mx.init.Xavier())
+    net(IMAGES)
+    data = mx.sym.var("data")
+    imported = gluon.SymbolBlock(list(net(data)), data)
+    imported.initialize()
+    imported(IMAGES)
+    own = imported.collect_params()
+    for name, parameter in net.collect_params().items():
+        own[name].set_data(parameter.data())
+    return net, imported
+
+
+def results(net) -> dict[str, np.ndarray]:
+    for _ in range(2):
+        with autograd.record():
+            logits, shares = net(IMAGES)
+            loss = (logits * logits).sum() + (shares * shares).sum()
+        loss.backward()
+    mx.nd.waitall()
+    parameters = net.collect_params().values()
+    found = {"logits": logits.asnumpy(), "shares": shares.asnumpy()}
+    found |= {p.name: p.data().asnumpy() for p in parameters}
+    return found | {f"d {p.name}": p.grad().asnumpy() for p in parameters if p.grad_req != "null"}
+
+
+@EACH_WAY
+def test_an_imported_graph_has_the_bits_of_the_hybridized_network(way):
+    net, imported = original_and_import()
+    reports = [WAYS[way](one) for one in (net, imported)]
+    net.hybridize(**STATIC)
+    assert reports[0].parameters_cast == reports[1].parameters_cast
+    assert reports[1].beyond_reach == ()
+    assert_same_bits(results(imported), results(net))
+
+
+@EACH_WAY
+def test_restore_gives_the_graph_and_the_parameters_back(way):
+    _, imported = original_and_import()
+    graph, attributes = imported._cached_graph, set(vars(imported))
+    before, in_fp32 = parameters_of(imported), [out.asnumpy() for out in imported(IMAGES)]
+    WAYS[way](imported)
+    assert any((a.asnumpy() != b).any() for a, b in zip(imported(IMAGES), in_fp32))
+    mpgluon.restore(imported)
+    assert imported._cached_graph is graph
+    assert set(vars(imported)) == attributes
+    assert_same_bits(parameters_of(imported), before)
+    assert all((a.asnumpy() == b).all() for a, b in zip(imported(IMAGES), in_fp32))
+
+
+@EACH_WAY
+@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+def test_it_trains_as_a_part_of_a_network(way, hybridize):
+    data = mx.sym.var("data")
+    inner = mx.sym.Activation(
+        mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, name="c"), act_type="relu"
+    )
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3), gluon.SymbolBlock(inner, data), nn.Dense(3))
+    net.initialize()
+    WAYS[way](net)  # before shapes are known
+    if hybridize:
+        net.hybridize(**STATIC)
+    labels = mx.nd.array([0, 1, 2, 0], dtype="int32")
+    losses = train(net, [IMAGES], labels, steps=4)
+    assert losses[-1].mean() < losses[0].mean()
+
+
+@pytest.mark.filterwarnings("ignore:Parameter .* is already initialized:UserWarning")
+def test_a_feature_expander_of_gluoncv_is_cast():
+    backbone = gluon.model_zoo.vision.resnet18_v1(classes=10)
+    backbone.initialize()
+    backbone(mx.nd.zeros((1, 3, 64, 64)))
+    internals = backbone(mx.sym.var("data")).get_internals().list_outputs()
+    last = next(name for name in internals if name.endswith("stage4_activation1_output"))
+    last = last.removeprefix(backbone.prefix)
+    net = FeatureExpander(backbone, outputs=[last], num_filters=[16], inputs=("data",))
+    net.initialize()
+    images = mx.nd.random.normal(shape=(2, 3, 64, 64))
+    expected = [one.asnumpy() for one in net(images)]
+    report = mpgluon.cast_block(net)
+    assert report.cast == (net.name,)
+    norms = [p for name, p in net.collect_params().items() if "batchnorm" in name or "_bn" in name]
+    assert norms
+    assert all(np.dtype(parameter.dtype) == np.float32 for parameter in norms)
+    for found, one in zip(net(images), expected):
+        assert found.dtype == np.float32
+        scale = np.abs(one).max()
+        assert 0 < np.abs(found.asnumpy() - one).max() < 0.05 * scale
+
+
+def with_control_flow():
+    data, state = mx.sym.var("data"), mx.sym.var("state")
+    out, _ = mx.sym.contrib.foreach(lambda x, s: (x + s, x + s), data, state)
+    return gluon.SymbolBlock(out, [data, state])
+
+
+def in_float16_already():
+    data = mx.sym.var("data")
+    return gluon.SymbolBlock(mx.sym.amp_cast(data, dtype="float16") * 2, data)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(with_control_flow, "control flow"), (in_float16_already, "casts to float16 of its own")],
+)
+def test_what_cannot_be_cast_is_refused_and_nothing_is_changed(make, reason):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), make())
+    net.initialize()
+    attributes = [set(vars(block)) for block in (net, *net)]
+    with pytest.raises(PrecisionError, match=rf"{net[1].name}.*{reason}.*keep_fp32"):
+        mpgluon.cast_block(net)
+    assert [set(vars(block)) for block in (net, *net)] == attributes
+    assert np.dtype(net[0].weight.dtype) == np.float32
+    mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[1]))

@@ -1,0 +1,188 @@
+"""The script: what it runs and leaves out, what it repeats, and its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_groups import EXPERIMENTS
+
+from experiments.document import BEGIN, END
+from experiments.experiment import Outcome
+from experiments.records import read_records, read_repetitions, write_record
+from mpgluon.data import render_shapes
+
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "scripts" / "evidence.py"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))  # for the processes that it starts
+    spec = importlib.util.spec_from_file_location("evidence_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def evidence(script, tmp_path):
+    """Return a function that runs the script on tiny experiments in folders of its own."""
+
+    def run(command: str, *arguments: str) -> int:
+        places = [f"--output={tmp_path / 'records'}"]
+        if command in ("run", "repeat"):
+            places += [f"--work-dir={tmp_path / 'work'}"]
+            if not any(one.startswith("--data-dir") for one in arguments):
+                places += [f"--data-dir={tmp_path / 'data'}"]
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            return script.main([command, "--groups=tiny_groups", *places, *arguments])
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    return run
+
+
+@pytest.fixture
+def recorded(record_of, tmp_path):
+    """Return what writes the record of a tiny experiment that nobody ran."""
+
+    def write(name: str, outcome: Outcome, **changes) -> None:
+        (one,) = (one for one in EXPERIMENTS if one.name == name)
+        write_record(record_of(one, outcome, **changes), tmp_path / "records")
+
+    return write
+
+
+def test_all_is_run_that_can_be_and_what_has_a_record_is_not_run_again(
+    evidence, recorded, capsys, tmp_path
+):
+    recorded("other/differs", Outcome({"was": "there"}))
+    recorded("tiny/threads", Outcome({"was": "there"}), config={"size": 2})  # of another config
+    assert evidence("run") == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("1 with a record: other/differs\n")
+    assert "left out other/photographs: " in printed.out
+    assert "has photographs of 0 categories, and 101 are needed" in printed.out
+    assert "tiny/fails: it ended with status 2" in printed.out
+    assert "    error: it went wrong" in printed.out
+    assert printed.err == "1 failed: tiny/fails\n"
+    records = read_records(tmp_path / "records")
+    assert sorted(records) == ["other/differs", "tiny/threads"]
+    assert records["other/differs"].outcome.figures == {"was": "there"}
+    assert records["tiny/threads"].outcome.figures == {"threads": 1, "runs here": 1}
+    evidence("list")
+    assert capsys.readouterr().out.splitlines() == [
+        "done  tiny/threads",
+        "      tiny/fails",
+        "done  other/differs",
+        "      other/photographs",
+    ]
+
+
+def test_with_the_full_tree_its_experiments_are_run_without_change(evidence, tmp_path):
+    tree = render_shapes(tmp_path, classes=101, images_per_class=1)
+    (tmp_path / "data").mkdir()
+    tree.rename(tmp_path / "data" / "101_ObjectCategories")
+    assert evidence("run", "other/photographs") == 0
+    (record,) = read_records(tmp_path / "records").values()
+    assert record.outcome.figures == {"folder": "data"}
+
+
+def test_photographs_that_are_not_there_are_an_error_if_asked_for_by_name(evidence, capsys):
+    assert evidence("run", "other/photographs", "tiny") == 2
+    assert capsys.readouterr().err.startswith("error: cannot run other/photographs: ")
+    assert evidence("run", "nothing") == 2
+    assert "there is no experiment 'nothing'" in capsys.readouterr().err
+
+
+def test_a_repetition_is_from_scratch_with_the_same_threads_and_is_written_down(
+    evidence, recorded, capsys, tmp_path
+):
+    outcome = Outcome({"threads": 2, "runs here": 1}, {"curve": [1, 0.1, None]}, {"clock": 1.0})
+    recorded("tiny/threads", outcome, threads=2)
+    recorded("other/differs", Outcome({}, {"curve": [0, "other"]}))  # times at best: no figures
+    left = tmp_path / "work" / "tiny" / "threads" / "count"
+    left.parent.mkdir(parents=True)
+    left.write_text("7")
+    assert evidence("repeat", "--seed=5") == 0
+    printed = capsys.readouterr().out
+    assert "one of 1, chosen with --seed 5" in printed
+    assert "tiny/threads once more, with 2 threads" in printed
+    assert evidence("repeat", "other/differs") == 1
+    assert "not the same: curve[1] was other, is " in capsys.readouterr().err
+    chance, named = read_repetitions(tmp_path / "records")
+    assert (chance.name, chance.seed, chance.difference) == ("tiny/threads", 5, None)
+    assert (named.name, named.seed) == ("other/differs", None)
+    assert named.difference.startswith("curve[1] was other, is ")
+    assert not list((tmp_path / "work").glob("repeated-*"))
+    assert left.read_text() == "7"
+
+
+def test_what_has_no_record_cannot_be_repeated(evidence, capsys):
+    assert evidence("repeat") == 2
+    assert "has no record of an experiment that could be repeated" in capsys.readouterr().err
+    assert evidence("repeat", "tiny/threads") == 2
+    assert "there is no record of 'tiny/threads'" in capsys.readouterr().err
+
+
+def test_the_page_is_written_and_checked(evidence, capsys, tmp_path):
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+    root = f"--root={tmp_path}"
+    assert evidence("document", root, "--check") == 1
+    assert f"out of date: {tmp_path / 'docs' / 'results.md'}" in capsys.readouterr().err
+    assert evidence("document", root) == 0
+    assert evidence("document", root, "--check") == 0
+    (tmp_path / "README.md").write_text("no place")
+    assert evidence("document", root) == 2
+    assert "README.md needs one place for results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_processes_and_is_said_in_one_line(number, tmp_path):
+    (tmp_path / "slow_groups.py").write_text(
+        "import time\n"
+        "from experiments.experiment import *\n"
+        "def run(place):\n"
+        "    try:\n"
+        "        (place.work_dir / 'began').touch()\n"
+        "        time.sleep(60)\n"
+        "    except KeyboardInterrupt:\n"
+        "        (place.work_dir / 'saved').touch()\n"
+        "        raise\n"
+        "one = Experiment('slow/one', {}, run)\n"
+        "GROUPS = [Group('slow', '', lambda: [one], None)]\n"
+    )
+    places = [f"--{name}={tmp_path / name}" for name in ("output", "work-dir", "data-dir")]
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "run", "--groups=slow_groups", *places],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    folder = tmp_path / "work-dir" / "slow" / "one"
+    while not (folder / "began").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "stopped; `run` goes on from here\n"
+    assert (folder / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", [["run", "--jobs=0"], ["run", "--threads=x"], [], ["dance"], ["repeat", "--seed=x"]]
+)
+def test_wrong_options_are_refused(wrong, script, capsys):
+    with pytest.raises(SystemExit) as stop:
+        script.main(wrong)
+    assert stop.value.code == 2
+    assert "usage" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from mxnet import gluon
 from mxnet.base import _LIB, check_call
 from mxnet.gluon import nn
 
+from mpgluon import native
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.forward import PolicyForward, blocks_of, forward_of, is_hybrid
 from mpgluon.cast.fp32 import Cast, fp32_value
@@ -162,6 +163,8 @@ def apply_policy(
         )
     plan = _plan(net, tuple(keep_fp32))
     arithmetic = policy_arithmetic(policy, device_type_of(net))
+    if device_type_of(net) == "cpu":
+        native.load()
     learned = {
         entry.block: learned_format(entry.block, policy.compute_dtype)
         for entry in plan

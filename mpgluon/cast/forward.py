@@ -205,6 +205,8 @@ class PolicyForward:
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
         """Return what makes of a traced graph the one to be carried out; ``None`` for itself."""
+        if device_type == "cpu":
+            native.load()
         arithmetic = self._arithmetic(device_type)
         if isinstance(arithmetic, Emulated):
             if self.kept and arithmetic.format not in (self.traced_formats or ()):

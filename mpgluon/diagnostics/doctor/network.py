@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from mpgluon.cast.block import blocks_of, device_type_of
 from mpgluon.cast.forward import is_hybrid
 from mpgluon.cast.fp32 import Cast, cast_of
 from mpgluon.errors import PrecisionError
+from mpgluon.graph.nodes import Graph
 from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import NoLossScale
@@ -192,7 +192,7 @@ def _operators_named(block: gluon.Block) -> set[str]:
     """Return the operators of an imported graph; else all names in a block's forward method."""
     if isinstance(block, gluon.SymbolBlock):
         _, graph = block._cached_graph
-        return {node["op"] for node in json.loads(graph.tojson())["nodes"]}
+        return {node.operator for node in Graph.read(graph).nodes}
     if isinstance(block, nn.HybridLambda):  # made from an operator's name, or a function
         return {block._func_name, *_names_in(block._func)}
     return _names_in(type(block).hybrid_forward if is_hybrid(block) else type(block).forward)

@@ -135,7 +135,7 @@ class AlignmentReport:
     def padding_cost(self) -> int:
         """The multiply-adds that padding adds, without those of depthwise convolutions.
 
-        These have one channel in each group, which nobody pads.
+        These have one channel in each group, and padding would multiply their cost by 64.
         """
         return sum(
             product.padded_multiply_adds - product.multiply_adds

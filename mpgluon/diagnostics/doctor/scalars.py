@@ -45,7 +45,7 @@ def scalars(graph: Graph) -> Iterator[Finding]:
                 "scalar",
                 f"{node.operator} in {node.layer} writes {written:g} into float16",
                 f"float16 ends at {_LARGEST:g}, so it becomes {math.copysign(math.inf, written)}; "
-                "a softmax over a row that is masked from end to end is then NaN, and so is "
+                "a softmax over a fully masked row is then NaN, and so is "
                 "infinity times zero",
                 f"a number that float16 has, such as {math.copysign(1e4, written):g} for a mask (a "
                 "block with a cast method or a _dtype is told its format by the cast, and can "

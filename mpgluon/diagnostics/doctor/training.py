@@ -91,7 +91,7 @@ def _sync_batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
             "SyncBatchNorm",
             f"{_examples(names)} in a network cast with net.cast",
             "its operator takes FP32 data only: data type do not match specified type",
-            "mpgluon.cast_block(net) on a network in FP32 hands it FP32 data",
+            "mpgluon.cast_block(net) on a network in FP32 passes FP32 data to it",
         )
     wrong = [(name, count) for name, count in facts.sync_batch_norms if count != facts.devices]
     if wrong and facts.devices:
@@ -200,7 +200,7 @@ def _own_gradients(facts: TrainingFacts) -> Iterator[Finding]:
     names = tuple(f"{operator} in {block}" for block, operator in facts.own_gradients)
     yield error(
         "own gradient",
-        f"{_examples(names)} ignores the gradient that it is given",
+        f"{_examples(names)} ignores the gradient that it receives",
         "no loss scale reaches the network's gradients, and amp.scale_loss refuses such a loss",
         "let the network return what goes into the operator, and use a loss of gluon.loss; call "
         "hybridize(False) on the block if the operator has a grad_scale; or "
@@ -226,8 +226,8 @@ def _contrib(facts: TrainingFacts) -> Iterator[Finding]:
         yield error(
             "contrib.amp",
             "mxnet.contrib.amp.init() was called in this process",
-            "it has patched mx.nd and mx.sym for good: operators cast their inputs behind the back "
-            "of mpgluon, and after init('float16') an FP32 convolution on a CPU fails",
+            "it has patched mx.nd and mx.sym for good: operators cast their inputs without "
+            "mpgluon, and after init('float16') an FP32 convolution on a CPU fails",
             "remove the call and start again: from mpgluon import amp needs no init",
         )
 

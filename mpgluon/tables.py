@@ -63,7 +63,7 @@ class Table:
             tablefmt=layout,
             disable_numparse=True,
             colalign=["right" if right else "left" for right in numeric],
-        ).splitlines()
+        ).split("\n")
 
 
 def percent(share: float) -> str:

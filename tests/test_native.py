@@ -160,7 +160,7 @@ def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
         ("FullyConnected", "_mpgluon_fully_connected_11_5", {"num_hidden": 7}, (7, 16 * 81)),
     ],
 )
-def test_products_take_float16_weights_as_a_cast_would_hand_them(
+def test_products_take_float16_weights_as_behind_a_cast(
     operator, own_operator, options, weight_shape, rounds_gradient, grad_req
 ):
     random = np.random.RandomState(0)

@@ -1,9 +1,9 @@
-"""A network as a list of operators and FP32 values: what leaves the framework is made of this.
+"""A network as a graph of operators and FP32 values, from which inference and export start.
 
-A recording knows no format and no device: casts are left out, and float16 parameters of a cast
-network are the FP32 values that they stand for. :mod:`mpgluon.deployment.folding` shortens it;
-it is carried out again in MXNet by :mod:`mpgluon.deployment.inference`, and written as ONNX by
-:mod:`mpgluon.deployment.onnx_export`.
+A recording has no format and no device: casts are left out, and float16 parameters of a cast
+network are the FP32 values that they stand for. :mod:`mpgluon.deployment.folding` shortens it,
+:mod:`mpgluon.deployment.inference` computes it in MXNet, and
+:mod:`mpgluon.deployment.onnx_export` writes it as ONNX.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Recording", "record"]
 
 Values = dict[str, npt.NDArray[np.float32]]
 
-# Each returns its first operand when nothing is trained.
+# Operators that return their first operand at inference.
 _PASS_THROUGH = frozenset({"amp_cast", "_copy", "BlockGrad", "Dropout"})
 
 
@@ -130,7 +130,7 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
     unknown = sorted(variables - values.keys() - set(inputs))
     if unknown:
         raise ValueError(
-            f"the network's graph asks for {', '.join(unknown)}, which is neither an input "
+            f"the network's graph has the variable {', '.join(unknown)}, which is neither an input "
             f"({', '.join(inputs)}) nor a parameter of it"
         )
     return Recording(recorded, inputs, values)

@@ -227,24 +227,18 @@ template <class Format>
 void register_batch_norm(const Format& format, const std::string& suffix) {
   mxnet_forward = nnvm::Op::Get("BatchNorm");
   mxnet_backward = nnvm::Op::Get("_backward_BatchNorm");
-  const FComputeEx compute = [format](const NodeAttrs& attrs, const OpContext& ctx,
-                                      const Arrays& in, const Requests& req, const Arrays& out) {
-    batch_norm(format, attrs, ctx, in, req, out);
-  };
-  const FComputeEx compute_backward = [format](const NodeAttrs& attrs, const OpContext& ctx,
-                                               const Arrays& in, const Requests& req,
-                                               const Arrays& out) {
-    batch_norm_backward(format, attrs, ctx, in, req, out);
-  };
   Operator backward =
-      in_place_of(mxnet_backward, "_mpgluon_batch_norm_backward" + suffix, compute_backward,
+      in_place_of(mxnet_backward, "_mpgluon_batch_norm_backward" + suffix,
+                  [format](const auto&... all) { batch_norm_backward(format, all...); },
                   old_function(infer_types_beside<kSavedData, -1>));
   // MXNet gives a result of a backward operator the type of the operand whose gradient it is.
   backward.set<nnvm::TIsBackward>("TIsBackward", false)
       .set<mxnet::FInferShape>("FInferShape", old_function(infer_backward_shape));
-  in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix, compute,
-              old_function(infer_types_with_settings<kData, 4>))
-      .set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
+  Operator forward =
+      in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix,
+                  [format](const auto&... all) { batch_norm(format, all...); },
+                  old_function(infer_types_with_settings<kData, 4>));
+  forward.set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
 }
 
 }  // namespace batch_normalization

@@ -140,9 +140,7 @@ void plain_operator(const std::string& name, const FComputeEx& compute,
 template <class Format>
 void register_format(const Format& format, const std::string& suffix) {
   const FComputeEx round_values =
-      on_arrays([format](const NDArray& in, OpReqType req, const NDArray& out) {
-        round_array(format, in, req, out);
-      });
+      on_arrays([format](const auto&... all) { round_array(format, all...); });
   const std::string round = "_mpgluon_round_value" + suffix;
   elementwise_operator(round, round_values, "_copy");
   elementwise_operator("_mpgluon_round_both" + suffix, round_values, round);
@@ -157,22 +155,12 @@ void register_format(const Format& format, const std::string& suffix) {
 
   constexpr int kHalf = mshadow::kFloat16, kSingle = mshadow::kFloat32;
   const std::string narrow = "_mpgluon_narrow" + suffix, widen = "_mpgluon_widen" + suffix;
-  unary<kSingle, kHalf>(narrow)
-      .set<FCompute>("FCompute<cpu>",
-                     on_blobs([format](const TBlob& in, OpReqType req, const TBlob& out) {
-                       narrow_blob(format, in, req, out);
-                     }))
-      .set_gradient(widen);
-  unary<kHalf, kSingle>(widen)
-      .set<FCompute>("FCompute<cpu>",
-                     on_blobs([format](const TBlob& in, OpReqType req, const TBlob& out) {
-                       widen_blob(format, in, req, out);
-                     }))
-      .set_gradient(narrow);
+  const FCompute to_codes = on_blobs([format](const auto&... all) { narrow_blob(format, all...); });
+  const FCompute from_codes = on_blobs([format](const auto&... all) { widen_blob(format, all...); });
+  unary<kSingle, kHalf>(narrow).set<FCompute>("FCompute<cpu>", to_codes).set_gradient(widen);
+  unary<kHalf, kSingle>(widen).set<FCompute>("FCompute<cpu>", from_codes).set_gradient(narrow);
   on_any_layout(unary<kSingle, kHalf>("_mpgluon_pack" + suffix),
-                on_arrays([format](const NDArray& in, OpReqType req, const NDArray& out) {
-                  pack(format, in, req, out);
-                }))
+                on_arrays([format](const auto&... all) { pack(format, all...); }))
       .set_gradient("_copy");  // what unpacks returns an FP32 gradient
 
   batch_normalization::register_batch_norm(format, suffix);

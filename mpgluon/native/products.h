@@ -84,21 +84,15 @@ template <class Format>
 void register_one(const Format& format, const std::string& mxnet_name, const std::string& name,
                   const std::string& suffix) {
   const nnvm::Op *op = nnvm::Op::Get(mxnet_name), *back = nnvm::Op::Get("_backward_" + mxnet_name);
-  const FComputeEx compute = [format, op](const NodeAttrs& attrs, const OpContext& ctx,
-                                          const Arrays& in, const Requests& req,
-                                          const Arrays& out) {
-    forward(format, op, attrs, ctx, in, req, out);
-  };
-  const FComputeEx compute_backward = [format, back](const NodeAttrs& attrs, const OpContext& ctx,
-                                                     const Arrays& in, const Requests& req,
-                                                     const Arrays& out) {
-    backward(format, back, attrs, ctx, in, req, out);
-  };
-  Operator made_backward = in_place_of(
-      back, name + "_backward" + suffix, compute_backward,
-      old_function(infer_types_beside<kBackwardWeight, kWeight>));
-  in_place_of(op, name + suffix, compute, old_function(infer_types_with_settings<kWeight, 1>))
-      .set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
+  Operator made_backward =
+      in_place_of(back, name + "_backward" + suffix,
+                  [format, back](const auto&... all) { backward(format, back, all...); },
+                  old_function(infer_types_beside<kBackwardWeight, kWeight>));
+  Operator made =
+      in_place_of(op, name + suffix,
+                  [format, op](const auto&... all) { forward(format, op, all...); },
+                  old_function(infer_types_with_settings<kWeight, 1>));
+  made.set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
 }
 
 template <class Format>

@@ -117,9 +117,9 @@ def test_control_flow_is_refused():
         record(net)
 
 
-def test_a_variable_that_nobody_gives_is_refused():
-    net = Lambda(lambda _, x: x + mx.sym.var("stranger"))
-    with pytest.raises(ValueError, match=r"asks for stranger, .* nor a parameter"):
+def test_an_unknown_variable_is_refused():
+    net = Lambda(lambda _, x: x + mx.sym.var("unknown"))
+    with pytest.raises(ValueError, match=r"has the variable unknown, .* nor a parameter"):
         record(net)
 
 

@@ -1,4 +1,4 @@
-"""Which library is used, what is remembered, and what happens to a damaged one."""
+"""Which library is used, what is recorded, and what happens to a damaged one."""
 
 import logging
 import os
@@ -22,18 +22,18 @@ def no_more(*_, **__):
 
 
 def warnings_of(caplog):
-    """Return what a process that asks now would warn of."""
+    """Return the warnings of a process that loads them now."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         native.load.__wrapped__()
     return [record.getMessage() for record in caplog.records]
 
 
-# ---- What the environment asks for.
+# ---- The environment.
 
 
 @pytest.mark.usefixtures("place")
-def test_the_environment_can_say_that_they_are_not_wanted(monkeypatch, caplog):
+def test_the_environment_can_switch_the_operators_off(monkeypatch, caplog):
     monkeypatch.setenv("MPGLUON_NATIVE", "0")
     assert native.load.__wrapped__() is False
     assert warnings_of(caplog) == []
@@ -61,7 +61,7 @@ def test_a_level_that_the_processor_cannot_run_is_refused(monkeypatch):
     assert "x86-64-v4, which this processor cannot run; its level is x86-64-v3" in found.sentence
 
 
-def test_a_level_that_was_asked_for_is_compiled_for(place, monkeypatch, good_library):
+def test_a_requested_level_is_compiled(place, monkeypatch, good_library):
     monkeypatch.setenv("MPGLUON_NATIVE", "x86-64-v3")
     seen = place.parent / "arguments"
     script = f"echo $@ >{seen}; {copying(good_library)}"
@@ -107,7 +107,7 @@ def test_a_cast_loads_them_for_a_cpu_only(cast, device, monkeypatch):
     assert loads == ["cpu"] * (device == "cpu")
 
 
-def test_without_a_compiler_that_is_said_once(place, monkeypatch, caplog):
+def test_a_missing_compiler_is_reported_once(place, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(place))
     (warning,) = warnings_of(caplog)
     assert "no C++ compiler: none of g++, c++ and clang++ is on the PATH" in warning
@@ -118,7 +118,7 @@ def test_without_a_compiler_that_is_said_once(place, monkeypatch, caplog):
     assert native.load.__wrapped__() is False
 
 
-def test_a_compiler_that_fails_is_not_asked_again_and_told_of_once(place, monkeypatch, caplog):
+def test_a_compiler_that_fails_is_not_run_again_and_is_reported_once(place, monkeypatch, caplog):
     script = 'echo "a.h: In function" >&2; echo "a.h:3: error: no such thing" >&2; exit 3'
     calls = put_compiler(place.parent, monkeypatch, script)
     (warning,) = warnings_of(caplog)
@@ -147,14 +147,14 @@ def test_the_command_tries_again_and_shows_every_word(place, monkeypatch, good_l
 
 
 @pytest.mark.usefixtures("place")
-def test_a_compiler_that_is_not_there_is_named(monkeypatch):
+def test_a_compiler_that_does_not_exist_is_named(monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
     found = native.build()
     assert found.state == "failed"
     assert "/no/such/compiler cannot be run: No such file or directory" in found.sentence
 
 
-def test_what_was_compiled_and_does_not_load_is_not_kept(place, monkeypatch):
+def test_a_compiled_library_that_does_not_load_is_not_kept(place, monkeypatch):
     nonsense = place.parent / "nonsense"
     nonsense.write_text("nonsense")
     put_compiler(place.parent, monkeypatch, copying(nonsense))
@@ -245,7 +245,7 @@ def test_the_best_prebuilt_library_is_checked_once(with_prebuilt, monkeypatch, c
 
 
 @pytest.mark.usefixtures("with_prebuilt")
-def test_a_level_that_was_asked_for_is_taken(monkeypatch):
+def test_a_requested_level_is_used(monkeypatch):
     monkeypatch.setenv("MPGLUON_NATIVE", "x86-64-v2")
     assert native.build().level == "x86-64-v2"
 
@@ -327,7 +327,7 @@ def test_a_cache_folder_that_cannot_be_written_costs_a_check_in_each_process(cap
     assert native.status().state == "not built yet"
 
 
-def test_a_library_that_is_taken_away_in_between_leaves_mxnets_own_operators(
+def test_a_library_that_is_removed_in_between_leaves_mxnets_own_operators(
     place, monkeypatch, caplog
 ):
     gone = library.Status("prebuilt", "x86-64-v3", place / "gone.so", "prebuilt")
@@ -337,7 +337,7 @@ def test_a_library_that_is_taken_away_in_between_leaves_mxnets_own_operators(
 
 
 @pytest.mark.usefixtures("native_operators")
-def test_what_is_used_here_is_told_to_others():
+def test_the_status_names_the_library_in_use():
     found = native.status()
     assert found.state in ("compiled", "prebuilt")
     assert found.path.exists()

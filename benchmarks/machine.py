@@ -14,7 +14,6 @@ from typing import Any, Optional
 
 import mpgluon
 from mpgluon.diagnostics.doctor import machine
-from mpgluon.processor import usable_cores
 
 __all__ = [
     "describe_machine",
@@ -99,6 +98,13 @@ def _git(*arguments: str) -> Optional[str]:
     except FileNotFoundError:
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def load_average() -> float:

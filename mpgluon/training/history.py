@@ -108,10 +108,11 @@ def installed_versions() -> dict[str, str]:
 
 def describe_machine() -> dict[str, Any]:
     """Return what a reader needs to judge a speed: processor, cores, GPUs."""
+    model = platform.processor() or platform.machine()
     name, _ = processor()
     return {
         "system": platform.platform(),
-        "processor": name or platform.processor() or platform.machine(),
+        "processor": name or model,
         "cores": os.cpu_count(),
         "gpus": mx.context.num_gpus(),
     }

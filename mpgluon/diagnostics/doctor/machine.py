@@ -28,6 +28,7 @@ __all__ = [
     "gather",
     "numbers_in",
     "parse_nvidia_smi",
+    "usable_cores",
 ]
 
 VARIABLES = (

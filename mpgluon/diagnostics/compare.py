@@ -19,8 +19,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
-from mpgluon.cast.autocast import autocast
-from mpgluon.cast.block import NORMALIZATION_LAYERS, blocks_of, restore
+from mpgluon.cast.block import NORMALIZATION_LAYERS, autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of, is_hybrid
 from mpgluon.diagnostics.observe import (
     Batch,
@@ -220,7 +219,7 @@ def suggest_keep_fp32(
         How many blocks to keep.
     """
     with _sixteen_bits(net, dtype) as forwards:
-        compute_dtype = forwards[0].owner.policy.compute_dtype
+        compute_dtype = forwards[0].network_cast.policy.compute_dtype
         rounding = {"float16": FLOAT16, "bfloat16": BFLOAT16}[compute_dtype].unit_roundoff
         limit = 32 * rounding if limit is None else limit
         reference = _Reference(net, batch, forwards)

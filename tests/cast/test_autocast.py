@@ -5,14 +5,13 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, assert_same_bits, gradients_of, parameters_of
+from helpers import BOTH, STATIC, assert_same_bits, gradients_of, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mpgluon import BFLOAT16, FLOAT16, Policy, amp, round_to
 
 FORMATS = pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16], ids=str)
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 
 
 def dense(values):

@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, assert_same_bits, gradients_of, parameters_of, train
+from helpers import BOTH, STATIC, assert_same_bits, gradients_of, parameters_of, train
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -23,7 +23,6 @@ pytestmark = [
 ]
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 8, 8)), dtype="float32")
 LABELS = mx.nd.array([0, 1, 2, 0], dtype="int32")
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 
 
 class Calls(gluon.HybridBlock):

@@ -5,22 +5,14 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS, assert_same_bits, gradients_of
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, gradients_of, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-from mpgluon import Policy, amp, native
+from mpgluon import amp, native
 from mpgluon.cast import frozen
 
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 8, 8)), dtype="float32")
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
-ALL_WAYS = {
-    **WAYS,
-    "emulated bfloat16": lambda net, **kwargs: amp.autocast(
-        net, Policy.parse("emulated_bfloat16"), **kwargs
-    ),
-}
-EVERY_WAY = pytest.mark.parametrize("way", list(ALL_WAYS))
 
 
 @pytest.fixture
@@ -44,12 +36,6 @@ class FixedProjection(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x, matrix, offset):
         return F.FullyConnected(x, matrix, offset, num_hidden=4)
-
-
-def in_sequence(*layers):
-    net = nn.HybridSequential()
-    net.add(*layers)
-    return net
 
 
 def unrolled_cell():
@@ -84,7 +70,7 @@ def gradients(make, way, hybridize, frozen_names=(), *, data=False, before=None)
     net = make()
     net.initialize(mx.init.Uniform(0.5))
     net(IMAGES)
-    ALL_WAYS[way](net)
+    WAYS[way](net)
     if hybridize:
         net.hybridize(**STATIC)
     if before is not None:
@@ -113,7 +99,7 @@ def assert_the_rest_is_unchanged(frozen_gradients, all_gradients):
 
 @pytest.mark.parametrize("with_native", [False, True], ids=["mxnet", "native"], indirect=True)
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 @pytest.mark.parametrize("network", list(NETWORKS))
 def test_what_is_trained_beside_frozen_parameters_gets_its_gradients(
     network,
@@ -131,13 +117,13 @@ def test_what_is_trained_beside_frozen_parameters_gets_its_gradients(
 
 
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 def test_a_bias_beside_a_constant_matrix_gets_its_gradient(way, hybridize):
     (offset,) = gradients(FixedProjection, way, hybridize).values()
     mx.random.seed(0)
     net = FixedProjection()
     net.initialize()
-    ALL_WAYS[way](net)
+    WAYS[way](net)
     expected = 2 * net(IMAGES).asnumpy()
     np.testing.assert_allclose(offset, expected.sum(axis=0), rtol=2**-6, atol=2**-4)
 
@@ -167,14 +153,14 @@ def test_freezing_and_thawing_between_steps_is_noticed(way, hybridize):
 
 
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 def test_freezing_may_come_before_the_shapes_are_known(way, hybridize):
     found = []
     for frozen_weight in (False, True):
         mx.random.seed(0)
         net = in_sequence(nn.Dense(5))
         net.initialize(mx.init.Uniform(0.5))
-        ALL_WAYS[way](net)
+        WAYS[way](net)
         if frozen_weight:
             net.collect_params(".*weight").setattr("grad_req", "null")
         if hybridize:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS
+from helpers import BOTH, EACH_WAY, STATIC, WAYS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-EACH_WAY = pytest.mark.parametrize("way", WAYS)
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 X = np.random.RandomState(0).standard_normal((3, 4)).astype(np.float32)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import WAYS
+from helpers import BOTH, EACH_WAY, WAYS
 from mxnet import gluon
 from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import PrecisionError, amp
 
-EVERY_WAY = pytest.mark.parametrize("way", list(WAYS))
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 VALUES = np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32)
 
 
@@ -68,7 +66,7 @@ def state(net):
 REFUSED = {CallsNumPy: "calls F.np:", CallsExtension: "calls F.npx:", Decorated: "use_np:"}
 
 
-@EVERY_WAY
+@EACH_WAY
 @pytest.mark.parametrize("kind", list(REFUSED))
 def test_a_block_that_calls_the_numpy_interface_is_refused_at_the_cast(kind, way):
     net = network(kind)
@@ -84,7 +82,7 @@ def test_a_block_that_calls_the_numpy_interface_is_refused_at_the_cast(kind, way
     assert state(net) == before
 
 
-@EVERY_WAY
+@EACH_WAY
 def test_a_network_made_or_cast_under_set_np_is_refused_at_the_cast(way):
     with mx.util.np_array(active=True):
         net = network(nn.Flatten)
@@ -112,7 +110,7 @@ def test_a_kept_block_may_call_it(kind):
         assert net(mx.nd.array(VALUES)).dtype == np.float32
 
 
-@EVERY_WAY
+@EACH_WAY
 @BOTH
 def test_a_network_that_calls_it_out_of_sight_is_put_back_before_the_error(way, hybridize):
     net, again = network(CallsItOutOfSight), network(CallsItOutOfSight)
@@ -148,7 +146,7 @@ def test_a_trained_network_keeps_its_cast_when_it_first_asks_later():
     assert net[0].weight.dtype == "float16"
 
 
-@EVERY_WAY
+@EACH_WAY
 def test_numpy_itself_is_no_reason_to_refuse(way):
     net = network(OwnArrays)
     WAYS[way](net)

@@ -5,21 +5,15 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS, gradients_of
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, gradients_of
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn, rnn
 
 import mpgluon
-from mpgluon import Policy, amp
+from mpgluon import amp
 from mpgluon.numerics.formats import format_named, round_to
 
 pytestmark = pytest.mark.filterwarnings("ignore:All children of this Sequential layer")
-ALL_WAYS = {
-    **WAYS,
-    "emulated bfloat16": lambda net: amp.autocast(net, Policy.parse("emulated_bfloat16")),
-}
-EVERY_WAY = pytest.mark.parametrize("way", list(ALL_WAYS))
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 IMAGES = nd.array(np.random.RandomState(0).standard_normal((2, 3, 6, 6)))
 
 
@@ -140,7 +134,7 @@ def run(kind, way=None, hybridize=False, inside=False):
         net.add(nn.Conv2D(3, 1), block, nn.Dense(3))
     net.initialize(mx.init.Xavier())
     net(IMAGES)
-    report = ALL_WAYS[way](net) if way else None
+    report = WAYS[way](net) if way else None
     block.handed.clear()
     if hybridize:
         net.hybridize(**STATIC)
@@ -153,7 +147,7 @@ def run(kind, way=None, hybridize=False, inside=False):
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 @pytest.mark.parametrize("kind", KINDS)
 def test_code_that_nobody_can_cast_runs_and_trains_on_fp32_values_of_the_format(
     kind, way, hybridize, inside
@@ -181,7 +175,7 @@ def test_code_that_nobody_can_cast_runs_and_trains_on_fp32_values_of_the_format(
 
 def test_the_report_says_what_a_plain_block_is_handed():
     report = run(Residual, "cast float16")[-1]
-    assert "what it is handed, by the blocks in it too, is FP32" in str(report)
+    assert "all that it receives, from the blocks in it too, is FP32" in str(report)
 
 
 def test_between_blocks_that_are_cast_values_stay_in_16_bits():

@@ -6,14 +6,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.nn.feature import FeatureExpander
-from helpers import STATIC, WAYS, assert_same_bits, parameters_of, train
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, parameters_of, train
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import PrecisionError
 
-EACH_WAY = pytest.mark.parametrize("way", WAYS)
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 12, 12)))
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Cannot decide type:UserWarning")
@@ -93,7 +92,7 @@ def test_restore_gives_the_graph_and_the_parameters_back(way):
 
 
 @EACH_WAY
-@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+@BOTH
 def test_it_trains_as_a_part_of_a_network(way, hybridize):
     data = mx.sym.var("data")
     inner = mx.sym.Activation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS
+from helpers import BOTH, STATIC, WAYS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -13,7 +13,6 @@ import mpgluon
 from mpgluon import Policy, PrecisionError, amp
 from mpgluon.diagnostics import check_network
 
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 FLOAT16 = pytest.mark.parametrize("way", ["cast float16", "autocast float16"])
 BFLOAT16 = {
     "native": lambda net: amp.autocast(net, "bfloat16"),

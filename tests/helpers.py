@@ -40,7 +40,7 @@ def outputs_of(result) -> list[mx.nd.NDArray]:
 
 def parameters_of(net: gluon.Block) -> dict[str, np.ndarray]:
     """Return the values of all parameters by their place in the network ("0.weight")."""
-    # oneDNN rewrites the weights of an inference that is still running under a reader's hands.
+    # oneDNN may change the layout of a weight while a running inference still uses it.
     mx.nd.waitall()
     return {
         place: parameter.data().asnumpy()

@@ -22,7 +22,7 @@ from mxnet.base import _LIB, check_call
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.forward import PolicyForward, forward_of
-from mpgluon.cast.frozen import forget_gradients
+from mpgluon.cast.frozen import remove_gradients
 from mpgluon.cast.network_cast import NetworkCast, release
 from mpgluon.cast.plan import NORMALIZATION_LAYERS, BlockPlan, KeepFP32, blocks_of, plan_of
 from mpgluon.cast.report import BeyondReach, CastReport
@@ -242,7 +242,7 @@ def restore(net: gluon.Block) -> None:
         release(parameter)
         fp32.restore(parameter)
     for forward in forwards:
-        forget_gradients(forward.block)
+        remove_gradients(forward.block)
         if forward.network_cast.root in blocks:
             forward.detach()
         else:

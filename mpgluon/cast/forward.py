@@ -29,7 +29,7 @@ from mpgluon.cast.arrays import (
     mark,
     widen,
 )
-from mpgluon.cast.frozen import ask_for_gradients
+from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.plan import BlockPlan, blocks_of, is_hybrid
 from mpgluon.cast.stand_in import NumPyInterfaceError, OperatorNamespace, namespace_of
@@ -95,7 +95,7 @@ class PolicyForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute as the block does, under the policy of the cast."""
         self.network_cast.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
-        ask_for_gradients([self.block])
+        attach_gradients([self.block])
         if self.kept or self.plan.is_beyond_reach:
             args = convert_arrays(args, widen)
             kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
@@ -163,7 +163,7 @@ class PolicyForward:
                 self._build_graph(args)
             finally:
                 self.tracing = False
-        self.frozen_matrices = ask_for_gradients(self.traced_blocks)
+        self.frozen_matrices = attach_gradients(self.traced_blocks)
         return iter(self.output_formats)
 
     def _build_graph(self, args: tuple[Any, ...]) -> None:

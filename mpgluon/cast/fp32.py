@@ -31,7 +31,7 @@ def known(parameter: gluon.Parameter) -> Optional[mx.nd.NDArray]:
 def remember(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
     """Remember the array, not a copy, as the FP32 values of a cast network's parameter.
 
-    A parameter of no cast network is left alone: nobody would ever forget its values.
+    A parameter that belongs to no cast network is left alone: no restore would forget its values.
     """
     if cast_of(parameter) is not None:
         vars(parameter)[_ATTRIBUTE] = value

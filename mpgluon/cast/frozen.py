@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import numpy as np
 from mxnet import autograd, gluon
 
-__all__ = ["ask_for_gradients", "forget_gradients"]
+__all__ = ["attach_gradients", "remove_gradients"]
 
 
-def ask_for_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
+def attach_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
     """Attach a gradient to each frozen matrix beside a trained parameter of the same block.
 
     The matrix stays frozen: its ``grad_req`` is ``"null"``, and no Trainer updates it.
@@ -44,8 +44,8 @@ def ask_for_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
     return found
 
 
-def forget_gradients(block: gluon.Block) -> None:
-    """Remove what :func:`ask_for_gradients` attached to a block's own parameters."""
+def remove_gradients(block: gluon.Block) -> None:
+    """Remove what :func:`attach_gradients` attached to a block's own parameters."""
     for parameter in filter(_is_frozen_matrix, block._reg_params.values()):
         if any(array.grad is not None for array in parameter._data):
             # As Gluon does when a parameter becomes frozen.

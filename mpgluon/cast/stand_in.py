@@ -25,7 +25,7 @@ __all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
 
 
 class NumPyInterfaceError(PrecisionError):
-    """A cast network asked for ``F.np`` or ``F.npx``."""
+    """A cast network has used ``F.np`` or ``F.npx``."""
 
 
 class OperatorNamespace:
@@ -50,8 +50,8 @@ class OperatorNamespace:
         found = getattr(self.module, name)
         if name in ("np", "npx"):
             raise NumPyInterfaceError(
-                "a cast network computes with mx.nd and mx.sym operators; this one asked for "
-                f"F.{name}, MXNet's NumPy interface. Keep that block in FP32 with keep_fp32"
+                f"a cast network computes with mx.nd and mx.sym operators, received a call of "
+                f"F.{name}, MXNet's NumPy interface; keep that block in FP32 with keep_fp32"
             )
         if isinstance(found, ModuleType):
             found = OperatorNamespace(found, self._arithmetic, f"{self._prefix}{name}.")

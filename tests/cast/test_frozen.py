@@ -207,17 +207,17 @@ def test_a_frozen_weight_stays_what_it_is_and_restore_takes_its_gradient_off():
     assert net[0].weight.data().asnumpy().tobytes() == before.tobytes()
 
 
-def test_a_gradient_is_asked_for_only_where_a_bias_needs_it():
+def test_a_gradient_is_attached_only_where_a_bias_needs_it():
     net = in_sequence(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(5), nn.Dense(4, use_bias=False))
     net.initialize()
     net(IMAGES)
     net.collect_params(".*weight").setattr("grad_req", "null")
     net[3].weight.grad_req = "null"
-    frozen.ask_for_gradients(net)
-    asked = {p.name for p in net.collect_params().values() if p.data().grad is not None}
+    frozen.attach_gradients(net)
+    attached = {p.name for p in net.collect_params().values() if p.data().grad is not None}
     trained = {p.name for p in net.collect_params().values() if p.grad_req != "null"}
-    assert asked - trained == {net[2].weight.name}
+    assert attached - trained == {net[2].weight.name}
     net.collect_params().setattr("grad_req", "null")
-    frozen.forget_gradients(net[2])
-    frozen.ask_for_gradients(net)
+    frozen.remove_gradients(net[2])
+    frozen.attach_gradients(net)
     assert net[2].weight.data().grad is None

@@ -8,7 +8,7 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import EACH_WAY, EMULATED, WAYS
+from helpers import EACH_WAY, EMULATED, WAYS, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -139,7 +139,7 @@ USES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("use", list(USES))
-def test_an_array_inside_a_network_goes_wherever_a_plain_one_does(use, kind):
+def test_an_array_inside_a_network_can_be_used_wherever_a_plain_one_can(use, kind):
     x, plain = array_of(kind)
     one, other = USES[use](x), USES[use](plain)
     assert one.dtype == other.dtype
@@ -167,8 +167,7 @@ def test_its_class_equals_that_of_a_plain_array_in_every_way_of_asking(kind):
 @EACH_WAY
 def test_a_hook_may_keep_what_layers_return(way):
     mx.random.seed(0)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, flatten=False), nn.LayerNorm(), nn.Activation("relu"))
+    net = in_sequence(nn.Dense(4, flatten=False), nn.LayerNorm(), nn.Activation("relu"))
     net.initialize(mx.init.Xavier())
     WAYS[way](net)
     kept, buffer = [], mx.nd.zeros((2, 3, 4))
@@ -196,8 +195,7 @@ def test_a_function_with_a_gradient_of_its_own_trains_inside_a_cast_network(way)
     gradients = []
     for inner in (ByHand(), nn.HybridLambda("square")):
         mx.random.seed(0)
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4), inner)
+        net = in_sequence(nn.Dense(4), inner)
         net.initialize(mx.init.Xavier())
         WAYS[way](net)
         with autograd.record():

@@ -32,7 +32,7 @@ def offered(name: str) -> bool:
 
 
 def name_in_f(operator: str) -> str:
-    """Return under which name ``F`` offers an operator of MXNet's registry."""
+    """Return the name in ``F`` of an operator in MXNet's registry."""
     for prefix in ("contrib", "linalg", "sparse"):
         if operator.startswith(f"_{prefix}_"):
             return f"{prefix}.{operator[len(prefix) + 2 :]}"
@@ -158,7 +158,7 @@ def test_positions_beyond_2048_are_exact(place):
     assert F.topk(values, axis=1, k=1).asscalar() == place
 
 
-# Operands that only stand by
+# Operands that the format does not concern
 
 
 @pytest.mark.parametrize("index", [2047, 2048, 2049, 4999])
@@ -296,25 +296,6 @@ def test_a_normalization_layer_in_bfloat16_computes_in_fp32(make, policy):
 
 
 # What F offers besides operators
-
-
-class Calls(gluon.HybridBlock):
-    """A block that does what it is told."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def hybrid_forward(self, F, x):
-        return self.function(F, x)
-
-
-@pytest.mark.parametrize("name", ["np", "npx"])
-def test_the_numpy_interface_is_refused_with_advice(name):
-    net = Calls(lambda F, x: getattr(F, name).tanh(x))
-    amp.autocast(net)
-    with pytest.raises(PrecisionError, match=rf"F\.{name}.*keep_fp32"):
-        net(mx.nd.ones(3))
 
 
 def test_what_f_does_not_offer_is_an_attribute_error():

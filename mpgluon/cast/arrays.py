@@ -16,11 +16,11 @@ import mxnet as mx
 from mxnet.symbol import Symbol
 
 from mpgluon import native
+from mpgluon.graph.grid import ROUNDING
 from mpgluon.numerics.dtypes import Array, cast, dtype_name, is_array
 from mpgluon.numerics.formats import FloatFormat
 
 __all__ = [
-    "ROUNDING",
     "Convert",
     "Float16Array",
     "Format",
@@ -35,8 +35,6 @@ __all__ = [
     "onto_grid",
     "widen",
 ]
-
-ROUNDING = "__mpgluon_rounding__"  # the attribute of the casts in a graph that round FP32 values
 
 Convert = Callable[[Array], Array]
 Format = Union[str, FloatFormat]

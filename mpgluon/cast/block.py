@@ -19,6 +19,7 @@ import numpy as np
 from mxnet import gluon
 from mxnet.base import _LIB, check_call
 
+from mpgluon import native
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.forward import PolicyForward, forward_of
@@ -177,6 +178,8 @@ def apply_policy(
         block: ImportedGraph(block) for block in in_16_bits if isinstance(block, gluon.SymbolBlock)
     }
     # Nothing is refused from here on.
+    if device_type_of(net) == "cpu":
+        native.load()
     network_cast = NetworkCast(policy, net, undo=partial(restore, net))
     told = network_cast.former_attributes
     told.update({block: tell(block, found) for block, found in learned.items() if found})

@@ -195,6 +195,8 @@ class PolicyForward:
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
         """Return what rewrites a traced graph before it is compiled, ``None`` for nothing."""
+        if device_type == "cpu":  # the network may have been on another device when it was cast
+            native.load()
         arithmetic = self._arithmetic(device_type)
         if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":
             if self.kept and arithmetic.format not in (self.traced_formats or ()):

@@ -1,26 +1,25 @@
-"""Symbol and parameter files that plain MXNet loads, in the format that was asked for.
+"""Symbol and parameter files of a network in a chosen format, for MXNet without mpgluon.
 
-Gluon's own export leaves casts out unless told otherwise: the graph of a network converted by
-``mxnet.contrib.amp`` then computes in FP32 and says nothing, and that of a float16 network cannot
-be computed at all. Here casts are part of the graph, and mpgluon is not needed to run it.
+Gluon's own export omits casts by default: the graph of a network converted by
+``mxnet.contrib.amp`` then silently computes in FP32, and that of a float16 network cannot be
+computed at all. Here casts are part of the graph.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Union
 
 import mxnet as mx
-import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
 
-from mpgluon.cast.arrays import arrays_in
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
 from mpgluon.files import disk_error
+from mpgluon.graph.description import symbol_of
+from mpgluon.graph.nodes import Graph
 from mpgluon.native import bfloat16
 
 __all__ = ["export_mxnet", "import_mxnet", "operators_for_gpu_only"]
@@ -39,8 +38,8 @@ def export_mxnet(
 ) -> tuple[Path, Path]:
     """Write a network for inference as files that MXNet runs without mpgluon.
 
-    BatchNorms are folded as in :func:`mpgluon.deployment.inference_network`. The graph takes FP32
-    and returns FP32; between, it computes in ``dtype``.
+    BatchNorms are folded as in :func:`mpgluon.deployment.inference_network`. The graph takes and
+    returns FP32, and computes in ``dtype``.
 
     Parameters
     ----------
@@ -49,13 +48,13 @@ def export_mxnet(
     path : str or Path
         ``"net"`` gives ``net-symbol.json`` and ``net-0000.params``.
     dtype : {"float16", "bfloat16", "float32"}
-        Of the parameters in the file: with bfloat16, of the weights and biases of convolutions and
-        dense layers. Where this processor has bfloat16, the graph computes in it, and needs such a
+        Of the parameters in the file; bfloat16 only of the weights and biases of convolutions and
+        dense layers. On a processor with bfloat16 the graph computes in it, and needs such a
         processor; elsewhere it rounds to bfloat16 in FP32 arithmetic, and runs anywhere.
     device : {"cpu", "gpu"}
-        Where the graph will run. MXNet's CPU has no float16 products, so a float16 graph for
+        The device of the graph. MXNet's CPU has no float16 products, so a float16 graph for
         ``"cpu"`` widens their operands, computes in FP32 and rounds; it runs on a GPU too, slowly.
-        One for ``"gpu"`` computes in float16 and cannot run on a CPU. No GPU is needed here.
+        One for ``"gpu"`` computes in float16 and cannot run on a CPU. The export needs no GPU.
     inputs : sequence of str
         A name for each argument of the network.
 
@@ -77,8 +76,7 @@ def export_mxnet(
     if dtype == "bfloat16":
         result.keep_weights_in_bfloat16()
     with mx.Context(device):
-        outputs = result(*(mx.sym.var(name) for name in inputs))
-    symbol = mx.sym.Group(arrays_in((outputs,)))
+        symbol = symbol_of(result, inputs)
     parameters = result.collect_params()
     values = {
         f"arg:{name}": parameters[name].data()
@@ -89,7 +87,7 @@ def export_mxnet(
     symbol_path, parameter_path = _paths(path)
     try:
         symbol_path.write_text(symbol.tojson(remove_amp_cast=False))
-        parameter_path.touch()  # says what is wrong with the folder, which MXNet does not
+        parameter_path.touch()  # raises an OSError that names the problem, unlike MXNet
         mx.nd.save(str(parameter_path), values)
     except OSError as error:
         raise disk_error(error, symbol_path, "export again") from error
@@ -99,22 +97,21 @@ def export_mxnet(
 def import_mxnet(
     path: Union[str, Path], *, ctx: Union[mx.Context, None] = None
 ) -> gluon.SymbolBlock:
-    """Load what :func:`export_mxnet`, or Gluon's ``export``, wrote.
+    """Load the files of :func:`export_mxnet`, or of Gluon's ``export``.
 
     Parameters
     ----------
     path : str or Path
-        As it was given to ``export_mxnet``.
+        The ``path`` of the export.
     ctx : Context, optional
-        Where it will run; the current one by default.
+        By default the current one.
 
     Raises
     ------
     CheckpointError
         If a file is missing or damaged, or a parameter is missing.
     PrecisionError
-        If the graph has operators in float16 or bfloat16 that a CPU does not have, and ``ctx`` is
-        one.
+        If ``ctx`` is a CPU, and the graph has operators in float16 or bfloat16 that it lacks.
     """
     ctx = ctx or mx.current_context()
     symbol_path, parameter_path = _paths(path)
@@ -151,29 +148,18 @@ def import_mxnet(
 
 
 def operators_for_gpu_only(symbol: mx.sym.Symbol, inputs: Sequence[str] = ("data",)) -> list[str]:
-    """Return the names of the products that a graph computes in float16, which only a GPU can.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        Of a graph that takes FP32.
-    inputs : sequence of str
-        The names of what it takes.
-    """
+    """Return the names of the products that a graph of FP32 inputs computes in float16."""
     return _products_in(symbol, inputs, "float16")
 
 
 def _products_in(symbol: mx.sym.Symbol, inputs: Sequence[str], dtype_of_results: str) -> list[str]:
     """Return the names of the products of a graph whose results have a dtype."""
-    internals = symbol.get_internals()
-    described = json.loads(internals.tojson(remove_amp_cast=False))
-    _, dtypes, _ = internals.infer_type(**dict.fromkeys(inputs, np.float32))
-    nodes = (described["nodes"][number] for number, *_ in described["heads"])
+    graph = Graph.read(symbol)
+    graph.infer(dict.fromkeys(inputs, "float32"))
     return [
-        node["name"]
-        for node, dtype in zip(nodes, dtypes)
-        if node["op"] in _PRODUCTS
-        and (np.dtype(dtype).names or (np.dtype(dtype).name,))[0] == dtype_of_results
+        node.name
+        for node in graph.nodes
+        if node.operator in _PRODUCTS and node.outputs[0].dtype == dtype_of_results
     ]
 
 

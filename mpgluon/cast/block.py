@@ -163,7 +163,7 @@ def apply_policy(
     See :func:`cast_block` for the parameters and errors.
     """
     if policy.compute_dtype == "float32":
-        raise ValueError(f"{policy} asks for nothing in 16 bits; a plain network computes in FP32")
+        raise ValueError(f"{policy} has nothing in 16 bits; a plain network computes in FP32")
     plan = plan_of(net, keep_fp32)
     for forward in filter(None, map(forward_of, blocks_of(net))):
         root = forward.network_cast.root.name

@@ -27,10 +27,10 @@ from mpgluon.diagnostics.doctor.machine import (
     Gpu,
     MachineFacts,
     MxnetFacts,
-    parse_cpuinfo,
     parse_nvidia_smi,
 )
 from mpgluon.native.bfloat16 import has_native_bfloat16
+from mpgluon.processor import parse_cpuinfo
 
 ROOT = Path(__file__).resolve().parents[2]
 

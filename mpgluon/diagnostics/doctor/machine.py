@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
+from mpgluon.processor import processor, usable_cores
+
 __all__ = [
     "Gpu",
     "MachineFacts",
     "MxnetFacts",
     "gather",
     "numbers_in",
-    "parse_cpuinfo",
     "parse_nvidia_smi",
     "usable_cores",
 ]
@@ -141,8 +142,8 @@ def gather() -> MachineFacts:
     """
     mxnet, import_error = _ask_mxnet()
     gpus, driver_error = _ask_driver()
-    cpuinfo, shm = Path("/proc/cpuinfo"), Path("/dev/shm")
-    processor, flags = parse_cpuinfo(cpuinfo.read_text() if cpuinfo.exists() else "")
+    name, flags = processor()
+    shm = Path("/dev/shm")
     return MachineFacts(
         python=sys.version_info[:2],
         distributions=_installed(),
@@ -151,19 +152,12 @@ def gather() -> MachineFacts:
         gpus=gpus,
         driver_error=driver_error,
         architecture=platform.machine(),
-        processor=processor,
+        processor=name,
         cpu_flags=flags,
         cores=usable_cores(),
         shared_memory_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _installed() -> dict[str, str]:
@@ -219,16 +213,6 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
             capability = (int(numbers[1]), int(numbers[2])) if numbers else None
             gpus.append(Gpu(cells[0], capability, cells[2]))
     return tuple(gpus)
-
-
-def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
-    """Return name and instructions of the first processor in the text of ``/proc/cpuinfo``."""
-    values: dict[str, str] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        values.setdefault(key.strip(), value.strip())
-    flags = values.get("flags", values.get("Features", ""))
-    return values.get("model name", ""), frozenset(flags.split())
 
 
 def numbers_in(version: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Imported graphs: calling a SymbolBlock's operators one by one, as a ``hybrid_forward`` would.
 
-Gluon composes such a graph as a whole, so there is no place for a stand-in for ``F``. While it is
-cast, the block computes like a HybridBlock whose ``hybrid_forward`` calls the graph's operators.
+Gluon composes such a graph as a whole, without an ``F`` that could be replaced. While it is cast,
+the block computes like a HybridBlock whose ``hybrid_forward`` calls the graph's operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpgluon.graph.replay import replay
 
 __all__ = ["ImportedGraph"]
 
-# Where each of them has parameters, as positions of operands.
+# The positions of the operands that are parameters or statistics.
 _NORMALIZATIONS = {
     "BatchNorm": range(1, 5),
     "_contrib_SyncBatchNorm": range(1, 5),
@@ -32,7 +32,7 @@ _NARROW = ("float16", "bfloat16")
 
 
 class ImportedGraph:
-    """The graph of a SymbolBlock, and what the block has of its own while it is cast.
+    """The graph of a SymbolBlock, and the methods that the block has while it is cast.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class ImportedGraph:
         return {p for p in self.block.collect_params().values() if p.name in names}
 
     def attach(self) -> None:
-        """Let the block trace its graph anew whenever it needs one."""
+        """Let the block trace its graph as a HybridBlock does."""
         block = self.block
         block.hybrid_forward = self.hybrid_forward
         block.forward = partial(_forward, block)

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
+from mpgluon.cast import fp32
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import forward_of
-from mpgluon.cast.fp32 import cast_of, fp32_value
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.description import symbol_of, unchanged
 from mpgluon.graph.nodes import Entry, Graph, Key, Node
@@ -157,10 +157,9 @@ def _values_of(net: gluon.Block) -> Values:
 
 
 def _fp32_values(parameter: gluon.Parameter) -> npt.NDArray[np.float32]:
-    owner = cast_of(parameter)
-    known = owner.fp32_values.get(parameter) if owner is not None else None
+    known = fp32.known(parameter)
     copies: list[npt.NDArray[np.float32]] = [
-        fp32_value(data, known).asnumpy().astype(np.float32, copy=False)
+        fp32.fp32_value(data, known).asnumpy().astype(np.float32, copy=False)
         for data in parameter.list_data()
     ]
     if all(copy.tobytes() == copies[0].tobytes() for copy in copies):

@@ -31,6 +31,7 @@ from mpgluon.cast.block import restore
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import LossScale, as_loss_scale
+from mpgluon.trainer import clipping
 from mpgluon.trainer.scaling import scaled
 from mpgluon.trainer.step import attach, state_of
 
@@ -210,7 +211,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
             raise TypeError(f"{name} must be a number, received {value!r}")
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, received {value!r}")
-    return state.clip(float(max_norm), float(batch_size))
+    return clipping.clip(state, float(max_norm), float(batch_size))
 
 
 def gradient_norm(trainer: gluon.Trainer) -> Optional[float]:
@@ -254,7 +255,7 @@ def unscale(trainer: gluon.Trainer) -> None:
         If the Trainer has no loss scale yet, no loss was scaled since the last step, or it was
         called already.
     """
-    state_of(trainer).unscale()
+    clipping.unscale(state_of(trainer))
 
 
 def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
@@ -276,4 +277,4 @@ def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
     TrainerStateError
         If the Trainer has no loss scale yet, or all parameters are frozen.
     """
-    return state_of(trainer).unscaled_gradients()
+    return clipping.unscaled_gradients(state_of(trainer))

@@ -12,7 +12,7 @@ from mpgluon.cast.told_formats import Told
 from mpgluon.numerics.dtypes import cast
 from mpgluon.numerics.policy import Policy
 
-__all__ = ["Cast", "cast_of", "fp32_value"]
+__all__ = ["Cast", "cast_of", "fp32_value", "known", "remember"]
 
 
 @dataclass
@@ -60,3 +60,16 @@ def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.N
     known = known.as_in_context(weight.context)
     rounded = cast(cast(known, "float16"), "float32")
     return mx.nd.where(rounded == wide, known, wide, out=known)
+
+
+def known(parameter: gluon.Parameter) -> Optional[mx.nd.NDArray]:
+    """Return the FP32 values that are remembered for a parameter, ``None`` if none are."""
+    owner = cast_of(parameter)
+    return owner.fp32_values.get(parameter) if owner is not None else None
+
+
+def remember(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
+    """Remember the array, not a copy, as the FP32 values of a cast network's parameter."""
+    owner = cast_of(parameter)
+    if owner is not None:
+        owner.fp32_values[parameter] = value

@@ -17,7 +17,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
 
-__all__ = ["Widened", "all_finite", "global_norm", "sums_of_squares"]
+__all__ = ["Widened", "all_finite", "global_norm", "numbers_of", "sums_of_squares"]
 
 _ARRAYS_PER_CALL = 200  # operators with a variable number of inputs have a limit
 _ELEMENTS_PER_CALL = 2**22
@@ -95,6 +95,14 @@ def sums_of_squares(arrays: Sequence[NDArray]) -> NDArray:
             values = widened(chunk)
             sums.append(mx.nd.multi_sum_sq(*values, num_arrays=len(values)).as_in_context(mx.cpu()))
         return mx.nd.concat(*sums, dim=0)
+
+
+def numbers_of(arrays: Sequence[NDArray]) -> list[float]:
+    """Return the elements of one-dimensional FP32 arrays; waits for the devices once."""
+    if not arrays:
+        return []
+    values = mx.nd.concat(*(array.as_in_context(mx.cpu()) for array in arrays), dim=0)
+    return list(values.asnumpy().tolist())
 
 
 def _chunks(arrays: Sequence[NDArray]) -> Iterator[list[NDArray]]:

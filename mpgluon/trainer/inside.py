@@ -20,7 +20,6 @@ __all__ = [
     "arrays_of_state",
     "begin",
     "devices_of",
-    "fresh_gradients",
     "keep_updates_out_of_the_kvstore",
     "name_of_weight",
     "occupant",
@@ -34,6 +33,7 @@ __all__ = [
     "replace_updaters",
     "scale_of",
     "some_weights",
+    "trained",
     "trained_weights",
     "update_counts",
     "updaters_of",
@@ -55,6 +55,17 @@ def occupy(trainer: gluon.Trainer, state: Any) -> None:
 def parameters_of(trainer: gluon.Trainer) -> list[gluon.Parameter]:
     """Return the parameters by index: the order of their names if they came in a dict."""
     return list(trainer._params)
+
+
+def trained(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return the parameters that have a gradient; raise TrainerStateError if there is none."""
+    found = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    if not found:
+        raise TrainerStateError(
+            "this Trainer has no parameter with a gradient: all are frozen (grad_req='null'), so "
+            "a step changes nothing"
+        )
+    return found
 
 
 def devices_of(trainer: gluon.Trainer) -> list[mx.Context]:
@@ -173,15 +184,6 @@ def put_before_reduction(
     trainer._allreduce_grads = decorate(trainer._allreduce_grads)
 
 
-def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDArray, NDArray]]:
-    """Yield weight and gradient on every device, where backward has written the gradient."""
-    for parameter in parameters:
-        if parameter.grad_req != "null" and parameter._grad is not None:
-            for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                if weight._fresh_grad:
-                    yield weight, gradient
-
-
 def trained_weights(
     trainer: gluon.Trainer, grad_reqs: Container[str] = ("write", "add")
 ) -> Iterator[NDArray]:
@@ -214,10 +216,11 @@ def accumulated_gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
             yield from parameter._grad
 
 
-def arrays_of_state(state: Any) -> Iterator[NDArray]:
-    """Yield the arrays in what an optimizer keeps for one parameter, nested as it may be."""
+def arrays_of_state(state: Any, place: str = "") -> dict[str, NDArray]:
+    """Return the arrays in an optimizer's state for one parameter, by their places in it."""
     if isinstance(state, NDArray):
-        yield state
-    elif isinstance(state, (list, tuple)):
-        for part in state:
-            yield from arrays_of_state(part)
+        return {place: state}
+    found = {}
+    for position, part in enumerate(state if isinstance(state, (list, tuple)) else ()):
+        found.update(arrays_of_state(part, f"{place}/{position}"))
+    return found

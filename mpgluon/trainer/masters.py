@@ -113,8 +113,8 @@ class MasterWeights(mx.optimizer.Updater):
     def difference(self, index: int, weight: NDArray) -> Optional[NDArray]:
         """Return a number of shape (1,) that is 0 if a weight is its rounded master.
 
-        It is not if the weight was written outside of the updater. Does not wait. ``None`` if
-        there is no master yet; a new one would be made from the weight.
+        It is not if the weight was written outside of the updater. Does not wait. ``None`` if the
+        weight has no master.
         """
         if index not in self.masters or not has_master(self.optimizer, weight):
             return None
@@ -263,25 +263,30 @@ def compare_masters(
     indices = {p: i for i, p in enumerate(inside.parameters_of(trainer))}
     trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
     for device, updater in enumerate(inside.updaters_of(trainer)):
-        for parameter in trained if isinstance(updater, MasterWeights) else ():
-            index, weight = indices[parameter], parameter.list_data()[device]
-            difference = updater.difference(index, weight)
-            if difference is not None:
-                compared.append(ComparedMaster(updater, index, weight, difference))
+        masters = updater.masters if isinstance(updater, MasterWeights) else {}
+        for parameter in trained:
+            index = indices[parameter]
+            if index in masters:
+                weight = parameter.list_data()[device]
+                difference = updater.difference(index, weight)
+                if difference is not None:
+                    compared.append(ComparedMaster(updater, index, weight, difference))
     return compared
 
 
-def make_masters(trainer: gluon.Trainer, parameters: Iterable[gluon.Parameter]) -> None:
-    """Make the masters of parameters that have none, before the first update on any device.
+def make_masters(trainer: gluon.Trainer) -> None:
+    """Make the masters of trained parameters that have none, before the first update on any device.
 
     That update changes the first device's master, which is what the parameter stands for, and
     from which the other devices' masters begin.
     """
-    indices = {p: i for i, p in enumerate(inside.parameters_of(trainer))}
     for device, updater in enumerate(inside.updaters_of(trainer)):
-        for parameter in parameters if isinstance(updater, MasterWeights) else ():
-            if indices[parameter] not in updater.masters:
-                updater.make_master(indices[parameter], parameter.list_data()[device])
+        masters = updater.masters if isinstance(updater, MasterWeights) else None
+        for index, parameter in enumerate(inside.parameters_of(trainer)):
+            if masters is None or index in masters or parameter.grad_req == "null":
+                continue
+            if np.dtype(parameter.dtype) == np.float16:
+                updater.make_master(index, parameter.list_data()[device])
 
 
 class MasterKeeper(GradientHolder):
@@ -309,5 +314,5 @@ class MasterKeeper(GradientHolder):
             for one, number in zip(compared, numbers_of([one.difference for one in compared])):
                 if number != 0:
                     one.follow()
-            make_masters(self.trainer, [p for p in parameters if p.grad_req != "null"])
+            make_masters(self.trainer)
         return False

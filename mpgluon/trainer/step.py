@@ -221,7 +221,7 @@ class TrainerState(ScaledTrainer):
         flags_up(now.written)
         for one in verdict.found.stale_masters:
             one.follow()
-        make_masters(self.trainer, trained)
+        make_masters(self.trainer)
         self._report(verdict.good)
         inside.optimizer_of(self.trainer).rescale_grad *= factors.coefficient / factors.divisor
         self.pending = NOTHING

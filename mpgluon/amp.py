@@ -97,9 +97,9 @@ def scale_loss(
 
     Use it inside ``autograd.record``, and call ``backward`` inside its ``with`` block: gradients
     that are written there are known to be S times too large, and a step that would divide others
-    by S is refused. Several losses may be scaled before one ``step``: their gradients add up or, with
-    ``grad_req='add'``, accumulate, float16 ones in FP32. A step that was given up is forgotten
-    when the next loss is scaled; gradients that accumulate must be emptied first
+    by S is refused. Several losses may be scaled before one ``step``: their gradients add up or,
+    with ``grad_req='add'``, accumulate, float16 ones in FP32. A step that was given up is
+    forgotten when the next loss is scaled; gradients that accumulate must be emptied first
     (``net.collect_params().zero_grad()``).
 
     Parameters

@@ -47,7 +47,7 @@ class MasterWeights(mx.optimizer.Updater):
     Parameters
     ----------
     former : Updater
-        What applied the optimizer until now; its states, and so its masters, are taken over.
+        The former one, whose states, with the masters among them, are taken over.
     parameters : sequence of gluon.Parameter
         Of the Trainer, by index.
 
@@ -73,7 +73,7 @@ class MasterWeights(mx.optimizer.Updater):
     def __call__(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
     ) -> None:
-        """Update weights as the Trainer asks; neither waits nor changes a gradient."""
+        """Update weights; neither waits nor changes a gradient."""
         together = max(1, self.optimizer.aggregate_num)
         for start in range(0, len(index), together):
             part = slice(start, start + together)
@@ -227,8 +227,8 @@ def _master_comes_first(optimizer: mx.optimizer.Optimizer) -> bool:
         if places.count(True) == 1:
             return places[0]
     raise TrainerStateError(
-        f"{type(optimizer).__name__} arranges its state for float16 weights in a way of its own, "
-        "in which no master can be told; save with mpgluon.save_checkpoint, and call "
+        f"{type(optimizer).__name__} arranges its state for float16 weights differently from "
+        "MXNet's optimizers, so its masters cannot be found; save with mpgluon.save_checkpoint, and call "
         "amp.init_trainer before the first step"
     )
 
@@ -290,7 +290,7 @@ def make_masters(trainer: gluon.Trainer) -> None:
 
 
 class MasterKeeper(GradientHolder):
-    """What a Trainer of a cast network asks before each update, until it has a loss scale.
+    """Keeps the masters of a cast network's Trainer before each update, until it has a loss scale.
 
     Parameters
     ----------

@@ -173,7 +173,7 @@ class GradientHolder:
         first = f" ({inside.name_of_weight(self.trainer, still)} first)" if still else ""
         raise TrainerStateError(
             f"this Trainer holds {held}{first} of a loss that was scaled for another Trainer "
-            "only, so nothing would divide them; name every Trainer that steps: "
+            "only, so the step would not divide them; name every Trainer that steps: "
             "amp.scale_loss(loss, [trainer_a, trainer_b])"
         )
 

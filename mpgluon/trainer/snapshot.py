@@ -50,7 +50,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     Raises
     ------
     TrainerStateError
-        If the kvstore holds the optimizer's state, out of reach.
+        If the kvstore holds the optimizer's state, where it cannot be read.
     """
     _refuse_kvstore(trainer)
     optimizer = inside.optimizer_of(trainer)
@@ -83,28 +83,15 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
 
 @dataclass(frozen=True, eq=False)
 class TrainerPlan:
-    """All that :func:`apply_trainer` writes.
-
-    Attributes
-    ----------
-    trainer : gluon.Trainer
-    states, masters : list of dict from a parameter's index
-        For each device, new and filled.
-    optimizer, lr_scheduler : dict
-        Their attributes.
-    loss_scale : dict or None
-        Its state; ``None``: the Trainer keeps its own.
-    skips : dict
-        The loss scale's other attributes.
-    """
+    """All that :func:`apply_trainer` writes."""
 
     trainer: gluon.Trainer
-    states: list[dict[int, Any]]
-    masters: list[dict[int, NDArray]]
-    optimizer: dict[str, Any]
-    lr_scheduler: dict[str, Any]
-    loss_scale: Optional[dict[str, Any]]
-    skips: dict[str, int]
+    states: list[dict[int, Any]]  # for each device, by a parameter's index; new and filled
+    masters: list[dict[int, NDArray]]  # likewise
+    optimizer: dict[str, Any]  # attributes
+    lr_scheduler: dict[str, Any]  # attributes
+    loss_scale: Optional[dict[str, Any]]  # its state; ``None``: the Trainer keeps its own
+    skips: dict[str, int]  # attributes of the Trainer's state
 
 
 def validate_trainer(
@@ -123,15 +110,15 @@ def validate_trainer(
     plain, arrays
         What :func:`export_trainer` returned.
     fp32_values : dict from a parameter's name to an array
-        Of the parameters that were float16 then and are FP32 now, or the other way round: the
-        masters that begin, or have become parameters.
+        Of the parameters that were float16 then and are FP32 now, or the other way round: new
+        masters, or masters that have become parameters.
 
     Raises
     ------
     ValueError
         If it belongs to another optimizer, loss scale or set of parameters.
     TrainerStateError
-        If the Trainer will keep its state inside a kvstore, out of reach.
+        If the Trainer will keep its state inside a kvstore.
     """
     _refuse_kvstore(trainer)
     optimizer = inside.optimizer_of(trainer)
@@ -169,17 +156,10 @@ def validate_trainer(
         attributes["lr"] = plain["learning_rate"]
     if plain["m_schedule"] is not None:
         attributes["m_schedule"] = plain["m_schedule"]
-    return TrainerPlan(
-        trainer=trainer,
-        states=states,
-        masters=masters,
-        optimizer=attributes,
-        lr_scheduler=plain["lr_scheduler"],
-        loss_scale=loss_scale,
-        skips={name: plain[name] for name in ("skipped_steps", "skips_at_the_floor")}
-        if loss_scale is not None
-        else {},
-    )
+    of_skips = ("skipped_steps", "skips_at_the_floor") if loss_scale is not None else ()
+    skips = {name: plain[name] for name in of_skips}
+    scheduler = plain["lr_scheduler"]
+    return TrainerPlan(trainer, states, masters, attributes, scheduler, loss_scale, skips)
 
 
 def apply_trainer(plan: TrainerPlan) -> None:

@@ -90,7 +90,7 @@ class TrainerState(ScaledTrainer):
         self.latest = _Factors()
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
-        """Tell the Trainer, just before it updates, whether this step is to be skipped.
+        """Return whether the Trainer, which is about to update, has to skip this step.
 
         Divides the optimizer's ``rescale_grad``, which the Trainer has just set, by the scale
         of the gradients: the division then happens in FP32 inside the update, and a float16
@@ -118,13 +118,13 @@ class TrainerState(ScaledTrainer):
         now, rescale = self.pending, inside.optimizer_of(self.trainer).rescale_grad
         if now.clip is not None and now.clip.rescale != rescale:
             raise TrainerStateError(
-                f"clip_global_norm was told another batch size than this step: gradients times "
+                f"clip_global_norm received another batch size than this step: gradients times "
                 f"{now.clip.rescale:g} there, {rescale:g} here; call the step "
                 "again with that batch size"
             )
         updates = inside.update_counts(self.trainer)
         if now.scale is None and self.latest.updates_before == updates:
-            return self.latest  # the Trainer refused that step for stale gradients, and asks again
+            return self.latest  # that step was refused for stale gradients, and is repeated
         self._refuse_what_was_not_scaled()
         return _Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
 
@@ -149,8 +149,8 @@ class TrainerState(ScaledTrainer):
         if now.scale is None and self.scale != 1 and not self._told_of_unscaled_loss:
             self._told_of_unscaled_loss = True
             _logger.warning(
-                "a step follows on no loss that was scaled for this Trainer, so its gradients are "
-                "divided by nothing; scale each loss with amp.scale_loss and the Trainer that "
+                "no loss was scaled for this Trainer before its step, so its gradients are not "
+                "divided; scale each loss with amp.scale_loss and the Trainer that "
                 "steps (an Estimator of gluon.contrib does if it is given "
                 "batch_processor=mpgluon.estimator.BatchProcessor())"
             )
@@ -185,9 +185,9 @@ class TrainerState(ScaledTrainer):
         return _Verdict(good and all(other.gradients_are_finite() for other in others), found)
 
     def _fits(self, factor: float, factors: _Factors) -> bool:
-        """Whether MXNet can be told the factor: it writes it as text, and reads no subnormal.
+        """Whether MXNet's operators can use the factor, which they read as text, without subnormals.
 
-        If not, the step is skipped, as one that overflows, and the loss scale shrinks.
+        If not, the step is skipped like one that overflows, and the loss scale shrinks.
 
         Raises
         ------

@@ -228,8 +228,8 @@ def _master_comes_first(optimizer: mx.optimizer.Optimizer) -> bool:
             return places[0]
     raise TrainerStateError(
         f"{type(optimizer).__name__} arranges its state for float16 weights differently from "
-        "MXNet's optimizers, so its masters cannot be found; save with mpgluon.save_checkpoint, and call "
-        "amp.init_trainer before the first step"
+        "MXNet's optimizers, so its masters cannot be found; save with mpgluon.save_checkpoint, "
+        "and call amp.init_trainer before the first step"
     )
 
 

@@ -185,7 +185,7 @@ class TrainerState(ScaledTrainer):
         return _Verdict(good and all(other.gradients_are_finite() for other in others), found)
 
     def _fits(self, factor: float, factors: _Factors) -> bool:
-        """Whether MXNet's operators can use the factor, which they read as text, without subnormals.
+        """Whether MXNet's operators, which read the factor as text, can read it: no subnormal.
 
         If not, the step is skipped like one that overflows, and the loss scale shrinks.
 

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import mxnet as mx
 import numpy as np
@@ -252,10 +252,10 @@ class _ParameterPlan(NamedTuple):
     parameter: gluon.Parameter
     value: NDArray
     replicas: list[Any]  # one for each device, where those differ
-    fp32_value: NDArray
+    fp32_value: Optional[NDArray]  # of a float16 parameter
 
     def remember(self) -> None:
-        if np.dtype(self.parameter.dtype) == np.float16:
+        if self.fp32_value is not None:
             fp32.remember(self.parameter, self.fp32_value)
 
     def set(self) -> None:
@@ -271,7 +271,10 @@ def _plan(
     replicas = [array for key, array in arrays.items() if pattern.fullmatch(key)]
     if len(replicas) != len(parameter.list_data()):
         replicas = []  # the file is from another number of devices
-    fp32_value = mx.nd.array(known.get(name, value), dtype="float32")
+    fp32_value = None
+    is_known = name in known or fp32.known(parameter) is not None
+    if is_known and np.dtype(parameter.dtype) == np.float16:
+        fp32_value = mx.nd.array(known.get(name, value), dtype="float32")
     return _ParameterPlan(parameter, mx.nd.array(value, dtype=value.dtype), replicas, fp32_value)
 
 

@@ -14,7 +14,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.cast.fp32 import cast_of
+from mpgluon.cast.network_cast import cast_of
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.reductions import all_finite, global_norm, numbers_of, sums_of_squares
 from mpgluon.trainer.masters import ComparedMaster, compare_masters

@@ -22,6 +22,7 @@ from mxnet.ndarray import NDArray
 
 from mpgluon import native
 from mpgluon.cast.fp32 import fp32_value, known, remember
+from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
 from mpgluon.numerics.reductions import Widened, numbers_of
@@ -316,3 +317,12 @@ class MasterKeeper(GradientHolder):
                     one.follow()
             make_masters(self.trainer)
         return False
+
+
+def _keep_masters_of(trainer: gluon.Trainer) -> None:
+    """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
+    if inside.occupant(trainer) is None:
+        inside.occupy(trainer, MasterKeeper(trainer))
+
+
+call_with_new_trainers(_keep_masters_of)

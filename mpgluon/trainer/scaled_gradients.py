@@ -13,10 +13,11 @@ from typing import ClassVar
 from weakref import WeakSet
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.errors import TrainerStateError
+from mpgluon.graph.output_operators import names_of
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.trainer import inside
 
@@ -27,7 +28,7 @@ __all__ = [
     "Weights",
     "flags_down",
     "flags_up",
-    "names_of",
+    "names_of_tokens",
     "with_flag",
     "without",
 ]
@@ -58,11 +59,6 @@ def flags_up(weights: Weights) -> None:
     """Mark the weights' gradients as new."""
     for weight in weights.values():
         weight._fresh_grad = True
-
-
-def names_of(variables: Iterable[NDArray]) -> set[str]:
-    """Return the names that variables of autograd have in recorded graphs."""
-    return {autograd.get_symbol(variable).name for variable in variables}
 
 
 class Tokens:
@@ -176,6 +172,12 @@ class GradientHolder:
             "only, so the step would not divide them; name every Trainer that steps: "
             "amp.scale_loss(loss, [trainer_a, trainer_b])"
         )
+
+
+def names_of_tokens() -> set[str]:
+    """Return the names in recorded graphs of all tokens of all Trainers."""
+    states = [one for one in GradientHolder._known if hasattr(one, "tokens")]
+    return {name for state in states for name in state.tokens.names()}
 
 
 class BackwardWatch:

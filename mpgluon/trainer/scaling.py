@@ -25,6 +25,7 @@ from mpgluon.trainer.scaled_gradients import (
     Tokens,
     Weights,
     flags_down,
+    names_of_tokens,
     with_flag,
     without,
 )
@@ -220,7 +221,7 @@ def scaled(
     else:
         for state in states:
             state.remember_backward()
-        prepare_graph(losses, scale, states[0].seen_graphs)
+        prepare_graph(losses, scale, states[0].seen_graphs, names_of_tokens)
         products, tokens = states[0].tokens.multiply(losses, scale)
         watch = BackwardWatch(states, tokens)
     for state in states:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import re
 import zipfile
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Optional, Union
 
@@ -26,7 +24,7 @@ from mxnet import gluon
 
 from mpgluon.cast.fp32 import cast_of
 from mpgluon.errors import CheckpointError
-from mpgluon.files import sync_folder
+from mpgluon.files import atomic_write
 from mpgluon.trainer.snapshot import export_trainer, has_master, import_trainer
 
 __all__ = [
@@ -104,17 +102,10 @@ def save_checkpoint(
             f"{', '.join(extra)} is something else: {error}"
         ) from error
     arrays["header"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    part = path.with_name(f".{path.name}.part")
     try:
-        with open(part, "wb") as file:
+        with atomic_write(path) as file:
             _write(file, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        sync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):  # it may be the folder that is missing
-            part.unlink()
         raise CheckpointError(
             f"the checkpoint {path} could not be written: {error.strerror}; free space or choose "
             "another folder (an earlier checkpoint is still as it was)"

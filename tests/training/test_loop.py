@@ -11,8 +11,9 @@ from dataclasses import asdict
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_same_bits
 from PIL import Image
-from training_helpers import STEPS, STEPS_PER_EPOCH, Run, assert_same_bits, quick_config, run
+from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run
 
 import mpgluon
 from mpgluon import CheckpointError, DataError, PrecisionError
@@ -248,7 +249,7 @@ def test_an_unreadable_image_ends_the_run_or_is_listed_in_the_results(tmp_path):
         ({"devices": "gpu:99"}, PrecisionError, r"asks for gpu\(99\)"),
         ({"train_per_class": 6}, ValueError, "train_per_class=6 leaves nothing to test on"),
         ({"batch_size": 41}, ValueError, "40 images give no batch of 41"),
-        ({"classes": 9}, ValueError, "classes must be from 10 to 101, got 9"),
+        ({"classes": 9}, ValueError, "classes must be from 10 to 101, received 9"),
         ({"dataset": "caltech101"}, DataError, "Caltech 101 is not in .*--dataset shapes"),
         ({"pretrained": "/nowhere"}, CheckpointError, "there is no parameter file /nowhere"),
     ],

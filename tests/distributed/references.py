@@ -51,9 +51,3 @@ def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np
 
 def numbers_of(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {key: value for key, value in found.items() if key not in ("scales", "skipped")}
-
-
-def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for key in one:
-        assert np.array_equal(one[key], other[key]), key

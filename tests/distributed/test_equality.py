@@ -10,8 +10,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
-from references import assert_same_bits, numbers_of, train_part_after_part
+from references import numbers_of, train_part_after_part
 from small_training import BAD_STEP, FIRST_SCALE, STEPS, batches, make_net, train
 
 pytestmark = pytest.mark.multiprocess

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed_helpers import HERE, run_job, succeeded
-from references import assert_same_bits, numbers_of, train_part_after_part
+from helpers import assert_same_bits
+from references import numbers_of, train_part_after_part
 from small_training import BAD_STEP, FIRST_SCALE, STEPS, train
 
 pytestmark = [

@@ -21,7 +21,7 @@ from mpgluon.training import InterruptedRunError, TrainingConfig, train
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line once, and not once per process of mpirun."""
+    """Reports an error of the command line once, not once per process of mpirun."""
 
     def error(self, message: str) -> NoReturn:
         if _rank() > 0:

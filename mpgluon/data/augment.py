@@ -18,7 +18,7 @@ from mpgluon.data.draws import Purpose, generator
 from mpgluon.data.images import open_image, to_rgb
 from mpgluon.options import at_least
 
-# Per channel (red, green, blue) of pixels in [0, 1]: what the model zoo's networks were trained on.
+# Per channel (red, green, blue) of pixels in [0, 1], as for the networks of the model zoo.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

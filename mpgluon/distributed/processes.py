@@ -1,4 +1,4 @@
-"""The processes of one job: their ranks, what they exchange, and their devices.
+"""The processes of one job: their ranks, their exchanges and their devices.
 
 `OneProcess` is the usual case, a process without others; `mpgluon.distributed.mpi` has several.
 """

@@ -1,7 +1,7 @@
 """The configuration of a training run: one frozen value.
 
 It is the command line, the header of the log and the header of the checkpoint. It opens no file
-and creates no array; what it cannot know (whether a folder exists) is checked where it is used.
+and creates no array: the existence of folders and devices is checked where they are used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training loop: epochs of steps, each followed by a test and a checkpoint.
 
 :func:`train` prepares a :class:`_Run`, which does one epoch, one test and one checkpoint at a
-time. All processes run it alike; rank 0 alone reads and writes checkpoints and results. It prints
-only progress bars, and only with ``progress=True``.
+time. All processes run the same loop; rank 0 alone reads and writes checkpoints and results. Only
+progress bars are printed, with ``progress=True``.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def test_an_unreadable_image_ends_the_run_or_is_listed_in_the_results(tmp_path):
         ({"model": "alexnet"}, ValueError, "alexnet does not work on images of 32 x 32"),
         ({"optimizer": "sgdd"}, ValueError, "MXNet has no optimizer 'sgdd'; it has .*adam.*sgd"),
         ({"devices": "tpu"}, ValueError, "received 'tpu'"),
-        ({"devices": "gpu:99"}, PrecisionError, r"asks for gpu\(99\)"),
+        ({"devices": "gpu:99"}, PrecisionError, r"names gpu\(99\)"),
         ({"train_per_class": 6}, ValueError, "train_per_class=6 leaves nothing to test on"),
         ({"batch_size": 41}, ValueError, "40 images give no batch of 41"),
         ({"classes": 9}, ValueError, "classes must be from 10 to 101, received 9"),

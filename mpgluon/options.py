@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import math
 import textwrap
 from dataclasses import field, fields
 from typing import Any, Callable, Optional, TypeVar, get_args, get_type_hints
@@ -42,7 +41,7 @@ def option(
     Parameters
     ----------
     default : bool, int, float, str or None
-        None makes the option optional: it is then neither checked nor shown.
+        With the default None, the value None is good, and the help text shows no default.
     meaning : str
         The help text, without the default.
     within : str
@@ -111,10 +110,11 @@ def _is_within(value: float, interval: str) -> bool:
 
 
 def _in_words(interval: str) -> str:
-    least, most = interval[1:-1].split(", ")
-    if float(most) < math.inf:
-        return f"in {interval}"
-    return "positive" if interval[0] == "(" else f"at least {least}"
+    if interval == "(0, inf)":
+        return "positive"
+    if interval.startswith("[") and interval.endswith(", inf)"):
+        return f"at least {interval[1 : -len(', inf)')]}"
+    return f"in {interval}"
 
 
 def document_options(config: Class) -> Class:

@@ -24,6 +24,7 @@ from typing import Any, Callable, Optional
 import mxnet as mx
 
 from mpgluon.files import atomic_write
+from mpgluon.processor import processor
 
 __all__ = ["Event", "History", "describe_machine", "installed_versions", "to_json"]
 
@@ -107,15 +108,10 @@ def installed_versions() -> dict[str, str]:
 
 def describe_machine() -> dict[str, Any]:
     """Return the system, the processor and the numbers of its cores and of GPUs."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        model = names[0] if names else model
+    name, _ = processor()
     return {
         "system": platform.platform(),
-        "processor": model,
+        "processor": name or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "gpus": mx.context.num_gpus(),
     }

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpgluon.errors import CheckpointError
-from mpgluon.files import sync_folder
+from mpgluon.files import atomic_write
 
 __all__ = ["Arrays", "read_archive", "write_archive"]
 
@@ -30,7 +28,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def write_archive(path: Path, header: dict[str, Any], arrays: Arrays) -> None:
-    """Write a file under another name beside ``path``, flush it to the disk, and rename it.
+    """Write a file that appears under its name only when it is complete on the disk.
 
     Raises
     ------
@@ -41,21 +39,13 @@ def write_archive(path: Path, header: dict[str, Any], arrays: Arrays) -> None:
     """
     text = json.dumps({"format": _FORMAT, "version": _VERSION, **header})
     arrays = {**arrays, "header": np.frombuffer(text.encode(), dtype=np.uint8)}
-    part = path.with_name(f".{path.name}.part")
     try:
-        with open(part, "wb") as file:
-            # What ``np.savez`` does; that one leaves its archive open when the disk is full.
-            with zipfile.ZipFile(file, "w") as archive:
-                for name, array in arrays.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        _npy.write_array(member, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        sync_folder(path.parent)
+        # What ``np.savez`` does; that one leaves its archive open when the disk is full.
+        with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    _npy.write_array(member, array, allow_pickle=False)
     except OSError as error:
-        with suppress(OSError):  # it may be the folder that is missing
-            part.unlink()
         raise CheckpointError(
             f"the checkpoint {path} could not be written: {error.strerror}; free space or choose "
             "another folder (an earlier checkpoint is still as it was)"

@@ -667,7 +667,7 @@ def test_a_full_disk_leaves_the_file_before_as_it_was(saved):
     before = path.read_bytes()
     training.train(1)
     # Where the new file is written first: a device on which every write fails for lack of space.
-    (path.parent / f".{path.name}.part").symlink_to("/dev/full")
+    (path.parent / f".{path.name}.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(CheckpointError, match="could not be written: No space left on device"):
         save_checkpoint(path, training.net, training.trainer)
     assert os.listdir(path.parent) == [path.name]
@@ -730,7 +730,7 @@ def test_the_content_is_on_the_disk_before_the_name_is(saved, monkeypatch):
     monkeypatch.setattr(os, "replace", noting_replace)
     save_checkpoint(path, training.net, training.trainer)
     assert calls == [
-        ("fsync", f".{path.name}.part"),
+        ("fsync", f".{path.name}.{os.getpid()}.part"),
         ("replace", path.name),
         ("fsync", path.parent.name),
     ]

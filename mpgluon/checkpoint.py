@@ -7,7 +7,6 @@ What the file looks like is decided in :mod:`mpgluon.archive`, and what a Traine
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -267,8 +266,9 @@ class _ParameterPlan(NamedTuple):
 def _plan(
     parameter: gluon.Parameter, name: str, value: Any, known: Arrays, arrays: Arrays
 ) -> _ParameterPlan:
-    pattern = re.compile(rf"replica/\d+/{re.escape(name)}")
-    replicas = [array for key, array in arrays.items() if pattern.fullmatch(key)]
+    replicas: list[Any] = []
+    while (place := f"replica/{len(replicas)}/{name}") in arrays:
+        replicas.append(arrays[place])
     if len(replicas) != len(parameter.list_data()):
         replicas = []  # the file is from another number of devices
     fp32_value = None

@@ -48,7 +48,7 @@ class MasterWeights(mx.optimizer.Updater):
     Parameters
     ----------
     former : Updater
-        The former one, whose states, with the masters among them, are taken over.
+        The updater to replace; its states, and the masters in them, are taken over.
     parameters : sequence of gluon.Parameter
         Of the Trainer, by index.
 

@@ -30,7 +30,8 @@ __all__ = ["TrainerState", "attach", "state_of"]
 
 _logger = logging.getLogger(__name__)
 
-_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128  # normal FP32 numbers
+# Normal FP32 numbers: MXNet's operators receive a factor as text, and read no subnormal.
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,11 @@ class TrainerState(ScaledTrainer):
         """
         trained = inside.trained(parameters)
         factors = self._factors()
+        fits = self._fits(factors)
         others = self._others_to_judge()
         for other in others:
             other.reduce()
-        verdict = self._judge(trained, factors, others)
+        verdict = self._judge(trained, factors, others, fits=fits)
         self._settle(trained, factors, verdict)
         return not verdict.good
 
@@ -170,22 +172,23 @@ class TrainerState(ScaledTrainer):
         trained: Sequence[gluon.Parameter],
         factors: _Factors,
         others: Iterable[TrainerState],
+        *,
+        fits: bool,
     ) -> _Verdict:
         """Return whether the step is good: the gradients of all that step together are finite."""
         now, looks = self.pending, self.loss_scale.skips_overflow
-        factor = inside.optimizer_of(self.trainer).rescale_grad / factors.divisor
-        fits = self._fits(factor, factors)
         if now.clip is not None:
             found = Look(now.clip.norm)
         else:
             gradients = self.fresh_gradients(trained) if looks else []
-            found = look(self.trainer, trained, gradients, factor)
+            rescale = inside.optimizer_of(self.trainer).rescale_grad
+            found = look(self.trainer, trained, gradients, rescale / factors.divisor)
         finite = found.norm is None or not looks or math.isfinite(found.norm)
         good = fits and finite and now.verdict is not False
         return _Verdict(good and all(other.gradients_are_finite() for other in others), found)
 
-    def _fits(self, factor: float, factors: _Factors) -> bool:
-        """Whether MXNet's operators, which read the factor as text, can read it: no subnormal.
+    def _fits(self, factors: _Factors) -> bool:
+        """Whether MXNet's operators can read the factor, which they receive as text.
 
         If not, the step is skipped like one that overflows, and the loss scale shrinks.
 
@@ -194,7 +197,8 @@ class TrainerState(ScaledTrainer):
         TrainerStateError
             If it cannot shrink.
         """
-        factor *= factors.coefficient or 1.0
+        rescale = inside.optimizer_of(self.trainer).rescale_grad
+        factor = rescale / factors.divisor * (factors.coefficient or 1.0)
         if factors.divisor == 1 or _SMALLEST_FACTOR <= abs(factor) < _LARGEST_FACTOR:
             return True
         if abs(factor) < 1 and self.loss_scale.can_shrink:

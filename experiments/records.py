@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Optional
 
 from experiments.experiment import Experiment, Outcome, Record
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error
+from mpgluon.files import atomic_write, disk_error
 
 __all__ = [
     "Repetition",
@@ -102,11 +101,10 @@ def _entry(name: str, value: Any) -> str:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file such that whoever kills this process leaves the old one or the new one."""
-    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        with atomic_write(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise disk_error(error, path, "run it again") from error
 

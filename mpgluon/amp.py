@@ -1,4 +1,4 @@
-"""Automatic mixed precision for Gluon: the names of ``mxnet.contrib.amp``, made right.
+"""Automatic mixed precision for Gluon, under the names of ``mxnet.contrib.amp``.
 
 ::
 
@@ -11,8 +11,7 @@
             autograd.backward(scaled_loss)
     trainer.step(batch_size)                            # skips itself if a gradient overflowed
 
-Nothing is global: a network that was not cast and a Trainer that was not given a loss scale
-are plain Gluon.
+Nothing is global: a network that was not cast and a Trainer without a loss scale are plain Gluon.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from numbers import Real
 from typing import Any, Optional, Union
 
 from mxnet import gluon
@@ -29,11 +27,10 @@ from mxnet.ndarray import NDArray
 from mpgluon.cast.block import autocast, restore
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.dtypes import dtype_name
-from mpgluon.numerics.loss_scale import LossScale, as_loss_scale
+from mpgluon.numerics.loss_scale import NUMBERS, LossScale, as_loss_scale
+from mpgluon.trainer import clipping
 from mpgluon.trainer.scaling import scaled
 from mpgluon.trainer.step import attach, state_of
-
-_NUMBERS: tuple[type, ...] = (int, float, Real)  # NumPy's too
 
 __all__ = [
     "autocast",
@@ -68,18 +65,18 @@ def init_trainer(
         (``update_on_kvstore=False``), the only place where a step can be skipped on all.
     loss_scale : str, float or LossScale
         ``"dynamic"``, ``"none"``, a power of two for a static scale, or an object such as
-        ``mpgluon.DynamicLossScale(growth_interval=100)``. Several Trainers may be given one
-        object: it is updated once when each of them has made a step, or when one that has made
-        its step scales its next loss.
+        ``mpgluon.DynamicLossScale(growth_interval=100)``. Several Trainers may share one object:
+        it is updated once when each of them has made a step, or when one that has made its step
+        scales its next loss.
     max_consecutive_skips : int or None
-        After so many steps in a row that overflowed although the scale could shrink no further
-        (a static scale never can), ``trainer.step`` raises ``LossScaleCollapseError``. The second
-        one is logged as a warning. ``None``: it never raises.
+        The number of steps in a row that overflow although the scale can shrink no further (a
+        static scale never can) after which ``trainer.step`` raises ``LossScaleCollapseError``. The
+        second one is logged as a warning. ``None``: it never raises.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is something else.
+        If an argument is of another kind or out of range.
     TrainerStateError
         If the Trainer has a loss scale already, was created with ``update_on_kvstore=True``, or
         has row-sparse weights, which MXNet updates there. Nothing is changed then.
@@ -97,11 +94,11 @@ def scale_loss(
 ) -> AbstractContextManager[Any]:
     """Multiply a loss by the Trainer's loss scale, for the backward pass.
 
-    Use it inside ``autograd.record``, and go backward inside its ``with`` block: gradients that are
-    written there are known to be S times too large, and a step that would divide others by S is
-    refused. Several losses may be scaled before one ``step``: their gradients add up or, with
-    ``grad_req='add'``, accumulate, float16 ones in FP32. A step that was given up is forgotten
-    when the next loss is scaled; gradients that accumulate must be emptied first
+    Use it inside ``autograd.record``, and call ``backward`` inside its ``with`` block: gradients
+    that are written there are known to be S times too large, and a step that would divide others
+    by S is refused. Several losses may be scaled before one ``step``: their gradients add up or,
+    with ``grad_req='add'``, accumulate, float16 ones in FP32. A step that was given up is
+    forgotten when the next loss is scaled; gradients that accumulate must be emptied first
     (``net.collect_params().zero_grad()``).
 
     Parameters
@@ -109,9 +106,9 @@ def scale_loss(
     loss : NDArray, or list or tuple of NDArray, any shapes, FP32
         One loss per device, as a rule.
     trainer : gluon.Trainer, or list or tuple of them
-        All whose ``step`` follows. Several share one loss scale: it is updated once, by the first
-        step, and an overflow in the gradients of one skips the steps of all. Those that were
-        given one each share the first one's from then on.
+        Every Trainer whose ``step`` follows. Several share one loss scale: it is updated once, by
+        the first step, and an overflow in the gradients of one skips the steps of all. If each has
+        its own, all share the first one's from then on.
 
     Returns
     -------
@@ -121,19 +118,19 @@ def scale_loss(
     Raises
     ------
     TypeError, ValueError
-        If a loss is no NDArray, or ``trainer`` names none, or one twice.
+        If a loss is no NDArray, or ``trainer`` is an empty list or names a Trainer twice.
     TrainerStateError
         If a Trainer has no loss scale yet, if several have different ones, if the gradients would
-        mix with others that they cannot go with, or if the loss is being scaled already.
+        mix with others that cannot be added to them, or if the loss is being scaled already.
     PrecisionError
         If a loss is float16: S times it, or S itself as its gradient, would overflow. If it comes
-        from an operator whose gradient no loss scale can reach.
+        from an operator whose gradient does not depend on a loss scale.
 
     Notes
     -----
-    ``SoftmaxOutput`` and the ``RegressionOutput`` operators make a gradient of their own, whatever
-    the loss is multiplied by. Outside of hybridized blocks, S is multiplied to their
-    ``grad_scale`` in the recorded graph; MXNet's other such operators are refused.
+    ``SoftmaxOutput`` and the ``RegressionOutput`` operators compute the same gradient whatever the
+    loss is multiplied by. Outside of hybridized blocks, their ``grad_scale`` in the recorded graph
+    is multiplied by S; MXNet's other such operators are refused.
     """
     losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
     for one in losses:
@@ -183,13 +180,13 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
     max_norm : float
         In true units: of gradients divided by S and by ``batch_size``.
     batch_size : float
-        What ``trainer.step`` will be given.
+        The argument that ``trainer.step`` will receive.
 
     Returns
     -------
     float
-        The true norm before clipping: that of the gradients that the optimizer would be given.
-        Infinite or NaN if a gradient is; the step then skips itself.
+        The true norm before clipping: that of the gradients that the optimizer would receive.
+        Infinite or NaN if a gradient is; the step is then skipped.
 
     Raises
     ------
@@ -205,18 +202,18 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
     """
     state = state_of(trainer)
     for name, value in (("max_norm", max_norm), ("batch_size", batch_size)):
-        if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        if isinstance(value, bool) or not isinstance(value, NUMBERS):
             raise TypeError(f"{name} must be a number, received {value!r}")
         if not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, received {value!r}")
-    return state.clip(float(max_norm), float(batch_size))
+    return clipping.clip(state, float(max_norm), float(batch_size))
 
 
 def gradient_norm(trainer: gluon.Trainer) -> Optional[float]:
-    """Return the true norm of the latest step's gradients: of what the optimizer was given.
+    """Return the true norm of the latest step's gradients, as the optimizer received them.
 
     The step has summed the squares of all gradients to see whether they are finite; this is the
-    root of that sum, at no cost of its own, and waits for nothing.
+    root of that sum, and neither computes nor waits.
 
     Parameters
     ----------
@@ -241,19 +238,19 @@ def gradient_norm(trainer: gluon.Trainer) -> Optional[float]:
 
 
 def unscale(trainer: gluon.Trainer) -> None:
-    """Divide FP32 gradients by the loss scale in place, to look at them or change them by hand.
+    """Divide FP32 gradients by the loss scale in place, to read or change them by hand.
 
-    ``trainer.step`` then divides by the batch size only. Not needed for anything else.
+    ``trainer.step`` then divides by the batch size only. Nothing else needs this call.
 
     Raises
     ------
     PrecisionError
         If a gradient is float16, in which small true values are zero; nothing is changed then.
     TrainerStateError
-        If the Trainer has no loss scale yet, no loss was scaled since the last step, or it was
-        called already.
+        If the Trainer has no loss scale yet, if no loss was scaled since the last step, or if the
+        gradients were unscaled already.
     """
-    state_of(trainer).unscale()
+    clipping.unscale(state_of(trainer))
 
 
 def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
@@ -275,4 +272,4 @@ def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
     TrainerStateError
         If the Trainer has no loss scale yet, or all parameters are frozen.
     """
-    return state_of(trainer).unscaled_gradients()
+    return clipping.unscaled_gradients(state_of(trainer))

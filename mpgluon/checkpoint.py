@@ -1,33 +1,26 @@
 """Checkpoints: everything that a training run depends on, in one file.
 
-The file is a NumPy ``.npz`` archive: arrays, and a header in JSON. Nothing in it is code, each
-array carries a checksum, and it appears under its name only when it is complete on disk.
-It knows nothing of data sets or of the loop: those put what they need into ``extra``.
+What the file looks like is decided in :mod:`mpgluon.archive`, and what a Trainer has to keep in
+:mod:`mpgluon.trainer.snapshot`. Data sets and loops put what they need into ``extra``.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import random
-import re
-import zipfile
-import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import mxnet as mx
 import numpy as np
-import numpy.typing as npt
 from mxnet import gluon
+from mxnet.ndarray import NDArray
 
+from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.cast import fp32
 from mpgluon.errors import CheckpointError
-from mpgluon.files import sync_folder
-from mpgluon.trainer.snapshot import export_trainer, has_master, import_trainer
+from mpgluon.trainer.masters import keep_masters
+from mpgluon.trainer.snapshot import apply_trainer, export_trainer, validate_trainer
 
 __all__ = [
     "check_parameters",
@@ -36,12 +29,6 @@ __all__ = [
     "read_parameters",
     "save_checkpoint",
 ]
-
-_FORMAT = "mpgluon checkpoint"
-_VERSION = 2
-_npy: Any = np.lib.format  # untyped in NumPy
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 def save_checkpoint(
@@ -72,51 +59,27 @@ def save_checkpoint(
     TypeError
         If JSON cannot hold ``extra``.
     TrainerStateError
-        If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``).
+        If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), or if it has
+        stepped before its network was cast.
     """
     path = Path(path)
     parameters = net._collect_params_with_prefix()
     mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
-    arrays = _export_parameters(parameters)
+    keep_masters(trainer)  # as the run does that goes on from the file
     state, state_arrays = export_trainer(trainer, parameters)
+    arrays = _export_parameters(parameters)
     arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
-    for name, parameter in parameters.items():  # float16 without a master: frozen, for example
+    for name, parameter in parameters.items():
         value = fp32.known(parameter)
         if value is not None and f"{name}/master" not in state_arrays:
             arrays[f"fp32/{name}"] = value.asnumpy()
-    header = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "trainer": state,
-        "random": {
-            "python": random.getstate(),
-            "numpy": _numpy_random_state(),
-            "mxnet": _renew_mxnet_seed(),
-        },
-        "extra": extra,
-    }
+    header = {"trainer": state, "random": _random_states(), "extra": extra}
     try:
-        text = json.dumps(header)
+        write_archive(path, header, arrays)
     except TypeError as error:
         raise TypeError(
             f"a checkpoint keeps numbers, text, lists and dicts beside its arrays, and one of "
             f"{', '.join(extra)} is something else: {error}"
-        ) from error
-    arrays["header"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with open(part, "wb") as file:
-            _write(file, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):  # it may be the folder that is missing
-            part.unlink()
-        raise CheckpointError(
-            f"the checkpoint {path} could not be written: {error.strerror}; free space or choose "
-            "another folder (an earlier checkpoint is still as it was)"
         ) from error
 
 
@@ -151,37 +114,28 @@ def load_checkpoint(
         of it is read and compared before anything is changed.
     """
     path = Path(path)
-    arrays = _read(path)
-    header = _header(path, arrays)
+    header, arrays = read_archive(path)
     parameters = net._collect_params_with_prefix()
-    values = {
-        name.removeprefix("parameter/"): array
-        for name, array in arrays.items()
-        if name.startswith("parameter/")
-    }
-    fp32_values = _convert(path, parameters, values, arrays)
+    values, fp32_values = _convert(path, parameters, arrays)
     check_parameters(path, parameters, values)
-    trainer_arrays = {
-        name.removeprefix("trainer/"): array
-        for name, array in arrays.items()
-        if name.startswith("trainer/")
-    }
     try:
-        apply_trainer = import_trainer(
-            trainer, parameters, header["trainer"], trainer_arrays, fp32_values
+        plan = validate_trainer(
+            trainer, parameters, header["trainer"], _part_of(arrays, "trainer"), fp32_values
         )
     except ValueError as error:
         raise CheckpointError(f"{path} belongs to another Trainer: {error}") from error
-    apply_trainer()
-    for name, parameter in parameters.items():
-        parameter.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
-        _set_replicas(parameter, arrays, name)
-        known = arrays.get(f"fp32/{name}", fp32_values.get(name))
-        if known is None or np.dtype(parameter.dtype) != np.float16:
-            continue
-        if not has_master(trainer, parameter):  # which is its FP32 value otherwise
-            fp32.remember(parameter, mx.nd.array(known))
-    _set_random_states(header["random"])
+    known = {**_part_of(arrays, "fp32"), **fp32_values}
+    planned = [
+        _plan(parameters[name], name, value, known, arrays) for name, value in values.items()
+    ]
+    random_states = _validated_random_states(path, header["random"])
+    # From here on, nothing is refused.
+    for parameter in planned:
+        parameter.remember()
+    apply_trainer(plan)  # which remembers masters instead
+    for parameter in planned:
+        parameter.set()
+    _set_random_states(**random_states)
     extra: dict[str, Any] = header["extra"]
     return extra
 
@@ -194,8 +148,7 @@ def read_extra(path: Union[str, Path]) -> dict[str, Any]:
     CheckpointError
         If the file is missing, damaged or of another kind.
     """
-    path = Path(path)
-    extra: dict[str, Any] = _header(path, _read(path, only="header"))["extra"]
+    extra: dict[str, Any] = read_archive(Path(path), only_header=True)[0]["extra"]
     return extra
 
 
@@ -207,16 +160,8 @@ def read_parameters(path: Union[str, Path]) -> Arrays:
     CheckpointError
         If the file is missing, damaged or of another kind.
     """
-    path = Path(path)
-    arrays = _read(path)
-    _header(path, arrays)
-    parameters = {}
-    for name, array in arrays.items():
-        kind, _, parameter = name.partition("/")
-        if kind == "parameter":
-            master = arrays.get(f"trainer/{parameter}/master", arrays.get(f"fp32/{parameter}"))
-            parameters[parameter] = array if master is None else master
-    return parameters
+    _, arrays = read_archive(Path(path))
+    return {name: _widest(name, arrays) for name in _part_of(arrays, "parameter")}
 
 
 def check_parameters(
@@ -242,6 +187,21 @@ def check_parameters(
         raise CheckpointError(f"{path} does not fit this network: {'; '.join(problems[:5])}{more}")
 
 
+def _part_of(arrays: Arrays, kind: str) -> Arrays:
+    """Return the arrays of a file of one kind, by the rest of their names."""
+    return {
+        name.removeprefix(f"{kind}/"): array
+        for name, array in arrays.items()
+        if name.startswith(f"{kind}/")
+    }
+
+
+def _widest(name: str, arrays: Arrays) -> Any:
+    """Return a parameter's master, its FP32 value without one, or its value."""
+    places = (f"trainer/{name}/master", f"fp32/{name}", f"parameter/{name}")
+    return next(arrays[place] for place in places if place in arrays)
+
+
 def _export_parameters(parameters: Mapping[str, gluon.Parameter]) -> Arrays:
     """Return the value of each parameter and, where devices differ, those of all of them too.
 
@@ -259,22 +219,20 @@ def _export_parameters(parameters: Mapping[str, gluon.Parameter]) -> Arrays:
 
 
 def _convert(
-    path: Path, parameters: Mapping[str, gluon.Parameter], values: Arrays, arrays: Arrays
-) -> Arrays:
-    """Turn values of a file into the formats of a network where those are float16 and FP32.
+    path: Path, parameters: Mapping[str, gluon.Parameter], arrays: Arrays
+) -> tuple[Arrays, Arrays]:
+    """Return a file's parameters in the formats of a network where those are float16 and FP32.
 
     Returns
     -------
-    dict
-        The FP32 values of the parameters that were of another format in the file.
+    values, fp32_values : dict
+        Of all parameters, and the FP32 values of those that are of another format in the file.
     """
-    fp32_values: Arrays = {}
+    values, fp32_values = _part_of(arrays, "parameter"), {}
     for name in parameters.keys() & values.keys():
         formats = (values[name].dtype.name, np.dtype(parameters[name].dtype).name)
         if formats == ("float16", "float32"):
-            known = arrays.get(f"trainer/{name}/master", arrays.get(f"fp32/{name}"))
-            fp32_values[name] = values[name].astype(np.float32) if known is None else known
-            values[name] = fp32_values[name]
+            values[name] = fp32_values[name] = _widest(name, arrays).astype(np.float32)
         elif formats == ("float32", "float16"):
             fp32_values[name] = values[name]
             with np.errstate(over="ignore"):
@@ -284,81 +242,73 @@ def _convert(
                     f"{path} does not fit this network: {name} has values beyond 65504, which "
                     "float16 does not hold; keep its block in FP32 with keep_fp32"
                 )
-    return fp32_values
+    return values, fp32_values
 
 
-def _set_replicas(parameter: gluon.Parameter, arrays: Arrays, name: str) -> None:
-    """Give each device its own value again, if the file is from as many devices."""
-    copies = [arrays[key] for key in arrays if re.fullmatch(rf"replica/\d+/{re.escape(name)}", key)]
-    if len(copies) == len(parameter.list_data()):
-        for data, copy in zip(parameter.list_data(), copies):
-            data[:] = copy
+class _ParameterPlan(NamedTuple):
+    """What a load gives one parameter."""
+
+    parameter: gluon.Parameter
+    value: NDArray
+    replicas: list[Any]  # one for each device, where those differ
+    fp32_value: Optional[NDArray]  # of a float16 parameter
+
+    def remember(self) -> None:
+        if self.fp32_value is not None:
+            fp32.remember(self.parameter, self.fp32_value)
+
+    def set(self) -> None:
+        self.parameter.set_data(self.value)
+        for data, replica in zip(self.parameter.list_data(), self.replicas):
+            data[:] = replica
 
 
-def _write(file: IO[bytes], arrays: Arrays) -> None:
-    """Write what ``np.savez`` does, which leaves its archive open when the disk is full."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                _npy.write_array(member, array, allow_pickle=False)
+def _plan(
+    parameter: gluon.Parameter, name: str, value: Any, known: Arrays, arrays: Arrays
+) -> _ParameterPlan:
+    replicas: list[Any] = []
+    while (place := f"replica/{len(replicas)}/{name}") in arrays:
+        replicas.append(arrays[place])
+    if len(replicas) != len(parameter.list_data()):
+        replicas = []  # the file is from another number of devices
+    fp32_value = None
+    is_known = name in known or fp32.known(parameter) is not None
+    if is_known and np.dtype(parameter.dtype) == np.float16:
+        fp32_value = mx.nd.array(known.get(name, value), dtype="float32")
+    return _ParameterPlan(parameter, mx.nd.array(value, dtype=value.dtype), replicas, fp32_value)
 
 
-def _read(path: Path, only: Optional[str] = None) -> Arrays:
+def _random_states() -> dict[str, Any]:
+    """Return Python's and NumPy's random states, and a new seed for MXNet's, which has it now."""
+    numpy_state: Any = np.random.get_state(legacy=False)
+    key = numpy_state["state"]["key"].tolist()
+    seed = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
+    mx.random.seed(seed)
+    return {
+        "python": random.getstate(),
+        "numpy": {**numpy_state, "state": {**numpy_state["state"], "key": key}},
+        "mxnet": seed,
+    }
+
+
+def _validated_random_states(path: Path, states: dict[str, Any]) -> dict[str, Any]:
+    """Return the states as their generators take them, after a try on other generators."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.namelist() if only is None else [f"{only}.npy"]
-            # Each member as a whole: its checksum is then compared before anything is parsed.
-            return {
-                name.removesuffix(".npy"): _npy.read_array(
-                    io.BytesIO(archive.read(name)), allow_pickle=False
-                )
-                for name in members
-            }
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint {path}") from None
-    # RuntimeError: a damaged entry can claim to be encrypted, or of a method unknown to zipfile.
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        RuntimeError,
-        zipfile.error,
-        zlib.error,
-    ) as error:
+        version, internal, gauss = states["python"]
+        python = (version, tuple(internal), gauss)
+        numpy_state = states["numpy"]
+        key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
+        numpy_state = {**numpy_state, "state": {**numpy_state["state"], "key": key}}
+        random.Random().setstate(python)
+        np.random.RandomState().set_state(numpy_state)
+        return {"python": python, "numpy_state": numpy_state, "mxnet_seed": int(states["mxnet"])}
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint ({error}); use an earlier one"
+            f"{path} is damaged: its random states cannot be used ({error!r}); use an earlier one"
         ) from error
 
 
-def _header(path: Path, arrays: Arrays) -> dict[str, Any]:
-    try:
-        header: dict[str, Any] = json.loads(arrays["header"].tobytes())
-        kind, version = header["format"], header["version"]
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path} is no mpgluon checkpoint: it has no header") from None
-    if kind != _FORMAT or version != _VERSION:
-        raise CheckpointError(
-            f"{path} is a {kind!r} of version {version}; this mpgluon reads version {_VERSION}"
-        )
-    return header
-
-
-def _numpy_random_state() -> dict[str, Any]:
-    state: Any = np.random.get_state(legacy=False)
-    return {**state, "state": {**state["state"], "key": state["state"]["key"].tolist()}}
-
-
-def _renew_mxnet_seed() -> int:
-    seed = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
-    mx.random.seed(seed)
-    return seed
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    mx.random.seed(states["mxnet"])
-    state = states["numpy"]
-    key = np.array(state["state"]["key"], dtype=np.uint32)
-    np.random.set_state({**state, "state": {**state["state"], "key": key}})
+def _set_random_states(python: Any, numpy_state: dict[str, Any], mxnet_seed: int) -> None:
+    random.setstate(python)
+    np.random.set_state(numpy_state)
+    mx.random.seed(mxnet_seed)

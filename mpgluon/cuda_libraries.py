@@ -1,9 +1,9 @@
-"""Importing MXNet where CUDA comes from pip: its libraries are loaded before MXNet looks for them.
+"""Import MXNet with the CUDA libraries of NVIDIA's wheels, loaded before MXNet needs them.
 
-NVIDIA's wheels put CUDA's libraries into folders that the system's loader does not search, and
-MXNet, unlike PyTorch, was not built to look there. A library that a process has loaded already is
-found by its name, so each is loaded here from its file. Nothing is downloaded, no environment
-variable is read or set, and MXNet's CPU build is left alone.
+These wheels put the libraries into folders that the system's loader does not search, and MXNet,
+unlike PyTorch, was not built to search them. The loader finds a library by name that the process
+has loaded already, so each is loaded here from its file. Nothing is downloaded, no environment
+variable is read or set, and nothing is done for MXNet's CPU build.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
 INSTALL_FOR_CPU = "pip install mxnet==1.9.1"
 INSTALL_FOR_CUDA = "pip install -e '.[cu117]' in mpgluon's checkout"
 
-# What MXNet's build for CUDA 11.7 links to, and the folder under "nvidia" that has it; each after
-# those that it needs itself. libcublasLt is cuBLAS's and cuSOLVER's.
+# The libraries of MXNet's build for CUDA 11.7 and their folders under "nvidia", each after those
+# that it needs. libcublasLt is needed by cuBLAS and cuSOLVER.
 LIBRARIES = {
     "libcudart.so.11.0": "cuda_runtime",
     "libnvrtc.so.11.2": "cuda_nvrtc",
@@ -63,21 +63,21 @@ def import_mxnet() -> None:
 
 
 def load() -> list[Path]:
-    """Load the libraries that NVIDIA's wheels for CUDA 11 brought, for all that is loaded later.
+    """Load the libraries of NVIDIA's wheels for CUDA 11 into this process.
 
-    They go before a CUDA of the system's: their versions are those that were tried together. A
+    They take precedence over the system's CUDA, because their versions were tested together. A
     library whose wheel is not installed is left to the system's loader. Without MXNet's build for
     CUDA 11.7, or with MXNet imported already, nothing is done.
 
     Returns
     -------
     list of Path
-        The files that were loaded, in their order.
+        The loaded files, in their order.
 
     Raises
     ------
     OSError
-        If a file is damaged, or needs a library that is nowhere.
+        If a file is damaged, or needs a library that cannot be found.
     """
     if "mxnet" in sys.modules or not _is_for_cuda_117():
         return []

@@ -8,7 +8,7 @@
     )
     estimator.fit(train_data, epochs=10)
 
-Everything else is the Estimator's own: its update handler calls ``trainer.step``, which divides.
+The Estimator's own update handler calls ``trainer.step``, which divides by the loss scale.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["BatchProcessor"]
 
 
 class BatchProcessor(gluon_estimator.BatchProcessor):
-    """What an Estimator does with a batch: Gluon's own, with a scaled loss, on any devices.
+    """Gluon's batch processor with a scaled loss, on any devices.
 
-    Its Trainer needs a loss scale: ``amp.init_trainer(trainer)`` comes before ``fit``.
+    The Estimator's Trainer needs a loss scale: call ``amp.init_trainer(trainer)`` before ``fit``.
     """
 
     def fit_batch(
@@ -46,7 +46,7 @@ class BatchProcessor(gluon_estimator.BatchProcessor):
         Returns
         -------
         data, label, pred, loss : list of NDArray
-            One of each for each device; the losses as they were before they were scaled.
+            One of each for each device; the losses before they are scaled.
 
         Raises
         ------

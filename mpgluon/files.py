@@ -1,7 +1,4 @@
-"""Helpers for files that must be whole or absent: hashes, locks, disk errors, folders.
-
-It opens no connection and knows no data set and no format.
-"""
+"""Files that are complete or absent: atomic writing, hashes, locks, disk errors."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from mpgluon.errors import DataError
 
@@ -39,7 +37,7 @@ def is_file_with(path: Path, *, size: int, sha256: str) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` survive a power cut, where the system can."""
+    """Make a rename in ``folder`` survive a power cut, where the system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,16 +46,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def disk_error(error: OSError, path: Path, advice: str) -> DataError:
-    """Return the `DataError` that says what went wrong while writing ``path``.
+    """Return the `DataError` for a system error while writing ``path``.
 
-    Parameters
-    ----------
-    error : OSError
-        What the system said.
-    path : Path
-        What was being written.
-    advice : str
-        What to do about a full disk, as the end of a sentence.
+    ``advice`` says what to do after freeing space on a full disk, as the end of a sentence.
     """
     if error.errno in _DISK_FULL:
         return DataError(f"the disk is full while writing {path}: free some space, then {advice}")
@@ -66,34 +57,48 @@ def disk_error(error: OSError, path: Path, advice: str) -> DataError:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove ``folder`` and all in it; one that does not exist is no error."""
+    """Remove ``folder`` with its content, if it exists."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
 
 
-def atomic_write(path: Path, text: str) -> None:
-    """Write a text file so that a reader finds the old one or the new one, never a part.
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Yield a binary file that takes the place of ``path`` when the block ends.
+
+    A reader finds the old file or the new one, never a part of it, and after a power cut, too. An
+    exception leaves the old one. A process that is killed in the block leaves a file
+    ``.<name>.<process>.part``.
 
     Raises
     ------
     OSError
-        If the folder, which is made where it is missing, cannot be written.
+        If the folder does not exist or cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
+
+
+def replace(part: Path, path: Path) -> None:
+    """Rename a complete file; the new name survives a power cut."""
+    os.replace(part, path)
+    sync_folder(path.parent)
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file ``path`` during the block; wait while another process holds it.
 
-    The system drops the lock when its holder dies, so a killed process leaves none behind. The
-    empty file stays. Where the system has no ``flock`` this does nothing.
+    The system releases the lock of a process that ends. The empty file stays. Without ``flock``,
+    nothing is locked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:

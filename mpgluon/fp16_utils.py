@@ -1,4 +1,4 @@
-"""Mixed precision by hand: FP32 master weights and gradients as arrays that one can look at.
+"""Mixed precision by hand, with FP32 master weights and gradients as parameters of their own.
 
 ::
 
@@ -12,8 +12,8 @@
     trainer.step(batch_size * scale)
     master_params_to_model_params(model_params, master_params)
 
-This is what ``multi_precision=True`` and :mod:`mpgluon.amp` do out of sight, bit for bit; nothing
-here skips a step that overflowed. The names are those of Apex's ``fp16_utils``.
+The weights are those of ``multi_precision=True`` and :mod:`mpgluon.amp`, bit for bit, but no step
+is skipped after an overflow. The names are those of Apex's ``fp16_utils``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mpgluon.cast import fp32
 from mpgluon.cast.block import blocks_of
+from mpgluon.cast.fp32 import fp32_value, known
 from mpgluon.numerics.dtypes import cast
 
 __all__ = [
@@ -74,9 +74,8 @@ def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
         lr_mult=parameter.lr_mult,
         wd_mult=parameter.wd_mult,
     )
-    value = fp32.fp32_value(parameter.list_data()[0], fp32.known(parameter))
     master.initialize(mx.init.Zero(), ctx=parameter.list_ctx())
-    master.set_data(value)
+    master.set_data(fp32_value(parameter.list_data()[0], known(parameter)))
     return master
 
 
@@ -117,10 +116,10 @@ def _pairs(
 
 
 def bn_to_float32(net: Net) -> Net:
-    """Turn the parameters and statistics of every BatchNorm in a network to FP32, in place.
+    """Cast the parameters and statistics of every BatchNorm in a network to FP32, in place.
 
-    MXNet's BatchNorm accepts no others. ``net.cast`` and ``mpgluon.cast_block`` see to it
-    themselves; casting the parameters one by one does not.
+    MXNet's BatchNorm accepts no other format. ``net.cast`` and ``mpgluon.cast_block`` keep it FP32
+    themselves; a loop that casts the parameters does not.
 
     Returns
     -------

@@ -27,6 +27,7 @@ from benchmarks.record import Record, begin_record, write_record
 from benchmarks.report import case_report, heading
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
+from mpgluon.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_PYTHON = ROOT / ".venv-torch" / "bin" / "python"
@@ -159,14 +160,6 @@ def write(record: Record, options: argparse.Namespace, *, by_itself: bool) -> No
         plots.append(path.with_name(f"{path.stem}-training.png"))
         save_ratios(plots[-1], training, title=title)
     print(f"\nwritten: {' and '.join(map(str, [path, *plots]))}")
-
-
-def positive(text: str) -> int:
-    """Return a whole number from 1 upwards."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
-    return number
 
 
 if __name__ == "__main__":

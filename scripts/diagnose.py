@@ -20,6 +20,7 @@ from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.report import diagnose
 from mpgluon.errors import MpgluonError
+from mpgluon.options import positive
 from mpgluon.training import TrainingConfig
 from mpgluon.training.dataset import open_dataset
 from mpgluon.training.networks import build_network, load_pretrained
@@ -40,9 +41,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "examined on images of its data set",
     )
     parser.add_argument("--parameters", metavar="FILE", help="a .params file for a zoo's network")
-    parser.add_argument("--classes", type=_positive, default=101)
-    parser.add_argument("--image-size", type=_positive, default=224, help="pixels; not for a run")
-    parser.add_argument("--batch-size", type=_positive, default=8)
+    parser.add_argument("--classes", type=positive, default=101)
+    parser.add_argument("--image-size", type=positive, default=224, help="pixels; not for a run")
+    parser.add_argument("--batch-size", type=positive, default=8)
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--device", default="cpu", help="cpu or gpu:0")
     parser.add_argument("--seed", type=int, default=0, help="of random weights and images")
@@ -75,13 +76,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return 2
     print(f"\nwritten to {options.output}")
     return 0
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
-    return number
 
 
 def _network_and_batch(

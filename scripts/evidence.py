@@ -42,6 +42,7 @@ from experiments.records import (
 )
 from experiments.runner import now, run_apart, run_here, select
 from mpgluon.errors import MpgluonError
+from mpgluon.options import positive
 from mpgluon.training import InterruptedRunError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -262,14 +263,6 @@ def document(options: argparse.Namespace, groups: Sequence[Group]) -> int:
     for path in old:
         print(f"out of date: {path}; run python scripts/evidence.py document", file=sys.stderr)
     return 1 if old else 0
-
-
-def positive(text: str) -> int:
-    """Return a whole number from 1 upwards."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
-    return number
 
 
 if __name__ == "__main__":

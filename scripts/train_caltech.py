@@ -12,95 +12,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, NoReturn, Optional
+from typing import NoReturn, Optional
 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
+from mpgluon.options import add_options
 from mpgluon.training import InterruptedRunError, TrainingConfig, train
 
 
-def _dtype(text: str) -> str:
-    """Return a format or policy, or refuse it as the parser refuses what it does not know."""
-    try:
-        return TrainingConfig(dtype=text).dtype
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-# Option, what it takes, and what it means; defaults are the config's.
-_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "dtype": (
-        {"metavar": "{float32,float16,bfloat16,POLICY}", "type": _dtype},
-        "float16 is the cast network with FP32 master weights; bfloat16 is autocast; a policy is "
-        "mixed_float16, emulated_bfloat16 or like params=float32,compute=bfloat16",
-    ),
-    "amp": ({"action": "store_true"}, "autocast for float16 too: FP32 parameters"),
-    "loss_scale": (
-        {"metavar": "{auto,dynamic,none,N}"},
-        "auto is dynamic for float16 and none otherwise; N is a power of two",
-    ),
-    "growth_interval": (
-        {"type": int, "metavar": "STEPS"},
-        "finite steps before a dynamic scale grows (a tenth of the run, at most 2000)",
-    ),
-    "model": ({}, "a name in MXNet's or gluoncv's model zoo"),
-    "pretrained": (
-        {"metavar": "FILE"},
-        "start from a parameter file, or a state dict with torchvision's names (.safetensors, "
-        ".pth); its head may have another number of classes",
-    ),
-    "dataset": (
-        {"choices": ("caltech101", "shapes")},
-        "shapes is a rendered stand-in that needs no download",
-    ),
-    "classes": ({"type": int}, "classes of the stand-in, 10 to 101"),
-    "images_per_class": ({"type": int}, "images per class of the stand-in"),
-    "data_dir": ({"metavar": "DIR"}, "where the images are, or are rendered to"),
-    "output_dir": ({"metavar": "DIR"}, "where results and checkpoints go"),
-    "train_per_class": ({"type": int}, "training images per class; the rest is for testing"),
-    "image_size": ({"type": int, "metavar": "PIXELS"}, "side of the network's square input"),
-    "min_crop_area": ({"type": float}, "least share of an image that a training crop covers"),
-    "batch_size": ({"type": int}, "images per device and step"),
-    "epochs": ({"type": int}, "passes over the training images"),
-    "warmup_epochs": ({"type": int}, "epochs in which the learning rate climbs"),
-    "learning_rate": ({"type": float}, "its peak; a cosine takes it down to zero"),
-    "reference_batch_size": (
-        {"type": int, "metavar": "N"},
-        "the global batch that the learning rate is meant for; it is scaled to the one there is",
-    ),
-    "momentum": ({"type": float}, "for optimizers that have one"),
-    "weight_decay": ({"type": float}, "L2 penalty"),
-    "optimizer": ({}, "any of MXNet's"),
-    "devices": ({}, "cpu, gpu (of several processes, each its own), gpu:0,1"),
-    "kvstore": (
-        {"choices": ("device", "mpi")},
-        "what sums gradients: mpi joins the processes that mpirun starts",
-    ),
-    "timeout": (
-        {"type": float, "metavar": "SECONDS"},
-        "how long a process waits for the others before it ends them all",
-    ),
-    "sync_batch_norm": (
-        {"action": "store_true"},
-        "BatchNorm over the devices of a process together",
-    ),
-    "workers": ({"type": int}, "processes that decode images"),
-    "seed": ({"type": int}, "of everything random"),
-    "skip_unreadable": (
-        {"action": "store_true"},
-        "leave out images that cannot be decoded, and list them, instead of ending",
-    ),
-    "keep_checkpoints": ({"type": int}, "how many of the newest stay"),
-    "tensorboard": (
-        {"action": "store_true"},
-        "write the history for TensorBoard too (pip install tensorboard)",
-    ),
-}
-
-
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line once, and not once per process of mpirun."""
+    """Reports an error of the command line once, not once per process of mpirun."""
 
     def error(self, message: str) -> NoReturn:
         if _rank() > 0:
@@ -111,12 +32,7 @@ class _Parser(argparse.ArgumentParser):
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Return the parsed command line; exits with status 2 on one that is wrong."""
     parser = _Parser(description="Train an image classifier on Caltech 101.")
-    defaults = {field.name: field.default for field in fields(TrainingConfig)}
-    for name, (how, meaning) in _OPTIONS.items():
-        shown = "" if defaults[name] in (None, False) else f" (default: {defaults[name]})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", default=defaults[name], help=meaning + shown, **how
-        )
+    add_options(parser, TrainingConfig)
     parser.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint in --output-dir"
     )

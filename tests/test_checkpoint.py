@@ -17,6 +17,7 @@ from mxnet.gluon import nn
 import mpgluon
 from mpgluon import CheckpointError, TrainerStateError, amp
 from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from mpgluon.trainer.snapshot import export_trainer
 
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 STEPS, SAVED_AFTER = 7, 3
@@ -287,6 +288,18 @@ def test_the_growth_tracker_is_restored_and_not_only_the_scale(tmp_path):
     assert amp.loss_scale(second.trainer) == 128.0
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_exporting_a_trainer_makes_no_state_and_no_master(steps):
+    training = Training("float16")
+    training.train(steps)
+    parameters = training.net._collect_params_with_prefix()
+    (updater,) = training.trainer._updaters
+    before = (updater, dict(updater.states), dict(updater.masters), training.everything())
+    export_trainer(training.trainer, parameters)
+    (updater,) = training.trainer._updaters
+    assert before == (updater, updater.states, updater.masters, training.everything())
+
+
 def test_a_checkpoint_of_a_running_training_can_be_loaded_into_itself(saved):
     training, path = saved
     before = training.everything()
@@ -462,6 +475,19 @@ def test_a_file_that_claims_to_be_encrypted_is_refused(saved):
     content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(content)
     assert_refused(path, Training(seed=1), "damaged or no checkpoint .*encrypted")
+
+
+@pytest.mark.parametrize("generator", ["python", "numpy", "mxnet"])
+def test_random_states_that_no_generator_takes_are_refused_before_anything_is_changed(
+    saved, generator
+):
+    _, path = saved
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    fields = json.loads(arrays["header"].tobytes())
+    fields["random"][generator] = [3, [1, 2], None]
+    path.write_bytes(npz(**{**arrays, "header": header(**fields)}))
+    assert_refused(path, Training(seed=1), "is damaged: its random states cannot be used")
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -641,7 +667,7 @@ def test_a_full_disk_leaves_the_file_before_as_it_was(saved):
     before = path.read_bytes()
     training.train(1)
     # Where the new file is written first: a device on which every write fails for lack of space.
-    (path.parent / f".{path.name}.part").symlink_to("/dev/full")
+    (path.parent / f".{path.name}.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(CheckpointError, match="could not be written: No space left on device"):
         save_checkpoint(path, training.net, training.trainer)
     assert os.listdir(path.parent) == [path.name]
@@ -704,7 +730,7 @@ def test_the_content_is_on_the_disk_before_the_name_is(saved, monkeypatch):
     monkeypatch.setattr(os, "replace", noting_replace)
     save_checkpoint(path, training.net, training.trainer)
     assert calls == [
-        ("fsync", f".{path.name}.part"),
+        ("fsync", f".{path.name}.{os.getpid()}.part"),
         ("replace", path.name),
         ("fsync", path.parent.name),
     ]

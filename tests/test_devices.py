@@ -26,10 +26,10 @@ def test_gpus_that_mxnet_sees_are_named_alike(monkeypatch):
 
 def test_the_first_gpu_beyond_those_that_mxnet_sees_is_refused_with_advice(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
-    with pytest.raises(PrecisionError, match=r"'gpu:0,2' asks for gpu\(2\), .* sees 2 GPUs; use"):
+    with pytest.raises(PrecisionError, match=r"'gpu:0,2' names gpu\(2\), .* sees 2 GPUs; use"):
         parse_devices("gpu:0,2")
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
-    with pytest.raises(PrecisionError, match=r"'gpu' asks for gpu\(0\), .* sees 0 GPUs; use"):
+    with pytest.raises(PrecisionError, match=r"'gpu' names gpu\(0\), .* sees 0 GPUs; use"):
         parse_devices("gpu")
 
 

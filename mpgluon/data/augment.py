@@ -1,7 +1,6 @@
-"""Turn an image file into a square crop, the same for the same (seed, epoch, image).
+"""Turn an image file into a square crop: random for training, the centre for testing.
 
-A random-resized crop and a mirror for training, the centre for testing, and the table that
-normalizes pixels. It makes no batches and needs no MXNet.
+The same (seed, epoch, image) give the same crop. No batches are made here, and MXNet is not needed.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mpgluon.data.draws import Purpose, generator
 from mpgluon.data.images import open_image, to_rgb
+from mpgluon.options import at_least
 
-# Per channel (red, green, blue) of pixels in [0, 1]: what the model zoo's networks were trained on.
+# Per channel (red, green, blue) of pixels in [0, 1], as for the networks of the model zoo.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Keeps these draws apart from the order's, the split's and the renderer's under the same seed.
-_PURPOSE = 4
 _RATIO = (3 / 4, 4 / 3)
-# The field's test protocol: shorter side to 256, then the central 224 x 224.
+# The usual protocol: the shorter side is resized to 256, then the central 224 x 224 are taken.
 _CENTRE_SHARE = 224 / 256
-# How much larger than asked for a first, cheap reduction may leave an image: Pillow's own choice.
+# A first, cheap reduction leaves an image at least this many times larger; Pillow's default.
 _REDUCING_GAP = 2.0
 
 Box = tuple[float, float, float, float]
@@ -34,48 +33,29 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is random in training.
+    """The random part of training crops.
 
-    Attributes
-    ----------
-    seed : int
-        At least 0.
-    scale : (float, float)
-        The least and the greatest share of the image's area that a crop covers.
+    ``scale`` holds the least and the greatest share of the image's area that a crop covers.
     """
 
     seed: int
     scale: tuple[float, float] = (0.25, 1.0)
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        at_least(0, seed=self.seed)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(
-                f"scale must be two shares with 0 < least <= greatest <= 1, got {self.scale}"
+                f"scale must be two shares with 0 < least <= greatest <= 1, received {self.scale}"
             )
 
 
 def read_crop(
     path: Path, size: int, augmentation: Optional[Augmentation], *, epoch: int, index: int
 ) -> NDArray[np.uint8]:
-    """Decode an image and return a square of it.
+    """Decode an image and return a square of ``size`` pixels, as an array (size, size, 3), uint8.
 
-    Parameters
-    ----------
-    path : Path
-        The image file.
-    size : int
-        The square's side in pixels.
-    augmentation : Augmentation or None
-        How to crop and mirror at random. None gives the central square, as if the shorter side
-        had been resized to ``size * 256 / 224``.
-    epoch, index : int
-        With the augmentation's seed, what the random numbers depend on.
-
-    Returns
-    -------
-    ndarray, shape (size, size, 3), uint8
+    The square depends on ``augmentation.seed``, ``epoch`` and ``index``. Without an augmentation
+    it is the central one, as if the shorter side had been resized to ``size * 256 / 224``.
 
     Raises
     ------
@@ -85,8 +65,7 @@ def read_crop(
     with open_image(path) as image:
         if augmentation is None:
             return centre_crop(image, size)
-        entropy = [_PURPOSE, augmentation.seed, epoch, index]
-        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        rng = generator(Purpose.CROPS, augmentation.seed, epoch, index)
         crop = _resized(image, _random_box(*image.size, augmentation.scale, rng), size)
         if rng.random() < 0.5:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -94,18 +73,10 @@ def read_crop(
 
 
 def centre_crop(image: Image.Image, size: int) -> NDArray[np.uint8]:
-    """Return the central square of an image, as :func:`read_crop` does for a test.
+    """Return the central square of an image as an array (size, size, 3), uint8.
 
-    Parameters
-    ----------
-    image : PIL.Image.Image
-        In any mode; its pixels may not be decoded yet, and then a large JPEG is decoded reduced.
-    size : int
-        The square's side in pixels.
-
-    Returns
-    -------
-    ndarray, shape (size, size, 3), uint8
+    The image may have any mode. If its pixels are not decoded yet, a large JPEG is decoded at a
+    reduced size.
     """
     return np.asarray(_resized(image, _centre_box(*image.size), size))
 
@@ -113,7 +84,7 @@ def centre_crop(image: Image.Image, size: int) -> NDArray[np.uint8]:
 def normalized_levels() -> NDArray[np.float32]:
     """Return the normalized value of each channel's 256 levels, shape (3, 256).
 
-    A look-up in this table rounds exactly as normalizing each pixel would, and is faster.
+    A look-up in this table rounds exactly as normalizing each pixel does, and is faster.
     """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     mean = np.array(IMAGENET_MEAN, dtype=np.float32)[:, None]
@@ -131,7 +102,7 @@ def _centre_box(width: int, height: int) -> Box:
 def _random_box(
     width: int, height: int, scale: tuple[float, float], rng: np.random.Generator
 ) -> Box:
-    """Return a box of a random area and ratio that fits, as torchvision and MXNet choose it."""
+    """Return a box of a random area and ratio, chosen as torchvision and MXNet do."""
     for _ in range(10):
         area = width * height * rng.uniform(*scale)
         ratio = math.exp(rng.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
@@ -140,7 +111,7 @@ def _random_box(
             left = rng.uniform(0, width - box_width)
             top = rng.uniform(0, height - box_height)
             return left, top, left + box_width, top + box_height
-    # Long and narrow: the largest central box whose ratio is allowed.
+    # The image is too narrow: the largest central box whose ratio is allowed.
     box_width = min(width, height * _RATIO[1])
     box_height = min(height, width / _RATIO[0])
     left, top = (width - box_width) / 2, (height - box_height) / 2
@@ -154,7 +125,7 @@ def _resized(image: Image.Image, box: Box, size: int) -> Image.Image:
     spare = min(box[2] - box[0], box[3] - box[1]) / (size * _REDUCING_GAP)
     if spare >= 2:
         image.draft(None, (int(full_width / spare), int(full_height / spare)))
-    if image.mode != "L":  # which is cheaper to convert when it is small
+    if image.mode != "L":  # grayscale is cheaper to convert after the reduction
         image = to_rgb(image)
     across, down = image.width / full_width, image.height / full_height
     box = (

@@ -1,6 +1,6 @@
-"""The Caltech 101 photographs: fetch the official archive, find its tree, list its images.
+"""The Caltech 101 photographs: download the official archive, find its tree, list its images.
 
-It never falls back to other images: a missing tree is an error that says how to get one.
+A missing tree is an error; no other images are used in its place.
 
 References
 ----------
@@ -17,7 +17,7 @@ from typing import Union
 
 from mpgluon.data import images
 from mpgluon.data.download import download
-from mpgluon.data.images import ImageFolder, is_image_name, read_image
+from mpgluon.data.images import ImageFolder, is_image_name
 from mpgluon.data.shapes import STAMP_NAME
 from mpgluon.data.unpack import unpack_tar_folder, unpack_zip_member
 from mpgluon.errors import DataError
@@ -29,11 +29,9 @@ __all__ = [
     "Archive",
     "ArchiveFile",
     "Contents",
-    "ImageFolder",
     "download_caltech101",
     "find_tree",
     "list_images",
-    "read_image",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +45,7 @@ _MAX_UNPACKED_MEMBERS = 20_000
 
 @dataclass(frozen=True)
 class ArchiveFile:
-    """One file as published: its name, length in bytes and hashes in hexadecimal."""
+    """A published file: name, length in bytes, and hashes in hexadecimal."""
 
     name: str
     size: int
@@ -57,7 +55,7 @@ class ArchiveFile:
 
 @dataclass(frozen=True)
 class Contents:
-    """What the full tree holds: folders, categories and ``.jpg`` files."""
+    """Numbers of folders, categories and ``.jpg`` files in the full tree; sides in pixels."""
 
     folders: int
     categories: int
@@ -72,20 +70,12 @@ class Contents:
 
 @dataclass(frozen=True)
 class Archive:
-    """A data set published as a zip file with a tar.gz of the tree in it.
+    """A data set published as a zip file at ``url`` that contains a tar.gz of the tree.
 
     Attributes
     ----------
-    url : str
-        The address of the zip file.
-    outer : ArchiveFile
-        The zip file.
-    inner : ArchiveFile
-        The tar.gz; its name is the member's full name in the zip file.
-    contents : Contents
-        What is in the tree.
-    licence, doi : str
-        As the publisher records them.
+    outer, inner : ArchiveFile
+        The zip file, and the tar.gz under its full name in the zip file.
     """
 
     url: str
@@ -131,18 +121,18 @@ def download_caltech101(
     progress: bool = False,
     keep_archives: bool = False,
 ) -> Path:
-    """Fetch, verify and unpack the data set, unless it is there already.
+    """Download, verify and unpack the data set, unless it is there already.
 
-    The tree appears by a rename when all of it is unpacked, so a folder of that name is taken
-    for complete. A call that was killed is continued by the next; two calls at the same time
-    take turns. Needs about 410 MB of disk while it runs and 150 MB afterwards.
+    The tree is renamed when it is complete, so a folder of that name is not unpacked again. The
+    next call continues one that was killed; simultaneous calls take turns. Needs about 410 MB of
+    disk while it runs and 150 MB afterwards.
 
     Parameters
     ----------
     data_dir : str or Path
-        Where to put the tree; made if missing.
+        The folder for the tree; made if missing.
     archive : Archive, optional
-        What to fetch; the default is the official archive.
+        Default: the official archive.
     progress : bool, optional
         Whether to show progress bars on the standard error stream.
     keep_archives : bool, optional
@@ -156,7 +146,7 @@ def download_caltech101(
     Raises
     ------
     DataError
-        If the archive cannot be fetched, is not the one expected, would write outside
+        If the archive cannot be downloaded, is not the expected one, would write outside
         ``data_dir``, or does not fit on the disk.
     """
     data_dir = Path(data_dir)
@@ -165,7 +155,7 @@ def download_caltech101(
         return tree
     try:
         with exclusive(data_dir / ".caltech101.lock"):
-            # Whoever held the lock before may have done it all.
+            # The process that held the lock before may have finished the tree.
             if not _is_filled(tree):
                 _fetch_and_unpack(archive, tree, progress=progress, keep_archives=keep_archives)
     except OSError as error:
@@ -175,23 +165,11 @@ def download_caltech101(
 
 
 def _fetch_and_unpack(archive: Archive, tree: Path, *, progress: bool, keep_archives: bool) -> None:
-    outer = tree.with_name(archive.outer.name)
-    inner = tree.with_name(Path(archive.inner.name).name)
-    if not is_file_with(inner, size=archive.inner.size, sha256=archive.inner.sha256):
-        download(
-            archive.url,
-            outer,
-            size=archive.outer.size,
-            sha256=archive.outer.sha256,
-            progress=progress,
-        )
-        unpack_zip_member(
-            outer,
-            archive.inner.name,
-            inner,
-            size=archive.inner.size,
-            sha256=archive.inner.sha256,
-        )
+    zipped, tar = archive.outer, archive.inner
+    outer, inner = tree.with_name(zipped.name), tree.with_name(Path(tar.name).name)
+    if not is_file_with(inner, size=tar.size, sha256=tar.sha256):
+        download(archive.url, outer, size=zipped.size, sha256=zipped.sha256, progress=progress)
+        unpack_zip_member(outer, tar.name, inner, size=tar.size, sha256=tar.sha256)
     unpack_tar_folder(
         inner,
         tree,
@@ -208,16 +186,13 @@ def _fetch_and_unpack(archive: Archive, tree: Path, *, progress: bool, keep_arch
 def find_tree(data_dir: Union[str, Path]) -> Path:
     """Return the tree of categories in ``data_dir``.
 
-    Parameters
-    ----------
-    data_dir : str or Path
-        The tree itself, or a folder with ``101_ObjectCategories`` or
-        ``caltech-101/101_ObjectCategories`` in it.
+    It is ``data_dir`` itself, or in it ``101_ObjectCategories`` or
+    ``caltech-101/101_ObjectCategories``.
 
     Raises
     ------
     DataError
-        If there is none, or it holds rendered shapes; the message says how to get one.
+        If there is none, or the folder holds rendered shapes; the message says how to get one.
     """
     data_dir = Path(data_dir)
     for tree in (data_dir / TREE_NAME, data_dir / "caltech-101" / TREE_NAME):
@@ -225,8 +200,8 @@ def find_tree(data_dir: Union[str, Path]) -> Path:
             return tree
     if (data_dir / STAMP_NAME).exists():
         raise DataError(
-            f"{data_dir} holds rendered shapes, not Caltech 101: ask for them with "
-            "--dataset shapes, or give another --data-dir"
+            f"{data_dir} holds rendered shapes, not Caltech 101: use --dataset shapes, or "
+            "another --data-dir"
         )
     if _has_class_folders(data_dir):
         return data_dir
@@ -237,9 +212,9 @@ def find_tree(data_dir: Union[str, Path]) -> Path:
 
 
 def list_images(tree: Union[str, Path]) -> ImageFolder:
-    """List the images of the categories in ``tree``, without ``BACKGROUND_Google``.
+    """List the images of the categories in ``tree``, without the clutter in ``BACKGROUND_Google``.
 
-    That folder holds clutter and is no category. See `mpgluon.data.images.list_images`.
+    See `mpgluon.data.images.list_images`.
     """
     return images.list_images(tree, exclude=(BACKGROUND,))
 

@@ -1,7 +1,7 @@
-"""Fetch one file over HTTP: resumable, verified by its hash, atomic.
+"""Download one file over HTTP: resumable, verified by its hash, atomic.
 
-It unpacks nothing (see `mpgluon.data.unpack`) and knows no data set. The bytes go to
-``<path>.part``; only a file of the right size and hash is ever renamed to ``path``.
+The bytes go to ``<path>.part``; only a file of the right size and hash is renamed to ``path``.
+`pooch` verifies hashes, too, but starts an interrupted download from its first byte.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ import requests
 from tqdm import tqdm
 
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, file_sha256, is_file_with, sync_folder
+from mpgluon.files import disk_error, file_sha256, is_file_with, replace
+from mpgluon.options import at_least
+
+__all__ = ["download"]
 
 _logger = logging.getLogger(__name__)
 
-# What a broken connection loses at most: the chunk that was being read.
-_CHUNK_BYTES = 2**16
+_CHUNK_BYTES = 2**16  # a broken connection loses at most one chunk
+_BROKEN = (
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+)
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
 class _TransientError(Exception):
-    """A failure that the next attempt may not meet."""
+    """A failure after which another attempt may succeed."""
 
 
 def download(
@@ -43,48 +50,22 @@ def download(
     backoff_s: float = 1.0,
     timeout_s: float = 30.0,
 ) -> Path:
-    """Fetch ``url`` to ``path``, or verify that the right file is already there.
+    """Download an HTTP address to ``path``, unless the right file is there already.
 
     An interrupted download continues where it stopped, in this call or in a later one, if the
-    server honours ``Range``; otherwise it starts over. Broken connections, time-outs and server
-    errors are tried again.
-
-    Parameters
-    ----------
-    url : str
-        An ``http`` or ``https`` address; redirections are followed.
-    path : str or Path
-        The file to make. Missing folders are made. A file there with another size or hash is
-        replaced, with a warning in the log.
-    size : int
-        The length in bytes that the file must have.
-    sha256 : str
-        The SHA-256 that the file must have, in hexadecimal.
-    progress : bool, optional
-        Whether to show a progress bar on the standard error stream.
-    attempts : int, optional
-        How often to ask the server before giving up.
-    backoff_s : float, optional
-        The pause in seconds before the second attempt; it doubles before each further one.
-    timeout_s : float, optional
-        How long in seconds to wait for the server to connect or to send anything.
-
-    Returns
-    -------
-    Path
-        ``path``.
+    server supports ``Range``; otherwise it starts over. Broken connections, time-outs and server
+    errors are retried after ``backoff_s`` seconds, doubled for each further one of ``attempts``.
+    Missing folders are made; a file with another size or hash is replaced, with a warning.
 
     Raises
     ------
     DataError
-        If the server refuses, keeps failing, or sends something else than the file; if the disk
-        is full or not writable. After a wrong hash nothing is kept; after all else the part is
-        kept, and the same call continues it.
+        If the server refuses, keeps failing or sends another file, or the disk is full or not
+        writable. After a wrong hash nothing is kept; otherwise the same call continues the part.
     ValueError
         If ``size`` or ``attempts`` is below 1.
     """
-    if size < 1 or attempts < 1:
-        raise ValueError(f"size and attempts must be at least 1, got {size} and {attempts}")
+    at_least(1, size=size, attempts=attempts)
     path = Path(path)
     part = path.with_name(path.name + ".part")
     try:
@@ -105,8 +86,7 @@ def download(
                 "Nothing was kept; run the same command again, and if that changes nothing, the "
                 "file at that address has changed"
             )
-        os.replace(part, path)
-        sync_folder(path.parent)
+        replace(part, path)
     except OSError as error:
         raise disk_error(
             error, part, "run the same command again: it continues where it stopped"
@@ -140,14 +120,14 @@ def _fetch_with_retries(
 
 
 def _fetch(url: str, part: Path, size: int, timeout_s: float, bar: tqdm[Any]) -> None:
-    """Ask once for what is missing in ``part`` and append it."""
+    """Request the missing bytes of ``part`` once and append them."""
     have = part.stat().st_size if part.exists() else 0
     if have > size:
         part.unlink()
         have = 0
     if have == size:
         return
-    # A body compressed on the way would make every count below wrong.
+    # Ranges and lengths count the bytes of the file only in a body that is not compressed.
     headers = {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -156,7 +136,7 @@ def _fetch(url: str, part: Path, size: int, timeout_s: float, bar: tqdm[Any]) ->
             have = _offset_of_body(response, part, have, size)
             bar.reset(size)
             bar.update(have)
-            # Unbuffered: a full disk shows at the write, not again when the file is closed.
+            # Unbuffered: a full disk is reported by the write, not when the file is closed.
             with open(part, "ab" if have else "wb", buffering=0) as file:
                 for chunk in response.iter_content(_CHUNK_BYTES):
                     have += len(chunk)
@@ -165,11 +145,7 @@ def _fetch(url: str, part: Path, size: int, timeout_s: float, bar: tqdm[Any]) ->
                     _write_all(file, chunk)
                     bar.update(len(chunk))
                 os.fsync(file.fileno())
-    except (
-        requests.ConnectionError,
-        requests.Timeout,
-        requests.exceptions.ChunkedEncodingError,
-    ) as error:
+    except _BROKEN as error:
         raise _TransientError(str(error)) from error
     except requests.RequestException as error:
         raise DataError(f"cannot fetch {url}: {error}; check the address") from error
@@ -184,7 +160,7 @@ def _fetch(url: str, part: Path, size: int, timeout_s: float, bar: tqdm[Any]) ->
 
 
 def _offset_of_body(response: requests.Response, part: Path, have: int, size: int) -> int:
-    """Return where in the file the answer's body starts, or refuse the answer."""
+    """Return the position in the file at which the response's body starts, or refuse it."""
     status = response.status_code
     if status in _TRANSIENT_STATUS:
         raise _TransientError(f"the server answered HTTP {status} {response.reason}")

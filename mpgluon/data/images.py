@@ -1,8 +1,4 @@
-"""Find the images of a folder-per-class tree, and decode one of them.
-
-It downloads nothing, splits nothing and changes no pixel: crops and normalization are in
-`mpgluon.data.loaders`.
-"""
+"""List the images of a tree with one folder per class, and decode one image."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from PIL import Image, ImageFile
 from mpgluon.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
-# Two images of 4,000 x 4,000: what a small file can unfold to in memory stays below 100 MB.
+# A small file can decode to at most 96 MB: this limit times three bytes.
 MAX_IMAGE_PIXELS = 32_000_000
 
 
@@ -33,7 +29,7 @@ class ImageFolder:
     root : Path
         The tree's folder.
     classes : tuple of str
-        The class names, sorted by code point, so the same under every locale.
+        The class names, sorted by code point, independently of the locale.
     paths : tuple of Path
         The images, by class and then by file name.
     labels : ndarray, shape (len(paths),), int32
@@ -53,16 +49,16 @@ class ImageFolder:
 def list_images(tree: Union[str, Path], *, exclude: Collection[str] = ()) -> ImageFolder:
     """List the images in the class folders of ``tree``, in an order that depends on names only.
 
-    An image is a file directly in a class folder that ends in ``.jpg``, ``.jpeg`` or ``.png`` in
-    any case. All else is ignored: hidden files and folders, files without such an ending, files
-    beside the class folders, and folders without an image. No file is opened.
+    An image is a file directly in a class folder whose name ends in ``.jpg``, ``.jpeg`` or ``.png``
+    in upper or lower case. Hidden files and folders and folders without an image are ignored. No
+    file is opened.
 
     Parameters
     ----------
     tree : str or Path
-        The folder that holds one folder per class.
+        The folder with one folder per class.
     exclude : collection of str, optional
-        Names of folders that are no class.
+        Names of folders that are not a class.
 
     Returns
     -------
@@ -90,8 +86,8 @@ def list_images(tree: Union[str, Path], *, exclude: Collection[str] = ()) -> Ima
                 classes.append(name)
     except OSError as error:
         raise DataError(
-            f"cannot read the images in {tree}: {error.strerror}; give a folder that holds one "
-            "folder of images per class"
+            f"cannot read the images in {tree}: {error.strerror}; choose a folder with one folder "
+            "of images per class"
         ) from error
     if not paths:
         raise DataError(
@@ -102,20 +98,20 @@ def list_images(tree: Union[str, Path], *, exclude: Collection[str] = ()) -> Ima
 
 
 def is_image_name(name: str) -> bool:
-    """Return whether a file of this name counts as an image: by its ending, unless hidden."""
+    """Return whether a file name is that of an image and not hidden."""
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
     """Decode one image to RGB.
 
-    Grayscale, palette and CMYK images are converted; transparency is dropped; an EXIF
-    orientation is left alone, so the pixels are those stored.
+    Grayscale, palette and CMYK images are converted; transparency is dropped; an EXIF orientation
+    is ignored.
 
     Parameters
     ----------
     path : str or Path
-        A JPEG or PNG file (any format that Pillow reads will do).
+        A file in any format that Pillow reads, such as JPEG and PNG.
 
     Returns
     -------
@@ -124,8 +120,8 @@ def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
     Raises
     ------
     DataError
-        If the file is missing, truncated, no image, or has more than ``MAX_IMAGE_PIXELS``
-        (32 million) pixels; the message names the file.
+        If the file is missing, truncated, not an image, or has more than ``MAX_IMAGE_PIXELS``
+        (32 million) pixels.
     """
     with open_image(path) as image:
         return np.array(to_rgb(image))
@@ -133,19 +129,14 @@ def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
 
 @contextmanager
 def open_image(path: Union[str, Path]) -> Iterator[Image.Image]:
-    """Open an image for the block; what fails in opening or in the block names the file.
+    """Open an image for the block, whose exceptions become a `DataError` that names the file.
 
-    Only the header is read at first: pixels are decoded when the block asks for them. Keep the
-    block to Pillow's calls, because every exception in it is taken for a damaged file.
-
-    Raises
-    ------
-    DataError
-        As `read_image` does.
+    Only the header is read at first; pixels are decoded when the block needs them. The block should
+    contain calls of Pillow only.
     """
     try:
         with warnings.catch_warnings():
-            # Our own limit is lower and comes with a file name.
+            # MAX_IMAGE_PIXELS is lower, and its error names the file.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:
@@ -156,8 +147,8 @@ def open_image(path: Union[str, Path]) -> Iterator[Image.Image]:
             yield image
     except MemoryError:
         raise
-    # Pillow's decoders let nearly anything out of a damaged file: OSError, SyntaxError,
-    # ValueError, struct.error, IndexError, ...
+    # On a damaged file, Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error,
+    # IndexError and others.
     except Exception as error:
         raise DataError(f"cannot read the image {path}: {error}") from error
 
@@ -168,6 +159,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image.load()
         return image
     if image.mode == "P":
-        # A palette may be transparent, which Pillow drops with a warning unless asked for it.
+        # Pillow warns when it drops the transparency of a palette, but not that of RGBA.
         image = image.convert("RGBA")
     return image.convert("RGB")

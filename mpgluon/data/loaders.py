@@ -1,10 +1,8 @@
 """Batches from image files, decoded in worker processes.
 
-The workers are those of ``concurrent.futures``, and not of Gluon's ``DataLoader``, whose pool hangs
-when one of its processes is killed. Every random number comes from (seed, epoch, image): a batch
-depends neither on the number of workers nor on where in the epoch a run was resumed. This module
-chooses no images (see `mpgluon.data.splits`), crops none itself (see `mpgluon.data.augment`) and
-moves no batch to a GPU.
+The workers are those of ``concurrent.futures``: the pool of Gluon's ``DataLoader`` hangs when one
+of its processes is killed. A batch depends only on (seed, epoch, image), not on the number of
+workers or on where a run was resumed. Batches stay on the CPU.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from mpgluon.data.images import ImageFolder
 from mpgluon.data.reader import Batch, BatchReader, Failure, begin_worker, read_in_worker
 from mpgluon.data.sampler import EpochBatchSampler
 from mpgluon.errors import DataError
+from mpgluon.options import at_least
 
 __all__ = ["ImageLoader", "eval_loader", "train_loader"]
 
@@ -39,70 +38,39 @@ def train_loader(
     folder: ImageFolder,
     indices: Sequence[int],
     *,
-    batch_size: int,
-    image_size: int = 224,
-    dtype: str = "float32",
     seed: int = 0,
     scale: tuple[float, float] = (0.25, 1.0),
-    num_workers: int = 0,
-    on_unreadable: str = "error",
-    rank: int = 0,
-    world_size: int = 1,
+    **options: Any,
 ) -> ImageLoader:
     """Return shuffled batches of random-resized crops, half of them mirrored.
 
-    An incomplete last batch is left out. Give `ImageLoader.set_epoch` the epoch before each pass,
-    or make the passes in order. See `ImageLoader` for the arguments.
+    An incomplete last batch is left out. Call `ImageLoader.set_epoch` before a pass that is not
+    the next one.
 
     Parameters
     ----------
+    folder, indices
+        As for `ImageLoader`.
+    seed : int, optional
+        At least 0.
     scale : (float, float), optional
         The least and the greatest share of the image's area that a crop may cover; its sides
         have a ratio from 3/4 to 4/3.
+    **options
+        The other arguments of `ImageLoader`; ``batch_size`` is required.
     """
-    return ImageLoader(
-        folder,
-        indices,
-        batch_size=batch_size,
-        image_size=image_size,
-        dtype=dtype,
-        augmentation=Augmentation(seed=seed, scale=scale),
-        num_workers=num_workers,
-        on_unreadable=on_unreadable,
-        rank=rank,
-        world_size=world_size,
-    )
+    augmentation = Augmentation(seed=seed, scale=scale)
+    return ImageLoader(folder, indices, augmentation=augmentation, **options)
 
 
-def eval_loader(
-    folder: ImageFolder,
-    indices: Sequence[int],
-    *,
-    batch_size: int,
-    image_size: int = 224,
-    dtype: str = "float32",
-    num_workers: int = 0,
-    on_unreadable: str = "error",
-    rank: int = 0,
-    world_size: int = 1,
-) -> ImageLoader:
+def eval_loader(folder: ImageFolder, indices: Sequence[int], **options: Any) -> ImageLoader:
     """Return batches of centre crops in the order of ``indices``, the last one perhaps smaller.
 
     The crop is the central ``image_size`` square of the image with its shorter side resized to
-    ``image_size * 256 / 224``, taken in one step. See `ImageLoader` for the arguments.
+    ``image_size * 256 / 224``, taken in one step. ``options`` are the other arguments of
+    `ImageLoader`; ``batch_size`` is required.
     """
-    return ImageLoader(
-        folder,
-        indices,
-        batch_size=batch_size,
-        image_size=image_size,
-        dtype=dtype,
-        augmentation=None,
-        num_workers=num_workers,
-        on_unreadable=on_unreadable,
-        rank=rank,
-        world_size=world_size,
-    )
+    return ImageLoader(folder, indices, augmentation=None, **options)
 
 
 class ImageLoader:
@@ -112,16 +80,14 @@ class ImageLoader:
     ``labels`` one of shape (N,) in int32. Pixels are divided by 255 and normalized with
     ImageNet's mean and standard deviation in float32, then rounded once to ``dtype``.
 
-    One pass at a time. A pass that is left early, by an exception too, ends the workers; the next
-    pass starts new ones. Workers ignore Ctrl-C and SIGTERM, which reach the main process, and die
-    with it.
+    Make one pass at a time. A pass that ends early ends the workers; the next pass starts new ones.
+    Workers ignore Ctrl-C and SIGTERM, which the main process handles, and end with it.
 
     Parameters
     ----------
     folder : ImageFolder
-        The images.
     indices : sequence of int
-        Which of them, as positions in ``folder``.
+        The images to use, as positions in ``folder``.
     batch_size : int
         Images per batch.
     image_size : int
@@ -130,22 +96,22 @@ class ImageLoader:
         "float32" or "float16".
     augmentation : Augmentation or None
         For training: shuffle, crop and mirror at random and leave out an incomplete last batch.
-        None is for testing: none of these.
+        None is for testing.
     num_workers : int
-        Processes that decode, started here and so before a GPU is in use; with 0 the main process
+        Processes that decode, started here, before a GPU is in use; with 0 the main process
         decodes.
     on_unreadable : str
         "error" raises `DataError` at an image that cannot be decoded. "skip" leaves it out of its
-        batch, which is then smaller, logs its name and lists it in ``unreadable``. Of several
-        processes that train, none may lose a whole batch: that raises `DataError` too.
+        batch, which is then smaller, logs its name and lists it in ``unreadable``. If one of
+        several training processes loses a whole batch, that raises `DataError` too.
     rank, world_size : int, optional
-        Which process this is, of how many that share each epoch.
+        The rank of this process, and the number of processes that share each epoch.
 
     Attributes
     ----------
     batches_done : int
-        Batches of the current epoch up to the one that was yielded last, those included that
-        had no readable image: where to begin in order to go on.
+        Batches of the current epoch up to the one yielded last, including those without a readable
+        image: the ``first_batch`` with which to continue.
 
     Raises
     ------
@@ -159,9 +125,9 @@ class ImageLoader:
         indices: Sequence[int],
         *,
         batch_size: int,
-        image_size: int,
-        dtype: str,
-        augmentation: Optional[Augmentation],
+        image_size: int = 224,
+        dtype: str = "float32",
+        augmentation: Optional[Augmentation] = None,
         num_workers: int = 0,
         on_unreadable: str = "error",
         rank: int = 0,
@@ -169,22 +135,19 @@ class ImageLoader:
     ) -> None:
         if dtype not in _DTYPES:
             raise ValueError(
-                f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}; for bfloat16 load "
+                f"dtype must be one of {', '.join(_DTYPES)}, received {dtype!r}; for bfloat16 load "
                 "float32 images, which the network rounds itself"
             )
         if on_unreadable not in ("error", "skip"):
-            raise ValueError(f"on_unreadable must be 'error' or 'skip', got {on_unreadable!r}")
-        if image_size < 1 or num_workers < 0:
-            raise ValueError(
-                f"image_size must be at least 1 and num_workers at least 0, got {image_size} and "
-                f"{num_workers}"
-            )
+            raise ValueError(f"on_unreadable must be 'error' or 'skip', received {on_unreadable!r}")
+        at_least(1, image_size=image_size)
+        at_least(0, num_workers=num_workers)
         self._reader = BatchReader(folder, indices, image_size, augmentation, dtype)
         seed = None if augmentation is None else augmentation.seed
         self._sampler = EpochBatchSampler(
             len(indices), batch_size, seed=seed, rank=rank, world_size=world_size
         )
-        # A test needs no image on every process: one with fewer batches waits for nobody.
+        # In a test a process may have no batch: processes do not wait for each other.
         if len(self._sampler) == 0 and (augmentation is not None or not len(indices)):
             raise ValueError(
                 f"{len(indices)} images give no batch of {batch_size} for each of {world_size} "
@@ -205,14 +168,13 @@ class ImageLoader:
 
     @property
     def unreadable(self) -> tuple[Path, ...]:
-        """The images that could not be decoded so far, in the order in which they were met."""
+        """The images that could not be decoded so far, oldest first."""
         return tuple(self._unreadable)
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Choose the epoch of the next pass, and the batch that it begins with.
+        """Set the epoch of the next pass, and its first batch; earlier ones are not decoded.
 
-        The batches before it are not decoded. A pass that ran to its end moves on to the next
-        epoch by itself.
+        A complete pass advances to the next epoch by itself.
 
         Raises
         ------
@@ -226,7 +188,8 @@ class ImageLoader:
         """Return the batches of one pass."""
         epoch = self._sampler.epoch
         finished = False
-        batches = self._batches_of_workers() if self._num_workers else self._batches()
+        here = map(self._reader, self._sampler)
+        batches = self._batches_of_workers() if self._num_workers else here
         try:
             for done, (images, labels, failures) in enumerate(batches, self._sampler.first_batch):
                 self._report(failures)
@@ -250,18 +213,14 @@ class ImageLoader:
                 self.close()
 
     def close(self) -> None:
-        """End the worker processes; a later pass starts new ones. May be called again."""
+        """End the worker processes; a later pass starts new ones."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _batches(self) -> Iterator[Batch]:
-        for keys in self._sampler:
-            yield self._reader(keys)
-
     def _batches_of_workers(self) -> Iterator[Batch]:
         executor = self._start()
-        # Two batches each: one being made, one waiting to be taken.
+        # Two batches per worker: one in progress, one ready.
         keys = iter(self._sampler)
         futures = deque(
             executor.submit(read_in_worker, batch) for batch in islice(keys, 2 * self._num_workers)
@@ -286,17 +245,15 @@ class ImageLoader:
                 initializer=begin_worker,
                 initargs=(self._reader, os.getpid()),
             )
-            # The first task starts them: now, and not when a GPU may be in use.
+            # The first task starts them: here, before a GPU is in use.
             self._executor.submit(int)
         return self._executor
 
     def _report(self, failures: list[Failure]) -> None:
-        for failure in failures:
+        for path, reason in failures:
+            is_new = path not in self._unreadable
+            self._unreadable[path] = reason
             if self._on_unreadable == "error":
-                self._unreadable[failure.path] = failure.reason
-                raise DataError(f"{failure.reason}; repair or remove it, or skip unreadable images")
-            if failure.path not in self._unreadable:
-                self._unreadable[failure.path] = failure.reason
-                _logger.warning(
-                    "%s; left out, %d image(s) so far", failure.reason, len(self._unreadable)
-                )
+                raise DataError(f"{reason}; repair or remove it, or skip unreadable images")
+            if is_new:
+                _logger.warning("%s; left out, %d image(s) so far", reason, len(self._unreadable))

@@ -1,7 +1,4 @@
-"""One batch from image files, in this process or in a worker.
-
-Without MXNet, so that a worker process is light and safe to fork.
-"""
+"""One batch from image files, in this process or in a worker, which needs no MXNet."""
 
 from __future__ import annotations
 
@@ -10,9 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +21,15 @@ from mpgluon.errors import DataError
 __all__ = ["Batch", "BatchReader", "Failure", "begin_worker", "read_in_worker"]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An image that could not be decoded: a value, so that the rest of its batch is used."""
+class Failure(NamedTuple):
+    """An image that could not be decoded, and the reason; the rest of its batch is used."""
 
     path: Path
     reason: str
+
+
+Batch = tuple[NDArray[Any], NDArray[np.int32], list[Failure]]
+"""Images, labels and failures."""
 
 
 class BatchReader:
@@ -73,9 +72,6 @@ class BatchReader:
         return images, np.array(labels, dtype=np.int32), failures
 
 
-Batch = tuple[NDArray[Any], NDArray[np.int32], list[Failure]]
-
-
 def _normalized(pixels: list[NDArray[np.uint8]], levels: NDArray[Any]) -> NDArray[Any]:
     """Return images (H, W, 3) as one array (N, 3, H, W) of the values that ``levels`` gives."""
     height, width, channels = pixels[0].shape
@@ -90,21 +86,20 @@ _reader_of_worker: Optional[BatchReader] = None
 
 
 def begin_worker(reader: BatchReader, parent: int) -> None:
-    """Make this process a worker, which only its own loader, or the loader's death, ends."""
+    """Make this process a worker, which ends only with its loader or the loader's process."""
     global _reader_of_worker
     _reader_of_worker = reader
-    # Ctrl-C and a job's end reach the whole process group; the main process decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # These reach the whole process group; the main process decides.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         _PR_SET_PDEATHSIG = 1  # noqa: N806 - the kernel's name
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # it died before prctl
         os._exit(1)
 
 
 def read_in_worker(keys: list[Key]) -> Batch:
-    """Return a batch from the reader that this worker was begun with."""
+    """Return a batch from the reader of this worker."""
     assert _reader_of_worker is not None
     return _reader_of_worker(keys)

@@ -1,8 +1,8 @@
-"""Render "shapes": a stand-in for machines without photographs, and never a Caltech 101 result.
+"""Render "shapes", a data set for machines without photographs.
 
-JPEG files in the same folder layout, decided by a shape and a fill pattern, with a random place,
-size, rotation, colour, background and clutter. The first ten classes are plain shapes, each with
-a hue of its own, and are meant to be easy. It is used only where it is asked for by its name.
+JPEG files in the layout of Caltech 101. A class is a shape and a fill pattern; place, size,
+rotation, colour, background and clutter are random. The first ten classes are plain shapes, each
+with its own hue, and easy to learn.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
+from mpgluon.data.draws import Purpose, generator
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error, exclusive, remove_folder
+from mpgluon.options import at_least
 
 _logger = logging.getLogger(__name__)
 
 STAMP_NAME = "shapes.json"
 MIN_CLASSES, MAX_CLASSES = 10, 101
-# Part of the stamp: raise it when the pixels that the same parameters give change.
+# Part of the stamp: increase it when the same parameters give other pixels.
 _RENDERER_VERSION = 1
-# Keeps these draws apart from the split's and the loaders' under the same seed.
-_PURPOSE = 2
 
 _GRAYSCALE_SHARE = 0.05
 _SUPERSAMPLING = 3
@@ -43,8 +43,7 @@ _JPEG_QUALITY = 90
 Point = tuple[float, float]
 
 
-# Outlines in a square from -1 to 1, y down; each holds one or more polygons, of which every
-# second one is a hole.
+# Outlines in a square from -1 to 1, y down: polygons, of which every second one is a hole.
 
 
 def _polygon(corners: int, *, inner: float = 1.0, turn: float = -90.0) -> list[Point]:
@@ -105,7 +104,7 @@ _OUTLINES: dict[str, list[list[Point]]] = {
     "ell": [_ELL],
 }
 
-# Where the second colour shows, over the same square turned with the shape.
+# The region of the second colour, over the same square turned with the shape.
 Grid = NDArray[np.float64]
 _PATTERNS: dict[str, Callable[[Grid, Grid], NDArray[np.bool_]]] = {
     "": lambda x, _: np.zeros(x.shape, dtype=np.bool_),
@@ -126,7 +125,7 @@ _CLASSES = tuple(
 
 
 def class_names(classes: int = 10) -> tuple[str, ...]:
-    """Return the names of the first ``classes`` classes, in the order in which they are added.
+    """Return the names of the first ``classes`` classes.
 
     Raises
     ------
@@ -134,7 +133,7 @@ def class_names(classes: int = 10) -> tuple[str, ...]:
         If ``classes`` is not from 10 to 101.
     """
     if not MIN_CLASSES <= classes <= MAX_CLASSES:
-        raise ValueError(f"classes must be from {MIN_CLASSES} to {MAX_CLASSES}, got {classes}")
+        raise ValueError(f"classes must be from {MIN_CLASSES} to {MAX_CLASSES}, received {classes}")
     return tuple(name for name, _, _ in _CLASSES[:classes])
 
 
@@ -148,14 +147,13 @@ def render_shapes(
 ) -> Path:
     """Render the data set into a folder of ``folder``, unless it is there already.
 
-    Its name holds the parameters, so another choice of them gives another folder. It appears by
-    a rename when it is complete; two calls at the same time take turns. An image's pixels depend
-    on the seed, its class and its number only, not on how many others are rendered.
+    The folder's name contains the parameters; it is renamed when it is complete, and simultaneous
+    calls take turns. The pixels of an image depend only on the seed, its class and its number.
 
     Parameters
     ----------
     folder : str or Path
-        Where to put it; made if missing.
+        The parent of the data set's folder; made if missing.
     classes : int, optional
         From 10 to 101.
     images_per_class : int, optional
@@ -179,11 +177,8 @@ def render_shapes(
         If a folder of that name holds something else, or the disk is full or not writable.
     """
     names = class_names(classes)
-    if images_per_class < 1 or seed < 0:
-        raise ValueError(
-            f"images_per_class must be at least 1 and seed at least 0, got {images_per_class} "
-            f"and {seed}"
-        )
+    at_least(1, images_per_class=images_per_class)
+    at_least(0, seed=seed)
     stamp = {
         "dataset": "shapes",
         "renderer_version": _RENDERER_VERSION,
@@ -200,23 +195,28 @@ def render_shapes(
             staging = target.with_name(f".{target.name}.rendering")
             remove_folder(staging)
             try:
-                total = classes * images_per_class
-                with tqdm(total=total, desc=target.name, unit="image", disable=not progress) as bar:
-                    for class_index, name in enumerate(names):
-                        (staging / name).mkdir(parents=True)
-                        for index in range(images_per_class):
-                            image = render_image(class_index, index, seed=seed)
-                            path = staging / name / f"image_{index + 1:04d}.jpg"
-                            image.save(path, quality=_JPEG_QUALITY)
-                            bar.update()
+                _render_all(staging, names, images_per_class, seed, progress=progress)
                 (staging / STAMP_NAME).write_text(json.dumps(stamp, indent=2) + "\n")
                 os.rename(staging, target)
             finally:
                 remove_folder(staging)
     except OSError as error:
         raise disk_error(error, target, "run the same command again") from error
-    _logger.info("shapes: rendered %d images of %d classes in %s", total, classes, target)
+    _logger.info("shapes: rendered %d classes in %s", classes, target)
     return target
+
+
+def _render_all(
+    folder: Path, names: tuple[str, ...], images_per_class: int, seed: int, *, progress: bool
+) -> None:
+    total = len(names) * images_per_class
+    with tqdm(total=total, desc="shapes", unit="image", disable=not progress) as bar:
+        for class_index, name in enumerate(names):
+            (folder / name).mkdir(parents=True)
+            for index in range(images_per_class):
+                image = render_image(class_index, index, seed=seed)
+                image.save(folder / name / f"image_{index + 1:04d}.jpg", quality=_JPEG_QUALITY)
+                bar.update()
 
 
 def _check_stamp(target: Path, stamp: dict[str, Any]) -> None:
@@ -226,25 +226,18 @@ def _check_stamp(target: Path, stamp: dict[str, Any]) -> None:
         found = None
     if found != stamp:
         raise DataError(
-            f"{target} does not hold the shapes asked for: its {STAMP_NAME} says {found} instead "
-            f"of {stamp}; delete that folder, or give another one"
+            f"{target} does not hold the expected shapes: its {STAMP_NAME} says {found} instead "
+            f"of {stamp}; delete that folder, or choose another one"
         )
 
 
 def render_image(class_index: int, index: int, *, seed: int = 0) -> Image.Image:
-    """Render one image, before JPEG: mode RGB, or L for about 5 % of them.
+    """Render an image, in mode RGB, or L for about 5 % of them.
 
-    Parameters
-    ----------
-    class_index : int
-        The class's position in `class_names`.
-    index : int
-        Which image of that class, from 0.
-    seed : int, optional
-        At least 0.
+    ``class_index`` is a position in `class_names`, ``index`` the image's number in its class, from
+    0. JPEG changes the pixels once more.
     """
-    sequence = np.random.SeedSequence([_PURPOSE, seed, class_index, index])
-    rng = np.random.Generator(np.random.PCG64(sequence))
+    rng = generator(Purpose.SHAPES, seed, class_index, index)
     _, shape, pattern = _CLASSES[class_index]
     width, height = _random_size(rng)
     fill, second, background = _random_colours(rng, list(_OUTLINES).index(shape))
@@ -253,7 +246,7 @@ def render_image(class_index: int, index: int, *, seed: int = 0) -> Image.Image:
     _draw_clutter(canvas, rng, background)
     scale = 0.5 * min(width, height) * rng.uniform(0.65, 0.85)
     turn = math.radians(rng.uniform(-20.0, 20.0))
-    # Near the middle, as in the photographs, so that a centre crop holds most of it.
+    # Near the middle, as in the photographs, so that a centre crop contains most of it.
     reach = _OFF_CENTRE * min(width, height)
     centre = (
         width / 2 + rng.uniform(-1, 1) * min(reach, width / 2 - scale),

@@ -1,32 +1,25 @@
-"""Unpack archives that may be damaged or hostile, atomically.
+"""Unpack archives that may be damaged or hostile.
 
-Two functions, one for each layer of a nested data set: one member of a zip file becomes a file,
-and one folder of a tar.gz becomes a folder. What is unpacked is written under a temporary name
-beside its target and renamed at the end, so a target that exists is complete. Nothing here
-keeps owners, permissions or times, and nothing but plain files and folders is ever made.
+A member of a zip file becomes a file, a folder of a tar.gz a folder. Both are written under a
+temporary name beside their target and renamed at the end: a target that exists is complete. Only
+plain files and folders are made, without the archive's owners, permissions and times.
 """
 
 from __future__ import annotations
 
 import gzip
-import io
+import hashlib
 import os
 import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import Any, Union
+from typing import Any, BinaryIO, Union
 
 from tqdm import tqdm
 
 from mpgluon.errors import DataError
-from mpgluon.files import (
-    disk_error,
-    file_sha256,
-    is_file_with,
-    remove_folder,
-    sync_folder,
-)
+from mpgluon.files import atomic_write, disk_error, is_file_with, remove_folder, sync_folder
 
 _CHUNK_BYTES = 2**18
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError)
@@ -35,58 +28,39 @@ _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, gzip.BadGzipFile, 
 def unpack_zip_member(
     archive: Union[str, Path], member: str, path: Union[str, Path], *, size: int, sha256: str
 ) -> Path:
-    """Write one member of a zip file to ``path``, or verify that it is already there.
+    """Write one member of a zip file to ``path``, unless the right file is there already.
 
-    The other members are not touched, whatever their names.
-
-    Parameters
-    ----------
-    archive : str or Path
-        The zip file.
-    member : str
-        The member's full name inside it.
-    path : str or Path
-        The file to make.
-    size : int
-        The length in bytes that the member must have; not one byte more is written.
-    sha256 : str
-        The SHA-256 that it must have, in hexadecimal.
-
-    Returns
-    -------
-    Path
-        ``path``.
+    ``size`` in bytes and ``sha256`` are the expected ones; not one byte more is written. Missing
+    folders are made. The other members are not read.
 
     Raises
     ------
     DataError
-        If the archive is damaged, has no such member, or the member is not the one expected; if
-        the disk is full. No file is left.
+        If the archive is damaged or lacks the member, the member is not the expected one, or the
+        disk is full. No file is left.
     """
     archive, path = Path(archive), Path(path)
-    part = path.with_name(path.name + ".part")
     try:
         if is_file_with(path, size=size, sha256=sha256):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _copy_zip_member(archive, member, part, size)
-            received = file_sha256(part)
+        for part in path.parent.glob(f".{path.name}.*.part"):  # of a call that was killed
+            part.unlink()
+        with atomic_write(path) as file:
+            received = _copy_zip_member(archive, member, file, size)
             if received != sha256.lower():
                 raise DataError(
                     f"{member} in {archive} is not the file expected: its sha256 is {received} "
                     f"instead of {sha256}; delete the archive and fetch it again"
                 )
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-        sync_folder(path.parent)
     except OSError as error:
         raise disk_error(error, path, "run the same command again") from error
     return path
 
 
-def _copy_zip_member(archive: Path, member: str, part: Path, size: int) -> None:
+def _copy_zip_member(archive: Path, member: str, target: BinaryIO, size: int) -> str:
+    """Write a member and return its SHA-256."""
+    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(archive) as zipped:
             if member not in zipped.namelist():
@@ -97,14 +71,14 @@ def _copy_zip_member(archive: Path, member: str, part: Path, size: int) -> None:
                     f"{member} in {archive} has {declared:,} bytes instead of {size:,}: it is not "
                     "the archive expected"
                 )
-            with zipped.open(member) as source, open(part, "wb") as target:
+            with zipped.open(member) as source:
                 # `zipfile` itself stops a member at its declared size.
                 while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
                     target.write(chunk)
-                target.flush()
-                os.fsync(target.fileno())
     except (*_DAMAGED, NotImplementedError, RuntimeError) as error:
         raise DataError(f"{archive} is damaged: {error}; delete it and fetch it again") from error
+    return digest.hexdigest()
 
 
 def unpack_tar_folder(
@@ -116,37 +90,18 @@ def unpack_tar_folder(
     max_members: int = 100_000,
     progress: bool = False,
 ) -> Path:
-    """Unpack the top-level folder ``folder`` of a tar.gz to ``target``.
+    """Unpack the top-level folder ``folder`` of a tar.gz to ``target``, and nothing else of it.
 
-    Parameters
-    ----------
-    archive : str or Path
-        The tar.gz file.
-    target : str or Path
-        The folder to make; it must not exist, or be empty. A temporary folder
-        ``.<name>.unpacking`` beside it is used meanwhile, and one left there by a killed run is
-        cleared.
-    folder : str
-        The name of the folder in the archive that becomes ``target``. What lies beside it in the
-        archive is dropped.
-    max_bytes : int, optional
-        The most bytes that the archive may hold when decompressed, headers included.
-    max_members : int, optional
-        The most files and folders that it may hold.
-    progress : bool, optional
-        Whether to show a progress bar on the standard error stream.
-
-    Returns
-    -------
-    Path
-        ``target``.
+    ``target`` must not exist, or be empty. Meanwhile it is called ``.<name>.unpacking``; such a
+    folder that a killed run left is removed. ``max_bytes`` limits the decompressed size, headers
+    included, and ``max_members`` the number of files and folders.
 
     Raises
     ------
     DataError
-        If the archive is damaged or has no such folder; if any member is a link or a device or
-        its name leads out of the archive's folder; if it exceeds a limit; if the disk is full.
-        Neither ``target`` nor the temporary folder is left.
+        If the archive is damaged or lacks the folder, a member is a link or a device or its name
+        leads out of the archive's folder, a limit is exceeded, or the disk is full. Neither
+        ``target`` nor the temporary folder is left.
     """
     archive, target = Path(archive), Path(target)
     staging = target.with_name(f".{target.name}.unpacking")
@@ -172,7 +127,7 @@ def _extract(
 ) -> None:
     try:
         with gzip.open(archive) as stream:
-            limited = _LimitedReader(stream, max_bytes, archive)
+            limited: Any = _LimitedReader(stream, max_bytes, archive)  # "r|" only reads
             with tarfile.open(fileobj=limited, mode="r|") as tar:
                 for count, member in enumerate(tar, start=1):
                     if count > max_members:
@@ -182,7 +137,7 @@ def _extract(
                         )
                     _extract_member(tar, member, staging, archive)
                     bar.update()
-            # Only at its very end does gzip compare lengths and checksums.
+            # gzip compares lengths and checksums at the end of the stream.
             while limited.read(_CHUNK_BYTES):
                 pass
     except (FileExistsError, NotADirectoryError, IsADirectoryError, *_DAMAGED) as error:
@@ -213,7 +168,7 @@ def _extract_member(
 def _safe_name(name: str, archive: Path) -> PurePosixPath:
     """Return ``name`` as a relative path without ``..``, or refuse it."""
     relative = PurePosixPath(name)
-    # A backslash or a drive's colon is harmless here and a way out elsewhere: refused everywhere.
+    # A backslash or a drive's colon can lead out of the folder on other systems.
     unsafe = relative.is_absolute() or ".." in relative.parts or any(c in name for c in "\\:\0")
     if unsafe or not name:
         raise DataError(
@@ -222,27 +177,20 @@ def _safe_name(name: str, archive: Path) -> PurePosixPath:
     return relative
 
 
-class _LimitedReader(io.RawIOBase):
-    """A stream that refuses to give more than ``limit`` bytes in all."""
+class _LimitedReader:
+    """A stream that raises DataError after ``limit`` bytes."""
 
     def __init__(self, stream: gzip.GzipFile, limit: int, archive: Path) -> None:
-        self._stream = stream
+        self._stream, self._limit, self._archive = stream, limit, archive
         self._left = limit
-        self._archive = archive
-        self._limit = limit
 
-    def readable(self) -> bool:
-        """Return True: this stream is read."""
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill ``buffer`` as far as there is something, and return the count of bytes."""
-        chunk = self._stream.read(min(len(buffer), self._left + 1))
+    def read(self, size: int) -> bytes:
+        """Return at most ``size`` bytes, and none at the end."""
+        chunk = self._stream.read(min(size, self._left + 1))
         self._left -= len(chunk)
         if self._left < 0:
             raise DataError(
                 f"{self._archive} holds more than {self._limit:,} bytes when unpacked: it was "
                 "refused, as the archive expected holds fewer"
             )
-        buffer[: len(chunk)] = chunk
-        return len(chunk)
+        return chunk

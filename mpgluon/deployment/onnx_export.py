@@ -7,7 +7,6 @@ the model zoos' classifiers. MXNet's own exporter cannot be imported with an ``o
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Union
@@ -18,7 +17,7 @@ from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import record
 from mpgluon.deployment.serving import ServingMetadata
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error
+from mpgluon.files import atomic_write, disk_error
 from mpgluon.numerics.formats import FLOAT16, FLOAT32
 
 __all__ = ["export_onnx", "read_metadata"]
@@ -80,12 +79,10 @@ def export_onnx(
     _check_classes(model, metadata)
     onnx.helper.set_metadata_props(model, {**metadata.to_strings(), "dtype": f'"{dtype}"'})
     path = Path(path)
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(model.SerializeToString())
-        os.replace(part, path)
+        with atomic_write(path) as file:
+            file.write(model.SerializeToString())
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise disk_error(error, path, "export again") from error
     return path
 

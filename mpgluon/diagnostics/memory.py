@@ -248,7 +248,7 @@ def _state_bytes(optimizer: mx.optimizer.Optimizer, shape: tuple[int, ...], dtyp
     probe = mx.nd.ones((5, 7), ctx=mx.cpu(), dtype=dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Accumulating with float16 in optimizer")
-        states = list(arrays_of_state(optimizer.create_state_multi_precision(0, probe)))
+        states = list(arrays_of_state(optimizer.create_state_multi_precision(0, probe)).values())
     rows, columns = shape[0], prod(shape[1:])
     return sum(
         prod({5: rows, 7: columns}.get(side, side) for side in state.shape)

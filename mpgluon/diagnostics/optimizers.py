@@ -131,7 +131,7 @@ def _plain_run(name: str, *, multi_precision: bool) -> tuple[list[Array], list[A
             scaled = mx.nd.array(gradient.astype(np.float32) * _LOSS_SCALE, dtype="float16")
             updater([0], [scaled], [weight])
             weights.append(weight.asnumpy())
-    leaves = [s for s in arrays_of_state(updater.states[0]) if s.shape == _SHAPE]
+    leaves = [s for s in arrays_of_state(updater.states[0]).values() if s.shape == _SHAPE]
     masters = [s.asnumpy() for s in leaves if (s.astype("float16") == weight).min().asscalar()]
     return weights, masters[:1]
 

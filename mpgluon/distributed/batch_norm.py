@@ -1,7 +1,7 @@
 """BatchNorm over several devices and processes.
 
-By default each device normalizes by the statistics of its own part of a batch, as MXNet does, and
-has running statistics of its own.
+By default each device normalizes by the statistics of its part of a batch, and has its own running
+statistics.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ __all__ = ["average_batch_norm", "synchronize_batch_norm"]
 
 
 def average_batch_norm(processes: Processes, net: gluon.Block) -> None:
-    """Replace BatchNorm's running statistics by their mean over all processes; together.
+    """Replace BatchNorm's running statistics by their mean over all processes, in FP32; collective.
 
-    Each process has seen the statistics of its own images only. Moving averages are linear, so it
-    makes no difference, but for rounding, how often this is called in training. Call it before
-    a test or a checkpoint: they then do not depend on which process does them. In FP32.
+    Call it before a test or a checkpoint, which then do not depend on the process. Moving averages
+    are linear: except for rounding, the number of calls makes no difference.
     """
     if processes.world_size == 1:
         return
@@ -50,29 +49,29 @@ def average_batch_norm(processes: Processes, net: gluon.Block) -> None:
 
 
 def synchronize_batch_norm(net: gluon.Block, num_devices: int) -> list[str]:
-    """Let every BatchNorm use the statistics of a batch over all devices of this process.
+    """Replace every BatchNorm by MXNet's SyncBatchNorm over the devices of this process.
 
-    Each becomes MXNet's SyncBatchNorm with the same parameters. It computes in FP32, in a cast or
-    autocast network too. Call it before ``hybridize``.
+    The new layers have the same parameters and compute in FP32, also in a cast or autocast network.
+    Call it before ``hybridize``.
 
     Parameters
     ----------
     net : gluon.Block
-        With initialized parameters; the network itself is no BatchNorm.
+        With initialized parameters, and not itself a BatchNorm.
     num_devices : int
-        How many take part; each needs its share of every batch.
+        Each of them needs a part of every batch.
 
     Returns
     -------
     list of str
-        The names of the layers.
+        The names of the replaced layers.
 
     Raises
     ------
     ValueError
         If a BatchNorm normalizes another axis than the second.
     PrecisionError
-        If the devices are CPUs: MXNet's layer waits there for itself, for ever.
+        If the devices are several CPUs, on which MXNet's layer deadlocks.
     """
     layers = list(_batch_norms(net))
     for _, _, layer in layers:
@@ -84,7 +83,8 @@ def synchronize_batch_norm(net: gluon.Block, num_devices: int) -> list[str]:
             )
         if layer._kwargs["axis"] != 1:
             raise ValueError(
-                f"{layer.name} normalizes axis {layer._kwargs['axis']}, and SyncBatchNorm only 1"
+                f"{layer.name} normalizes axis {layer._kwargs['axis']}, and SyncBatchNorm only 1; "
+                "leave BatchNorm as it is"
             )
     for parent, place, layer in layers:
         options = layer._kwargs
@@ -107,7 +107,7 @@ def synchronize_batch_norm(net: gluon.Block, num_devices: int) -> list[str]:
 
 
 def _batch_norms(block: gluon.Block) -> Iterator[tuple[gluon.Block, str, nn.BatchNorm]]:
-    """Yield each BatchNorm with its parent and its name there; SyncBatchNorm is one."""
+    """Yield each BatchNorm with its parent and its name there; SyncBatchNorm is a subclass."""
     for place, child in block._children.items():
         if isinstance(child, nn.BatchNorm):
             yield block, place, child

@@ -1,7 +1,6 @@
-"""Many gradients side by side in a few FP32 arrays, summed over this process's devices.
+"""Many gradients in a few FP32 arrays, summed over the devices of this process.
 
-ResNet-50's 161 gradients are then a dozen messages. Who adds the arrays over processes is not
-known here.
+ResNet-50's 161 gradients become a dozen messages.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mpgluon.numerics.dtypes import cast, dtype_name
 
 __all__ = ["BUCKET_ELEMENTS", "Bucket", "Gradient", "make_buckets"]
 
-# 8 MiB in FP32: large enough that a message's latency vanishes, small enough for the caches.
+# 8 MiB in FP32: large enough to hide a message's latency, small enough for the caches.
 BUCKET_ELEMENTS = 2**21
 
 _SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
@@ -29,7 +28,7 @@ _SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a bucket has to know of one gradient: a value, so that plans can be compared."""
+    """The description of a gradient, by which buckets are planned."""
 
     key: int
     shape: tuple[int, ...]
@@ -41,59 +40,43 @@ class Gradient:
         return prod(self.shape)
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """A gradient's place: a view of the bucket's memory in the gradient's shape."""
-
-    gradient: Gradient
-    view: NDArray
-
-
 class Bucket:
-    """Memory for some gradients in FP32 (or, for float64 ones, in that).
-
-    Parameters
-    ----------
-    gradients : sequence of Gradient
-        All to be summed in the same dtype.
+    """Memory for gradients that are summed in the same dtype: FP32, or float64 for float64 ones.
 
     Attributes
     ----------
     values : ndarray, shape (sum of the sizes,)
-        The sums, to be added to those of other processes in place; valid after `wait`.
+        The sums over devices, to be added to those of other processes in place; valid after `wait`.
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:
         dtype = _SUMMED_IN[gradients[0].dtype]
         self.values: npt.NDArray[Any] = np.empty(sum(g.size for g in gradients), dtype=dtype)
-        # MXNet's view of the same memory. It marks the array that it is given as read-only, so
-        # that gets another one.
+        # MXNet's view of the same memory; from_numpy makes its argument read-only, hence the slice.
         self._shared = mx.nd.from_numpy(self.values[:])
-        self._slots = []
+        self._views: list[tuple[int, NDArray]] = []  # by key
         begin = 0
         for gradient in gradients:
             view = self._shared[begin : begin + gradient.size].reshape(gradient.shape)
-            self._slots.append(_Slot(gradient, view))
+            self._views.append((gradient.key, view))
             begin += gradient.size
 
     def pack(self, gradients: dict[int, Sequence[NDArray]]) -> None:
-        """Put in the sum over devices of each gradient, widened exactly; does not wait.
+        """Write the sum over devices of each gradient, widened exactly; does not wait.
 
-        Parameters
-        ----------
-        gradients : dict from key to the gradient on each device
+        ``gradients`` maps keys to the gradient on each device.
         """
         with autograd.pause():
-            for slot in self._slots:
-                first, *others = gradients[slot.gradient.key]
-                _copy(first, slot.view)
+            for key, view in self._views:
+                first, *others = gradients[key]
+                _copy(first, view)
                 for other in others:
-                    wide = mx.nd.empty(slot.view.shape, dtype=slot.view.dtype)
+                    wide = mx.nd.empty(view.shape, dtype=view.dtype)
                     _copy(other, wide)
-                    mx.nd.elemwise_add(slot.view, wide, out=slot.view)
+                    mx.nd.elemwise_add(view, wide, out=view)
 
     def wait(self) -> None:
-        """Wait until everything that was put in is in ``values``."""
+        """Wait until ``values`` holds all sums."""
         self._shared.wait_to_read()
 
     def unpack(self, gradients: dict[int, Sequence[NDArray]]) -> None:
@@ -102,24 +85,24 @@ class Bucket:
         A sum beyond float16's range becomes infinite, as in any other float16 arithmetic.
         """
         with autograd.pause():
-            for slot in self._slots:
-                for one in gradients[slot.gradient.key]:
-                    _copy(slot.view, one)
+            for key, view in self._views:
+                for one in gradients[key]:
+                    _copy(view, one)
 
 
 def _copy(source: NDArray, target: NDArray) -> None:
     """Write a source into a target of another dtype or device, one of them in a bucket."""
-    source = source.as_in_context(mx.cpu())  # as it is: from a GPU, half the bytes
+    source = source.as_in_context(mx.cpu())  # before the cast: half the bytes from a GPU
     if dtype_name(source) == dtype_name(target):
         source.copyto(target)
     elif target.context == mx.cpu():
-        mx.nd.amp_cast(source, dtype=dtype_name(target), out=target)  # no memory of its own
+        mx.nd.amp_cast(source, dtype=dtype_name(target), out=target)  # allocates nothing
     else:
         cast(source, str(dtype_name(target))).copyto(target)
 
 
 def make_buckets(gradients: Sequence[Gradient]) -> list[Bucket]:
-    """Distribute gradients over buckets, the last ones first: backward makes those first.
+    """Distribute gradients over buckets, the last ones first, which backward computes first.
 
     Raises
     ------
@@ -145,5 +128,5 @@ def make_buckets(gradients: Sequence[Gradient]) -> list[Bucket]:
 
 
 def describe(key: int, array: NDArray) -> Gradient:
-    """Return what is to be known of a gradient."""
+    """Return the description of a gradient array."""
     return Gradient(key, tuple(array.shape), str(dtype_name(array)))

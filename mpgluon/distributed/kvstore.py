@@ -9,9 +9,9 @@
         ...
         trainer.step(batch_size * processes.world_size)
 
-It has no name for ``kvstore="..."``: with one device, a Trainer takes a name that it does not
-know for no kvstore at all, and would not exchange anything. It starts no processes and knows
-nothing of loss scales: an infinite or NaN gradient of one process is in the sum of all.
+It has no name for ``kvstore="..."``: with one device, a Trainer ignores a name that it does not
+know and exchanges nothing. Loss scales are not handled here: an infinite or NaN gradient of one
+process is in the sum of all.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from mpgluon.distributed.beginning import begin
 from mpgluon.distributed.buckets import Bucket, Gradient, describe, make_buckets
 from mpgluon.distributed.processes import Processes
+from mpgluon.distributed.state import begin
 from mpgluon.errors import DistributedError
 from mpgluon.trainer import inside
 
@@ -53,11 +53,11 @@ class MpiKVStore(KVStoreBase):
         self._plans: dict[tuple[Gradient, ...], list[Bucket]] = {}
 
     def attach(self, trainer: gluon.Trainer) -> None:
-        """Share rank 0's weights now, and let all gradients of a step travel together.
+        """Share rank 0's weights now, and send the gradients of a step in a few messages.
 
-        Call it once, on all processes, before the first forward pass. Without it weights are
-        shared in the first step, too late for its gradients, and every parameter is a message of
-        its own.
+        Call it once, on all processes, before the first forward pass. Without it, weights are
+        shared in the first step, after its gradients were computed, and every parameter is sent in
+        its own message.
 
         Raises
         ------
@@ -83,10 +83,10 @@ class MpiKVStore(KVStoreBase):
         out: Optional[Arrays] = None,
         priority: int = 0,  # noqa: ARG002 - MXNet passes it
     ) -> None:
-        """Replace a gradient on all devices by its sum over all of them and all processes."""
+        """Replace a gradient on all devices by its sum over all devices and processes."""
         if out is not None and out is not value:
             raise DistributedError(
-                "this kvstore sums gradients in place and cannot put the sum elsewhere; create "
+                "this kvstore sums gradients in place and cannot write the sum elsewhere; create "
                 "the Trainer with update_on_kvstore=False"
             )
         gradients = [value] if isinstance(value, NDArray) else value
@@ -116,7 +116,7 @@ class MpiKVStore(KVStoreBase):
         out: Arrays,
         priority: int = 0,  # noqa: ARG002 - MXNet passes it
     ) -> None:
-        """Give a parameter the value that it has on rank 0, on all devices and processes."""
+        """Give a parameter its value on rank 0, on all devices and processes."""
         what = f"parameter {key} of shape {tuple(value.shape)}"
         mx.nd.waitall()  # a running inference may change the layout of a weight
         sent = mx.nd.array(self._processes.broadcast(value.asnumpy(), what), dtype=value.dtype)
@@ -125,7 +125,7 @@ class MpiKVStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:  # noqa: ARG004 - the answer to all questions
-        """Return False: there is no optimizer in here, and nothing else."""
+        """Return False: the optimizer runs in the Trainer."""
         return False
 
     @property
@@ -145,7 +145,7 @@ class MpiKVStore(KVStoreBase):
 
 
 def _in_words(plan: tuple[Gradient, ...]) -> str:
-    """Describe gradients so that two descriptions are equal only if the gradients can be added."""
+    """Describe gradients; equal descriptions mean that the gradients can be added."""
     mark = zlib.crc32(repr(plan).encode())
     elements = sum(gradient.size for gradient in plan)
     return f"sum of {len(plan)} gradients, {elements} numbers in all, checksum {mark:08x}"

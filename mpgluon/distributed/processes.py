@@ -1,37 +1,38 @@
-"""The processes of one job, as training sees them: who am I, how many are we, and our sums.
+"""The processes of one job: their ranks, their exchanges and their devices.
 
-`OneProcess` is the ordinary case: alone, with nothing to wait for. The others are in
-`mpgluon.distributed.mpi`. Code that takes a `Processes` need not know which it was given.
+`OneProcess` is the usual case, a process without others; `mpgluon.distributed.mpi` has several.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Optional, TypeVar
 
+import mxnet as mx
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["OneProcess", "Processes"]
+from mpgluon.devices import parse_devices
+
+__all__ = ["OneProcess", "Processes", "devices_of_process"]
 
 Value = TypeVar("Value")
 
 
-class Processes(ABC):
-    """The processes of a job; enter it with ``with`` before anything else is asked.
+class Processes:
+    """The processes of a job; a context manager that is entered before any other call.
 
-    What every process has to call, in the same order, is marked *together*. Such a call returns
-    when all have made it.
+    Calls marked *collective* are made by all processes in the same order, and return when all have
+    made them. The methods of this class are those of a process without others.
 
     Attributes
     ----------
     rank, world_size : int
-        Which process this is, of how many. Rank 0 writes files.
+        The rank of this process, and the number of processes. Rank 0 writes files.
     local_rank, local_size : int
-        Which one on this machine, of how many there.
+        The same among the processes of this machine.
     """
 
     rank = 0
@@ -42,58 +43,52 @@ class Processes(ABC):
     def __enter__(self) -> Processes:
         return self
 
-    @abstractmethod
     def __exit__(
         self,
         kind: Optional[type[BaseException]],
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        """End the other processes too if this one has failed: they would wait for ever."""
+        """End the other processes if this one has failed: they would wait for it."""
 
-    @abstractmethod
-    def gather(self, value: Value, purpose: str) -> list[Value]:
-        """Return the value of each process, by rank; together, and for small values.
+    def gather(self, value: Value, purpose: str) -> list[Value]:  # noqa: ARG002 - for subclasses
+        """Return the value of each process, by rank; collective, for small values.
 
-        ``purpose`` says in words what for, and must be the same everywhere.
+        ``purpose`` describes the exchange, and must be the same on all processes.
 
         Raises
         ------
         DistributedError
-            If a process does not come in time, or comes for another purpose.
+            If a process is late, or calls with another purpose.
         """
+        return [value]
 
-    @abstractmethod
-    def broadcast(self, value: Value, purpose: str) -> Value:
-        """Return rank 0's value everywhere; together. Other values are not looked at."""
+    def broadcast(self, value: Value, purpose: str) -> Value:  # noqa: ARG002 - for subclasses
+        """Return rank 0's value on all processes; collective. Other values are ignored."""
+        return value
 
-    @abstractmethod
     def sum_in_place(self, values: NDArray[Any], purpose: str) -> None:
-        """Replace an array by its sum over all processes, in its own dtype; together.
+        """Replace an array by its sum over all processes, in its own dtype; collective.
 
-        Every process gets the same bits. No roll is called before it: call `gather` first.
+        All processes receive the same bits. Call `gather` first, which detects late processes.
         """
 
-    @abstractmethod
     def end_all(self, status: int) -> None:
-        """End the other processes, which may be waiting for this one, and this one too.
-
-        Alone, it does nothing.
-        """
+        """End all processes of a job of several, this one included."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes files."""
+        """Whether this is rank 0, the only one that writes files."""
         return self.rank == 0
 
     def sum(self, numbers: Sequence[float], purpose: str) -> list[float]:
-        """Return the sums of some numbers over all processes, in float64; together."""
+        """Return the sums of numbers over all processes, in float64; collective."""
         rows = self.gather(list(numbers), purpose)
         return [float(total) for total in np.sum(np.array(rows, dtype=np.float64), axis=0)]
 
     @contextmanager
     def one_per_machine_first(self, purpose: str) -> Iterator[None]:
-        """Let one process of each machine do the block before the others do; together."""
+        """Let one process of each machine run the block before the others; collective."""
         if self.local_rank:
             self.gather(None, purpose)
         yield
@@ -102,26 +97,30 @@ class Processes(ABC):
 
 
 class OneProcess(Processes):
-    """A job of one process; every answer is its own."""
+    """A job of one process."""
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
-        """Do nothing: nobody waits."""
 
-    def gather(self, value: Value, purpose: str) -> list[Value]:  # noqa: ARG002 - as in the class
-        """Return the value in a list."""
-        return [value]
+def devices_of_process(text: str, processes: Processes) -> list[mx.Context]:
+    """Return the devices of a process.
 
-    def broadcast(self, value: Value, purpose: str) -> Value:  # noqa: ARG002 - as in the class
-        """Return the value."""
-        return value
+    Parameters
+    ----------
+    text : str
+        As for `mpgluon.devices.parse_devices`; ``"gpu"`` is the GPU with the process's local rank.
+    processes : Processes
 
-    def sum_in_place(self, values: NDArray[Any], purpose: str) -> None:
-        """Leave the values as they are."""
-
-    def end_all(self, status: int) -> None:
-        """Do nothing: nobody waits."""
+    Raises
+    ------
+    ValueError
+        If the text is wrong, or names the same GPUs for several processes of a machine.
+    PrecisionError
+        If it names a GPU that MXNet does not see.
+    """
+    shared = text.startswith("gpu:") and processes.local_size > 1
+    devices = parse_devices(f"gpu:{processes.local_rank}" if text == "gpu" else text)
+    if shared:
+        raise ValueError(
+            f"{text!r} would give the same GPUs to {processes.local_size} processes on one "
+            'machine; use "gpu", which gives each process one, or one process per machine'
+        )
+    return devices

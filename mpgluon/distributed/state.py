@@ -1,4 +1,4 @@
-"""What processes have to agree on beside gradients: the state that they begin with, and hold."""
+"""The state of processes that must agree: before the first step, and after any step."""
 
 from __future__ import annotations
 
@@ -12,29 +12,58 @@ from mxnet import gluon
 
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint
 from mpgluon.distributed.processes import Processes
-from mpgluon.errors import DistributedError
+from mpgluon.errors import DistributedError, TrainerStateError
 from mpgluon.trainer import inside
 
-__all__ = ["check_agreement", "share_state"]
+__all__ = ["begin", "check_agreement", "share_state"]
+
+
+def begin(trainer: gluon.Trainer) -> None:
+    """Initialize a Trainer's kvstore now, on all processes, with rank 0's weights.
+
+    Call it right after the Trainer is created, before ``amp.init_trainer``. A stock Trainer does it
+    inside its first step, whose gradients then belong to other weights, and those of ps-lite's
+    workers (``kvstore="dist_sync"``) race with the initialization. Waits for the devices.
+
+    Raises
+    ------
+    TrainerStateError
+        If a parameter has no value yet because its shape is not known; nothing is changed.
+    """
+    without_values = []
+    for parameter in inside.parameters_of(trainer):
+        try:
+            parameter.list_data()
+        except gluon.parameter.DeferredInitializationError:
+            without_values.append(parameter.name)
+    if without_values:
+        raise TrainerStateError(
+            f"{len(without_values)} parameters have no value yet that processes could share "
+            f"({without_values[0]}, ...): their shapes are inferred in the first forward pass; "
+            "call the network once on a batch of zeros, or create it with in_units and in_channels"
+        )
+    mx.nd.waitall()  # a running inference may change the layout of a weight
+    inside.begin(trainer)
+    mx.nd.waitall()
 
 
 def share_state(
     processes: Processes, net: gluon.Block, trainer: gluon.Trainer, **extra: Any
 ) -> dict[str, Any]:
-    """Bring every process to rank 0's weights, masters, optimizer state, loss scale and randomness.
+    """Give all processes rank 0's weights, masters, optimizer state, loss scale and random state.
 
-    A kvstore's broadcast covers the weights alone: float16 weights that agree may have FP32
-    masters that do not. Call it before the first step, and after rank 0 alone has loaded a
-    checkpoint; no other process needs the file. Together.
+    A kvstore broadcasts only the weights: equal float16 weights may have different FP32 masters.
+    Call it before the first step, and after rank 0 has loaded a checkpoint, whose file no other
+    process needs. Collective.
 
     Parameters
     ----------
     processes : Processes
     net : gluon.Block
-        Initialized, and the same on all processes but for its values.
+        Initialized, and the same on all processes except for its values.
     trainer : gluon.Trainer
     **extra
-        More to share, as JSON can hold it.
+        Further values to share, which JSON can represent.
 
     Returns
     -------
@@ -48,7 +77,7 @@ def share_state(
     """
     if processes.world_size == 1:
         return extra
-    inside.begin(trainer)  # loading would, and then on some processes only
+    inside.begin(trainer)  # loading would do it on some processes only
     purpose = "the state to begin with"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "state.npz"
@@ -62,10 +91,10 @@ def share_state(
 
 
 def check_agreement(processes: Processes, net: gluon.Block) -> None:
-    """Raise DistributedError unless all processes have bit for bit the same parameters; together.
+    """Raise DistributedError unless all processes have the same parameters bit by bit; collective.
 
-    They should, after any number of steps: a difference means that gradients were changed after
-    their sum on one process alone, or that the processes did not begin with the same values.
+    A difference after any number of steps means that one process changed gradients after their sum,
+    or that the processes began with different values.
     """
     if processes.world_size == 1:
         return

@@ -72,7 +72,9 @@ def bfloat16_products() -> str:
             return answer
     answer = _try()
     try:
-        files.atomic_write(remembered, json.dumps({"bfloat16": answer}))
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        with files.atomic_write(remembered) as file:
+            file.write(json.dumps({"bfloat16": answer}).encode())
     except OSError as error:
         _logger.info("cannot remember what this processor computes: %s", error)
     return answer

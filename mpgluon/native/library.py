@@ -282,6 +282,8 @@ def _remember(key: str, failure: str) -> None:
     """Write a record at once; where that is impossible, the next process tries again."""
     path = cache_folder() / f"{key}.json"
     try:
-        files.atomic_write(path, json.dumps({"failure": failure}))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.atomic_write(path) as file:
+            file.write(json.dumps({"failure": failure}).encode())
     except OSError as error:
         _logger.info("%s cannot be written: %s", path, error)

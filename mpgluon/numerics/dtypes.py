@@ -1,8 +1,8 @@
-"""Formats of MXNet arrays and symbols: asking for one, and casting to one.
+"""Formats of MXNet arrays and symbols: their names, and casts between them.
 
-An NDArray knows its dtype. A Symbol does not, until the whole graph is bound, so the symbols
-that come out of a cast carry the answer in their class (an MXNet symbol has no room for
-attributes); other symbols answer ``None``, and a cast of them works whatever they turn out to be.
+An NDArray has a dtype. A Symbol has none until the whole graph is bound, so the class of a symbol
+that a cast returns says its dtype (an instance has no room for attributes). Other symbols have
+the dtype ``None`` here, and a cast of them works for every dtype that they turn out to have.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def dtype_name(array: Array) -> Optional[str]:
 
 
 def cast(array: Array, dtype: str) -> Array:
-    """Round or widen between float32, float16 and bfloat16; leave every other type alone.
+    """Round or widen between float32, float16 and bfloat16; return other dtypes as they are.
 
     Rounds to nearest even and overflows to infinity; widening is exact. Subnormals are kept,
-    those of bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions it
-    also takes the sign of a zero. On the CPU this is several times faster than ``Cast``. Gradients
-    are cast back. Does not wait.
+    those of bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions
+    oneDNN also drops the sign of a zero. On the CPU this is several times faster than ``Cast``.
+    Gradients are cast back. Does not wait.
 
     Parameters
     ----------
@@ -74,15 +74,16 @@ def cast(array: Array, dtype: str) -> Array:
         return array
     if dtype == "bfloat16" and known != "float32":
         array, known = cast(array, "float32"), "float32"  # MXNet's own way from float16 is wrong
-    # oneDNN carries out what involves bfloat16, or nothing, and its backward overwrites a gradient
-    # that it should add to: with grad_req="add", or of a value with many casts. The identity adds.
-    # It also spares oneDNN the types that it does not know, behind a symbol that may be anything.
+    # oneDNN runs casts from or to bfloat16 and casts to the same dtype, and its backward overwrites
+    # a gradient that it should add to: with grad_req="add", or of a value with several casts. The
+    # identity adds. Behind a symbol of unknown dtype it also keeps from oneDNN the dtypes that
+    # oneDNN does not support.
     through_identity = known != "float16" and (dtype != "float16" or known is None)
     if not isinstance(array, Symbol):
         array = mx.nd.identity(array) if through_identity else array
         return mx.nd.amp_cast(array, dtype=_AMP_DTYPES[dtype])
     # MXNet merges equal nodes of a graph, and then adds gradients before rounding them where an
-    # imperative run rounds each. A number of its own keeps a node, and so the results, apart.
+    # imperative run rounds each. A unique number keeps the nodes apart, and the results equal.
     number = {CAST_NUMBER: str(next(_CAST_NUMBERS))}
     array = mx.sym.identity(array, attr=number) if through_identity else array
     return mx.sym.amp_cast(array, dtype=_AMP_DTYPES[dtype], attr=number)

@@ -1,7 +1,7 @@
 """Floating-point formats as numbers: what float16, bfloat16 and float32 can hold.
 
-A format is four numbers, and rounding to it follows from them; no table, no array library
-beyond NumPy. Nothing here computes with networks: see :mod:`mpgluon.cast`.
+A format is a few numbers, and rounding to it follows from them, without a table. Networks are
+cast in :mod:`mpgluon.cast`.
 """
 
 from __future__ import annotations

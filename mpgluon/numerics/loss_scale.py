@@ -1,7 +1,7 @@
 """Loss scales: state machines that decide the factor S by which the next loss is multiplied.
 
-They hold plain Python numbers and know nothing of arrays: whether gradients are finite is asked
-in :mod:`mpgluon.numerics.reductions`, and :mod:`mpgluon.amp` ties both to a Gluon Trainer.
+They hold plain Python numbers and no arrays: :mod:`mpgluon.numerics.reductions` finds out whether
+gradients are finite, and :mod:`mpgluon.amp` connects both with a Gluon Trainer.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any, Union
 
-__all__ = ["DynamicLossScale", "LossScale", "NoLossScale", "StaticLossScale", "as_loss_scale"]
+__all__ = [
+    "NUMBERS",
+    "DynamicLossScale",
+    "LossScale",
+    "NoLossScale",
+    "StaticLossScale",
+    "as_loss_scale",
+]
 
 
-# NumPy's too, which are no subclasses of Python's but for float64.
-_NUMBERS: tuple[type, ...] = (int, float, Real)
+NUMBERS: tuple[type, ...] = (int, float, Real)
+"""Python's numbers and NumPy's, of which only float64 is a subclass of Python's."""
 
-# 1 / S must be a normal FP32 number: MXNet's operators read it as text, and no smaller one.
+# 1 / S must be a normal FP32 number: MXNet's operators read it as text, and no subnormal.
 _LARGEST_SCALE = 2.0**126
 
 
 def _power_of_two(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(f"{name} must be a number, received {value!r}")
     exponent = math.frexp(min(value, sys.float_info.max))[1] - 1 if value > 0 else 0
     if value != 2.0**exponent:
@@ -46,7 +53,7 @@ class LossScale(ABC):
 
     @abstractmethod
     def update(self, grads_finite: bool) -> None:
-        """Advance by one step whose gradients were (``True``) or were not all finite."""
+        """Advance by one step whose gradients were all finite, or not."""
 
     @property
     def skips_overflow(self) -> bool:
@@ -93,14 +100,14 @@ class LossScale(ABC):
 
 
 class NoLossScale(LossScale):
-    """S is 1 and no step is ever skipped: plain FP32 training."""
+    """S is 1 and no step is ever skipped, as in plain FP32 training."""
 
     def __init__(self) -> None:
         self.scale = 1.0
 
     @property
     def skips_overflow(self) -> bool:
-        """Nothing is skipped: an infinite gradient reaches the weights, as in plain Gluon."""
+        """False: an infinite gradient reaches the weights, as in plain Gluon."""
         return False
 
     def update(self, grads_finite: bool) -> None:
@@ -113,7 +120,7 @@ class StaticLossScale(LossScale):
     Parameters
     ----------
     scale : float
-        A power of two, from 1 upwards as a rule: 8 to 32768 have been used with success.
+        A power of two, usually 1 or more: 8 to 32768 have been used with success.
 
     Raises
     ------
@@ -140,13 +147,12 @@ class DynamicLossScale(LossScale):
     init_scale : float
         The first S. It may be too large: the first steps are then skipped until it fits.
     growth_factor, backoff_factor : float
-        What S is multiplied with after ``growth_interval`` finite steps in a row, and after a
-        step that was not finite.
+        The factors by which S is multiplied after ``growth_interval`` finite steps in a row, and
+        after a step that was not finite.
     growth_interval : int
-        Finite steps in a row before S grows. Must suit the length of the run: one that ends
-        before the first growth never learns whether S is too small.
+        Finite steps in a row before S grows. It must be shorter than the run, or S never grows.
     min_scale, max_scale : float
-        S never leaves this range. A ``max_scale`` above 2**126 is taken for that: no step could
+        S never leaves this range. A ``max_scale`` above 2**126 counts as 2**126: no step can
         divide by more.
 
     Raises
@@ -241,7 +247,7 @@ def as_loss_scale(value: Union[str, float, LossScale]) -> LossScale:
             raise ValueError(
                 f'a loss scale is "dynamic", "none" or a power of two, received {value!r}'
             ) from None
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(
             f'a loss scale is "dynamic", "none", a power of two or a LossScale, received {value!r}'
         )

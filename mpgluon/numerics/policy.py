@@ -1,7 +1,6 @@
-"""Policies: which format parameters, computation and results of a network have.
+"""Policies: the formats of a network's parameters, computation and results.
 
-A policy is a plain value. What it means operator by operator is decided in
-:mod:`mpgluon.cast`.
+A policy is a plain value. What it means for each operator is decided in :mod:`mpgluon.cast`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _FORMATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Policy:
-    """Which format is used where in a network.
+    """The formats of a network.
 
     Parameters
     ----------
@@ -27,8 +26,8 @@ class Policy:
         Format of what the network returns. FP32 is right for logits: the loss sums
         exponentials.
     emulate : bool
-        Whether a CPU carries out bfloat16 in FP32 arithmetic even where it has instructions for
-        it: for equal results on all processors. float16 on a CPU is always carried out so.
+        Whether a CPU computes bfloat16 in FP32 arithmetic even where it has instructions for
+        bfloat16: for equal results on all processors. float16 on a CPU is always computed so.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Questions about many arrays at once: are all finite, and how long are they together.
+"""Reductions over many arrays at once: whether all are finite, and their norm.
 
-Questions change nothing and keep no state. Sums are float32 or wider, whatever the dtype of the
-arrays; each question waits for the devices once.
+They change nothing and keep no state. Sums are float32 or wider, whatever the dtype of the arrays;
+each reduction to Python numbers waits for the devices once.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
 
-__all__ = ["Widened", "all_finite", "global_norm", "sums_of_squares"]
+__all__ = ["Widened", "all_finite", "global_norm", "numbers_of", "sums_of_squares"]
 
 _ARRAYS_PER_CALL = 200  # operators with a variable number of inputs have a limit
 _ELEMENTS_PER_CALL = 2**22
 
 
 class Widened:
-    """FP32 copies of 16-bit arrays in memory that is used again and again.
+    """FP32 copies of 16-bit arrays in memory that is reused.
 
-    A fresh copy costs more in page faults than in arithmetic: 56 against 29 ms for the squares of
-    25 million elements. The copies are good until the next one is made.
+    New memory costs more time in page faults than the arithmetic. The copies are valid until the
+    next call.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[mx.Context, NDArray] = {}
 
     def __call__(self, arrays: Sequence[NDArray]) -> list[NDArray]:
-        """Return FP32 values of arrays on one device; of those that are FP32, the arrays."""
+        """Return FP32 values of arrays on one device; FP32 arrays themselves."""
         sizes = [array.size if dtype_name(array) == "float16" else 0 for array in arrays]
         needed = sum(sizes)
         context = arrays[0].context
@@ -53,7 +53,7 @@ class Widened:
 
 
 def _values(array: NDArray) -> NDArray:
-    """Return an array's values, 16-bit ones and integers widened; of a sparse one, the stored."""
+    """Return an array's values in FP32 or float64; of a sparse array, the stored ones."""
     stored = _stored(array)
     dtype = dtype_name(stored)
     if dtype in ("float32", "float64"):
@@ -97,11 +97,19 @@ def sums_of_squares(arrays: Sequence[NDArray]) -> NDArray:
         return mx.nd.concat(*sums, dim=0)
 
 
+def numbers_of(arrays: Sequence[NDArray]) -> list[float]:
+    """Return the elements of one-dimensional FP32 arrays; waits for the devices once."""
+    if not arrays:
+        return []
+    values = mx.nd.concat(*(array.as_in_context(mx.cpu()) for array in arrays), dim=0)
+    return list(values.asnumpy().tolist())
+
+
 def _chunks(arrays: Sequence[NDArray]) -> Iterator[list[NDArray]]:
-    """Yield neighbours that one call of an operator can take: of one device, not too many."""
+    """Yield neighbours that one call of an operator can take: on one device, not too many."""
     chunk: list[NDArray] = []
     elements, kind = 0, None
-    for array in arrays:  # a network has hundreds, and each question goes through ctypes
+    for array in arrays:  # a network has hundreds, and each property goes through ctypes
         size, its_kind = array.size, (array.context, dtype_name(array) == "float64")
         if chunk and (
             its_kind != kind or len(chunk) == _ARRAYS_PER_CALL or elements > _ELEMENTS_PER_CALL
@@ -117,9 +125,9 @@ def _chunks(arrays: Sequence[NDArray]) -> Iterator[list[NDArray]]:
 def all_finite(arrays: Sequence[NDArray]) -> bool:
     """Whether no element of any array is infinite or NaN.
 
-    Waits for the devices once where all are finite: a finite sum of squares has finite terms,
-    and MXNet sums squares ten times faster than it looks for infinities. Where the sum is not
-    finite, a second look tells an infinite element from a finite one above 2**64.
+    Waits for the devices once where all are finite: a finite sum of squares has finite terms, and
+    MXNet sums squares faster than it looks for infinities. Where the sum is not finite, the
+    elements are compared as well, because a finite one above 2**64 has an infinite square.
 
     Parameters
     ----------
@@ -170,7 +178,7 @@ def global_norm(arrays: Sequence[NDArray]) -> float:
     """
     with autograd.pause():
         total = _total(sums_of_squares(arrays))
-        # Below this, squares that float32 flushes to zero could matter.
+        # Below the lower limit, squares that float32 flushes to zero could matter.
         if 2.0**-70 < total < np.inf:
             return math.sqrt(total)
         largest = max(_largest(array) for array in map(_stored, arrays) if array.size)

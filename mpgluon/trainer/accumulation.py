@@ -1,12 +1,10 @@
 """FP32 sums of float16 gradients that accumulate (``grad_req="add"``).
 
-MXNet adds a backward pass's gradient to a float16 one in float16, where it may vanish. Here each
-pass writes into an empty array, and is added in FP32; the float16 gradient is the rounded sum.
+MXNet adds a gradient to a float16 one in float16, where it may vanish. Here each backward pass
+writes into an empty array that is then added in FP32; the float16 gradient is the rounded sum.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -20,7 +18,7 @@ __all__ = ["GradientSums"]
 
 
 class GradientSums:
-    """What the float16 gradients of one Trainer add up to before rounding.
+    """The FP32 sums of one Trainer's float16 gradients.
 
     Parameters
     ----------
@@ -34,12 +32,13 @@ class GradientSums:
     def set_aside(self) -> None:
         """Empty the gradients, before a backward pass. Does not wait.
 
-        Where somebody has written a gradient since, it counts in place of the sum; a zero too.
+        An element that was written since the latest sum, a zero too, replaces that of the sum.
         """
-        gradients = list(self._float16_gradients())
         sums = {}
         with autograd.pause():
-            for gradient in gradients:
+            for gradient in inside.accumulated_gradients(self._trainer):
+                if gradient.stype != "default" or dtype_name(gradient) != "float16":
+                    continue
                 _, known = self._sums.get(id(gradient), (None, None))
                 value = fp32_value(gradient, known)
                 value = mx.nd.where(gradient.astype("float32") == 0, mx.nd.zeros_like(value), value)
@@ -53,8 +52,3 @@ class GradientSums:
             for gradient, value in self._sums.values():
                 value += cast(gradient, "float32")
                 cast(value, "float16").copyto(gradient)
-
-    def _float16_gradients(self) -> Iterator[NDArray]:
-        for gradient in inside.accumulated_gradients(self._trainer):
-            if gradient.stype == "default" and dtype_name(gradient) == "float16":
-                yield gradient

@@ -1,7 +1,6 @@
 """Gluon's Trainer from inside: the one module that touches its private fields.
 
-Everything here is a question about a Trainer or one small change to it; what is done with them
-is decided in :mod:`mpgluon.trainer.step` and :mod:`mpgluon.trainer.snapshot`.
+Each function reads one fact about a Trainer or makes one small change to it.
 """
 
 from __future__ import annotations
@@ -15,46 +14,31 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.errors import TrainerStateError
 
-__all__ = [
-    "accumulated_gradients",
-    "arrays_of_state",
-    "begin",
-    "devices_of",
-    "fresh_gradients",
-    "keep_updates_out_of_the_kvstore",
-    "name_of_weight",
-    "occupant",
-    "occupy",
-    "optimizer_of",
-    "parameters_of",
-    "put_before_reduction",
-    "reduces_gradients",
-    "refuse_a_late_beginning",
-    "refuse_sparse_weights",
-    "replace_updaters",
-    "scale_of",
-    "some_weights",
-    "trained_weights",
-    "update_counts",
-    "updaters_of",
-    "updates_in_kvstore",
-    "will_update_in_kvstore",
-]
-
 
 def occupant(trainer: gluon.Trainer) -> Any:
-    """Return what the Trainer asks ``has_overflow`` before an update, or ``None``."""
+    """Return the object whose ``has_overflow`` the Trainer calls before an update, or ``None``."""
     return getattr(trainer, "_amp_loss_scaler", None)
 
 
 def occupy(trainer: gluon.Trainer, state: Any) -> None:
-    """Put an object where the Trainer asks ``has_overflow`` before it updates."""
+    """Let the Trainer call an object's ``has_overflow`` before each update."""
     trainer._amp_loss_scaler = state
 
 
 def parameters_of(trainer: gluon.Trainer) -> list[gluon.Parameter]:
     """Return the parameters by index: the order of their names if they came in a dict."""
     return list(trainer._params)
+
+
+def trained(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return the parameters that have a gradient; raise TrainerStateError if there is none."""
+    found = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    if not found:
+        raise TrainerStateError(
+            "this Trainer has no parameter with a gradient: all are frozen (grad_req='null'), so "
+            "a step changes nothing"
+        )
+    return found
 
 
 def devices_of(trainer: gluon.Trainer) -> list[mx.Context]:
@@ -68,13 +52,13 @@ def optimizer_of(trainer: gluon.Trainer) -> mx.optimizer.Optimizer:
 
 
 def update_counts(trainer: gluon.Trainer) -> int:
-    """Return how many updates of one parameter on one device there have been in all."""
+    """Return the number of updates so far, each of one parameter on one device."""
     counts = trainer._optimizer._all_index_update_counts.values()
     return sum(sum(per_parameter.values()) for per_parameter in counts)
 
 
 def updaters_of(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
-    """Return what applies the optimizer, one for each device."""
+    """Return the objects that apply the optimizer, one for each device."""
     return list(trainer._updaters)
 
 
@@ -91,7 +75,7 @@ def scale_of(trainer: gluon.Trainer) -> float:
 
 
 def begin(trainer: gluon.Trainer) -> None:
-    """Do what the first step does before anything else: copy parameters to all devices."""
+    """Do what the first step begins with: copy parameters to all devices."""
     if not trainer._kv_initialized:
         trainer._init_kvstore()
     if trainer._params_to_init:
@@ -104,7 +88,7 @@ def reduces_gradients(trainer: gluon.Trainer) -> bool:
 
 
 def updates_in_kvstore(trainer: gluon.Trainer) -> bool:
-    """Whether the kvstore holds the optimizer and its state, out of reach."""
+    """Whether the kvstore holds the optimizer and its state, which cannot be read there."""
     return bool(trainer._update_on_kvstore)
 
 
@@ -140,7 +124,7 @@ def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
     Raises
     ------
     TrainerStateError
-        If it was told not to, or has begun otherwise; nothing is changed then.
+        If its user has asked for the opposite, or it has begun so; nothing is changed then.
     """
     asked_for = trainer._kvstore_params["update_on_kvstore"]
     if asked_for or (trainer._kv_initialized and trainer._update_on_kvstore):
@@ -173,19 +157,10 @@ def put_before_reduction(
     trainer._allreduce_grads = decorate(trainer._allreduce_grads)
 
 
-def fresh_gradients(parameters: Iterable[gluon.Parameter]) -> Iterator[tuple[NDArray, NDArray]]:
-    """Yield weight and gradient on every device, where backward has written the gradient."""
-    for parameter in parameters:
-        if parameter.grad_req != "null" and parameter._grad is not None:
-            for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                if weight._fresh_grad:
-                    yield weight, gradient
-
-
 def trained_weights(
     trainer: gluon.Trainer, grad_reqs: Container[str] = ("write", "add")
 ) -> Iterator[NDArray]:
-    """Yield the weights that have a gradient, on all devices; each is asked for in each step."""
+    """Yield the weights that have a gradient, on all devices."""
     for parameter in trainer._params:
         if parameter._grad is not None and parameter._grad_req in grad_reqs:
             yield from parameter._data
@@ -214,10 +189,11 @@ def accumulated_gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
             yield from parameter._grad
 
 
-def arrays_of_state(state: Any) -> Iterator[NDArray]:
-    """Yield the arrays in what an optimizer keeps for one parameter, nested as it may be."""
+def arrays_of_state(state: Any, place: str = "") -> dict[str, NDArray]:
+    """Return the arrays in an optimizer's state for one parameter, by their places in it."""
     if isinstance(state, NDArray):
-        yield state
-    elif isinstance(state, (list, tuple)):
-        for part in state:
-            yield from arrays_of_state(part)
+        return {place: state}
+    found = {}
+    for position, part in enumerate(state if isinstance(state, (list, tuple)) else ()):
+        found.update(arrays_of_state(part, f"{place}/{position}"))
+    return found

@@ -1,10 +1,10 @@
 """FP32 master weights: the optimizer never sees a 16-bit number.
 
-MXNet's ``multi_precision`` starts its masters from weights that are rounded already, keeps the
-old ones when weights are set anew, and leaves it to each optimizer to be right about float16:
-LARS squares float16 numbers in float16. Here masters are kept beside the optimizer's state. The
-optimizer is given them and FP32 copies of the gradients, so every update is the FP32 update, bit
-for bit, whatever the optimizer; the float16 weight is then the rounded master.
+MXNet's ``multi_precision`` starts its masters from rounded weights, keeps them when weights are
+set anew, and leaves it to each optimizer to be right about float16: LARS squares float16 numbers
+in float16. Here masters are kept beside the optimizer's states. The optimizer receives them with
+FP32 copies of the gradients, so every update is the FP32 update, bit for bit, whatever the
+optimizer; the float16 weight is then the rounded master.
 
 Every Trainer that is made for a cast network has them, with or without a loss scale, if its
 optimizer was created with ``multi_precision=True`` and it does not update inside its kvstore.
@@ -21,15 +21,25 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon import native
-from mpgluon.cast import fp32
+from mpgluon.cast.fp32 import fp32_value, known, remember
 from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
-from mpgluon.numerics.reductions import Widened
+from mpgluon.numerics.reductions import Widened, numbers_of
 from mpgluon.trainer import inside
 from mpgluon.trainer.scaled_gradients import GradientHolder
 
-__all__ = ["Comparison", "MasterKeeper", "MasterWeights", "compare_masters", "keep_masters"]
+__all__ = [
+    "ComparedMaster",
+    "MasterKeeper",
+    "MasterWeights",
+    "compare_masters",
+    "has_master",
+    "keep_masters",
+    "make_masters",
+    "new_state",
+    "stepped_masters",
+]
 
 
 class MasterWeights(mx.optimizer.Updater):
@@ -38,7 +48,7 @@ class MasterWeights(mx.optimizer.Updater):
     Parameters
     ----------
     former : Updater
-        What applied the optimizer until now; its states, and so its masters, are taken over.
+        The updater to replace; its states, and the masters in them, are taken over.
     parameters : sequence of gluon.Parameter
         Of the Trainer, by index.
 
@@ -64,7 +74,7 @@ class MasterWeights(mx.optimizer.Updater):
     def __call__(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
     ) -> None:
-        """Update weights as the Trainer asks; neither waits nor changes a gradient."""
+        """Update weights; neither waits nor changes a gradient."""
         together = max(1, self.optimizer.aggregate_num)
         for start in range(0, len(index), together):
             part = slice(start, start + together)
@@ -73,92 +83,70 @@ class MasterWeights(mx.optimizer.Updater):
     def _update(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
     ) -> None:
-        updated = [self.master_of(i, w) for i, w in zip(index, weight)]
-        has_master = [master is not w for master, w in zip(updated, weight)]
+        updated = [self.make_master(i, w) for i, w in zip(index, weight)]
+        narrow = [place for place, w in enumerate(weight) if updated[place] is not w]
         grads = list(grad)
-        places = [i for i, yes in enumerate(has_master) if yes and grads[i].stype == "default"]
-        if places:
-            for place, wide in zip(places, self._widened([grads[i] for i in places])):
+        dense = [place for place in narrow if grads[place].stype == "default"]
+        if dense:
+            for place, wide in zip(dense, self._widened([grads[place] for place in dense])):
                 grads[place] = wide
-        for place, one in enumerate(grads):
-            if has_master[place] and one.stype != "default":
-                grads[place] = one.astype("float32")
+        for place in narrow:
+            if grads[place].stype != "default":
+                grads[place] = grads[place].astype("float32")
         super().__call__(list(index), grads, updated)
-        for master, w, yes in zip(updated, weight, has_master):
-            if yes:
-                convert_into(w, master)
+        for place in narrow:
+            convert_into(weight[place], updated[place])
 
-    def master_of(self, index: int, weight: NDArray) -> NDArray:
-        """Return what the optimizer updates: the master, made if need be, or an FP32 weight.
+    def make_master(self, index: int, weight: NDArray) -> NDArray:
+        """Return what the optimizer updates: a master, made if there is none, or an FP32 weight.
 
         A new master has the FP32 value that the weight had before it was cast, if that is known.
+        On several devices, see :func:`make_masters`.
         """
-        if not self.optimizer.multi_precision or dtype_name(weight) != "float16":
+        if not has_master(self.optimizer, weight):
             return weight
         if index not in self.masters:
-            known = fp32.known(self._parameters[index])
-            self._set_master(index, fp32.fp32_value(weight, known))
+            self._set_master(index, fp32_value(weight, known(self._parameters[index])))
         elif self.masters[index].context != weight.context:  # loaded from a file
             self._set_master(index, self.masters[index].as_in_context(weight.context))
         return self.masters[index]
 
-    def differences(self, index: int, weight: NDArray) -> Optional[NDArray]:
+    def difference(self, index: int, weight: NDArray) -> Optional[NDArray]:
         """Return a number of shape (1,) that is 0 if a weight is its rounded master.
 
-        It is not if somebody else has written the weight. Does not wait. ``None`` if there is
-        no master.
+        It is not if the weight was written outside of the updater. Does not wait. ``None`` if the
+        weight has no master.
         """
-        master = self.master_of(index, weight)
-        if master is weight:
+        if index not in self.masters or not has_master(self.optimizer, weight):
             return None
+        master = self.masters[index].as_in_context(weight.context)
         if weight.context.device_type == "cpu" and native.available():
             return native.invoke("_mpgluon_count_differences", weight, master)
-        is_now, rounded = self._widened([weight, cast(master, "float16")])
-        is_now -= rounded
-        return mx.nd.multi_sum_sq(is_now, num_arrays=1)
+        now, rounded = self._widened([weight, cast(master, "float16")])
+        now -= rounded
+        return mx.nd.multi_sum_sq(now, num_arrays=1)
 
     def follow(self, index: int, weight: NDArray) -> None:
-        """Give a master the elements of a weight that somebody else has written."""
-        self.masters[index] = fp32.fp32_value(weight, self.masters[index])  # the same array
-
-    def complete(self, index: int, weight: NDArray) -> None:
-        """Make a weight's master and its state before the first update, if it has none yet."""
-        if self.master_of(index, weight) is not weight:
-            self._ensure_state(index)
-
-    def _ensure_state(self, index: int) -> None:
-        if index not in self.states:
-            master = self.masters[index]
-            self.states[index] = self.optimizer.create_state_multi_precision(index, master)
-            self.states_synced[index] = True
-
-    def new_state(self, index: int, weight: NDArray) -> Any:
-        """Return what the optimizer would begin with: FP32, for a float16 weight with a master."""
-        if self.optimizer.multi_precision and dtype_name(weight) == "float16":
-            weight = cast(weight, "float32")
-        return self.optimizer.create_state_multi_precision(index, weight)
+        """Give a master the elements of a weight that was written outside of the updater."""
+        self._set_master(index, fp32_value(weight, self.masters[index]))
 
     def set_all(self, states: dict[int, Any], masters: dict[int, NDArray]) -> None:
-        """Put states and masters in place, in place of all others."""
+        """Put states and masters in place of all others."""
         self.states, self.masters = dict(states), {}
         self.states_synced = dict.fromkeys(states, True)
         for index, master in masters.items():
             self._set_master(index, master)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return what ``trainer.save_states`` writes: MXNet's own arrangement, masters included."""
-        for index in self.masters:
-            self._ensure_state(index)  # there is none yet if its steps so far were skipped
+        """Return what ``trainer.save_states`` writes: MXNet's own arrangement, with masters."""
         separate = self.states
         first = bool(self.masters) and _master_comes_first(self.optimizer)
-        self.states = {
-            i: (
-                ((self.masters[i], s) if first else (s, self.masters[i]))
-                if i in self.masters
-                else s
-            )
-            for i, s in separate.items()
-        }
+        self.states = dict(separate)
+        for index, master in self.masters.items():
+            state = separate.get(index)
+            if index not in separate:  # all steps were skipped so far
+                state = self.optimizer.create_state_multi_precision(index, master)
+            self.states[index] = (master, state) if first else (state, master)
         try:
             content: bytes = super().get_states(dump_optimizer)
         finally:
@@ -166,19 +154,15 @@ class MasterWeights(mx.optimizer.Updater):
         return content
 
     def set_states(self, states: bytes) -> None:
-        """Take over what ``trainer.load_states`` reads, with or without masters of ours."""
+        """Take over what ``trainer.load_states`` reads, with or without masters."""
         super().set_states(states)
         self.masters = {}
         self._separate()
 
     def _separate(self) -> None:
-        """Move masters out of states that are arranged as MXNet does."""
-        narrow = [
-            index
-            for index in self.states
-            if np.dtype(self._parameters[index].dtype) == np.float16
-            and self.optimizer.multi_precision
-        ]
+        """Take masters out of states in MXNet's arrangement."""
+        narrow = [i for i in self.states if np.dtype(self._parameters[i].dtype) == np.float16]
+        narrow = narrow if self.optimizer.multi_precision else []
         for index in narrow:
             parameter = self._parameters[index]
             probe = mx.nd.ones(parameter.shape, dtype="float16")
@@ -190,16 +174,36 @@ class MasterWeights(mx.optimizer.Updater):
                 )
         master_first = bool(narrow) and _master_comes_first(self.optimizer)
         for index in narrow:
-            first, second = self.states[index]
-            master, self.states[index] = (first, second) if master_first else (second, first)
+            pair = self.states[index]
+            master, self.states[index] = pair if master_first else pair[::-1]
             self._set_master(index, master)
 
     def _set_master(self, index: int, master: NDArray) -> None:
-        """Keep a master, and let the cast network know its FP32 values."""
+        """Keep a master, and remember it as what the parameter stands for in FP32."""
         self.masters[index] = master
         parameter = self._parameters[index]
         if master.context == parameter.list_ctx()[0]:  # on several devices they are the same
-            fp32.remember(parameter, master)
+            remember(parameter, master)
+
+
+def has_master(optimizer: mx.optimizer.Optimizer, weight: NDArray) -> bool:
+    """Whether an optimizer wants an FP32 master of a weight."""
+    return bool(optimizer.multi_precision) and dtype_name(weight) == "float16"
+
+
+def new_state(optimizer: mx.optimizer.Optimizer, index: int, weight: NDArray) -> Any:
+    """Return the state with which an optimizer begins: FP32, for a weight with a master."""
+    wide = cast(weight, "float32") if has_master(optimizer, weight) else weight
+    return optimizer.create_state_multi_precision(index, wide)
+
+
+def stepped_masters(updater: mx.optimizer.Updater) -> dict[int, NDArray]:
+    """Return the masters that the optimizer has a state for, by index.
+
+    Others are still what their parameters stood for before the first step.
+    """
+    masters = updater.masters if isinstance(updater, MasterWeights) else {}
+    return {index: master for index, master in masters.items() if index in updater.states}
 
 
 def _structure(state: Any) -> Any:
@@ -215,7 +219,7 @@ def _master_comes_first(optimizer: mx.optimizer.Optimizer) -> bool:
     Raises
     ------
     TrainerStateError
-        If it is neither: an optimizer from elsewhere.
+        If it is neither, as a third party's optimizer may have it.
     """
     probe = mx.nd.ones((1, 1), dtype="float16")  # no optimizer starts its state with ones
     state = optimizer.create_state_multi_precision(0, probe)
@@ -224,24 +228,23 @@ def _master_comes_first(optimizer: mx.optimizer.Optimizer) -> bool:
         if places.count(True) == 1:
             return places[0]
     raise TrainerStateError(
-        f"{type(optimizer).__name__} arranges its state for float16 weights in a way of its own, "
-        "in which no master can be told; save with mpgluon.save_checkpoint, and call "
-        "amp.init_trainer before the first step"
+        f"{type(optimizer).__name__} arranges its state for float16 weights differently from "
+        "MXNet's optimizers, so its masters cannot be found; save with mpgluon.save_checkpoint, "
+        "and call amp.init_trainer before the first step"
     )
 
 
-class Comparison(NamedTuple):
-    """Whether a weight on one device is its rounded master: ``difference`` is then 0."""
+class ComparedMaster(NamedTuple):
+    """The comparison of a weight on one device with its master."""
 
     updater: MasterWeights
-    number: int
+    number: int  # of the parameter
     weight: NDArray
-    difference: NDArray  # shape (1,); not waited for
+    difference: NDArray  # shape (1,); 0 if the weight is the rounded master
 
-    def follow_if(self, difference: float) -> None:
-        """Let the master follow the weight if they differ."""
-        if difference != 0:
-            self.updater.follow(self.number, self.weight)
+    def follow(self) -> None:
+        """Give the master the elements of the weight that differ."""
+        self.updater.follow(self.number, self.weight)
 
 
 def keep_masters(trainer: gluon.Trainer) -> None:
@@ -255,27 +258,45 @@ def keep_masters(trainer: gluon.Trainer) -> None:
 
 def compare_masters(
     trainer: gluon.Trainer, parameters: Iterable[gluon.Parameter]
-) -> list[Comparison]:
+) -> list[ComparedMaster]:
     """Compare each float16 weight on each device with its master; does not wait."""
     compared = []
     indices = {p: i for i, p in enumerate(inside.parameters_of(trainer))}
     trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
     for device, updater in enumerate(inside.updaters_of(trainer)):
-        for parameter in trained if isinstance(updater, MasterWeights) else ():
-            index, weight = indices[parameter], parameter.list_data()[device]
-            difference = updater.differences(index, weight)
-            if difference is not None:
-                compared.append(Comparison(updater, index, weight, difference))
+        masters = updater.masters if isinstance(updater, MasterWeights) else {}
+        for parameter in trained:
+            index = indices[parameter]
+            if index in masters:
+                weight = parameter.list_data()[device]
+                difference = updater.difference(index, weight)
+                if difference is not None:
+                    compared.append(ComparedMaster(updater, index, weight, difference))
     return compared
 
 
+def make_masters(trainer: gluon.Trainer) -> None:
+    """Make the masters of trained parameters that have none, before the first update on any device.
+
+    That update changes the first device's master, which is what the parameter stands for, and
+    from which the other devices' masters begin.
+    """
+    for device, updater in enumerate(inside.updaters_of(trainer)):
+        masters = updater.masters if isinstance(updater, MasterWeights) else None
+        for index, parameter in enumerate(inside.parameters_of(trainer)):
+            if masters is None or index in masters or parameter.grad_req == "null":
+                continue
+            if np.dtype(parameter.dtype) == np.float16:
+                updater.make_master(index, parameter.list_data()[device])
+
+
 class MasterKeeper(GradientHolder):
-    """What a Trainer of a cast network asks before each update, until it has a loss scale.
+    """Keeps the masters of a cast network's Trainer before each update, until it has a loss scale.
 
     Parameters
     ----------
     trainer : gluon.Trainer
-        It may still be in the making.
+        Its constructor may still be running.
     """
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
@@ -284,17 +305,17 @@ class MasterKeeper(GradientHolder):
         Raises
         ------
         TrainerStateError
-            If its gradients are those of a loss that was scaled for another Trainer.
+            If gradients belong to a loss that was scaled for another Trainer.
         """
         self.refuse_gradients_of_others(suspicious=False)
         self.forget_others()
-        if not inside.updates_in_kvstore(self._trainer):
-            keep_masters(self._trainer)
-            compared = compare_masters(self._trainer, parameters)
-            differences = [one.difference.as_in_context(mx.cpu()) for one in compared]
-            numbers = mx.nd.concat(*differences, dim=0).asnumpy() if differences else ()
-            for comparison, number in zip(compared, numbers):
-                comparison.follow_if(number)
+        if not inside.updates_in_kvstore(self.trainer):
+            keep_masters(self.trainer)
+            compared = compare_masters(self.trainer, parameters)
+            for one, number in zip(compared, numbers_of([one.difference for one in compared])):
+                if number != 0:
+                    one.follow()
+            make_masters(self.trainer)
         return False
 
 

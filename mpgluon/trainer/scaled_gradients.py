@@ -1,8 +1,9 @@
-"""Whose gradients are those of a scaled loss: what autograd and Gluon's flags tell of it.
+"""Which gradients a scaled loss has written, as autograd's and Gluon's flags tell it.
 
-Gluon puts a flag up on a weight when a backward pass writes its gradient, and a step takes it down.
-The same flag on an array that the loss was multiplied by, a token, tells whether that loss has gone
-backward. Both are read here; what follows from them is decided in :mod:`mpgluon.trainer.step`.
+A backward pass sets the flag ``_fresh_grad`` of each weight whose gradient it writes, and a step
+clears it. A loss is scaled by an array with a gradient of its own, its token, whose flag tells
+whether that loss has gone backward. What follows from the flags is decided in
+:mod:`mpgluon.trainer.step`.
 """
 
 from __future__ import annotations
@@ -29,27 +30,33 @@ __all__ = [
     "flags_up",
     "names_of_tokens",
     "with_flag",
+    "without",
 ]
 
 Weights = dict[int, NDArray]  # by ``id``: arrays compare their elements
 
-_IDLE = 100  # looks
+_IDLE = 100  # looks that found nothing
 _LARGE = 2**12  # elements, from which on a sum over them costs more than a copy
 
 
 def with_flag(weights: Iterable[NDArray]) -> Weights:
-    """Return those whose gradient a backward pass has written since the latest step."""
+    """Return the weights whose gradient was written since the latest step."""
     return {id(weight): weight for weight in weights if weight._fresh_grad}
 
 
+def without(weights: Weights, others: Weights) -> Weights:
+    """Return the weights that are not among others."""
+    return {key: weight for key, weight in weights.items() if key not in others}
+
+
 def flags_down(weights: Weights) -> None:
-    """Let Gluon take the weights' gradients for used ones."""
+    """Mark the weights' gradients as used."""
     for weight in weights.values():
         weight._fresh_grad = False
 
 
 def flags_up(weights: Weights) -> None:
-    """Let Gluon take the weights' gradients for new ones."""
+    """Mark the weights' gradients as new."""
     for weight in weights.values():
         weight._fresh_grad = True
 
@@ -61,14 +68,11 @@ class Tokens:
         self._tokens: dict[tuple[object, ...], tuple[float, NDArray]] = {}
 
     def multiply(self, losses: Sequence[NDArray], scale: float) -> tuple[list[NDArray], Weights]:
-        """Return S times each loss, and its tokens, whose flags are down.
-
-        The bits are those of ``loss * scale``, and so is the gradient.
-        """
+        """Return S times each loss, with the bits of ``loss * scale``, and their tokens."""
         tokens = [self._token(number, loss, scale) for number, loss in enumerate(losses)]
-        flags_down({id(token): token for token in tokens})
-        scaled = [_times(loss, token, scale) for loss, token in zip(losses, tokens)]
-        return scaled, {id(token): token for token in tokens}
+        by_id = {id(token): token for token in tokens}
+        flags_down(by_id)
+        return [_times(loss, token, scale) for loss, token in zip(losses, tokens)], by_id
 
     def names(self) -> set[str]:
         """Return the tokens' names in recorded graphs."""
@@ -77,60 +81,65 @@ class Tokens:
     def _token(self, number: int, loss: NDArray, scale: float) -> NDArray:
         numpy_like = isinstance(loss, mx.np.ndarray)
         key = (number, loss.context, loss.dtype, numpy_like, numpy_like and loss.ndim == 0)
-        known = self._tokens.get(key)
-        if known is not None and known[0] == scale:
-            return known[1]
-        module = mx.np if numpy_like else mx.nd
-        shape = () if key[-1] else (1,)
-        token = module.ones(shape, dtype=loss.dtype, ctx=loss.context) * scale
-        token.attach_grad()
-        self._tokens[key] = (scale, token)
+        known_scale, token = self._tokens.get(key, (None, None))
+        if token is None or known_scale != scale:
+            shape = () if key[-1] else (1,)
+            ones = (mx.np if numpy_like else mx.nd).ones(shape, dtype=loss.dtype, ctx=loss.context)
+            token = ones * scale
+            token.attach_grad()
+            self._tokens[key] = (scale, token)
         return token
 
 
 def _times(loss: NDArray, token: NDArray, scale: float) -> NDArray:
     if loss.size < _LARGE or dtype_name(loss) != "float32" or isinstance(loss, mx.np.ndarray):
         return loss * token
-    # The gradient of a product sums over the loss, 18 ms for a million elements; this copies it.
+    # The token's gradient in a product is a sum over the whole loss; here it is a copy.
     return mx.nd.amp_multicast(loss * scale, token, num_outputs=2)[0]
 
 
 class GradientHolder:
-    """A Trainer that mpgluon knows, and which of its gradients another one's scaled loss wrote.
+    """A Trainer that mpgluon manages, and which of its gradients belong to another one's loss.
 
     Parameters
     ----------
     trainer : gluon.Trainer
-        It may still be in the making.
+        Its constructor may still be running.
+
+    Attributes
+    ----------
+    foreign : Weights
+        Weights whose gradient a loss wrote that was scaled for other Trainers only.
+    suspected : Weights
+        Tokens of such losses that had not gone backward when their blocks ended.
     """
 
-    # Nothing leads from a loss to the Trainers whose gradients it fills but all Trainers.
+    # From a loss there is no way to the Trainers whose gradients it writes but through all of them.
     _known: ClassVar[WeakSet[GradientHolder]] = WeakSet()
 
     def __init__(self, trainer: gluon.Trainer) -> None:
-        self._trainer = trainer
+        self.trainer = trainer
         self.foreign: Weights = {}
-        # Tokens of losses of others that had not gone backward when their blocks ended.
         self.suspected: Weights = {}
-        self._looks_in_vain = 0  # since a gradient was found that others could have written
+        self._looks_in_vain = 0  # since a gradient was found that another loss could have written
         self._known.add(self)
 
     @property
     def watches_itself(self) -> bool:
-        """Whether a loss of its own is being scaled at this moment."""
+        """Whether a loss is being scaled for this Trainer at the moment."""
         return False
 
     def fresh_weights(self) -> Weights:
         """Return the weights, on all devices, whose gradient was written since the latest step."""
-        return with_flag(inside.trained_weights(self._trainer))
+        return with_flag(inside.trained_weights(self.trainer))
 
     def fresh_weights_of_another(self) -> Weights:
-        """Return what :meth:`fresh_weights` does, for a Trainer that is not being scaled for.
+        """Return :meth:`fresh_weights` for a Trainer whose loss is not the one being scaled.
 
-        One that has been idle for long, or is garbage that was not collected yet, shows a few
-        weights only, so that it costs others nothing.
+        After many looks in vain, it tests a few weights first: a Trainer that is idle, or garbage
+        that was not collected yet, then costs the others nothing.
         """
-        if self._looks_in_vain >= _IDLE and not with_flag(inside.some_weights(self._trainer)):
+        if self._looks_in_vain >= _IDLE and not with_flag(inside.some_weights(self.trainer)):
             return {}
         found = self.fresh_weights()
         self._looks_in_vain = 0 if found else self._looks_in_vain + 1
@@ -141,26 +150,26 @@ class GradientHolder:
         self.foreign.update(written)
 
     def forget_others(self) -> None:
-        """Note that all gradients are of one's own loss from now on."""
+        """Note that all gradients belong to this Trainer's own losses from now on."""
         self.foreign, self.suspected = {}, {}
 
     def refuse_gradients_of_others(self, *, suspicious: bool) -> None:
-        """Raise if the step to come would use what another Trainer's scaled loss wrote.
+        """Raise if the next step would use gradients of another Trainer's scaled loss.
 
         Parameters
         ----------
         suspicious : bool
-            Whether to raise where a loss went backward outside its block, too: its gradients
-            cannot be told from others then.
+            Whether to raise also for a loss that went backward after its block, because its
+            gradients cannot be told from others.
         """
         still = {key: weight for key, weight in self.foreign.items() if not weight._fresh_grad}
         if not still and not (suspicious and with_flag(self.suspected.values())):
             return
         held = f"{len(still)} gradients" if still else "gradients"
-        first = f" ({inside.name_of_weight(self._trainer, still)} first)" if still else ""
+        first = f" ({inside.name_of_weight(self.trainer, still)} first)" if still else ""
         raise TrainerStateError(
             f"this Trainer holds {held}{first} of a loss that was scaled for another Trainer "
-            "only, so nothing would divide them; name every Trainer that steps: "
+            "only, so the step would not divide them; name every Trainer that steps: "
             "amp.scale_loss(loss, [trainer_a, trainer_b])"
         )
 
@@ -172,14 +181,14 @@ def names_of_tokens() -> set[str]:
 
 
 class BackwardWatch:
-    """Sees which gradients are written while a loss is scaled.
+    """Finds out which gradients of other Trainers are written while a loss is scaled.
 
     Parameters
     ----------
     named : sequence of GradientHolder
-        Those for which the loss is scaled.
+        The Trainers for which the loss is scaled.
     tokens : Weights
-        Those of the loss.
+        The tokens of the loss.
     """
 
     def __init__(self, named: Sequence[GradientHolder], tokens: Weights) -> None:
@@ -187,33 +196,25 @@ class BackwardWatch:
         known = list(GradientHolder._known)
         self._others = [one for one in known if one not in named and not one.watches_itself]
         self._before = [one.fresh_weights_of_another() for one in self._others]
-        self._now: list[Weights] = []
-        self._ran = False
         for before in self._before:
             flags_down(before)
 
-    @property
-    def all_ran(self) -> bool:
-        """Whether each loss has gone backward."""
-        return all(token._fresh_grad for token in self._tokens.values())
+    def ran(self) -> tuple[bool, bool]:
+        """Return whether all, and whether any, of the losses have gone backward."""
+        flags = [token._fresh_grad for token in self._tokens.values()]
+        return all(flags), any(flags)
 
-    @property
-    def any_ran(self) -> bool:
-        """Whether one of them has."""
-        return any(token._fresh_grad for token in self._tokens.values())
+    def look(self) -> list[Weights]:
+        """Return the other Trainers' new gradients, before the named ones clear flags."""
+        return [other.fresh_weights_of_another() for other in self._others]
 
-    def look(self) -> None:
-        """Note which gradients are new, before the named Trainers take their flags down."""
-        self._ran = self.all_ran
-        self._now = [other.fresh_weights_of_another() for other in self._others]
-
-    def finish(self) -> None:
-        """Take gradients that were written from the Trainers that were not named."""
-        for other, before, now in zip(self._others, self._before, self._now):
-            if self._ran:
-                flags_down(now)
-                other.lose(now)
-                flags_up({key: weight for key, weight in before.items() if key not in now})
+    def finish(self, all_ran: bool, now: Sequence[Weights]) -> None:
+        """Take the gradients that were written from the Trainers that were not named."""
+        for other, before, written in zip(self._others, self._before, now):
+            if all_ran:
+                flags_down(written)
+                other.lose(written)
+                flags_up(without(before, written))
             else:
                 flags_up(before)
                 other.suspected.update(self._tokens)

@@ -3,25 +3,197 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import replace
+from threading import Lock
+from typing import Any, Callable, NamedTuple, Optional
 
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.errors import TrainerStateError
-from mpgluon.graph.output_operators import prepare_graph
-from mpgluon.trainer import shared_scale
-from mpgluon.trainer.scaled_gradients import BackwardWatch, Weights, names_of_tokens
-from mpgluon.trainer.step import TrainerState, step_together
+from mpgluon.graph.output_operators import GraphsSeen, prepare_graph
+from mpgluon.numerics.loss_scale import LossScale
+from mpgluon.numerics.reductions import global_norm
+from mpgluon.trainer import inside, shared_scale
+from mpgluon.trainer.accumulation import GradientSums
+from mpgluon.trainer.pending import NOTHING
+from mpgluon.trainer.scaled_gradients import (
+    BackwardWatch,
+    GradientHolder,
+    Tokens,
+    Weights,
+    flags_down,
+    names_of_tokens,
+    with_flag,
+    without,
+)
 
-__all__ = ["scaled"]
+__all__ = ["ScaledTrainer", "scaled"]
+
+
+class ScaledTrainer(GradientHolder):
+    """A Trainer with a loss scale, and what is known of its gradients since the latest step.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    loss_scale : LossScale
+
+    Attributes
+    ----------
+    loss_scale : LossScale
+        The state machine; its ``scale`` multiplies the next loss. Trainers may share one.
+    pending : Pending
+        What is known of the gradients; replaced as a whole.
+    tokens : Tokens
+        What losses for this Trainer are multiplied by.
+    """
+
+    def __init__(self, trainer: gluon.Trainer, loss_scale: LossScale) -> None:
+        super().__init__(trainer)
+        self.loss_scale = loss_scale
+        shared_scale.join(loss_scale, self)
+        self.pending = NOTHING
+        self.tokens = Tokens()
+        self.seen_graphs = GraphsSeen()
+        self._sums = GradientSums(trainer)
+        self._open = 0  # blocks in which a loss is being scaled; several threads may have one each
+        self._lock = Lock()
+
+    @property
+    def watches_itself(self) -> bool:
+        """Whether a loss is being scaled for this Trainer at the moment."""
+        return self._open > 0
+
+    @property
+    def scale(self) -> float:
+        """The factor S of the next loss."""
+        return shared_scale.next_scale(self.loss_scale, self).scale
+
+    def share(self, loss_scale: LossScale) -> None:
+        """Use another Trainer's loss scale from now on."""
+        if loss_scale is not self.loss_scale:
+            shared_scale.leave(self.loss_scale, self)
+            self.loss_scale = loss_scale
+            shared_scale.join(loss_scale, self)
+
+    def refuse_loss(self, scale: float) -> None:
+        """Raise if gradients of a loss times ``scale`` would mix with others; changes nothing."""
+        reason = self._why_anew(scale)
+        gradients = list(inside.accumulated_gradients(self.trainer)) if reason else []
+        if gradients and global_norm(gradients) != 0:
+            raise TrainerStateError(
+                f"{reason}; or, to give up what has accumulated (grad_req='add'), empty it: "
+                "net.collect_params().zero_grad()"
+            )
+
+    def remember_backward(self) -> None:
+        """Note whether scaled losses have gone backward, before their tokens are used again."""
+        with self._lock:
+            self.pending = replace(self.pending, went_backward=self.pending.exist)
+
+    def begin_loss(self, scale: float, tokens: Weights) -> None:
+        """Note that the gradients to come are S times too large; :meth:`refuse_loss` comes first.
+
+        Gradients that cannot be added to are forgotten: Gluon takes them for used ones.
+        """
+        with self._lock:
+            now = self.pending
+            if now.scale is None or self._why_anew(scale) is not None:
+                now = NOTHING
+                self.forget_others()
+                if scale != 1:  # the next backward pass overwrites them
+                    flags_down(with_flag(inside.trained_weights(self.trainer, ("write",))))
+            if not self._open:
+                self._sums.set_aside()
+            self._open += 1
+            self.pending = replace(now, scale=scale, tokens={**now.tokens, **tokens}, reduced=False)
+
+    def end_loss(self, all_ran: bool, *, broken: bool) -> None:
+        """Note which gradients a scaled loss has written, at the end of its block."""
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._sums.add()
+            now = self.pending
+            if now.scale not in (None, 1) and all_ran:
+                written = self.fresh_weights()
+                flags_down(written)
+                now = replace(now, written={**now.written, **written})
+                self.foreign = without(self.foreign, written)
+            self.pending = replace(
+                now,
+                went_backward=now.exist,
+                late=now.late or not all_ran,
+                broken=now.broken or broken,
+            )
+
+    def lose(self, written: Weights) -> None:
+        """Note that another Trainer's scaled loss wrote the gradients of some weights."""
+        super().lose(written)
+        self.pending = replace(self.pending, written=without(self.pending.written, written))
+
+    def forget(self) -> None:
+        """Forget a step that was begun: its gradients, what they were divided by, their clipping.
+
+        Gradients that accumulate are emptied.
+        """
+        begun, self.pending = self.pending, NOTHING
+        self.forget_others()
+        shared_scale.abandon_round(self.loss_scale)
+        if begun is not NOTHING:
+            flags_down(self.fresh_weights())
+            for gradient in inside.accumulated_gradients(self.trainer):
+                gradient[:] = 0
+
+    def _why_anew(self, scale: float) -> Optional[str]:
+        """Return why a loss times ``scale`` cannot add to the gradients that there are."""
+        reason = self.pending.conflict_with(scale)
+        if reason is None and self.written_outside():
+            reason = (
+                "gradients were written by a loss that was not scaled, after one that was; scale "
+                "each loss with amp.scale_loss"
+            )
+        return reason
+
+    def written_outside(self) -> Weights:
+        """Return weights with gradients that no scaled loss wrote, as far as that can be known."""
+        now = self.pending
+        if now.scale in (None, 1) or self._open:
+            return {}
+        if now.exist and (now.late or not now.written):
+            return {}  # by that loss after its block; or copied, as fp16_utils does
+        return self.fresh_weights()
+
+    def reduce_gradients(self, reduce: Callable[[], None]) -> None:
+        """Sum gradients over devices, unless that was done ahead of this step."""
+        if not self.pending.reduced_ahead:
+            reduce()
+            self.pending = replace(self.pending, reduced=True)
+
+    def reduce(self) -> None:
+        """Sum gradients over devices ahead of the step, unless that was done."""
+        inside.begin(self.trainer)
+        if not self.pending.reduced:
+            self.trainer.allreduce_grads()
+
+    def fresh_gradients(self, parameters: Iterable[gluon.Parameter]) -> list[NDArray]:
+        """Return the gradients, on all devices, that were written since the latest step."""
+        written = self.pending.written
+        return [
+            gradient
+            for parameter in parameters
+            for weight, gradient in zip(parameter.list_data(), parameter.list_grad())
+            if id(weight) in written or weight._fresh_grad
+        ]
 
 
 class _Block(NamedTuple):
     """A ``with`` block that has not ended yet."""
 
-    states: tuple[TrainerState, ...]
+    states: tuple[ScaledTrainer, ...]
     arrays: list[NDArray]  # the losses, and S times them
 
 
@@ -30,7 +202,7 @@ _here = threading.local()  # its ``blocks``: those of this thread, the outermost
 
 @contextmanager
 def scaled(
-    losses: list[NDArray], states: tuple[TrainerState, ...], *, as_list: bool
+    losses: list[NDArray], states: tuple[ScaledTrainer, ...], *, as_list: bool
 ) -> Iterator[Any]:
     """Yield S times the losses, and note which gradients they write until the block ends.
 
@@ -40,13 +212,12 @@ def scaled(
     _refuse_nesting(blocks, losses, states)
     for state in states:
         shared_scale.begin_loss(state.loss_scale, state)
-    _agree(states)
+    _refuse_different_scales(states)
     scale = states[0].loss_scale.scale
     for state in states:
         state.refuse_loss(scale)
     if scale == 1:
-        products, tokens = [loss * scale for loss in losses], Weights()
-        watch = None
+        products, tokens, watch = [loss * scale for loss in losses], Weights(), None
     else:
         for state in states:
             state.remember_backward()
@@ -57,7 +228,7 @@ def scaled(
         state.share(states[0].loss_scale)
         state.begin_loss(scale, tokens)
     if len(states) > 1:
-        step_together(states)
+        _step_together(states)
     blocks.append(_Block(states, [*losses, *products]))
     failed = True
     try:
@@ -65,18 +236,26 @@ def scaled(
         failed = False
     finally:
         blocks.pop()
-        all_ran = watch is None or watch.all_ran
-        broken = failed and watch is not None and watch.any_ran
-        if watch is not None:
-            watch.look()
+        all_ran, any_ran = watch.ran() if watch is not None else (True, False)
+        others = watch.look() if watch is not None else []
         for state in states:
-            state.end_loss(all_ran, broken=broken)
+            state.end_loss(all_ran, broken=failed and any_ran)
         if watch is not None:
-            watch.finish()
+            watch.finish(all_ran, others)
+
+
+def _step_together(states: tuple[ScaledTrainer, ...]) -> None:
+    """Let Trainers of one loss, and those of earlier losses with them, step as one."""
+    before = {id(state.pending.together) for state in states if state.pending.together}
+    earlier = [one for state in states for one in state.pending.together]
+    together = tuple(dict.fromkeys([*earlier, *states]))
+    for state in together:
+        if state in states or id(state.pending.together) in before:
+            state.pending = replace(state.pending, together=together)
 
 
 def _refuse_nesting(
-    blocks: Sequence[_Block], losses: Sequence[NDArray], states: Sequence[TrainerState]
+    blocks: Sequence[_Block], losses: Sequence[NDArray], states: Sequence[ScaledTrainer]
 ) -> None:
     """Raise if a loss would be multiplied twice."""
     for block in blocks:
@@ -93,7 +272,7 @@ def _refuse_nesting(
             )
 
 
-def _agree(states: Sequence[TrainerState]) -> None:
+def _refuse_different_scales(states: Sequence[ScaledTrainer]) -> None:
     """Raise unless the Trainers have one loss scale, or several that could be one."""
     first = states[0].loss_scale
     for state in states[1:]:

@@ -1,14 +1,13 @@
-"""One loss scale for several Trainers: it advances once per round, and not once per step.
+"""One loss scale for several Trainers: it advances once per round instead of once per step.
 
-A round is over when each of them has made a step, or when one that has made its step scales its
-next loss. Plain Python; what a step found is asked elsewhere.
+A round ends when each of them has made a step, or when one that has made its step scales its
+next loss. Plain Python, without arrays.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -17,16 +16,16 @@ from mpgluon.numerics.loss_scale import LossScale
 __all__ = ["abandon_round", "begin_loss", "join", "leave", "next_scale", "report"]
 
 
-@dataclass
 class _Round:
-    """Who shares a loss scale, who has made a step since it advanced, and what they found."""
+    """The states that share a loss scale, those that have made their step, and its result."""
 
-    members: WeakSet[Any] = field(default_factory=WeakSet)
-    stepped: WeakSet[Any] = field(default_factory=WeakSet)
-    finite: bool = True
+    def __init__(self) -> None:
+        self.members: WeakSet[Any] = WeakSet()
+        self.stepped: WeakSet[Any] = WeakSet()
+        self.finite = True
 
 
-# A LossScale is plain numbers, all of which are saved; who uses it is not part of it.
+# Beside the loss scale: that one is plain numbers, all of which are saved.
 _rounds: WeakKeyDictionary[LossScale, _Round] = WeakKeyDictionary()
 
 
@@ -37,30 +36,29 @@ def join(loss_scale: LossScale, member: Any) -> None:
 
 def leave(loss_scale: LossScale, member: Any) -> None:
     """Note that it uses another one from now on."""
-    for group in (_rounds[loss_scale].members, _rounds[loss_scale].stepped):
-        group.discard(member)
+    _rounds[loss_scale].members.discard(member)
+    _rounds[loss_scale].stepped.discard(member)
 
 
-def report(loss_scale: LossScale, members: Iterable[Any], *, finite: bool) -> None:
+def report(loss_scale: LossScale, members: Sequence[Any], *, finite: bool) -> None:
     """Note the result of a step of some members, and advance if the round is over."""
     this = _rounds[loss_scale]
-    members = list(members)
     if any(member in this.stepped for member in members):
-        _advance(loss_scale, this)
+        _advance(loss_scale)
     this.stepped.update(members)
     this.finite = this.finite and finite
     if len(this.stepped) == len(this.members):
-        _advance(loss_scale, this)
+        _advance(loss_scale)
 
 
 def begin_loss(loss_scale: LossScale, member: Any) -> None:
     """Advance if a member that has made its step is about to scale a loss."""
     if member in _rounds[loss_scale].stepped:
-        _advance(loss_scale, _rounds[loss_scale])
+        _advance(loss_scale)
 
 
 def next_scale(loss_scale: LossScale, member: Any) -> LossScale:
-    """Return the loss scale as the member's next loss will find it; a copy if that changes it."""
+    """Return the loss scale that the member's next loss will find; a copy if that changes it."""
     this = _rounds[loss_scale]
     if member not in this.stepped:
         return loss_scale
@@ -75,8 +73,7 @@ def abandon_round(loss_scale: LossScale) -> None:
     _rounds[loss_scale].finite = True
 
 
-def _advance(loss_scale: LossScale, this: _Round) -> None:
-    finite = this.finite
-    this.stepped.clear()
-    this.finite = True
+def _advance(loss_scale: LossScale) -> None:
+    finite = _rounds[loss_scale].finite
+    abandon_round(loss_scale)
     loss_scale.update(finite)

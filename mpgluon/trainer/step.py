@@ -1,108 +1,55 @@
-"""What mpgluon keeps beside a Gluon Trainer: a loss scale, master weights, the fate of steps.
+"""A Trainer's steps with a loss scale: judge whether a step is good, then settle what follows.
 
-``gluon.Trainer`` looks for an object in its ``_amp_loss_scaler`` before each update and asks it
-``has_overflow``; if so, it updates nothing. A :class:`TrainerState` is such an object, so any
-Trainer skips exactly the bad step, subclasses such as Horovod's included.
+``gluon.Trainer`` looks for an object in its ``_amp_loss_scaler`` before each update and calls its
+``has_overflow``; if that is true, it updates nothing. A :class:`TrainerState` is such an object, so
+any Trainer skips exactly the bad step, subclasses such as Horovod's included. How gradients came
+about is known from :mod:`mpgluon.trainer.scaling`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
-import mxnet as mx
 from mxnet import gluon
-from mxnet.ndarray import NDArray
 
-from mpgluon.cast.network_cast import cast_of
-from mpgluon.errors import LossScaleCollapseError, PrecisionError, TrainerStateError
-from mpgluon.graph.output_operators import GraphsSeen
-from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.errors import LossScaleCollapseError, TrainerStateError
 from mpgluon.numerics.loss_scale import LossScale
-from mpgluon.numerics.reductions import all_finite, global_norm, sums_of_squares
+from mpgluon.numerics.reductions import all_finite
 from mpgluon.trainer import inside, shared_scale
-from mpgluon.trainer.accumulation import GradientSums
-from mpgluon.trainer.inside import fresh_gradients
-from mpgluon.trainer.masters import MasterKeeper, compare_masters, keep_masters
-from mpgluon.trainer.scaled_gradients import (
-    GradientHolder,
-    Tokens,
-    Weights,
-    flags_down,
-    flags_up,
-    with_flag,
-)
+from mpgluon.trainer.look import Look, describe_first_bad_gradient, look
+from mpgluon.trainer.masters import MasterKeeper, keep_masters, make_masters
+from mpgluon.trainer.pending import NOTHING
+from mpgluon.trainer.scaled_gradients import flags_down, flags_up, with_flag
+from mpgluon.trainer.scaling import ScaledTrainer
 
-__all__ = ["TrainerState", "attach", "state_of", "step_together"]
+__all__ = ["TrainerState", "attach", "state_of"]
 
 _logger = logging.getLogger(__name__)
 
-_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128  # normal FP32 numbers
+# Normal FP32 numbers: MXNet's operators receive a factor as text, and read no subnormal.
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128
 
 
 @dataclass(frozen=True)
-class _Clip:
-    """What ``clip_global_norm`` found, for the step that follows."""
-
-    norm: float
-    coefficient: float
-    rescale: float  # what it took for the Trainer's factor divided by the batch size
-
-
-@dataclass(eq=False)
-class _Joint:
-    """Trainers that step on gradients of the same losses, and whether all of those are finite."""
-
-    states: tuple[TrainerState, ...]
-    finite: Optional[bool] = None  # None: nobody has made a step yet
-
-
-@dataclass(frozen=True, eq=False)
-class _Gradients:
-    """What a Trainer's gradients are since its latest step; replaced as a whole.
-
-    ``scale`` is ``None`` until a loss is scaled. ``went_backward``: one of the scaled losses did;
-    ``late``: one had not when its ``with`` block ended; ``broken``: a block ended with an
-    exception after it. ``written`` are the weights whose gradients scaled losses wrote inside
-    their blocks: their flags are down until the step, so that one that is up was written by
-    something else.
-    """
-
-    scale: Optional[float] = None
-    tokens: Weights = field(default_factory=dict)
-    went_backward: bool = False
-    late: bool = False
-    broken: bool = False
-    written: Weights = field(default_factory=dict)
-    reduced: bool = False  # they are sums over devices already
-    unscaled: bool = False  # they were divided already
-    clip: Optional[_Clip] = None
-    joint: Optional[_Joint] = None
-
-    @property
-    def exist(self) -> bool:
-        """Whether a scaled loss has gone backward, inside its block or later."""
-        return self.went_backward or bool(with_flag(self.tokens.values()))
-
-
-_NO_GRADIENTS = _Gradients()
-
-
-@dataclass
-class _Step:
-    """The factors of the latest step, in case the Trainer refuses it and is asked again."""
+class _Factors:
+    """What one step multiplies gradients by, beside the user's own factor."""
 
     divisor: float = 1.0
     coefficient: float = 1.0
-    updates_before: int = -1
+    updates_before: Optional[int] = None  # ``None`` if the step was skipped
 
 
-class TrainerState(GradientHolder):
+@dataclass(frozen=True)
+class _Verdict:
+    good: bool
+    found: Look
+
+
+class TrainerState(ScaledTrainer):
     """The loss scale of one Trainer and what became of its steps.
 
     Parameters
@@ -114,268 +61,37 @@ class TrainerState(GradientHolder):
 
     Attributes
     ----------
-    loss_scale : LossScale
-        The state machine; its ``scale`` multiplies the next loss. Trainers may share one.
     step_was_skipped : bool
         Whether the latest ``step`` left the weights as they were.
-    skipped_steps : int
-        How many did, since the beginning.
+    skipped_steps, skips_at_the_floor : int
+        How many did, since the beginning; in a row, with a scale that could not shrink.
     gradient_norm : float or None
         Of the latest step's gradients in true units, before clipping; ``None``: not looked at.
     on_skip : list of callable
         Callbacks, called when a step is skipped, while its gradients are still there, with their
         scale.
-    tokens : Tokens
-        What losses for this Trainer are multiplied by.
     """
 
     def __init__(
         self, trainer: gluon.Trainer, loss_scale: LossScale, max_consecutive_skips: Optional[int]
     ) -> None:
-        super().__init__(trainer)
-        self.loss_scale = loss_scale
-        shared_scale.join(loss_scale, self)
+        super().__init__(trainer, loss_scale)
         self.max_consecutive_skips = max_consecutive_skips
         self.step_was_skipped = False
         self.skipped_steps = 0
+        self.skips_at_the_floor = 0
         self.gradient_norm: Optional[float] = None
         self.on_skip: list[Callable[[float], None]] = []
-        self.tokens = Tokens()
-        self.seen_graphs = GraphsSeen()
-        self.skips_at_the_floor = 0  # in a row, with a scale that could not shrink
+        self.latest = _Factors()
         self._told_of_unscaled_loss = False
-        self._gradients = _NO_GRADIENTS
-        self._sums = GradientSums(trainer)
-        self._open = 0  # blocks in which a loss is being scaled; several threads may have one each
-        self._lock = Lock()
-        self._latest = _Step()
-
-    # --- a loss ------------------------------------------------------------------------------
-
-    @property
-    def watches_itself(self) -> bool:
-        """Whether a loss of its own is being scaled at this moment."""
-        return self._open > 0
-
-    @property
-    def scale(self) -> float:
-        """The factor S of the next loss."""
-        return shared_scale.next_scale(self.loss_scale, self).scale
-
-    def share(self, loss_scale: LossScale) -> None:
-        """Use another Trainer's loss scale from now on."""
-        if loss_scale is not self.loss_scale:
-            shared_scale.leave(self.loss_scale, self)
-            self.loss_scale = loss_scale
-            shared_scale.join(loss_scale, self)
-
-    def refuse_loss(self, scale: float) -> None:
-        """Raise if gradients of a loss times ``scale`` would mix with others; changes nothing."""
-        reason = self._why_anew(scale)
-        if reason is not None and self._accumulated():
-            raise TrainerStateError(
-                f"{reason}; or, to give up what has accumulated (grad_req='add'), empty it: "
-                "net.collect_params().zero_grad()"
-            )
-
-    def remember_backward(self) -> None:
-        """Note whether scaled losses have gone backward, before their tokens are used again."""
-        with self._lock:
-            self._gradients = replace(self._gradients, went_backward=self._gradients.exist)
-
-    def begin_loss(self, scale: float, tokens: Weights) -> None:
-        """Note that the gradients to come are S times too large; :meth:`refuse_loss` comes first.
-
-        Gradients that do not go with them are forgotten: Gluon takes them for used ones.
-        """
-        with self._lock:
-            now = self._gradients
-            if now.scale is None or self._why_anew(scale) is not None:
-                now = _NO_GRADIENTS
-                self.forget_others()
-                if scale != 1:
-                    flags_down(self._replaceable())
-            if not self._open:
-                self._sums.set_aside()
-            self._open += 1
-            self._gradients = replace(
-                now, scale=scale, tokens={**now.tokens, **tokens}, reduced=False
-            )
-
-    def end_loss(self, all_ran: bool, *, broken: bool) -> None:
-        """Note which gradients a scaled loss has written, at the end of its block."""
-        with self._lock:
-            self._open -= 1
-            if not self._open:
-                self._sums.add()
-            now = self._gradients
-            if now.scale not in (None, 1) and all_ran:
-                written = self.fresh_weights()
-                flags_down(written)
-                now = replace(now, written={**now.written, **written})
-                self.foreign = {key: w for key, w in self.foreign.items() if key not in written}
-            self._gradients = replace(
-                now,
-                went_backward=now.exist,
-                late=now.late or not all_ran,
-                broken=now.broken or broken,
-            )
-
-    def lose(self, written: Weights) -> None:
-        """Note that another Trainer's scaled loss wrote the gradients of some weights."""
-        super().lose(written)
-        kept = {key: w for key, w in self._gradients.written.items() if key not in written}
-        self._gradients = replace(self._gradients, written=kept)
 
     def forget(self) -> None:
-        """Forget a step that was begun: its gradients, what they were divided by, their clipping.
-
-        Gradients that accumulate are emptied.
-        """
-        begun, self._gradients = self._gradients, _NO_GRADIENTS
-        self.forget_others()
-        self._latest = _Step()
-        shared_scale.abandon_round(self.loss_scale)
-        if begun is not _NO_GRADIENTS:
-            flags_down(self.fresh_weights())
-            for gradient in inside.accumulated_gradients(self._trainer):
-                gradient[:] = 0
-
-    def _why_anew(self, scale: float) -> Optional[str]:
-        """Say why gradients of a loss to come cannot go with those that are there already."""
-        now = self._gradients
-        if now.clip is not None or now.unscaled:
-            done = "clip_global_norm" if now.clip is not None else "unscale"
-            return (
-                f"a loss was scaled after {done} and before the step; accumulate all gradients "
-                f"of a step first, then call {done}, then trainer.step"
-            )
-        if now.joint is not None and now.joint.finite is not None:
-            return (
-                "a loss was scaled while one of the Trainers of the loss before it had made its "
-                "step and this one had not; call step on each of them first"
-            )
-        if now.scale not in (None, scale):
-            return (
-                f"the loss scale changed from {now.scale:g} to {scale:g} while "
-                "gradients were being accumulated; call trainer.step before changing it"
-            )
-        if now.broken:
-            return (
-                "the block of amp.scale_loss before this one ended with an exception after its "
-                "backward pass; call trainer.step first if its gradients are to count"
-            )
-        if self._written_outside():
-            return (
-                "gradients were written by a loss that was not scaled, after one that was; scale "
-                "each loss with amp.scale_loss"
-            )
-        return None
-
-    def _written_outside(self) -> Weights:
-        """Return weights with gradients that no scaled loss wrote, as far as that can be known."""
-        now = self._gradients
-        if now.scale in (None, 1) or self._open:
-            return {}
-        if now.exist and (now.late or not now.written):
-            return {}  # by that loss after its block; or copied, as fp16_utils does
-        return self.fresh_weights()
-
-    def _accumulated(self) -> bool:
-        """Whether a gradient that accumulates is not empty; waits for the devices."""
-        gradients = list(inside.accumulated_gradients(self._trainer))
-        return bool(gradients) and global_norm(gradients) != 0
-
-    def _replaceable(self) -> Weights:
-        """Return the weights whose gradients the next backward pass overwrites."""
-        return with_flag(inside.trained_weights(self._trainer, ("write",)))
-
-    # --- before the step ---------------------------------------------------------------------
-
-    def reduce_gradients(self, reduce: Callable[[], None]) -> None:
-        """Sum gradients over devices, unless that was done ahead of this step."""
-        now = self._gradients
-        ahead = now.clip is not None or (now.joint is not None and now.joint.finite is not None)
-        if not (ahead and now.reduced):
-            reduce()
-            self._gradients = replace(now, reduced=True)
-
-    def clip(self, max_norm: float, batch_size: float) -> float:
-        """Return the true norm, and let the step that follows shrink gradients to ``max_norm``."""
-        if self._gradients.clip is not None:
-            raise TrainerStateError(
-                "clip_global_norm was called twice before a step; the first call is already "
-                "folded into the step that follows: call trainer.step before clipping again"
-            )
-        parameters = _trained(inside.parameters_of(self._trainer))
-        if not any(True for _ in self._fresh_gradients(parameters)):
-            raise TrainerStateError(
-                "there is no gradient to clip: none was written since the last step; call "
-                "clip_global_norm between backward and trainer.step"
-            )
-        inside.begin(self._trainer)
-        if inside.updates_in_kvstore(self._trainer):
-            raise TrainerStateError(
-                "this Trainer updates weights inside its kvstore, where gradients cannot be "
-                "clipped by their common norm; create it with update_on_kvstore=False"
-            )
-        if not self._gradients.reduced:
-            self._trainer.allreduce_grads()
-        rescale = inside.scale_of(self._trainer) / batch_size
-        norm = self._look(parameters, rescale / self._divisor(), at_gradients=True)
-        assert norm is not None
-        coefficient = max_norm / norm if norm > max_norm else 1.0
-        clip = _Clip(norm, coefficient, rescale)
-        self._gradients = replace(self._gradients, clip=clip)
-        return norm
-
-    def unscale(self) -> None:
-        """Divide FP32 gradients by their scale in place."""
-        if self._gradients.unscaled:
-            raise TrainerStateError(
-                "the gradients were unscaled already since the last step; call unscale once"
-            )
-        if self._gradients.scale is None:
-            raise TrainerStateError(
-                "no loss was scaled since the last step, so there is nothing to unscale; call it "
-                "between backward and trainer.step"
-            )
-        parameters = _trained(inside.parameters_of(self._trainer))
-        gradients = [gradient for _, gradient in self._fresh_gradients(parameters)]
-        narrow = [gradient for gradient in gradients if dtype_name(gradient) == "float16"]
-        if narrow:
-            raise PrecisionError(
-                f"{len(narrow)} of {len(gradients)} gradients are float16, which divided by "
-                f"{self._divisor():g} would lose what the loss scale has saved; use "
-                "amp.clip_global_norm to clip, amp.unscaled_gradients for FP32 copies, or "
-                "amp.autocast, which keeps parameters and gradients in FP32"
-            )
-        for gradient in gradients:
-            gradient *= 1 / self._divisor()
-        self._gradients = replace(self._gradients, unscaled=True)
-
-    def unscaled_gradients(self) -> dict[str, NDArray]:
-        """Return FP32 copies of the gradients in true units, by the names of the parameters."""
-        inside.begin(self._trainer)
-        parameters = _trained(inside.parameters_of(self._trainer))
-        # Without a new one they are those of the latest step.
-        stepped = not any(True for _ in self._fresh_gradients(parameters))
-        divisor = self._latest.divisor if stepped else self._divisor()
-        reduced = self._gradients.reduced or not inside.reduces_gradients(self._trainer)
-        copies = {}
-        for parameter in parameters:
-            alone = stepped or reduced
-            gradients = parameter.list_grad()[:1] if alone else parameter.list_grad()
-            wide = [cast(gradient.tostype("default"), "float32") for gradient in gradients]
-            copies[parameter.name] = sum(
-                (one.as_in_context(wide[0].context) for one in wide[1:]), start=wide[0]
-            ) * (1 / divisor)
-        return copies
-
-    # --- the step ----------------------------------------------------------------------------
+        """Forget the latest step too."""
+        super().forget()
+        self.latest = _Factors()
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
-        """Tell the Trainer, just before it updates, whether this step is to be skipped.
+        """Return whether the Trainer, which is about to update, has to skip this step.
 
         Divides the optimizer's ``rescale_grad``, which the Trainer has just set, by the scale
         of the gradients: the division then happens in FP32 inside the update, and a float16
@@ -383,114 +99,44 @@ class TrainerState(GradientHolder):
         ``clip_global_norm``, which has waited, not at all; once for each Trainer that was named
         with this one.
         """
-        now = self._gradients
-        optimizer = inside.optimizer_of(self._trainer)
-        trained = _trained(parameters)
-        if now.clip is not None and now.clip.rescale != optimizer.rescale_grad:
-            raise TrainerStateError(
-                f"clip_global_norm was told another batch size than this step: gradients times "
-                f"{now.clip.rescale:g} there, {optimizer.rescale_grad:g} here; call the step "
-                "again with that batch size"
-            )
-        updates = inside.update_counts(self._trainer)
-        if now.scale is None and self._latest.updates_before == updates:
-            # The Trainer refused the latest step for its stale gradients, and is asked again.
-            step = self._latest
-        else:
-            self._refuse_what_was_not_scaled()
-            step = _Step(self._divisor(), now.clip.coefficient if now.clip else 1.0)
-        factor = optimizer.rescale_grad / step.divisor
-        fits = step.divisor == 1 or self._fits(factor * (step.coefficient or 1.0), step.divisor)
-        flags_up(now.written)
-        finite = self._judge(trained, factor, fits=fits)
-        step.updates_before = updates if finite else -1
-        optimizer.rescale_grad *= step.coefficient / step.divisor
-        self._gradients, self._latest = _NO_GRADIENTS, step
-        self.forget_others()
-        self.step_was_skipped = not finite
-        if not finite:
-            self.skipped_steps += 1
-            together = now.joint.states if now.joint is not None else (self,)
-            try:
-                for listener in self.on_skip:
-                    listener(step.divisor)
-                self._warn_of_collapse(together)
-            finally:
-                _discard_gradients(trained)
-        return not finite
+        trained = inside.trained(parameters)
+        factors = self._factors()
+        fits = self._fits(factors)
+        others = self._others_to_judge()
+        for other in others:
+            other.reduce()
+        verdict = self._judge(trained, factors, others, fits=fits)
+        self._settle(trained, factors, verdict)
+        return not verdict.good
 
-    def _fits(self, factor: float, divisor: float) -> bool:
-        """Whether MXNet can be told ``factor``: it writes it as text, and reads no subnormal.
-
-        If not, the step is skipped, as one that overflows, and the loss scale shrinks.
+    def _factors(self) -> _Factors:
+        """Return this step's factors.
 
         Raises
         ------
         TrainerStateError
-            If it cannot shrink.
+            If it would divide gradients by what their loss was not multiplied by, or by too much.
         """
-        if _SMALLEST_FACTOR <= abs(factor) < _LARGEST_FACTOR:
-            return True
-        if abs(factor) < 1 and self.loss_scale.can_shrink:
-            return False
-        raise TrainerStateError(
-            f"the loss scale {divisor:g} is out of reach: the step would multiply gradients by "
-            f"{factor:g}, which is no normal FP32 number; choose one between 2**-100 and 2**100"
-        )
-
-    def _judge(self, trained: Sequence[gluon.Parameter], factor: float, *, fits: bool) -> bool:
-        """Return whether the step is good, and let the loss scale advance if it is the first.
-
-        A step is good if the gradients of all Trainers are finite that were named together.
-        """
-        now = self._gradients
-        at_gradients = self.loss_scale.skips_overflow
-        norm = now.clip.norm if now.clip is not None else None
-        if now.clip is None:
-            norm = self._look(trained, factor, at_gradients=at_gradients)
-        self.gradient_norm = norm
-        finite = fits and (not at_gradients or norm is None or math.isfinite(norm))
-        could_shrink = self.loss_scale.can_shrink
-        if now.joint is None:
-            if now.scale is not None:
-                shared_scale.report(self.loss_scale, [self], finite=finite)
-        else:
-            if now.joint.finite is None:
-                others = [state for state in now.joint.states if state is not self]
-                if at_gradients:
-                    found = [state.gradients_are_finite(now.joint) for state in others]
-                    finite = finite and all(found)
-                now.joint.finite = finite
-                shared_scale.report(self.loss_scale, now.joint.states, finite=finite)
-            finite = finite and now.joint.finite
-        if finite:
-            self.skips_at_the_floor = 0
-        else:
-            self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
-        return finite
-
-    def gradients_are_finite(self, joint: _Joint) -> bool:
-        """Whether this Trainer's gradients allow the step of another that was named with it."""
-        now = self._gradients
-        if now.joint is not joint:
-            return True  # it has begun anew, and none of them will be used
-        inside.begin(self._trainer)
-        if not now.reduced:
-            self._trainer.allreduce_grads()
-        if now.clip is not None:
-            return math.isfinite(now.clip.norm)
-        fresh = self._fresh_gradients(inside.parameters_of(self._trainer))
-        gradients = [gradient for _, gradient in fresh]
-        return not gradients or all_finite(gradients)
+        now, rescale = self.pending, inside.optimizer_of(self.trainer).rescale_grad
+        if now.clip is not None and now.clip.rescale != rescale:
+            raise TrainerStateError(
+                f"clip_global_norm received another batch size than this step: gradients times "
+                f"{now.clip.rescale:g} there, {rescale:g} here; call the step "
+                "again with that batch size"
+            )
+        updates = inside.update_counts(self.trainer)
+        if now.scale is None and self.latest.updates_before == updates:
+            return self.latest  # that step was refused for stale gradients, and is repeated
+        self._refuse_what_was_not_scaled()
+        return _Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
 
     def _refuse_what_was_not_scaled(self) -> None:
-        """Raise if the step would divide gradients by what their loss was not multiplied by."""
-        now = self._gradients
+        now = self.pending
         self.refuse_gradients_of_others(suspicious=now.scale is None and self.scale != 1)
-        outside = self._written_outside()
+        outside = self.written_outside()
         if outside and now.exist:
             raise TrainerStateError(
-                f"{len(outside)} gradients ({inside.name_of_weight(self._trainer, outside)} "
+                f"{len(outside)} gradients ({inside.name_of_weight(self.trainer, outside)} "
                 "first) were written by a loss that was not scaled, after one that was, and the "
                 f"step would divide them by {now.scale:g}; scale each loss with amp.scale_loss. A "
                 "scaled loss whose step was given up is forgotten when the next loss is scaled"
@@ -502,57 +148,113 @@ class TrainerState(GradientHolder):
                 "amp.scale_loss yields: with amp.scale_loss(loss, trainer) as scaled: "
                 "autograd.backward(scaled)"
             )
-        if now.scale is None and self.scale != 1:
-            self._warn_of_unscaled_loss()
-
-    def _divisor(self) -> float:
-        """Return by what the gradients as they are must be divided to be true."""
-        return 1.0 if self._gradients.unscaled else self._gradients.scale or 1.0
-
-    def _fresh_gradients(
-        self, parameters: Iterable[gluon.Parameter]
-    ) -> Iterator[tuple[NDArray, NDArray]]:
-        """Yield weights and the gradients that were written since the latest step."""
-        written = self._gradients.written
-        for parameter in parameters:
-            if parameter.grad_req != "null":
-                for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                    if id(weight) in written or weight._fresh_grad:
-                        yield weight, gradient
-
-    def _look(
-        self, parameters: Sequence[gluon.Parameter], factor: float, *, at_gradients: bool
-    ) -> Optional[float]:
-        """Return the norm of all gradients times ``factor``; not finite if one of them is not.
-
-        After a reduction it is the same on all devices; without one the largest counts. ``None``
-        if there is no gradient to look at. Waits for the devices once. With the same wait,
-        masters are compared with their weights, and follow those that somebody else has written.
-        """
-        per_device: dict[mx.Context, list[NDArray]] = {}
-        for _, gradient in self._fresh_gradients(parameters) if at_gradients else ():
-            per_device.setdefault(gradient.context, []).append(gradient)
-        compared = compare_masters(self._trainer, parameters)
-        results = [sums_of_squares(gradients) for gradients in per_device.values()]
-        results += [one.difference.as_in_context(mx.cpu()) for one in compared]
-        numbers = mx.nd.concat(*results, dim=0).asnumpy().tolist() if results else []
-        norms = []
-        for gradients in per_device.values():
-            norms.append(_norm(gradients, math.fsum(numbers[: len(gradients)])) * factor)
-            del numbers[: len(gradients)]
-        for comparison, difference in zip(compared, numbers):
-            comparison.follow_if(difference)
-        return max(norms, key=_nan_first, default=None)
-
-    def _warn_of_unscaled_loss(self) -> None:
-        if not self._told_of_unscaled_loss:
+        if now.scale is None and self.scale != 1 and not self._told_of_unscaled_loss:
             self._told_of_unscaled_loss = True
             _logger.warning(
-                "a step follows on no loss that was scaled for this Trainer, so its gradients are "
-                "divided by nothing; scale each loss with amp.scale_loss and the Trainer that "
+                "no loss was scaled for this Trainer before its step, so its gradients are not "
+                "divided; scale each loss with amp.scale_loss and the Trainer that "
                 "steps (an Estimator of gluon.contrib does if it is given "
                 "batch_processor=mpgluon.estimator.BatchProcessor())"
             )
+
+    def _others_to_judge(self) -> list[TrainerState]:
+        """Return the others that step with this one, if it is the first of them.
+
+        One that has begun anew left the others.
+        """
+        now = self.pending
+        if now.verdict is not None or not self.loss_scale.skips_overflow:
+            return []
+        return [s for s in now.together if s is not self and s.pending.together is now.together]
+
+    def _judge(
+        self,
+        trained: Sequence[gluon.Parameter],
+        factors: _Factors,
+        others: Iterable[TrainerState],
+        *,
+        fits: bool,
+    ) -> _Verdict:
+        """Return whether the step is good: the gradients of all that step together are finite."""
+        now, looks = self.pending, self.loss_scale.skips_overflow
+        if now.clip is not None:
+            found = Look(now.clip.norm)
+        else:
+            gradients = self.fresh_gradients(trained) if looks else []
+            rescale = inside.optimizer_of(self.trainer).rescale_grad
+            found = look(self.trainer, trained, gradients, rescale / factors.divisor)
+        finite = found.norm is None or not looks or math.isfinite(found.norm)
+        good = fits and finite and now.verdict is not False
+        return _Verdict(good and all(other.gradients_are_finite() for other in others), found)
+
+    def _fits(self, factors: _Factors) -> bool:
+        """Whether MXNet's operators can read the factor, which they receive as text.
+
+        If not, the step is skipped like one that overflows, and the loss scale shrinks.
+
+        Raises
+        ------
+        TrainerStateError
+            If it cannot shrink.
+        """
+        rescale = inside.optimizer_of(self.trainer).rescale_grad
+        factor = rescale / factors.divisor * (factors.coefficient or 1.0)
+        if factors.divisor == 1 or _SMALLEST_FACTOR <= abs(factor) < _LARGEST_FACTOR:
+            return True
+        if abs(factor) < 1 and self.loss_scale.can_shrink:
+            return False
+        raise TrainerStateError(
+            f"the loss scale {factors.divisor:g} is out of reach: the step would multiply "
+            f"gradients by {factor:g}, which is no normal FP32 number; choose one between 2**-100 "
+            "and 2**100"
+        )
+
+    def gradients_are_finite(self) -> bool:
+        """Whether these gradients allow the step of a Trainer that steps together with this one."""
+        if self.pending.clip is not None:
+            return math.isfinite(self.pending.clip.norm)
+        trained = [p for p in inside.parameters_of(self.trainer) if p.grad_req != "null"]
+        gradients = self.fresh_gradients(trained)
+        return not gradients or all_finite(gradients)
+
+    def _settle(
+        self, trained: Sequence[gluon.Parameter], factors: _Factors, verdict: _Verdict
+    ) -> None:
+        """Do what follows from a verdict: to masters, loss scale and optimizer, or to a skip."""
+        now, could_shrink = self.pending, self.loss_scale.can_shrink
+        flags_up(now.written)
+        for one in verdict.found.stale_masters:
+            one.follow()
+        make_masters(self.trainer)
+        self._report(verdict.good)
+        inside.optimizer_of(self.trainer).rescale_grad *= factors.coefficient / factors.divisor
+        self.pending = NOTHING
+        self.forget_others()
+        self.gradient_norm = verdict.found.norm
+        self.step_was_skipped = not verdict.good
+        if verdict.good:
+            self.latest, self.skips_at_the_floor = factors, 0
+            return
+        self.latest = replace(factors, updates_before=None)
+        self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
+        self.skipped_steps += 1
+        try:
+            for callback in self.on_skip:
+                callback(factors.divisor)
+            self._warn_of_collapse(now.together or (self,))
+        finally:
+            _discard_gradients(trained)
+
+    def _report(self, good: bool) -> None:
+        """Tell the loss scale, and the Trainers that step with this one if it is the first."""
+        now = self.pending
+        if now.together and now.verdict is None:
+            for state in now.together:
+                if state.pending.together is now.together:
+                    state.pending = replace(state.pending, verdict=good)
+            shared_scale.report(self.loss_scale, now.together, finite=good)
+        elif not now.together and now.scale is not None:
+            shared_scale.report(self.loss_scale, [self], finite=good)
 
     def _warn_of_collapse(self, together: Iterable[TrainerState]) -> None:
         """Say once that nothing is being trained any more, and in the end raise."""
@@ -560,11 +262,12 @@ class TrainerState(GradientHolder):
         ends = limit is not None and self.skips_at_the_floor >= limit
         if self.skips_at_the_floor != 2 and not ends:
             return
-        parameters = [p for state in together for p in inside.parameters_of(state._trainer)]
+        parameters = [p for state in together for p in inside.parameters_of(state.trainer)]
         message = (
             f"{self.skips_at_the_floor} steps in a row had gradients that are not finite although "
             f"the loss scale, {self.loss_scale.scale:g}, can shrink no further: nothing is being "
-            f"trained. The first by forward order is that of {_first_bad(parameters)}. A forward "
+            f"trained. The first by forward order is that of "
+            f"{describe_first_bad_gradient(parameters)}. A forward "
             "pass that overflows does this whatever the scale, and so does a division by zero or a "
             "learning rate that is too large: mpgluon.diagnostics.OverflowLocator names the "
             "place"
@@ -574,66 +277,10 @@ class TrainerState(GradientHolder):
         _logger.warning(message)
 
 
-def _trained(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
-    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
-    if not trained:
-        raise TrainerStateError(
-            "this Trainer has no parameter with a gradient: all are frozen (grad_req='null'), so "
-            "a step changes nothing"
-        )
-    return trained
-
-
-def step_together(states: tuple[TrainerState, ...]) -> None:
-    """Let Trainers that a loss was scaled for, and those of earlier losses, step as one."""
-    before = [state._gradients.joint for state in states]
-    all_states = dict.fromkeys(
-        state for joint in before if joint is not None for state in joint.states
-    )
-    joint = _Joint(tuple(all_states | dict.fromkeys(states)))
-    for state in joint.states:
-        if state in states or state._gradients.joint in before:
-            state._gradients = replace(state._gradients, joint=joint)
-
-
-def _norm(gradients: Sequence[NDArray], sum_of_squares: float) -> float:
-    """Return the norm; looks at the gradients again only if squares have left float32's range."""
-    if 2.0**-70 < sum_of_squares < math.inf:
-        return math.sqrt(sum_of_squares)
-    if math.isnan(sum_of_squares) or (math.isinf(sum_of_squares) and not all_finite(gradients)):
-        return sum_of_squares
-    return global_norm(gradients)
-
-
-def _nan_first(norm: float) -> tuple[bool, float]:
-    """Return a key for ``max`` that prefers NaN."""
-    return math.isnan(norm), norm
-
-
-def _first_bad(parameters: Iterable[gluon.Parameter]) -> str:
-    """Describe the first gradient that is not finite, by forward order."""
-    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
-    for parameter in sorted(trained, key=_place_in_forward_order):
-        for gradient in parameter.list_grad():
-            if not all_finite([gradient]):
-                kind = "NaN" if math.isnan(global_norm([gradient])) else "infinite"
-                return f"{parameter.name} ({dtype_name(gradient)}, {kind}, on {gradient.context})"
-    return "another Trainer, whose step came first and has emptied it"
-
-
-def _place_in_forward_order(parameter: gluon.Parameter) -> tuple[int, list[Any]]:
-    """Return a key for sorting: as a cast network met it, else by name, dense2 before dense10."""
-    found = cast_of(parameter)
-    met = list(found.forward_order) if found is not None else []
-    natural = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", parameter.name)]
-    return (met.index(parameter) if parameter in met else len(met)), natural
-
-
 def _discard_gradients(parameters: Sequence[gluon.Parameter]) -> None:
     """Forget the gradients of a skipped step, and empty those that accumulate."""
-    for weight, _ in fresh_gradients(parameters):
-        weight._fresh_grad = False
     for parameter in parameters:
+        flags_down(with_flag(parameter.list_data()))
         if parameter.grad_req == "add":
             parameter.zero_grad()
 
@@ -641,7 +288,7 @@ def _discard_gradients(parameters: Sequence[gluon.Parameter]) -> None:
 def attach(
     trainer: gluon.Trainer, loss_scale: LossScale, max_consecutive_skips: Optional[int]
 ) -> TrainerState:
-    """Put a new state where ``trainer`` asks for it, and return it.
+    """Give a Trainer a new state, and return it.
 
     Raises
     ------

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Callable, Optional, TypeVar
 
 from mpgluon.errors import CheckpointError
 from mpgluon.training.config import TrainingConfig
 
 __all__ = ["RunCheckpoints"]
 
+_logger = logging.getLogger(__name__)
+
+Loaded = TypeVar("Loaded")
+
 
 class RunCheckpoints:
-    """The checkpoints of one run, in a folder of their own, the newest few kept.
+    """The newest few checkpoints of one run, in a folder that holds nothing else.
 
-    Parameters
-    ----------
-    config : TrainingConfig
-    resume : bool
-        Whether the folder may hold checkpoints already.
-    writes : bool
-        Whether this process keeps the folder; others only learn the names.
+    ``resume`` allows a folder that has checkpoints. With ``writes=False``, as on all ranks but the
+    first, nothing is checked or written.
 
     Raises
     ------
@@ -28,35 +29,52 @@ class RunCheckpoints:
     """
 
     def __init__(self, config: TrainingConfig, *, resume: bool, writes: bool = True) -> None:
-        self.folder = config.output_path / "checkpoints"
+        self._folder = config.output_path / "checkpoints"
         self._keep = config.keep_checkpoints
         if not writes:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(
-                f"the folder {self.folder} cannot be made: {error.strerror}; choose another "
+                f"the folder {self._folder} cannot be made: {error.strerror}; choose another "
                 "--output-dir"
             ) from error
-        if self.newest_first() and not resume:
+        if self._newest_first() and not resume:
             raise CheckpointError(
                 f"{config.output_dir} holds a run already; continue it with --resume, or choose "
                 "another --output-dir"
             )
-
-        for part in self.folder.glob(".step-*.part"):  # of a run that was killed while writing
+        for part in self._folder.glob(".step-*.part"):  # of a run that was killed while writing
             part.unlink()
 
-    def newest_first(self) -> list[Path]:
-        """Return the files that there are."""
-        return sorted(self.folder.glob("step-*.npz"), reverse=True)
-
     def path(self, step: int) -> Path:
-        """Return the name for the checkpoint after so many steps."""
-        return self.folder / f"step-{step:08d}.npz"
+        """Return the path of the checkpoint after a step."""
+        return self._folder / f"step-{step:08d}.npz"
+
+    def load_newest(self, load: Callable[[Path], Loaded]) -> Optional[Loaded]:
+        """Return what ``load`` returns for the newest good checkpoint, or None without checkpoints.
+
+        Raises
+        ------
+        CheckpointError
+            If ``load`` raises it for every checkpoint.
+        """
+        failures = []
+        for path in self._newest_first():
+            try:
+                return load(path)
+            except CheckpointError as error:
+                _logger.warning("%s; trying the one before", error)
+                failures.append(str(error))
+        if failures:
+            raise CheckpointError(f"no checkpoint can be continued: {'; '.join(failures)}")
+        return None
 
     def remove_old(self) -> None:
-        """Keep the newest few."""
-        for path in self.newest_first()[self._keep :]:
+        """Remove all but the newest few."""
+        for path in self._newest_first()[self._keep :]:
             path.unlink()
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*.npz"), reverse=True)

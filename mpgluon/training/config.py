@@ -1,199 +1,154 @@
 """The configuration of a training run: one frozen value.
 
 It is the command line, the header of the log and the header of the checkpoint. It opens no file
-and creates no array; what it cannot know (whether a folder exists) is checked where it is used.
+and creates no array: the existence of folders and devices is checked where they are used.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
 from mpgluon.numerics.loss_scale import DynamicLossScale, LossScale, as_loss_scale
 from mpgluon.numerics.policy import Policy
+from mpgluon.options import check_options, document_options, option
 
 __all__ = ["TrainingConfig"]
 
-# What may differ between a run and its continuation without changing what is computed. Of the
-# batch, the product over devices and processes must stay: `TrainingConfig.differences` looks at it.
-_FREE_TO_CHANGE = frozenset(
-    {
-        "data_dir",
-        "output_dir",
-        "workers",
-        "keep_checkpoints",
-        "tensorboard",
-        "batch_size",
-        "devices",
-        "kvstore",
-        "timeout",
-    }
-)
+
+def _check_dtype(dtype: str) -> None:
+    try:
+        Policy.parse(_policy_name(dtype, amp=False))
+    except ValueError as error:
+        raise ValueError(f"dtype is float32, float16 or bfloat16, or a policy: {error}") from None
 
 
+def _policy_name(dtype: str, *, amp: bool) -> str:
+    return f"mixed_{dtype}" if amp or dtype == "bfloat16" else dtype
+
+
+# `free` options may differ between a run and its continuation without changing what is computed.
+# Of the batch, the product over devices and processes must stay, which a config cannot know.
+@document_options
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Everything that a run depends on.
+    """Everything that a run depends on, under the names of the command line.
 
-    Attributes
-    ----------
-    dtype : str
-        ``"float32"``; ``"float16"``, the cast network with ``multi_precision``; ``"bfloat16"``,
-        which is autocast; or any other policy that :meth:`mpgluon.Policy.parse` takes.
-    amp : bool
-        Autocast for float16 too: FP32 parameters.
-    loss_scale : str
-        ``"dynamic"``, ``"none"``, a power of two, or ``"auto"``: dynamic for float16, else none.
-    growth_interval : int, optional
-        Finite steps before a dynamic scale grows; by default a tenth of the run, at most 2000.
-    model : str
-        A name in MXNet's or gluoncv's model zoo.
-    pretrained : str, optional
-        A parameter file to start from; its head may have another number of classes.
-    dataset : {"caltech101", "shapes"}
-        ``"shapes"`` is the rendered stand-in.
-    classes, images_per_class : int
-        Size of the stand-in; Caltech 101 has what its tree holds.
-    data_dir, output_dir : str
-        Where the images are, and where results go.
-    train_per_class : int
-        Training images per class; the rest is for testing.
-    image_size : int
-        Side of the square that the network sees, in pixels.
-    min_crop_area : float
-        The least share of an image that a training crop covers, in (0, 1].
-    batch_size : int
-        Images per device and step.
-    epochs, warmup_epochs : int
-        Passes over the training images, and how many of them the learning rate climbs for; a
-        single epoch has no warm-up.
-    learning_rate : float
-        Its peak; the schedule is a cosine down to zero.
-    reference_batch_size : int, optional
-        The global batch, over all devices and processes, that ``learning_rate`` is meant for:
-        with another one the peak changes in proportion (Goyal et al., "Accurate, Large Minibatch
-        SGD", 2017, 2.1). By default the peak is ``learning_rate``, whatever the batch.
-    momentum, weight_decay : float
-        Momentum is passed to optimizers that have one.
-    optimizer : str
-        A name in MXNet's registry.
-    devices : str
-        ``"cpu"``, ``"gpu:0,1"``, ... Of several processes on a machine, each takes one GPU with
-        ``"gpu"``.
-    kvstore : {"device", "mpi"}
-        What sums gradients: MXNet over the devices of one process, or MPI over processes too.
-    timeout : float
-        Seconds for which a process waits for the others before the job ends.
-    sync_batch_norm : bool
-        Let BatchNorm use the statistics of the batch over all devices of a process, in FP32.
-    workers : int
-        Processes that decode images.
-    seed : int
-        Of the split, the initial weights, the order, the crops and dropout.
-    skip_unreadable : bool
-        Leave out images that cannot be decoded, and say which, instead of ending.
-    keep_checkpoints : int
-        How many of the newest checkpoints stay on disk.
-    tensorboard : bool
-        Write the history for TensorBoard too, which has to be installed.
+    Raises
+    ------
+    ValueError
+        If a value is outside its bounds, or two of them contradict each other.
     """
 
-    dtype: str = "float32"
-    amp: bool = False
-    loss_scale: str = "auto"
-    growth_interval: Optional[int] = None
-    model: str = "resnet50_v2"
-    pretrained: Optional[str] = None
-    dataset: str = "caltech101"
-    classes: int = 10
-    images_per_class: int = 60
-    data_dir: str = "data"
-    output_dir: str = "runs/latest"
-    train_per_class: int = 30
-    image_size: int = 224
-    min_crop_area: float = 0.25
-    batch_size: int = 32
-    epochs: int = 30
-    warmup_epochs: int = 2
-    learning_rate: float = 0.05
-    reference_batch_size: Optional[int] = None
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    optimizer: str = "sgd"
-    devices: str = "cpu"
-    kvstore: str = "device"
-    timeout: float = 300.0
-    sync_batch_norm: bool = False
-    workers: int = 2
-    seed: int = 0
-    skip_unreadable: bool = False
-    keep_checkpoints: int = 2
-    tensorboard: bool = False
+    dtype: str = option(
+        "float32",
+        "float16 is the cast network with FP32 master weights; bfloat16 is autocast; a policy is "
+        "mixed_float16, emulated_bfloat16 or like params=float32,compute=bfloat16",
+        metavar="{float32,float16,bfloat16,POLICY}",
+        check=_check_dtype,
+    )
+    amp: bool = option(False, "autocast for float16 too: FP32 parameters")
+    loss_scale: str = option(
+        "auto",
+        "auto is dynamic for float16 and none otherwise; N is a power of two",
+        metavar="{auto,dynamic,none,N}",
+    )
+    growth_interval: Optional[int] = option(
+        None,
+        "finite steps before a dynamic scale grows (a tenth of the run, at most 2000)",
+        metavar="STEPS",
+    )
+    model: str = option("resnet50_v2", "a name in MXNet's or gluoncv's model zoo")
+    pretrained: Optional[str] = option(
+        None,
+        "start from a parameter file, or a state dict with torchvision's names (.safetensors, "
+        ".pth); its head may have another number of classes",
+        metavar="FILE",
+    )
+    dataset: str = option(
+        "caltech101",
+        "shapes is a rendered stand-in that needs no download",
+        choices=("caltech101", "shapes"),
+    )
+    classes: int = option(10, "classes of the stand-in, 10 to 101")
+    images_per_class: int = option(60, "images per class of the stand-in", within="[2, inf)")
+    data_dir: str = option(
+        "data", "where the images are, or are rendered to", metavar="DIR", free=True
+    )
+    output_dir: str = option(
+        "runs/latest", "where results and checkpoints go", metavar="DIR", free=True
+    )
+    train_per_class: int = option(
+        30, "training images per class; the rest is for testing", within="[1, inf)"
+    )
+    image_size: int = option(
+        224, "side of the network's square input", within="[1, inf)", metavar="PIXELS"
+    )
+    min_crop_area: float = option(
+        0.25, "least share of an image that a training crop covers", within="(0, 1]"
+    )
+    batch_size: int = option(32, "images per device and step", within="[1, inf)", free=True)
+    epochs: int = option(30, "passes over the training images", within="[1, inf)")
+    # A single epoch has no warm-up.
+    warmup_epochs: int = option(2, "epochs in which the learning rate climbs", within="[0, inf)")
+    learning_rate: float = option(
+        0.05, "its peak; a cosine takes it down to zero", within="(0, inf)"
+    )
+    # Goyal et al., "Accurate, Large Minibatch SGD", 2017, 2.1: the peak changes in proportion.
+    reference_batch_size: Optional[int] = option(
+        None,
+        "the global batch that the learning rate is meant for; it is scaled to the one there is",
+        within="[1, inf)",
+        metavar="N",
+    )
+    momentum: float = option(0.9, "for optimizers that have one", within="[0, 1)")
+    weight_decay: float = option(1e-4, "L2 penalty", within="[0, inf)")
+    optimizer: str = option("sgd", "any of MXNet's")
+    devices: str = option(
+        "cpu", "cpu, gpu (of several processes, each its own), gpu:0,1", free=True
+    )
+    kvstore: str = option(
+        "device",
+        "what sums gradients: mpi joins the processes that mpirun starts",
+        choices=("device", "mpi"),
+        free=True,
+    )
+    timeout: float = option(
+        300.0,
+        "how long a process waits for the others before it ends them all",
+        within="(0, inf)",
+        metavar="SECONDS",
+        free=True,
+    )
+    sync_batch_norm: bool = option(False, "BatchNorm over the devices of a process together")
+    workers: int = option(2, "processes that decode images", within="[0, inf)", free=True)
+    seed: int = option(0, "of everything random", within="[0, inf)")
+    skip_unreadable: bool = option(
+        False, "leave out images that cannot be decoded, and list them, instead of ending"
+    )
+    keep_checkpoints: int = option(2, "how many of the newest stay", within="[1, inf)", free=True)
+    tensorboard: bool = option(
+        False, "write the history for TensorBoard too (pip install tensorboard)", free=True
+    )
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("dataset", ("caltech101", "shapes")),
-            ("kvstore", ("device", "mpi")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(allowed)}; received {getattr(self, name)!r}"
-                )
-        for name, least in (
-            ("images_per_class", 2),
-            ("train_per_class", 1),
-            ("image_size", 1),
-            ("batch_size", 1),
-            ("epochs", 1),
-            ("warmup_epochs", 0),
-            ("workers", 0),
-            ("seed", 0),
-            ("keep_checkpoints", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, received {getattr(self, name)}")
-        if not 0 < self.min_crop_area <= 1:
-            raise ValueError(f"min_crop_area must be in (0, 1], received {self.min_crop_area}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive, received {self.learning_rate}")
-        if self.reference_batch_size is not None and self.reference_batch_size < 1:
-            raise ValueError(
-                f"reference_batch_size must be at least 1, received {self.reference_batch_size}"
-            )
-        if not 0 < self.timeout < math.inf:
-            raise ValueError(f"timeout must be positive, received {self.timeout}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), received {self.momentum}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be at least 0, received {self.weight_decay}")
+        check_options(self)
         if self.warmup_epochs >= self.epochs and self.epochs > 1:
             raise ValueError(
                 f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
             )
         if self.amp and self.dtype not in ("float16", "bfloat16"):
             raise ValueError("amp computes in 16 bits: choose dtype float16 or bfloat16 with it")
-        try:
-            Policy.parse(self.policy_name)
-        except ValueError as error:
-            raise ValueError(
-                f"dtype is float32, float16 or bfloat16, or a policy: {error}"
-            ) from None
-        self.make_loss_scale(total_steps=1)  # says what is wrong with loss_scale
+        self.make_loss_scale(total_steps=1)  # checks loss_scale
 
     @property
     def policy(self) -> Policy:
-        """What the network's parameters, computation and result are."""
-        return Policy.parse(self.policy_name)
-
-    @property
-    def policy_name(self) -> str:
-        """The policy as :meth:`mpgluon.Policy.parse` takes it."""
-        return f"mixed_{self.dtype}" if self.amp or self.dtype == "bfloat16" else self.dtype
+        """The formats of the network's parameters, computation and result."""
+        return Policy.parse(_policy_name(self.dtype, amp=self.amp))
 
     def make_loss_scale(self, total_steps: int) -> LossScale:
-        """Return a new loss scale for a run of so many steps."""
+        """Return a new loss scale for a run of ``total_steps``."""
         kind = self.loss_scale
         if kind == "auto":
             kind = "dynamic" if self.policy.compute_dtype == "float16" else "none"
@@ -205,7 +160,7 @@ class TrainingConfig:
         return DynamicLossScale(growth_interval=interval)
 
     def peak_learning_rate(self, global_batch_size: int) -> float:
-        """Return the learning rate after the warm-up, for so many images per step in all."""
+        """Return the learning rate after the warm-up, for so many images per step in total."""
         if self.reference_batch_size is None:
             return self.learning_rate
         return self.learning_rate * global_batch_size / self.reference_batch_size
@@ -216,11 +171,10 @@ class TrainingConfig:
 
     def differences(self, other: dict[str, Any]) -> list[str]:
         """Return in words how a continuation's config differs in what the run depends on."""
-        names = [field.name for field in fields(self) if field.name not in _FREE_TO_CHANGE]
         return [
-            f"{name} was {other.get(name)!r}, is {getattr(self, name)!r}"
-            for name in names
-            if other.get(name) != getattr(self, name)
+            f"{field.name} was {other.get(field.name)!r}, is {getattr(self, field.name)!r}"
+            for field in fields(self)
+            if not field.metadata.get("free") and other.get(field.name) != getattr(self, field.name)
         ]
 
     @property

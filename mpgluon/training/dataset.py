@@ -1,4 +1,4 @@
-"""The images of a run: which data set, and which of its images train and test."""
+"""The images of a run: its data set, and the split into training and test images."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["Dataset", "open_dataset"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named folder of images, split into training and test images.
-
-    Attributes
-    ----------
-    name : str
-        ``"caltech101"``, or ``"shapes"`` for the rendered stand-in; for logs and results.
-    folder : ImageFolder
-    train_indices, test_indices : tuple of int
-        Positions in ``folder``.
-    """
+    """A named folder of images, and the positions of its training and test images."""
 
     name: str
     folder: ImageFolder
     train_indices: tuple[int, ...]
     test_indices: tuple[int, ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return name, class names and numbers of images, for a JSON file."""
+        return {
+            "name": self.name,
+            "classes": list(self.folder.classes),
+            "train_images": len(self.train_indices),
+            "test_images": len(self.test_indices),
+        }
+
     def loaders(
         self, config: TrainingConfig, devices: int, *, rank: int = 0, world_size: int = 1
     ) -> tuple[ImageLoader, ImageLoader]:
-        """Return the training and the test loader, images in the compute format.
+        """Return the training and the test loader, with images in the compute format.
 
-        Of several processes, each has its own share of every batch and of the test images.
+        Each of several processes has its own share of every batch and of the test images.
         """
         common: dict[str, Any] = {
             "batch_size": config.batch_size * devices,
@@ -58,13 +58,12 @@ class Dataset:
 
 
 def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
-    """Find the images that a config asks for, or render the stand-in if it asks for that.
+    """Find the photographs, or render the stand-in if the config names it.
 
     Raises
     ------
     DataError
-        If Caltech 101 is not in ``config.data_dir``; the message says how to get it. The
-        stand-in is never used in its place.
+        If Caltech 101 is not in ``config.data_dir``; it is never replaced by the stand-in.
     ValueError
         If a class has too few images for ``config.train_per_class``.
     """

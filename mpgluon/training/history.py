@@ -1,14 +1,14 @@
-"""The history of a run: one JSON object per line, appended as things happen.
+"""The history of a run: a file with one JSON object per event.
 
 Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end``. A step has
 
 - ``step`` (from 1), ``epoch`` (from 0), ``images``, ``correct`` (of them), ``loss`` (their mean),
-- ``learning_rate``, ``loss_scale`` (the one it was computed with), ``skipped``,
-- ``gradient_norm`` in true units, ``null`` where no loss scale or clipping looked at gradients,
-- ``images_per_second`` since the end of the step before, waiting for images included.
+- ``learning_rate``, ``loss_scale`` (of this step), ``skipped``,
+- ``gradient_norm`` in true units, ``null`` without a loss scale or clipping,
+- ``images_per_second`` since the end of the previous step, including the wait for images.
 
-JSON has no infinity and no NaN: the files say ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``, as
-Protocol Buffers do in JSON and as ``float`` reads in Python.
+JSON has no infinity and no NaN: they are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``,
+as in the JSON of Protocol Buffers; Python's ``float`` reads them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Callable, Optional
 
 import mxnet as mx
 
+from mpgluon.files import atomic_write
 from mpgluon.processor import processor
 
 __all__ = ["Event", "History", "describe_machine", "installed_versions", "to_json"]
@@ -40,15 +41,15 @@ class History:
     path : Path or None
         The JSON-lines file; ``None`` keeps the events in memory only.
     steps_done : int
-        Of a continued run: events of later steps are dropped, since they will happen again.
-        Zero starts a new file.
+        The step from which a run continues: later events are dropped, since they will happen
+        again. Zero starts a new file.
 
     Attributes
     ----------
     events : list of dict
-        All of them, oldest first; numbers are numbers here, infinite and NaN too.
+        Oldest first, with infinite and NaN numbers as numbers.
     listeners : list of callable
-        Are given each event that is added.
+        Callbacks, called with each event that is added.
     """
 
     def __init__(self, path: Optional[Path], steps_done: int = 0) -> None:
@@ -61,9 +62,8 @@ class History:
             lines = path.read_text().splitlines()
             complete = (_parse(line) for line in lines)
             self.events = [e for e in complete if e and e.get("step", 0) <= steps_done]
-        part = path.with_name(f".{path.name}.part")
-        part.write_text("".join(to_json(event) + "\n" for event in self.events))
-        os.replace(part, path)  # whoever kills this run now leaves the old file or the new one
+        with atomic_write(path) as file:
+            file.writelines(f"{to_json(event)}\n".encode() for event in self.events)
 
     def add(self, event: str, **values: Any) -> None:
         """Append an event to the list and to the file."""
@@ -80,14 +80,14 @@ class History:
 
 
 def to_json(values: dict[str, Any], *, indent: Optional[int] = None) -> str:
-    """Return an object in strict JSON; its own values may be infinite or NaN, nested ones not."""
+    """Return an object in strict JSON; its values may be infinite or NaN, but not nested ones."""
     portable = {name: _portable(value) for name, value in values.items()}
     return json.dumps(portable, indent=indent, allow_nan=False)
 
 
 def _portable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)  # its name
+        return json.dumps(value)  # a string such as "NaN"
     return value
 
 
@@ -100,19 +100,18 @@ def _parse(line: str) -> Event:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide results."""
+    """Return the versions of Python and of the packages on which results depend."""
     packages = ("mpgluon", "numpy", "pillow", "gluoncv")
     found = {name: metadata.version(name) for name in packages}
     return {"python": platform.python_version(), "mxnet": mx.__version__, **found}
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a reader needs to judge a speed: processor, cores, GPUs."""
-    model = platform.processor() or platform.machine()
+    """Return the system, the processor and the numbers of its cores and of GPUs."""
     name, _ = processor()
     return {
         "system": platform.platform(),
-        "processor": name or model,
+        "processor": name or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "gpus": mx.context.num_gpus(),
     }

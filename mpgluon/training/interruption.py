@@ -1,4 +1,4 @@
-"""Ending a run between two steps instead of inside one."""
+"""Ending a run after a signal, between two steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class InterruptedRunError(Exception):
-    """A signal ended the run after a step; a checkpoint holds everything up to there.
-
-    Attributes
-    ----------
-    signal : signal.Signals
-    checkpoint : Path
-    """
+    """A signal ended the run after a step, at which ``checkpoint`` was written."""
 
     def __init__(self, signal: signal.Signals, checkpoint: Path) -> None:
         super().__init__(f"stopped by {signal.name}; continue with --resume from {checkpoint}")
@@ -27,16 +21,10 @@ class InterruptedRunError(Exception):
 
 
 class Interruption:
-    """Notes Ctrl-C, SIGTERM and SIGUSR1 while it is entered.
+    """A context that records the first Ctrl-C, SIGTERM or SIGUSR1 as ``signal``.
 
-    Another Ctrl-C or SIGTERM interrupts at once. SIGUSR1 is only ever a request: batch systems
-    send it some time before the end, and ``mpirun`` passes it on without ending anything. It may
-    come more than once.
-
-    Attributes
-    ----------
-    signal : signal.Signals or None
-        What was received.
+    A second Ctrl-C or SIGTERM raises KeyboardInterrupt at once. SIGUSR1 may arrive more than once:
+    batch systems send it before the end of a job, and ``mpirun`` forwards it.
     """
 
     def __init__(self) -> None:

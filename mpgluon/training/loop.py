@@ -1,8 +1,8 @@
-"""The training loop: epochs of steps, a test after each, a checkpoint after each.
+"""The training loop: epochs of steps, each followed by a test and a checkpoint.
 
-Reads top to bottom: :func:`train` prepares, :class:`_Run` does one epoch, one test, one
-checkpoint at a time. Of several processes all run it alike, and rank 0 alone reads and writes
-checkpoints and results. It prints nothing but tqdm's bars, and those only when asked.
+:func:`train` prepares a :class:`_Run`, which does one epoch, one test and one checkpoint at a
+time. All processes run the same loop; rank 0 alone reads and writes checkpoints and results. Only
+progress bars are printed, with ``progress=True``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -20,7 +20,6 @@ from mxnet import gluon
 from tqdm import tqdm
 
 from mpgluon import amp
-from mpgluon.cast.block import apply_policy
 from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from mpgluon.distributed import (
     MpiKVStore,
@@ -30,20 +29,15 @@ from mpgluon.distributed import (
     check_agreement,
     devices_of_process,
     share_state,
-    synchronize_batch_norm,
 )
-from mpgluon.errors import CheckpointError
+from mpgluon.files import atomic_write
 from mpgluon.plots import save_training_curves
 from mpgluon.training.checkpoints import RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
 from mpgluon.training.history import History, describe_machine, installed_versions, to_json
 from mpgluon.training.interruption import InterruptedRunError, Interruption
-from mpgluon.training.networks import (
-    build_network,
-    has_input_normalization,
-    load_pretrained,
-)
+from mpgluon.training.networks import prepare_network
 from mpgluon.training.optimizers import make_optimizer
 from mpgluon.training.steps import Stepper, accuracies
 from mpgluon.training.tensorboard import TensorBoard
@@ -60,7 +54,7 @@ def train(
     progress: bool = False,
     processes: Optional[Processes] = None,
 ) -> dict[str, Any]:
-    """Train a network as a config says, and return its results.
+    """Train the network of a config and return its results.
 
     Parameters
     ----------
@@ -70,25 +64,25 @@ def train(
     progress : bool
         Show progress bars on the standard error stream.
     processes : Processes, optional
-        Those that train together, entered; all of them call this. By default, this one alone.
+        The processes that train together, entered; all of them call this. Default: this one alone.
 
     Returns
     -------
     dict
-        What ``results.json`` in ``config.output_dir`` holds: config, versions, machine and
-        final figures. ``history.jsonl`` and ``curves.png`` lie beside it, and with
+        The content of ``results.json`` in ``config.output_dir``: config, versions, machine and
+        final figures. ``history.jsonl`` and ``curves.png`` are written beside it, and with
         ``config.tensorboard`` a folder ``tensorboard``.
 
     Raises
     ------
     ValueError, DataError, PrecisionError
-        If the config asks for what is not there.
+        If a network, optimizer, device, data set or file of the config is missing.
     CheckpointError
         If the folder holds another run, or a file does not fit.
     DistributedError
-        If a process does not keep up with the others.
+        If a process is late or fails.
     InterruptedRunError
-        After Ctrl-C, SIGTERM or SIGUSR1, on all processes if one received it; the state is saved.
+        After Ctrl-C, SIGTERM or SIGUSR1, on all processes if one received it, with a checkpoint.
     """
     processes = OneProcess() if processes is None else processes
     if processes.world_size > 1 and config.kvstore != "mpi":
@@ -113,7 +107,7 @@ def train(
 
 @dataclass
 class _Position:
-    """Where a run is: so many steps done, the last ones in this epoch at this batch."""
+    """The position in a run: steps done, the current epoch, its batches done, training time."""
 
     step: int = 0
     epoch: int = 0
@@ -122,7 +116,7 @@ class _Position:
 
 
 class _Run:
-    """A network, its Trainer, its data and how far it has come."""
+    """A network, its Trainer, its data and its position."""
 
     def __init__(
         self,
@@ -137,7 +131,7 @@ class _Run:
         self.devices, self.processes = devices, processes
         self.progress = progress
         self.position = _Position()
-        self.history: Optional[History] = None
+        self.history = History(None)
         self.tensorboard: Optional[TensorBoard] = None
         if config.tensorboard and processes.is_first:
             self.tensorboard = TensorBoard(config.output_path / "tensorboard")
@@ -148,28 +142,13 @@ class _Run:
         total_steps = config.epochs * len(self.train_batches)
         mx.random.seed(config.seed)
         np.random.seed(config.seed)  # MXNet's initializers draw from NumPy too
-        classes = len(dataset.folder.classes)
-        self.net = build_network(
-            config.model, classes=classes, image_size=config.image_size, devices=devices
-        )
-        normalizes_input = has_input_normalization(self.net)
-        self.fresh_parameters: list[str] = []
-        if config.pretrained is not None:
-            path = Path(config.pretrained)
-            self.fresh_parameters = load_pretrained(self.net, path, classes=classes)
-            if self.fresh_parameters:
-                _logger.info("new head, not from %s: %s", path, ", ".join(self.fresh_parameters))
-        if config.sync_batch_norm and len(devices) > 1:
-            synchronize_batch_norm(self.net, len(devices))
-        self.arithmetic = "native"  # of products in the compute format
-        if config.policy.compute_dtype != "float32":
-            self.arithmetic = apply_policy(self.net, config.policy).arithmetic
-        self.net.hybridize(static_alloc=True, static_shape=True)
-        peak = config.peak_learning_rate(self.global_batch_size)
+        self.classes = len(dataset.folder.classes)
+        self.prepared = prepare_network(config, classes=self.classes, devices=devices)
+        self.net = self.prepared.net
         store = MpiKVStore(processes) if config.kvstore == "mpi" else None
         self.trainer = gluon.Trainer(
             self.net.collect_params(),
-            make_optimizer(replace(config, learning_rate=peak), total_steps),
+            make_optimizer(config, total_steps, self.global_batch_size),
             kvstore=store or "device",
             update_on_kvstore=False,  # momenta stay where a checkpoint finds them
         )
@@ -177,46 +156,29 @@ class _Run:
         if store is not None:
             store.attach(self.trainer)
         self.step = Stepper(
-            self.net, self.trainer, devices, processes, differentiate_inputs=normalizes_input
+            self.net,
+            self.trainer,
+            devices,
+            processes,
+            differentiate_inputs=self.prepared.normalizes_input,
         )
 
     def resume(self, checkpoints: RunCheckpoints) -> None:
-        """Go on from rank 0's newest good checkpoint, or begin; then write the log's header."""
+        """Continue rank 0's newest good checkpoint, or begin; then write the header of the log."""
+        history = None
         if self.processes.is_first:
-            self._load_newest(checkpoints)
+            self.position = checkpoints.load_newest(self._load) or self.position
+            history = self.config.output_path / "history.jsonl"
         shared = share_state(self.processes, self.net, self.trainer, position=asdict(self.position))
         self.position = _Position(**shared["position"])
-        path = self.config.output_path / "history.jsonl" if self.processes.is_first else None
-        self.history = History(path, self.position.step)
+        self.history = History(history, self.position.step)
         self.history.events = self.processes.broadcast(self.history.events, "the history")
         if self.tensorboard is not None:
             self.tensorboard.begin(self.history.events)
             self.history.listeners.append(self.tensorboard.add)
-        self.history.add(
-            "start",
-            step=self.position.step,
-            config=self.config.as_dict(),
-            processes=self.processes.world_size,
-            global_batch_size=self.global_batch_size,
-            dataset=self._describe_dataset(),
-            versions=installed_versions(),
-            machine=describe_machine(),
-        )
+        self.history.add("start", step=self.position.step, **self._header())
 
-    def _load_newest(self, checkpoints: RunCheckpoints) -> None:
-        failures = []
-        for path in checkpoints.newest_first():
-            try:
-                self._load(path)
-                break
-            except CheckpointError as error:
-                _logger.warning("%s; trying the one before", error)
-                failures.append(str(error))
-        else:
-            if failures:
-                raise CheckpointError(f"no checkpoint can be continued: {'; '.join(failures)}")
-
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path) -> _Position:
         before = read_extra(path)
         differences = self.config.differences(before["config"])
         if before.get("global_batch_size") != self.global_batch_size:
@@ -231,12 +193,22 @@ class _Run:
                 f"{path} was written by a run with another config: {'; '.join(differences)}; "
                 "resume with the same options, or choose another --output-dir"
             )
-        extra = load_checkpoint(path, self.net, self.trainer)
-        self.position = _Position(**extra["position"])
-        _logger.info("continuing from %s, after step %d", path, self.position.step)
+        position = _Position(**load_checkpoint(path, self.net, self.trainer)["position"])
+        _logger.info("continuing from %s, after step %d", path, position.step)
+        return position
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "config": self.config.as_dict(),
+            "processes": self.processes.world_size,
+            "global_batch_size": self.global_batch_size,
+            "dataset": self.dataset.as_dict(),
+            "versions": installed_versions(),
+            "machine": describe_machine(),
+        }
 
     def fit(self, checkpoints: RunCheckpoints, interruption: Interruption) -> None:
-        """Do the epochs that are left."""
+        """Do the remaining epochs."""
         for epoch in range(self.position.epoch, self.config.epochs):
             stop = self._train_epoch(interruption)
             average_batch_norm(self.processes, self.net)
@@ -254,33 +226,26 @@ class _Run:
         return signal.Signals(number) if number else None
 
     def _train_epoch(self, interruption: Interruption) -> Optional[signal.Signals]:
-        """Do the steps that are left of this epoch; return the signal that cut it short."""
-        assert self.history is not None
+        """Do the remaining steps of this epoch; return the signal that ended it early."""
         position, loader = self.position, self.train_batches
         loader.set_epoch(position.epoch, position.batch)
-        bar = tqdm(
+        seen = correct = 0
+        before, began = position.seconds, time.perf_counter()
+        ended = began
+        with tqdm(
             total=len(loader),
             initial=position.batch,
             desc=f"epoch {position.epoch + 1}/{self.config.epochs}",
             unit="step",
             disable=not self.progress,
-        )
-        seen = correct = 0
-        began = ended = time.perf_counter()
-        before = position.seconds
-        with bar:
+        ) as bar:
             for images, labels in loader:
                 self._seed_step()
                 step = self.step(images, labels)
                 since, ended = ended, time.perf_counter()
                 position.step += 1
-                self.history.add(
-                    "step",
-                    step=position.step,
-                    epoch=position.epoch,
-                    **step,
-                    images_per_second=step["images"] / (ended - since),
-                )
+                step["images_per_second"] = step["images"] / (ended - since)
+                self.history.add("step", step=position.step, epoch=position.epoch, **step)
                 seen, correct = seen + step["images"], correct + step["correct"]
                 position.batch = loader.batches_done
                 position.seconds = before + ended - began
@@ -298,17 +263,15 @@ class _Run:
         return None
 
     def _seed_step(self) -> None:
-        """Let dropout be the same in a resumed run, and another on each process."""
+        """Seed dropout: the same in a resumed run, different on each process."""
         numbers = [self.config.seed, self.position.step, self.processes.rank]
         mx.random.seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _end_epoch(self, epoch: int) -> None:
-        assert self.history is not None
         steps = [event for event in self.history.of("step") if event["epoch"] == epoch]
         images = sum(event["images"] for event in steps)
-        classes = len(self.dataset.folder.classes)
         accuracy, per_class = accuracies(
-            self.net, self.test_batches, classes, self.devices, self.processes
+            self.net, self.test_batches, self.classes, self.devices, self.processes
         )
         self.position.epoch, self.position.batch = epoch + 1, 0
         self.history.add(
@@ -340,34 +303,30 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """Return the results; rank 0 writes results.json, curves.png and the parameters."""
-        assert self.history is not None
         results = self._results()
         if self.processes.is_first:
             folder, config = self.config.output_path, self.config
-            steps, epochs = self.history.of("step"), self.history.of("epoch")
             how = f"{config.dtype} amp" if config.amp else config.dtype
-            title = f"{config.model}, {how}, {config.dataset}"
-            save_training_curves(folder / "curves.png", steps, epochs, title=title)
+            save_training_curves(
+                folder / "curves.png",
+                self.history.of("step"),
+                self.history.of("epoch"),
+                title=f"{config.model}, {how}, {config.dataset}",
+            )
             self.net.save_parameters(str(folder / "final.params"))
-            (folder / "results.json").write_text(to_json(results, indent=2) + "\n")
+            with atomic_write(folder / "results.json") as file:
+                file.write(to_json(results, indent=2).encode() + b"\n")
         self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])
         return results
 
     def _results(self) -> dict[str, Any]:
-        assert self.history is not None
-        config = self.config
         steps, epochs = self.history.of("step"), self.history.of("epoch")
         unreadable = [*self.train_batches.unreadable, *self.test_batches.unreadable]
         everywhere = self.processes.gather(list(map(str, unreadable)), "unreadable images")
         return {
-            "config": config.as_dict(),
-            "processes": self.processes.world_size,
-            "global_batch_size": self.global_batch_size,
-            "policy": asdict(config.policy),
-            "arithmetic": self.arithmetic,
-            "dataset": self._describe_dataset(),
-            "versions": installed_versions(),
-            "machine": describe_machine(),
+            **self._header(),
+            "policy": asdict(self.config.policy),
+            "arithmetic": self.prepared.arithmetic,
             "test_accuracy": epochs[-1]["test_accuracy"],
             "test_accuracy_per_class": epochs[-1]["test_accuracy_per_class"],
             "best_test_accuracy": max(event["test_accuracy"] for event in epochs),
@@ -378,21 +337,13 @@ class _Run:
             "training_seconds": self.position.seconds,
             "images_per_second": sum(e["images"] for e in steps) / self.position.seconds,
             "parameters": sum(int(np.prod(p.shape)) for p in self.net.collect_params().values()),
-            "fresh_parameters": self.fresh_parameters,
+            "fresh_parameters": self.prepared.fresh_parameters,
             "unreadable_images": [path for paths in everywhere for path in paths],
         }
 
     def close(self) -> None:
-        """End the worker processes, and what is written for TensorBoard."""
+        """End the worker processes, and close TensorBoard's file."""
         self.train_batches.close()
         self.test_batches.close()
         if self.tensorboard is not None:
             self.tensorboard.close()
-
-    def _describe_dataset(self) -> dict[str, Any]:
-        return {
-            "name": self.dataset.name,
-            "classes": list(self.dataset.folder.classes),
-            "train_images": len(self.dataset.train_indices),
-            "test_images": len(self.dataset.test_indices),
-        }

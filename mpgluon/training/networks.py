@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
@@ -10,12 +12,66 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
-from mpgluon.cast.block import blocks_of
+from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.checkpoint import check_parameters
+from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
+from mpgluon.training.config import TrainingConfig
 from mpgluon.weights import is_state_dict_file, read_state_dict, values_for
 
-__all__ = ["build_network", "has_input_normalization", "load_pretrained"]
+__all__ = [
+    "PreparedNetwork",
+    "build_network",
+    "has_input_normalization",
+    "load_pretrained",
+    "prepare_network",
+]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedNetwork:
+    """A network that is ready to be trained.
+
+    Attributes
+    ----------
+    net : gluon.HybridBlock
+        Cast as the config says, and hybridized.
+    arithmetic : str
+        How products in the compute format are computed; see `mpgluon.CastReport`.
+    fresh_parameters : list of str
+        Those with initial values although a parameter file was loaded.
+    normalizes_input : bool
+        See `has_input_normalization`.
+    """
+
+    net: gluon.HybridBlock
+    arithmetic: str
+    fresh_parameters: list[str]
+    normalizes_input: bool
+
+
+def prepare_network(
+    config: TrainingConfig, *, classes: int, devices: Sequence[mx.Context]
+) -> PreparedNetwork:
+    """Build the network of a config, load its parameter file, and cast it."""
+    net = build_network(
+        config.model, classes=classes, image_size=config.image_size, devices=devices
+    )
+    normalizes_input = has_input_normalization(net)
+    fresh: list[str] = []
+    if config.pretrained is not None:
+        fresh = load_pretrained(net, Path(config.pretrained), classes=classes)
+        if fresh:
+            _logger.info("new head, not from %s: %s", config.pretrained, ", ".join(fresh))
+    if config.sync_batch_norm and len(devices) > 1:
+        synchronize_batch_norm(net, len(devices))
+    arithmetic = "native"
+    if config.policy.compute_dtype != "float32":
+        arithmetic = apply_policy(net, config.policy).arithmetic
+    net.hybridize(static_alloc=True, static_shape=True)
+    return PreparedNetwork(net, arithmetic, fresh, normalizes_input)
 
 
 def build_network(
@@ -30,8 +86,8 @@ def build_network(
     classes : int
         Length of the logits.
     image_size : int
-        Side of the input in pixels; some networks need a least size. Where one is too small only
-        for a final average over a fixed number of places, the average is over those that there are.
+        Side of the input in pixels; some networks need a minimum. A final average over a fixed
+        window of 7 x 7 or 8 x 8, which smaller images do not fill, becomes a global average.
     devices : sequence of Context
         Where the parameters live.
 
@@ -69,11 +125,7 @@ def build_network(
 def _first_image(
     net: gluon.HybridBlock, image_size: int, device: mx.Context
 ) -> Union[mx.nd.NDArray, Sequence[Any]]:
-    """Return what becomes of one image; shapes that were left open are fixed after it.
-
-    Some networks end in an average over the 7 x 7 or 8 x 8 places that images of 224 or 299 pixels
-    come to, and fail on smaller ones. Those take the average over the places that there are.
-    """
+    """Return the result for one image; this infers shapes that were left open."""
     image = mx.nd.zeros((1, 3, image_size, image_size), ctx=device)
     try:
         result = net(image)
@@ -87,21 +139,21 @@ def _first_image(
 
 
 def _is_about_size(reason: str) -> bool:
-    """Whether an error of MXNet's is one that images which are too small cause."""
+    """Return whether a message of MXNet's is of the kind that too small images cause."""
     words = ("exceed", "shape", "size", "kernel", "dimension", "expected", "inconsistent")
     return any(word in reason.lower() for word in words)
 
 
 def _average_all_places(net: gluon.Block) -> bool:
-    """Let a final average over a fixed number of places take in all; return whether there is one.
+    """Make final averages over a fixed window global; return whether there is one.
 
-    Gluon looks at the options of a pooling whenever it computes. They are changed, and not the
-    layer, since an attribute of a block may not change its type.
+    The options of the layer are changed, which Gluon reads in each forward pass: a layer of another
+    type cannot be assigned to a block's attribute.
     """
     fixed = [
         layer
         for layer in blocks_of(net)
-        if isinstance(layer, gluon.nn.AvgPool2D) and layer._kwargs["kernel"] >= (7, 7)
+        if isinstance(layer, gluon.nn.AvgPool2D) and min(layer._kwargs["kernel"]) >= 7
     ]
     for layer in fixed:
         layer._kwargs.update(kernel=(1, 1), stride=(1, 1), global_pool=True)
@@ -127,18 +179,17 @@ def _gluoncv_network(name: str, classes: int) -> gluon.HybridBlock:
             f"no model zoo has a network called {name!r}; see mxnet.gluon.model_zoo.vision and "
             "gluoncv.model_zoo for the names, for example resnet50_v2 or mobilenet1.0"
         ) from None
-    # Detectors and the like take no classes, take other options, or fetch a backbone.
+    # Detectors and pose networks take other options, or download a backbone.
     except (TypeError, KeyError, OSError) as error:
         raise ValueError(f"{name!r} is no image classifier: {error}") from None
 
 
 def has_input_normalization(net: gluon.Block) -> bool:
-    """Whether the network begins with a BatchNorm that has nothing to learn, as ResNet v2 does.
+    """Return whether the network begins with a BatchNorm without gradients, as ResNet v2 does.
 
-    MXNet updates running statistics in the backward pass only, which never reaches such a layer
-    unless its input asks for a gradient: they would stay 0 and 1 for ever, and the network be
-    tested on other numbers than it was trained on. On 64-pixel photographs that cost ResNet-50
-    v2 15 points of test accuracy.
+    MXNet updates running statistics in the backward pass only, which reaches such a layer only if
+    the images have gradients: otherwise the statistics stay 0 and 1, and the network is tested
+    with other statistics than it was trained with.
     """
     images = 3
     return any(
@@ -152,15 +203,14 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
     """Set a network's parameters from a file, except for a head of another size.
 
     A ``.safetensors`` or ``.pth`` file is a state dict with torchvision's names: of a ResNet for
-    gluoncv's ``resnet50_v1b`` and its sisters, of a VGG or MobileNetV2 for those of either zoo.
-    No code in it is run.
+    gluoncv's ``resnet*_v1b``, or of a VGG or MobileNetV2. No code in it is run.
 
     Parameters
     ----------
     net : gluon.Block
         Initialized, FP32.
     path : Path
-        What ``save_parameters`` wrote, or a state dict; 16-bit values are widened.
+        Written by ``save_parameters``, or a state dict; 16-bit values are widened.
     classes : int
         A parameter whose first axis has this length in ``net`` and another in the file belongs
         to the head, and keeps its initial values.

@@ -12,8 +12,16 @@ from mpgluon.training.config import TrainingConfig
 __all__ = ["make_optimizer"]
 
 
-def make_optimizer(config: TrainingConfig, total_steps: int) -> mx.optimizer.Optimizer:
-    """Return the optimizer with its schedule: a linear warm-up, then a cosine down to zero."""
+def make_optimizer(
+    config: TrainingConfig, total_steps: int, global_batch_size: int
+) -> mx.optimizer.Optimizer:
+    """Return the optimizer with its schedule: a linear warm-up, then a cosine down to zero.
+
+    Raises
+    ------
+    ValueError
+        If MXNet has no such optimizer.
+    """
     registry = mx.optimizer.Optimizer.opt_registry
     name = config.optimizer.lower()
     if name not in registry:
@@ -21,11 +29,12 @@ def make_optimizer(config: TrainingConfig, total_steps: int) -> mx.optimizer.Opt
             f"MXNet has no optimizer {config.optimizer!r}; it has {', '.join(sorted(registry))}"
         )
     warmup_steps = total_steps // config.epochs * min(config.warmup_epochs, config.epochs - 1)
+    peak = config.peak_learning_rate(global_batch_size)
     schedule = mx.lr_scheduler.CosineScheduler(
-        max_update=total_steps, base_lr=config.learning_rate, warmup_steps=warmup_steps
+        max_update=total_steps, base_lr=peak, warmup_steps=warmup_steps
     )
     options: dict[str, Any] = {
-        "learning_rate": config.learning_rate,
+        "learning_rate": peak,
         "lr_scheduler": schedule,
         "wd": config.weight_decay,
         "multi_precision": config.policy.param_dtype == "float16",

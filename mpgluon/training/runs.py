@@ -1,6 +1,6 @@
-"""A run's folder, opened again: its network with FP32 values, its config and its categories.
+"""Open the folder of a run: its network with FP32 values, its config and its class names.
 
-It needs neither the images nor a Trainer. A run is continued by ``train(config, resume=True)``.
+Neither the images nor a Trainer are needed. ``train(config, resume=True)`` continues a run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["OpenedRun", "newest_checkpoint", "open_run", "restored_network"]
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """What a run's checkpoint holds.
+    """The content of a run's checkpoint.
 
     Attributes
     ----------
     net : gluon.HybridBlock
-        In FP32: master weights where the run had them.
+        With FP32 parameters: the master weights of a run that had them.
     config : TrainingConfig
     classes : tuple of str
-        In the order of the logits.
+        Class names in the order of the logits.
     step : int
-        After how many steps.
+        The number of steps before the checkpoint.
     checkpoint : Path
     """
 
@@ -51,15 +51,15 @@ def open_run(path: Union[str, Path], device: mx.Context) -> OpenedRun:
     Parameters
     ----------
     path : str or Path
-        The run's folder, or a file in its folder ``checkpoints``. ``history.jsonl`` must lie in the
-        run's folder.
+        The run's folder, which must contain ``history.jsonl``, or a file in its folder
+        ``checkpoints``.
     device : Context
-        Where the network lives.
+        The device of the parameters.
 
     Raises
     ------
     CheckpointError
-        If there is no checkpoint, or it is damaged, or does not belong to its history.
+        If there is no checkpoint, or it is damaged or does not belong to its history.
     """
     path = newest_checkpoint(Path(path))
     extra = read_extra(path)
@@ -70,12 +70,12 @@ def open_run(path: Union[str, Path], device: mx.Context) -> OpenedRun:
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """Return the newest checkpoint of a run's folder, and any other path as it is.
+    """Return the newest checkpoint of a run's folder, or a path that is not a folder unchanged.
 
     Raises
     ------
     CheckpointError
-        If the folder has none.
+        If the folder has no checkpoint.
     """
     if not path.is_dir():
         return path
@@ -113,5 +113,5 @@ def _classes(history: Path) -> tuple[str, ...]:
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{history} does not name the categories of the run ({error}); keep it in the folder "
-            "above that of the checkpoints"
+            "that contains checkpoints/"
         ) from error

@@ -1,4 +1,4 @@
-"""What is done to a batch: one training step, and one test; both over all devices and processes."""
+"""One training step, and one test, over all devices and processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,10 @@ __all__ = ["Stepper", "accuracies"]
 
 
 class Stepper:
-    """Training steps of one network.
+    """A callable that does one training step of ``net``.
 
-    Parameters
-    ----------
-    net : gluon.Block
-    trainer : gluon.Trainer
-        With a loss scale, and a kvstore that sums over what the other arguments name.
-    devices : list of Context
-    processes : Processes
-    differentiate_inputs : bool
-        Whether the images need gradients of their own.
+    The trainer has a loss scale, and a kvstore that sums over the devices and processes.
+    ``differentiate_inputs`` computes gradients of the images, too; see `has_input_normalization`.
     """
 
     def __init__(
@@ -45,7 +38,7 @@ class Stepper:
         self._loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
     def __call__(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> dict[str, Any]:
-        """Do one step; return what the history says of it: figures of all processes together."""
+        """Do one step; return its figures for the history, over all processes."""
         image_parts = gluon.utils.split_and_load(images, self._devices, even_split=False)
         label_parts = gluon.utils.split_and_load(labels, self._devices, even_split=False)
         if self._differentiate_inputs:
@@ -57,7 +50,7 @@ class Stepper:
             losses = [self._loss_fn(*pair) for pair in zip(logits, label_parts)]
             with amp.scale_loss(losses, self._trainer) as scaled_losses:
                 autograd.backward(scaled_losses)
-        # Before the step, which divides by the images of all; it waits for the forward pass only.
+        # Before the step, which divides by the images of all processes; waits for the forward pass.
         loss, correct, seen = self._processes.sum(
             [
                 float(_on_host(losses).sum(dtype=np.float64)),
@@ -87,11 +80,11 @@ def accuracies(
 ) -> tuple[float, float]:
     """Return the accuracy on the images of all processes, and the mean of the classes' accuracies.
 
-    A process may have fewer batches than another, or none.
+    Processes may have different numbers of batches, or none.
     """
     right, total = np.zeros(classes), np.zeros(classes)
     for images, labels in batches:
-        used = list(devices[: len(images)])  # the last batch may have fewer images than devices
+        used = list(devices[: len(images)])  # a last batch with fewer images than devices
         parts = gluon.utils.split_and_load(images, used, even_split=False)
         predicted = _on_host([net(part) for part in parts]).argmax(axis=1)
         truth = labels.asnumpy()
@@ -104,5 +97,5 @@ def accuracies(
 
 
 def _on_host(parts: Sequence[mx.nd.NDArray]) -> NDArray[Any]:
-    """Return the parts from all devices as one NumPy array; waits for them."""
+    """Return the parts of all devices as one NumPy array; waits for the devices."""
     return np.concatenate([part.asnumpy() for part in parts])

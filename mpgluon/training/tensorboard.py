@@ -1,7 +1,7 @@
-"""The curves of a run for TensorBoard, through its own writer.
+"""The curves of a run for TensorBoard: a copy of the numbers in ``history.jsonl``.
 
-What TensorBoard reads is a copy of ``history.jsonl`` and holds nothing else. The package is
-imported only when a run asks for it; neither TensorFlow nor PyTorch is needed.
+The package is imported only for a run with ``--tensorboard``; it needs neither TensorFlow nor
+PyTorch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ _EPOCH = ("train_loss", "train_accuracy", "test_accuracy", "test_accuracy_per_cl
 
 
 class TensorBoard:
-    """The event file of a run.
-
-    Parameters
-    ----------
-    folder : Path
-        Nothing is written there before :meth:`begin`.
+    """The event file of a run, in a folder that is written from :meth:`begin` on.
 
     Raises
     ------
@@ -37,7 +32,7 @@ class TensorBoard:
             from tensorboard.summary import Writer
         except ImportError as error:
             raise ValueError(
-                f"TensorBoard was asked for and cannot be imported ({error}); install it with "
+                f"TensorBoard cannot be imported ({error}); install it with "
                 "'pip install tensorboard', or leave out --tensorboard: history.jsonl holds the "
                 "same numbers"
             ) from error
@@ -47,11 +42,10 @@ class TensorBoard:
         self._skipped_steps = 0
 
     def begin(self, events: Iterable[Event]) -> None:
-        """Replace what the folder holds by a file with these events.
+        """Replace the files of the folder by one with these events.
 
-        It is written anew whenever a run goes on, so that no step is there twice, whoever reads
-        it, and none is missing, also if TensorBoard was not asked for until now. Points of steps
-        before that carry the time of this call.
+        A continued run thus has every step once, even if it began without TensorBoard. The times
+        of these events are that of this call.
         """
         for path in self._folder.glob("events.out.tfevents.*"):
             path.unlink()
@@ -60,7 +54,7 @@ class TensorBoard:
             self.add(event)
 
     def add(self, event: Event) -> None:
-        """Write the numbers of a step or an epoch; other events have none."""
+        """Write the numbers of a step or an epoch; ignore other events."""
         if event["event"] == "step":
             self._skipped_steps += event["skipped"]
             scalars = {name: event.get(name) for name in _STEP}
@@ -78,7 +72,7 @@ class TensorBoard:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is still in memory; nothing can be added any more."""
+        """Flush and close the file; further calls do nothing."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -237,9 +237,9 @@ def test_a_folder_that_cannot_be_made_is_reported(serve, tmp_path):
 
 
 def test_a_size_or_a_count_of_attempts_below_one_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="at least 1, got 0 and 4"):
+    with pytest.raises(ValueError, match="size must be at least 1, received 0"):
         download("http://127.0.0.1/", tmp_path / "x", size=0, sha256=SHA256)
-    with pytest.raises(ValueError, match="at least 1, got 1 and 0"):
+    with pytest.raises(ValueError, match="attempts must be at least 1, received 0"):
         download("http://127.0.0.1/", tmp_path / "x", size=1, sha256=SHA256, attempts=0)
 
 

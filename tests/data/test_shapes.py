@@ -101,7 +101,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path, stamp):
     folder.mkdir()
     if stamp is not None:
         (folder / "shapes.json").write_text(stamp)
-    with pytest.raises(DataError, match="does not hold the shapes asked for"):
+    with pytest.raises(DataError, match="does not hold the expected shapes"):
         render_shapes(tmp_path, images_per_class=1)
 
 
@@ -113,14 +113,14 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
 
 @pytest.mark.parametrize("classes", [9, 102])
 def test_a_number_of_classes_out_of_range_is_refused(tmp_path, classes):
-    with pytest.raises(ValueError, match=f"classes must be from 10 to 101, got {classes}"):
+    with pytest.raises(ValueError, match=f"classes must be from 10 to 101, received {classes}"):
         render_shapes(tmp_path, classes=classes)
 
 
 def test_no_images_or_a_negative_seed_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="got 0 and 0"):
+    with pytest.raises(ValueError, match="images_per_class must be at least 1, received 0"):
         render_shapes(tmp_path, images_per_class=0)
-    with pytest.raises(ValueError, match="got 1 and -1"):
+    with pytest.raises(ValueError, match="seed must be at least 0, received -1"):
         render_shapes(tmp_path, images_per_class=1, seed=-1)
 
 

@@ -77,12 +77,12 @@ def test_one_image_left_for_testing_is_enough():
 @pytest.mark.parametrize(
     ("labels", "train_per_class", "seed", "message"),
     [
-        ([0, 0], 0, 0, "train_per_class must be at least 1, got 0"),
-        ([0, 0], 1, -1, "seed must be at least 0, got -1"),
-        ([], 1, 0, "labels must be a row of integers"),
+        ([0, 0], 0, 0, "train_per_class must be at least 1, received 0"),
+        ([0, 0], 1, -1, "seed must be at least 0, received -1"),
+        ([], 1, 0, "labels must be a one-dimensional array of integers"),
         ([0.0, 0.0], 1, 0, "dtype float64"),
         ([[0, 0]], 1, 0, r"shape \(1, 2\)"),
-        ([0, -1], 1, 0, "labels must be a row of integers from 0"),
+        ([0, -1], 1, 0, "labels must be a one-dimensional array of integers from 0"),
     ],
 )
 def test_bad_values_are_refused(labels, train_per_class, seed, message):

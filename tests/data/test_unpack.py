@@ -249,8 +249,14 @@ def test_one_member_of_a_zip_file_becomes_a_file(zip_file, tmp_path):
 
 def test_a_member_that_is_there_is_verified_and_the_archive_not_opened(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "inner").write_bytes(CONTENT)
-    extract(tmp_path / "no.zip", tmp_path)
+    path = tmp_path / "out" / "inner"
+    path.write_bytes(CONTENT)
+    before = path.stat()
+    assert extract(tmp_path / "no.zip", tmp_path) == path
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    path.write_bytes(CONTENT[::-1])  # another file of that size is unpacked again
+    with pytest.raises(DataError, match="No such file"):
+        extract(tmp_path / "no.zip", tmp_path)
 
 
 def test_a_member_with_a_wrong_hash_is_refused(zip_file, tmp_path):

@@ -1,7 +1,7 @@
 """Starts a program as several processes, with a time limit, and sees to it that none is left.
 
-Each job carries a mark in its environment, which its processes inherit: whoever has it belongs to
-the job, however it was started and whatever became of its parents.
+The environment of each job contains a mark, which its processes inherit: those that have it belong
+to the job, even if their parents have ended.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def processes_of(mark: str) -> list[int]:
     """Return the processes whose environment has a job's mark."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or belongs to somebody else
+        with suppress(OSError):  # it has ended, or belongs to another user
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found

@@ -49,11 +49,13 @@ def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np
     return {**found, **masters_of(trainer, net)}
 
 
+def part_of(results: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Return the results whose names begin with ``name/``, without that."""
+    prefix = f"{name}/"
+    found = {key[len(prefix) :]: value for key, value in results.items() if key.startswith(prefix)}
+    assert found
+    return found
+
+
 def numbers_of(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {key: value for key, value in found.items() if key not in ("scales", "skipped")}
-
-
-def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for key in one:
-        assert np.array_equal(one[key], other[key]), key

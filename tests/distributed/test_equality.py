@@ -10,8 +10,9 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
-from references import assert_same_bits, numbers_of, train_part_after_part
+from references import numbers_of, part_of, train_part_after_part
 from small_training import BAD_STEP, FIRST_SCALE, STEPS, batches, make_net, train
 
 pytestmark = pytest.mark.multiprocess
@@ -20,19 +21,8 @@ DTYPES = ["float32", "float16", "bfloat16"]
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 
 
-def part_of(scenarios, name: str) -> dict[str, np.ndarray]:
-    _, results = scenarios
-    found = {
-        key.removeprefix(f"{name}/"): value
-        for key, value in results.items()
-        if key.startswith(f"{name}/")
-    }
-    assert found
-    return found
-
-
 def test_float32_weights_are_those_of_one_process_with_the_whole_batch(scenarios):
-    several, one = part_of(scenarios, "float32"), train("float32")
+    several, one = part_of(scenarios[1], "float32"), train("float32")
     for name, value in numbers_of(one).items():
         # Per step, a gradient is a sum of 8 terms in another order: 8 roundings of less than
         # 2**-24 of terms below 1. Ten steps at 0.1, ten times that with momentum: 5e-6 at the
@@ -50,7 +40,7 @@ def test_weights_are_bit_for_bit_those_of_one_process_that_adds_the_parts_in_flo
         # unless float32 holds all partial sums exactly, as it does those of float16 numbers of
         # similar size.
         pytest.skip("the order of a sum of four float32 numbers is MPI's")
-    several = numbers_of(part_of(scenarios, dtype))
+    several = numbers_of(part_of(scenarios[1], dtype))
     assert_same_bits(several, train_part_after_part(dtype, ranks))
 
 
@@ -80,13 +70,13 @@ def test_the_first_float16_step_differs_from_the_whole_batch_by_the_rounding_of_
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fused_messages_and_one_per_parameter_give_the_same_bits(scenarios, dtype):
-    assert_same_bits(part_of(scenarios, dtype), part_of(scenarios, f"{dtype}-one-by-one"))
+    assert_same_bits(part_of(scenarios[1], dtype), part_of(scenarios[1], f"{dtype}-one-by-one"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_overflow_on_one_rank_skips_the_step_on_all_and_lowers_the_scale_once(scenarios, dtype):
     # That all ranks have the same results was checked where they were gathered.
-    poisoned = part_of(scenarios, f"{dtype}-poisoned")
+    poisoned = part_of(scenarios[1], f"{dtype}-poisoned")
     assert poisoned["skipped"].tolist() == [step == BAD_STEP for step in range(STEPS)]
     expected = [FIRST_SCALE if step <= BAD_STEP else FIRST_SCALE / 2 for step in range(STEPS)]
     assert poisoned["scales"].tolist() == expected
@@ -94,16 +84,18 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_lowers_the_scale_once
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_overflow_leaves_the_same_weights_as_a_run_without_that_step(scenarios, dtype):
-    poisoned, control = (part_of(scenarios, f"{dtype}-{kind}") for kind in ("poisoned", "control"))
+    poisoned, control = (
+        part_of(scenarios[1], f"{dtype}-{kind}") for kind in ("poisoned", "control")
+    )
     assert_same_bits(numbers_of(poisoned), numbers_of(control))
 
 
 def test_processes_that_begin_with_other_weights_take_those_of_rank_0(scenarios):
-    assert_same_bits(part_of(scenarios, "float32-other-seeds"), part_of(scenarios, "float32"))
+    assert_same_bits(part_of(scenarios[1], "float32-other-seeds"), part_of(scenarios[1], "float32"))
 
 
 def test_shared_state_brings_float16_weights_and_their_masters_together(scenarios):
-    assert_same_bits(part_of(scenarios, "float16-other-seeds"), part_of(scenarios, "float16"))
+    assert_same_bits(part_of(scenarios[1], "float16-other-seeds"), part_of(scenarios[1], "float16"))
 
 
 def test_masters_that_begin_apart_are_found_out(scenarios):

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed_helpers import HERE, run_job, succeeded
-from references import assert_same_bits, numbers_of, train_part_after_part
+from helpers import assert_same_bits
+from references import numbers_of, part_of, train_part_after_part
 from small_training import BAD_STEP, FIRST_SCALE, STEPS, train
 
 pytestmark = [
@@ -39,11 +40,6 @@ def workers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
         with np.load(folder / f"worker-{rank}.npz") as file:
             found.append({name: file[name] for name in file.files})
     return found
-
-
-def part_of(results: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    prefix = f"{name}/"
-    return {key[len(prefix) :]: value for key, value in results.items() if key.startswith(prefix)}
 
 
 def test_all_processes_end_with_the_same_results(workers):

@@ -1,4 +1,4 @@
-"""A job of one process, what its processes use, and what is said where MPI is not to be had."""
+"""A job of one process, the devices of processes, and errors where MPI is missing."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
 
 def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 1)
-    with pytest.raises(PrecisionError, match=r"asks for gpu\(1\)"):
+    with pytest.raises(PrecisionError, match=r"names gpu\(1\)"):
         devices_of_process("gpu", OneOfFour())

@@ -8,9 +8,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from distributed_helpers import HERE, run_job, succeeded
+from helpers import assert_same_bits
 from mxnet import gluon
 from mxnet.gluon import nn
-from references import assert_same_bits, numbers_of, train_part_after_part
+from references import numbers_of, train_part_after_part
 
 from mpgluon import TrainerStateError, amp
 from mpgluon.distributed import begin

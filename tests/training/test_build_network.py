@@ -5,10 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_same_bits
 from mxnet import gluon
 from mxnet.gluon import nn
 from PIL import Image
-from training_helpers import assert_same_bits
 
 from mpgluon import CheckpointError, DataError
 from mpgluon.data import read_image
@@ -303,3 +303,14 @@ def test_a_fixed_final_average_adapts_to_smaller_images(name, image_size, nomina
     np.testing.assert_allclose(
         net(images).asnumpy(), as_published(images).asnumpy(), rtol=1e-4, atol=1e-5
     )
+
+
+def test_an_average_that_is_narrow_in_one_direction_is_not_made_global(monkeypatch):
+    def narrow(_, classes):
+        net = nn.HybridSequential()
+        net.add(nn.AvgPool2D((8, 3)), nn.Flatten(), nn.Dense(classes))
+        return net
+
+    monkeypatch.setattr("mpgluon.training.networks.vision.get_model", narrow)
+    with pytest.raises(ValueError, match="narrow does not work on images of 4 x 4 pixels"):
+        build_network("narrow", classes=5, image_size=4, devices=ONE)

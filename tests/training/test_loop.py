@@ -11,12 +11,14 @@ from dataclasses import asdict
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_same_bits
 from PIL import Image
-from training_helpers import STEPS, STEPS_PER_EPOCH, Run, assert_same_bits, quick_config, run
+from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run
 
 import mpgluon
 from mpgluon import CheckpointError, DataError, PrecisionError
 from mpgluon.training import TrainingConfig, train
+from mpgluon.training.checkpoints import RunCheckpoints
 from mpgluon.training.dataset import open_dataset
 from mpgluon.training.networks import build_network
 
@@ -245,10 +247,10 @@ def test_an_unreadable_image_ends_the_run_or_is_listed_in_the_results(tmp_path):
         ({"model": "alexnet"}, ValueError, "alexnet does not work on images of 32 x 32"),
         ({"optimizer": "sgdd"}, ValueError, "MXNet has no optimizer 'sgdd'; it has .*adam.*sgd"),
         ({"devices": "tpu"}, ValueError, "received 'tpu'"),
-        ({"devices": "gpu:99"}, PrecisionError, r"asks for gpu\(99\)"),
+        ({"devices": "gpu:99"}, PrecisionError, r"names gpu\(99\)"),
         ({"train_per_class": 6}, ValueError, "train_per_class=6 leaves nothing to test on"),
         ({"batch_size": 41}, ValueError, "40 images give no batch of 41"),
-        ({"classes": 9}, ValueError, "classes must be from 10 to 101, got 9"),
+        ({"classes": 9}, ValueError, "classes must be from 10 to 101, received 9"),
         ({"dataset": "caltech101"}, DataError, "Caltech 101 is not in .*--dataset shapes"),
         ({"pretrained": "/nowhere"}, CheckpointError, "there is no parameter file /nowhere"),
     ],
@@ -259,7 +261,7 @@ def test_what_is_not_there_is_refused_before_the_first_step(
     with pytest.raises(kind, match=message):
         run(shapes, tmp_path, **changes)
     assert not (tmp_path / "history.jsonl").exists()
-    run(shapes, tmp_path, epochs=1)  # and the folder is free for another try
+    RunCheckpoints(quick_config(shapes, tmp_path), resume=False)  # the folder can be used again
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(shapes, tmp_path):

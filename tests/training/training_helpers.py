@@ -82,13 +82,3 @@ def run_interrupted(shapes: Path, output: Path, *, after_step: int, **changes) -
     assert stop.value.checkpoint.name == f"step-{after_step:08d}.npz"
     assert not (config.output_path / "results.json").exists()
     return run(shapes, output, resume=True, **changes)
-
-
-def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    unequal = [
-        name
-        for name in one
-        if one[name].dtype != other[name].dtype or one[name].tobytes() != other[name].tobytes()
-    ]
-    assert not unequal

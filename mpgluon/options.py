@@ -1,0 +1,152 @@
+"""Options as fields of a dataclass, each declared once: its default, meaning and bounds.
+
+The command line (`add_options`), the checks (`check_options`) and the documentation
+(`document_options`) come from that declaration. No option is declared here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import textwrap
+from dataclasses import field, fields
+from typing import Any, Callable, Optional, TypeVar, get_args, get_type_hints
+
+__all__ = [
+    "add_options",
+    "at_least",
+    "check_options",
+    "document_options",
+    "option",
+    "positive",
+]
+
+Class = TypeVar("Class", bound=type)
+
+_DOCUMENTATION_WIDTH = 92
+
+
+def option(
+    default: Any,
+    meaning: str,
+    *,
+    within: str = "",
+    choices: Optional[tuple[str, ...]] = None,
+    check: Optional[Callable[[Any], object]] = None,
+    metavar: Optional[str] = None,
+    **more: Any,
+) -> Any:
+    """Return a field of a dataclass that is an option.
+
+    Parameters
+    ----------
+    default : bool, int, float, str or None
+        With the default None, the value None is good, and the help text shows no default.
+    meaning : str
+        The help text, without the default.
+    within : str
+        The interval of good values in mathematical notation, such as ``"[0, 1)"``.
+    choices : tuple of str, optional
+        The only good values.
+    check : callable, optional
+        Raises ValueError for a bad value; called by the parser too.
+    metavar : str, optional
+        What the help text shows in place of a value.
+    **more
+        Further metadata of the field.
+    """
+    metadata = {"help": meaning, "within": within, "choices": choices, "check": check}
+    return field(default=default, metadata={**metadata, "metavar": metavar, **more})
+
+
+def add_options(parser: argparse.ArgumentParser, config: type) -> None:
+    """Add every option of a dataclass to a parser; the default ``False`` makes it a flag."""
+    annotations = get_type_hints(config)
+    for one in fields(config):
+        how: dict[str, Any]
+        if one.default is False:
+            how = {"action": "store_true"}
+        else:
+            # Of Optional[int], int.
+            kind = (*get_args(annotations[one.name]), annotations[one.name])[0]
+            how = {name: one.metadata[name] for name in ("choices", "metavar")}
+            how["type"] = kind if one.metadata["check"] is None else _checked(one.metadata["check"])
+        shown = "" if one.default in (None, False) else f" (default: {one.default})"
+        name = f"--{one.name.replace('_', '-')}"
+        parser.add_argument(name, default=one.default, help=one.metadata["help"] + shown, **how)
+
+
+def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        try:
+            check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return text
+
+    return convert
+
+
+def check_options(config: Any) -> None:
+    """Raise ValueError if a field of a dataclass has a value that its option does not take."""
+    for one in fields(config):
+        value, choices = getattr(config, one.name), one.metadata["choices"]
+        if value is None and one.default is None:
+            continue
+        if choices and value not in choices:
+            raise ValueError(f"{one.name} must be one of {', '.join(choices)}; received {value!r}")
+        interval = one.metadata["within"]
+        if interval and not _is_within(value, interval):
+            raise ValueError(f"{one.name} must be {_in_words(interval)}, received {value}")
+        if one.metadata["check"] is not None:
+            one.metadata["check"](value)
+
+
+def _is_within(value: float, interval: str) -> bool:
+    least, most = map(float, interval[1:-1].split(","))
+    above = value >= least if interval[0] == "[" else value > least
+    below = value <= most if interval[-1] == "]" else value < most
+    return above and below
+
+
+def _in_words(interval: str) -> str:
+    if interval == "(0, inf)":
+        return "positive"
+    if interval.startswith("[") and interval.endswith(", inf)"):
+        return f"at least {interval[1 : -len(', inf)')]}"
+    return f"in {interval}"
+
+
+def document_options(config: Class) -> Class:
+    """Append a section with every option to the docstring of a dataclass; a decorator."""
+    lines = [inspect.cleandoc(config.__doc__ or ""), "", "Attributes", "----------"]
+    for one in fields(config):
+        choices, interval = one.metadata["choices"], one.metadata["within"]
+        kind = f"{{{', '.join(map(repr, choices))}}}" if choices else str(one.type)
+        kind += f", {_in_words(interval)}" if interval else ""
+        meaning = textwrap.wrap(one.metadata["help"], _DOCUMENTATION_WIDTH)
+        lines.append(f"{one.name} : {kind}, default {one.default!r}")
+        lines += textwrap.indent("\n".join(meaning), "    ").splitlines()
+    config.__doc__ = "\n".join(lines)
+    return config
+
+
+def at_least(least: int, **values: float) -> None:
+    """Raise ValueError, naming it, for the first value that is less than ``least``."""
+    for name, value in values.items():
+        if not value >= least:
+            raise ValueError(f"{name} must be at least {least}, received {value}")
+
+
+def positive(text: str) -> int:
+    """Return a positive integer of a command line; ``type=positive`` in argparse.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is less than 1.
+    """
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
+    return number

@@ -1,0 +1,95 @@
+"""One look at a Trainer's gradients and masters, with one wait for the devices.
+
+It changes nothing; what follows from it is decided in :mod:`mpgluon.trainer.step`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.cast.network_cast import cast_of
+from mpgluon.numerics.dtypes import dtype_name
+from mpgluon.numerics.reductions import all_finite, global_norm, numbers_of, sums_of_squares
+from mpgluon.trainer.masters import ComparedMaster, compare_masters
+
+__all__ = ["Look", "describe_first_bad_gradient", "look"]
+
+
+class Look(NamedTuple):
+    """What a look at gradients and masters has found."""
+
+    norm: Optional[float]  # of all gradients; not finite if one of them is not
+    stale_masters: Sequence[ComparedMaster] = ()  # their weights were written by something else
+
+
+def look(
+    trainer: gluon.Trainer,
+    parameters: Sequence[gluon.Parameter],
+    gradients: Iterable[NDArray],
+    factor: float,
+) -> Look:
+    """Look at gradients, and at the masters of parameters.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    parameters : sequence of gluon.Parameter
+        Those that it trains.
+    gradients : iterable of NDArray
+        On all devices.
+    factor : float
+        What the norm is multiplied by.
+
+    Returns
+    -------
+    Look
+        The norm is that of one device, the same on all after a reduction; the largest without
+        one; ``None`` without gradients.
+    """
+    per_device: dict[mx.Context, list[NDArray]] = {}
+    for gradient in gradients:
+        per_device.setdefault(gradient.context, []).append(gradient)
+    compared = compare_masters(trainer, parameters)
+    sums = [sums_of_squares(arrays) for arrays in per_device.values()]
+    numbers = numbers_of([*sums, *(one.difference for one in compared)])
+    norms = []
+    for arrays in per_device.values():
+        norms.append(_norm(arrays, math.fsum(numbers[: len(arrays)])) * factor)
+        del numbers[: len(arrays)]
+    # ``max`` alone would pass over a NaN.
+    norm = max(norms, key=lambda one: (math.isnan(one), one), default=None)
+    return Look(norm, [one for one, difference in zip(compared, numbers) if difference != 0])
+
+
+def _norm(gradients: Sequence[NDArray], sum_of_squares: float) -> float:
+    """Return the norm; looks at the gradients again only if squares have left float32's range."""
+    if 2.0**-70 < sum_of_squares < math.inf:
+        return math.sqrt(sum_of_squares)
+    if math.isnan(sum_of_squares) or (math.isinf(sum_of_squares) and not all_finite(gradients)):
+        return sum_of_squares
+    return global_norm(gradients)
+
+
+def describe_first_bad_gradient(parameters: Iterable[gluon.Parameter]) -> str:
+    """Describe the first gradient that is not finite, in the order of the forward pass."""
+    for parameter in sorted(parameters, key=_place_in_forward_order):
+        for gradient in parameter.list_grad() if parameter.grad_req != "null" else ():
+            if not all_finite([gradient]):
+                kind = "NaN" if math.isnan(global_norm([gradient])) else "infinite"
+                return f"{parameter.name} ({dtype_name(gradient)}, {kind}, on {gradient.context})"
+    return "another Trainer, whose step came first and has emptied it"
+
+
+def _place_in_forward_order(parameter: gluon.Parameter) -> tuple[int, list[Any]]:
+    """Return a key for sorting: as a cast network met it, else by name, dense2 before dense10."""
+    owner = cast_of(parameter)
+    met = list(owner.forward_order) if owner is not None else []
+    natural = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", parameter.name)]
+    return (met.index(parameter) if parameter in met else len(met)), natural

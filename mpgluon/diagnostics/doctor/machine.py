@@ -27,6 +27,7 @@ __all__ = [
     "numbers_in",
     "parse_cpuinfo",
     "parse_nvidia_smi",
+    "usable_cores",
 ]
 
 VARIABLES = (
@@ -195,13 +196,14 @@ def gather() -> MachineFacts:
         architecture=platform.machine(),
         processor=processor,
         cpu_flags=flags,
-        cores=_usable_cores(),
+        cores=usable_cores(),
         shared_memory_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 import mpgluon
-from mpgluon.diagnostics.doctor.machine import gather, usable_cores
+from mpgluon.diagnostics.doctor.machine import gather
+from mpgluon.processor import usable_cores
 
 __all__ = ["describe_machine", "describe_source", "file_stem", "instruction_set", "usable_cores"]
 

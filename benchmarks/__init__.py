@@ -1,7 +1,7 @@
-"""Measuring honestly: cases side by side in one interleaved run, medians and quartiles.
+"""Libraries and formats timed side by side: in turn, each in a process of its own.
 
 To read in this order: ``timing`` (turns, quartiles, ratios), ``child`` and ``contestant`` (one
-process each), ``race`` (who runs when), ``cases`` (what is timed), ``workloads``, ``loading`` and
-``pytorch_peer`` (what contestants do), ``record``, ``report`` and ``figures``; ``growth`` (cost
-against size). ``scaling`` and its neighbours are a model of many GPUs, not a measurement.
+process each), ``race`` (who runs when), ``cases`` and ``growth`` (what is timed), ``workloads``,
+``loading`` and ``pytorch_peer`` (what contestants do), ``machine``, ``record``, ``report`` and
+``figures``. ``summation`` and ``measured_link`` serve docs/scaling.md.
 """

@@ -1,11 +1,11 @@
-"""The program of a contestant: prepares one thing, then does it once for each line that it reads.
+"""The program of a contestant: prepares a function, then calls it once for each line that it reads.
 
-It stands alone, without MXNet and the rest of this package, because peers run it in other
-interpreters. The arguments are where to find a factory (``module:function`` or
-``file.py:function``) and its options as JSON. The factory returns a function without arguments,
-which does the thing once and waits for it, and a dictionary of facts about it.
+It imports neither MXNet nor the rest of this package, because other interpreters run it too. The
+arguments are the place of a factory (``module:function`` or ``file.py:function``) and its options
+as JSON. The factory returns a function without arguments, which does its work once and waits for
+it, and a dictionary of facts about it.
 
-Each answer is one line of JSON on what was the standard output; everything else that is printed
+Each answer is one line of JSON on the original standard output; everything else that is printed
 goes to the standard error stream. First comes ``{"facts": ..., "imported_mib": ...}``, then for
 each line read ``{"seconds": ..., "peak_memory_mib": ..., "idle_cpu_s": ...}``, the last of which
 is the processor time used while it waited for the line. At the end of its input it ends.
@@ -22,26 +22,24 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-__all__ = ["main"]
-
 _STATUS = Path("/proc/self/status")
 _OUT_OF_MEMORY_SCORE = Path("/proc/self/oom_score_adj")
 
 
 def main() -> None:
     """Prepare, then run at each line of input until there is none."""
-    # Libraries print too; answers keep the standard output for themselves.
+    # Libraries print too; standard output is kept for answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if _OUT_OF_MEMORY_SCORE.exists():
-        # Where memory runs out, the system ends a contestant, which is reported, and nobody else.
+        # Where memory runs out, the system ends a contestant, which is reported, and nothing else.
         _OUT_OF_MEMORY_SCORE.write_text("1000")
 
     def answer(**values: Any) -> None:
         print(json.dumps(values), file=answers, flush=True)
 
     factory = _find(sys.argv[1])
-    imported = peak_memory_mib()
+    imported = _peak_memory_mib()
     run, facts = factory(**json.loads(sys.argv[2]))
     answer(facts=facts, imported_mib=imported)
     waiting_since = time.process_time()
@@ -50,7 +48,7 @@ def main() -> None:
         began = time.perf_counter()
         run()
         seconds = time.perf_counter() - began
-        answer(seconds=seconds, peak_memory_mib=peak_memory_mib(), idle_cpu_s=idle_cpu_s)
+        answer(seconds=seconds, peak_memory_mib=_peak_memory_mib(), idle_cpu_s=idle_cpu_s)
         waiting_since = time.process_time()
 
 
@@ -67,10 +65,10 @@ def _find(place: str) -> Any:
     return getattr(module, name)
 
 
-def peak_memory_mib() -> Optional[float]:
-    """Return the most memory that this process has had so far, or ``None`` where Linux is not.
+def _peak_memory_mib() -> Optional[float]:
+    """Return the largest memory of this process so far; ``None`` on other systems than Linux.
 
-    ``getrusage`` would begin with what the parent had, from which this process was forked.
+    ``getrusage`` would include the parent's, from which this process was forked.
     """
     if not _STATUS.exists():
         return None
@@ -80,6 +78,6 @@ def peak_memory_mib() -> Optional[float]:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    # The folder of this file is no place to import from: its modules have common names.
+    # The modules beside this file have common names: nothing may be imported from there by them.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     main()

@@ -1,8 +1,8 @@
-"""One contestant in a process of its own: starting it, letting it run once, ending it.
+"""A contestant, and the process in which it runs: starting it, running it once, ending it.
 
-A process of its own because ``mxnet.contrib.amp`` changes MXNet for good, because peers live in
-other interpreters, and because memory can be told apart by process only. What the process does is
-in :mod:`benchmarks.child`; who runs when is decided in :mod:`benchmarks.race`.
+Each has a process of its own because ``mxnet.contrib.amp`` changes MXNet for good, because peers
+need other interpreters, and because memory is counted by process. What the process does is in
+:mod:`benchmarks.child`; :mod:`benchmarks.race` decides who runs when.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from mpgluon.errors import MpgluonError
 
 __all__ = ["Contestant", "ContestantError", "Process"]
 
-_PACKAGES = str(Path(__file__).resolve().parents[1])  # what `import benchmarks` needs
+_ROOT = str(Path(__file__).resolve().parents[1])  # what `import benchmarks` needs
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# By default OpenMP's idle threads look out for work for some milliseconds and then sleep. Told to
-# sleep at once, they lose a fifth of a training step; told never to, they take a core from others.
+# By default OpenMP's idle threads poll for work for some milliseconds and then sleep. If they sleep
+# at once, a training step is a fifth slower; if they never sleep, they take a core from the others.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-_PATIENCE_S = 10.0  # for a process that was asked to end
-_GLANCE_S = 0.5  # how soon it is noticed that a process has died and left others with its pipe
+_END_S = 10.0  # until a process that should end is killed
+_POLL_S = 0.5  # between looks at a process that has died while others hold its pipe open
 _TAIL_LINES = 12
 
 
@@ -42,7 +42,7 @@ class ContestantError(MpgluonError):
     Attributes
     ----------
     output : str
-        The last lines of what it printed.
+        The last lines that it printed.
     """
 
     def __init__(self, reason: str, output: str) -> None:
@@ -52,7 +52,7 @@ class ContestantError(MpgluonError):
 
 @dataclass(frozen=True)
 class Contestant:
-    """A library and a format, and how to prepare what they do.
+    """A library and a format, and how to prepare their work.
 
     Attributes
     ----------
@@ -62,9 +62,9 @@ class Contestant:
     options : mapping
         Its keyword arguments, as JSON can hold them.
     python : str
-        The interpreter; by default this one.
+        The interpreter.
     threads : int or None
-        How many its process computes with, if not as many as the others.
+        Of its process; ``None`` takes the number of all others.
     """
 
     name: str
@@ -75,27 +75,27 @@ class Contestant:
 
 
 class Process:
-    """A contestant's process, from its start to the end of the block.
+    """A contestant's process, a context manager.
 
     Parameters
     ----------
     contestant : Contestant
     threads : int
-        How many it computes with, if the contestant does not say.
+        With which it computes, unless the contestant says otherwise.
     limit_s : float
-        How long it may take to start, and then for each run, in seconds.
+        Seconds for its start, and then for each run.
+
+    Attributes
+    ----------
+    facts : dict
+        What its factory returned; empty until it is ready.
+    imported_mib : float or None
+        Its peak memory when its libraries were imported and nothing was prepared.
 
     Raises
     ------
     ContestantError
         If its interpreter cannot be started.
-
-    Attributes
-    ----------
-    facts : dict
-        What its factory said, once it has started.
-    imported_mib : float or None
-        Its peak of memory when its libraries were imported, and nothing prepared yet.
     """
 
     def __init__(self, contestant: Contestant, *, threads: int, limit_s: float) -> None:
@@ -107,7 +107,7 @@ class Process:
         environment = {name: text for name, text in os.environ.items() if name not in _WAITING}
         environment.update(dict.fromkeys(_THREADS, str(contestant.threads or threads)))
         if contestant.python == sys.executable:
-            paths = [_PACKAGES, os.environ.get("PYTHONPATH")]
+            paths = [_ROOT, os.environ.get("PYTHONPATH")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         options = json.dumps(dict(contestant.options))
         try:
@@ -117,11 +117,14 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=self._printed,
                 env=environment,
-                start_new_session=True,  # its own processes end with it
+                start_new_session=True,  # processes that it starts end with it
             )
         except OSError as error:
             self._printed.close()
             raise ContestantError(f"could not be started: {error}", "") from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Process:
         return self
@@ -141,51 +144,46 @@ class Process:
         self.facts, self.imported_mib = answer["facts"], answer["imported_mib"]
 
     def run(self) -> dict[str, Any]:
-        """Let it do its thing once.
+        """Let it do its work once.
 
         Returns
         -------
         dict
-            ``seconds`` it took; ``peak_memory_mib`` so far, or ``None``; and ``idle_cpu_s``, the
-            processor time that it used while it waited.
+            ``seconds``; ``peak_memory_mib`` so far, or ``None``; and ``idle_cpu_s``, the processor
+            time that it used while it waited.
 
         Raises
         ------
         ContestantError
             If it dies or takes too long.
         """
-        assert self._process.stdin is not None
-        # Of a process that has died, the answer tells.
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(b"run\n")
-            self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # reading the answer says how it died
+            self._requests.write(b"run\n")
+            self._requests.flush()
         return self._answer("for a run")
 
     def close(self) -> None:
-        """Ask it to end, and kill what then still runs. May be called again."""
+        """End the process, and kill what still runs of it. May be called again."""
         if self._printed.closed:
             return
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._requests.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(_END_S)
         self._kill()
-        self._process.stdout.close()
+        self._answers.close()
         self._printed.close()
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError):  # nobody left
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _answer(self, what: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
+    def _answer(self, purpose: str) -> dict[str, Any]:
+        pipe = self._answers.fileno()
         deadline = time.monotonic() + self._limit_s
         while b"\n" not in self._unread:
-            if select.select([pipe], [], [], _GLANCE_S)[0]:
+            if select.select([pipe], [], [], _POLL_S)[0]:
                 received = os.read(pipe, 2**16)
                 if not received:
                     raise self._death()
@@ -194,14 +192,15 @@ class Process:
                 raise self._death()
             elif time.monotonic() > deadline:
                 self._kill()
-                raise ContestantError(f"took longer than {self._limit_s:g} s {what}", self._tail())
+                reason = f"took longer than {self._limit_s:g} s {purpose}"
+                raise ContestantError(reason, self._tail())
         line, _, self._unread = self._unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _death(self) -> ContestantError:
         try:
-            status = self._process.wait(_PATIENCE_S)
+            status = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._kill()
             return ContestantError("closed its output without ending", self._tail())

@@ -1,7 +1,7 @@
 """Figures of a benchmark: ratios as bars, and cost against arithmetic; as PNG files.
 
 Matplotlib is imported only when one is drawn. They can be read without colour: bars have their
-names and figures beside them, and formats differ in marks and line styles.
+names and numbers beside them, and formats differ in marks and line styles.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from benchmarks.growth import growth
 from benchmarks.race import CaseResult
 from benchmarks.report import duration
 
-__all__ = ["draw_growth", "draw_ratios", "save_growth", "save_ratios"]
+__all__ = ["draw_growth", "draw_ratios", "save_figure"]
 
 _FILE: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "pad_inches": 0.15}
-# Where figures beside a panel end, in units of its width.
+# Where the numbers beside a panel end, in units of its width.
 _RATIO_AT, _TIME_AT = 1.08, 1.2
 _FASTER: dict[str, Any] = {"color": "0.35"}
 _SLOWER: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "0.4", "hatch": "///"}
@@ -32,34 +32,30 @@ _FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-def save_ratios(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
-    """Write the figure of :func:`draw_ratios` to a PNG file, about 1200 pixels wide."""
+def save_figure(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
+    """Write the figure of :func:`draw_ratios`, or of :func:`draw_growth` for sweeps, to a PNG file.
+
+    It is about 1200 pixels wide, of sweeps 1440.
+    """
     from matplotlib.figure import Figure
 
-    rows = sum(len(case.results) + len(case.failures) + 1.5 for case in cases)
-    figure = Figure(figsize=(10, 1.2 + 0.28 * rows), layout="constrained")
-    draw_ratios(figure, cases)
+    if cases[0].name == "scale":
+        size, draw = (12.0, 7.0), draw_growth
+    else:
+        rows = sum(len(case.results) + len(case.failures) + 1.5 for case in cases)
+        size, draw = (10.0, 1.2 + 0.28 * rows), draw_ratios
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure, cases)
     figure.suptitle(title)
     figure.savefig(path, **_FILE)
 
 
 def draw_ratios(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
-    """Draw how long each contestant takes, relative to the first of its case.
+    """Draw the time of each contestant relative to the first of its case; one panel for each case.
 
     Bars begin at 1 and go to the median of the ratios, on a logarithmic axis; whiskers are their
-    quartiles. Beside each stand ratio and seconds.
-
-    Parameters
-    ----------
-    figure : Figure
-        An empty one, with a constrained layout.
-    cases : sequence of CaseResult
-        At least one.
-
-    Returns
-    -------
-    list of Axes
-        One for each case, from top to bottom.
+    quartiles. Ratio and seconds are written beside each. The figure is an empty one with a
+    constrained layout.
     """
     heights = [len(case.results) + len(case.failures) for case in cases]
     panels = figure.subplots(
@@ -115,33 +111,12 @@ def _write_beside(axes: Any, right: float, place: int, words: str) -> None:
     axes.text(right, place, words, ha="right", va="center", transform=where)
 
 
-def save_growth(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
-    """Write the figure of :func:`draw_growth` to a PNG file, about 1440 pixels wide."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    draw_growth(figure, cases)
-    figure.suptitle(title)
-    figure.savefig(path, **_FILE)
-
-
 def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
     """Draw time and memory of a training step against its multiply-adds, both logarithmic.
 
     A column for each sweep; a mark for each point, and the line of the power that fits best. A
-    thin line through the last point of the first format grows as the arithmetic does.
-
-    Parameters
-    ----------
-    figure : Figure
-        An empty one, with a constrained layout.
-    cases : sequence of CaseResult
-        Of :func:`benchmarks.growth.measure`, at least one with a result.
-
-    Returns
-    -------
-    list of Axes
-        The panels of time from left to right, then those of memory.
+    thin line through the last point of the first format grows as the arithmetic does. Returns the
+    panels of time from left to right, then those of memory.
     """
     sweeps: dict[str, list[CaseResult]] = {}
     for case in cases:

@@ -1,7 +1,9 @@
 """What the contestants of the input pipeline do: one pass over JPEG files, to batches.
 
-Each factory returns a function that does it once and returns how many images there were; and facts
-about it, for :mod:`benchmarks.child`.
+Each factory returns a function that does it once and returns the number of images; and facts about
+it, for :mod:`benchmarks.child`. ``images`` is a folder with one folder of images per class, or
+``None`` for 600 rendered images in ``data``; ``workers`` processes decode, with 0 the process
+itself.
 """
 
 from __future__ import annotations
@@ -25,17 +27,7 @@ Prepared = tuple[Callable[[], int], dict[str, Any]]
 def image_loader(
     *, images: Optional[str], batch_size: int, image_size: int, workers: int
 ) -> Prepared:
-    """Prepare a pass of mpgluon's loader for training.
-
-    Parameters
-    ----------
-    images : str or None
-        A folder with one folder of images per class; ``None`` is the rendered stand-in, 600
-        images in ``data``.
-    batch_size, image_size : int
-    workers : int
-        Processes that decode; with 0 the process itself does.
-    """
+    """Prepare a pass of mpgluon's loader for training."""
     folder = list_images(_folder(images))
     batches = train_loader(
         folder,
@@ -44,37 +36,35 @@ def image_loader(
         image_size=image_size,
         num_workers=workers,
     )
-    return _one_pass(batches), {"images": len(batches) * batch_size}
+    return _one_pass(batches, batch_size)
 
 
 def gluon_data_loader(
     *, images: Optional[str], batch_size: int, image_size: int, workers: int
 ) -> Prepared:
-    """Prepare a pass of Gluon's own ``DataLoader`` with the same crops; see `image_loader`."""
+    """Prepare a pass of Gluon's own ``DataLoader`` with the same crops."""
+    steps = [
+        transforms.RandomResizedCrop(image_size, scale=(0.25, 1.0)),
+        transforms.RandomFlipLeftRight(),
+        transforms.ToTensor(),
+        transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+    ]
     dataset = ImageFolderDataset(str(_folder(images)))
-    steps = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(image_size, scale=(0.25, 1.0)),
-            transforms.RandomFlipLeftRight(),
-            transforms.ToTensor(),
-            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
-        ]
-    )
     batches = DataLoader(
-        dataset.transform_first(steps),
+        dataset.transform_first(transforms.Compose(steps)),
         batch_size,
         shuffle=True,
         last_batch="discard",
         num_workers=workers,
     )
-    return _one_pass(batches), {"images": len(batches) * batch_size}
+    return _one_pass(batches, batch_size)
 
 
 def _folder(images: Optional[str]) -> Path:
     return Path(images) if images is not None else render_shapes("data")
 
 
-def _one_pass(batches: Any) -> Callable[[], int]:
+def _one_pass(batches: Any, batch_size: int) -> Prepared:
     def run() -> int:
         images = 0
         for pixels, labels in batches:
@@ -82,4 +72,4 @@ def _one_pass(batches: Any) -> Callable[[], int]:
             images += len(labels)
         return images
 
-    return run
+    return run, {"images": len(batches) * batch_size}

@@ -1,11 +1,10 @@
-"""What a record says of the machine, the versions and the source, and a file name made from it.
+"""What a record says of the machine and of the source, and a file name made from it.
 
-Nothing that tells whose machine it is: no host, user or folder.
+No host, user or folder is among it.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Collection, Mapping
@@ -13,18 +12,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import mpgluon
-from mpgluon.diagnostics.doctor import machine
+from mpgluon.diagnostics.doctor.machine import gather
+from mpgluon.processor import usable_cores
 
-__all__ = [
-    "describe_machine",
-    "describe_source",
-    "file_stem",
-    "instruction_set",
-    "load_average",
-    "usable_cores",
-]
+__all__ = ["describe_machine", "describe_source", "file_stem", "instruction_set", "usable_cores"]
 
-_PACKAGE = Path(mpgluon.__file__).parent
+_ROOT = Path(mpgluon.__file__).parents[1]
 # What decides how fast 16-bit numbers are.
 _INSTRUCTION_SETS = (  # a name, Linux's flag and the value of DNNL_MAX_CPU_ISA, ascending
     ("SSE4.1", "sse4_1", "SSE41"),
@@ -38,12 +31,11 @@ _FLAGS = ("avx2", "f16c", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_b
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return processor, the flags of it that matter here, usable cores and GPUs.
+    """Return processor, GPUs, usable cores, and how the processor computes in 16 bits.
 
-    And which instructions MXNet's oneDNN uses of it, and what carries out 16 bits there. Takes as
-    long as importing MXNet, which is asked in a process of its own.
+    Takes as long as importing MXNet, which another process does.
     """
-    facts = machine.gather()
+    facts = gather()
     found = facts.mxnet
     return {
         "processor": facts.processor or facts.architecture,
@@ -67,49 +59,39 @@ def instruction_set(flags: Collection[str], limit: str, otherwise: str) -> str:
     flags : collection of str
         The processor's, by Linux's names.
     limit : str
-        What ``DNNL_MAX_CPU_ISA`` says, if anything.
+        The value of ``DNNL_MAX_CPU_ISA``, or "".
     otherwise : str
         For a processor that has none of them.
     """
-    allowed = len(_INSTRUCTION_SETS)
-    for number, (_, _, value) in enumerate(_INSTRUCTION_SETS):
-        if limit.upper() == value:
-            allowed = number + 1
+    values = [value for _, _, value in _INSTRUCTION_SETS]
+    allowed = values.index(limit.upper()) + 1 if limit.upper() in values else len(values)
     known = [name for name, flag, _ in _INSTRUCTION_SETS[:allowed] if flag in flags]
     return known[-1] if known else otherwise
 
 
-def describe_source() -> dict[str, Any]:
-    """Return ``commit`` of this package, ``None`` outside a repository, and ``has_changes``.
+def describe_source(*folders: str) -> dict[str, Any]:
+    """Return ``commit`` of the package, ``None`` outside a repository, and ``has_changes``.
 
-    Files of the package that differ from the commit count as changes, new ones too.
+    Parameters
+    ----------
+    *folders : str
+        Of the repository: files there, in ``mpgluon`` and in ``benchmarks`` that differ from the
+        commit count as changes, new ones too.
     """
-    commit = _git("rev-parse", "HEAD") if _git("ls-files", "__init__.py") else None
-    has_changes = commit is not None and _git("status", "--porcelain", "--", ".") is not None
-    return {"commit": commit, "has_changes": has_changes}
+    commit = _git("rev-parse", "HEAD") if _git("ls-files", "mpgluon/__init__.py") else None
+    status = _git("status", "--porcelain", "--", "mpgluon", "benchmarks", *folders)
+    return {"commit": commit, "has_changes": commit is not None and status is not None}
 
 
 def _git(*arguments: str) -> Optional[str]:
-    """Return what git prints in the package's folder; ``None`` if it cannot, or nothing."""
+    """Return what git prints beside the package; ``None`` if it fails or prints nothing."""
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=_PACKAGE, capture_output=True, text=True, check=False
+            ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def load_average() -> float:
-    """Return how many processes wanted to run in the last minute."""
-    return os.getloadavg()[0]
 
 
 def file_stem(described: Mapping[str, Any], device: str) -> str:
@@ -120,7 +102,7 @@ def file_stem(described: Mapping[str, Any], device: str) -> str:
     described : mapping
         As :func:`describe_machine` returns it.
     device : str
-        Such as ``"cpu"`` or ``"gpu:0"``: what was measured.
+        The device that was measured, such as ``"cpu"`` or ``"gpu:0"``.
     """
     if device.startswith("gpu") and described["gpus"]:
         return f"gpu-{_slug(described['gpus'][0])}"

@@ -1,9 +1,9 @@
 """What PyTorch's contestants do: ResNet v1 as Gluon's model zoo has it, and single layers.
 
-It stands alone, since PyTorch lives in another interpreter. Each factory returns a function that
-does its thing once, and facts about it; see ``child.py`` beside this file. float32 and bfloat16
-(autocast) are in the channels-last layout, which is the faster one for them on a CPU; pure float16
-is not, for which the usual layout is.
+It imports nothing of this package, since PyTorch has an interpreter of its own. Each factory
+returns a function that does its work once, and facts about it; see ``child.py`` beside this file.
+Each format has the layout that is faster for it on a CPU: channels-last for float32 and bfloat16
+(autocast), the default for pure float16.
 
 References
 ----------
@@ -22,7 +22,7 @@ __all__ = ["ResNetV1", "inference", "layer", "training"]
 
 Prepared = tuple[Callable[[], None], dict[str, Any]]
 
-# Blocks in each of the four stages, and how many times as many channels a block puts out.
+# Blocks in each of the four stages, and a block's output channels over its inner ones.
 _STAGES = {
     "resnet18_v1": ((2, 2, 2, 2), 1),
     "resnet34_v1": ((3, 4, 6, 3), 1),
@@ -31,7 +31,7 @@ _STAGES = {
     "resnet152_v1": ((3, 8, 36, 3), 4),
 }
 _CLASSES = 1000
-_LEARNING_RATE = 2.0**-20  # that of ``workloads.py``
+_LEARNING_RATE = 2.0**-20  # as in workloads.py
 
 
 class ResNetV1(nn.Module):
@@ -39,11 +39,6 @@ class ResNetV1(nn.Module):
 
     The stride is on a block's first convolution, and in the deeper networks the convolutions of
     1 x 1 inside a block have biases. Parameters and statistics come in Gluon's order.
-
-    Parameters
-    ----------
-    model : str
-        The network's name in Gluon's model zoo.
     """
 
     def __init__(self, model: str) -> None:
@@ -75,19 +70,12 @@ class _Block(nn.Module):
         relu = nn.ReLU(inplace=True)
         out = width * expansion
         if expansion == 1:
-            parts = [
-                *_convolution(channels, width, kernel=3, stride=stride),
-                relu,
-                *_convolution(width, out, kernel=3),
-            ]
+            parts = [*_convolution(channels, width, kernel=3, stride=stride), relu]
+            parts += _convolution(width, out, kernel=3)
         else:
-            parts = [
-                *_convolution(channels, width, kernel=1, stride=stride, bias=True),
-                relu,
-                *_convolution(width, width, kernel=3),
-                relu,
-                *_convolution(width, out, kernel=1, bias=True),
-            ]
+            parts = [*_convolution(channels, width, kernel=1, stride=stride, bias=True), relu]
+            parts += [*_convolution(width, width, kernel=3), relu]
+            parts += _convolution(width, out, kernel=1, bias=True)
         self.body = nn.Sequential(*parts)
         straight = channels == out and stride == 1
         shortcut = [] if straight else _convolution(channels, out, kernel=1, stride=stride)
@@ -157,7 +145,7 @@ def inference(*, dtype: str, model: str, batch_size: int, image_size: int) -> Pr
 
 
 def _prepared(net: Any, data: Any, dtype: str) -> tuple[Any, Any]:
-    """Return network and input in the format and in the layout that is the faster one for it."""
+    """Return network and input in the format and in its faster layout."""
     if dtype == "float16":
         return net.half(), data.half()
     if data.dim() < 4:

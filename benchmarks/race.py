@@ -1,4 +1,4 @@
-"""Contestants in turn: each in its own process, one computing at a time while the others wait."""
+"""Contestants in turn: each in its own process, one computing while the others wait."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from benchmarks.timing import Quartiles, quartiles, ratios, turns
 __all__ = ["Case", "CaseResult", "Conditions", "Failure", "Result", "race"]
 
 _logger = logging.getLogger(__name__)
-# Until OpenMP's threads of the one that has just run have gone to sleep: 8 ms at most were seen.
+# Until the OpenMP threads of the contestant that has just run sleep, which takes up to 8 ms.
 _PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed, and for whom.
+    """What is timed, and who takes part.
 
     Attributes
     ----------
     name : str
         Such as ``"training"``.
     title : str
-        With what a reader needs to know: network, batch, pixels.
+        For readers: network, batch, pixels.
     contestants : sequence of Contestant
-        The first is the baseline, to which the others are compared.
+        The first is the baseline.
     settings : mapping
         What all contestants have in common, as JSON can hold it.
     """
@@ -51,11 +51,11 @@ class Conditions:
     Attributes
     ----------
     threads : int
-        Each contestant computes with so many.
+        Of each contestant.
     rounds, warm_up : int
-        How often each runs, and how often before that.
+        Runs of each contestant, and runs before these that are not counted.
     limit_s : float
-        How long a contestant may take to start, and for each run, in seconds.
+        Seconds for a contestant to start, and for each run.
     """
 
     threads: int
@@ -73,7 +73,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one contestant.
+    """The times and the memory of one contestant.
 
     Attributes
     ----------
@@ -83,11 +83,11 @@ class Result:
     peak_memory_mib : float or None
         Of its process, without processes that it started; ``None`` where it is not known.
     imported_mib : float or None
-        The part of it that was there before anything was prepared: interpreter and libraries.
+        The peak after its imports, before anything was prepared.
     idle_cpu_s : float
-        Processor time that it used between two of its runs, in the mean.
+        Mean processor time that it used between two of its runs.
     facts : dict
-        What the contestant said of itself: ``images`` (in a run), ``parameters``, ``note``, …
+        From the contestant: ``images`` of a run, ``parameters``, ``note``, …
     """
 
     name: str
@@ -100,7 +100,7 @@ class Result:
     @property
     def time(self) -> Quartiles:
         """The seconds of a run."""
-        return quartiles(list(self.seconds))
+        return quartiles(self.seconds)
 
     @property
     def images_per_second(self) -> Optional[float]:
@@ -111,7 +111,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """A contestant without a result: why, and the last lines of what it printed."""
+    """A contestant without a result: why, and the last lines that it printed."""
 
     name: str
     reason: str
@@ -120,17 +120,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What came of a case.
-
-    Attributes
-    ----------
-    name, title : str
-    settings : dict
-    baseline : str
-        The contestant to which the others are compared; it may have failed.
-    results : list of Result
-    failures : list of Failure
-    """
+    """The results of a case; its baseline may be among the failures."""
 
     name: str
     title: str
@@ -140,16 +130,10 @@ class CaseResult:
     failures: list[Failure] = field(default_factory=list)
 
     def relative(self, result: Result) -> Optional[Quartiles]:
-        """Return the time of a run relative to the baseline's in the same round.
-
-        Returns
-        -------
-        Quartiles or None
-            ``None`` if the baseline has failed.
-        """
+        """Return the time of a run over the baseline's in the same round; ``None`` without it."""
         for base in self.results:
             if base.name == self.baseline:
-                return quartiles(ratios(list(result.seconds), list(base.seconds)))
+                return quartiles(ratios(result.seconds, base.seconds))
         return None
 
 
@@ -158,13 +142,7 @@ def race(case: Case, conditions: Conditions, *, progress: bool = False) -> CaseR
 
     All are started first. While one computes the others wait for their turn in a read, which
     takes no processor time. One that dies or takes too long is left out from then on.
-
-    Parameters
-    ----------
-    case : Case
-    conditions : Conditions
-    progress : bool
-        Show a progress bar on the standard error stream.
+    ``progress`` shows a bar on the standard error stream.
 
     Raises
     ------
@@ -176,7 +154,7 @@ def race(case: Case, conditions: Conditions, *, progress: bool = False) -> CaseR
         raise ValueError(f"contestants need a name each; received {names} for {case.title!r}")
     running: dict[str, Process] = {}
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    failures: dict[str, Failure] = {}
+    failures: list[Failure] = []
     runs = conditions.warm_up + conditions.rounds
     with ExitStack() as stack:
         bar = stack.enter_context(
@@ -189,7 +167,7 @@ def race(case: Case, conditions: Conditions, *, progress: bool = False) -> CaseR
                 yield
             except ContestantError as error:
                 _logger.warning("%s: %s %s; it is left out", case.title, name, error)
-                failures[name] = Failure(name, str(error), error.output)
+                failures.append(Failure(name, str(error), error.output))
                 if name in running:
                     running.pop(name).close()
             bar.update()
@@ -205,25 +183,15 @@ def race(case: Case, conditions: Conditions, *, progress: bool = False) -> CaseR
                 time.sleep(_PAUSE_S)
                 with reported(name):
                     answers[name].append(running[name].run())
-    return CaseResult(
-        case.name,
-        case.title,
-        dict(case.settings),
-        baseline=names[0],
-        results=[
-            _result(name, process, answers[name], conditions.warm_up)
-            for name, process in running.items()
-        ],
-        failures=list(failures.values()),
-    )
-
-
-def _result(name: str, process: Process, answers: list[dict[str, Any]], warm_up: int) -> Result:
-    return Result(
-        name,
-        seconds=[answer["seconds"] for answer in answers[warm_up:]],
-        peak_memory_mib=answers[-1]["peak_memory_mib"],
-        imported_mib=process.imported_mib,
-        idle_cpu_s=mean(answer["idle_cpu_s"] for answer in answers),
-        facts=process.facts,
-    )
+    results = [
+        Result(
+            name,
+            seconds=[answer["seconds"] for answer in answers[name][conditions.warm_up :]],
+            peak_memory_mib=answers[name][-1]["peak_memory_mib"],
+            imported_mib=process.imported_mib,
+            idle_cpu_s=mean(answer["idle_cpu_s"] for answer in answers[name]),
+            facts=process.facts,
+        )
+        for name, process in running.items()
+    ]
+    return CaseResult(case.name, case.title, dict(case.settings), names[0], results, failures)

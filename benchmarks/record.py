@@ -1,34 +1,34 @@
 """The record of a benchmark: one JSON file for a machine, written and read back.
 
-Single times are what is kept; medians, quartiles and ratios are written beside them for readers
-of the file, and are computed again when it is read. What a contestant that failed has printed is
-not written: it names folders.
+Single times are kept. Medians, quartiles and ratios are written beside them for readers of the
+file, and are computed again when it is read. The output of contestants that failed is not
+written: it contains names of folders.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Optional, TypeVar, Union
+from typing import Any, TypeVar, Union
 
-from benchmarks.machine import describe_machine, describe_source, load_average
+from benchmarks.machine import describe_machine, describe_source
 from benchmarks.race import CaseResult, Conditions, Failure, Result
-from benchmarks.timing import Quartiles
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error
 from mpgluon.training.history import installed_versions
 
-__all__ = ["Record", "begin_record", "read_record", "write_record"]
+__all__ = ["BenchmarkRecord", "begin_record", "read_record", "write_record"]
 
 _FORMAT = 1  # of the file: raise it when its names change
 
 
 @dataclass(frozen=True)
-class Record:
-    """Everything that was measured in one run, and on what.
+class BenchmarkRecord:
+    """The results of one run, and the machine and the source that they are of.
 
     Attributes
     ----------
@@ -43,7 +43,8 @@ class Record:
         Of Python and packages; PyTorch's if it took part.
     conditions : Conditions
     load_average : float
-        How many processes wanted to run before it began; on a quiet machine next to none.
+        Mean number of processes that were ready to run in the minute before it began; next to 0
+        on a quiet machine.
     cases : list of CaseResult
     """
 
@@ -55,32 +56,11 @@ class Record:
     load_average: float
     cases: list[CaseResult] = field(default_factory=list)
 
-    def case(self, name: str, **settings: Any) -> CaseResult:
-        """Return the case of a name whose settings include those given.
-
-        Raises
-        ------
-        ValueError
-            If there is none, or more than one.
-        """
-        found = [
-            case
-            for case in self.cases
-            if case.name == name and settings.items() <= dict(case.settings).items()
-        ]
-        if len(found) != 1:
-            known = ", ".join(f"{case.name} {dict(case.settings)}" for case in self.cases)
-            raise ValueError(
-                f"{len(found)} cases are called {name!r} with {settings}; the record has {known}"
-            )
-        return found[0]
-
-    def with_case(self, case: CaseResult) -> Record:
-        """Return a record with one more case, and the versions that its contestants told."""
-        told = [result.facts.get("versions", {}) for result in case.results]
-        versions = {
-            name: version for each in (self.versions, *told) for name, version in each.items()
-        }
+    def with_case(self, case: CaseResult) -> BenchmarkRecord:
+        """Return a record with one more case, and the versions that its contestants reported."""
+        versions = dict(self.versions)
+        for result in case.results:
+            versions.update(result.facts.get("versions", {}))
         return replace(self, cases=[*self.cases, case], versions=versions)
 
     @property
@@ -89,20 +69,20 @@ class Record:
         return [(case, failure) for case in self.cases for failure in case.failures]
 
 
-def begin_record(conditions: Conditions) -> Record:
+def begin_record(conditions: Conditions) -> BenchmarkRecord:
     """Return a record of this machine with no cases yet."""
-    load = load_average()  # before anything is started to ask
-    return Record(
+    load_average, *_ = os.getloadavg()  # before this starts processes itself
+    return BenchmarkRecord(
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         source=describe_source(),
         machine=describe_machine(),
         versions=installed_versions(),
         conditions=conditions,
-        load_average=load,
+        load_average=load_average,
     )
 
 
-def write_record(record: Record, path: Path) -> None:
+def write_record(record: BenchmarkRecord, path: Path) -> None:
     """Write a record as JSON; the folder is made.
 
     Raises
@@ -113,11 +93,12 @@ def write_record(record: Record, path: Path) -> None:
     content = {"format": _FORMAT, **asdict(record)}
     for case, written in zip(record.cases, content["cases"]):
         for result, line in zip(case.results, written["results"]):
-            line["time"] = asdict(result.time)
-            line["relative"] = _as_dict(case.relative(result))
+            relative = case.relative(result)
+            line["time"] = result.time._asdict()
+            line["relative"] = None if relative is None else relative._asdict()
             line["images_per_second"] = result.images_per_second
         for failure in written["failures"]:
-            del failure["output"]  # which names folders of the machine
+            del failure["output"]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
@@ -125,17 +106,13 @@ def write_record(record: Record, path: Path) -> None:
         raise disk_error(error, path, "write the record again") from error
 
 
-def _as_dict(relative: Optional[Quartiles]) -> Optional[dict[str, float]]:
-    return None if relative is None else asdict(relative)
-
-
-def read_record(path: Union[str, Path]) -> Record:
+def read_record(path: Union[str, Path]) -> BenchmarkRecord:
     """Return the record that :func:`write_record` wrote.
 
     Raises
     ------
     DataError
-        If the file cannot be read, or is no such record.
+        If the file cannot be read, or is not such a record.
     """
     try:
         content = json.loads(Path(path).read_text())
@@ -154,13 +131,13 @@ def read_record(path: Union[str, Path]) -> Record:
             for case in content["cases"]
         ]
         conditions = _build(Conditions, content["conditions"])
-        return _build(Record, content, conditions=conditions, cases=cases)
+        return _build(BenchmarkRecord, content, conditions=conditions, cases=cases)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; write it with --output") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is no record of a benchmark ({type(error).__name__}: {error}); write one with "
-            "scripts/benchmark.py --output"
+            f"{path} is not a record of a benchmark ({type(error).__name__}: {error}); write one "
+            "with scripts/benchmark.py --output"
         ) from error
 
 
@@ -168,6 +145,6 @@ Kind = TypeVar("Kind")
 
 
 def _build(kind: type[Kind], content: Mapping[str, Any], **parts: Any) -> Kind:
-    """Return a data class from JSON; what it computes itself is left out."""
+    """Return a data class from JSON and fields that are built already; other keys are ignored."""
     names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     return kind(**{**{name: content[name] for name in names}, **parts})

@@ -1,76 +1,75 @@
-"""A benchmark's results in words: a table for each case, and what else is to be said."""
+"""A benchmark's results in words: a table for each case, notes and failures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
+from benchmarks.growth import growth
 from benchmarks.race import CaseResult, Result
-from benchmarks.record import Record
+from benchmarks.record import BenchmarkRecord
 from benchmarks.timing import Quartiles
 from mpgluon.tables import Table
 
-__all__ = ["case_report", "case_table", "duration", "failure_lines", "figures", "heading"]
+__all__ = ["case_report", "case_table", "duration", "growth_table", "heading", "rounded"]
 
 
-def _carried_out(machine: Mapping[str, Any]) -> list[str]:
-    """Return how 16 bits were carried out; earlier records do not say."""
-    if "instruction_set" not in machine:
-        return []
-    return [
-        f"oneDNN with {machine['instruction_set']}, bfloat16 {machine['bfloat16']}, "
-        f"native operators {machine['native_operators']}"
-    ]
-
-
-def heading(record: Record) -> str:
-    """Return what was measured on what, in a few lines."""
+def heading(record: BenchmarkRecord) -> str:
+    """Return machine, versions, source and conditions in a few lines."""
     machine, conditions = record.machine, record.conditions
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     commit = record.source["commit"]
     source = f"commit {commit[:10]}" if commit else "no commit known"
+    changes = " with changes" if record.source["has_changes"] else ""
     lines = [
         f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} cores, "
         f"{' '.join(machine['cpu_flags'])}",
-        *_carried_out(machine),
-        f"{versions}; {source}{' with changes' if record.source['has_changes'] else ''}; "
-        f"{record.date}",
+    ]
+    if "instruction_set" in machine:  # which the first records lack
+        lines.append(
+            f"oneDNN with {machine['instruction_set']}, bfloat16 {machine['bfloat16']}, "
+            f"native operators {machine['native_operators']}"
+        )
+    lines += [
+        f"{versions}; {source}{changes}; {record.date}",
         f"{conditions.threads} threads each, {conditions.rounds} rounds after "
         f"{conditions.warm_up} that do not count",
     ]
     if record.load_average > 0.5:
         lines.append(
-            f"the machine was busy: {record.load_average:.1f} processes wanted to run before this "
-            "began; do not trust the seconds, and the ratios only as far as the quartiles go"
+            f"the machine was busy: {record.load_average:.1f} processes were ready to run before "
+            "this began; do not trust the seconds, and the ratios only as far as the quartiles go"
         )
     return "\n".join(lines)
 
 
 def case_report(case: CaseResult) -> str:
-    """Return a title, the table, notes and failures."""
+    """Return a title, the table, the exponents of a sweep, notes and failures."""
     lines = [case.title]
-    if case.results:
+    if case.results and case.name == "scale":
+        lines.append(str(growth_table(case)))
+        found = growth(case)
+        exponents = {"time": found.time_exponent, "memory": found.memory_exponent}
+        lines += [
+            f"{cost} grows as the multiply-adds to the power of {exponent:.2f}"
+            for cost, exponent in exponents.items()
+            if exponent is not None
+        ]
+    elif case.results:
         lines.append(str(case_table(case)))
     lines += [
         f"{result.name}: {result.facts['note']}"
         for result in case.results
         if "note" in result.facts
     ]
-    return "\n".join([*lines, *failure_lines(case)])
-
-
-def failure_lines(case: CaseResult) -> list[str]:
-    """Return why contestants have no result, with the last lines of what they printed."""
-    lines = []
     for failure in case.failures:
         lines.append(f"no result for {failure.name}: it {failure.reason}")
         lines += [f"    {line}" for line in failure.output.splitlines()]
-    return lines
+    return "\n".join(lines)
 
 
 def case_table(case: CaseResult) -> Table:
-    """Return a row for each contestant.
+    """Return a row for each contestant; columns that no contestant fills are left out.
 
     Quartiles follow each median. ``relative`` is the time of a run over the baseline's in the
     same round; below 1 is faster.
@@ -84,14 +83,12 @@ def case_table(case: CaseResult) -> Table:
 
 
 def _row(case: CaseResult, result: Result) -> list[str]:
-    relative = case.relative(result)
-    speed = result.images_per_second
-    memory = result.peak_memory_mib
+    speed, memory = result.images_per_second, result.peak_memory_mib
     return [
         result.name,
-        *_with_quartiles(result.time, figures),
-        *_with_quartiles(relative, lambda ratio: f"{ratio:.3f}"),
-        "-" if speed is None else figures(speed),
+        *_with_quartiles(result.time, rounded),
+        *_with_quartiles(case.relative(result), lambda ratio: f"{ratio:.3f}"),
+        "-" if speed is None else rounded(speed),
         "-" if memory is None else f"{memory:.0f}",
     ]
 
@@ -104,11 +101,29 @@ def _with_quartiles(
     return in_words(value.median), f"{in_words(value.lower)} to {in_words(value.upper)}"
 
 
-def figures(value: float) -> str:
+def growth_table(case: CaseResult) -> Table:
+    """Return a row for each point of a sweep."""
+    found = growth(case)
+    memory = found.memory_mib or [math.nan] * len(found.seconds)
+    rows = [
+        [
+            result.name,
+            rounded(amount / 1e9),
+            *_with_quartiles(result.time, rounded),
+            rounded(amount / 1e9 / result.time.median),
+            "-" if math.isnan(own) else f"{own:.0f}",
+        ]
+        for result, amount, own in zip(case.results, found.multiply_adds, memory)
+    ]
+    headings = ["", "10^9 multiply-adds", "seconds", "quartiles", "10^9 multiply-adds/s"]
+    return Table([*headings, "own peak MiB"], rows)
+
+
+def rounded(value: float) -> str:
     """Return a positive number with three significant digits, or all before the point."""
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
 
 
 def duration(seconds: float) -> str:
     """Return a time in seconds, or in milliseconds if it is short."""
-    return f"{figures(seconds)} s" if seconds >= 0.1 else f"{figures(1000 * seconds)} ms"
+    return f"{rounded(seconds)} s" if seconds >= 0.1 else f"{rounded(1000 * seconds)} ms"

@@ -1,21 +1,16 @@
-"""Timing several things in turn, so that a busy machine is as slow for one as for the other.
-
-It knows nothing of networks. A case is a function that does something once and waits for it.
-"""
+"""Timing several functions in turn, so that a busy machine slows all of them alike."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, NamedTuple
 
 __all__ = ["Quartiles", "interleave", "quartiles", "ratios", "turns"]
 
 
-@dataclass(frozen=True)
-class Quartiles:
+class Quartiles(NamedTuple):
     """A median with the quartiles around it."""
 
     lower: float
@@ -26,17 +21,10 @@ class Quartiles:
 def interleave(
     cases: Mapping[str, Callable[[], object]], *, rounds: int, warm_up: int = 2
 ) -> dict[str, list[float]]:
-    """Run every case once in each round, and return the seconds of each.
+    """Call every function once in each round, and return the seconds of each by name.
 
-    The order is reversed from round to round, so that none always follows the same other.
-
-    Parameters
-    ----------
-    cases : mapping from name to function without arguments
-    rounds : int
-        How often each is timed.
-    warm_up : int
-        How often each is run before that.
+    The order is reversed from round to round, so that none always follows the same other. Each
+    must wait for the device itself; ``warm_up`` calls of each are not timed.
 
     Raises
     ------
@@ -44,7 +32,7 @@ def interleave(
         If there is nothing to time.
     """
     if not cases or rounds < 1:
-        raise ValueError(f"nothing to time: {len(cases)} cases, {rounds} rounds")
+        raise ValueError(f"nothing to time: received {len(cases)} cases and {rounds} rounds")
     for _ in range(warm_up):
         for case in cases.values():
             case()
@@ -64,13 +52,14 @@ def turns(names: Iterable[str], rounds: int) -> Iterator[str]:
         order.reverse()
 
 
-def ratios(seconds: list[float], base: list[float]) -> list[float]:
-    """Return the ratio of each round: what disturbed both runs of a round cancels."""
+def ratios(seconds: Iterable[float], base: Iterable[float]) -> list[float]:
+    """Return the ratio of each round: what slowed both runs of a round cancels."""
     return [one / other for one, other in zip(seconds, base)]
 
 
-def quartiles(values: list[float]) -> Quartiles:
+def quartiles(values: Iterable[float]) -> Quartiles:
     """Return the median and the quartiles of at least one value."""
-    if len(values) == 1:
-        return Quartiles(values[0], values[0], values[0])
-    return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
+    known = list(values)
+    if len(known) == 1:
+        return Quartiles(*known * 3)
+    return Quartiles(*statistics.quantiles(known, n=4, method="inclusive"))

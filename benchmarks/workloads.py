@@ -1,9 +1,10 @@
 """What MXNet's contestants do: a layer, a training step, a prediction, in each library and format.
 
-Each factory returns a function that does it once, waits for it and returns what came of it; and
-facts about it, for :mod:`benchmarks.child`. ``library`` is ``"gluon"`` (plain MXNet,
-float32), ``"mpgluon"`` or ``"contrib.amp"`` (``mxnet.contrib.amp``, bfloat16). mpgluon's float16 is
-the cast network unless a training step asks for autocast, its bfloat16 autocast.
+Each factory returns a function that does it once, waits for it and returns the result; and facts
+about it, for :mod:`benchmarks.child`. ``library`` is ``"gluon"`` (plain MXNet, float32),
+``"mpgluon"`` or ``"contrib.amp"`` (``mxnet.contrib.amp``, bfloat16). mpgluon's float16 is the cast
+network unless ``autocast`` is set, its bfloat16 autocast. ``model`` is a network of MXNet's or
+gluoncv's model zoo, with 1000 classes.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ __all__ = ["inference", "layer", "training"]
 Prepared = tuple[Callable[[], mx.nd.NDArray], dict[str, Any]]
 
 _CLASSES = 1000
-# So small that all rounds see nearly the same network: one that has learnt its batch by heart has
-# gradients so small that some processors are slow at them.
+# So small that all rounds see nearly the same network: one that has memorized its batch has
+# subnormal gradients, which slow some processors down.
 _LEARNING_RATE = 2.0**-20
 _MOST_SKIPS = 24  # until a loss scale of 2**24 is down to 1
-_ROOM = 2  # halvings more, because dropout makes some steps' gradients larger than others'
+_MARGIN = 2  # halvings more, because dropout makes some steps' gradients larger than others'
 
 
 def layer(
@@ -45,15 +46,8 @@ def layer(
 ) -> Prepared:
     """Prepare one layer, forward and backward, with gradients of its input and its parameters.
 
-    Parameters
-    ----------
-    library, dtype : str
-    kind : {"dense", "convolution"}
-        A matrix product, or a convolution of 3 x 3.
-    batch_size : int
-    size : int
-        Inputs and outputs of the dense layer; or the side of the image, which has 128 channels.
-    device : str
+    ``kind`` is ``"dense"``, with ``size`` inputs and outputs; or ``"convolution"``, 3 x 3, on
+    images of ``size`` x ``size`` with 128 channels.
     """
     (ctx,) = _begin(library, device)
     if kind == "dense":
@@ -93,20 +87,15 @@ def training(
 
     Parameters
     ----------
-    library, dtype : str
     loss_scale : {"dynamic", "none"} or None
-        ``None`` is a stock Trainer. A dynamic scale is let shrink until no step is skipped, and
-        then to a quarter.
-    model : str
-        A network of MXNet's or gluoncv's model zoo, with 1000 classes.
-    batch_size, image_size : int
-    device : str
+        ``None`` is a stock Trainer. A dynamic scale shrinks until no step is skipped, and then to a
+        quarter.
     autocast : bool
         Whether float16 is autocast too: FP32 parameters.
     emulate : bool
         Whether bfloat16 is emulated even where the processor has it.
     counted : bool
-        Whether to count the multiply-adds of a forward pass.
+        Whether ``multiply_adds`` of a forward pass are among the facts.
     """
     (ctx,) = _begin(library, device)
     net = build_network(model, classes=_CLASSES, image_size=image_size, devices=[ctx])
@@ -152,7 +141,7 @@ def training(
         if not is_skipping():
             break
     if library == "mpgluon" and loss_scale == "dynamic":
-        for _ in range(_ROOM):
+        for _ in range(_MARGIN):
             scale.update(grads_finite=False)
     return step, facts
 
@@ -169,14 +158,8 @@ def inference(
 ) -> Prepared:
     """Prepare a prediction.
 
-    Parameters
-    ----------
-    library, dtype : str
-    folded : bool
-        Whether to make mpgluon's network for inference: without BatchNorm, and fused by oneDNN
-        where that is right.
-    model, batch_size, image_size, device
-        As for :func:`training`.
+    ``folded`` makes mpgluon's network for inference: without BatchNorm, and fused by oneDNN where
+    that is right.
     """
     (ctx,) = _begin(library, device)
     net = build_network(model, classes=_CLASSES, image_size=image_size, devices=[ctx])
@@ -203,7 +186,7 @@ def inference(
 
 
 def _begin(library: str, device: str) -> list[mx.Context]:
-    """Return the device, and let the library change MXNet if that is its way."""
+    """Return the device in a list; ``contrib.amp`` changes MXNet here, for good."""
     devices = parse_devices(device)
     mx.random.seed(0)
     np.random.seed(0)

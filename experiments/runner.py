@@ -108,7 +108,7 @@ def run_here(experiment: Experiment, place: Place, *, threads: int) -> Record:
         threads=threads,
         seconds=time.perf_counter() - began,
         date=now(),
-        source=describe_source(),
+        source=describe_source("experiments"),
         machine=describe_machine(),
         versions=installed_versions(),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Optional
 
-from benchmarks.cases import Settings, training
+from benchmarks.cases import CaseOptions, training
 from benchmarks.machine import usable_cores
 from benchmarks.race import Conditions, race
 from benchmarks.report import duration
@@ -51,13 +51,13 @@ def _experiment(network: parity.Network) -> Experiment:
 
 
 def _run(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
-    settings = Settings(
+    options = CaseOptions(
         model=config["model"],
         batch_sizes=[config["batch_size"]],
         image_size=config["image_size"],
         peers=False,
     )
-    (case,) = training(settings)
+    (case,) = training(options)
     ours = {one.name: one for one in case.contestants}
     case = replace(case, contestants=[ours[name] for name in _CONTESTANTS.values()])
     threads = usable_cores()

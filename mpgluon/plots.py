@@ -1,8 +1,12 @@
-"""Figures: each function takes plain data, draws it and returns the Axes.
+"""Figures of plain data: each ``draw_`` function draws on Axes of Matplotlib and returns them.
 
-Matplotlib is imported here, in ``benchmark/figures.py`` and in ``evidence/document.py``, and only
-when a figure is drawn. All can be read without colour: grey for single steps, black for means, and
-line styles, marks and hatches besides.
+The training functions take events of :mod:`mpgluon.training.history`: ``steps`` have ``step``,
+``epoch``, ``loss``, ``loss_scale`` (of that step), ``skipped`` and, where they are known,
+``images``, ``images_per_second`` and ``gradient_norm``; ``epochs`` have ``step`` (its last),
+``train_loss``, ``train_accuracy`` and ``test_accuracy``, both in [0, 1].
+
+Matplotlib is imported only when a figure is drawn. Every figure can be read without colour: grey
+for single steps, black for means, and line styles, marks and hatches besides.
 """
 
 from __future__ import annotations
@@ -56,21 +60,10 @@ def save_training_curves(
 
 
 def draw_training(figure: Any, steps: Sequence[Event], epochs: Sequence[Event]) -> list[Any]:
-    """Draw the history of a run, one panel above the other.
+    """Draw the history of a run in an empty figure; return the panels from top to bottom.
 
-    Loss and accuracy; loss scale if there was one, gradient norm if it is known; speed.
-
-    Parameters
-    ----------
-    figure : Figure
-        An empty one.
-    steps, epochs : sequence of dict
-        The events of :mod:`mpgluon.training.history`, at least one of each.
-
-    Returns
-    -------
-    list of Axes
-        From top to bottom; they share the step axis.
+    Loss and accuracy; the loss scale if there was one, gradient norm and speed where they are
+    known. The panels share the step axis. There must be a step and an epoch.
     """
     norms = (event.get("gradient_norm") for event in steps)
     draw: list[Any] = [
@@ -94,17 +87,7 @@ def draw_training(figure: Any, steps: Sequence[Event], epochs: Sequence[Event]) 
 def draw_loss(axes: Any, steps: Sequence[Event], epochs: Sequence[Event]) -> Any:
     """Draw the training loss of each step and its mean over each epoch, from 0 upwards.
 
-    Parameters
-    ----------
-    axes : Axes
-    steps : sequence of dict
-        With ``step`` and ``loss``; losses that are not finite are gaps.
-    epochs : sequence of dict
-        With ``step`` (its last) and ``train_loss``.
-
-    Returns
-    -------
-    Axes
+    Losses that are not finite are gaps.
     """
     axes.plot(*_points(steps, "loss"), label="each step", **_EACH_STEP)
     axes.plot(*_points(epochs, "train_loss"), label="mean of epoch", **_EACH_EPOCH)
@@ -115,18 +98,7 @@ def draw_loss(axes: Any, steps: Sequence[Event], epochs: Sequence[Event]) -> Any
 
 
 def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> Any:
-    """Draw which share of the images was classified rightly, in training and in the test.
-
-    Parameters
-    ----------
-    axes : Axes
-    epochs : sequence of dict
-        With ``step`` (its last), ``train_accuracy`` and ``test_accuracy``, both in [0, 1].
-
-    Returns
-    -------
-    Axes
-    """
+    """Draw the accuracy in training and in the test."""
     training = {**_EACH_EPOCH, "color": "0.5", "marker": "s", "linestyle": "--"}
     axes.plot(*_points(epochs, "train_accuracy"), label="training", **training)
     axes.plot(*_points(epochs, "test_accuracy"), label="test", **_EACH_EPOCH)
@@ -137,18 +109,7 @@ def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> Any:
 
 
 def draw_loss_scale(axes: Any, steps: Sequence[Event]) -> Any:
-    """Draw the loss scale, in powers of two, and where steps were skipped.
-
-    Parameters
-    ----------
-    axes : Axes
-    steps : sequence of dict
-        With ``step``, ``loss_scale`` (of that step) and ``skipped``.
-
-    Returns
-    -------
-    Axes
-    """
+    """Draw the loss scale, in powers of two, and the steps that were skipped."""
     skipped = [event for event in steps if event["skipped"]]
     axes.step(*_points(steps, "loss_scale"), "k", where="mid", label="loss scale")
     label = f"skipped: {len(skipped)} of {len(steps)}"
@@ -162,27 +123,17 @@ def draw_loss_scale(axes: Any, steps: Sequence[Event]) -> Any:
 def draw_gradient_norm(axes: Any, steps: Sequence[Event]) -> Any:
     """Draw the norm of each step's gradients in powers of two.
 
-    Parameters
-    ----------
-    axes : Axes
-    steps : sequence of dict
-        With ``step`` and ``gradient_norm`` in true units, divided by loss scale and batch size.
-        Steps whose norm is infinite or NaN are crosses near the upper edge; ``None`` is a gap.
-
-    Returns
-    -------
-    Axes
+    Norms are in true units, divided by loss scale and batch size. Steps whose norm is infinite or
+    NaN are crosses near the upper edge; ``None`` is a gap.
     """
     known = [event for event in steps if event.get("gradient_norm") is not None]
-    endless = [event["step"] for event in known if not math.isfinite(event["gradient_norm"])]
+    not_finite = [event["step"] for event in known if not math.isfinite(event["gradient_norm"])]
     axes.plot(*_points(known, "gradient_norm"), "k", linewidth=1, label="each step")
     axes.set_yscale("log", base=2)
-    if endless:
-        at_the_top = {
-            "transform": axes.get_xaxis_transform(),
-            "label": f"not finite: {len(endless)}",
-        }
-        axes.plot(endless, [0.93] * len(endless), **at_the_top, **_SKIPPED)
+    if not_finite:
+        label, heights = f"not finite: {len(not_finite)}", [0.93] * len(not_finite)
+        transform = axes.get_xaxis_transform()
+        axes.plot(not_finite, heights, transform=transform, label=label, **_SKIPPED)
         low, high = axes.get_ylim()
         axes.set_ylim(low, high * (high / low) ** 0.15)  # room for them
     axes.set_ylabel("gradient norm")
@@ -191,18 +142,9 @@ def draw_gradient_norm(axes: Any, steps: Sequence[Event]) -> Any:
 
 
 def draw_speed(axes: Any, steps: Sequence[Event]) -> Any:
-    """Draw how many images per second each step and each epoch went through, from 0 upwards.
+    """Draw the images per second of each step and each epoch, from 0 upwards.
 
-    Parameters
-    ----------
-    axes : Axes
-    steps : sequence of dict
-        With ``step``, ``epoch``, ``images`` and ``images_per_second``. An epoch's figure is that
-        of its steps, without what lies between them.
-
-    Returns
-    -------
-    Axes
+    An epoch's speed is that of its steps, without the time between them.
     """
     timed = [event for event in steps if "images_per_second" in event]
     ends, means = [], []
@@ -227,47 +169,42 @@ def _points(events: Sequence[Event], name: str) -> tuple[list[int], list[float]]
 
 # --- exponents -------------------------------------------------------------------------------
 
-# Exponents at which a range of float16 begins. (65504 is 2**16 but for one rounding step.)
+# Exponents at which a range of float16 begins; 65504 is one rounding step below 2**16.
 _SUBNORMAL = FLOAT16.min_exponent - FLOAT16.significand_bits + 1
 _NORMAL = FLOAT16.min_exponent
 _TOO_LARGE = FLOAT16.max_exponent + 1
-# Exponents that are shown also if no value is there: a strip on each side of what float16 can hold,
-# in which its name fits.
+# Exponents that are always shown: a strip on each side of float16's range, in which its name fits.
 _LOW, _HIGH = _SUBNORMAL - 5, _TOO_LARGE + 8
-_FIRST, _LAST = -70, 30  # that are shown at all, so that float16's ranges are never too narrow
+_FIRST, _LAST = -70, 30  # the most that is shown, so that float16's ranges are never too narrow
 _LINE_STYLES = ("-", "--", ":", "-.")
 
 
 def draw_exponents(
     axes: Any, histograms: Mapping[str, Histogram], *, loss_scale: float = 1.0
 ) -> Any:
-    """Draw how values are spread over exponents, and what of them float16 can hold.
+    """Draw histograms of exponents, and which of the values float16 can hold.
 
     A value with exponent e lies between 2**e and 2**(e + 1). Behind the histograms are float16's
-    ranges; the legend says which shares are lost (below 2**-24, of which rounding to nearest saves
-    some), subnormal (below 2**-14: fewer significant bits) and too large (from 2**16). Zeros have
-    no exponent and count in none of these shares. The axis ends at 2**-70 and 2**30; what lies
-    beyond is in the shares.
+    ranges. The legend has the shares that are lost (below 2**-24, of which rounding to nearest
+    saves some), subnormal (below 2**-14: fewer significant bits) and too large (from 2**16). Zeros
+    have no exponent and count in none of these shares. The axis ends at 2**-70 and 2**30; values
+    beyond count in the shares.
 
     Parameters
     ----------
     axes : Axes
-        Rather wide than high; the legend comes above it.
+        Wider than high; the legend is above it.
     histograms : mapping from str to (exponents, counts, zeros)
-        By name: two arrays of int, shape (E,), consecutive exponents and how often each occurs;
-        and how many values are 0. Four can be told apart without colour.
+        By name: two arrays of int, shape (E,), consecutive exponents and the count of each; and the
+        number of zeros. Four can be told apart without colour.
     loss_scale : float
         If it is not 1, each histogram is drawn twice: thin and grey as it is, thick and black
         multiplied by this power of two, which moves it along the axis.
 
-    Returns
-    -------
-    Axes
-
     Raises
     ------
     ValueError
-        If ``loss_scale`` is no power of two, or there is no histogram.
+        If ``loss_scale`` is not a power of two, or there is no histogram.
     """
     if not histograms:
         raise ValueError("there is no histogram to draw; received an empty mapping")
@@ -294,7 +231,7 @@ def draw_exponents(
 
 
 def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence[Histogram]) -> Any:
-    """Draw one row of exponents for each layer: the darker, the more values.
+    """Draw a row of exponents for each layer, darker where there are more values.
 
     Parameters
     ----------
@@ -304,11 +241,6 @@ def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence
         Their names in forward order; the first is drawn at the top.
     histograms : sequence of (exponents, counts, zeros)
         One for each layer, as :func:`draw_exponents` takes them.
-
-    Returns
-    -------
-    Axes
-        With a bar beside it that tells the count from the shade, on a logarithmic scale.
 
     Raises
     ------
@@ -367,14 +299,14 @@ def _draw_histogram(axes: Any, name: str, histogram: Histogram, **look: Any) -> 
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent, with two digits; only 0 is shown as 0."""
+    """Return a share in percent, with two digits; only 0 becomes "0 %"."""
     if share == 0 or share >= 0.0995:
         return f"{100 * share:.0f} %"
     return f"{100 * share:.2g} %" if share >= 1e-4 else "< 0.01 %"
 
 
 def _draw_ranges(axes: Any, *, hatched: bool) -> None:
-    """Draw where float16's ranges begin and end, and name them; the axis is one of exponents."""
+    """Draw the borders and the names of float16's ranges on an axis of exponents."""
     low, high = max(axes.get_xlim()[0], _FIRST), min(axes.get_xlim()[1], _LAST)
     ranges = (
         ("lost", low, _SUBNORMAL, "xx"),
@@ -391,7 +323,7 @@ def _draw_ranges(axes: Any, *, hatched: bool) -> None:
     borders = (_SUBNORMAL, _NORMAL, _TOO_LARGE)
     for border in borders:
         if not hatched:
-            axes.axvline(border, color="white", linewidth=3)  # a rim, where it is dark behind
+            axes.axvline(border, color="white", linewidth=3)  # a rim on a dark background
         axes.axvline(border, color="black", linewidth=1)
     axes.set_xlim(low, high)
     step = 4 if high - low < 70 else 8
@@ -402,7 +334,7 @@ def _draw_ranges(axes: Any, *, hatched: bool) -> None:
 
 
 def png(draw: Callable[[Any], Any], *, width: float = 9.0, height: float = 4.0) -> bytes:
-    """Return a PNG file of what ``draw`` does to the Axes that it is given; sizes in inches."""
+    """Return a PNG file of the Axes on which ``draw`` drew; width and height in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

@@ -18,12 +18,12 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
 
-from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, Settings
-from benchmarks.figures import save_growth, save_ratios
-from benchmarks.growth import growth_report, measure, sweeps
+from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
+from benchmarks.figures import save_figure
+from benchmarks.growth import measure, sweeps
 from benchmarks.machine import file_stem, usable_cores
 from benchmarks.race import Conditions, race
-from benchmarks.record import Record, begin_record, write_record
+from benchmarks.record import BenchmarkRecord, begin_record, write_record
 from benchmarks.report import case_report, heading
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
@@ -84,7 +84,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Time what was asked for; the status is 1 if a contestant has no result."""
+    """Time the cases; the status is 1 if a contestant has no result."""
     by_itself = options.cases == ["scale"]
     conditions = Conditions(
         threads=options.threads or usable_cores(),
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         warm_up=options.warm_up,
         limit_s=options.limit,
     )
-    settings = Settings(
+    choices = CaseOptions(
         model=options.model,
         batch_sizes=options.batch_size,
         image_size=options.image_size,
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         workers=options.workers,
     )
     names = list(CASES) if "all" in options.cases else list(dict.fromkeys(options.cases))
-    cases = sweeps(settings) if by_itself else [c for name in names for c in CASES[name](settings)]
+    cases = sweeps(choices) if by_itself else [c for name in names for c in CASES[name](choices)]
     time_one = measure if by_itself else race
     if options.output is not None:
         make_folder(options.output)
@@ -114,14 +114,14 @@ def run(options: argparse.Namespace) -> int:
         result = time_one(case, conditions, progress=sys.stderr.isatty())
         record = record.with_case(result)
         print()
-        print(growth_report(result) if by_itself else case_report(result), flush=True)
+        print(case_report(result), flush=True)
     if options.output is not None:
         write(record, options, by_itself=by_itself)
     return 1 if record.failures else 0
 
 
 def find_torch(options: argparse.Namespace) -> Optional[str]:
-    """Return the interpreter in which PyTorch is, or say why it does not take part."""
+    """Return the interpreter with PyTorch; print why it does not take part, if so."""
     if not options.peers:
         return None
     if options.torch_python is None and not TORCH_PYTHON.exists():
@@ -133,7 +133,7 @@ def find_torch(options: argparse.Namespace) -> Optional[str]:
 
 
 def make_folder(output: Path) -> None:
-    """Make the folder of the record now, and not after a quarter of an hour."""
+    """Make the record's folder before anything is timed, so that a bad path fails at once."""
     folder = output.parent if output.suffix == ".json" else output
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def make_folder(output: Path) -> None:
         raise disk_error(error, folder, "start again") from error
 
 
-def write(record: Record, options: argparse.Namespace, *, by_itself: bool) -> None:
+def write(record: BenchmarkRecord, options: argparse.Namespace, *, by_itself: bool) -> None:
     """Write the record, and the plot beside it."""
     path: Path = options.output
     if path.suffix != ".json":
@@ -153,12 +153,12 @@ def write(record: Record, options: argparse.Namespace, *, by_itself: bool) -> No
     title = f"{processor}, {record.conditions.threads} threads"
     plots = []
     if measured:
-        (save_growth if by_itself else save_ratios)(plot, measured, title=title)
+        save_figure(plot, measured, title=title)
         plots.append(plot)
     training = [case for case in measured if case.name == "training"]
     if training and len(training) < len(measured):  # the picture for README.md
         plots.append(path.with_name(f"{path.stem}-training.png"))
-        save_ratios(plots[-1], training, title=title)
+        save_figure(plots[-1], training, title=title)
     print(f"\nwritten: {' and '.join(map(str, [path, *plots]))}")
 
 

@@ -1,8 +1,8 @@
 """State dicts of PyTorch as NumPy arrays, from .safetensors and from .pth, without PyTorch.
 
-A ``.pth`` file is a pickle, and a pickle can call anything. Here it can name an ``OrderedDict``, a
-tensor and its storage, and nothing else; what it holds beyond those is refused. It knows no
-network: see :mod:`mpgluon.weights.torchvision_names`.
+A ``.pth`` file is a pickle, and a pickle can call any function. This reader lets it name an
+``OrderedDict``, a tensor and its storage, and refuses everything else. Names of networks are
+:mod:`mpgluon.weights.torchvision_names`' part.
 """
 
 from __future__ import annotations
@@ -29,35 +29,39 @@ StateDict = dict[str, npt.NDArray[Any]]
 
 _PICKLED = (".pth", ".pt", ".bin")
 
-# NumPy has no bfloat16: those are read as integers and widened.
+# By safetensors' names: NumPy's type and PyTorch's storage. NumPy has no bfloat16: these values are
+# read as integers and widened.
 _DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "<i1",
-    "U8": "<u1",
-    "BOOL": "<u1",
+    "F64": ("<f8", "DoubleStorage"),
+    "F32": ("<f4", "FloatStorage"),
+    "F16": ("<f2", "HalfStorage"),
+    "BF16": ("<u2", "BFloat16Storage"),
+    "I64": ("<i8", "LongStorage"),
+    "I32": ("<i4", "IntStorage"),
+    "I16": ("<i2", "ShortStorage"),
+    "I8": ("<i1", "CharStorage"),
+    "U8": ("<u1", "ByteStorage"),
+    "BOOL": ("<u1", "BoolStorage"),
 }
-_STORAGES = {
-    "DoubleStorage": "F64",
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ShortStorage": "I16",
-    "CharStorage": "I8",
-    "ByteStorage": "U8",
-    "BoolStorage": "BOOL",
-}
+
+
+# The errors of a damaged or hostile archive or pickle.
+_DAMAGE = (
+    *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, AttributeError),
+    *(
+        LookupError,
+        NotImplementedError,
+        OSError,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ),
+)
 
 
 def is_state_dict_file(path: Union[str, Path]) -> bool:
-    """Return whether a file's name is that of a state dict: .safetensors, .pth, .pt or .bin."""
+    """Return whether a file's name ends as a state dict's: .safetensors, .pth, .pt or .bin."""
     return Path(path).suffix.lower() in (".safetensors", *_PICKLED)
 
 
@@ -78,9 +82,9 @@ def read_state_dict(path: Union[str, Path]) -> StateDict:
     Raises
     ------
     CheckpointError
-        If the file is missing, damaged, of another kind, or holds anything but named tensors.
+        If the file is missing, damaged, of another kind, or has content besides named tensors.
     ValueError
-        If safetensors is needed and not installed.
+        If the file needs the package safetensors, and it is not installed.
     """
     path = Path(path)
     if not path.is_file():
@@ -93,7 +97,7 @@ def read_state_dict(path: Union[str, Path]) -> StateDict:
 def _to_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     if dtype not in _DTYPES:
         raise ValueError(f"a tensor of type {dtype}")
-    values = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
+    values = np.frombuffer(data, _DTYPES[dtype][0]).reshape(shape)
     if dtype == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     if dtype in ("F64", "F16"):
@@ -116,7 +120,7 @@ def _read_safetensors(path: Path) -> StateDict:
             for name, tensor in tensors
         }
     except (safetensors.SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
 def _read_pickled(path: Path) -> StateDict:
@@ -129,24 +133,10 @@ def _read_pickled(path: Path) -> StateDict:
     try:
         with zipfile.ZipFile(path) as archive:
             loaded = _Archive(archive).load()
-    except (
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        AttributeError,
-        IndexError,
-        KeyError,
-        NotImplementedError,
-        OSError,
-        OverflowError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _DAMAGE as error:
         raise CheckpointError(
-            f"{path} cannot be read as a state dict: {error}. It may hold named tensors only, as "
-            "torch.save(net.state_dict(), path) writes them"
+            f"{path} cannot be read as a state dict: {error}. It may contain named tensors only, "
+            "as torch.save(net.state_dict(), path) writes them"
         ) from error
     entries = loaded if isinstance(loaded, dict) else {"all of it": loaded}
     others = [
@@ -156,13 +146,13 @@ def _read_pickled(path: Path) -> StateDict:
     ]
     if others:
         raise CheckpointError(
-            f"{path} holds something else than named tensors: {', '.join(others[:5])}. If the "
-            "state dict is a part of it, save that part: torch.save(checkpoint['state_dict'], path)"
+            f"{path} has content besides named tensors: {', '.join(others[:5])}. If the state "
+            "dict is a part of it, save that part: torch.save(checkpoint['state_dict'], path)"
         )
     return {name: tensor.values for name, tensor in entries.items()}
 
 
-# Frozen and without a __dict__: a pickle may try to set attributes of what it is given.
+# These are frozen and have no __dict__: a pickle may try to set attributes of objects it receives.
 @dataclass(frozen=True)
 class _Storage:
     """The elements of tensors, one after the other."""
@@ -179,7 +169,7 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class _Function:
-    """What a pickle may call; a plain function would keep attributes that a pickle sets."""
+    """A function that a pickle may call; a plain one would keep attributes that a pickle sets."""
 
     __slots__ = ("function",)
     function: Callable[..., _Tensor]
@@ -191,8 +181,7 @@ class _Function:
 class _Archive(pickle.Unpickler):
     """A state dict in a zip archive: a pickle of names and shapes, and a file for each storage.
 
-    The pickle gets nothing from here that it could call but ``OrderedDict`` and two functions that
-    check what they are given.
+    The pickle can call ``OrderedDict`` and two functions that check their arguments, nothing else.
 
     References
     ----------
@@ -215,15 +204,15 @@ class _Archive(pickle.Unpickler):
             raise ValueError("its numbers are big-endian")
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle may name; refuse all else."""
+        """Return an object that a pickle may name; refuse all other names."""
         allowed: dict[tuple[str, str], Any] = {
             ("collections", "OrderedDict"): OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): _Function(self._tensor),
             ("torch._utils", "_rebuild_parameter"): _Function(self._parameter),
-            **{("torch", storage): dtype for storage, dtype in _STORAGES.items()},
+            **{("torch", storage): dtype for dtype, (_, storage) in _DTYPES.items()},
         }
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no tensor")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not a tensor")
         return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
@@ -272,7 +261,7 @@ class _Archive(pickle.Unpickler):
 
 
 def _refuse_large_memo(program: bytes) -> None:
-    """Refuse a pickle that numbers an object so high that a table up to it would fill memory."""
+    """Refuse a pickle with object numbers so high that the unpickler's table would fill memory."""
     numbers = [
         int(str(argument))
         for operation, argument, _ in pickletools.genops(program)

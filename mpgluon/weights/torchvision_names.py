@@ -1,14 +1,14 @@
-"""torchvision's names for the parameters of a network, in the words of its twin in Gluon.
+"""torchvision's names for the parameters of a network, as its counterpart in Gluon has them.
 
 ============================ ==============================================================
-torchvision                  its twin
+torchvision                  its counterpart
 ============================ ==============================================================
 resnet18 … resnet152         gluoncv's resnet18_v1b … resnet152_v1b
 vgg11 … vgg19, vgg11_bn …    the same names in both model zoos
 mobilenet_v2                 mobilenetv2_1.0 in both; its head has no bias
 ============================ ==============================================================
 
-It translates names and compares shapes, and reads no file.
+This module translates names and compares shapes; it reads no file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["values_for"]
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-_TWINS = (
-    "torchvision's resnet50 belongs into gluoncv's resnet50_v1b (18 to 152 alike), vgg16 into "
-    "vgg16, vgg16_bn into vgg16_bn, mobilenet_v2 into mobilenetv2_1.0"
+_COUNTERPARTS = (
+    "torchvision's resnet50 fits gluoncv's resnet50_v1b (18 to 152 alike), vgg16 fits vgg16, "
+    "vgg16_bn fits vgg16_bn, mobilenet_v2 fits mobilenetv2_1.0"
 )
 
-# The names of layers: whatever precedes ".weight" and so on.
+# The names of layers: the part before ".weight" and so on.
 _RESNET = re.compile(r"conv1|bn1|layer[1-4]\.\d+\.(conv[123]|bn[123]|downsample\.[01])|fc")
 _VGG = re.compile(r"features\.\d+|classifier\.[036]")
 _MOBILENET = re.compile(r"features\.\d+\.([01]|conv\.\d(\.[01])?)|classifier\.1")
@@ -43,15 +43,15 @@ _EPSILON = 1e-5  # of every BatchNorm in all these networks
 
 
 @dataclass(frozen=True)
-class _Given:
+class _FileArray:
     """An array of the file, with its name there."""
 
     name: str
     array: Array
 
 
-Layers = dict[str, dict[str, _Given]]
-"""By the name of a layer and by our word for the parameter, such as ``gamma``."""
+Layers = dict[str, dict[str, _FileArray]]
+"""By the name of a layer and by Gluon's name of the parameter in it, such as ``gamma``."""
 
 
 def values_for(
@@ -72,54 +72,54 @@ def values_for(
     -------
     values : dict from name to ndarray, float32
         Of every parameter but those of a new head.
-    fresh : list of str
+    new : list of str
         The parameters of a new head.
 
     Raises
     ------
     CheckpointError
-        If the names are none of torchvision's, or do not fit the network. Every difference is
-        named, with its shapes.
+        If the names are not torchvision's, or do not fit the network. The message has every
+        difference, with its shapes.
     """
-    theirs = _layers(state)
-    by_order = not all(map(_RESNET.fullmatch, theirs))
-    if by_order and all(map(_MOBILENET.fullmatch, theirs)):
-        theirs = _in_gluons_arrangement(theirs)
-    elif by_order and not all(map(_VGG.fullmatch, theirs)):
+    in_file = _layers(state)
+    by_order = not all(map(_RESNET.fullmatch, in_file))
+    if by_order and all(map(_MOBILENET.fullmatch, in_file)):
+        in_file = _arranged_as_in_gluon(in_file)
+    elif by_order and not all(map(_VGG.fullmatch, in_file)):
         raise CheckpointError(
             "these are not the names of a ResNet, VGG or MobileNetV2 of torchvision: "
-            f"{', '.join(_strangers(theirs))}. {_TWINS}"
+            f"{', '.join(_unknown_names(in_file))}. {_COUNTERPARTS}"
         )
-    ours: dict[str, dict[str, str]] = {}
+    in_net: dict[str, dict[str, str]] = {}
     for name in shapes:
         layer, _, word = name.rpartition(".")
-        ours.setdefault(layer, {})[word] = name
+        in_net.setdefault(layer, {})[word] = name
     pairs = (
-        zip_longest(sorted(theirs, key=_place), ours, fillvalue="")
+        zip_longest(sorted(in_file, key=_place), in_net, fillvalue="")
         if by_order
-        else ((layer, layer) for layer in {**ours, **theirs})
+        else ((layer, layer) for layer in {**in_net, **in_file})
     )
     values: dict[str, Array] = {}
-    fresh: list[str] = []
+    new: list[str] = []
     differences: list[str] = []
-    head = next(reversed(ours), None)
-    for their_layer, our_layer in pairs:
-        given, wanted = theirs.get(their_layer, {}), ours.get(our_layer, {})
-        if our_layer == head and _is_another_size(given, shapes.get(f"{head}.weight"), classes):
-            fresh += wanted.values()
+    head = next(reversed(in_net), None)
+    for file_layer, net_layer in pairs:
+        found, wanted = in_file.get(file_layer, {}), in_net.get(net_layer, {})
+        if net_layer == head and _is_another_size(found, shapes.get(f"{head}.weight"), classes):
+            new += wanted.values()
             continue
-        for word in {**wanted, **given}:
-            difference = _difference(given.get(word), wanted.get(word), shapes)
+        for word in {**wanted, **found}:
+            difference = _difference(found.get(word), wanted.get(word), shapes)
             if difference:
                 differences.append(difference)
             else:
-                values[wanted[word]] = given[word].array
+                values[wanted[word]] = found[word].array
     if differences:
         listed = "\n  ".join(differences)
         raise CheckpointError(
-            f"{len(differences)} differences between file and network:\n  {listed}\n{_TWINS}"
+            f"{len(differences)} differences between file and network:\n  {listed}\n{_COUNTERPARTS}"
         )
-    return values, fresh
+    return values, new
 
 
 def _layers(state: Mapping[str, Array]) -> Layers:
@@ -131,18 +131,18 @@ def _layers(state: Mapping[str, Array]) -> Layers:
             continue
         if f"{layer}.running_mean" in state:
             word = {"weight": "gamma", "bias": "beta"}.get(word, word)
-        layers.setdefault(layer, {})[word] = _Given(name, array)
+        layers.setdefault(layer, {})[word] = _FileArray(name, array)
     return layers
 
 
-def _strangers(theirs: Layers) -> list[str]:
-    """Return the first few names that the likeliest family does not know."""
+def _unknown_names(in_file: Layers) -> list[str]:
+    """Return the first few names that the best fitting family does not have."""
     unknown = (
         [
-            given.name
-            for layer in theirs
+            found.name
+            for layer in in_file
             if not family.fullmatch(layer)
-            for given in theirs[layer].values()
+            for found in in_file[layer].values()
         ]
         for family in (_RESNET, _VGG, _MOBILENET)
     )
@@ -154,16 +154,16 @@ def _place(layer: str) -> tuple[bool, list[int]]:
     return layer.startswith("classifier"), [int(number) for number in re.findall(r"\d+", layer)]
 
 
-def _in_gluons_arrangement(theirs: Layers) -> Layers:
+def _arranged_as_in_gluon(in_file: Layers) -> Layers:
     """Return the layers of a MobileNetV2 as Gluon has them.
 
     Its first bottleneck begins with a convolution that torchvision leaves out, because it widens
     nothing; one that changes nothing is put there. Its head is a convolution without a bias, so a
     bias of zeros is left out.
     """
-    arranged = dict(theirs)
-    if "gamma" in theirs.get("features.0.1", {}):
-        channels = len(theirs["features.0.1"]["gamma"].array)
+    arranged = dict(in_file)
+    if "gamma" in in_file.get("features.0.1", {}):
+        channels = len(in_file["features.0.1"]["gamma"].array)
         ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
         unit = np.eye(channels, dtype=np.float32).reshape(channels, channels, 1, 1)
         gamma = ones * np.sqrt(np.float32(1 + _EPSILON))  # what the BatchNorm will divide by
@@ -171,38 +171,40 @@ def _in_gluons_arrangement(theirs: Layers) -> Layers:
         # Numbered so that they come behind features.0.1 and before features.1.conv.0.0.
         for layer, arrays in (("features.0.2", {"weight": unit}), ("features.0.3", norm)):
             arranged[layer] = {
-                word: _Given(f"(an identity's {word})", array) for word, array in arrays.items()
+                word: _FileArray(f"(an identity's {word})", array) for word, array in arrays.items()
             }
     head = arranged.get("classifier.1", {})
     if "weight" in head and head["weight"].array.ndim == 2:
         weight = head["weight"].array
         bias = {"bias": head["bias"]} if "bias" in head and head["bias"].array.any() else {}
         arranged["classifier.1"] = {
-            "weight": _Given(head["weight"].name, weight.reshape(*weight.shape, 1, 1)),
+            "weight": _FileArray(head["weight"].name, weight.reshape(*weight.shape, 1, 1)),
             **bias,
         }
     return arranged
 
 
-def _is_another_size(given: Mapping[str, _Given], wanted: Optional[Shape], classes: int) -> bool:
+def _is_another_size(
+    found: Mapping[str, _FileArray], wanted: Optional[Shape], classes: int
+) -> bool:
     """Whether a head has another number of classes in the file, and is alike otherwise."""
-    if wanted is None or "weight" not in given:
+    if wanted is None or "weight" not in found:
         return False
-    found = given["weight"].array.shape
-    return wanted[0] == classes and found[:1] != (classes,) and found[1:] == wanted[1:]
+    shape = found["weight"].array.shape
+    return wanted[0] == classes and shape[:1] != (classes,) and shape[1:] == wanted[1:]
 
 
 def _difference(
-    given: Optional[_Given], ours: Optional[str], shapes: Mapping[str, Shape]
+    found: Optional[_FileArray], in_net: Optional[str], shapes: Mapping[str, Shape]
 ) -> Optional[str]:
     """Return in words how an array of the file and a parameter differ, or ``None``."""
-    if ours is None:
-        assert given is not None
-        return f"{given.name} {given.array.shape} is in the file only"
-    if given is None:
-        return f"{ours} {shapes[ours]} is in the network only"
-    kind = "" if given.array.dtype == np.float32 else f" {given.array.dtype}"
-    if given.array.shape == shapes[ours] and not kind:
+    if in_net is None:
+        assert found is not None
+        return f"{found.name} {found.array.shape} is in the file only"
+    if found is None:
+        return f"{in_net} {shapes[in_net]} is in the network only"
+    kind = "" if found.array.dtype == np.float32 else f" {found.array.dtype}"
+    if found.array.shape == shapes[in_net] and not kind:
         return None
-    found = f"{given.name} is{kind} {given.array.shape} in the file"
-    return f"{found}, {ours} {shapes[ours]} in the network"
+    in_file = f"{found.name} is{kind} {found.array.shape} in the file"
+    return f"{in_file}, {in_net} {shapes[in_net]} in the network"

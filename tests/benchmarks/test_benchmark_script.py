@@ -113,7 +113,7 @@ def test_options_reach_the_cases_and_the_conditions(script, tiny_cases, tmp_path
     given += ["--workers", "3", "--threads", "1", "--rounds", "1", "--warm-up", "0"]
     assert script.main([*given, "--limit", "50", "--output", str(path)]) == 0
     assert tiny_cases == [
-        cases.Settings(
+        cases.CaseOptions(
             model="vgg16",
             batch_sizes=[2, 4],
             image_size=32,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, Settings
+from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
 from benchmarks.contestant import Contestant
 
-EVERYBODY = Settings(torch_python="/some/python")
+EVERYBODY = CaseOptions(torch_python="/some/python")
 
 
 def names(case) -> list[str]:
@@ -66,14 +66,14 @@ def test_a_training_step_is_compared_with_plain_gluon_in_all_formats_and_with_pe
 
 @pytest.mark.parametrize("name", ["gemm", "convolution", "training", "inference"])
 def test_formats_and_peers_can_be_left_out_but_the_baseline_stays(name):
-    for case in CASES[name](Settings(dtypes=["bfloat16"], peers=False)):
+    for case in CASES[name](CaseOptions(dtypes=["bfloat16"], peers=False)):
         assert names(case)[0] == "Gluon float32"
         assert {one.split(",")[0] for one in names(case)[1:]} == {"mpgluon bfloat16"}
 
 
 def test_pytorch_takes_part_where_it_has_the_same_network_on_the_same_device():
     def takes_part(name, **settings):
-        cases = CASES[name](Settings(**{"torch_python": "/some/python", **settings}))
+        cases = CASES[name](CaseOptions(**{"torch_python": "/some/python", **settings}))
         return any(one.startswith("PyTorch") for case in cases for one in names(case))
 
     assert all(takes_part("training", model=model) for model in PYTORCH_MODELS)
@@ -84,7 +84,7 @@ def test_pytorch_takes_part_where_it_has_the_same_network_on_the_same_device():
 
 
 def test_batch_sizes_image_size_model_and_device_reach_every_contestant_of_a_network():
-    settings = Settings("vgg16", batch_sizes=(2, 3), image_size=32, device="gpu:0")
+    settings = CaseOptions("vgg16", batch_sizes=(2, 3), image_size=32, device="gpu:0")
     for name in ("training", "inference", "loss-scaling"):
         cases = CASES[name](settings)
         assert {case.settings["batch_size"] for case in cases} == {2, 3}
@@ -97,11 +97,11 @@ def test_batch_sizes_image_size_model_and_device_reach_every_contestant_of_a_net
 
 
 def test_inference_is_of_one_image_and_of_many():
-    assert [case.settings["batch_size"] for case in CASES["inference"](Settings())] == [1, 32]
+    assert [case.settings["batch_size"] for case in CASES["inference"](CaseOptions())] == [1, 32]
 
 
 def test_loss_scaling_compares_each_format_with_itself():
-    for case, dtype in zip(CASES["loss-scaling"](Settings()), DTYPES):
+    for case, dtype in zip(CASES["loss-scaling"](CaseOptions()), DTYPES):
         assert dtype in case.title
         stock, amp = case.contestants
         assert (stock.name, amp.name) == ("stock Trainer", "amp")
@@ -111,7 +111,7 @@ def test_loss_scaling_compares_each_format_with_itself():
 
 
 def test_loaders_get_their_workers_and_one_thread_and_the_folder_stays_out_of_the_record():
-    settings = Settings(workers=3, images="/home/somebody/images", batch_sizes=(16,))
+    settings = CaseOptions(workers=3, images="/home/somebody/images", batch_sizes=(16,))
     (case,) = CASES["pipeline"](settings)
     assert names(case) == [
         "ImageLoader, 3 workers",

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cases import Settings
+from benchmarks.cases import CaseOptions
 from benchmarks.contestant import Contestant
-from benchmarks.growth import growth, growth_report, growth_table, measure, sweeps
+from benchmarks.growth import growth, measure, sweeps
 from benchmarks.race import Case, CaseResult, Conditions, Failure, Result
+from benchmarks.report import case_report, growth_table
 
 TINY = str(Path(__file__).with_name("tiny_contestants.py"))
 
@@ -26,42 +27,25 @@ def sweep(*points: Result, failures=()) -> CaseResult:
 
 def test_the_sweeps_vary_one_thing_each_in_every_format():
     cases = sweeps(
-        Settings("resnet50_v1", batch_sizes=(4,), image_size=64, dtypes=["float32", "float16"]),
-        batch_sizes=(1, 2),
-        image_sizes=(32, 48),
-        models=("resnet18_v1", "resnet34_v1"),
+        CaseOptions("resnet50_v1", batch_sizes=(4,), image_size=64, dtypes=["float32", "float16"])
     )
-    seen = [
-        (
-            case.settings["dtype"],
-            case.settings["sweep"],
-            one.name,
-            *(one.options[name] for name in ("model", "batch_size", "image_size")),
-        )
-        for case in cases
-        for one in case.contestants
+    middle = {"model": "resnet50_v1", "batch_size": 4, "image_size": 64}
+    points = [
+        ("batch size", "batch_size", [1, 2, 4, 8, 16, 32, 64], "batch 1"),
+        ("image size", "image_size", [32, 64, 96, 128, 160, 192, 224], "32 px"),
+        ("depth", "model", [f"resnet{n}_v1" for n in (18, 34, 50, 101, 152)], "resnet18_v1"),
     ]
-    assert seen == [
-        (dtype, *one)
-        for dtype in ("float32", "float16")
-        for one in [
-            ("batch size", "batch 1", "resnet50_v1", 1, 64),
-            ("batch size", "batch 2", "resnet50_v1", 2, 64),
-            ("image size", "32 px", "resnet50_v1", 4, 32),
-            ("image size", "48 px", "resnet50_v1", 4, 48),
-            ("depth", "resnet18_v1", "resnet18_v1", 4, 64),
-            ("depth", "resnet34_v1", "resnet34_v1", 4, 64),
-        ]
-    ]
-    assert {one.options["dtype"] for one in cases[-1].contestants} == {"float16"}
+    expected = [(dtype, *one) for dtype in ("float32", "float16") for one in points]
+    for case, (dtype, sweep, option, values, first) in zip(cases, expected):
+        assert (case.settings["sweep"], case.settings["dtype"]) == (sweep, dtype)
+        assert case.contestants[0].name == first
+        assert [one.options[option] for one in case.contestants] == values
+        for one in case.contestants:
+            fixed = {name: one.options[name] for name in middle if name != option}
+            assert fixed.items() <= middle.items()
+            assert one.options["dtype"] == dtype
+    assert len(cases) == 6
     assert cases[0].title == "training step against batch size: resnet50_v1, 64 px, float32"
-
-
-def test_the_usual_sweeps_go_from_1_to_64_images_from_32_to_224_pixels_and_to_resnet_152():
-    batch, image, depth = ([one.name for one in c.contestants] for c in sweeps(Settings())[:3])
-    assert (batch[0], batch[-1]) == ("batch 1", "batch 64")
-    assert (image[0], image[-1]) == ("32 px", "224 px")
-    assert (depth[0], depth[-1]) == ("resnet18_v1", "resnet152_v1")
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.75])
@@ -94,7 +78,7 @@ def test_one_point_or_unknown_memory_has_no_exponent():
 
 
 def test_the_report_has_a_row_for_each_point_the_exponents_and_what_failed():
-    report = growth_report(
+    report = case_report(
         sweep(
             point(2 * 10**9, 0.5),
             point(4 * 10**9, 1.0, memory=2100.0),
@@ -113,7 +97,7 @@ def test_the_report_has_a_row_for_each_point_the_exponents_and_what_failed():
         "no result for 8: it was ended by SIGKILL",
         "    line",
     ]
-    assert growth_report(sweep()) == "a sweep"
+    assert case_report(sweep()) == "a sweep"
 
 
 def test_points_run_one_after_the_other_and_never_two_at_a_time(tmp_path):

@@ -202,7 +202,7 @@ def test_one_that_dies_is_noticed_although_a_process_it_left_keeps_its_pipes_ope
 
 
 def test_one_that_closes_its_pipes_and_stays_is_ended(monkeypatch):
-    monkeypatch.setattr(contestant_module, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(contestant_module, "_END_S", 0.2)
     with Process(tiny("falls_silent"), threads=1, limit_s=60) as process:
         process.wait_until_ready()
         with pytest.raises(ContestantError, match="closed its output without ending"):
@@ -210,7 +210,7 @@ def test_one_that_closes_its_pipes_and_stays_is_ended(monkeypatch):
 
 
 def test_the_end_of_the_block_ends_the_process_even_if_it_is_busy(monkeypatch):
-    monkeypatch.setattr(contestant_module, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(contestant_module, "_END_S", 0.2)
     with Process(tiny("tells"), threads=1, limit_s=60) as process:
         process.wait_until_ready()
     assert not is_running(process.facts["pid"])

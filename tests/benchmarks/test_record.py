@@ -24,8 +24,8 @@ from benchmarks.machine import (
     usable_cores,
 )
 from benchmarks.race import CaseResult, Conditions, Failure, Result
-from benchmarks.record import Record, begin_record, read_record, write_record
-from benchmarks.report import case_report, case_table, duration, figures, heading
+from benchmarks.record import BenchmarkRecord, begin_record, read_record, write_record
+from benchmarks.report import case_report, case_table, duration, heading, rounded
 from mpgluon.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ CASE = CaseResult(
     [Failure("bad", "ended with status 1", "Traceback in /home/somebody\nRuntimeError: no")],
 )
 GEMM = CaseResult("gemm", "matrix product", {"size": 2}, "a", [Result("a", [0.0125], 1, 1, 0)])
-RECORD = Record(
+RECORD = BenchmarkRecord(
     date="2020-02-02T20:20:20+00:00",
     source={"commit": "0123456789abcdef", "has_changes": False},
     machine={
@@ -86,16 +86,6 @@ def test_the_file_has_medians_quartiles_and_ratios_for_readers_without_this_pack
     assert (base["images_per_second"], fast["images_per_second"]) == (4, 16)
 
 
-def test_a_case_is_found_by_its_name_and_settings():
-    other = replace(CASE, settings={"model": "some", "batch_size": 1})
-    record = replace(RECORD, cases=[CASE, other, GEMM])
-    assert record.case("gemm") is GEMM
-    assert record.case("training", batch_size=1) is other
-    for name, settings in (("training", {}), ("scale", {}), ("gemm", {"size": 3})):
-        with pytest.raises(ValueError, match=f"cases are called '{name}'.*the record has training"):
-            record.case(name, **settings)
-
-
 def test_a_case_brings_the_versions_that_its_contestants_told():
     told = replace(GEMM, results=[replace(BASE, facts={"versions": {"torch": "2.13"}})])
     record = replace(RECORD, cases=[]).with_case(told)
@@ -108,9 +98,9 @@ def test_a_case_brings_the_versions_that_its_contestants_told():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no record of a benchmark .JSONDecodeError"),
-        ("[]", "is no record of a benchmark .TypeError"),
-        ('{"format": 1}', "is no record of a benchmark .KeyError: 'cases'"),
+        ("{", "is not a record of a benchmark .JSONDecodeError"),
+        ("[]", "is not a record of a benchmark .TypeError"),
+        ('{"format": 1}', "is not a record of a benchmark .KeyError: 'cases'"),
         ('{"format": 99}', "record of format 99, and this version reads 1; run the benchmark"),
     ],
 )
@@ -174,40 +164,46 @@ def test_a_record_does_not_tell_whose_machine_it_is(tmp_path):
     assert f'"{platform.node()}' not in text
 
 
-def commit_into(folder: Path) -> str:
+def commit_into(root: Path) -> str:
+    """Commit a package of a module each in the folders of a repository; return the commit."""
+
     def git(*arguments):
         identity = ("-c", "user.name=Nobody", "-c", "user.email=nobody@example.org")
         command = ["git", *identity, *arguments]
-        done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
     git("init")
-    (folder / "package").mkdir()
-    (folder / "package" / "__init__.py").touch()
+    for folder in ("mpgluon", "benchmarks", "experiments"):
+        (root / folder).mkdir()
+        (root / folder / "__init__.py").touch()
     git("add", ".")
     git("commit", "-m", "first")
     return git("rev-parse", "HEAD")
 
 
-def test_the_source_is_a_commit_and_whether_the_package_differs_from_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("folder", ["mpgluon", "benchmarks"])
+def test_the_source_is_a_commit_and_whether_package_or_benchmarks_differ_from_it(
+    folder, tmp_path, monkeypatch
+):
     commit = commit_into(tmp_path)
-    monkeypatch.setattr(machine_module, "_PACKAGE", tmp_path / "package")
-    (tmp_path / "results.json").touch()  # beside the package: no change of it
+    monkeypatch.setattr(machine_module, "_ROOT", tmp_path)
+    (tmp_path / "results.json").touch()  # beside them: not a change
+    (tmp_path / "experiments" / "new.py").touch()
     assert describe_source() == {"commit": commit, "has_changes": False}
-    (tmp_path / "package" / "new.py").touch()
+    assert describe_source("experiments") == {"commit": commit, "has_changes": True}
+    (tmp_path / folder / "new.py").touch()
     assert describe_source() == {"commit": commit, "has_changes": True}
 
 
-def test_a_package_that_is_in_no_repository_or_only_lies_in_one_has_no_commit(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(machine_module, "_PACKAGE", tmp_path)
+def test_a_package_outside_a_repository_or_not_tracked_by_it_has_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_module, "_ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert describe_source() == {"commit": None, "has_changes": False}
     commit_into(tmp_path)
-    (tmp_path / "installed").mkdir()
-    (tmp_path / "installed" / "__init__.py").touch()
-    monkeypatch.setattr(machine_module, "_PACKAGE", tmp_path / "installed")
+    (tmp_path / "installed" / "mpgluon").mkdir(parents=True)
+    (tmp_path / "installed" / "mpgluon" / "__init__.py").touch()
+    monkeypatch.setattr(machine_module, "_ROOT", tmp_path / "installed")
     assert describe_source() == {"commit": None, "has_changes": False}
 
 
@@ -286,7 +282,7 @@ def test_the_heading_says_what_was_measured_on_what_and_whether_the_machine_was_
     [(1234.4, "1234"), (123.4, "123"), (12.34, "12.3"), (1.0, "1.00"), (0.01234, "0.0123")],
 )
 def test_figures_have_three_significant_digits(value, text):
-    assert figures(value) == text
+    assert rounded(value) == text
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_modules_state_dict_is_read_with_its_metadata(folder):
 
 
 def test_a_whole_module_is_refused(folder):
-    with pytest.raises(CheckpointError, match="BatchNorm2d, which is no tensor"):
+    with pytest.raises(CheckpointError, match="BatchNorm2d, which is not a tensor"):
         read_state_dict(folder / "module.pth")
 
 

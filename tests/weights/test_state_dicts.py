@@ -175,7 +175,7 @@ def test_a_pickle_that_would_run_code_runs_none(tmp_path):
             return os.mkdir, (str(witness),)
 
     path = pth(tmp_path / "w.pth", pickle.dumps({"w": Hostile()}, protocol=2), {})
-    with pytest.raises(CheckpointError, match=r"it names posix\.mkdir, which is no tensor"):
+    with pytest.raises(CheckpointError, match=r"it names posix\.mkdir, which is not a tensor"):
         read_state_dict(path)
     assert not witness.exists()
 
@@ -193,7 +193,7 @@ def test_a_pickle_that_would_run_code_runs_none(tmp_path):
 )
 def test_a_pickle_may_name_nothing_but_tensors(tmp_path, module, name):
     path = pth(tmp_path / "w.pth", {"w": Rebuilt(Named(module, name), "1")}, {})
-    with pytest.raises(CheckpointError, match="which is no tensor"):
+    with pytest.raises(CheckpointError, match="which is not a tensor"):
         read_state_dict(path)
 
 
@@ -225,7 +225,7 @@ def test_a_tensor_outside_its_storage_is_refused(tmp_path, size, stride, offset)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"w": 3}, "something else than named tensors: w"),
+        ({"w": 3}, "content besides named tensors: w"),
         ({"state_dict": {}, "epoch": 3}, r"state_dict, epoch.*checkpoint\['state_dict'\]"),
         ([1, 2], "all of it"),
         ({3: tensor("0", "FloatStorage", 12, (12,), (1,))}, "named tensors: 3"),
@@ -233,7 +233,7 @@ def test_a_tensor_outside_its_storage_is_refused(tmp_path, size, stride, offset)
         ({"w": tensor("9", "FloatStorage", 12, (12,), (1,))}, "no item named 'archive/data/9'"),
         ({"w": tensor("../../x", "FloatStorage", 12, (12,), (1,))}, "no item named"),
         ({"w": tensor("0", "FloatStorage", 2**40, (12,), (1,))}, "cannot reshape"),
-        ({"w": tensor("0", "QInt8Storage", 12, (12,), (1,))}, "torch.QInt8Storage, which is no"),
+        ({"w": tensor("0", "QInt8Storage", 12, (12,), (1,))}, "torch.QInt8Storage, which is not"),
         ({"w": Rebuilt(REBUILD, 1, 2)}, "cannot be read"),
         ({"w": Rebuilt(REBUILD, None, 0, (), (), False, None)}, "without a storage"),
         ({"w": Rebuilt("text", 1)}, "not callable"),

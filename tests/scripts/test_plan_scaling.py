@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from helpers import module_from
 
 from benchmarks.measured_link import fit_link
 
@@ -16,10 +16,7 @@ SCRIPT = ROOT / "scripts" / "plan_scaling.py"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("plan_scaling", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 SMALL = ["--model", "resnet18_v1", "--image-size", "32", "--gpus", "8", "64"]

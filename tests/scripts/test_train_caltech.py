@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import re
@@ -12,8 +11,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+from helpers import module_from
 
-from mpgluon.data import render_shapes
 from mpgluon.training import TrainingConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
@@ -30,17 +29,7 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("train_caltech", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shapes")
-    render_shapes(folder, classes=10, images_per_class=3, seed=0)
-    return folder
+    return module_from(SCRIPT)
 
 
 @pytest.fixture(autouse=True)
@@ -151,8 +140,10 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_gets_one_line_and_status_2(script, shapes, tmp_path, capsys, arguments, message):
-    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
+def test_bad_input_gets_one_line_and_status_2(
+    script, rendered, tmp_path, capsys, arguments, message
+):
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
     assert script.main([*given, *arguments]) == 2
     output, errors = capsys.readouterr()
     assert output == ""
@@ -173,16 +164,16 @@ def test_a_missing_data_set_names_both_ways_to_one_and_renders_none(script, tmp_
     assert not data.exists()
 
 
-def test_rendered_shapes_are_not_taken_for_photographs(script, shapes, tmp_path, capsys):
-    tree = shapes / "shapes-10x3-seed0"
+def test_rendered_shapes_are_not_taken_for_photographs(script, rendered, tmp_path, capsys):
+    tree = rendered / "shapes-10x3-seed0"
     assert script.main([*QUICK, f"--data-dir={tree}", f"--output-dir={tmp_path}"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"error: {tree} holds rendered shapes, not Caltech 101")
 
 
-def test_a_disk_that_is_full_gets_one_line_too(script, shapes, tmp_path, capsys):
+def test_a_disk_that_is_full_gets_one_line_too(script, rendered, tmp_path, capsys):
     (tmp_path / ".history.jsonl.part").symlink_to("/dev/full")
-    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
     assert script.main(given) == 2
     errors = capsys.readouterr().err
     assert "No space left on device" in errors.splitlines()[-1]

@@ -18,9 +18,9 @@ AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 QUICK := not slow and not gpu and not network and not third_party
 
 # So many tests at a time, each with one thread: most of them compute too little for two.
-JOBS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
-CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(JOBS)
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
+CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
 .PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint \
 	notebooks notebooks-check benchmark evidence lab wheel environment clean

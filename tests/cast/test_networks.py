@@ -1,8 +1,8 @@
 """Every network of the two zoos trains in 16 bits, and to the same bits hybridized or not.
 
-The default run trains the smallest network of each family in four ways to 16 bits, and those built
-from other blocks in one way, imperative and hybridized; ``slow`` is the rest of the matrix: deeper,
-wider and larger ones of the same blocks.
+The default run trains small networks of five families in four ways to 16 bits, and those built
+from other blocks in one way, imperative and hybridized; ``slow`` is the rest of the matrix: other
+ways, and deeper, wider and larger ones of the same blocks.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ NETWORKS = {
 }
 _IN_EVERY_WAY = [
     "resnet18_v1",
-    "resnet18_v2",
-    "squeezenet1.1",
     "mobilenet0.25",
     "mobilenetv2_0.25",
     "mobilenetv3_small",
     "cifar_resnet20_v1",
 ]
 _IN_ONE_WAY = [
+    "resnet18_v2",
     "resnet50_v1",
     "alexnet",
     "densenet121",
     "se_resnext50_32x4d",
     "cifar_resnet20_v2",
+    "squeezenet1.1",
     "googlenet",
 ]
 

@@ -108,7 +108,7 @@ def test_float16_training_follows_fp32_training(name, kind, hybridize):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_told_the_scale_is_refused_by_name_with_what_to_write(name):
+def test_an_operator_that_the_scale_does_not_reach_is_refused_by_name_with_advice(name):
     loss_of, advice = REFUSED[name]
     with pytest.raises(PrecisionError, match=rf"the loss contains {name}, .*{advice}"):
         train(loss_of, 1024)
@@ -232,7 +232,7 @@ def test_hybridized_blocks_that_have_nothing_to_do_with_the_loss_are_left_alone(
     trainer.step(4)
 
 
-def test_a_graph_is_looked_at_once_unless_it_has_such_an_operator(monkeypatch):
+def test_a_graph_is_searched_once_unless_it_has_such_an_operator(monkeypatch):
     looks = []
     original = mx.sym.Symbol.tojson
     monkeypatch.setattr(
@@ -259,7 +259,7 @@ def test_two_graphs_that_look_alike_are_told_apart_after_a_while():
     assert refused == 100
 
 
-def test_a_loss_that_comes_later_is_looked_at_too():
+def test_a_later_loss_is_searched_too():
     net = make_net()
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     amp.init_trainer(trainer, 64)

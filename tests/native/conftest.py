@@ -31,7 +31,7 @@ def good_library(native_operators):  # noqa: ARG001
     """Return the library that is used here."""
     if "x86-64-v3" not in processor.levels():
         pytest.skip(f"this processor cannot run x86-64-v3: it is {processor.level()}")
-    return native.status(build=False).path
+    return native.status().path
 
 
 _GOOD = set()

@@ -1,4 +1,4 @@
-"""What oneDNN makes of bfloat16 is asked once, by trying; a lost answer is asked for again."""
+"""How oneDNN computes bfloat16 is tried once; after a lost record it is tried again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWERS = {
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """Return how often a process was started, which answers as ``asked.answer`` says."""
+    """Count the processes that are started; each finds what ``asked.answer`` says."""
 
     class Asked:
         answer, count = "native", 0
@@ -48,19 +48,19 @@ def asked(tmp_path, monkeypatch):
 
 
 def ask() -> str:
-    """Ask as a new process would."""
+    """Return what a new process would find."""
     return bfloat16.bfloat16_products.__wrapped__()
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_the_implementation_that_onednn_names_is_the_answer_and_is_remembered(asked, answer):
+def test_the_implementation_that_onednn_names_is_the_answer_and_is_recorded(asked, answer):
     asked.answer = answer
     assert ask() == ask() == answer
     assert asked.count == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"bfloat16": "perhaps"}', '{"other": 1}'])
-def test_a_damaged_answer_is_asked_for_again(asked, text):
+def test_a_damaged_record_is_replaced(asked, text):
     assert ask() == "native"
     (remembered,) = cache_folder().glob("bfloat16-*.json")
     remembered.write_text(text)
@@ -69,7 +69,7 @@ def test_a_damaged_answer_is_asked_for_again(asked, text):
     assert json.loads(remembered.read_text()) == {"bfloat16": "none"}
 
 
-def test_what_limits_onednn_is_a_question_of_its_own(asked, monkeypatch):
+def test_each_limit_of_onednn_has_a_record_of_its_own(asked, monkeypatch):
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
     assert ask() == "native"
     monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", processor.LEVELS)
-def test_the_library_of_the_wheel_is_compiled_without_a_word_and_has_mxnets_bits(built_for, level):
+def test_the_wheels_library_is_compiled_without_a_warning_and_has_mxnets_bits(built_for, level):
     path = built_for(level)
     if level not in processor.levels():
         pytest.skip(f"this processor cannot run {level}: it is {processor.level()}")
@@ -35,7 +35,7 @@ def test_clang_compiles_it_too(level, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_prebuilt_library_asks_for_no_more_than_mxnets_and_knows_no_path_of_this_machine(
+def test_a_prebuilt_library_needs_no_newer_system_than_mxnet_and_contains_no_path_of_this_machine(
     built_for,
 ):
     content = built_for("x86-64-v3").read_bytes()
@@ -52,7 +52,7 @@ def test_a_prebuilt_library_asks_for_no_more_than_mxnets_and_knows_no_path_of_th
         assert str(folder).encode() not in content
 
 
-def test_on_another_system_than_linux_it_is_said_that_the_library_cannot_fit(monkeypatch, tmp_path):
+def test_a_system_other_than_linux_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(compiling.sys, "platform", "darwin")
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     with pytest.raises(compiling.CompilationError, match=r"on Linux only.*Darwin uses another"):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
-from helpers import module_from
 
+from mpgluon.data import render_shapes
 from mpgluon.training import TrainingConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
@@ -29,7 +33,17 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def script():
-    return module_from(SCRIPT)
+    spec = importlib.util.spec_from_file_location("train_caltech", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    render_shapes(folder, classes=10, images_per_class=3, seed=0)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -46,42 +60,26 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_options_are_the_fields_of_the_config_and_resume(script):
-    options = vars(script.parse([]))
-    assert set(options) - {"resume"} == {field.name for field in fields(TrainingConfig)}
-    assert options["resume"] is False
+TEXTS = {"dtype": "bfloat16", "dataset": "shapes", "kvstore": "mpi"}
+KINDS = get_type_hints(TrainingConfig)
 
 
 def test_without_options_the_config_is_the_default_one(script):
     options = vars(script.parse([]))
-    del options["resume"]
+    assert options.pop("resume") is False
+    assert set(options) == {field.name for field in fields(TrainingConfig)}
     assert TrainingConfig(**options) == TrainingConfig()
-    assert all(field.default is not MISSING for field in fields(TrainingConfig))
 
 
 @pytest.mark.parametrize("field", fields(TrainingConfig), ids=lambda field: field.name)
 def test_each_option_sets_its_field_in_its_type(script, field):
+    kind = (*get_args(KINDS[field.name]), KINDS[field.name])[0]
     option = f"--{field.name.replace('_', '-')}"
-    if isinstance(field.default, bool):
-        arguments, expected = [option], True
-    elif field.name == "dtype":
-        arguments, expected = [option, "bfloat16"], "bfloat16"
-    elif field.name == "dataset":
-        arguments, expected = [option, "shapes"], "shapes"
-    elif field.name == "kvstore":
-        arguments, expected = [option, "mpi"], "mpi"
-    elif isinstance(field.default, int) or field.name in {
-        "growth_interval",
-        "reference_batch_size",
-    }:
-        arguments, expected = [option, "17"], 17
-    elif isinstance(field.default, float):
-        arguments, expected = [option, "0.125"], 0.125
-    else:
-        arguments, expected = [option, "text"], "text"
-    options = vars(script.parse(arguments))
-    assert options.pop(field.name) == expected
-    assert type(vars(script.parse(arguments))[field.name]) is type(expected)
+    text = TEXTS.get(field.name, {int: "17", float: "0.125"}.get(kind, "text"))
+    options = vars(script.parse([option] if kind is bool else [option, text]))
+    found = options.pop(field.name)
+    assert found == kind(text)
+    assert type(found) is kind
     others = {f.name: f.default for f in fields(TrainingConfig) if f.name != field.name}
     assert options == {**others, "resume": False}
 
@@ -119,31 +117,20 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model=resnet51"], "no model zoo has a network called 'resnet51'"),
-        (["--model=alexnet"], "alexnet does not work on images of 32 x 32 pixels"),
         (["--model=ssd_512_resnet50_v1_voc"], "is no image classifier"),
-        (["--devices=tpu"], """devices are "cpu", "gpu" or like "gpu:0,1"; received 'tpu'"""),
-        (["--devices=cpu:0,0"], "each device can be used once"),
-        (["--devices=gpu:99"], "asks for gpu(99), but this build of MXNet sees"),
-        (["--loss-scale=1000"], "must be a power of two"),
+        (["--devices=gpu:99"], "names gpu(99), but this build of MXNet sees"),
         (["--loss-scale=big"], "received 'big'"),
         (["--train-per-class=3"], "train_per_class=3 leaves nothing to test on in 10 of 10"),
         (["--pretrained=nowhere.params"], "there is no parameter file nowhere.params"),
-        (["--optimizer=sgdd"], "MXNet has no optimizer 'sgdd'"),
         (["--image-size=0"], "image_size must be at least 1"),
-        (["--batch-size=21"], "20 images give no batch of 21"),
-        (["--classes=5"], "classes must be from 10 to 101"),
         (["--amp"], "amp computes in 16 bits"),
-        (["--learning-rate=nan"], "learning_rate must be positive"),
         (["--seed=4294967296"], "Seed must be between 0 and 2**32 - 1"),
         (["--output-dir=/dev/null"], "cannot be made: Not a directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_gets_one_line_and_status_2(
-    script, rendered, tmp_path, capsys, arguments, message
-):
-    given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
+def test_bad_input_gets_one_line_and_status_2(script, shapes, tmp_path, capsys, arguments, message):
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
     assert script.main([*given, *arguments]) == 2
     output, errors = capsys.readouterr()
     assert output == ""
@@ -164,16 +151,19 @@ def test_a_missing_data_set_names_both_ways_to_one_and_renders_none(script, tmp_
     assert not data.exists()
 
 
-def test_rendered_shapes_are_not_taken_for_photographs(script, rendered, tmp_path, capsys):
-    tree = rendered / "shapes-10x3-seed0"
+def test_rendered_shapes_are_not_taken_for_photographs(script, shapes, tmp_path, capsys):
+    tree = shapes / "shapes-10x3-seed0"
     assert script.main([*QUICK, f"--data-dir={tree}", f"--output-dir={tmp_path}"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"error: {tree} holds rendered shapes, not Caltech 101")
 
 
-def test_a_disk_that_is_full_gets_one_line_too(script, rendered, tmp_path, capsys):
-    (tmp_path / ".history.jsonl.part").symlink_to("/dev/full")
-    given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
+def test_a_disk_that_is_full_gets_one_line_too(script, shapes, tmp_path, capsys, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
     assert script.main(given) == 2
     errors = capsys.readouterr().err
     assert "No space left on device" in errors.splitlines()[-1]

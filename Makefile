@@ -17,6 +17,11 @@ AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 # What `make test` runs: what needs nothing else, and no minutes.
 QUICK := not slow and not gpu and not network and not third_party
 
+# So many tests at a time, each with one thread: most of them compute too little for two.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
+CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
+
 .PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint \
 	notebooks notebooks-check benchmark evidence lab wheel environment clean
 
@@ -41,27 +46,27 @@ demo: environment
 		--epochs 10 --learning-rate 0.02 --output-dir $(DEMO)
 
 test: environment lint
-	$(RUN) -m pytest -m "$(QUICK)"
+	$(PYTEST) -m "$(QUICK)"
 	$(MAKE) notebooks-check
 
 test-avx2: environment
-	$(AVX2) $(RUN) -m pytest -m "$(QUICK)" \
+	$(AVX2) $(PYTEST) -m "$(QUICK)" \
 		-k "not test_networks or resnet18_v1 or mobilenetv2_0.25 or cifar_resnet20_v1" \
 		tests/cast tests/graph tests/test_native.py tests/native/test_bfloat16.py tests/numerics/test_dtypes.py \
 		tests/numerics/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
 		tests/scripts/test_serve_script.py
-	$(AVX2) $(RUN) scripts/build_notebooks.py --check --fast 05
+	$(AVX2) $(CHECK_NOTEBOOKS) 05
 
 test-slow: environment
-	$(RUN) -m pytest -m slow
+	$(PYTEST) -m slow
 
 # Against PyTorch, in an environment of its own: gluoncv refuses to be imported beside it.
 test-torch: environment
 	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
 		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy)
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		tests/benchmark/test_pytorch_peer.py
+		tests/benchmarks/test_pytorch_peer.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.
@@ -132,7 +137,7 @@ notebooks: environment
 
 # Whether the notebooks are what their sources say, and whether each runs, on less data.
 notebooks-check: environment
-	$(RUN) scripts/build_notebooks.py --check --fast
+	$(CHECK_NOTEBOOKS)
 
 # Formats and libraries side by side; a record and a plot for this machine. PyTorch takes part if
 # .venv-torch is there, which `make test-torch` makes.

@@ -6,6 +6,8 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -32,22 +34,34 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         action="store_true",
         help="write nothing: execute, and compare sources with the notebooks as they are",
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="how many to check at a time (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
+    if options.jobs > 1 and not options.check:
+        parser.error("--jobs needs --check: what is written has measured times in it")
     sources = sorted((FOLDER / "source").glob("*.py"))
     chosen = [s for s in sources if not options.names or s.stem.startswith(tuple(options.names))]
     if not chosen:
         print(f"error: there is no notebook {' '.join(options.names)}", file=sys.stderr)
         return 2
+    chosen.sort(key=lambda source: -source.stat().st_size)  # the long ones first: none is left last
     failures = 0
-    for source in chosen:
-        began = time.perf_counter()
-        problem = check(source, fast=options.fast) if options.check else build(source, options.fast)
-        seconds = time.perf_counter() - began
-        print(f"{'FAILED' if problem else 'ok':6} {source.stem} ({seconds:.0f} s)", flush=True)
-        if problem:
-            failures += 1
-            print(problem, file=sys.stderr)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for line, problem in pool.map(partial(_process, options), chosen):
+            print(line, flush=True)
+            if problem:
+                failures += 1
+                print(problem, file=sys.stderr)
     return 1 if failures else 0
+
+
+def _process(options: argparse.Namespace, source: Path) -> tuple[str, str]:
+    """Build or check one notebook; return a line about it, and what went wrong."""
+    began = time.perf_counter()
+    problem = check(source, fast=options.fast) if options.check else build(source, options.fast)
+    seconds = time.perf_counter() - began
+    return f"{'FAILED' if problem else 'ok':6} {source.stem} ({seconds:.0f} s)", problem
 
 
 def build(source: Path, fast: bool = False) -> str:

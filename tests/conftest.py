@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 from pathlib import Path
@@ -12,6 +13,15 @@ import pytest
 import mpgluon  # noqa: F401 - before any test module imports MXNet, which newer NumPy breaks
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_finish() -> None:
+    """Hide the modules and tests, which live to the end, from the garbage collector.
+
+    Tests that free networks with ``gc.collect()`` take 0.01 s instead of 0.2 s for it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,10 @@
-"""What the tests of this folder share: the three ways to 16 bits, and training a few steps."""
+"""Functions for tests of several folders: ways to 16 bits, training, comparing bit for bit."""
 
 from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
 
 import mxnet as mx
 import numpy as np
@@ -57,10 +61,17 @@ def gradients_of(net: gluon.Block) -> dict[str, np.ndarray]:
     }
 
 
-def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    unequal = [name for name in one if one[name].tobytes() != other[name].tobytes()]
+def assert_same_bits(one, other) -> None:
+    """Compare two dicts, or two sequences, of NumPy arrays."""
+    if not isinstance(one, dict):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    assert one.keys() == other.keys() != set()
+    unequal = [name for name in one if _bits(one[name]) != _bits(other[name])]
     assert not unequal
+
+
+def _bits(array: np.ndarray) -> tuple:
+    return array.dtype, array.shape, array.tobytes()
 
 
 def trainer_of(net: gluon.Block, learning_rate: float = 0.01) -> gluon.Trainer:
@@ -83,3 +94,11 @@ def train(net: gluon.Block, inputs: list, labels, steps: int, seed: int = 0) -> 
         trainer.step(len(labels))
         losses.append(loss.asnumpy())
     return losses
+
+
+def module_from(path: Path) -> ModuleType:
+    """Import a file that is in no package: a script."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

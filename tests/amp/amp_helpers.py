@@ -77,13 +77,6 @@ def weights(net):
     return [one.asnumpy() for p in trained(net) for one in p.list_data()]
 
 
-def assert_same_bits(left, right):
-    assert len(left) == len(right) > 0
-    for one, other in zip(left, right):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
-
-
 def assert_no_subnormal_gradient(net):
     """Below 2**-14 float16 gradients lose bits that scaled ones keep: no control is possible."""
     for parameter in trained(net):

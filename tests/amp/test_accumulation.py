@@ -7,7 +7,8 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from amp_helpers import LOSS, assert_same_bits, make_net, make_trainer, trained
+from amp_helpers import LOSS, make_net, make_trainer, trained
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 
 from mpgluon import DynamicLossScale, amp

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from amp_helpers import (
     BATCH_SIZE,
-    assert_same_bits,
     backward,
     batches,
     make_net,
@@ -20,6 +19,7 @@ from amp_helpers import (
     trained,
     weights,
 )
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn

@@ -11,7 +11,6 @@ from amp_helpers import (
     BAD_BATCH,
     BATCH_SIZE,
     LOSS,
-    assert_same_bits,
     backward,
     batches,
     each_optimizer,
@@ -21,6 +20,7 @@ from amp_helpers import (
     trained,
     weights,
 )
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 

@@ -13,7 +13,6 @@ from amp_helpers import (
     BATCHES,
     GRADIENTS,
     LOSS,
-    assert_same_bits,
     backward,
     batches,
     each_optimizer,
@@ -25,6 +24,7 @@ from amp_helpers import (
     trained,
     weights,
 )
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 

@@ -10,7 +10,6 @@ import pytest
 from amp_helpers import (
     BATCH_SIZE,
     LOSS,
-    assert_same_bits,
     backward,
     batches,
     make_net,
@@ -18,6 +17,7 @@ from amp_helpers import (
     trained,
     weights,
 )
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 
 import mpgluon

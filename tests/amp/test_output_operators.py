@@ -8,7 +8,7 @@ import gluoncv.loss
 import mxnet as mx
 import numpy as np
 import pytest
-from amp_helpers import assert_same_bits
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 

@@ -12,12 +12,12 @@ from amp_helpers import (
     BATCH_SIZE,
     LOSS,
     OPTIMIZERS,
-    assert_same_bits,
     batches,
     make_net,
     trained,
     weights,
 )
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 
 import mpgluon

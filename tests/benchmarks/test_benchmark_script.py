@@ -61,18 +61,18 @@ def is_png(path: Path) -> bool:
 
 
 def test_a_real_training_step_is_timed_beside_plain_gluon(script, capsys):
-    given = ["training", "loss-scaling", "--model", "resnet18_v1", "--image-size", "64"]
+    given = ["training", "loss-scaling", "--model", "cifar_resnet20_v1", "--image-size", "32"]
     given += ["--batch-size", "2", "--rounds", "2", "--warm-up", "1", "--dtype", "float16"]
-    assert script.main([*given, "--no-peers"]) == 0
+    assert script.main([*given, "--threads", "1", "--no-peers"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (training,) = (n for n, line in enumerate(lines) if line.startswith("training step"))
-    assert lines[training] == "training step, resnet18_v1, batch 2, 64 px"
+    assert lines[training] == "training step, cifar_resnet20_v1, batch 2, 32 px"
     assert lines[training + 1].split()[:2] == ["seconds", "quartiles"]
     assert lines[training + 2].startswith("Gluon float32 ")
     assert lines[training + 2].split()[6:10] == ["1.000", "1.000", "to", "1.000"]
     assert lines[training + 3].startswith("mpgluon float16 ")
     assert lines[training + 4].startswith("mpgluon autocast float16 ")
-    assert lines[training + 6] == "loss scaling, float16, resnet18_v1, batch 2, 64 px"
+    assert lines[training + 6] == "loss scaling, float16, cifar_resnet20_v1, batch 2, 32 px"
     assert [line.split()[0] for line in lines[training + 8 :]] == ["stock", "amp"]
 
 

@@ -197,7 +197,7 @@ CONTRIB_AMP = {
 def test_contrib_amp_takes_part_in_bfloat16(what):
     factory = f"benchmarks.workloads:{what.split()[0]}"
     options = {"library": "contrib.amp", "dtype": "bfloat16", **CONTRIB_AMP[what]}
-    with Process(Contestant("peer", factory, options), threads=2, limit_s=120) as process:
+    with Process(Contestant("peer", factory, options), threads=1, limit_s=120) as process:
         process.wait_until_ready()
         assert process.run()["seconds"] > 0
         assert process.facts.get("images") == options.get("batch_size" if "model" in options else 0)

@@ -7,7 +7,13 @@ import pytest
 from distributed_helpers import HERE, mpirun, succeeded
 
 
-@pytest.fixture(scope="session", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(2, id="2 ranks"),
+        pytest.param(4, id="4 ranks", marks=pytest.mark.slow),
+    ],
+)
 def scenarios(request, tmp_path_factory) -> tuple[int, dict[str, np.ndarray]]:
     """Return the number of ranks, and by name what every scenario left on all of them."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -147,6 +147,7 @@ def test_the_learning_rate_is_scaled_to_the_global_batch_and_warmed_up(two_ranks
     assert max(rates) == pytest.approx(peak, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_whose_rank_was_killed_goes_on_to_the_same_bits(two_ranks, shapes, tmp_path):
     job = run_with_fault("kill", 1, 7, 2, shapes, tmp_path / "run")
     killed = Left(tmp_path / "run")
@@ -218,7 +219,7 @@ def test_several_processes_without_a_kvstore_that_joins_them_are_refused(shapes,
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--epochs=many", "invalid int value: 'many'"),
+        pytest.param("--epochs=many", "invalid int value: 'many'", marks=pytest.mark.slow),
         ("--epochs=0", "epochs must be at least 1, received 0"),
     ],
 )

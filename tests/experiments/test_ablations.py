@@ -17,7 +17,7 @@ from experiments.series import means
 # Every run in a few seconds; what is left out here is as in the evidence.
 SHORT = {
     "masters": {"steps": 100, "images_per_class": 4, "image_size": 8, "every": 20},
-    "underflow": {"steps": 10, "images_per_class": 2, "every": 5},
+    "underflow": {"steps": 6, "images_per_class": 2, "every": 3},
     "batch_norm": {"steps": 6, "images_per_class": 4, "every": 2},
     "loss_reduction": {"steps": 4, "vocabulary": 4096, "features": 8, "pairs": 500, "every": 2},
     "labels": {

@@ -49,7 +49,13 @@ def test_cells_compute_what_the_layer_computes():
     assert np.abs((layer - cells).asnumpy()).max() <= 20 * LENGTH * 2.0**-24
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(one, marks=() if one in ("float32", "float16") else pytest.mark.slow)
+        for one in FORMATS
+    ],
+)
 def test_the_lstm_learns_in_each_format(dtype):
     figures = train(replace(SHORT, dtype=dtype)).figures
     # Guessing has a standard deviation of 0.5 / sqrt(1000) = 0.016 around 0.5.

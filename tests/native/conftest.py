@@ -1,9 +1,10 @@
-"""Libraries that are compiled once for all tests, and an empty cache."""
+"""Libraries that are compiled and checked once for all tests, and an empty cache."""
 
 import platform
 
 import pytest
 
+from mpgluon import native
 from mpgluon.native import compiling, library, processor
 
 
@@ -25,11 +26,23 @@ def built_for(tmp_path_factory):
     return build
 
 
-@pytest.fixture
-def good_library(built_for):
+@pytest.fixture(scope="session")
+def good_library(native_operators):  # noqa: ARG001
+    """Return the library that is used here."""
     if "x86-64-v3" not in processor.levels():
         pytest.skip(f"this processor cannot run x86-64-v3: it is {processor.level()}")
-    return built_for("x86-64-v3")
+    return native.status().path
+
+
+_GOOD = set()
+
+
+def check_once(path, check=library.check_library):
+    """Check a library unless one with the same bytes has passed: it takes a process and seconds."""
+    content = path.read_bytes()
+    if content not in _GOOD:
+        check(path)
+        _GOOD.add(content)
 
 
 @pytest.fixture
@@ -41,4 +54,5 @@ def place(tmp_path, monkeypatch):
     folder = tmp_path / "prebuilt"
     folder.mkdir()
     monkeypatch.setattr(library, "_PREBUILT", folder)
+    monkeypatch.setattr(library, "check_library", check_once)
     return folder

@@ -11,10 +11,10 @@ import pytest
 from mpgluon.native import compiling, library, processor
 
 ROOT = Path(__file__).resolve().parents[2]
-ELSEWHERE = [pytest.param(level, marks=pytest.mark.slow) for level in ("x86-64-v2", "x86-64-v4")]
 
 
-@pytest.mark.parametrize("level", ["x86-64-v3", *ELSEWHERE])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", processor.LEVELS)
 def test_the_wheels_library_is_compiled_without_a_warning_and_has_mxnets_bits(built_for, level):
     path = built_for(level)
     if level not in processor.levels():
@@ -34,6 +34,7 @@ def test_clang_compiles_it_too(level, tmp_path, monkeypatch):
     library.check_library(tmp_path / "native.so")
 
 
+@pytest.mark.slow
 def test_a_prebuilt_library_needs_no_newer_system_than_mxnet_and_contains_no_path_of_this_machine(
     built_for,
 ):

@@ -61,7 +61,7 @@ def test_a_package_with_prebuilt_libraries_needs_no_compiler(good_library, tmp_p
     shutil.copytree(Path(native.__file__).parents[1], package, ignore=without)
     folder = package / "native" / "prebuilt"
     folder.mkdir()
-    shutil.copy(good_library, folder)
+    shutil.copy(good_library, folder / "native-x86-64-v3.so")
     answer = ask(sys.executable, installed, tmp_path, tmp_path / "nothing", installed)
     assert answer == ["prebuilt", "x86-64-v3"]
 

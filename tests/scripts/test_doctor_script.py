@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import module_from
 
 from mpgluon.diagnostics.doctor import machine
 from mpgluon.diagnostics.doctor.machine import MachineFacts, MxnetFacts
@@ -62,10 +62,7 @@ value = 5
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("doctor_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 @pytest.fixture

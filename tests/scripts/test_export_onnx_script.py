@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import mxnet as mx
 import numpy as np
 import onnxruntime
 import pytest
+from helpers import module_from
 
 from mpgluon.deployment import ServingMetadata, read_metadata
 from mpgluon.training.networks import build_network
@@ -20,10 +20,7 @@ NAME, SIZE = "cifar_resnet20_v1", 32
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("export_onnx", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 @pytest.fixture(scope="module")

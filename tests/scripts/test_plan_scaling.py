@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from helpers import module_from
 from PIL import Image
 
 from benchmarks.measured_link import fit_link, measure_sums
@@ -22,10 +22,7 @@ NVLINK_S_PER_BYTE, NVLINK_HOP_S = 1 / 300e9, 3.4e-6
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("plan_scaling", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 def ring(script, gpus: int, gbit_per_s: float, latency_us: float, per_machine: int = 1):

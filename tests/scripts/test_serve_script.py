@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import socket
@@ -14,6 +13,7 @@ import mxnet as mx
 import pytest
 import requests
 from browser import EXECUTABLE, Browser
+from helpers import module_from
 from PIL import Image
 
 from mpgluon.data import list_images
@@ -40,10 +40,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("serve", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 @pytest.fixture(scope="module")

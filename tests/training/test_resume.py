@@ -35,7 +35,9 @@ def assert_same_course(one: Run, other: Run) -> None:
         assert one.results[name] == other.results[name]
 
 
-@pytest.mark.parametrize("after_step", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    "after_step", [3, 4, 8, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5))]
+)
 def test_a_run_that_was_interrupted_after_any_step_ends_as_if_it_had_not_been(
     shapes, tmp_path, float16_run, after_step
 ):
@@ -51,10 +53,15 @@ def test_a_run_that_was_interrupted_after_any_step_ends_as_if_it_had_not_been(
         {"dtype": "float16", "amp": True},
         {"dtype": "bfloat16"},
         {"dtype": "float16", "optimizer": "adam", "learning_rate": 1e-3},
-        {"dtype": "float16", "optimizer": "nadam", "learning_rate": 1e-3},
-        {"dtype": "float16", "optimizer": "nag"},
-        {"dtype": "float16", "optimizer": "rmsprop", "learning_rate": 1e-3},
         {"model": "mobilenetv3_small", "image_size": 32},  # with dropout
+        *(
+            pytest.param({"dtype": "float16", **options}, marks=pytest.mark.slow)
+            for options in (
+                {"optimizer": "nadam", "learning_rate": 1e-3},
+                {"optimizer": "nag"},
+                {"optimizer": "rmsprop", "learning_rate": 1e-3},
+            )
+        ),
     ],
     ids=lambda options: " ".join(map(str, options.values())),
 )
@@ -85,24 +92,34 @@ def wait_for_steps(process: subprocess.Popen, history: Path, steps: int) -> None
         time.sleep(0.005)
 
 
+LONGER = {"images_per_class": 12, "train_per_class": 10, "dtype": "float16"}
+
+
+@pytest.fixture(scope="module")
+def longer_run(tmp_path_factory) -> Run:
+    folder = tmp_path_factory.mktemp("longer")
+    return run(folder, folder / "run", **LONGER)
+
+
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name
 )
-def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_go_on_from(tmp_path, number):
-    changes = {"images_per_class": 12, "train_per_class": 10, "dtype": "float16", "workers": 2}
-    process = start(tmp_path, tmp_path / "run", **changes)
+def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_go_on_from(
+    tmp_path, number, longer_run
+):
+    shapes = Path(longer_run.config.data_dir)
+    process = start(shapes, tmp_path / "run", **LONGER, workers=2)
     wait_for_steps(process, tmp_path / "run" / "history.jsonl", 2)
     os.killpg(process.pid, number)  # to the workers too, as terminals and batch systems do
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + number, errors
     assert f"stopped by {number.name}; continue with --resume from" in errors.splitlines()[-1]
     assert "Traceback" not in errors
-    resumed = run(tmp_path, tmp_path / "run", resume=True, **{**changes, "workers": 0})
+    resumed = run(shapes, tmp_path / "run", resume=True, **LONGER)
     done = resumed.events("start")[1]["step"]
     assert 2 <= done < 20
-    whole = run(tmp_path, tmp_path / "whole", **{**changes, "workers": 0})
-    assert_same_course(resumed, whole)
+    assert_same_course(resumed, longer_run)
 
 
 @pytest.mark.multiprocess

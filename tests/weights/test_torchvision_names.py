@@ -59,7 +59,10 @@ def values_in(net):
     return {k: p.data().asnumpy() for k, p in net._collect_params_with_prefix().items()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.slow if one == "vgg11" else ()) for one in CASES],
+)
 def test_a_twin_computes_what_torchvisions_network_does(tmp_path, name):
     _, shapes, forward, pixels = CASES[name]
     state = without_head_bias(name, random_state(shapes))

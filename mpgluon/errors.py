@@ -1,4 +1,4 @@
-"""The exceptions that mpgluon raises for a bad moment, device or file.
+"""The exceptions that mpgluon raises for a call at the wrong time, and for bad devices and files.
 
 A bad value is a ``ValueError`` and a bad kind of argument a ``TypeError``, as everywhere in
 Python. Each message says what is wrong, what was received and what to do instead.
@@ -22,11 +22,11 @@ class MpgluonError(Exception):
 
 
 class PrecisionError(MpgluonError):
-    """A network, or a place in one, cannot compute in the format that was asked for."""
+    """A network, or a part of it, cannot compute in the requested format."""
 
 
 class TrainerStateError(MpgluonError):
-    """A call came at the wrong moment in the life of a Trainer."""
+    """A method or function was called at the wrong time for its Trainer."""
 
 
 class LossScaleCollapseError(MpgluonError):
@@ -34,11 +34,11 @@ class LossScaleCollapseError(MpgluonError):
 
 
 class DataError(MpgluonError):
-    """A file or a data set is missing, damaged or not what it should be."""
+    """A file or a data set is missing, damaged or of the wrong kind."""
 
 
 class DistributedError(MpgluonError):
-    """A process of the job is missing, late, or at another place than the rest."""
+    """A process of the job is missing, late, or at another step than the others."""
 
 
 class CheckpointError(MpgluonError):

@@ -1,6 +1,6 @@
-"""Tables of text: aligned for a terminal, and for a Markdown document.
+"""Tables of text: aligned for a terminal, and for a Markdown document. tabulate aligns them.
 
-It knows no report: those have a ``table()``, and whoever draws or writes takes headings and rows.
+This module knows no report: a report has a method ``table()`` that returns headings and rows.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Table"]
+from tabulate import DataRow, TableFormat, tabulate
 
-_FIGURE = re.compile(r"[-+<>≤≥~]?[\d.,]+([eE][-+]?\d+)?( ?[%a-zA-Z]{1,3})?|inf|nan|-|")
+__all__ = ["Table", "percent"]
+
+_NUMBER = re.compile(r"[-+<>≤≥~]?[\d.,]+([eE][-+]?\d+)?( ?[%a-zA-Z]{1,3})?|inf|nan|-|")
+_PLAIN = TableFormat(None, None, None, None, DataRow("", "  ", ""), DataRow("", "  ", ""), 0, None)
+_PIPES = _PLAIN._replace(headerrow=DataRow("| ", " | ", " |"), datarow=DataRow("| ", " | ", " |"))
 
 
 @dataclass(frozen=True)
@@ -35,29 +39,33 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold figures only, and are read best when aligned to the right."""
+        """Which columns hold numbers only; these are aligned to the right."""
         return [
-            bool(self.rows) and all(_FIGURE.fullmatch(row[column]) for row in self.rows)
+            bool(self.rows) and all(_NUMBER.fullmatch(row[column]) for row in self.rows)
             for column in range(len(self.headings))
         ]
 
     def __str__(self) -> str:
-        return "\n".join("  ".join(cells).rstrip() for cells in self._padded())
+        heading, _, *rows = self._aligned(_PLAIN)
+        return "\n".join(line.rstrip() for line in (heading, *rows))
 
     def to_markdown(self) -> str:
         """Return the table for a document."""
-        heading, *rows = self._padded()
-        ends = ("-:" if right else "--" for right in self.numeric)
-        rule = ["-" * (len(cell) - 2) + end for cell, end in zip(heading, ends)]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in (heading, rule, *rows))
+        heading, rule, *rows = self._aligned(_PIPES)
+        return "\n".join((heading, re.sub(r"(?<!\|) (?!\|)", "-", rule), *rows))
 
-    def _padded(self) -> list[list[str]]:
-        lines = [list(self.headings), *(list(row) for row in self.rows)]
-        widths = [max(2, *(len(line[c]) for line in lines)) for c in range(len(self.headings))]
-        return [
-            [
-                cell.rjust(width) if right else cell.ljust(width)
-                for cell, width, right in zip(line, widths, self.numeric)
-            ]
-            for line in lines
-        ]
+    def _aligned(self, layout: TableFormat) -> list[str]:
+        """Return the headings, a row with the ends of Markdown's rule, and the rows."""
+        numeric = self.numeric
+        rule = ["-:" if right else "--" for right in numeric]
+        return tabulate(
+            [self.headings, rule, *self.rows],
+            tablefmt=layout,
+            disable_numparse=True,
+            colalign=["right" if right else "left" for right in numeric],
+        ).split("\n")
+
+
+def percent(share: float) -> str:
+    """Return a share in [0, 1] in percent, with two decimals."""
+    return f"{share:.2%}".replace("%", " %")

@@ -1,4 +1,4 @@
-"""Look at what 16 bits do to a network: ranges, errors, shapes, memory, on one HTML page."""
+"""Show the effect of 16 bits on a network: ranges, errors, shapes, memory, on one HTML page."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from mpgluon.training.dataset import open_dataset
 from mpgluon.training.networks import build_network, load_pretrained
 from mpgluon.training.runs import newest_checkpoint, restored_network
 
-STEPS = 6  # that diagnose tells of
+STEPS = 6  # of diagnose
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Parse the command line, look, print the tables, and write the page."""
+    """Parse the command line, examine the network, print the tables, and write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument(
         "network",
-        help="a name of a model zoo; module:function that returns an initialized network; or a "
-        "checkpoint (.npz) of train_caltech.py, or the folder of such a run, which is looked at on "
-        "images of its own data set",
+        help="the name of a network in a model zoo; module:function that returns an initialized "
+        "network; or a checkpoint (.npz) of train_caltech.py or the folder of such a run, which is "
+        "examined on images of its data set",
     )
     parser.add_argument("--parameters", metavar="FILE", help="a .params file for a zoo's network")
     parser.add_argument("--classes", type=_positive, default=101)
@@ -45,14 +45,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--batch-size", type=_positive, default=8)
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--device", default="cpu", help="cpu or gpu:0")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and images that are drawn")
+    parser.add_argument("--seed", type=int, default=0, help="of random weights and images")
     parser.add_argument("--output", metavar="FILE", default="report.html")
     options = parser.parse_args(arguments)
     try:
         (device,) = parse_devices(options.device)
         mx.random.seed(options.seed)
         np.random.seed(options.seed)
-        net, images, labels, about = _what_to_look_at(options, device)
+        net, images, labels, about = _network_and_batch(options, device)
         loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
         with tqdm(total=STEPS, leave=False, disable=None) as bar:
 
@@ -84,7 +84,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _what_to_look_at(
+def _network_and_batch(
     options: argparse.Namespace, device: mx.Context
 ) -> tuple[gluon.HybridBlock, mx.nd.NDArray, mx.nd.NDArray, list[str]]:
     path = newest_checkpoint(Path(options.network))
@@ -92,10 +92,10 @@ def _what_to_look_at(
         return _of_a_run(path, options.batch_size, device)
     if ":" in options.network:
         module, _, function = options.network.partition(":")
-        sys.path.insert(0, "")  # modules beside the user, as with python -m
+        sys.path.insert(0, "")  # modules of the current folder, as with python -m
         net: Any = getattr(importlib.import_module(module), function)()
         if not isinstance(net, gluon.HybridBlock):
-            raise TypeError(f"{options.network} returned {type(net).__name__}, no HybridBlock")
+            raise TypeError(f"{options.network} returned {type(net).__name__}, not a HybridBlock")
         if any(p._data is None and not p._deferred_init for p in net.collect_params().values()):
             raise ValueError(f"{options.network} must initialize its network: net.initialize()")
         about = [f"{type(net).__name__} from {options.network}."]

@@ -1,4 +1,4 @@
-"""Check this machine and, with --network, what is about to be trained, for mixed precision.
+"""Check this machine for mixed precision, and with --network a network before its training.
 
     python scripts/doctor.py --network train:build
 
@@ -18,18 +18,18 @@ from typing import Any, Callable, Optional
 
 
 class CommandLineError(Exception):
-    """``--network`` names nothing that can be checked."""
+    """``--network`` does not name a network that can be checked."""
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Parse the command line, look, and print; 1 if there is an error among the findings."""
+    """Parse the command line, check, and print; return 1 if a finding is an error."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit status: 0 without errors, 1 with one, 2 for a wrong command line.",
     )
     parser.add_argument(
-        "--network", metavar="MODULE:FUNCTION", help="what makes the network, from this folder"
+        "--network", metavar="MODULE:FUNCTION", help="a function that returns the network"
     )
     network = parser.parse_args(arguments).network
     try:
@@ -65,10 +65,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _without_mxnet() -> Callable[[], None]:
-    """Make modules of mpgluon importable that need no MXNet; return what imports the rest.
+    """Make modules of mpgluon importable without MXNet; return a function that imports the rest.
 
-    ``import mpgluon`` imports MXNet, which fails on just the machines that need a doctor. So the
-    package stands there empty, with nothing but the place of its modules, until it is wanted.
+    ``import mpgluon`` imports MXNet, which fails on the very machines that need a doctor. So the
+    package is empty at first, and only knows the folder of its modules.
     """
     if "mpgluon" in sys.modules:
         return lambda: None
@@ -83,7 +83,7 @@ def _without_mxnet() -> Callable[[], None]:
 
 
 def _call(network: str) -> Any:
-    """Return what the function of ``MODULE:FUNCTION`` returns; errors in it are its own."""
+    """Call the function of ``MODULE:FUNCTION``; exceptions from inside it are not caught."""
     module_name, _, function_name = network.partition(":")
     sys.path.insert(0, os.getcwd())
     try:

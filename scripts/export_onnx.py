@@ -65,7 +65,7 @@ def _what_to_export(
         return run.net, metadata, f"{run.config.model} after step {run.step}, {run.checkpoint}"
     if not options.parameters:
         raise ValueError(
-            f"{options.network} is no run, and a network of a model zoo needs --parameters FILE"
+            f"{options.network} is not a run, and a network of a model zoo needs --parameters FILE"
         )
     classes, size = options.classes, options.image_size
     names = None
@@ -84,7 +84,7 @@ def _what_to_export(
 
 
 def _compare(net: gluon.HybridBlock, path: Path, metadata: ServingMetadata) -> None:
-    """Print how far the file is from the network, if onnxruntime is there to tell."""
+    """Compare the file with the network, if onnxruntime is installed, and print the result."""
     try:
         import onnxruntime  # type: ignore[import-untyped]
     except ImportError:

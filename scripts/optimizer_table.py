@@ -1,4 +1,4 @@
-"""Print which optimizers train float16 weights, by running each: docs/optimizers.md is made so."""
+"""Run each optimizer on float16 weights, and print the errors: the table of docs/optimizers.md."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from mpgluon.training.runs import open_run
 MAX_REQUEST_BYTES = 16 * 2**20
 _PAGE = Path(__file__).resolve().parent / "serve_page"
 _HEADERS = {
-    # The page loads its own few files and shows the photograph that it was given; no more.
+    # The page loads its own few files and shows the user's photograph; no more.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -58,7 +58,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--host",
         type=ipaddress.IPv4Address,
         default="127.0.0.1",
-        help="an IPv4 address of this machine, default: 127.0.0.1, which only it reaches itself",
+        help="an IPv4 address of this machine, default: 127.0.0.1, reachable from it alone",
     )
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 for any free one")
     options = parser.parse_args(arguments)
@@ -78,7 +78,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         classifier,
         title=run.config.model,
         about=f"after step {run.step:,}",
-        # A page elsewhere may give its own name this machine's address: not with these.
+        # Against DNS rebinding: another site's name that resolves to this machine's address.
         trusted_hosts=[str(options.host), "localhost"] if local else None,
     )
     with listening:
@@ -86,14 +86,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             app,
             sockets=[listening],
             max_request_body_size=MAX_REQUEST_BYTES,
-            # Requests stay in memory: past this size they would go to a file.
+            # Above this size a request would be written to a file.
             inbuf_overflow=2 * MAX_REQUEST_BYTES,
             ident=None,
         )
         if not local:
             print(
-                f"warning: whoever reaches {options.host} can use this page; there is no password "
-                "and no encryption",
+                f"warning: anyone who can reach {options.host} can use this page; there is no "
+                "password and no encryption",
                 file=sys.stderr,
             )
         host, port = listening.getsockname()
@@ -112,9 +112,9 @@ def create_app(
     ----------
     classifier : Classifier
     title, about : str
-        The network's name, and what the page says of it beside that.
+        The network's name, and a few words about it for the page.
     trusted_hosts : list of str, optional
-        By which names a browser may call this server; by default any.
+        The names by which a browser may call this server; by default any.
     """
     app = flask.Flask("serve", template_folder=_PAGE, static_folder=_PAGE / "static")
     app.config.update(MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES, TRUSTED_HOSTS=trusted_hosts)

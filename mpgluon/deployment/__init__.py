@@ -1,17 +1,12 @@
 """After training: inference in 16 bits, and files that outlive the framework.
 
-The public names; each module says what it does not do. Nothing here imports onnx before it is
-needed.
+These are the public names. onnx is imported only when it is needed.
 """
 
-from mpgluon.deployment.inference import (
-    Agreement,
-    InferenceNetwork,
-    agreement,
-    inference_network,
-)
+from mpgluon.deployment.inference import InferenceNetwork, inference_network
 from mpgluon.deployment.mxnet_export import export_mxnet, import_mxnet
 from mpgluon.deployment.onnx_export import export_onnx, read_metadata
+from mpgluon.deployment.predictions import Agreement, agreement
 from mpgluon.deployment.serving import ServingMetadata
 
 __all__ = [

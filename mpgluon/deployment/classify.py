@@ -1,7 +1,7 @@
-"""A photograph's bytes in, its likeliest categories out: from the network in FP32 and in 16 bits.
+"""Classifying a photograph, given as bytes, with a network in FP32 and in 16 bits.
 
-The bytes may come from anyone: what they unfold to is bounded before they are decoded. There is
-no server here; ``scripts/serve.py`` is one.
+The bytes may be untrusted: the size of the image is checked before it is decoded. The server is
+``scripts/serve.py``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from mpgluon.errors import DataError
 
 __all__ = ["Classifier", "Guess", "NotAPhotographError", "Prediction", "read_photograph"]
 
-# Few formats, since each is a decoder that strangers' bytes reach; one of Pillow's others (EPS)
-# starts a program.
+# Few formats, since untrusted bytes reach each decoder; one of Pillow's others (EPS) starts a
+# program.
 _FORMATS = ("JPEG", "PNG", "WEBP")
 _GUESSES = 5
 _CALLS = 5
 
 
 class NotAPhotographError(DataError):
-    """Bytes are in no image format that is read here."""
+    """Bytes are not an image in one of the known formats."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network in one format says of a photograph.
+    """The prediction of the network in one format.
 
     Attributes
     ----------
@@ -58,8 +58,8 @@ class Prediction:
         From the pixels to the logits of this photograph, batch of 1, milliseconds: the median of
         five calls, in turn with those of the network in the other format.
     guesses : tuple of Guess
-        The likeliest five, likeliest first; fewer if there are fewer categories. Empty if a logit
-        is not finite, as happens where a float16 network overflows.
+        At most five, likeliest first. Empty if a logit is not finite, as after an overflow in a
+        float16 network.
     """
 
     dtype: str
@@ -70,13 +70,13 @@ class Prediction:
 class Classifier:
     """A network in FP32 and in 16 bits, which may be called from several threads.
 
-    Calls wait for each other: MXNet is not safe to use from several threads at once, and so no
-    more than one photograph is in memory decoded.
+    Calls wait for each other, since MXNet is not thread-safe; so at most one photograph is in
+    memory decoded.
 
     Parameters
     ----------
     net : gluon.HybridBlock
-        With values; see :func:`mpgluon.deployment.inference_network`. It stays as it is.
+        With values; see :func:`mpgluon.deployment.inference_network`. It is not changed.
     classes : sequence of str
         The categories, in the order of the logits.
     image_size : int
@@ -87,7 +87,7 @@ class Classifier:
     Raises
     ------
     ValueError
-        If there are more or fewer ``classes`` than logits, or ``dtype`` is none of these.
+        If there are not as many ``classes`` as logits, or ``dtype`` is another.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Classifier:
         self._levels = normalized_levels()
         self._lock = threading.Lock()
         self._networks = {name: inference_network(net, name) for name in ("float32", dtype)}
-        # The first call of a hybridized network traces it: no photograph should wait for that.
+        # The first call of a hybridized network traces it, which no photograph should wait for.
         for network in self._networks.values():
             (logits,) = network(mx.nd.zeros((1, 3, image_size, image_size))).asnumpy()
             if len(logits) != len(self.classes):
@@ -115,7 +115,7 @@ class Classifier:
                 )
 
     def __call__(self, photograph: bytes) -> tuple[Prediction, Prediction]:
-        """Return what the FP32 and the 16-bit network say, in this order.
+        """Return the predictions of the FP32 and the 16-bit network, in this order.
 
         Raises
         ------
@@ -150,9 +150,9 @@ class Classifier:
 
 
 def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
-    """Return the central square of a JPEG, PNG or WebP file, the way up that its EXIF data says.
+    """Return the central square of a JPEG, PNG or WebP file, rotated by its EXIF orientation.
 
-    Not safe in several threads at once, since a warning is made an error meanwhile.
+    Not thread-safe, since a warning is made an error meanwhile.
 
     Parameters
     ----------
@@ -164,19 +164,19 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     Returns
     -------
     ndarray, shape (size, size, 3), uint8
-        What :func:`mpgluon.data.eval_loader` would make of the file, if that is stored upright.
+        As from :func:`mpgluon.data.eval_loader`, if the file is stored upright.
 
     Raises
     ------
     NotAPhotographError
         If the bytes are no such file.
     DataError
-        If the file is damaged or cut short, or has more than ``MAX_IMAGE_PIXELS`` (32 million)
-        pixels, which its header tells before anything is decoded.
+        If the file is damaged or truncated, or its header names more than ``MAX_IMAGE_PIXELS``
+        (32 million) pixels; then nothing is decoded.
     """
     try:
         with warnings.catch_warnings():
-            # Pillow only warns of an image that is larger than its own limit.
+            # For an image above its own limit, Pillow only warns.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=_FORMATS)
         with image:
@@ -184,7 +184,7 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
             if pixels > MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{pixels:,} pixels")
             ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
-            # Turning decodes the whole image; what need not be turned may be decoded reduced.
+            # Rotation decodes the whole image; an upright one may be decoded at a reduced size.
             if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
                 ImageOps.exif_transpose(image, in_place=True)
             return centre_crop(image, size)
@@ -192,18 +192,14 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
         raise
     except UnidentifiedImageError as error:
         raise NotAPhotographError(
-            f"this is no image in a format that is read here; give one in {_listed(_FORMATS)}"
+            f"cannot read this image: formats are {', '.join(_FORMATS)}"
         ) from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
             f"the image has more than {MAX_IMAGE_PIXELS // 10**6} million pixels; give a smaller "
             "copy of it"
         ) from error
-    # Pillow's decoders let nearly anything out of a damaged file: OSError, SyntaxError,
-    # ValueError, struct.error, IndexError, ...
+    # From a damaged file Pillow's decoders raise nearly anything: OSError, SyntaxError, ValueError,
+    # struct.error, IndexError, ...
     except Exception as error:
         raise DataError(f"the image is damaged or cut short: {error}") from error
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,8 +1,8 @@
 """Folding BatchNorm into the convolution or dense layer before it.
 
-At inference a BatchNorm multiplies each channel by one number and adds another, and so does a
-layer that is given other weights and another bias. The numbers are computed in float64 and
-rounded to FP32 once; rounding to 16 bits comes later.
+At inference a BatchNorm multiplies each channel by one number and adds another, which the layer
+before it can do with other weights and another bias. These are computed in float64 and rounded to
+FP32 once; rounding to 16 bits comes later.
 """
 
 from __future__ import annotations
@@ -25,20 +25,16 @@ FP32Array = npt.NDArray[np.float32]
 
 
 def fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
-    """Return a recording without those BatchNorms that follow a layer which nothing else uses.
+    """Return a recording without the BatchNorms that alone use the result of a layer.
 
-    Others stay: those of ResNet v2, for example, which come before their convolutions.
+    Others stay, such as those of ResNet v2, which come before their convolutions.
 
     Parameters
     ----------
     recording : Recording
     fmt : FloatFormat
-        What the values will be rounded to. Where a folded one would become infinite in it, the
-        BatchNorm stays: a channel of almost no variance can ask for that.
-
-    Returns
-    -------
-    Recording
+        The format that values will be rounded to. A BatchNorm stays if a folded value would become
+        infinite in it, as with a channel of almost no variance.
     """
     folded = {
         layer: (norm, *both)
@@ -98,7 +94,7 @@ def _name_of_weight(recording: Recording, layer: int) -> str:
 def _folded(
     recording: Recording, layer: int, norm: int, fmt: FloatFormat
 ) -> Optional[tuple[FP32Array, FP32Array]]:
-    """Return the weight and bias that do both, or ``None`` if ``fmt`` cannot hold them."""
+    """Return the weight and bias of both together, or ``None`` if ``fmt`` cannot hold them."""
     weight, *bias = recording.values_of_inputs(recording.operations[layer])
     options = recording.operations[norm].options
     gamma, beta, mean, variance = (

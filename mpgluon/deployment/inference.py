@@ -1,17 +1,15 @@
-"""A network for inference: BatchNorm folded, in 16 bits, its graph compiled; and how far it is off.
+"""A network for inference: BatchNorm folded, in 16 bits, its graph compiled.
 
-The network that was trained is left as it is. On a CPU with instructions for bfloat16 that is the
-fast format. float16 is for a GPU; a CPU has its arithmetic, not its speed, and without those
-instructions the same holds of bfloat16.
+The trained network is not changed. bfloat16 is the fast format on a CPU with instructions for it.
+float16 is for a GPU; a CPU gives its results, but not its speed, and without those instructions
+the same holds for bfloat16.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Callable, Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
 
 import mxnet as mx
 import numpy as np
@@ -31,12 +29,9 @@ from mpgluon.numerics.dtypes import BFLOAT16_DTYPE, cast
 from mpgluon.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 from mpgluon.numerics.policy import Policy
 
-__all__ = ["Agreement", "InferenceNetwork", "agreement", "inference_network", "replay"]
+__all__ = ["InferenceNetwork", "inference_network", "replay"]
 
 _logger = logging.getLogger(__name__)
-
-Batch = Union[mx.nd.NDArray, Sequence[mx.nd.NDArray]]
-Predict = Callable[[mx.nd.NDArray], mx.nd.NDArray]
 
 _FORMATS = {str(fmt): fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
 _PRODUCTS = ("Convolution", "FullyConnected")  # whose weights oneDNN takes in bfloat16
@@ -45,10 +40,10 @@ _POLICIES = {"float16": Policy.parse("float16"), "bfloat16": Policy.parse("mixed
 
 
 class InferenceNetwork(gluon.HybridBlock):
-    """A recording, carried out operator by operator.
+    """A block that computes a recording, operator by operator.
 
-    It is a HybridBlock like any other: it can be called, cast, hybridized and exported. Its
-    parameters have shapes and no values; :func:`inference_network` sets them.
+    Like any other HybridBlock it can be called, cast, hybridized and exported. Its parameters have
+    shapes and no values; :func:`inference_network` sets them.
 
     Parameters
     ----------
@@ -68,7 +63,7 @@ class InferenceNetwork(gluon.HybridBlock):
         self._recording = recording
         # BatchNorm is a block of its own, which keeps its parameters in FP32 under every cast.
         self._norms: dict[int, nn.BatchNorm] = {}
-        # Whose values each parameter gets.
+        # The name of each parameter's value in the recording.
         self._names: dict[gluon.Parameter, str] = {}
         weights = {
             recording.operations[number].name
@@ -101,13 +96,7 @@ class InferenceNetwork(gluon.HybridBlock):
     def set_values(
         self, values: Mapping[str, npt.NDArray[np.float32]], ctx: Sequence[mx.Context]
     ) -> None:
-        """Give every parameter its value, rounded once to the format that it has.
-
-        Parameters
-        ----------
-        values : mapping from name to ndarray, float32
-        ctx : sequence of Context
-        """
+        """Set every parameter, rounded once to its own format."""
         self.initialize(mx.init.Zero(), ctx=list(ctx))
         for parameter, name in self._names.items():
             dtype = np.dtype(parameter.dtype).name
@@ -122,7 +111,7 @@ class InferenceNetwork(gluon.HybridBlock):
             parameter.set_data(values)
 
     def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:  # noqa: N803
-        """Compute; ``F`` is a cast network's stand-in if this block is cast."""
+        """Compute the recording; in a cast block ``F`` is the cast's stand-in."""
         given = {**dict(zip(self._recording.inputs, inputs)), **parameters}
         found = replay(self._recording, F, given, blocks=self._norms, prefix=self.prefix)
         results = [found[number][output] for number, output in self._recording.outputs]
@@ -149,7 +138,7 @@ def replay(
     blocks: Optional[Mapping[int, gluon.Block]] = None,
     prefix: str = "",
 ) -> list[Any]:
-    """Carry out a recording, and return the outputs of each operation.
+    """Compute a recording, and return the outputs of each operation.
 
     Parameters
     ----------
@@ -159,9 +148,9 @@ def replay(
     given : mapping from name to array
         Inputs and parameters.
     blocks : mapping from the number of an operation to Block, optional
-        Which are called with its first operand instead.
+        Called with the first operand, in place of the operation.
     prefix : str
-        What MXNet itself puts before names.
+        The prefix that MXNet itself adds to names.
     """
     found: list[Any] = []
     for number, operation in enumerate(recording.operations):
@@ -196,29 +185,29 @@ def inference_network(
     ctx: Union[mx.Context, Sequence[mx.Context], None] = None,
     fuse_for: Union[mx.nd.NDArray, Sequence[mx.nd.NDArray], None] = None,
 ) -> InferenceNetwork:
-    """Return a new network that predicts what ``net`` does, in 16 bits and without BatchNorms.
+    """Return a new network with the predictions of ``net``, in 16 bits and without BatchNorms.
 
     BatchNorms that follow a convolution or dense layer are folded into it, from FP32 values; the
-    result is rounded to ``dtype`` once. The others stay, in FP32. Dropout is gone. The new network
-    takes FP32 input, returns FP32, and is hybridized. It shares nothing with ``net``.
+    result is rounded to ``dtype`` once. Other BatchNorms stay, in FP32. Dropout is left out. The
+    new network takes FP32 input, returns FP32, is hybridized, and shares nothing with ``net``.
 
     Parameters
     ----------
     net : gluon.HybridBlock
-        Plain, cast or autocast, with values. Of a cast network the FP32 masters are taken.
+        Plain, cast or autocast, with values; of a cast network, its FP32 masters.
     dtype : {"bfloat16", "float16", "float32"}
-        ``"bfloat16"`` is for a CPU; where it has instructions for it, weights and biases of
+        ``"bfloat16"`` is for a CPU; on one with instructions for it, weights and biases of
         convolutions and dense layers are stored in it, the others in FP32. ``"float16"``
         parameters take half the memory. ``"float32"`` folds only.
     inputs : sequence of str
         A name for each argument of the network.
     ctx : Context or sequence of Context, optional
-        Where the new parameters live; by default where those of ``net`` do.
+        The devices of the new parameters; by default those of ``net``.
     fuse_for : NDArray, or sequence of one for each argument, optional
-        Images like those to come. With them, oneDNN's fusion of convolutions with what follows
-        them is tried, on a CPU in FP32 and native bfloat16: up to seven times as fast, and wrong
-        in some networks. It is kept only where the results on these images are right; ``fused``
-        tells. Other images and batch sizes can be given later.
+        Typical images. With them, on a CPU in FP32 and native bfloat16, oneDNN's fusion of
+        convolutions with the operators after them is tried: up to seven times as fast, and wrong
+        in some networks. It is kept only if the results on these images are right, see ``fused``.
+        Other images and batch sizes are possible later.
 
     Returns
     -------
@@ -235,8 +224,8 @@ def inference_network(
 
     Notes
     -----
-    Folding moves where values are rounded, so results differ from those of ``net`` under
-    ``cast_block`` in their last bits. :func:`agreement` measures what that does to predictions.
+    With folding, other values are rounded, so results differ from those of ``net`` under
+    ``cast_block`` in their last bits. :func:`agreement` measures the effect on predictions.
     """
     if dtype not in _FORMATS:
         raise ValueError(f"dtype must be one of {', '.join(_FORMATS)}; received {dtype!r}")
@@ -265,11 +254,11 @@ def inference_network(
 def _fuse_where_right(
     net: InferenceNetwork, in_fp32: InferenceNetwork, images: Sequence[mx.nd.NDArray]
 ) -> None:
-    """Let oneDNN fuse a network's operators if that leaves its results where they were.
+    """Let oneDNN fuse a network's operators if its error does not grow.
 
-    MXNet 1.9.1 fuses some graphs wrongly: CIFAR ResNet-20 v2 is then off by a third of its result,
-    and SE-ResNeXt-50 fails. In 14 other networks of the zoos a fused result was never further from
-    FP32 than 1.2 times what it was before, nor, in FP32, than 1e-4 of its norm.
+    MXNet 1.9.1 fuses some graphs wrongly: the result of CIFAR ResNet-20 v2 is then wrong by a
+    third, and SE-ResNeXt-50 fails. In 14 other networks of the zoos the error was never more than
+    1.2 times that without fusion, nor, in FP32, than 1e-4 of the norm.
     """
     reference = _all_outputs(in_fp32, images)
     scale = np.linalg.norm(reference)
@@ -277,7 +266,7 @@ def _fuse_where_right(
     def error() -> float:
         return float(np.linalg.norm(_all_outputs(net, images) - reference) / scale)
 
-    # So rough a result that a wrong one would not stand out is no ground for a decision.
+    # Above an error of an eighth, a wrong result could not be told from a right one.
     allowed = min(max(2 * error(), 2.0**-10), 2.0**-3)
     net.hybridize(backend="MKLDNN", **_STATIC)
     try:
@@ -295,72 +284,3 @@ def _all_outputs(net: InferenceNetwork, images: Sequence[mx.nd.NDArray]) -> npt.
     """Return the elements of all outputs in one row."""
     outputs = arrays_in((net(*images),))
     return np.concatenate([array.asnumpy().astype(np.float64).ravel() for array in outputs])
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How the predictions of two networks agree.
-
-    Attributes
-    ----------
-    images : int
-        How many were looked at.
-    same_category : int
-        For how many of them both give the same category the largest logit.
-    largest_relative_error : float
-        Of all images: the largest difference of two logits, divided by the reference's largest
-        magnitude for that image. ``inf`` if a logit is not finite.
-    """
-
-    images: int
-    same_category: int
-    largest_relative_error: float
-
-    @property
-    def top1_agreement(self) -> float:
-        """The share of images with the same likeliest category, in [0, 1]."""
-        return self.same_category / self.images
-
-    def __str__(self) -> str:
-        return (
-            f"the same category for {self.same_category} of {self.images} images "
-            f"({self.top1_agreement:.2%}), largest relative error of a logit "
-            f"{self.largest_relative_error:.2g}"
-        )
-
-
-def agreement(reference: Predict, other: Predict, batches: Iterable[Batch]) -> Agreement:
-    """Compare the logits of two networks, or of anything that is called like one.
-
-    Parameters
-    ----------
-    reference, other : network, or function of a batch of images
-        Return logits, shape (N, K), as an NDArray or a NumPy array.
-    batches : iterable of NDArray, or of sequences that begin with one
-        Images, shape (N, C, H, W); a loader's (images, labels) too.
-
-    Raises
-    ------
-    ValueError
-        If there are no images.
-    """
-    images = same = 0
-    largest = 0.0
-    for batch in batches:
-        pixels = batch if isinstance(batch, mx.nd.NDArray) else batch[0]
-        expected, found = _logits(reference, pixels), _logits(other, pixels)
-        images += len(expected)
-        same += int((expected.argmax(axis=1) == found.argmax(axis=1)).sum())
-        with np.errstate(invalid="ignore", divide="ignore"):
-            errors = np.abs(found - expected).max(axis=1) / np.abs(expected).max(axis=1)
-        errors = np.where(np.isfinite(found).all(axis=1), errors, math.inf)
-        largest = max(largest, float(np.where(np.isnan(errors), math.inf, errors).max()))
-    if not images:
-        raise ValueError("there are no images to compare on; the loader gave no batches")
-    return Agreement(images, same, largest)
-
-
-def _logits(predict: Predict, images: mx.nd.NDArray) -> npt.NDArray[np.float64]:
-    logits: Any = predict(images)
-    values = logits.asnumpy() if isinstance(logits, mx.nd.NDArray) else np.asarray(logits)
-    return values.astype(np.float64)

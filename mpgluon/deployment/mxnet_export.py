@@ -1,8 +1,8 @@
-"""Symbol and parameter files that plain MXNet loads, in the format that was asked for.
+"""Symbol and parameter files of a network in a chosen format, for MXNet without mpgluon.
 
-Gluon's own export leaves casts out unless told otherwise: the graph of a network converted by
-``mxnet.contrib.amp`` then computes in FP32 and says nothing, and that of a float16 network cannot
-be computed at all. Here casts are part of the graph, and mpgluon is not needed to run it.
+Gluon's own export omits casts by default: the graph of a network converted by
+``mxnet.contrib.amp`` then silently computes in FP32, and that of a float16 network cannot be
+computed at all. Here casts are part of the graph.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def export_mxnet(
 ) -> tuple[Path, Path]:
     """Write a network for inference as files that MXNet runs without mpgluon.
 
-    BatchNorms are folded as in :func:`mpgluon.deployment.inference_network`. The graph takes FP32
-    and returns FP32; between, it computes in ``dtype``.
+    BatchNorms are folded as in :func:`mpgluon.deployment.inference_network`. The graph takes and
+    returns FP32, and computes in ``dtype``.
 
     Parameters
     ----------
@@ -49,13 +49,13 @@ def export_mxnet(
     path : str or Path
         ``"net"`` gives ``net-symbol.json`` and ``net-0000.params``.
     dtype : {"float16", "bfloat16", "float32"}
-        Of the parameters in the file: with bfloat16, of the weights and biases of convolutions and
-        dense layers. Where this processor has bfloat16, the graph computes in it, and needs such a
+        Of the parameters in the file; bfloat16 only of the weights and biases of convolutions and
+        dense layers. On a processor with bfloat16 the graph computes in it, and needs such a
         processor; elsewhere it rounds to bfloat16 in FP32 arithmetic, and runs anywhere.
     device : {"cpu", "gpu"}
-        Where the graph will run. MXNet's CPU has no float16 products, so a float16 graph for
+        The device of the graph. MXNet's CPU has no float16 products, so a float16 graph for
         ``"cpu"`` widens their operands, computes in FP32 and rounds; it runs on a GPU too, slowly.
-        One for ``"gpu"`` computes in float16 and cannot run on a CPU. No GPU is needed here.
+        One for ``"gpu"`` computes in float16 and cannot run on a CPU. The export needs no GPU.
     inputs : sequence of str
         A name for each argument of the network.
 
@@ -89,7 +89,7 @@ def export_mxnet(
     symbol_path, parameter_path = _paths(path)
     try:
         symbol_path.write_text(symbol.tojson(remove_amp_cast=False))
-        parameter_path.touch()  # says what is wrong with the folder, which MXNet does not
+        parameter_path.touch()  # raises an OSError that names the problem, unlike MXNet
         mx.nd.save(str(parameter_path), values)
     except OSError as error:
         raise disk_error(error, symbol_path, "export again") from error
@@ -99,22 +99,21 @@ def export_mxnet(
 def import_mxnet(
     path: Union[str, Path], *, ctx: Union[mx.Context, None] = None
 ) -> gluon.SymbolBlock:
-    """Load what :func:`export_mxnet`, or Gluon's ``export``, wrote.
+    """Load the files of :func:`export_mxnet`, or of Gluon's ``export``.
 
     Parameters
     ----------
     path : str or Path
-        As it was given to ``export_mxnet``.
+        The ``path`` of the export.
     ctx : Context, optional
-        Where it will run; the current one by default.
+        By default the current one.
 
     Raises
     ------
     CheckpointError
         If a file is missing or damaged, or a parameter is missing.
     PrecisionError
-        If the graph has operators in float16 or bfloat16 that a CPU does not have, and ``ctx`` is
-        one.
+        If ``ctx`` is a CPU, and the graph has operators in float16 or bfloat16 that it lacks.
     """
     ctx = ctx or mx.current_context()
     symbol_path, parameter_path = _paths(path)
@@ -151,15 +150,7 @@ def import_mxnet(
 
 
 def operators_for_gpu_only(symbol: mx.sym.Symbol, inputs: Sequence[str] = ("data",)) -> list[str]:
-    """Return the names of the products that a graph computes in float16, which only a GPU can.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        Of a graph that takes FP32.
-    inputs : sequence of str
-        The names of what it takes.
-    """
+    """Return the names of the products that a graph of FP32 inputs computes in float16."""
     return _products_in(symbol, inputs, "float16")
 
 

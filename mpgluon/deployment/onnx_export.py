@@ -1,8 +1,8 @@
-"""ONNX: a network in a file that outlives its framework, with all that is needed to serve it.
+"""A network as an ONNX file, which outlives the framework and has all that is needed to serve it.
 
-The file is made from a recording by a table of some thirty operators, those of the model zoos'
-classifiers among them, and not by MXNet's own exporter: that one cannot be imported with an
-``onnx`` from after 2023, and says nothing of float16.
+It is translated from a recording, operator by operator: some thirty operators, including those of
+the model zoos' classifiers. MXNet's own exporter cannot be imported with an ``onnx`` from after
+2023, and does not know float16.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ def export_onnx(
     *,
     dtype: str = "float32",
 ) -> Path:
-    """Write an image classifier as an ONNX file that is enough to serve it.
+    """Write an image classifier as an ONNX file with all that is needed to serve it.
 
     The model takes ``data``, FP32 of shape (batch, 3, image_size, image_size) with a batch of any
     size, and returns ``logits`` in FP32. BatchNorms that follow a convolution or dense layer are
-    folded into it. Weights are FP32 masters where the network has them, rounded to ``dtype`` once.
-    A float16 file is half as large. A runtime without float16 kernels, such as onnxruntime on an
-    x86 CPU, computes it in FP32 and rounds less often than the graph says. The network is not
-    changed. Waits for the devices.
+    folded into it. Weights are the FP32 masters, if there are any, rounded to ``dtype`` once. A
+    float16 file is half as large. A runtime without float16 kernels, such as onnxruntime on an x86
+    CPU, computes it in FP32 and rounds less often than the graph. The network is not changed.
+    Waits for the devices.
 
     Parameters
     ----------
     net : gluon.HybridBlock
         Plain, cast or autocast, with values.
     path : str or Path
-        Usually ends in ``.onnx``. Appears when it is complete.
+        Usually ends in ``.onnx``. An incomplete file never has this name.
     metadata : ServingMetadata
-        What is kept in the file's metadata, and the size of the input.
+        Written to the file; also gives the size of the input.
     dtype : {"float32", "float16"}
 
     Returns
@@ -63,7 +63,7 @@ def export_onnx(
         If ``dtype`` is another, onnx is not installed, a parameter has no values, the network
         does not work at that image size, or does not return one logit per class.
     PrecisionError
-        If an operator has no equal in ONNX, or a weight is too large for float16.
+        If ONNX cannot express an operator, or a weight is too large for float16.
     DataError
         If the file cannot be written.
     """
@@ -91,7 +91,7 @@ def export_onnx(
 
 
 def read_metadata(path: Union[str, Path]) -> ServingMetadata:
-    """Return what :func:`export_onnx` wrote about a network into its file.
+    """Return the metadata in a file of :func:`export_onnx`.
 
     Raises
     ------

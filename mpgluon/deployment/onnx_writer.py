@@ -1,30 +1,32 @@
 """A recording as an ONNX model, in FP32 or float16. It imports onnx, which is an extra.
 
-In a float16 model the same table of operators decides as in a cast network: products, pooling and
-sums are float16, BatchNorms that are left and softmax compute in FP32, and Cast nodes stand where
-formats meet. So does an FP32 input and output, so that both models are called alike.
+A float16 model follows the table of operators of a cast network: products, pooling and sums
+compute in float16, remaining BatchNorms and softmax in FP32, and Cast nodes stand between formats.
+Input and output are FP32 in both models.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import mxnet as mx
-import numpy as np
 import onnx
 from mxnet.base import MXNetError
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from mpgluon.cast.table import Rule, rule_of
 from mpgluon.deployment.inference import replay
-from mpgluon.deployment.onnx_operators import TRANSLATIONS, Call, UnsupportedError
+from mpgluon.deployment.onnx_operators import (
+    TRANSLATIONS,
+    Nodes,
+    OperatorCall,
+    UnsupportedError,
+)
 from mpgluon.deployment.recording import VARIABLE, Entry, Operation, Recording
 from mpgluon.errors import PrecisionError
 
 __all__ = ["OPSET", "onnx_model"]
 
 OPSET, _IR_VERSION = 17, 8
-"""Of 2022: every runtime that is still in use reads them."""
+"""Of 2022: every maintained runtime reads them."""
 
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
@@ -84,15 +86,14 @@ def _shapes(
 
 
 class _Writer:
-    """Collects the nodes and constants of a model; the ``Nodes`` of the translations."""
+    """Translates operations one by one, each into the format that it computes in."""
 
     def __init__(
         self, recording: Recording, shapes: dict[Entry, tuple[int, ...]], dtype: str
     ) -> None:
         self.problems: list[str] = []
         self._recording, self._shapes, self._dtype = recording, shapes, dtype
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
+        self._model = Nodes()
         self._formats: dict[Entry, str] = {}
         self._names: dict[tuple[Entry, str], str] = {}  # of an entry in a format
         for number, operation in enumerate(recording.operations):
@@ -100,15 +101,16 @@ class _Writer:
                 self._set((number, 0), "float32", operation.name)
 
     def translate(self, number: int, operation: Operation) -> None:
-        """Add the nodes of an operation, or note why that cannot be."""
+        """Add the nodes of an operation, or note why ONNX cannot express it."""
         translation = TRANSLATIONS.get(operation.operator)
         if translation is None:
             self.problems.append(f"{operation.name} ({operation.operator})")
             return
-        rule = rule_of(_table_name(operation.operator))
+        rule = rule_of(operation.operator.replace("_contrib_", "contrib.", 1))
         dtype = self._format_of(rule, operation)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
-        call = Call(
+        call = OperatorCall(
+            model=self._model,
             name=operation.name,
             options=dict(operation.options),
             inputs=[self._in_format(entry, dtype) for entry in operation.inputs],
@@ -118,39 +120,29 @@ class _Writer:
             dtype=dtype,
         )
         try:
-            name = translation(self, call)
+            name = translation(call)
         except UnsupportedError as why:
             self.problems.append(f"{operation.name} ({operation.operator}: {why})")
-            name = operation.name  # so that what follows is looked at too
+            name = operation.name  # so that later operations are translated, too
         self._set((number, 0), dtype, name)
         if result_dtype != dtype:
             self._set((number, 0), result_dtype, self._in_format((number, 0), result_dtype))
 
-    def add(self, operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        """Add a node with one output, and return its name."""
-        self._nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
-        return name
-
-    def constant(self, name: str, values: Any, dtype: str) -> str:
-        """Add a constant, rounded to ``dtype``, and return its name."""
-        self._constants[name] = numpy_helper.from_array(np.asarray(values).astype(dtype), name)
-        return name
-
     def model(self) -> onnx.ModelProto:
-        """Return what was added as a model, after onnx's own checks."""
+        """Return the model, after onnx's own checks."""
         recording = self._recording
         outputs = []
         for place, entry in enumerate(recording.outputs):
             name = "logits" if len(recording.outputs) == 1 else f"logits{place}"
-            self.add("Identity", [self._in_format(entry, "float32")], name)
+            self._model.add("Identity", [self._in_format(entry, "float32")], name)
             outputs.append(_described(name, self._shapes[entry]))
-        used = {name for node in self._nodes for name in node.input}
+        used = {name for node in self._model.nodes for name in node.input}
         graph = helper.make_graph(
-            self._nodes,
+            self._model.nodes,
             "network",
             [_described(name, self._shapes_of_input(name)) for name in recording.inputs],
             outputs,
-            [constant for name, constant in self._constants.items() if name in used],
+            [constant for name, constant in self._model.constants.items() if name in used],
         )
         model = helper.make_model(
             graph,
@@ -162,7 +154,7 @@ class _Writer:
         return model
 
     def _format_of(self, rule: Rule, operation: Operation) -> str:
-        """Return what an operation computes in."""
+        """Return the format that an operation computes in."""
         if self._dtype == "float32" or rule in (Rule.NORMALIZE, Rule.FLOAT32):
             return "float32"
         if rule is Rule.COMPUTE:
@@ -171,20 +163,17 @@ class _Writer:
         return "float32" if "float32" in formats else self._dtype
 
     def _in_format(self, entry: Entry, dtype: str) -> str:
-        """Return the name of an entry in a format: a constant, or by way of a Cast."""
+        """Return the name of an entry in a format: a constant, or the result of a Cast."""
         if (entry, dtype) not in self._names:
             variable = self._variable(entry)
-            if variable in self._recording.values:
-                same = dtype == self._dtype
-                name = variable if same else f"{variable}_{dtype}"
-                self._names[entry, dtype] = self.constant(
-                    name, self._recording.values[variable], dtype
-                )
+            values = self._recording.values.get(variable)
+            if values is not None:
+                name = variable if dtype == self._dtype else f"{variable}_{dtype}"
+                self._names[entry, dtype] = self._model.constant(name, values, dtype)
             else:
                 name = self._names[entry, self._formats[entry]]
-                self._names[entry, dtype] = self.add(
-                    "Cast", [name], f"{name}_{dtype}", to=_TYPES[dtype]
-                )
+                cast = self._model.add("Cast", [name], f"{name}_{dtype}", to=_TYPES[dtype])
+                self._names[entry, dtype] = cast
         return self._names[entry, dtype]
 
     def _set(self, entry: Entry, dtype: str, name: str) -> None:
@@ -192,17 +181,13 @@ class _Writer:
         self._names[entry, dtype] = name
 
     def _variable(self, entry: Entry) -> str:
-        """Return the name of a variable, and of anything else an empty one."""
+        """Return the name of a variable; an empty one for an operation."""
         operation = self._recording.operations[entry[0]]
         return operation.name if operation.operator == VARIABLE else ""
 
     def _shapes_of_input(self, name: str) -> tuple[int, ...]:
         numbers = (n for n, one in enumerate(self._recording.operations) if one.name == name)
         return self._shapes[next(numbers), 0]
-
-
-def _table_name(operator: str) -> str:
-    return operator.replace("_contrib_", "contrib.", 1)
 
 
 def _described(name: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:

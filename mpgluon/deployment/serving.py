@@ -1,6 +1,6 @@
-"""What a served network's file says of itself: categories, and what becomes of a photograph.
+"""The metadata of a served network: its categories, and how a photograph becomes its input.
 
-It is text in the file, so that whoever serves it needs neither mpgluon nor MXNet.
+They are text in the file, so that a server needs neither mpgluon nor MXNet.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FIXED = {"layout": "NCHW", "channels": "RGB", "pixel_range": [0, 1], "output": 
 
 @dataclass(frozen=True)
 class ServingMetadata:
-    """What somebody who serves a network has to know.
+    """The input and the categories of a served network.
 
     The central square of an image is resized to ``image_size`` by ``image_size`` pixels; red, green
-    and blue in [0, 1] are normalized as ``(pixel - mean) / std``. The defaults are what
-    mpgluon's training and tests do.
+    and blue in [0, 1] are normalized as ``(pixel - mean) / std``. The defaults are those of
+    mpgluon's training and evaluation.
 
     Attributes
     ----------
@@ -59,29 +59,27 @@ class ServingMetadata:
             )
 
     def to_strings(self) -> dict[str, str]:
-        """Return keys and values in JSON, as a file's metadata keeps them."""
+        """Return keys and values in JSON, as in a file's metadata."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         return {name: json.dumps(value) for name, value in {**known, **_FIXED}.items()}
 
     @classmethod
     def from_strings(cls, strings: Mapping[str, str]) -> ServingMetadata:
-        """Return what :meth:`to_strings` wrote; other keys are left alone.
+        """Return the metadata of :meth:`to_strings`; other keys are ignored.
 
         Raises
         ------
         DataError
-            If one is missing or not what it should be.
+            If a value is missing or wrong.
         """
         names = [field.name for field in fields(cls) if field.name in strings]
         try:
-            found = {name: _frozen(json.loads(strings[name])) for name in names}
-            metadata = cls(**found)
+            return cls(**{name: _frozen(json.loads(strings[name])) for name in names})
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"the file does not say what a served network has to ({error}); was it written "
-                "by mpgluon's export_onnx?"
+                f"the file lacks the metadata of a served network ({error}); was it written by "
+                "mpgluon's export_onnx?"
             ) from error
-        return metadata
 
 
 def _frozen(value: Any) -> Any:

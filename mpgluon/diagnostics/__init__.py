@@ -1,6 +1,6 @@
-"""Looking at numbers: what 16 bits did to them, where, and what to do about it.
+"""The effects of 16 bits on a network: what, where, and what to do about them.
 
-The names below are imported when they are asked for: the doctor must work where MXNet does not.
+Each name is imported when it is first used: the doctor must work where MXNet does not.
 """
 
 from __future__ import annotations

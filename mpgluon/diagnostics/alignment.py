@@ -1,8 +1,8 @@
-"""Tensor Core alignment: which matrix products of a network have odd sizes, and what padding costs.
+"""Tensor Core alignment: matrix products whose sizes are no multiples of 8, and what padding costs.
 
-A Tensor Core multiplies tiles whose sides are multiples of 8 float16 numbers. Every convolution
-and matrix product of a network is found here, with its three sizes. Nothing is computed and no
-time is predicted: multiply-adds are counted, those of the forward pass.
+A Tensor Core multiplies tiles whose sides are multiples of 8 float16 numbers. This module finds
+every convolution and matrix product of a network, with its three sizes. It computes nothing and
+predicts no time: it counts the multiply-adds of the forward pass.
 
 References
 ----------
@@ -35,18 +35,18 @@ class Product:
     layer : str
         The block that computes it.
     kind : str
-        MXNet's operator, and for a recurrent layer which of its matrices.
+        MXNet's operator, and for a recurrent layer the matrix.
     batch : int
-        M of the product. The positions of a convolution, which multiply its batch, are in
+        M of the product; the positions of a convolution, by which a GPU multiplies it, count as
         ``repeats``.
     inputs, outputs : int
         K and N of the product: channels, in each group of a grouped convolution.
     repeats : int
-        How often such a product is computed: positions, kernel elements, groups, time steps.
+        Positions times kernel elements times groups, or time steps.
     multiple : int
-        What sizes should be a multiple of.
+        Aligned sizes are multiples of it.
     role : str
-        ``"first convolution"``, ``"depthwise"``, ``"classifier"`` or nothing.
+        ``"first convolution"``, ``"depthwise"``, ``"classifier"`` or empty.
     """
 
     layer: str
@@ -64,13 +64,8 @@ class Product:
         return {"batch": self.batch, "inputs": self.inputs, "outputs": self.outputs}
 
     @property
-    def multiply_adds(self) -> int:
-        """How many there are in one forward pass of the batch."""
-        return prod(self.sizes.values()) * self.repeats
-
-    @property
     def padded(self) -> dict[str, int]:
-        """Each size, rounded up to the next multiple."""
+        """The sizes, each rounded up to the next multiple."""
         return {name: -(-n // self.multiple) * self.multiple for name, n in self.sizes.items()}
 
     @property
@@ -79,13 +74,18 @@ class Product:
         return tuple(name for name, size in self.sizes.items() if size % self.multiple)
 
     @property
+    def multiply_adds(self) -> int:
+        """Those of one forward pass of the batch."""
+        return prod(self.sizes.values()) * self.repeats
+
+    @property
     def padded_multiply_adds(self) -> int:
-        """Multiply-adds with each size rounded up to the next multiple."""
+        """The same with padded sizes."""
         return prod(self.padded.values()) * self.repeats
 
     @property
     def advice(self) -> str:
-        """What to do about it, in a few words; nothing if all sizes are multiples."""
+        """How to align it, in a few words; empty if it is aligned."""
         if self.role == "depthwise":
             return "one channel per group: no Tensor Core's work, leave it"
         return "; ".join(self._advice(name) for name in self.misaligned)
@@ -106,9 +106,9 @@ class AlignmentReport:
     ----------
     products : tuple of Product
     unseen : tuple of str
-        Operators that multiply matrices in ways that are not understood here, and control flow.
+        Operators that may multiply matrices and are not examined, control flow included.
     multiple : int
-        What sizes should be a multiple of.
+        Aligned sizes are multiples of it.
     """
 
     products: tuple[Product, ...]
@@ -127,15 +127,15 @@ class AlignmentReport:
 
     @property
     def misaligned_share(self) -> float:
-        """The share in [0, 1] of the multiply-adds that misaligned products carry."""
-        carried = sum(product.multiply_adds for product in self.misaligned)
-        return carried / self.multiply_adds if self.products else 0.0
+        """The misaligned products' share in [0, 1] of the multiply-adds."""
+        found = sum(product.multiply_adds for product in self.misaligned)
+        return found / self.multiply_adds if self.products else 0.0
 
     @property
     def padding_cost(self) -> int:
-        """The multiply-adds that padding adds, depthwise convolutions apart.
+        """The multiply-adds that padding adds, without those of depthwise convolutions.
 
-        Those have one channel in each group, and padding would make eight of it, twice.
+        These have one channel in each group, and padding would multiply their cost by 64.
         """
         return sum(
             product.padded_multiply_adds - product.multiply_adds
@@ -189,18 +189,17 @@ def alignment_report(
     Parameters
     ----------
     net : gluon.HybridBlock
-        Initialized or not, cast or not, hybridized or not. It is not changed, and nothing is
-        computed.
+        Initialized or not, cast or not, hybridized or not. It is not changed.
     input_shape : tuple of int, or sequence of such tuples
-        Of its input, batch included, such as ``(32, 3, 224, 224)``; of all its inputs in order.
+        Of its input, batch included, such as ``(32, 3, 224, 224)``; or of each of its inputs.
     multiple : int
-        What sizes should be a multiple of: 8 for 16-bit formats.
+        8 for 16-bit formats.
 
     Returns
     -------
     AlignmentReport
-        Print it. What a convolution needs are its channels: its batch is multiplied with the
-        positions, and a misaligned one matters less there than in a dense layer.
+        Print it. The batch of a convolution is multiplied by its positions: a misaligned one
+        matters less there than in a dense layer.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Histograms of exponents: which part of a format's range numbers use, and what it loses.
+"""Histograms of exponents: which part of a format's range the numbers use, and what is lost.
 
 A float is m x 2^e with 1 <= m < 2; the histogram counts e. Multiplying by a loss scale of 2^k moves
 it k bins to the right and does nothing else.
@@ -19,7 +19,7 @@ from mxnet.ndarray import NDArray
 from mpgluon import amp
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.numerics.formats import FLOAT16, FloatFormat
-from mpgluon.tables import Table
+from mpgluon.tables import Table, percent
 from mpgluon.trainer import inside
 
 __all__ = [
@@ -57,7 +57,7 @@ class ExponentHistogram:
 
     @property
     def total(self) -> int:
-        """How many numbers were counted, zeros and others included."""
+        """The number of all values, also of those without an exponent."""
         return int(self.counts.sum()) + self.zeros + self.not_finite
 
     def __add__(self, other: ExponentHistogram) -> ExponentHistogram:
@@ -83,30 +83,23 @@ class ExponentHistogram:
         )
 
     def shares(self, fmt: FloatFormat = FLOAT16) -> dict[str, float]:
-        """Return which share of the numbers that are not zero lies where in a format's range.
+        """Return the shares of the nonzero numbers in each part of a format's range.
 
         Returns
         -------
         dict
             ``"lost"``: below the smallest subnormal; rounding to nearest saves some of the highest
-            exponent of these. ``"subnormal"``, ``"normal"`` and ``"overflow"``: at least two to
-            the power of the largest exponent plus one, or not finite. They add up to 1, or are all
-            0 if every number is zero.
+            exponent of these. ``"subnormal"``, ``"normal"``. ``"overflow"``: above the largest
+            exponent, or not finite. They add up to 1, or are all 0 if every number is zero.
         """
         exponents = self.exponents
         subnormal = round(math.log2(fmt.smallest_subnormal))
-        counted = {
-            "lost": self.counts[exponents < subnormal].sum(),
-            "subnormal": self.counts[
-                (exponents >= subnormal) & (exponents < fmt.min_exponent)
-            ].sum(),
-            "normal": self.counts[
-                (exponents >= fmt.min_exponent) & (exponents <= fmt.max_exponent)
-            ].sum(),
-            "overflow": self.counts[exponents > fmt.max_exponent].sum() + self.not_finite,
-        }
+        edges = np.searchsorted(exponents, [subnormal, fmt.min_exponent, fmt.max_exponent + 1])
+        parts = (int(part.sum()) for part in np.split(self.counts, edges))
+        counted = dict(zip(("lost", "subnormal", "normal", "overflow"), parts))
+        counted["overflow"] += self.not_finite
         total = sum(counted.values())
-        return {name: float(count / total) if total else 0.0 for name, count in counted.items()}
+        return {name: count / total if total else 0.0 for name, count in counted.items()}
 
 
 EMPTY = ExponentHistogram(np.zeros(_HIGHEST - _LOWEST + 1, dtype=np.int64))
@@ -139,13 +132,13 @@ def _histogram_of(array: Any) -> ExponentHistogram:
 
 @dataclass(frozen=True)
 class BatchExponents:
-    """Histograms of all that a network computed on one batch, in true units.
+    """Histograms of all arrays of one batch, gradients without the loss scale.
 
     Attributes
     ----------
     weights, gradients : mapping from parameter name to ExponentHistogram
     activations, activation_gradients : mapping from block name to ExponentHistogram
-        Of what each innermost block returned, in the order of computation.
+        Of the results of each block without inner blocks, in the order of computation.
     """
 
     weights: Mapping[str, ExponentHistogram]
@@ -161,13 +154,12 @@ class BatchExponents:
         }
 
     def table(self, fmt: FloatFormat = FLOAT16) -> Table:
-        """Return which share of the numbers lies where in a format's range, in percent."""
+        """Return the shares of the numbers in each part of a format's range, in percent."""
         rows = []
         for name, histogram in self.overall().items():
             shares = histogram.shares(fmt)
             zeros = histogram.zeros / histogram.total if histogram.total else 0.0
-            figures = [*shares.values(), zeros]
-            rows.append((name, *(f"{share:.2%}".replace("%", " %") for share in figures)))
+            rows.append((name, *map(percent, [*shares.values(), zeros])))
         return Table(("numbers", "lost", "subnormal", "normal", "overflow", "zero"), rows)
 
     def __str__(self) -> str:
@@ -180,8 +172,8 @@ def batch_exponents(net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0) 
     Parameters
     ----------
     net : gluon.Block
-        In FP32, to see what would be lost; or cast, to see what is left, with the loss scale that
-        it is trained with.
+        In FP32, which shows what a cast would lose; or cast, which shows what is left, with the
+        loss scale of its training.
     batch : Batch
     loss_scale : float
         A power of two.
@@ -210,7 +202,7 @@ def batch_exponents(net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0) 
 
 @dataclass(frozen=True)
 class ExponentSample:
-    """The exponents of one step of a run: of its gradients in true units, and the weights after."""
+    """Exponents of one step: of its gradients without the loss scale, and of the weights after."""
 
     step: int
     weights: ExponentHistogram
@@ -218,15 +210,15 @@ class ExponentSample:
 
 
 class ExponentRecorder:
-    """Samples the exponents of a run that is going on.
+    """Samples the exponents of a training run.
 
     Parameters
     ----------
     trainer : gluon.Trainer
         After ``amp.init_trainer``.
     every : int
-        How many steps lie between two samples. A sample waits for the devices and copies all
-        gradients and weights to the CPU; the steps between cost nothing.
+        Steps from one sample to the next. A sample waits for the devices and copies all gradients
+        and weights to the CPU; the other steps cost nothing.
 
     Attributes
     ----------
@@ -246,7 +238,7 @@ class ExponentRecorder:
         self.samples: list[ExponentSample] = []
 
     def after_step(self) -> None:
-        """Take a sample if it is time for one: call it after each ``trainer.step``."""
+        """Take a sample if one is due; call this after each ``trainer.step``."""
         self._step += 1
         if self._step % self._every:
             return

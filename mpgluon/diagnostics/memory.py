@@ -5,24 +5,15 @@ optimizer's state, and the activations that wait for the backward pass. Not coun
 its labels, workspaces of convolutions, gradients of activations, arrays that live for one operator
 only, and what an allocator rounds up or keeps.
 
-What waits for the backward pass is every array that the gradient of some operator reads, as
-MXNet's own gradient functions say: a convolution's input and weight, a BatchNorm's input, a ReLU's
-result. Between a convolution, its BatchNorm and its ReLU that is the convolution's result and the
-ReLU's; the BatchNorm's is gone, or overwritten by the ReLU. A cast leaves a second copy where
-the gradient reads it. Operators not in the table keep everything, so that they are not forgotten.
+An activation waits for the backward pass if the gradient of some operator reads it, according to
+MXNet's gradient functions: a convolution's input and weight, a BatchNorm's input, a ReLU's result.
+Of a convolution, its BatchNorm and its ReLU these are the convolution's result and the ReLU's; the
+BatchNorm's is freed, or overwritten by the ReLU. A cast leaves a second copy if the gradient
+reads it. Of an operator not in the table, inputs and results are counted.
 
-Measured with MXNet's storage profiler (``profile_memory=True``; MXNet 1.9.1 on two cores, batches
-of 8 images of 224 pixels, SGD with momentum). What a forward pass leaves behind, against the
-estimate without what was there before, in MiB: resnet18_v1 158.6 and 158.5, mobilenet1.0 308.0
-and 307.8, squeezenet1.0 251.5 and 251.4, alexnet 21.3 and 21.2, hybridized or not within 0.3;
-resnet18_v1 cast to float16 295.0 and 294.9. A hybridized network may put an array into the place
-of a larger one: 310.6 in float16, and 188.6 in bfloat16 where 153.6 were counted. With
-``NNVM_EXEC_MATCH_RANGE=0`` it does not, and leaves 295.0 and 153.7. The bfloat16 estimate is for a
-hybridized network; an imperative one hands on FP32 arrays (214.2).
-
-The peak of a step of resnet18_v1 in FP32 is 555 MiB (548 hybridized with ``static_alloc``), and
-the total 296.9: on a CPU, four workspaces of 49.1 (``MXNET_CPU_TEMP_COPY=1`` leaves one and 408)
-and 62 of gradients of activations come on top. Compare policies by totals, and leave room.
+Activations agree with MXNet's storage profiler within 0.3 MiB in most networks; a 16-bit network
+may keep more, and workspaces come on top (docs/performance.md). Compare policies by totals, and
+leave room.
 """
 
 from __future__ import annotations
@@ -51,8 +42,7 @@ __all__ = ["MemoryEstimate", "PolicyMemory", "memory_estimate"]
 _MIB = 2.0**20
 
 # What the gradient of an operator reads: "i" its inputs, "1" or "2" the first of them, "o" its
-# result.
-# The CPU build was asked, operator by operator; a test asks it again. Others: inputs and result.
+# result. A test compares the table with MXNet's CPU build, operator by operator.
 _KEPT = {
     name: kept
     for kept, names in {
@@ -87,13 +77,11 @@ class PolicyMemory:
     ----------
     name : str
         The policy's.
-    parameters, gradients : int
-        Gradients of parameters that have any, in the format of the parameter.
+    parameters, gradients, optimizer_state : int
     masters : int
         FP32 copies of float16 parameters.
-    optimizer_state : int
     activations : int
-        What waits for the backward pass, the batch included in the format in which it does.
+        Arrays that wait for the backward pass, the batch included.
     """
 
     name: str
@@ -122,7 +110,7 @@ class MemoryEstimate:
     optimizer : str
     policies : tuple of PolicyMemory
     impossible : dict of str to str
-        Policies that the device cannot carry out, and why.
+        Policies that the device does not support, and why.
     """
 
     device_type: str
@@ -174,22 +162,16 @@ def memory_estimate(
     net : gluon.HybridBlock
         Not cast; initialized or not, shapes known or not. It is not changed.
     input_shape : tuple of int, or sequence of such tuples
-        Of its FP32 input, batch included; of all its inputs in order.
+        Of its FP32 input, batch included; or of each of its inputs, in order.
     optimizer : str or Optimizer
-        As ``gluon.Trainer`` takes it. How much state it keeps is found by having it make that of
-        one array of 5 x 7.
+        As for ``gluon.Trainer``.
     optimizer_params : dict, optional
         Without ``multi_precision`` in it, float16 parameters have FP32 masters.
     policies : sequence of str or Policy
-        As :meth:`mpgluon.Policy.parse` knows them.
+        As for :meth:`mpgluon.Policy.parse`.
     ctx : Context, optional
-        Whose arithmetic to count, the current one by default; ``mx.gpu()`` needs no GPU. float16
-        takes *more* than FP32 on a CPU, where operands are widened and the widened copies wait
-        for the backward pass.
-
-    Returns
-    -------
-    MemoryEstimate
+        Whose arithmetic to count, by default the current one; ``mx.gpu()`` needs no GPU. float16
+        takes *more* than FP32 on a CPU, where the widened operands wait for the backward pass.
 
     Raises
     ------
@@ -275,11 +257,11 @@ def _state_bytes(optimizer: mx.optimizer.Optimizer, shape: tuple[int, ...], dtyp
 
 
 def _activations(graph: Graph, parameters: Iterable[str], trained: Iterable[str]) -> int:
-    """Return the bytes of what waits for the backward pass."""
+    """Return the bytes of the arrays that wait for the backward pass."""
     known, learning = set(parameters), set(trained)
     reached: list[bool] = []  # by gradients
     kept: set[tuple[int, int]] = set()
-    hidden = 0  # what no operator but the gradient sees
+    hidden = 0  # results that only gradients read
     for number, node in enumerate(graph.nodes):
         learns = (
             node.name in learning

@@ -1,14 +1,15 @@
-"""Watching a network compute one batch, array by array, without leaving a trace in it.
+"""Observing a network while it computes one batch, array by array, and leaving it as it was.
 
-Everything else in this folder that looks into a network does so through :func:`observed_batch`. It
-runs imperatively, also where the network is hybridized: the same operators on the same numbers.
+Every other module of this folder that looks into a network does so through :func:`observed_batch`.
+A hybridized network runs imperatively meanwhile: the same operators on the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
@@ -22,18 +23,17 @@ from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import forward_of, is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
+from mpgluon.diagnostics.meanwhile import having, untouched
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.dtypes import cast, dtype_name
 
 __all__ = [
     "Batch",
-    "Call",
+    "BlockCall",
     "Observer",
     "Seen",
-    "imperative",
     "observed_batch",
     "observing",
-    "untouched",
     "values_of",
 ]
 
@@ -42,7 +42,7 @@ LossFunction = Callable[[Any, Any], NDArray]
 
 @dataclass(frozen=True)
 class Batch:
-    """What a network is run on.
+    """The inputs and labels that a network is run on, and its loss.
 
     Attributes
     ----------
@@ -64,26 +64,22 @@ class Batch:
         return self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)
 
 
-class Call:
-    """One call of a block: what went in, and what the block made of it itself.
+class BlockCall:
+    """One call of a block: its operands, and which arrays the block computed itself.
 
-    A block makes what it hands on, to a block that it calls or as its result, and has neither
-    received nor been given by a block that it called. A mere container makes nothing.
-
-    Parameters
-    ----------
-    block : gluon.Block
-    arguments : tuple
-        What the block was called with, as it was nested.
-    keywords : mapping
-        Its parameters' arrays.
+    A block computed an array itself if it passes it to an inner block, or returns it, and did not
+    receive it, neither as an operand nor from an inner block. A mere container computes nothing.
 
     Attributes
     ----------
+    arguments : tuple
+        As the block received them, nested or not.
+    keywords : mapping
+        The arrays of its parameters.
     returned : list of (gluon.Block, any)
-        What the blocks that it called returned, in order.
+        The results of the inner blocks, in order.
     handed_on : list of (NDArray, bool)
-        Every array that it handed on, in order, and whether it made it.
+        Each array that it passed on or returned, in order, and whether it computed it itself.
     """
 
     def __init__(
@@ -92,48 +88,48 @@ class Call:
         self.block, self.arguments, self.keywords = block, arguments, keywords
         self.returned: list[tuple[gluon.Block, Any]] = []
         self.handed_on: list[tuple[NDArray, bool]] = []
-        self._given = arrays_in([*arguments, *keywords.values()])
+        self._received = arrays_in([*arguments, *keywords.values()])
 
     def made(self, array: NDArray) -> bool:
-        """Whether the block made this array."""
-        return not any(array is given for given in self._given)
+        """Whether the block computed this array itself."""
+        return not any(array is received for received in self._received)
 
     def hand_on(self, value: Any) -> list[NDArray]:
-        """Note what is handed on; return what of it the block made and had not handed on yet."""
+        """Note arrays that leave the block; return those of its own that leave it first now."""
         before = [array for array, _ in self.handed_on]
         arrays = arrays_in(value)
         self.handed_on += [(array, self.made(array)) for array in arrays]
         return [a for a in arrays if self.made(a) and not any(a is known for known in before)]
 
     def receive(self, block: gluon.Block, result: Any) -> None:
-        """Note what a block that it called returned."""
+        """Note the result of an inner block."""
         self.returned.append((block, result))
-        self._given += arrays_in(result)
+        self._received += arrays_in(result)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One array on its way through a network.
+    """One array, as an observer receives it.
 
     Attributes
     ----------
     block : gluon.Block
         The innermost block at work.
     kind : {"operator", "handed on", "output", "output gradient", "gradient"}
-        What an operator returned, what the block made and gave to a block that it calls, what the
-        block returned, the gradient of that, or the gradient of a parameter of the block's own.
+        The result of an operator, an array that the block computed and passed to an inner block,
+        a result of the block, the gradient of a result, or that of one of the block's parameters.
     operator : str
         As the block called it, such as ``"FullyConnected"``; for a gradient, the parameter's name;
-        empty for the block's own result.
+        otherwise empty.
     array : NDArray
         Valid during the call of the observer; copy what is to be kept.
     inputs : tuple of NDArray
-        Of the operator or block; empty for gradients.
+        Operands of the operator or block; empty for gradients.
     place : int
-        Which of the arrays that a block returned.
+        The position among the block's results.
     made : bool
-        Whether the block made what it returned, and no block in it did.
-    call : Call, optional
+        Whether the block computed its result itself, and no inner block did.
+    call : BlockCall, optional
         Of the block, where ``kind`` is ``"output"``.
     """
 
@@ -144,7 +140,7 @@ class Seen:
     inputs: tuple[NDArray, ...] = ()
     place: int = 0
     made: bool = True
-    call: Optional[Call] = None
+    call: Optional[BlockCall] = None
 
 
 Observer = Callable[[Seen], None]
@@ -162,7 +158,7 @@ def observed_batch(
     """Run a batch forward and backward as in training, and return the parameters' gradients.
 
     Afterwards weights, gradients and running statistics are as before. Random numbers are drawn:
-    a dropout mask is another one each time.
+    each call uses another dropout mask.
 
     Parameters
     ----------
@@ -171,13 +167,11 @@ def observed_batch(
     batch : Batch
         On one device.
     observer : callable
-        Is handed every :class:`Seen` in the order of computation.
+        Receives every :class:`Seen` in the order of computation.
     loss_scale : float
-        Multiplies the loss; the gradients are that much larger.
-    operators : bool
-        Whether to observe what each operator returns, and not only what each block does.
-    handed_on : bool
-        Whether to observe what a block makes and gives to a block that it calls.
+        Multiplies the loss, and so the gradients.
+    operators, handed_on : bool
+        Whether to observe arrays of these kinds, too.
 
     Returns
     -------
@@ -190,7 +184,7 @@ def observed_batch(
         If the loss is float16: scaling it would overflow.
     """
     context = batch.arguments[0].context
-    taps: list[_Tap] = []
+    taps: list[Seen] = []
     watching = observing(net, observer, operators=operators, handed_on=handed_on, taps=taps)
     with untouched(net), watching:
         trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
@@ -211,56 +205,12 @@ def observed_batch(
         gradients = {parameter: parameter.grad(context).copy() for parameter in used}
         shown: set[gluon.Parameter] = set()
         for tap in reversed(taps):
-            observer(Seen(tap.block, "output gradient", "", tap.zeros.grad, made=tap.made))
+            observer(replace(tap, array=tap.array.grad))
             for parameter in tap.block._reg_params.values():
                 if parameter in gradients and parameter not in shown:
                     shown.add(parameter)
-                    seen = Seen(tap.block, "gradient", parameter.name, gradients[parameter])
-                    observer(seen)
+                    observer(Seen(tap.block, "gradient", parameter.name, gradients[parameter]))
         return gradients
-
-
-@contextmanager
-def untouched(net: gluon.Block) -> Iterator[None]:
-    """Put gradients and running statistics back after the block of code."""
-    mx.nd.waitall()  # a static graph's running statistics can be read before they are written
-    saved: list[tuple[NDArray, NDArray, Any]] = []
-    for parameter in net.collect_params().values():
-        if parameter.grad_req == "null":
-            saved += [(array, array.copy(), None) for array in parameter.list_data()]
-        else:
-            pairs = zip(parameter.list_data(), parameter.list_grad())
-            saved += [(grad, grad.copy(), (data, data._fresh_grad)) for data, grad in pairs]
-    try:
-        yield
-    finally:
-        for array, copy, freshness in saved:
-            copy.copyto(array)
-            if freshness is not None:
-                data, data._fresh_grad = freshness[0], freshness[1]
-        mx.nd.waitall()
-
-
-@contextmanager
-def imperative(net: gluon.Block) -> Iterator[None]:
-    """Let a hybridized network compute operator by operator; its graphs stay for later."""
-    active = [b for b in blocks_of(net) if isinstance(b, gluon.HybridBlock) and b._active]
-    for block in active:
-        block._active = False
-    try:
-        yield
-    finally:
-        for block in active:
-            block._active = True
-
-
-@dataclass(frozen=True)
-class _Tap:
-    """Zeros that were added to what a block returned: their gradient is that of the result."""
-
-    block: gluon.Block
-    zeros: NDArray
-    made: bool
 
 
 @contextmanager
@@ -270,105 +220,85 @@ def observing(
     *,
     operators: bool = False,
     handed_on: bool = False,
-    taps: Optional[list[_Tap]] = None,
+    taps: Optional[list[Seen]] = None,
 ) -> Iterator[None]:
-    """Hand every array that the blocks of a network return to ``observer``, forward only.
+    """Show an observer every result of a network's blocks meanwhile, in forward passes only.
 
-    Parameters
-    ----------
-    operators : bool
-        Also what each operator returns.
-    handed_on : bool
-        Also what a block makes and gives to a block that it calls.
-    taps : list, optional
-        Receives, while MXNet records, where gradients can be read after ``backward``.
+    While MXNet records, ``taps`` receives arrays whose gradients are those of the results.
     """
-    calls: list[Call] = []  # of the blocks at work, the innermost last
-    note = observer if handed_on else lambda _: None
+    watch = _Watch(observer, operators, handed_on, taps)
+    blocks = list(blocks_of(net))
+    hybridized = [b for b in blocks if isinstance(b, gluon.HybridBlock) and b._active]
     with ExitStack() as stack:
-        stack.enter_context(imperative(net))
-        for block in blocks_of(net):
-            stack.enter_context(_calls_observed(block, note, calls))
-            stack.enter_context(_observed(block, observer, operators, calls, taps))
+        stack.enter_context(having(hybridized, "_active", False))  # their graphs stay for later
+        for block in blocks:
+            stack.enter_context(block.register_forward_pre_hook(watch.note_arguments))
+            stack.enter_context(block.register_forward_hook(watch.note_result))
+            # Inside its cast, if it has one: there, arrays are as the operators returned them.
+            method = "hybrid_forward" if is_hybrid(block) else "forward"
+            forward = forward_of(block)
+            owner, name = (block, method) if forward is None else (forward, "original")
+            watched = partial(watch.call, block, getattr(owner, name))
+            stack.enter_context(having([owner], name, watched))
         yield
 
 
-@contextmanager
-def _calls_observed(block: gluon.Block, observer: Observer, calls: list[Call]) -> Iterator[None]:
-    """Let the block that calls this one know what passes between them."""
-    # MXNet's recurrent layers add their first states in a __call__ of their own.
-    count = None if type(block).__call__ is gluon.Block.__call__ else 1
+@dataclass(frozen=True)
+class _Watch:
+    """Shows an observer what the calls of a network's blocks compute."""
 
-    def note_arguments(_: gluon.Block, arguments: tuple[Any, ...]) -> None:
-        if calls:
-            for array in calls[-1].hand_on(arguments[:count]):
-                observer(Seen(calls[-1].block, "handed on", "", array))
+    observer: Observer
+    operators: bool
+    handed_on: bool
+    taps: Optional[list[Seen]]
+    calls: list[BlockCall] = field(default_factory=list)  # at work, the innermost last
 
-    def note_result(_: gluon.Block, __: tuple[Any, ...], result: Any) -> None:
-        if calls:
-            calls[-1].receive(block, result)
+    def note_arguments(self, inner: gluon.Block, arguments: tuple[Any, ...]) -> None:
+        """Note what a block passes to an inner one."""
+        # MXNet's recurrent layers add their first states in a __call__ of their own.
+        own = arguments if type(inner).__call__ is gluon.Block.__call__ else arguments[:1]
+        for array in self.calls[-1].hand_on(own) if self.calls else ():
+            if self.handed_on:
+                self.observer(Seen(self.calls[-1].block, "handed on", "", array))
 
-    before = block.register_forward_pre_hook(note_arguments)
-    with before, block.register_forward_hook(note_result):
-        yield
+    def note_result(self, inner: gluon.Block, _: tuple[Any, ...], result: Any) -> None:
+        """Note what a block receives from an inner one."""
+        if self.calls:
+            self.calls[-1].receive(inner, result)
 
-
-@contextmanager
-def _observed(
-    block: gluon.Block,
-    observer: Observer,
-    operators: bool,
-    calls: list[Call],
-    taps: Optional[list[_Tap]],
-) -> Iterator[None]:
-    forward = forward_of(block)
-    # Inside its cast, if it has one: there, arrays are what the operators left.
-    owner, name = (block, _method_of(block)) if forward is None else (forward, "original")
-    original = getattr(owner, name)
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, block: gluon.Block, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a block's own forward method, and show its results."""
         inputs = args
         if is_hybrid(block):
             namespace, inputs = args[0], args[1:]
-            args = (_Spy(namespace, block, observer) if operators else namespace, *inputs)
-        call = Call(block, inputs, kwargs)
-        calls.append(call)
+            args = (_Spy(namespace, block, self.observer) if self.operators else namespace, *inputs)
+        call = BlockCall(block, inputs, kwargs)
+        self.calls.append(call)
         try:
             result = original(*args, **kwargs)
         finally:
-            calls.pop()
+            self.calls.pop()
         call.hand_on(result)
         arrays = tuple(arrays_in(inputs))
         for place, array in enumerate(arrays_in(result)):
-            made = call.made(array)
-            observer(Seen(block, "output", "", array, arrays, place, made, call))
+            self.observer(Seen(block, "output", "", array, arrays, place, call.made(array), call))
+        taps = self.taps
         if taps is None or not autograd.is_recording():
             return result
-        return convert_arrays(result, lambda a: _tapped(a, block, call.made(a), taps))
 
-    setattr(owner, name, watched)
-    try:
-        yield
-    finally:
-        if forward is None:
-            delattr(block, name)
-        else:
-            forward.original = original
+        def tapped(array: NDArray) -> NDArray:
+            zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
+            zeros.attach_grad()
+            taps.append(Seen(block, "output gradient", "", zeros, made=call.made(array)))
+            return mark(mx.nd.elemwise_add(array, zeros), None)
 
-
-def _method_of(block: gluon.Block) -> str:
-    return "hybrid_forward" if is_hybrid(block) else "forward"
-
-
-def _tapped(array: NDArray, block: gluon.Block, made: bool, taps: list[_Tap]) -> NDArray:
-    zeros = mx.nd.zeros_like(array)
-    zeros.attach_grad()
-    taps.append(_Tap(block, zeros, made))
-    return mark(mx.nd.elemwise_add(array, zeros), None)
+        return convert_arrays(result, tapped)
 
 
 class _Spy(OperatorNamespace):
-    """An ``F`` that shows what its operators return."""
+    """An ``F`` that shows an observer the results of its operators."""
 
     def __init__(
         self, wrapped: Any, block: gluon.Block, observer: Observer, prefix: str = ""

@@ -1,7 +1,7 @@
-"""Do all optimizers support float16? Each of MXNet's is run and compared with itself in FP32.
+"""Which optimizers support float16: each of MXNet's is run and compared with itself in FP32.
 
-A weight takes fifty steps with the same gradients in every way of training. The errors come from
-rounding alone: nothing here depends on a network, a data set or luck.
+A weight takes fifty steps with the same gradients in each way of training, so that the errors are
+rounding errors only, whatever the network or data set.
 """
 
 from __future__ import annotations
@@ -35,22 +35,20 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class OptimizerReport:
-    """How one optimizer fares in 16 bits. Errors are the largest of all weights and steps.
+    """The errors of one optimizer in 16 bits, the largest of all weights and steps.
 
     Attributes
     ----------
     name : str
-        As ``gluon.Trainer`` takes it.
+        As for ``gluon.Trainer``.
     without_masters : str or float
         float16 weights and ``multi_precision=False``: ``"raises"``, ``"NaN"`` or the error of the
         weights in units of the last place of float16.
     mxnet : float
-        The same with MXNet's ``multi_precision=True``. Rounding the first weights and the last
-        makes 1 at most.
-    mxnet_masters : float
-        The error of its masters in units of the last place of FP32.
-    masters : float
-        The error of mpgluon's masters, in the same unit.
+        The same with MXNet's ``multi_precision=True``; rounding the first and the last weights
+        alone gives up to 1.
+    mxnet_masters, masters : float
+        The errors of MXNet's masters and of mpgluon's, in units of the last place of FP32.
     bfloat16 : float
         The error of FP32 parameters in a network that computes in bfloat16, in the same unit.
     """
@@ -64,8 +62,8 @@ class OptimizerReport:
 
     @property
     def advice(self) -> str:
-        """What to use, in a few words."""
-        if self.mxnet > 1.5:  # rounding the start and the end is 1 at most
+        """Which options to use, in a few words."""
+        if self.mxnet > 1.5:  # more than rounding the first and the last weights
             return "multi_precision=True on a network of cast_block; MXNet's own masters are wrong"
         if isinstance(self.without_masters, str):
             return f"multi_precision=True; without it: {self.without_masters}"
@@ -96,7 +94,7 @@ def report_on_optimizer(name: str) -> OptimizerReport:
     except MXNetError:
         without = "raises"
     mxnet, mxnet_masters = _plain_run(name, multi_precision=True)
-    _, masters = _layer_run(name, lambda layer: cast_block(layer))
+    _, masters = _layer_run(name, cast_block)
     bfloat16, _ = _layer_run(name, lambda layer: amp.autocast(layer, "bfloat16"))
     return OptimizerReport(
         name=name,
@@ -120,7 +118,7 @@ def _start_and_gradients() -> tuple[Array, list[Array]]:
 def _plain_run(name: str, *, multi_precision: bool) -> tuple[list[Array], list[Array]]:
     """Return MXNet's own float16 weights after each step, and the masters after the last."""
     start, gradients = _start_and_gradients()
-    _seed()
+    mx.random.seed(0)  # SGLD adds noise to its updates
     optimizer = mx.optimizer.create(
         name, multi_precision=multi_precision, rescale_grad=1 / _LOSS_SCALE / _BATCH_SIZE
     )
@@ -151,7 +149,7 @@ def _layer_run(
     optimizer = mx.optimizer.create(name, multi_precision=True)
     trainer = gluon.Trainer(layer.collect_params(), optimizer)
     amp.init_trainer(trainer, _LOSS_SCALE if change is not None else "none")
-    _seed()
+    mx.random.seed(0)
     weights = []
     for gradient in gradients:
         with autograd.record():
@@ -164,15 +162,11 @@ def _layer_run(
     return weights, [layer.weight.data().asnumpy()]
 
 
-def _seed() -> None:
-    mx.random.seed(0)  # SGLD adds noise to its updates
-
-
 def _error(values: list[Array], references: list[Array], fmt: FloatFormat) -> float:
     """Return the largest error, in units of the last place of a format.
 
-    Each weight's unit is that at the largest magnitude that it has had, so that weights on their
-    way through zero do not count for more than others.
+    The unit of each weight is that at its largest magnitude of all steps: weights that pass
+    through zero do not count for more than others.
     """
     start, _ = _start_and_gradients()
     largest = np.max([np.abs(array) for array in (start, *references)], axis=0)

@@ -1,4 +1,4 @@
-"""Where did it overflow? The first array of a step that is not finite, and who computed it."""
+"""Where a step overflows: the first array that is not finite, and the block that computed it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.cast.block import blocks_of
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing, untouched
+from mpgluon.diagnostics.meanwhile import untouched
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing
 from mpgluon.numerics.dtypes import cast, dtype_name
 from mpgluon.numerics.reductions import all_finite
 from mpgluon.trainer.inside import update_counts
@@ -32,16 +33,14 @@ class OverflowReport:
     ----------
     direction : {"forward", "backward"}
     what : str
-        What the array is, such as ``"what FullyConnected returned"``.
-    block : str
-        The name of the block at work; of the parameter's, for a parameter's gradient.
-    kind : str
-        The block's class.
+        The array, such as ``"what FullyConnected returned"``.
+    block, kind : str
+        Name and class of the block at work; for a parameter's gradient, of the block that owns it.
     dtype : str
     shape : tuple of int
     largest_before : float
-        The absolute maximum of what it was computed from: the inputs of the operator, or the
-        gradient that came before; NaN if that is not known.
+        The absolute maximum of its operands: the inputs of the operator, or the gradient before
+        it; NaN if that is not known.
     loss_scale : float
     """
 
@@ -72,13 +71,7 @@ def locate_overflow(
 ) -> Optional[OverflowReport]:
     """Run a batch forward and backward, and return the first array that is not finite.
 
-    The network is left as it was. It is run imperatively, operator by operator.
-
-    Parameters
-    ----------
-    net : gluon.Block
-    batch : Batch
-    loss_scale : float
+    The network runs imperatively, operator by operator, and is not changed.
 
     Returns
     -------
@@ -93,10 +86,10 @@ def locate_overflow(
 class OverflowLocator:
     """Waits for the first step that is skipped, and reports where its overflow began.
 
-    Costs references to a step's inputs while steps are finite. When one is skipped, the network
-    is run forward once more on those inputs, imperatively; if everything is finite then, the
-    gradients are looked at from the last parameter to the first. The report is logged as a warning.
-    The second run draws random numbers where the network does, so dropout goes on with other masks.
+    While steps are finite, it only keeps references to their inputs. After a skipped step it runs
+    the network forward on those inputs again, imperatively; if every array is finite then, it
+    examines the gradients from the last parameter to the first. It logs the report as a warning.
+    The second run draws random numbers where the network does, so later dropout masks differ.
     Inputs that are overwritten before ``trainer.step`` cannot be run again.
 
     Parameters
@@ -151,19 +144,27 @@ class OverflowLocator:
             for inputs in inputs_of_step:
                 with observing(self._net, watch.see, operators=True):
                     self._net(*inputs)
-        gradients = [
-            (parameter, gradient)
-            for parameter in self._net.collect_params().values()
-            if parameter.grad_req != "null"
-            for gradient in parameter.list_grad()
-        ]
-        self.report = watch.report or _first_of_gradients(self._net, gradients, loss_scale)
+        if watch.report is None:
+            for seen in reversed(self._gradients()):
+                watch.see(seen)
+        self.report = watch.report
         if self.report is not None:
             _logger.warning("%s", self.report)
 
+    def _gradients(self) -> list[Seen]:
+        """Return the gradients of all parameters, with the block that owns each."""
+        net, parameters = self._net, self._net.collect_params().values()
+        owners = {p: block for block in blocks_of(net) for p in block._reg_params.values()}
+        return [
+            Seen(owners.get(parameter, net), "gradient", parameter.name, gradient)
+            for parameter in parameters
+            if parameter.grad_req != "null"
+            for gradient in parameter.list_grad()
+        ]
+
 
 class _Watch:
-    """An observer that keeps the first array that is not finite and stays so."""
+    """An observer that keeps the first array whose values are not finite, here or later."""
 
     def __init__(self, loss_scale: float) -> None:
         self.report: Optional[OverflowReport] = None
@@ -171,14 +172,14 @@ class _Watch:
         self._latest_gradient = math.nan
 
     def see(self, seen: Seen) -> None:
-        """Look at an array."""
+        """Examine an array."""
         backward = seen.kind in ("output gradient", "gradient")
         if self.report is not None and (backward or self.report.direction == "backward"):
             return
         if all_finite([seen.array]):
             self._latest_gradient = _largest([seen.array]) if backward else math.nan
             if self.report is not None and seen.inputs and not all_finite(seen.inputs):
-                self.report = None  # an infinity that was meant, such as a mask before a softmax
+                self.report = None  # an intended infinity, such as in a mask before a softmax
             return
         if self.report is not None:
             return
@@ -200,30 +201,7 @@ class _Watch:
         )
 
 
-def _first_of_gradients(
-    net: gluon.Block, gradients: Iterable[tuple[gluon.Parameter, NDArray]], loss_scale: float
-) -> Optional[OverflowReport]:
-    """Return the first parameter's gradient that is not finite, by backward order."""
-    owners = {p: b for b in blocks_of(net) for p in b._reg_params.values()}
-    owners.update({p: net for p in net.collect_params().values() if p not in owners})
-    before = math.nan
-    for parameter, gradient in reversed(list(gradients)):
-        if not all_finite([gradient]):
-            return OverflowReport(
-                direction="backward",
-                what=f"the gradient of {parameter.name}",
-                block=owners[parameter].name,
-                kind=type(owners[parameter]).__name__,
-                dtype=str(dtype_name(gradient)),
-                shape=tuple(gradient.shape),
-                largest_before=before,
-                loss_scale=loss_scale,
-            )
-        before = _largest([gradient])
-    return None
-
-
 def _largest(arrays: Iterable[NDArray]) -> float:
-    """Return the absolute maximum of some arrays, integers included; NaN if there are none."""
+    """Return the absolute maximum of arrays, also of integers; NaN if there are none."""
     sizes = [mx.nd.abs(cast(a, "float32").astype("float32")).max().asscalar() for a in arrays]
     return float(max(sizes, default=math.nan))

@@ -1,6 +1,6 @@
 """What a format does to each array of one batch at a loss scale, and which scale to choose.
 
-Nothing is cast: the fractions are what rounding true values times S to the format would do.
+Nothing is cast: the FP32 values, times the loss scale, are rounded to the format and counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mxnet import gluon
 
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, round_to
-from mpgluon.tables import Table
+from mpgluon.tables import Table, percent
 
 __all__ = ["ArrayRange", "RangeReport", "range_report"]
 
@@ -29,14 +29,12 @@ class ArrayRange:
     name : str
         Of the parameter, or of the block.
     kind : {"handed on", "output", "output gradient", "gradient"}
-        What a block made and gave to a block in it, what it made and returned, the gradient of
-        that, or a parameter's gradient.
+        As of :class:`mpgluon.diagnostics.observe.Seen`, of arrays that the block computed itself.
     largest : float
-        The absolute maximum, in true units: without the loss scale. Infinite if a value is not
-        finite.
+        The absolute maximum, without the loss scale; infinite if a value is not finite.
     overflow_fraction, underflow_fraction, subnormal_fraction : float
-        Which share in [0, 1] of the elements becomes infinite (or was), becomes zero without being
-        it, and becomes subnormal.
+        The shares in [0, 1] of elements that become infinite (or were), that become zero from
+        another value, and that become subnormal.
     """
 
     name: str
@@ -57,7 +55,7 @@ class RangeReport:
         Outputs in the order of computation, then gradients in that of the backward pass.
     fmt : FloatFormat
     loss_scale : float
-        The factor at which gradients were judged; outputs have none.
+        That the gradients were multiplied by; outputs have none.
     """
 
     arrays: Sequence[ArrayRange]
@@ -70,8 +68,8 @@ class RangeReport:
         Parameters
         ----------
         headroom : float
-            By how much a gradient of another batch may be larger. A dynamic scale settles where
-            the largest gradient of many batches just fits: with a headroom of 1 to 2 near it.
+            The factor by which gradients of other batches may be larger. A dynamic scale settles
+            where the largest gradient of many batches just fits: near a headroom of 1 to 2.
 
         Returns
         -------
@@ -100,20 +98,11 @@ class RangeReport:
         def loss(array: ArrayRange) -> tuple[float, float]:
             return array.overflow_fraction, array.underflow_fraction + array.subnormal_fraction
 
-        rows = [
-            (
-                a.name,
-                a.kind,
-                f"{a.largest:.3g}",
-                *(
-                    f"{share:.2%}"
-                    for share in (a.overflow_fraction, a.underflow_fraction, a.subnormal_fraction)
-                ),
-            )
-            for a in sorted(self.arrays, key=loss, reverse=True)[:worst]
-        ]
-        headings = ("array", "what", "largest", "overflow", "underflow", "subnormal")
-        return Table(headings, [tuple(cell.replace("%", " %") for cell in row) for row in rows])
+        rows = []
+        for a in sorted(self.arrays, key=loss, reverse=True)[:worst]:
+            shares = (a.overflow_fraction, a.underflow_fraction, a.subnormal_fraction)
+            rows.append((a.name, a.kind, f"{a.largest:.3g}", *map(percent, shares)))
+        return Table(("array", "what", "largest", "overflow", "underflow", "subnormal"), rows)
 
     def __str__(self) -> str:
         count = sum(array.overflow_fraction > 0 for array in self.arrays)
@@ -126,23 +115,23 @@ class RangeReport:
 def range_report(
     net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0, fmt: FloatFormat = FLOAT16
 ) -> RangeReport:
-    """Run one batch and return how all that was computed fits into a format.
+    """Run one batch and return how all its arrays fit into a format.
 
     Parameters
     ----------
     net : gluon.Block
-        In FP32 for the true picture. In a network that is cast already, what was lost before
-        cannot be seen; it is run with ``loss_scale``.
+        In FP32. A cast network has lost values already, which are not counted; it is run with
+        ``loss_scale``.
     batch : Batch
     loss_scale : float
-        At which gradients are judged.
+        Multiplies the gradients.
     fmt : FloatFormat
     """
     outputs: list[ArrayRange] = []
     gradients: list[ArrayRange] = []
 
     def note(seen: Seen) -> None:
-        if not seen.made:  # a block in it did
+        if not seen.made:  # an inner block computed it
             return
         values = values_of(seen.array).astype(np.float64)
         if seen.kind in ("handed on", "output"):

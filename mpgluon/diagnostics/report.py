@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import math
 import platform
 import re
@@ -12,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
+import jinja2
+import markupsafe
 import mxnet as mx
 from mxnet import gluon
 
 from mpgluon import plots
 from mpgluon.diagnostics.alignment import alignment_report
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
-from mpgluon.diagnostics.doctor import DoctorReport, check_machine
-from mpgluon.diagnostics.exponents import ExponentHistogram, batch_exponents
+from mpgluon.diagnostics.doctor import check_machine
+from mpgluon.diagnostics.exponents import BatchExponents, ExponentHistogram, batch_exponents
 from mpgluon.diagnostics.memory import memory_estimate
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
@@ -40,7 +41,7 @@ class Section:
         What to notice.
     tables : sequence of Table
     pictures : sequence of (bytes, str)
-        PNG files, and what is to be seen on each in words.
+        PNG files, each with a caption.
     """
 
     title: str
@@ -51,7 +52,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What was found out about a network; ``print`` it, or write it as HTML."""
+    """The report on a network; ``print`` it, or write it as HTML."""
 
     title: str
     sections: Sequence[Section]
@@ -63,8 +64,31 @@ class Page:
         return "\n\n".join(blocks)
 
     def write(self, path: Path) -> None:
-        """Write one HTML file that needs nothing beside it."""
-        path.write_text(_html(self), encoding="utf-8")
+        """Write one HTML file that needs no other file."""
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("mpgluon", "diagnostics"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters.update(png=_data_address, powers=_with_powers)
+        text = environment.get_template("report.html.jinja").render(page=self)
+        path.write_text(text, encoding="utf-8")
+
+
+def _data_address(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _with_powers(sentence: str) -> markupsafe.Markup:
+    """Return a sentence with 2^-14 and the like as HTML writes powers."""
+    escaped = str(markupsafe.escape(sentence))
+
+    def raised(power: re.Match[str]) -> str:
+        return f"2<sup>{power[1].replace('-', '&minus;')}</sup>"
+
+    return markupsafe.Markup(re.sub(r"\b2\^(-?\w+)", raised, escaped))
 
 
 def diagnose(
@@ -76,33 +100,31 @@ def diagnose(
     dtype: str = "float16",
     progress: Callable[[str], None] = lambda _: None,
 ) -> Page:
-    """Look at a network in every way that this folder has.
+    """Examine a network with every tool of this folder.
 
     Parameters
     ----------
     net : gluon.HybridBlock
-        In FP32, initialized; it is left as it was.
+        In FP32, initialized; it is not changed.
     batch : Batch
         With one input. A small one: all of its arrays are kept in memory for the comparison.
     title : str
     about : sequence of str
         Where the network and the batch come from.
     dtype : {"float16", "bfloat16"}
-        With which FP32 is compared.
+        The format to compare with FP32.
     progress : callable
-        Is told what is being done.
+        Receives the name of each step as it begins.
     """
     shape = batch.arguments[0].shape
-    sections = []
     progress("exponents")
     exponents = batch_exponents(net, batch)
     progress("ranges")
     at_one = range_report(net, batch)
     scale = at_one.recommended_loss_scale(headroom=2)
     scaled = range_report(net, batch, loss_scale=scale)
-    weights = {p.name for p in net.collect_params().values() if len(p.shape) > 1}
-    layers = {name: one for name, one in exponents.gradients.items() if name in weights}
-    sections.append(
+    sections = [
+        Section("What was looked at", [*about, _versions()]),
         Section(
             "Which part of float16's range is used",
             [
@@ -112,36 +134,8 @@ def diagnose(
                 "right as they can go with a headroom of 2.",
             ],
             [exponents.table()],
-            [
-                _picture(
-                    lambda axes: plots.draw_exponents(
-                        axes,
-                        {
-                            name: _as_plain(exponents.overall()[name])
-                            for name in ("weights", "activations")
-                        },
-                    ),
-                    "Exponents of weights and activations",
-                ),
-                _picture(
-                    lambda axes: plots.draw_exponents(
-                        axes,
-                        {"gradients": _as_plain(exponents.overall()["gradients"])},
-                        loss_scale=scale,
-                    ),
-                    "Exponents of the parameters' gradients, and what the loss scale makes of them",
-                ),
-                _picture(
-                    lambda axes: plots.draw_exponent_heatmap(
-                        axes, list(layers), [_as_plain(one) for one in layers.values()]
-                    ),
-                    "Exponents of the gradient of each weight, first layer at the top",
-                    height=1.5 + 0.17 * len(layers),
-                ),
-            ],
-        )
-    )
-    sections.append(
+            _pictures(net, exponents, scale),
+        ),
         Section(
             "What float16 would lose",
             [
@@ -151,8 +145,8 @@ def diagnose(
                 "expect it within a factor of four.",
             ],
             [scaled.table(10), at_one.table(10)],
-        )
-    )
+        ),
+    ]
     progress(f"comparison of {dtype} with float32")
     comparison = compare_with_fp32(net, batch, dtype=dtype, loss_scale=scale)
     suggestion = suggest_keep_fp32(net, batch, dtype=dtype, loss_scale=scale)
@@ -173,7 +167,7 @@ def diagnose(
     sections.append(
         Section(
             "Shapes for Tensor Cores",
-            str(alignment).split("\n\n")[0].splitlines()[: 1 + bool(alignment.misaligned)],
+            str(alignment).splitlines()[: 1 + bool(alignment.misaligned)],
             [alignment.table()] if alignment.misaligned else [],
         )
     )
@@ -190,19 +184,10 @@ def diagnose(
         )
     )
     progress("machine")
-    sections.append(Section("This machine", [], [_findings(check_machine())]))
-    return Page(title, [Section("What was looked at", [*about, _versions()]), *sections])
-
-
-def _as_plain(histogram: ExponentHistogram) -> tuple[Any, Any, int]:
-    return histogram.exponents, histogram.counts, histogram.zeros
-
-
-def _findings(report: DoctorReport) -> Table:
-    return Table(
-        ("level", "topic", "what", "why", "fix"),
-        [(one.level, one.topic, one.what, one.why, one.fix) for one in report.findings],
-    )
+    findings = check_machine().findings
+    cells = [(one.level, one.topic, one.what, one.why, one.fix) for one in findings]
+    table = Table(("level", "topic", "what", "why", "fix"), cells)
+    return Page(title, [*sections, Section("This machine", [], [table])])
 
 
 def _versions() -> str:
@@ -212,67 +197,32 @@ def _versions() -> str:
     )
 
 
-def _picture(draw: Callable[[Any], Any], caption: str, *, height: float = 4.0) -> tuple[bytes, str]:
-    return plots.png(draw, height=height), caption
+def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list[tuple[bytes, str]]:
+    """Draw the histograms of weights and activations, of gradients, and of each layer."""
 
+    def plain(histogram: ExponentHistogram) -> tuple[Any, Any, int]:
+        return histogram.exponents, histogram.counts, histogram.zeros
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-       max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
-table { border-collapse: collapse; font-size: 0.85rem; margin: 1rem 0; }
-.wide { overflow-x: auto; }
-th, td { padding: 0.2rem 0.7rem 0.2rem 0; text-align: left; vertical-align: top; }
-th { border-bottom: 1px solid #1a1a1a; white-space: nowrap; }
-.figure { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-sup { line-height: 0; }
-figure { margin: 1rem 0; } img { max-width: 100%; height: auto; }
-figcaption { font-size: 0.85rem; color: #555; }
-"""
-
-
-def _html(page: Page) -> str:
-    title = html.escape(page.title)
-    body = "\n".join(_section_html(section) for section in page.sections)
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
-        f"{body}\n</body>\n</html>\n"
-    )
-
-
-_POWER = re.compile(r"\b2\^(-?\w+)")
-
-
-def _raised(power: re.Match[str]) -> str:
-    return f"2<sup>{power[1].replace('-', '&minus;')}</sup>"
-
-
-def _section_html(section: Section) -> str:
-    parts = [f"<h2>{html.escape(section.title)}</h2>"]
-    parts += [
-        f"<p>{_POWER.sub(_raised, html.escape(sentence))}</p>" for sentence in section.sentences
+    overall = {name: plain(one) for name, one in exponents.overall().items()}
+    gradients = {"gradients": overall["gradients"]}
+    values = {name: overall[name] for name in ("weights", "activations")}
+    weights = {p.name for p in net.collect_params().values() if len(p.shape) > 1}
+    layers = {name: plain(one) for name, one in exponents.gradients.items() if name in weights}
+    names, histograms = list(layers), list(layers.values())
+    return [
+        (
+            plots.png(lambda axes: plots.draw_exponents(axes, values)),
+            "Exponents of weights and activations",
+        ),
+        (
+            plots.png(lambda axes: plots.draw_exponents(axes, gradients, loss_scale=scale)),
+            "Exponents of the parameters' gradients, and what the loss scale makes of them",
+        ),
+        (
+            plots.png(
+                lambda axes: plots.draw_exponent_heatmap(axes, names, histograms),
+                height=1.5 + 0.17 * len(layers),
+            ),
+            "Exponents of the gradient of each weight, first layer at the top",
+        ),
     ]
-    for content, caption in section.pictures:
-        data, words = base64.b64encode(content).decode(), html.escape(caption)
-        parts.append(
-            f'<figure><img src="data:image/png;base64,{data}" alt="{words}">'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
-    parts += [_table_html(table) for table in section.tables]
-    return f"<section>\n{chr(10).join(parts)}\n</section>"
-
-
-def _table_html(table: Table) -> str:
-    looks = [' class="figure"' if numeric else "" for numeric in table.numeric]
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        filled = (f"<{tag}{look}>{html.escape(cell)}</{tag}>" for cell, look in zip(cells, looks))
-        return f"<tr>{''.join(filled)}</tr>"
-
-    rows = "\n".join(row(cells, "td") for cells in table.rows)
-    return (
-        f'<div class="wide"><table>\n<thead>{row(table.headings, "th")}</thead>\n'
-        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
-    )

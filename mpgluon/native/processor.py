@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import platform
 from functools import cache
-from pathlib import Path
+
+from mpgluon.processor import processor
 
 __all__ = ["LEVELS", "features", "level", "levels"]
 
@@ -23,12 +24,7 @@ LEVELS = tuple(_NEEDS)
 @cache
 def features() -> frozenset[str]:
     """Return the names of the processor's instructions; empty where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    named = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(named, "").split())
+    return processor()[1]
 
 
 def levels() -> tuple[str, ...]:

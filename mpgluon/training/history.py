@@ -23,6 +23,8 @@ from typing import Any, Callable, Optional
 
 import mxnet as mx
 
+from mpgluon.processor import processor
+
 __all__ = ["Event", "History", "describe_machine", "installed_versions", "to_json"]
 
 Event = dict[str, Any]
@@ -107,14 +109,10 @@ def installed_versions() -> dict[str, str]:
 def describe_machine() -> dict[str, Any]:
     """Return what a reader needs to judge a speed: processor, cores, GPUs."""
     model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        model = names[0] if names else model
+    name, _ = processor()
     return {
         "system": platform.platform(),
-        "processor": model,
+        "processor": name or model,
         "cores": os.cpu_count(),
         "gpus": mx.context.num_gpus(),
     }

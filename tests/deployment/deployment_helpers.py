@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import outputs_of
 from mxnet import gluon
+from mxnet.gluon import nn
 from test_networks import NETWORKS
 
 from mpgluon import FloatFormat, round_to
@@ -43,6 +44,14 @@ def with_random_values(net: gluon.Block, seed: int = 0) -> gluon.Block:
         low, high = (0.5, 1.5) if positive else (-0.5, 0.5)
         parameter.set_data(mx.nd.array(random.uniform(low, high, parameter.shape)))
     return net
+
+
+def small_network(seed: int = 0) -> gluon.Block:
+    """Return a network for images of 6 pixels, with a BatchNorm to fold and one that stays."""
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.add(nn.BatchNorm(in_channels=8), nn.Dropout(0.5), nn.Dense(5, in_units=8 * 4 * 4))
+    return with_random_values(net, seed)
 
 
 def some_images(*shape: int, seed: int = 0) -> mx.nd.NDArray:

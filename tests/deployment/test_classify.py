@@ -156,7 +156,7 @@ def test_photographs_in_other_formats_are_read(form):
     ids=["nothing", "text", "SVG", "EPS", "GIF", "TIFF", "noise"],
 )
 def test_what_is_no_photograph_is_refused(data):
-    with pytest.raises(NotAPhotographError, match="give one in JPEG, PNG or WEBP"):
+    with pytest.raises(NotAPhotographError, match="formats are JPEG, PNG, WEBP"):
         read_photograph(data, SIZE)
 
 

@@ -14,8 +14,8 @@ from deployment_helpers import (
     fp32_bound,
     logits_of,
     sixteen_bit_bound,
+    small_network,
     some_images,
-    with_random_values,
 )
 from helpers import STATIC, assert_same_bits, parameters_of
 from mxnet import gluon
@@ -70,13 +70,6 @@ def test_as_many_batch_norms_are_left_as_stand_before_a_convolution(name, left):
     assert len(norms) == left
 
 
-def small_network(seed=0):
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
-    net.add(nn.BatchNorm(in_channels=8), nn.Dropout(0.5), nn.Dense(5, in_units=8 * 4 * 4))
-    return with_random_values(net, seed)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_cast_and_an_autocast_source_give_what_a_plain_one_does(dtype):
     images, results = some_images(2, 3, 6, 6), []
@@ -102,7 +95,7 @@ def test_batches_of_other_sizes_are_computed_too():
     images = some_images(5, 3, 6, 6)
     all_at_once = logits_of(result, images)
     for start, end in ((0, 1), (1, 5)):
-        # Equal bits are not asked for: oneDNN adds in another order for another batch.
+        # The bits may differ: oneDNN adds in another order for another batch.
         part = logits_of(result, images[start:end])
         np.testing.assert_allclose(part, all_at_once[start:end], rtol=2**-9)
 

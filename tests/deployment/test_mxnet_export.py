@@ -1,4 +1,4 @@
-"""Files for plain MXNet: the format that was asked for, loaded and computed without mpgluon."""
+"""Files for plain MXNet: in the requested format, loaded and computed without mpgluon."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from deployment_helpers import distance, fp32_bound, logits_of, some_images, with_random_values
+from deployment_helpers import distance, fp32_bound, logits_of, small_network, some_images
 from mxnet import gluon
-from mxnet.gluon import nn
 from test_networks import build, inputs_of
 
 import mpgluon
@@ -36,13 +35,6 @@ for path in sys.argv[1:]:
     np.save(f"{path}-out.npy", net(mx.nd.array(np.load(f"{path}-in.npy"))).asnumpy())
 assert "mpgluon" not in sys.modules
 """
-
-
-def small_network():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
-    net.add(nn.BatchNorm(in_channels=8), nn.Dense(5, in_units=8 * 4 * 4))
-    return with_random_values(net)
 
 
 IMAGES = (2, 3, 6, 6)

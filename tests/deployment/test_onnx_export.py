@@ -210,7 +210,7 @@ def test_metadata_that_make_no_sense_are_refused(options, message):
 )
 def test_strings_that_say_something_else_are_refused(change):
     strings = {**METADATA.to_strings(), **change}
-    with pytest.raises(DataError, match="does not say what a served network has to"):
+    with pytest.raises(DataError, match="lacks the metadata of a served network"):
         ServingMetadata.from_strings({k: v for k, v in strings.items() if v is not None})
 
 

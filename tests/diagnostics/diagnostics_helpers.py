@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mpgluon
@@ -61,6 +61,26 @@ def make_net(*extra, way="float32", hybridize=False):
     WAYS[way](net)
     net.hybridize(hybridize)
     return net
+
+
+def scaled_trainer(net, loss_scale, learning_rate=2.0**-30):
+    """Return a Trainer with masters and a loss scale."""
+    options = {"learning_rate": learning_rate, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
+
+
+def backward(net, trainer, batch):
+    with autograd.record():
+        loss = batch.loss_fn(net(batch.inputs), batch.labels)
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+
+
+def train_step(net, trainer, batch):
+    backward(net, trainer, batch)
+    trainer.step(4)
 
 
 def make_batch():

@@ -1,4 +1,4 @@
-"""The names that ``mpgluon.diagnostics`` offers, without importing what is not asked for."""
+"""The names that ``mpgluon.diagnostics`` offers, each imported on first use."""
 
 from __future__ import annotations
 

@@ -7,15 +7,11 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from diagnostics_helpers import make_batch, make_net
-from mxnet import autograd, gluon
+from diagnostics_helpers import backward, make_batch, make_net, scaled_trainer
+from mxnet import gluon
 
-from mpgluon import BFLOAT16, FLOAT16, amp
-from mpgluon.diagnostics.exponents import (
-    ExponentRecorder,
-    batch_exponents,
-    exponent_histogram,
-)
+from mpgluon import BFLOAT16, FLOAT16
+from mpgluon.diagnostics.exponents import ExponentRecorder, batch_exponents, exponent_histogram
 
 
 def trained(net):
@@ -122,15 +118,11 @@ def test_a_loss_scale_saves_gradients_that_float16_would_lose():
 @pytest.mark.parametrize("way", ["float32", "float16"])
 def test_a_run_is_sampled_every_so_many_steps_in_true_units(way):
     net, batch = make_net(way=way), make_batch()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
-    amp.init_trainer(trainer, 2.0**8)
+    trainer = scaled_trainer(net, 2.0**8, learning_rate=0.01)
     recorder = ExponentRecorder(trainer, every=3)
     gradients = []
     for _ in range(7):
-        with autograd.record():
-            loss = batch.loss_fn(net(batch.inputs), batch.labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        backward(net, trainer, batch)
         gradients.append([p.grad().astype("float32") / 2.0**8 for p in trained(net)])
         trainer.step(4)
         recorder.after_step()

@@ -183,6 +183,7 @@ def test_parameters_that_the_batch_does_not_use_have_no_gradient():
     batch = Batch(mx.nd.ones((1, 2)), None, lambda y, _: y)
     found = observed_batch(both, batch, lambda _: None)
     assert sorted(p.name for p in found) == sorted([used.weight.name, used.bias.name])
+    assert both(batch.inputs).shape == (1, 1)  # by the user's own forward, as before
 
 
 @each_way

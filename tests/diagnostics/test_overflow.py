@@ -8,7 +8,17 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from diagnostics_helpers import WAYS, Batch, InTwoSteps, Times, make_batch, make_net
+from diagnostics_helpers import (
+    WAYS,
+    Batch,
+    InTwoSteps,
+    Times,
+    backward,
+    make_batch,
+    make_net,
+    scaled_trainer,
+    train_step,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -18,21 +28,6 @@ from mpgluon.diagnostics.overflow import OverflowLocator, locate_overflow
 
 both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 SIXTEEN = pytest.mark.parametrize("way", ["float16", "auto float16"])
-
-
-def train_step(net, trainer, batch):
-    with autograd.record():
-        loss = batch.loss_fn(net(batch.inputs), batch.labels)
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
-    trainer.step(4)
-
-
-def trainer_of(net, loss_scale=2.0):
-    options = {"learning_rate": 2.0**-30, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, loss_scale)
-    return trainer
 
 
 def state_of(net):
@@ -66,13 +61,8 @@ def test_the_operator_within_a_block_is_named_where_its_result_hides_it(way):
 @both
 def test_a_layer_that_overflows_only_in_backward_is_named(way, hybridize):
     # Forward all is of size 1; backward the gradient grows by 2**12 between the two.
-    net = make_net(Times(2.0**-12, "down_"), nn.Activation("tanh"), Times(2.0**12, "up_"))
-    batch = make_batch()
-    if way == "float16":
-        mpgluon.cast_block(net)
-    else:
-        amp.autocast(net, "float16")
-    net.hybridize(hybridize)
+    layers = (Times(2.0**-12, "down_"), nn.Activation("tanh"), Times(2.0**12, "up_"))
+    net, batch = make_net(*layers, way=way, hybridize=hybridize), make_batch()
     assert locate_overflow(net, batch, loss_scale=2.0**2) is None
     report = locate_overflow(net, batch, loss_scale=2.0**9)
     assert (report.direction, report.kind) == ("backward", "Activation")
@@ -85,7 +75,7 @@ def test_a_layer_that_overflows_only_in_backward_is_named(way, hybridize):
 def test_a_loss_that_is_reduced_in_float16_is_named():
     class Float16Mean(nn.HybridBlock):
         def hybrid_forward(self, F, x):
-            total = mx.nd.sum(mx.nd.NDArray.astype(x, "float16"))  # out of the policy's reach
+            total = mx.nd.sum(mx.nd.NDArray.astype(x, "float16"))  # which the policy does not reach
             return total.astype("float32") / x.size
 
     net = make_net(way="float32")
@@ -124,7 +114,7 @@ def test_the_locator_reports_the_first_skipped_step_and_changes_nothing(way, hyb
         net.initialize(mx.init.Normal(0.1))
         WAYS[way](net)
         net.hybridize(hybridize)
-        trainer = trainer_of(net)
+        trainer = scaled_trainer(net, 2.0)
         locator = OverflowLocator(net, trainer) if locate else None
         loud = make_batch()
         quiet = Batch(loud.inputs * 2.0**-18, loud.labels, lambda y, _: (y * 2.0**-10) ** 2)
@@ -144,7 +134,7 @@ def test_the_locator_reports_the_first_skipped_step_and_changes_nothing(way, hyb
 
 def test_the_locator_names_a_gradient_where_forward_is_finite():
     net = make_net(way="float16")
-    trainer = trainer_of(net, DynamicLossScale(2.0**24))
+    trainer = scaled_trainer(net, DynamicLossScale(2.0**24))
     locator = OverflowLocator(net, trainer)
     train_step(net, trainer, make_batch())
     assert locator.report.direction == "backward"
@@ -157,7 +147,7 @@ def test_the_locator_names_a_gradient_where_forward_is_finite():
 
 def test_the_locator_waits_for_one_report_at_a_time_until_it_is_detached():
     net = make_net(way="float16")
-    trainer = trainer_of(net, DynamicLossScale(2.0**24))
+    trainer = scaled_trainer(net, DynamicLossScale(2.0**24))
     locator = OverflowLocator(net, trainer)
     train_step(net, trainer, make_batch())
     first = locator.report
@@ -181,7 +171,7 @@ def test_the_locator_needs_a_trainer_that_skips_steps():
 
 def test_nothing_is_computed_while_steps_are_finite(monkeypatch):
     net = make_net(way="float16", hybridize=True)
-    trainer = trainer_of(net)
+    trainer = scaled_trainer(net, 2.0)
     train_step(net, trainer, make_batch())
 
     def calls(step):
@@ -221,7 +211,7 @@ class Masked(nn.HybridBlock):
 def test_an_infinity_that_a_softmax_takes_away_is_no_overflow(way):
     net = make_net(nn.Dense(6), Masked(prefix="masked_"), nn.Dense(144), way="float32")
     net(make_batch().inputs)
-    mpgluon.cast_block(net) if way == "float16" else amp.autocast(net, "float16")
+    WAYS[way](net)
     assert locate_overflow(net, make_batch(), loss_scale=8.0) is None
     report = locate_overflow(net, make_batch(), loss_scale=2.0**24)
     assert report.direction == "backward"
@@ -233,14 +223,11 @@ def test_every_forward_pass_of_an_accumulated_step_is_looked_at():
     net.initialize(mx.init.Normal(0.1))
     mpgluon.cast_block(net)
     net.collect_params().setattr("grad_req", "add")
-    trainer = trainer_of(net)
+    trainer = scaled_trainer(net, 2.0)
     locator = OverflowLocator(net, trainer)
     loud = make_batch().inputs
     for images in (loud, loud * 2.0**-18):
-        with autograd.record():
-            loss = (net(images) * 2.0**-10) ** 2
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        backward(net, trainer, Batch(images, None, lambda y, _: (y * 2.0**-10) ** 2))
     trainer.step(4)
     assert (locator.report.direction, locator.report.block) == ("forward", "second")
 
@@ -256,7 +243,7 @@ def test_a_parameter_of_no_block_is_named_with_the_network():
 
     net = Loose()
     net.initialize()
-    trainer = trainer_of(net)
+    trainer = scaled_trainer(net, 2.0)
     locator = OverflowLocator(net, trainer)
     with autograd.record(), amp.scale_loss(net(mx.nd.ones(1)), trainer) as scaled:
         pass

@@ -7,8 +7,14 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from diagnostics_helpers import Batch, Times, make_batch, make_net
-from mxnet import autograd, gluon
+from diagnostics_helpers import (
+    Batch,
+    Times,
+    make_batch,
+    make_net,
+    scaled_trainer,
+    train_step,
+)
 from mxnet.gluon import nn
 
 import mpgluon
@@ -133,17 +139,11 @@ def test_a_dynamic_scale_settles_within_two_doublings_of_the_recommended_one():
     net = make_net()
     recommended = range_report(net, batch).recommended_loss_scale(headroom=1)
     mpgluon.cast_block(net)
-    trainer = gluon.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": 1e-4, "multi_precision": True}
-    )
-    amp.init_trainer(trainer, DynamicLossScale(1.0, growth_interval=2, max_scale=2.0**30))
+    loss_scale = DynamicLossScale(1.0, growth_interval=2, max_scale=2.0**30)
+    trainer = scaled_trainer(net, loss_scale, learning_rate=1e-4)
     scales = []
     for _ in range(80):
-        with autograd.record():
-            loss = batch.loss_fn(net(batch.inputs), batch.labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
-        trainer.step(4)
+        train_step(net, trainer, batch)
         scales.append(amp.loss_scale(trainer))
     assert amp.skipped_steps(trainer) > 2  # it has found its ceiling
     settled = math.log2(np.median(scales[-20:]))

@@ -146,7 +146,7 @@ def test_a_function_of_the_users_own_is_called_for_a_network(diagnose_script, tm
     assert diagnose_script("mine_of_test_report:net", "--image-size", "8") == 0
     assert "HybridSequential from mine_of_test_report:net." in capsys.readouterr().out
     assert diagnose_script("mine_of_test_report:number") == 2
-    assert "returned int, no HybridBlock" in capsys.readouterr().err
+    assert "returned int, not a HybridBlock" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

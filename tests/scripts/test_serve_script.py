@@ -95,9 +95,9 @@ def cut_short(images) -> bytes:
     ("body", "status", "message"),
     [
         (b"", 400, "the request is empty"),
-        (TEXT, 415, "give one in JPEG, PNG or WEBP"),
+        (TEXT, 415, "formats are JPEG, PNG, WEBP"),
         (cut_short, 400, "damaged or cut short"),
-        (bytes(LIMIT), 415, "give one in"),
+        (bytes(LIMIT), 415, "cannot read this image"),
         (bytes(LIMIT + 1), 413, "the file is larger than 16 MiB"),
     ],
     ids=["nothing", "text", "cut short", "as large as allowed", "too large"],
@@ -188,7 +188,7 @@ def test_an_address_that_others_reach_is_warned_of(
     assert f"cifar_resnet20_v1 of {small_run / 'checkpoints' / 'step-00000004.npz'}" in out
     assert asked["address"][0] == host
     assert "http://{}:{}/ (Ctrl-C ends it)".format(*asked["address"]) in out
-    assert ("warning: whoever reaches" in err) == warned
+    assert ("warning: anyone who can reach" in err) == warned
     assert (asked["trusted"] is None) == warned
 
 
@@ -366,7 +366,7 @@ def test_the_keyboard_reaches_the_choice_of_a_file_and_readers_hear_what_it_is(p
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (TEXT, "This is no image in a format that is read here; give one in JPEG, PNG or WEBP."),
+        (TEXT, "Cannot read this image: formats are JPEG, PNG, WEBP."),
         (b"", "The request is empty; its body must be an image file."),
         (bytes(LIMIT + 1), "The file is larger than 16 MiB."),
     ],

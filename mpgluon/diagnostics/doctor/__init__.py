@@ -1,8 +1,8 @@
 """Whether a machine, and a network with its Trainer, are fit for mixed precision.
 
 Facts are gathered first (``machine``, ``network``), then judged by functions of the facts alone
-(``installation`` and ``hardware``; ``training``). Nothing is changed. What looks at the machine
-imports no MXNet, so it works where MXNet does not.
+(``installation`` and ``hardware``; ``training``). Nothing is changed. The checks of the machine
+import no MXNet, so they work where MXNet does not.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = [
 
 
 def check_machine() -> DoctorReport:
-    """Look at the machine: MXNet's build and its libraries, GPU, processor, settings.
+    """Check the machine: MXNet's build and its libraries, GPU, processor, settings.
 
-    Works also where MXNet cannot be imported. It imports MXNet in another process, which adds two
-    numbers on the GPU if there is one; takes seconds, and changes nothing.
+    Imports MXNet in another process, which adds two numbers on the GPU if there is one. Takes
+    seconds, changes nothing, and works where MXNet cannot be imported.
     """
     return judge_machine(gather())
 
 
 def judge_machine(facts: MachineFacts) -> DoctorReport:
-    """Say what there is to say of a machine that is known by its facts."""
+    """Judge a machine by facts about it."""
     return DoctorReport((*installation(facts), *hardware(facts)))
 
 
 def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorReport:
-    """Look for numbers in a network's code that its format does not have, such as -1e18 in a mask.
+    """Find numbers in a network's code that its format does not have, such as -1e18 in a mask.
 
     Reads the graph that the network would compute; runs nothing, and changes nothing.
 
@@ -49,9 +49,9 @@ def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorRepor
     net : gluon.HybridBlock
         Cast or autocast; a plain network has nothing in float16.
     input_shape : tuple of int, or sequence of such tuples
-        Of its input, batch included; of all its inputs in their order.
+        Of its input, batch included; or of each of its inputs, in order.
     ctx : Context, optional
-        Whose arithmetic it would use; the current one by default.
+        Whose arithmetic it would use; by default the current one.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorRepor
     Raises
     ------
     TypeError, ValueError
-        If the graph cannot be had, see :func:`mpgluon.graph.description.trace`.
+        As :func:`mpgluon.graph.description.trace`.
     """
     from mpgluon.diagnostics.doctor.scalars import scalars
     from mpgluon.graph.description import trace
@@ -70,17 +70,17 @@ def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorRepor
 
 
 def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> DoctorReport:
-    """Look at a network, its Trainer and its labels, just before training begins.
+    """Check a network, its Trainer and its labels, just before training begins.
 
     Reads formats, devices, settings and the names of operators in forward methods; runs nothing,
-    and changes nothing. Labels are waited for.
+    and changes nothing. Waits for the labels.
 
     Parameters
     ----------
     net : gluon.Block, optional
         With or without initialized parameters, cast or not.
     trainer : gluon.Trainer, optional
-        Without ``net``, its parameters are examined.
+        Without ``net``, its parameters are checked.
     labels : NDArray, NumPy array, or a sequence of them, optional
         One batch.
 
@@ -89,7 +89,7 @@ def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> 
     TypeError
         If an argument is of another kind.
     ValueError
-        If none is given.
+        If all are missing.
     """
     # They import MXNet, which check_machine must do without.
     from mpgluon.diagnostics.doctor import network, training

@@ -1,26 +1,27 @@
-"""What a doctor says: findings, each with what, why and how to fix it, and a report of them."""
+"""A doctor's findings, each with what was found, why it matters and how to fix it; and a report."""
 
 from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from functools import partial
 
-__all__ = ["LEVELS", "DoctorReport", "Finding"]
+__all__ = ["LEVELS", "DoctorReport", "Finding", "error", "note", "ok", "warning"]
 
 LEVELS = ("ok", "note", "warning", "error")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
     level : {"ok", "note", "warning", "error"}
-        An error stops training or spoils it without a word; a warning costs accuracy or speed; a
-        note is worth knowing.
+        An error stops training or spoils it silently; a warning costs accuracy or speed; a note is
+        worth knowing.
     topic : str
-        What was looked at, in a word or two.
+        What was checked, in a word or two.
     what, why, fix : str
         What was found, why it matters, how to change it; the last two are empty for ``"ok"``.
     """
@@ -36,6 +37,9 @@ class Finding:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}; received {self.level!r}")
         if (self.level == "ok") != (not self.why and not self.fix):
             raise ValueError(f"a finding has a why and a fix unless it is ok; received {self}")
+
+
+ok, note, warning, error = (partial(Finding, level) for level in LEVELS)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Whether the machine is fit for 16 bits: GPU and driver, processor, threads, settings.
 
-Functions of the facts alone; nothing is asked of the machine here.
+Functions of the facts alone; they do not look at the machine.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpgluon.cuda_libraries import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
-from mpgluon.diagnostics.doctor.findings import Finding
+from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
 from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
 
 __all__ = ["hardware"]
@@ -26,7 +26,7 @@ _INSTEAD_OF_HOPPER = (
 
 
 def hardware(facts: MachineFacts) -> Iterator[Finding]:
-    """Yield what is to be said of devices, and of the settings that matter to them."""
+    """Yield findings about devices, and about the settings that matter to them."""
     for check in (
         _driver,
         _gpus,
@@ -44,32 +44,29 @@ def hardware(facts: MachineFacts) -> Iterator[Finding]:
 
 def _driver(facts: MachineFacts) -> Iterator[Finding]:
     if facts.driver_error:
-        yield Finding(
-            "warning",
+        yield warning(
             "driver",
             f"nvidia-smi failed: {facts.driver_error}",
-            "without a driver that answers no program can use the GPU",
+            "no program can use the GPU without a working driver",
             "reinstall the driver, or restart after an update of it; in a container, start it "
             "with the GPUs",
         )
     elif facts.gpus:
         driver = facts.gpus[0].driver
         if numbers_in(driver) < _OLDEST_DRIVER and facts.is_for_cuda:
-            yield Finding(
-                "error",
+            yield error(
                 "driver",
                 driver,
                 "CUDA 11 needs a driver of 450.80.02 or later",
                 "update NVIDIA's driver",
             )
         else:
-            yield Finding("ok", "driver", driver)
+            yield ok("driver", driver)
 
 
 def _gpus(facts: MachineFacts) -> Iterator[Finding]:
     if not facts.gpus and not facts.is_for_cuda:
-        yield Finding(
-            "note",
+        yield note(
             "GPU",
             "none",
             "float16 runs on the CPU with a Tensor Core's arithmetic: hybridized and with native "
@@ -78,14 +75,13 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
         )
     seen = facts.mxnet.gpus if facts.mxnet is not None else 0
     if not facts.gpus and facts.is_for_cuda and not seen:
-        yield Finding(
-            "note",
+        yield note(
             "GPU",
             "none, though MXNet's build is for CUDA",
             "at best everything runs on the CPU"
             if facts.mxnet is None
             else "the driver's library is there and shows no GPU; everything runs on the CPU",
-            "on a machine with a GPU see to its driver, and start a container with the GPUs; "
+            "on a machine with a GPU check its driver, and start a container with the GPUs; "
             "elsewhere the CPU build saves 4 GB: "
             f"pip uninstall this one, then {INSTALL_FOR_CPU}",
         )
@@ -95,8 +91,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
 
 def _gpu(gpu: Gpu, facts: MachineFacts) -> Finding:
     if gpu.capability is None:
-        return Finding(
-            "note",
+        return note(
             "GPU",
             f"{gpu.name}, architecture unknown",
             "MXNet's wheels have code for sm_50 to sm_89 only",
@@ -122,8 +117,7 @@ def _gpu(gpu: Gpu, facts: MachineFacts) -> Finding:
             f"use a later GPU, or the CPU: {INSTALL_FOR_CPU}",
         )
     if not facts.is_for_cuda:
-        return Finding(
-            "warning",
+        return warning(
             "GPU",
             f"{name}, but MXNet's build is for the CPU",
             "the GPU is not used",
@@ -131,43 +125,41 @@ def _gpu(gpu: Gpu, facts: MachineFacts) -> Finding:
         )
     unknown = [build for build in facts.builds if build not in _KNOWN_BUILDS]
     if unknown:
-        return Finding(
-            "note",
+        return note(
             "GPU",
             f"{name}, with {unknown[0]}",
-            f"what this build has code for was not looked at; {' and '.join(_KNOWN_BUILDS)} have "
+            f"the code of this build was not examined; {' and '.join(_KNOWN_BUILDS)} have "
             "code for sm_50 to sm_89",
             f"if kernels fail, an environment of its own: {INSTALL_FOR_CUDA}",
         )
     if major < 7:
-        return Finding(
-            "note",
+        return note(
             "GPU",
             f"{name}, without Tensor Cores",
             "float16 saves memory here and little or no time; many of these GPUs compute it more "
             "slowly than FP32",
             "measure with scripts/benchmark.py before relying on float16 for speed",
         )
-    return Finding("ok", "GPU", name)
+    return ok("GPU", name)
 
 
 def _kernels(facts: MachineFacts) -> Iterator[Finding]:
-    """Say what came of using the GPU."""
+    """Judge how MXNet's use of the GPU went."""
     if facts.mxnet is None or not facts.is_for_cuda:
         return
     if facts.mxnet.gpu_error:
         too_new = "no kernel image" in facts.mxnet.gpu_error
-        yield Finding(
-            "error",
+        yield error(
             "kernels",
             f"MXNet could not compute on the GPU: {facts.mxnet.gpu_error}",
-            "the wheels hold no code for it" if too_new else "every step on the GPU will fail so",
-            _INSTEAD_OF_HOPPER if too_new else "see to the driver and the libraries above",
+            "the wheels hold no code for it"
+            if too_new
+            else "every step on the GPU will fail like this",
+            _INSTEAD_OF_HOPPER if too_new else "check the driver and the libraries above",
         )
     elif facts.gpus and not facts.mxnet.gpus:
         hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
-        yield Finding(
-            "error",
+        yield error(
             "kernels",
             f"the driver sees {len(facts.gpus)} GPUs, MXNet none",
             "mx.gpu() cannot be used",
@@ -176,13 +168,12 @@ def _kernels(facts: MachineFacts) -> Iterator[Finding]:
             else "update the driver; in a container, start it with the GPUs",
         )
     elif facts.mxnet.gpus:
-        yield Finding("ok", "kernels", f"MXNet sees {facts.mxnet.gpus} GPUs and computes on gpu(0)")
+        yield ok("kernels", f"MXNet sees {facts.mxnet.gpus} GPUs and computes on gpu(0)")
 
 
 def _onednn(facts: MachineFacts) -> Iterator[Finding]:
     if facts.mxnet is not None and "MKLDNN" not in facts.mxnet.features:
-        yield Finding(
-            "warning",
+        yield warning(
             "oneDNN",
             "MXNet was built without it",
             "convolutions on the CPU are several times slower",
@@ -196,20 +187,18 @@ def _bfloat16(facts: MachineFacts) -> Iterator[Finding]:
     name = facts.processor or facts.architecture
     cap = facts.environment.get("DNNL_MAX_CPU_ISA", "").upper()
     if facts.mxnet.bfloat16 == "native":
-        yield Finding("ok", "bfloat16", f"{name} has instructions for it")
+        yield ok("bfloat16", f"{name} has instructions for it")
         return
     why = "bfloat16 is emulated in FP32 arithmetic: right, at about FP32's speed and not faster"
     if facts.cpu_flags & {"avx512_bf16", "amx_bf16"} and cap:
-        yield Finding(
-            "warning",
+        yield warning(
             "bfloat16",
             f"DNNL_MAX_CPU_ISA={cap} keeps oneDNN from the processor's bfloat16 instructions",
             why,
             "unset DNNL_MAX_CPU_ISA",
         )
         return
-    yield Finding(
-        "note",
+    yield note(
         "bfloat16",
         f"{name} has no instructions for it, or oneDNN does not use them",
         why,
@@ -222,7 +211,7 @@ def _native_operators(facts: MachineFacts) -> Iterator[Finding]:
         return
     state, sentence = facts.mxnet.native_state, facts.mxnet.native_sentence
     if state in ("compiled", "prebuilt"):
-        yield Finding("ok", "operators", sentence or state)
+        yield ok("operators", sentence or state)
         return
     fixes = {
         "no compiler": "install a C++ compiler (g++), or mpgluon from a wheel that carries them",
@@ -244,26 +233,23 @@ def _threads(facts: MachineFacts) -> Iterator[Finding]:
         for name in ("OMP_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS")
     )
     if (threads or facts.cores) * (workers or 1) > facts.cores:
-        yield Finding(
-            "warning",
+        yield warning(
             "threads",
             f"{threads or facts.cores} OpenMP threads times {workers or 1} workers on {cores}",
             "threads that share a core wait for each other at the end of every operator",
             f"export OMP_NUM_THREADS={facts.cores} MXNET_CPU_WORKER_NTHREADS=1",
         )
     elif threads and threads * (workers or 1) < facts.cores:
-        yield Finding(
-            "note",
+        yield note(
             "threads",
             f"OMP_NUM_THREADS={threads} leaves some of {cores} to others",
             "training on the CPU uses no more; right if loader workers or other jobs take the rest",
             f"export OMP_NUM_THREADS={facts.cores} for all of them",
         )
     else:
-        yield Finding("ok", "threads", f"{threads or facts.cores} on {cores}")
+        yield ok("threads", f"{threads or facts.cores} on {cores}")
     if "KMP_AFFINITY" in facts.environment:
-        yield Finding(
-            "note",
+        yield note(
             "pinning",
             f"KMP_AFFINITY={facts.environment['KMP_AFFINITY']}",
             "only Intel's OpenMP reads it; MXNet's wheels load GNU's (libgomp)",
@@ -279,11 +265,10 @@ def _number(text: str) -> int:
 
 def _shared_memory(facts: MachineFacts) -> Iterator[Finding]:
     if facts.shared_memory_bytes is not None and facts.shared_memory_bytes < 2**30:
-        yield Finding(
-            "warning",
+        yield warning(
             "memory",
             f"/dev/shm holds {facts.shared_memory_bytes / 2**20:.0f} MiB",
-            "Gluon's DataLoader hands batches over there, 38 MB for 64 images of 224 pixels, and "
+            "Gluon's DataLoader passes batches through it, 38 MB for 64 images of 224 pixels, and "
             "its workers die with a bus error when it is full",
             "docker run --shm-size 8g; mpgluon's own loaders do not use it",
         )
@@ -291,10 +276,9 @@ def _shared_memory(facts: MachineFacts) -> Iterator[Finding]:
 
 def _accumulation(facts: MachineFacts) -> Iterator[Finding]:
     if facts.environment.get("MXNET_SAFE_ACCUMULATION") == "1":
-        yield Finding("ok", "sums", "MXNET_SAFE_ACCUMULATION=1")
+        yield ok("sums", "MXNET_SAFE_ACCUMULATION=1")
         return
-    yield Finding(
-        "note",
+    yield note(
         "sums",
         "MXNET_SAFE_ACCUMULATION is off",
         "MXNet's float16 softmax, norm and sum accumulate in float16; a network of cast_block or "
@@ -308,8 +292,7 @@ def _autotune(facts: MachineFacts) -> Iterator[Finding]:
         return
     value = facts.environment.get("MXNET_CUDNN_AUTOTUNE_DEFAULT", "1")
     if value == "0":
-        yield Finding(
-            "warning",
+        yield warning(
             "autotune",
             "MXNET_CUDNN_AUTOTUNE_DEFAULT=0",
             "cuDNN guesses its convolution algorithms instead of trying them; often not the ones "
@@ -317,4 +300,4 @@ def _autotune(facts: MachineFacts) -> Iterator[Finding]:
             "unset MXNET_CUDNN_AUTOTUNE_DEFAULT, unless every batch has another shape",
         )
     else:
-        yield Finding("ok", "autotune", f"MXNET_CUDNN_AUTOTUNE_DEFAULT={value}")
+        yield ok("autotune", f"MXNET_CUDNN_AUTOTUNE_DEFAULT={value}")

@@ -1,7 +1,7 @@
-"""What there is on a machine: facts, which others judge.
+"""Facts about a machine, gathered without judging them.
 
-MXNet is imported in a process of its own, since it may lack a library or end its process; nothing
-here imports it otherwise. Environment variables are read because they are what is asked about.
+MXNet is imported in another process only, since it may lack a library or end its process.
+Environment variables are read here because they are among the facts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
+from mpgluon.processor import processor, usable_cores
+
 __all__ = [
     "Gpu",
     "MachineFacts",
     "MxnetFacts",
     "gather",
     "numbers_in",
-    "parse_cpuinfo",
     "parse_nvidia_smi",
+    "usable_cores",
 ]
 
 VARIABLES = (
@@ -49,7 +51,7 @@ sys.path[:] = json.loads(sys.argv[1])
 try:
     import mpgluon
 except ImportError as error:
-    raise error.__cause__ or error from None  # MXNet's own words; advice is given elsewhere
+    raise error.__cause__ or error from None  # MXNet's own message; the judgement has the advice
 import mxnet as mx
 features = mx.runtime.Features()
 facts = {
@@ -89,78 +91,36 @@ class Gpu:
 
 @dataclass(frozen=True)
 class MxnetFacts:
-    """What an imported MXNet says of itself.
-
-    Attributes
-    ----------
-    version : str
-    features : frozenset of str
-        Those that its build has, by the names of ``mx.runtime.Features``.
-    gpus : int
-        How many it sees.
-    gpu_error : str
-        What came of the question, or of adding two numbers on the first GPU, if it failed.
-    cudnn : int or None
-        The version of the loaded cuDNN as it counts: 8906 is 8.9.6.
-    bfloat16 : {"native", "slow", "none"} or None
-        What oneDNN makes of bfloat16 products, see :mod:`mpgluon.native.bfloat16`; ``None`` if it
-        was not asked, as of a build for CUDA.
-    native_state, native_sentence : str
-        Which native operators there are, see :func:`mpgluon.native.status`; empty if not asked.
-    """
+    """Facts about MXNet, as it reports them after its import."""
 
     version: str = "1.9.1"
-    features: frozenset[str] = frozenset()
-    gpus: int = 0
-    gpu_error: str = ""
-    cudnn: Optional[int] = None
+    features: frozenset[str] = frozenset()  # of its build, named as in mx.runtime.Features
+    gpus: int = 0  # that it sees
+    gpu_error: str = ""  # of counting them, or of adding two numbers on the first one
+    cudnn: Optional[int] = None  # the version that it has loaded: 8906 is 8.9.6
+    # "native", "slow", "none" (see mpgluon.native.bfloat16); None: not tested, as on a GPU
     bfloat16: Optional[str] = None
-    native_state: str = ""
+    native_state: str = ""  # of mpgluon.native.status(); empty if not tested
     native_sentence: str = ""
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """A machine, as far as mixed precision cares.
-
-    Attributes
-    ----------
-    python : (int, int)
-    distributions : mapping of str to str
-        Versions of what is installed: MXNet's builds, NVIDIA's libraries, NumPy, setuptools.
-    mxnet : MxnetFacts or None
-        ``None`` if it cannot be imported.
-    import_error : str
-        Why not.
-    gpus : tuple of Gpu
-        Those that the driver sees, whether or not MXNet does.
-    driver_error : str
-        What ``nvidia-smi`` said if it failed; empty also where there is none.
-    architecture : str
-        As in ``"x86_64"``.
-    processor : str
-    cpu_flags : frozenset of str
-        Instructions by Linux's names, such as ``"avx512_bf16"``; empty if not known.
-    cores : int
-        How many this process may use.
-    shared_memory_bytes : int or None
-        The size of ``/dev/shm``, if there is one.
-    environment : mapping of str to str
-        Those of the variables asked about that are set.
-    """
+    """Facts about a machine that matter to mixed precision."""
 
     python: tuple[int, int]
+    # Versions of what is installed: MXNet's builds, NVIDIA's libraries, NumPy, setuptools.
     distributions: Mapping[str, str] = field(default_factory=dict)
-    mxnet: Optional[MxnetFacts] = None
-    import_error: str = ""
-    gpus: tuple[Gpu, ...] = ()
-    driver_error: str = ""
+    mxnet: Optional[MxnetFacts] = None  # None: it cannot be imported,
+    import_error: str = ""  # for this reason
+    gpus: tuple[Gpu, ...] = ()  # that the driver sees, whether or not MXNet does
+    driver_error: str = ""  # of nvidia-smi, if there is one and it failed
     architecture: str = "x86_64"
     processor: str = ""
-    cpu_flags: frozenset[str] = frozenset()
-    cores: int = 1
-    shared_memory_bytes: Optional[int] = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    cpu_flags: frozenset[str] = frozenset()  # Linux's names of instructions, as "avx512_bf16"
+    cores: int = 1  # that this process may use
+    shared_memory_bytes: Optional[int] = None  # the size of /dev/shm, if there is one
+    environment: Mapping[str, str] = field(default_factory=dict)  # VARIABLES that are set
 
     @property
     def builds(self) -> list[str]:
@@ -176,14 +136,13 @@ class MachineFacts:
 
 
 def gather() -> MachineFacts:
-    """Ask the machine. Takes as long as importing MXNet does.
+    """Gather the facts about this machine; takes as long as importing MXNet.
 
-    Native operators are compiled if that was not tried before, as their first use would do.
+    Native operators are compiled if that was not tried before, as at their first use.
     """
     mxnet, import_error = _ask_mxnet()
     gpus, driver_error = _ask_driver()
-    cpuinfo = Path("/proc/cpuinfo")
-    processor, flags = parse_cpuinfo(cpuinfo.read_text() if cpuinfo.exists() else "")
+    name, flags = processor()
     shm = Path("/dev/shm")
     return MachineFacts(
         python=sys.version_info[:2],
@@ -193,18 +152,12 @@ def gather() -> MachineFacts:
         gpus=gpus,
         driver_error=driver_error,
         architecture=platform.machine(),
-        processor=processor,
+        processor=name,
         cpu_flags=flags,
-        cores=_usable_cores(),
+        cores=usable_cores(),
         shared_memory_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _installed() -> dict[str, str]:
@@ -218,7 +171,7 @@ def _installed() -> dict[str, str]:
 
 
 def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:
-    """Return what a process that imports MXNet says, or why it could not."""
+    """Return the facts from a process that imports MXNet, or why it could not."""
     command = [sys.executable, "-W", "ignore", "-c", _PROBE, json.dumps(sys.path)]
     try:
         done = subprocess.run(
@@ -236,7 +189,7 @@ def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:
 
 
 def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that NVIDIA's driver sees, or what it said instead."""
+    """Return the GPUs that NVIDIA's driver sees, or its message if it failed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ""
@@ -260,16 +213,6 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
             capability = (int(numbers[1]), int(numbers[2])) if numbers else None
             gpus.append(Gpu(cells[0], capability, cells[2]))
     return tuple(gpus)
-
-
-def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
-    """Return name and instructions of the first processor in the text of ``/proc/cpuinfo``."""
-    values: dict[str, str] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        values.setdefault(key.strip(), value.strip())
-    flags = values.get("flags", values.get("Features", ""))
-    return values.get("model name", ""), frozenset(flags.split())
 
 
 def numbers_in(version: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a network, its Trainer and its labels are: facts, which others judge."""
+"""Facts about a network, its Trainer and its labels, gathered without judging them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import mxnet as mx
@@ -34,31 +34,16 @@ _EPSILONS = ("epsilon", "float_stable_eps", "eps")  # as MXNet's optimizers name
 
 @dataclass(frozen=True)
 class TrainerFacts:
-    """A Trainer, as far as 16 bits care.
-
-    Attributes
-    ----------
-    optimizer : str
-    multi_precision : bool
-    float16_weights : tuple of str
-        Names of those that it trains.
-    vanishing : tuple of (str, float)
-        Options of the optimizer that are not zero, but are in float16.
-    scaler : {"mpgluon", "mpgluon, none", "contrib", "none"} or str
-        Whose loss scale it has; any other is the name of a class.
-    keeps_masters : bool
-        Whether mpgluon sees to the masters.
-    updates_in_kvstore : bool
-        Whether it updates weights there, or will from its first step on.
-    """
+    """Facts about a Trainer that matter to 16 bits."""
 
     optimizer: str = "SGD"
     multi_precision: bool = True
-    float16_weights: tuple[str, ...] = ()
-    vanishing: tuple[tuple[str, float], ...] = ()
+    float16_weights: tuple[str, ...] = ()  # names of those that it trains
+    vanishing: tuple[tuple[str, float], ...] = ()  # nonzero options that are zero in float16
+    # Its loss scale: "mpgluon", "mpgluon, none", "contrib", "none", or the name of a class.
     scaler: str = "mpgluon"
-    keeps_masters: bool = True
-    updates_in_kvstore: bool = False
+    keeps_masters: bool = True  # mpgluon's, not MXNet's
+    updates_in_kvstore: bool = False  # or will from the first step on
 
 
 @dataclass(frozen=True)
@@ -71,43 +56,20 @@ class LabelFacts:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What is about to be trained.
+    """Facts about a network, its Trainer and its labels."""
 
-    Attributes
-    ----------
-    policy : Policy or None
-        That of mpgluon's cast.
-    arithmetic : {"native", "emulated"}
-        Whether this device computes products in its format.
-    plainly_cast : tuple of str
-        Names of float16 parameters that mpgluon knows nothing of.
-    float16_batch_norms : tuple of str
-        Names of such layers with a float16 parameter.
-    sync_batch_norms : tuple of (str, int)
-        Their names, and over how many devices each synchronizes.
-    own_gradients : tuple of (str, str)
-        Blocks, and an operator in each that ignores the gradient that it is given, and that no
-        loss scale reaches there.
-    device_types : frozenset of str
-        ``"cpu"``, ``"gpu"``; empty before initialization.
-    devices : int
-    trainer : TrainerFacts or None
-    labels : tuple of LabelFacts
-    contrib_initialized : bool
-        Whether ``mxnet.contrib.amp.init`` was called in this process.
-    """
-
-    policy: Optional[Policy] = None
-    arithmetic: str = "native"
-    plainly_cast: tuple[str, ...] = ()
-    float16_batch_norms: tuple[str, ...] = ()
-    sync_batch_norms: tuple[tuple[str, int], ...] = ()
+    policy: Optional[Policy] = None  # of mpgluon's cast
+    arithmetic: str = "native"  # or "emulated": how this device computes products in the format
+    plainly_cast: tuple[str, ...] = ()  # float16 parameters that mpgluon did not cast
+    float16_batch_norms: tuple[str, ...] = ()  # layers with a float16 parameter
+    sync_batch_norms: tuple[tuple[str, int], ...] = ()  # and their number of devices
+    # Blocks, and an operator in each that ignores its gradient, and that no loss scale reaches.
     own_gradients: tuple[tuple[str, str], ...] = ()
-    device_types: frozenset[str] = field(default_factory=frozenset)
+    device_types: frozenset[str] = frozenset()  # "cpu", "gpu"; empty before initialization
     devices: int = 0
     trainer: Optional[TrainerFacts] = None
     labels: tuple[LabelFacts, ...] = ()
-    contrib_initialized: bool = False
+    contrib_initialized: bool = False  # mxnet.contrib.amp.init was called in this process
 
     @property
     def computes_float16(self) -> bool:
@@ -164,7 +126,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
 
 
 def _arithmetic_of(owner: Cast) -> str:
-    """Return how the device of a cast network computes, "native" also where it cannot."""
+    """Return the arithmetic of a cast network's device; "native" also if it has none."""
     try:
         return policy_arithmetic(owner.policy, device_type_of(owner.root)).kind
     except PrecisionError:  # its own finding

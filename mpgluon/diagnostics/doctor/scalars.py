@@ -1,7 +1,7 @@
-"""Numbers that code writes into a network, and that are infinite in the format they land in.
+"""Numbers in a network's code that are infinite in the format of the array they are written to.
 
-``-1e18`` fills masks in FP32. In float16 it is minus infinity, and the softmax of a row that is
-masked from end to end is then NaN.
+``-1e18`` fills masks in FP32. In float16 it is minus infinity, and the softmax of a fully masked
+row is then NaN.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Optional
 
 import numpy as np
 
-from mpgluon.diagnostics.doctor.findings import Finding
+from mpgluon.diagnostics.doctor.findings import Finding, ok, warning
 from mpgluon.graph.description import Graph
 
 __all__ = ["scalars"]
 
 _WRITTEN = ("scalar", "value", "constant_value", "on_value", "off_value")
-# Beside these an infinity does what the number would do.
+# With these an infinity has the effect of the number.
 _COMPARES = frozenset(
     f"_{name}_scalar"
     for name in (
@@ -31,7 +31,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 def scalars(graph: Graph) -> Iterator[Finding]:
-    """Yield what is to be said of the numbers in a graph; a function of the graph alone."""
+    """Yield findings about the numbers in a graph; a function of the graph alone."""
     becoming_float16 = _becoming_float16(graph)
     found = False
     for number, node in enumerate(graph.nodes):
@@ -41,19 +41,18 @@ def scalars(graph: Graph) -> Iterator[Finding]:
             continue
         for written in filter(_is_too_large, map(_number, map(node.attributes.get, _WRITTEN))):
             found = True
-            yield Finding(
-                "warning",
+            yield warning(
                 "scalar",
                 f"{node.operator} in {node.layer} writes {written:g} into float16",
                 f"float16 ends at {_LARGEST:g}, so it becomes {math.copysign(math.inf, written)}; "
-                "a softmax over a row that is masked from end to end is then NaN, and so is "
+                "a softmax over a fully masked row is then NaN, and so is "
                 "infinity times zero",
                 f"a number that float16 has, such as {math.copysign(1e4, written):g} for a mask (a "
                 "block with a cast method or a _dtype is told its format by the cast, and can "
                 "choose), or keep the block in FP32 with keep_fp32",
             )
     if not found:
-        yield Finding("ok", "scalar", "every number in the code is one in the format it meets")
+        yield ok("scalar", "every number in the code is one in the format it meets")
 
 
 def _becoming_float16(graph: Graph) -> set[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpgluon.diagnostics.doctor.findings import Finding
+from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
 from mpgluon.diagnostics.doctor.network import TrainingFacts
 
 __all__ = ["training"]
@@ -16,7 +16,7 @@ _LAST_COUNTED = 2**11  # float16 holds every integer up to here
 
 
 def training(facts: TrainingFacts) -> Iterator[Finding]:
-    """Yield what is to be said; a function of the facts alone."""
+    """Yield findings about the training; a function of the facts alone."""
     for check in (
         _cast,
         _batch_norm,
@@ -48,15 +48,13 @@ def _cast(facts: TrainingFacts) -> Iterator[Finding]:
         )
     if facts.policy is not None:
         policy = facts.policy
-        yield Finding(
-            "ok",
+        yield ok(
             "cast",
             f"parameters {policy.param_dtype}, computation {policy.compute_dtype}, "
             f"result {policy.output_dtype}",
         )
         if facts.arithmetic == "emulated" and policy.compute_dtype == "bfloat16":
-            yield Finding(
-                "note",
+            yield note(
                 "speed",
                 "bfloat16 is emulated: this processor has no instructions for it, or the policy "
                 "asks for it",
@@ -65,8 +63,7 @@ def _cast(facts: TrainingFacts) -> Iterator[Finding]:
                 "for speed train in float32 here, or in bfloat16 on a processor that has it",
             )
     elif not facts.plainly_cast and (facts.devices or facts.trainer):
-        yield Finding(
-            "note",
+        yield note(
             "cast",
             "nothing is in 16 bits",
             "the network trains in FP32, with no saving of time or memory",
@@ -76,8 +73,7 @@ def _cast(facts: TrainingFacts) -> Iterator[Finding]:
 
 def _batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
     if facts.float16_batch_norms:
-        yield Finding(
-            "error",
+        yield error(
             "BatchNorm",
             f"float16 parameters or statistics in {_examples(facts.float16_batch_norms)}",
             "MXNet's operator takes FP32 ones only, and running means of small values would stall",
@@ -91,18 +87,16 @@ def _sync_batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
         return
     names = tuple(name for name, _ in facts.sync_batch_norms)
     if facts.plainly_cast:
-        yield Finding(
-            "error",
+        yield error(
             "SyncBatchNorm",
             f"{_examples(names)} in a network cast with net.cast",
             "its operator takes FP32 data only: data type do not match specified type",
-            "mpgluon.cast_block(net) on a network in FP32 hands it FP32 data",
+            "mpgluon.cast_block(net) on a network in FP32 passes FP32 data to it",
         )
     wrong = [(name, count) for name, count in facts.sync_batch_norms if count != facts.devices]
     if wrong and facts.devices:
         name, count = wrong[0]
-        yield Finding(
-            "error",
+        yield error(
             "SyncBatchNorm",
             f"{name} has num_devices={count}, the network is on {facts.devices}",
             "it waits forever for devices that take no part"
@@ -111,15 +105,14 @@ def _sync_batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
             f"SyncBatchNorm(num_devices={facts.devices}); its default is all GPUs of the machine",
         )
     elif not facts.plainly_cast:
-        yield Finding("ok", "SyncBatchNorm", f"{_examples(names)} over {facts.devices} devices")
+        yield ok("SyncBatchNorm", f"{_examples(names)} over {facts.devices} devices")
 
 
 def _output(facts: TrainingFacts) -> Iterator[Finding]:
     by_policy = facts.policy is not None and facts.policy.output_dtype == "float16"
     if not by_policy and not facts.plainly_cast:
         return
-    yield Finding(
-        "warning",
+    yield warning(
         "logits",
         "the network returns float16"
         if by_policy
@@ -140,8 +133,7 @@ def _masters(facts: TrainingFacts) -> Iterator[Finding]:
     fix = "create the Trainer's optimizer with multi_precision=True"
     if not trainer.multi_precision and trainer.vanishing:
         name, value = trainer.vanishing[0]
-        yield Finding(
-            "error",
+        yield error(
             "masters",
             f"{trainer.optimizer} updates {weights} without FP32 masters",
             f"its {name}={value:g} is 0 in float16: a division by zero, and NaN for weights, "
@@ -149,8 +141,7 @@ def _masters(facts: TrainingFacts) -> Iterator[Finding]:
             fix,
         )
     elif not trainer.multi_precision:
-        yield Finding(
-            "warning",
+        yield warning(
             "masters",
             f"{trainer.optimizer} updates {weights} without FP32 masters",
             "updates below half a unit in a weight's last place are lost, 2^-12 at 1.0; some "
@@ -158,15 +149,14 @@ def _masters(facts: TrainingFacts) -> Iterator[Finding]:
             fix,
         )
     elif not trainer.keeps_masters and facts.policy is not None:
-        yield Finding(
-            "warning",
+        yield warning(
             "masters",
             "the Trainer was made before the network was cast",
             "it has MXNet's own masters, which begin with weights that are rounded already",
             "make the Trainer after mpgluon.cast_block, or call amp.init_trainer(trainer)",
         )
     else:
-        yield Finding("ok", "masters", f"{weights} with FP32 masters")
+        yield ok("masters", f"{weights} with FP32 masters")
 
 
 def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
@@ -174,8 +164,7 @@ def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
     if trainer is None:
         return
     if trainer.scaler == "contrib":
-        yield Finding(
-            "error",
+        yield error(
             "loss scale",
             "the Trainer has that of mxnet.contrib.amp",
             "it fails on float16 beside FP32 gradients, looks at the first device only, and "
@@ -184,8 +173,7 @@ def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
             "amp.init_trainer(trainer)",
         )
     elif trainer.scaler in ("none", "mpgluon, none") and facts.computes_float16:
-        yield Finding(
-            "warning",
+        yield warning(
             "loss scale",
             "none, though gradients are float16",
             "gradients below 2^-25 (3e-8) become 0, and those below 2^-14 lose digits; a step with "
@@ -193,8 +181,7 @@ def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
             "amp.init_trainer(trainer), and amp.scale_loss around backward",
         )
     elif trainer.scaler not in ("none", "mpgluon, none", "mpgluon"):
-        yield Finding(
-            "note",
+        yield note(
             "loss scale",
             f"the Trainer asks an object of class {trainer.scaler} whether to skip a step",
             "it is neither mpgluon's nor MXNet's",
@@ -202,7 +189,7 @@ def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
         )
     else:
         what = "mpgluon's" if trainer.scaler == "mpgluon" else "none, and none is needed"
-        yield Finding("ok", "loss scale", what)
+        yield ok("loss scale", what)
 
 
 def _own_gradients(facts: TrainingFacts) -> Iterator[Finding]:
@@ -211,10 +198,9 @@ def _own_gradients(facts: TrainingFacts) -> Iterator[Finding]:
     if not facts.own_gradients or not scaled:
         return
     names = tuple(f"{operator} in {block}" for block, operator in facts.own_gradients)
-    yield Finding(
-        "error",
+    yield error(
         "own gradient",
-        f"{_examples(names)} ignores the gradient that it is given",
+        f"{_examples(names)} ignores the gradient that it receives",
         "no loss scale reaches the network's gradients, and amp.scale_loss refuses such a loss",
         "let the network return what goes into the operator, and use a loss of gluon.loss; call "
         "hybridize(False) on the block if the operator has a grad_scale; or "
@@ -226,8 +212,7 @@ def _kvstore(facts: TrainingFacts) -> Iterator[Finding]:
     if facts.trainer is None or not facts.trainer.updates_in_kvstore:
         return
     if facts.computes_float16:
-        yield Finding(
-            "error",
+        yield error(
             "kvstore",
             "the Trainer updates weights inside its kvstore",
             "no step with infinite gradients can be skipped there, and a changed loss scale raises",
@@ -238,12 +223,11 @@ def _kvstore(facts: TrainingFacts) -> Iterator[Finding]:
 
 def _contrib(facts: TrainingFacts) -> Iterator[Finding]:
     if facts.contrib_initialized:
-        yield Finding(
-            "error",
+        yield error(
             "contrib.amp",
             "mxnet.contrib.amp.init() was called in this process",
-            "it has patched mx.nd and mx.sym for good: operators cast their inputs behind the back "
-            "of mpgluon, and after init('float16') an FP32 convolution on a CPU fails",
+            "it has patched mx.nd and mx.sym for good: operators cast their inputs without "
+            "mpgluon, and after init('float16') an FP32 convolution on a CPU fails",
             "remove the call and start again: from mpgluon import amp needs no init",
         )
 
@@ -257,7 +241,7 @@ def _labels(facts: TrainingFacts) -> Iterator[Finding]:
         default=None,
     )
     if worst is None:
-        yield Finding("ok", "labels", ", ".join(sorted({one.dtype for one in facts.labels})))
+        yield ok("labels", ", ".join(sorted({one.dtype for one in facts.labels})))
         return
     rounded = worst.largest >= _LAST_COUNTED
     yield Finding(

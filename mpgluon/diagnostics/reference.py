@@ -1,0 +1,228 @@
+"""The FP32 run that a network in 16 bits is compared with, and the error of each layer alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Optional
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
+from mpgluon.cast.autocast import autocast
+from mpgluon.cast.block import blocks_of, restore
+from mpgluon.cast.forward import PolicyForward, forward_of, is_hybrid
+from mpgluon.diagnostics.meanwhile import having, untouched
+from mpgluon.diagnostics.observe import (
+    Batch,
+    BlockCall,
+    Seen,
+    observed_batch,
+    observing,
+    values_of,
+)
+from mpgluon.numerics.dtypes import cast, dtype_name
+
+__all__ = ["Errors", "Reference", "inner_blocks", "sixteen_bits"]
+
+Values = npt.NDArray[np.float32]
+
+
+class Errors:
+    """Sums of squares of differences and of references, for each block and kind of array."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[gluon.Block, str], tuple[float, float]] = {}
+
+    def add(self, block: gluon.Block, kind: str, array: mx.nd.NDArray, reference: Values) -> None:
+        """Compare an array; values that are infinite in FP32 too, as in a mask, are no error."""
+        values = values_of(array)
+        other = ~((values == reference) | (np.isnan(values) & np.isnan(reference)))
+        differences = values[other].astype(np.float64) - reference[other]
+        difference = np.sum(differences**2) if np.isfinite(differences).all() else math.inf
+        before, size = self._sums.get((block, kind), (0.0, 0.0))
+        size += float(np.sum(reference[np.isfinite(reference)].astype(np.float64) ** 2))
+        self._sums[block, kind] = (before + float(difference), size)
+
+    def of(self, block: gluon.Block, kind: str) -> float:
+        """Return a relative error; 0 where there was nothing to compare."""
+        difference, size = self._sums.get((block, kind), (0.0, 0.0))
+        if difference == 0:
+            return 0.0
+        return math.sqrt(difference / size) if size else math.inf
+
+    def finite(self, block: gluon.Block, kind: str) -> bool:
+        """Whether all values are finite that are finite in FP32."""
+        return math.isfinite(self._sums.get((block, kind), (0.0, 0.0))[0])
+
+    def largest(self, block: gluon.Block) -> float:
+        """Return the largest of a block's relative errors."""
+        return max((self.of(*key) for key in self._sums if key[0] is block), default=0.0)
+
+
+class Reference:
+    """The FP32 run of a network in 16 bits: its arrays, and the error that each layer introduces.
+
+    While the network runs in FP32, each layer that has computed computes once more, alone in 16
+    bits, on the same values. Its inner blocks do not: they return their FP32 results again.
+    """
+
+    def __init__(
+        self,
+        net: gluon.Block,
+        batch: Batch,
+        forwards: Sequence[PolicyForward],
+        loss_scale: float,
+    ) -> None:
+        self.layers: list[gluon.Block] = []
+        self.introduced = Errors()
+        self._net, self._batch, self._loss_scale = net, batch, loss_scale
+        self._forwards = {forward.block: forward for forward in forwards if not forward.kept}
+        self._arrays: dict[tuple[gluon.Block, str, str], list[Values]] = {}
+        # For each call of a block, the formats of its operands in 16 bits.
+        self._formats: dict[gluon.Block, list[list[Optional[str]]]] = {}
+        self._trying: Optional[gluon.Block] = None
+        self._trial: Optional[BlockCall] = None
+        with untouched(net), autograd.train_mode(), observing(net, self._note_formats):
+            batch.loss_fn(net(*batch.arguments), batch.labels)  # which may call blocks too
+        with having(self._forwards.values(), "kept", True):
+            observed_batch(net, batch, self._see, loss_scale=loss_scale, handed_on=True)
+
+    def errors(self, kept: Sequence[gluon.Block] = ()) -> Errors:
+        """Run the network with some blocks in FP32, and compare every array with the FP32 run."""
+        errors = Errors()
+        places: dict[tuple[gluon.Block, str, str], int] = {}
+
+        def compare(seen: Seen) -> None:
+            key = (seen.block, seen.kind, seen.operator)
+            place = places[key] = places.get(key, -1) + 1
+            errors.add(seen.block, seen.kind, seen.array, self._arrays[key][place])
+
+        inside = inner_blocks(kept)
+        chosen = [forward for block, forward in self._forwards.items() if block in inside]
+        with having(chosen, "kept", True):
+            observed_batch(self._net, self._batch, compare, loss_scale=self._loss_scale)
+        return errors
+
+    def judged(self, errors: Errors) -> float:
+        """Return the error of the result; ``inf`` if a gradient is not finite."""
+        return math.inf if self._broken(errors) else errors.of(self._net, "output")
+
+    def worst_first(self) -> list[gluon.Block]:
+        """Return the layers, the one that introduces the largest error first."""
+        return sorted(self.layers, key=self.introduced.largest, reverse=True)
+
+    def remains(self, errors: Errors, kept: Sequence[gluon.Block]) -> str:
+        """Return what spoils the result, or a gradient, though some blocks are kept."""
+        broken = self._broken(errors)
+        if broken is not None and errors.finite(self._net, "output"):
+            block, kind = broken
+            return (
+                f"the {kind} of {block.name} is not finite at a loss scale of "
+                f"{self._loss_scale:g}: locate_overflow tells where that begins, range_report "
+                "which scale fits"
+            )
+        inside = inner_blocks(kept)
+        left = [block for block in self.worst_first() if block not in inside]
+        if not left:
+            return "no other layer is left to be tried"
+        said = f"most of what remains is introduced by {left[0].name}"
+        if left[0] is self._net:
+            said += ", the network as a whole: give its own operators a block of theirs"
+        return said
+
+    def _broken(self, errors: Errors) -> Optional[tuple[gluon.Block, str]]:
+        """Return block and kind of the backward pass's first gradient that is not finite."""
+        kinds = ("output gradient", "gradient")
+        found = ((b, kind) for b in reversed(self.layers) for kind in kinds)
+        return next((one for one in found if not errors.finite(*one)), None)
+
+    def _note_formats(self, seen: Seen) -> None:
+        if seen.call is not None and seen.place == 0:
+            formats = [dtype_name(array) for array in arrays_in(_operands(seen.call))]
+            self._formats.setdefault(seen.block, []).append(formats)
+
+    def _see(self, seen: Seen) -> None:
+        if self._trying is not None:
+            if seen.block is self._trying and seen.call is not None:
+                self._trial = seen.call
+            return
+        if seen.made and seen.kind in ("handed on", "output") and seen.block not in self.layers:
+            self.layers.append(seen.block)
+        if seen.kind != "handed on":
+            key = (seen.block, seen.kind, seen.operator)
+            self._arrays.setdefault(key, []).append(values_of(seen.array))
+        if seen.call is not None and seen.place == 0 and seen.block in self._forwards:
+            self._try(seen.call)
+
+    def _try(self, call: BlockCall) -> None:
+        """Let a block alone compute in 16 bits, and compare the arrays that it computes itself.
+
+        Its operands are the FP32 values, in the formats that they have in 16 bits.
+        """
+        formats = iter(self._formats[call.block].pop(0))
+        if not any(made for _, made in call.handed_on):
+            return
+        forward = self._forwards[call.block]
+        self._trying = call.block
+        try:
+            with having([forward], "kept", False), autograd.pause(autograd.is_training()):
+                arguments, parameters, results = convert_arrays(
+                    _operands(call), lambda array: mark(cast(array, next(formats) or ""), None)
+                )
+                if is_hybrid(call.block):
+                    arguments = (mx.nd, *arguments)
+                with _answering([block for block, _ in call.returned], results):
+                    forward(*arguments, **dict(zip(call.keywords, parameters)))
+        finally:
+            self._trying = None
+        assert self._trial is not None  # forward was observed
+        for place, (fp32, tried) in enumerate(zip(call.handed_on, self._trial.handed_on)):
+            array, made = fp32
+            if made:
+                self.introduced.add(call.block, str(place), tried[0], values_of(array))
+
+
+def _operands(call: BlockCall) -> list[Any]:
+    """Return arguments, parameters, and results of inner blocks."""
+    return [call.arguments, list(call.keywords.values()), [result for _, result in call.returned]]
+
+
+@contextmanager
+def _answering(blocks: Sequence[gluon.Block], results: Sequence[Any]) -> Iterator[None]:
+    """Let blocks return these results, one at each call, and compute nothing."""
+
+    def answer(own: Iterator[Any]) -> Callable[..., Any]:
+        return lambda *_, **__: next(own)
+
+    with ExitStack() as stack:
+        for block in set(blocks):
+            own = [result for other, result in zip(blocks, results) if other is block]
+            stack.enter_context(having([block], "forward", answer(iter(own))))
+        yield
+
+
+def inner_blocks(blocks: Sequence[gluon.Block]) -> set[gluon.Block]:
+    """Return the blocks and their inner blocks, which ``keep_fp32`` keeps with them."""
+    return {inner for block in blocks for inner in blocks_of(block)}
+
+
+@contextmanager
+def sixteen_bits(net: gluon.Block, dtype: str) -> Iterator[list[PolicyForward]]:
+    """Yield the forward methods of a cast network; an FP32 network is autocast meanwhile."""
+    already = any(forward_of(block) is not None for block in blocks_of(net))
+    if not already:
+        autocast(net, dtype)
+    dropouts = [block for block in blocks_of(net) if isinstance(block, nn.Dropout)]
+    try:
+        with having(dropouts, "_rate", 0):  # otherwise each run draws another mask
+            found = (forward_of(block) for block in blocks_of(net))
+            yield [forward for forward in found if forward is not None]
+    finally:
+        if not already:
+            restore(net)

@@ -1,6 +1,6 @@
 """Figures: each function takes plain data, draws it and returns the Axes.
 
-Matplotlib is imported here, in ``benchmark/figures.py`` and in ``evidence/document.py``, and only
+Matplotlib is imported here, in ``benchmarks/figures.py`` and in ``experiments/page.py``, and only
 when a figure is drawn. All can be read without colour: grey for single steps, black for means, and
 line styles, marks and hatches besides.
 """

@@ -98,9 +98,9 @@ class _TwoLosses:
 
     def watched(self) -> list[list[str]]:
         """Return the cells of the table of the watched step."""
+        both = (self.without, self.disturbed)
         return [
             [f"{name}'s {words}", *(_cell(one[f"{name}_{what}"]) for one in both)]
-            for both in [(self.without, self.disturbed)]
             for name in NAMES
             for what, words in _WATCHED.items()
         ]

@@ -243,6 +243,6 @@ def _facts(library: str, dtype: str, net: Optional[gluon.Block] = None) -> dict[
             for parameter in net.collect_params().values()
             if parameter.grad_req != "null"
         )
-    if library == "mpgluon" and dtype == "float16" and not native.available():
+    if library == "mpgluon" and dtype == "float16" and not native.load():
         facts["note"] = "without native operators"
     return facts

@@ -26,8 +26,7 @@ from typing import Any, Optional, Union
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.cast.autocast import autocast
-from mpgluon.cast.block import restore
+from mpgluon.cast.block import autocast, restore
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import LossScale, as_loss_scale

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from mpgluon.cast.fp32 import cast_of
+from mpgluon.cast import fp32
 from mpgluon.errors import CheckpointError
 from mpgluon.files import sync_folder
 from mpgluon.trainer.snapshot import export_trainer, has_master, import_trainer
@@ -81,8 +81,7 @@ def save_checkpoint(
     state, state_arrays = export_trainer(trainer, parameters)
     arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
     for name, parameter in parameters.items():  # float16 without a master: frozen, for example
-        owner = cast_of(parameter)
-        value = owner.fp32_values.get(parameter) if owner is not None else None
+        value = fp32.known(parameter)
         if value is not None and f"{name}/master" not in state_arrays:
             arrays[f"fp32/{name}"] = value.asnumpy()
     header = {
@@ -177,12 +176,11 @@ def load_checkpoint(
     for name, parameter in parameters.items():
         parameter.set_data(mx.nd.array(values[name], dtype=values[name].dtype))
         _set_replicas(parameter, arrays, name)
-        owner = cast_of(parameter)
         known = arrays.get(f"fp32/{name}", fp32_values.get(name))
-        if owner is None or known is None or np.dtype(parameter.dtype) != np.float16:
+        if known is None or np.dtype(parameter.dtype) != np.float16:
             continue
         if not has_master(trainer, parameter):  # which is its FP32 value otherwise
-            owner.fp32_values[parameter] = mx.nd.array(known)
+            fp32.remember(parameter, mx.nd.array(known))
     _set_random_states(header["random"])
     extra: dict[str, Any] = header["extra"]
     return extra

@@ -26,8 +26,8 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
+from mpgluon.cast import fp32
 from mpgluon.cast.block import blocks_of
-from mpgluon.cast.fp32 import cast_of, fp32_value
 from mpgluon.numerics.dtypes import cast
 
 __all__ = [
@@ -74,9 +74,7 @@ def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
         lr_mult=parameter.lr_mult,
         wd_mult=parameter.wd_mult,
     )
-    weight, owner = parameter.list_data()[0], cast_of(parameter)
-    known = owner.fp32_values.get(parameter) if owner is not None else None
-    value = cast(weight, "float32") if known is None else fp32_value(weight, known)
+    value = fp32.fp32_value(parameter.list_data()[0], fp32.known(parameter))
     master.initialize(mx.init.Zero(), ctx=parameter.list_ctx())
     master.set_data(value)
     return master

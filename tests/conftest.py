@@ -31,10 +31,10 @@ def native_operators() -> None:
     """
     from mpgluon import native
 
-    found = native.status(again=True)
+    found = native.build(again=True)
     if found.state in ("no compiler", "switched off"):
         pytest.skip(found.sentence)
-    assert native.available(), f"{found.sentence}\n{found.words}"
+    assert native.load(), f"{found.sentence}\n{found.words}"
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import Policy, amp
@@ -19,6 +21,14 @@ WAYS = {
 STATIC = {"static_alloc": True, "static_shape": True}
 # A graph stays in native bfloat16 from one convolution to the next; an imperative run does not.
 SAME_BITS_HYBRIDIZED = ("cast float16", "autocast float16", "emulated bfloat16")
+EACH_WAY = pytest.mark.parametrize("way", list(WAYS))
+BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+
+
+def in_sequence(*layers: gluon.Block) -> nn.HybridSequential:
+    net = nn.HybridSequential()
+    net.add(*layers)
+    return net
 
 
 def outputs_of(result) -> list[mx.nd.NDArray]:
@@ -30,7 +40,7 @@ def outputs_of(result) -> list[mx.nd.NDArray]:
 
 def parameters_of(net: gluon.Block) -> dict[str, np.ndarray]:
     """Return the values of all parameters by their place in the network ("0.weight")."""
-    # oneDNN rewrites the weights of an inference that is still running under a reader's hands.
+    # oneDNN may change the layout of a weight while a running inference still uses it.
     mx.nd.waitall()
     return {
         place: parameter.data().asnumpy()

@@ -111,26 +111,20 @@ def through_float16(symbol):
 
 @pytest.mark.parametrize("channels", [5, 8, 16, 24])
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("settings", ["0.001|0.9|0|0", "1e-05|0.5|1|0", "1e-05|0.9|0|1"])
+@pytest.mark.parametrize("settings", [(1e-3, 0.9, 0, 0), (1e-5, 0.5, 1, 0), (1e-5, 0.9, 0, 1)])
 @pytest.mark.parametrize("convolution", [True, False], ids=["blocked", "plain"])
 @pytest.mark.parametrize("rounding", ["_mpgluon_round_value_11_5", "_mpgluon_pack_11_5"])
 def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
     channels, train, settings, convolution, rounding
 ):
-    eps, momentum, fix_gamma, use_global_stats = settings.split("|")
-    options = {
-        "eps": float(eps),
-        "momentum": float(momentum),
-        "fix_gamma": fix_gamma == "1",
-        "use_global_stats": use_global_stats == "1",
-    }
+    options = dict(zip(("eps", "momentum", "fix_gamma", "use_global_stats"), settings))
     results = []
     for own in (False, True):
         data = mx.sym.var("data")
         if convolution:  # oneDNN's layout; casts make it plain
             data = mx.sym.Convolution(data, kernel=(1, 1), num_filter=channels, no_bias=True)
         data = mx.sym.identity(data) if own else through_float16(data)
-        net = mx.sym.BatchNorm(data, name=f"norm|{settings}", **options)
+        net = mx.sym.BatchNorm(data, name=native.node_name("norm|0", *settings), **options)
         json = (net if own else through_float16(net)).tojson(remove_amp_cast=False)
         if own:
             json = json.replace('"op": "BatchNorm"', '"op": "_mpgluon_batch_norm_11_5"')
@@ -180,7 +174,7 @@ def test_products_take_float16_weights_as_a_cast_would_hand_them(
         if not own and rounds_gradient:
             image = through_float16(image)
         wide = kernel if own else mx.sym.amp_cast(kernel, dtype="float32")
-        name = f"product|{rounds_gradient:d}"
+        name = native.node_name("product", rounds_gradient)
         net = getattr(mx.sym, operator)(image, wide, name=name, **options)
         json = net.tojson(remove_amp_cast=False)
         if own:
@@ -202,3 +196,20 @@ def test_products_take_float16_weights_as_a_cast_would_hand_them(
         assert gradients["weight"].dtype == np.float16
     for one, other in zip(*results):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+@pytest.mark.parametrize("name", ["norm", "norm|0.001|0.9|0|0", "0" * 20, "|" * 9])
+@pytest.mark.parametrize(
+    ("operator", "own_operator", "options"),
+    [
+        ("BatchNorm", "_mpgluon_batch_norm_11_5", {}),
+        ("FullyConnected", "_mpgluon_fully_connected_11_5", {"num_hidden": 7}),
+    ],
+)
+def test_a_node_without_its_settings_is_refused_before_it_computes(
+    operator, own_operator, options, name
+):
+    net = getattr(mx.sym, operator)(mx.sym.var("data"), name=name, **options)
+    json = net.tojson().replace(f'"op": "{operator}"', f'"op": "{own_operator}"')
+    with pytest.raises(mx.MXNetError, match=rf"{own_operator} needs \d settings in the name"):
+        mx.sym.load_json(json).infer_type(data="float32")

@@ -1,4 +1,4 @@
-"""How a rule of the operator table is carried out in each compute format and on each device.
+"""How a rule of the operator table is computed in each format and on each device.
 
 ======== ====== ==========================================================================
 format   device arithmetic
@@ -8,7 +8,7 @@ any      CPU    emulated: operands widened to FP32, computed, the result rounded
                 a Tensor Core does, up to the order in which it adds. MXNet's CPU has no
                 float16 products, and its other float16 kernels are slower than this. A
                 format that MXNet's arrays do not have is held on its grid in FP32 arrays.
-bfloat16 CPU    where oneDNN has bfloat16 products of its own and emulation is not asked for:
+bfloat16 CPU    where oneDNN has bfloat16 products of its own and emulation is not requested:
                 convolutions and dense layers by oneDNN in bfloat16, other products emulated
                 as above; between them FP32, except that a hybridized graph stays in bfloat16
                 from a convolution through BatchNorm, ReLU and sums to the next
@@ -23,9 +23,10 @@ why one FP32 operation rounded to float16 is the correctly rounded float16 opera
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from functools import cache
-from typing import Any, Callable, Optional
+from functools import cache, partial
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 from mxnet.symbol import Symbol
@@ -40,41 +41,45 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.table import Rule, bystanders_of
+from mpgluon.cast.table import Rule, excluded_operands
 from mpgluon.errors import PrecisionError
 from mpgluon.native import bfloat16
 from mpgluon.numerics.dtypes import Array, cast
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.numerics.policy import Policy
 
-__all__ = ["Arithmetic", "Call", "arithmetic_of", "emulated", "policy_arithmetic"]
+__all__ = ["Arithmetic", "OperatorCall", "arithmetic_of", "emulated", "policy_arithmetic"]
 
-# Loops: where the body and the states that go round stand, and their names.
+# The arguments of a loop that are its body, and the states that it passes from round to round.
 _LOOPS = {
-    "contrib.foreach": ((0, "body"), (2, "init_states")),
-    "contrib.while_loop": ((1, "func"), (2, "loop_vars")),
+    "contrib.foreach": ("body", "init_states"),
+    "contrib.while_loop": ("func", "loop_vars"),
 }
 _CASTS = frozenset({"Cast", "cast"})
 _CREATORS = frozenset({"zeros", "ones", "full"})
 
 
-class Call:
-    """One call of an operator: what would be computed, before its formats are decided."""
+class OperatorCall(NamedTuple):
+    """One call of an operator, before the formats are decided; ``name`` as in the table."""
 
-    def __init__(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.name, self.function, self.args, self.kwargs = name, function, args, kwargs
-        self.bystanders = bystanders_of(name, args, kwargs)
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def excluded(self) -> frozenset[Union[int, str]]:
+        """The operands that the format does not concern, as positions and keywords."""
+        return excluded_operands(self.name, self.args, self.kwargs)
 
     def run(self, convert: Optional[Convert] = None) -> Any:
-        """Call the operator, with its operands converted if asked for."""
+        """Call the operator, with its operands converted if ``convert`` is given."""
         call = self if convert is None else self.converted(convert)
         return call.function(*call.args, **call.kwargs)
 
-    def converted(self, convert: Convert) -> Call:
-        """Return the call with its operands converted; bystanders stay as they are."""
-        skip = self.bystanders
+    def converted(self, convert: Convert) -> OperatorCall:
+        """Return the call with the operands converted that a format concerns."""
+        skip = self.excluded
         args = tuple(
             arg if i in skip else convert_arrays(arg, convert) for i, arg in enumerate(self.args)
         )
@@ -82,47 +87,35 @@ class Call:
             key: arg if key in skip else convert_arrays(arg, convert)
             for key, arg in self.kwargs.items()
         }
-        return Call(self.name, self.function, args, kwargs)
+        return self._replace(args=args, kwargs=kwargs)
 
-    def with_fp32_states(self) -> Call:
+    def with_fp32_states(self) -> OperatorCall:
         """Return a loop whose states are FP32 before and after each round of its body.
 
-        MXNet wants one format for all rounds, and what a body computes may have another than what
-        it was given at first.
+        MXNet requires one format for all rounds, and the body's results may have another format
+        than the first states.
         """
-        args, kwargs = list(self.args), dict(self.kwargs)
+        body_name, states_name = _LOOPS[self.name]
+        arguments = inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
+        body = arguments[body_name]
 
-        def change(place: tuple[int, str], what: Callable[[Any], Any]) -> None:
-            position, name = place
-            if name in kwargs:
-                kwargs[name] = what(kwargs[name])
-            elif position < len(args):
-                args[position] = what(args[position])
+        def with_wide_states(*given: Any) -> Any:
+            outputs, states = body(*given)
+            return outputs, convert_arrays(states, widen)
 
-        def with_wide_states(body: Callable[..., Any]) -> Callable[..., Any]:
-            def in_fp32(*given: Any) -> Any:
-                outputs, states = body(*given)
-                return outputs, convert_arrays(states, widen)
-
-            return in_fp32
-
-        body, states = _LOOPS[self.name]
-        change(body, with_wide_states)
-        change(states, lambda value: convert_arrays(value, widen))
-        return Call(self.name, self.function, tuple(args), kwargs)
-
-    def operands(self) -> list[Array]:
-        """Return the arrays that decide the format, but not those that only stand by."""
-        args = [arg for i, arg in enumerate(self.args) if i not in self.bystanders]
-        kwargs = [arg for key, arg in self.kwargs.items() if key not in self.bystanders]
-        return arrays_in(args + kwargs)
+        arguments[body_name] = with_wide_states
+        arguments[states_name] = convert_arrays(arguments[states_name], widen)
+        return self._replace(args=(), kwargs=arguments)
 
     def formats(self) -> set[Optional[Format]]:
         """Return the floating formats of the operands; ``None`` among them is an unknown."""
-        formats = {format_of(array) for array in self.operands()}
+        skip = self.excluded
+        args = [arg for i, arg in enumerate(self.args) if i not in skip]
+        kwargs = [arg for key, arg in self.kwargs.items() if key not in skip]
+        formats = {format_of(array) for array in arrays_in(args + kwargs)}
         return {fmt for fmt in formats if not isinstance(fmt, str) or "float" in fmt}
 
-    def demanded_format(self) -> Optional[str]:
+    def requested_format(self) -> Optional[str]:
         """Return the format that a cast or a creation names, ``None`` where it names none."""
         dtype = self.kwargs.get("dtype") if self.name in _CASTS | _CREATORS else None
         if self.name in _CASTS and len(self.args) > 1:
@@ -136,18 +129,12 @@ def _each_output(result: Any) -> Any:
 
 
 class Arithmetic(ABC):
-    """Carries out operators under the rules of a table.
+    """Runs operators by the rules of the table."""
 
-    Attributes
-    ----------
-    kind : {"native", "emulated"}
-        Whether the device computes products in the format itself.
-    """
+    kind = "native"  # or "emulated": whether the device computes products in the format itself
 
-    kind = "native"
-
-    def apply(self, rule: Rule, call: Call) -> Any:
-        """Run ``call`` as ``rule`` demands and return its result in the right format."""
+    def apply(self, rule: Rule, call: OperatorCall) -> Any:
+        """Run ``call`` as ``rule`` requires and return its result in the right format."""
         if rule is Rule.COMPUTE:
             return self.compute(call)
         if rule is Rule.NORMALIZE:
@@ -160,71 +147,28 @@ class Arithmetic(ABC):
             return self.move(call)
         if call.name in _LOOPS:
             return call.with_fp32_states().run()
-        dtype = call.demanded_format()
+        dtype = call.requested_format()
         return call.run() if dtype is None else mark(call.run(), dtype)
 
-    def move(self, call: Call) -> Any:
-        """Run an operator that does no arithmetic, on whatever its operands are."""
+    def move(self, call: OperatorCall) -> Any:
+        """Run an operator that does no arithmetic, on operands of any format."""
         formats = call.formats()
         return mark(call.run(), formats.pop() if len(formats) == 1 else None)
 
     @abstractmethod
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: OperatorCall) -> Any:
         """Run a product: operands and result in the compute format, sums in FP32."""
 
     @abstractmethod
-    def normalize(self, call: Call) -> Any:
+    def normalize(self, call: OperatorCall) -> Any:
         """Run a normalization: in FP32, the result in the compute format."""
 
     @abstractmethod
-    def follow(self, call: Call) -> Any:
+    def follow(self, call: OperatorCall) -> Any:
         """Run in the widest format of the operands, and round to it once."""
 
 
-class _Uniform(Arithmetic):
-    """Every value between two operators has one format, native or emulated."""
-
-    def __init__(self, fmt: FloatFormat) -> None:
-        self.format = fmt
-        self._marked: Format = "float16" if fmt == FLOAT16 else fmt
-
-    def narrow(self, array: Array) -> Array:
-        """Round to the format, once."""
-        if self.format != FLOAT16:
-            return onto_grid(array, self.format)
-        narrow = cast(array, "float16")
-        # A symbol that does not say its format would get an identity before it is widened again.
-        return mark(narrow, "float16") if isinstance(narrow, Symbol) else narrow
-
-    def normalize(self, call: Call) -> Any:
-        return self._rounded(call.run(widen))
-
-    def follow(self, call: Call) -> Any:
-        formats = call.formats()
-        if formats == {self._marked}:
-            return self.follow_narrow(call)
-        if formats == {None}:
-            return mark(call.run(), None)
-        # Beside a known format, a symbol of unknown format is FP32: whatever narrows says so.
-        return mark(call.run(widen), "float32" if "float32" in formats else None)
-
-    @abstractmethod
-    def follow_narrow(self, call: Call) -> Any:
-        """Run an operator all of whose operands have the format, and round its result once."""
-
-    def _rounded(self, result: Any) -> Any:
-        """Return what an operator has computed in FP32, rounded."""
-        result = _each_output(result)
-        if self.format != FLOAT16:  # a cast to float16 asks for no format
-            result = mark(result, "float32")
-        return mark(convert_arrays(result, self.narrow), self._marked)
-
-    def _widened_and_rounded(self, call: Call) -> Any:
-        """Run an operator in FP32 on operands of the format, and round its result once."""
-        return self._rounded(_run_product(call, lambda array: widen(self.narrow(array))))
-
-
-def _run_product(call: Call, convert: Convert) -> Any:
+def _run_product(call: OperatorCall, convert: Convert) -> Any:
     """Run a product of converted operands in FP32, or in float64 where MXNet leaves no choice."""
     if call.name != "Deconvolution":
         return call.run(convert)
@@ -233,7 +177,7 @@ def _run_product(call: Call, convert: Convert) -> Any:
     return call.run(lambda array: convert(array).astype("float64")).astype("float32")
 
 
-class Emulated(_Uniform):
+class Emulated(Arithmetic):
     """A format on a CPU: operands widened, computed in FP32, the result rounded once."""
 
     kind = "emulated"
@@ -241,84 +185,118 @@ class Emulated(_Uniform):
     # Several operands, no arithmetic, forward or backward: nothing to gain from FP32.
     _EXACT = frozenset({"Concat", "concat", "stack"})
 
-    def apply(self, rule: Rule, call: Call) -> Any:
-        """Run ``call``; what the operator itself decides about formats, it decides in FP32."""
+    def __init__(self, fmt: FloatFormat) -> None:
+        self.format = fmt
+        self._marked: Format = "float16" if fmt == FLOAT16 else fmt
+
+    def apply(self, rule: Rule, call: OperatorCall) -> Any:
+        """Run ``call``; an operator that decides its formats itself receives FP32."""
         if rule is Rule.OTHER and self.format in call.formats():  # on a grid; MXNet has float16
             call = call.converted(widen)
         return super().apply(rule, call)
 
-    def compute(self, call: Call) -> Any:
-        return self._widened_and_rounded(call)
+    def narrow(self, array: Array) -> Array:
+        """Round to the format, once."""
+        if self.format != FLOAT16:
+            return onto_grid(array, self.format)
+        narrow = cast(array, "float16")
+        # A symbol of unknown format would get an identity before it is widened again.
+        return mark(narrow, "float16") if isinstance(narrow, Symbol) else narrow
 
-    def follow_narrow(self, call: Call) -> Any:
+    def compute(self, call: OperatorCall) -> Any:
+        return self._rounded(_run_product(call, lambda array: widen(self.narrow(array))))
+
+    def normalize(self, call: OperatorCall) -> Any:
+        return self._rounded(call.run(widen))
+
+    def follow(self, call: OperatorCall) -> Any:
+        formats = call.formats()
+        if formats == {self._marked}:
+            return self.follow_narrow(call)
+        if formats == {None}:
+            return mark(call.run(), None)
+        # Beside a known format, a symbol of unknown format is FP32: what narrows marks its result.
+        return mark(call.run(widen), "float32" if "float32" in formats else None)
+
+    def follow_narrow(self, call: OperatorCall) -> Any:
+        """Run an operator all of whose operands have the format, and round its result once."""
         if call.name in self._EXACT:
             return mark(call.run(), self._marked)
         return self._rounded(call.run(widen))
 
+    def _rounded(self, result: Any) -> Any:
+        """Return an operator's FP32 result, rounded."""
+        result = _each_output(result)
+        if self.format != FLOAT16:  # a cast to float16 needs no known format
+            result = mark(result, "float32")
+        return mark(convert_arrays(result, self.narrow), self._marked)
 
-class NativeFloat16(_Uniform):
-    """float16 on a GPU: MXNet's own kernels wherever they sum in FP32."""
+
+class NativeFloat16(Emulated):
+    """float16 on a GPU: MXNet's own kernels where they sum in FP32, emulated elsewhere."""
+
+    kind = "native"
 
     def __init__(self) -> None:
         super().__init__(FLOAT16)
 
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: OperatorCall) -> Any:
         if call.name.startswith("linalg"):  # MXNet has these in FP32 and float64 only
-            return self._widened_and_rounded(call)
+            return super().compute(call)
         return mark(call.run(self.narrow), "float16")
 
-    def normalize(self, call: Call) -> Any:
+    def normalize(self, call: OperatorCall) -> Any:
         if call.name != "BatchNorm":
             return super().normalize(call)
         # cuDNN's kernel takes float16 data with FP32 parameters and statistics.
         return mark(call.run(self.narrow), "float16")
 
-    def follow_narrow(self, call: Call) -> Any:
+    def follow_narrow(self, call: OperatorCall) -> Any:
         return mark(call.run(), "float16")
 
 
 class NativeBfloat16(Arithmetic):
     """bfloat16 on a CPU whose oneDNN has products of its own for it.
 
-    Only symbols of a graph are ever bfloat16, and only on their way from a convolution or dense
-    layer to the next, as far as oneDNN has every operator between. Arrays are always FP32:
-    several of MXNet's operators end the process when they meet a bfloat16 array
-    (``transpose``), and others know no such type (``Dropout``).
+    Only symbols of a graph are ever bfloat16, and only from one convolution or dense layer to the
+    next, where oneDNN has every operator between. Arrays are always FP32: some of MXNet's
+    operators crash the process when they receive a bfloat16 array (``transpose``), and others do
+    not have the type (``Dropout``).
     """
 
     _PRODUCTS = frozenset({"Convolution", "FullyConnected"})
 
-    def apply(self, rule: Rule, call: Call) -> Any:
-        """Run ``call``; what the operator itself decides about formats, it decides in FP32."""
+    def apply(self, rule: Rule, call: OperatorCall) -> Any:
+        """Run ``call``; an operator that decides its formats itself receives FP32."""
         if rule is Rule.OTHER and "bfloat16" in call.formats():
             call = call.converted(widen)
         return super().apply(rule, call)
 
-    def compute(self, call: Call) -> Any:
+    def compute(self, call: OperatorCall) -> Any:
         if call.name in self._PRODUCTS:
-            return self._handed_on(call.run(_to_bfloat16))
+            return self._kept_in_graph(call.run(_to_bfloat16))
         result = _each_output(_run_product(call, _round_to_bfloat16))
         return mark(convert_arrays(result, _round_to_bfloat16), "float32")
 
-    def normalize(self, call: Call) -> Any:
+    def normalize(self, call: OperatorCall) -> Any:
         if self._stays_bfloat16(call):
-            return self._handed_on(call.run())
+            return self._kept_in_graph(call.run())
         return mark(call.run(widen), "float32")
 
-    def follow(self, call: Call) -> Any:
+    def follow(self, call: OperatorCall) -> Any:
         if self._stays_bfloat16(call):
-            return self._handed_on(call.run())
+            return self._kept_in_graph(call.run())
         formats = call.formats()
         if formats & {"float16", "bfloat16"}:
             return mark(call.run(widen), "float32")
         return mark(call.run(), "float32" if formats == {"float32"} else None)
 
-    def move(self, call: Call) -> Any:
+    def move(self, call: OperatorCall) -> Any:
         return mark(call.run(widen), "float32" if None not in call.formats() else None)
 
     @staticmethod
-    def _stays_bfloat16(call: Call) -> bool:
-        """Whether oneDNN carries out a call on bfloat16 symbols, forward and backward."""
+    def _stays_bfloat16(call: OperatorCall) -> bool:
+        """Whether oneDNN computes a call on bfloat16 symbols, forward and backward."""
         if call.formats() != {"bfloat16"}:
             return False
         if call.name == "BatchNorm":
@@ -328,37 +306,27 @@ class NativeBfloat16(Arithmetic):
         return call.name == "elemwise_add"
 
     @staticmethod
-    def _handed_on(result: Any) -> Any:
+    def _kept_in_graph(result: Any) -> Any:
         if isinstance(result, Symbol):
             return mark(result, "bfloat16")
         return mark(convert_arrays(result, widen), "float32")
 
 
-def _to_bfloat16(array: Array) -> Array:
-    return cast(array, "bfloat16")
+_to_bfloat16 = partial(cast, dtype="bfloat16")
 
 
 def _round_to_bfloat16(array: Array) -> Array:
     return widen(_to_bfloat16(array))
 
 
-@cache
-def emulated(fmt: FloatFormat) -> Emulated:
-    """Return the arithmetic that carries out a format in FP32, on a CPU."""
-    return Emulated(fmt)
+emulated = cache(Emulated)  # the same object for the same format
 
 
 @cache
 def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False) -> Arithmetic:
     """Return the arithmetic of a 16-bit format on a kind of device.
 
-    Parameters
-    ----------
-    compute_dtype : {"float16", "bfloat16"}
-    device_type : str
-        MXNet's name for it: ``"cpu"``, ``"gpu"`` and so on.
-    emulate : bool
-        Whether a CPU emulates bfloat16 even where it has products of its own.
+    With ``emulate``, a CPU emulates bfloat16 even where it has products of its own.
 
     Raises
     ------

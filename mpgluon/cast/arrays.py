@@ -1,8 +1,7 @@
 """Arrays and symbols inside a network that know their format and follow the operator table.
 
 They are plain MXNet objects of another class: an MXNet array has no room for attributes, and a
-Symbol does not say what it will hold. What their Python operators do is given to them in
-:mod:`mpgluon.cast.stand_in`.
+Symbol does not know its dtype. :mod:`mpgluon.cast.stand_in` defines their Python operators.
 
 A format is the name of a dtype that MXNet computes with ("float32", "float16", and "bfloat16" in a
 graph), or a :class:`FloatFormat` where its values are held on its grid, as FP32 numbers.
@@ -17,19 +16,17 @@ import mxnet as mx
 from mxnet.symbol import Symbol
 
 from mpgluon import native
+from mpgluon.graph.grid import ROUNDING
 from mpgluon.numerics.dtypes import Array, cast, dtype_name, is_array
 from mpgluon.numerics.formats import FloatFormat
 
 __all__ = [
-    "ROUNDING",
-    "Bfloat16Symbol",
     "Convert",
     "Float16Array",
-    "Float16Symbol",
-    "Float32Symbol",
     "Format",
+    "FormatArray",
+    "FormatSymbol",
     "GridArray",
-    "GridSymbol",
     "arrays_in",
     "borrow",
     "convert_arrays",
@@ -39,20 +36,20 @@ __all__ = [
     "widen",
 ]
 
-ROUNDING = "__mpgluon_rounding__"  # the attribute of the casts in a graph that round FP32 values
-
 Convert = Callable[[Array], Array]
 Format = Union[str, FloatFormat]
 
+_SYMBOL_DTYPES = ("float32", "float16", "bfloat16")
+
 
 class _EqualToNDArray(type):
-    """The class of array classes that compare equal to MXNet's own, and to one another.
+    """Metaclass of array classes that compare equal to MXNet's own, and to one another.
 
     MXNet asks ``type(value) == self.__class__`` before it assigns an array to a part of another
-    one; where the answer is no, it makes an array from the value first, by an assignment. Whatever
-    is assigned an array of ours (``mx.nd.array``, ``buffer[:] = out``, ``autograd.Function``, a
-    parameter's ``set_data``) would so call itself until Python's stack ends. These classes add
-    operators to an array, and nothing that a copy of its values could lose.
+    one; if they differ, it first makes an array from the value, by an assignment. Whatever
+    assigns an array of these classes (``mx.nd.array``, ``buffer[:] = out``,
+    ``autograd.Function``, a parameter's ``set_data``) would so recurse without end. The classes
+    add operators to an array, and nothing that a copy of its values could lose.
     """
 
     def __eq__(cls, other: object) -> bool:
@@ -65,76 +62,47 @@ class _EqualToNDArray(type):
         return hash(mx.nd.NDArray)
 
 
-class Float16Array(mx.nd.NDArray, metaclass=_EqualToNDArray):
-    """A float16 NDArray inside a network; its Python operators follow the operator table."""
+class FormatArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
+    """An NDArray inside a network; its Python operators follow the operator table."""
 
     __slots__ = ()
-
-    def __getitem__(self, key: Any) -> mx.nd.NDArray:
-        """Return a part, of the same format."""
-        return mark(mx.nd.NDArray.__getitem__(self, key), "float16")
-
-
-class _BorrowedFloat16Array(Float16Array):
-    """Another array's handle under the operator table; freeing it stays the lender's affair."""
-
-    __slots__ = ("lender",)
-
-    # MXNet makes views through this signature; a view has a handle of its own, and no lender.
-    def __init__(
-        self, handle: Any, writable: bool = True, lender: Optional[mx.nd.NDArray] = None
-    ) -> None:
-        super().__init__(handle, writable)
-        self.lender = lender
-
-    def __del__(self) -> None:
-        """Free the handle, unless it is borrowed."""
-        if self.lender is None:
-            super().__del__()
-
-
-class Float16Symbol(Symbol):
-    """A Symbol that is known to be float16; its Python operators follow the operator table."""
-
-    __slots__ = ()
-    dtype_of_values = "float16"
-
-    def __getitem__(self, index: Any) -> Symbol:
-        """Return one of several outputs, of the same format."""
-        return mark(Symbol.__getitem__(self, index), "float16")
-
-
-class Float32Symbol(Symbol):
-    """A Symbol that is known to be FP32; its Python operators follow the operator table."""
-
-    __slots__ = ()
-    dtype_of_values = "float32"
-
-    def __getitem__(self, index: Any) -> Symbol:
-        """Return one of several outputs, of the same format."""
-        return mark(Symbol.__getitem__(self, index), "float32")
-
-
-class Bfloat16Symbol(Symbol):
-    """A Symbol that is known to be bfloat16; its Python operators follow the operator table."""
-
-    __slots__ = ()
-    dtype_of_values = "bfloat16"
-
-    def __getitem__(self, index: Any) -> Symbol:
-        """Return one of several outputs, of the same format."""
-        return mark(Symbol.__getitem__(self, index), "bfloat16")
-
-
-class GridArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
-    """An FP32 NDArray whose values are numbers of another format; one class for each format."""
-
-    __slots__ = ()
-    format: FloatFormat
+    format: Format
 
     def __getitem__(self, key: Any) -> mx.nd.NDArray:
         """Return a part, of the same format."""
         return mark(mx.nd.NDArray.__getitem__(self, key), self.format)
+
+
+class Float16Array(FormatArray):
+    """A float16 array."""
+
+    __slots__ = ()
+    format = "float16"
+
+
+class _BorrowedFloat16Array(Float16Array):
+    """A second object for another array's handle, which that array frees."""
+
+    __slots__ = ("owner",)
+
+    # MXNet makes views through this signature; a view has a handle of its own, and no owner.
+    def __init__(
+        self, handle: Any, writable: bool = True, owner: Optional[mx.nd.NDArray] = None
+    ) -> None:
+        super().__init__(handle, writable)
+        self.owner = owner
+
+    def __del__(self) -> None:
+        """Free the handle, unless it is borrowed."""
+        if self.owner is None:
+            super().__del__()
+
+
+class GridArray(FormatArray):
+    """An FP32 array whose values are numbers of another format; one class for each format."""
+
+    __slots__ = ()
+    format: FloatFormat
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write values, rounded to the format."""
@@ -143,12 +111,12 @@ class GridArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
         mx.nd.NDArray.__setitem__(self, slice(None), rounded)
 
 
-class GridSymbol(Symbol):
-    """An FP32 Symbol of values on another format's grid; one class for each format."""
+class FormatSymbol(Symbol):
+    """A Symbol whose format is known; its Python operators follow the operator table."""
 
     __slots__ = ()
-    dtype_of_values = "float32"
-    format: FloatFormat
+    format: Format
+    dtype_of_values: str
 
     def __getitem__(self, index: Any) -> Symbol:
         """Return one of several outputs, of the same format."""
@@ -156,20 +124,20 @@ class GridSymbol(Symbol):
 
 
 @cache
-def _grid_class(base: type, fmt: FloatFormat) -> type:
-    return type(base)(f"{fmt.name}{base.__name__}", (base,), {"__slots__": (), "format": fmt})
+def _grid_array_class(fmt: FloatFormat) -> type:
+    return _EqualToNDArray(f"{fmt.name}Array", (GridArray,), {"__slots__": (), "format": fmt})
 
 
-_SYMBOL_CLASSES = {
-    "float16": Float16Symbol,
-    "bfloat16": Bfloat16Symbol,
-    "float32": Float32Symbol,
-}
+@cache
+def _symbol_class(fmt: Format) -> type:
+    dtype = "float32" if isinstance(fmt, FloatFormat) else fmt  # of what MXNet computes
+    members = {"__slots__": (), "format": fmt, "dtype_of_values": dtype}
+    return type(f"{getattr(fmt, 'name', fmt)}Symbol", (FormatSymbol,), members)
 
 
 def format_of(array: Array) -> Optional[Format]:
-    """Return the format of an array's values; ``None`` for a symbol that does not say."""
-    if isinstance(array, (GridArray, GridSymbol)):
+    """Return the format of an array's values; ``None`` for a symbol whose format is unknown."""
+    if isinstance(array, (FormatArray, FormatSymbol)):
         return array.format
     return dtype_name(array)
 
@@ -201,23 +169,22 @@ def mark(result: Any, fmt: Optional[Format]) -> Any:
     Parameters
     ----------
     result : NDArray, Symbol or a list of them
-        Fresh from an operator, so nobody else sees its class change.
+        Fresh from an operator, so no other code sees its class change.
     fmt : str or FloatFormat, optional
-        What the caller knows of the format. Of arrays that are on no grid the dtype decides.
+        The known format of a symbol, or the grid that an FP32 array's values are on. Of other
+        arrays the dtype decides.
     """
 
     def reclass(array: Array) -> Array:
         kind = type(array)
-        if kind in (Symbol, *_SYMBOL_CLASSES.values()) or issubclass(kind, GridSymbol):
-            if isinstance(fmt, FloatFormat):
-                array.__class__ = _grid_class(GridSymbol, fmt)
-            else:
-                array.__class__ = _SYMBOL_CLASSES.get(fmt or "", Symbol)
+        if kind is Symbol or issubclass(kind, FormatSymbol):
+            is_known = isinstance(fmt, FloatFormat) or fmt in _SYMBOL_DTYPES
+            array.__class__ = _symbol_class(fmt) if is_known else Symbol
         # Neither sparse nor a borrowed one, whose class compares equal to these two.
         elif kind is mx.nd.NDArray or kind is Float16Array or issubclass(kind, GridArray):
             dtype = dtype_name(array)
             if isinstance(fmt, FloatFormat) and dtype == "float32":
-                array.__class__ = _grid_class(GridArray, fmt)
+                array.__class__ = _grid_array_class(fmt)
             else:
                 array.__class__ = Float16Array if dtype == "float16" else mx.nd.NDArray
         return array
@@ -228,26 +195,27 @@ def mark(result: Any, fmt: Optional[Format]) -> Any:
 def borrow(array: Array) -> Array:
     """Return a float16 array of the user's as one that follows the operator table.
 
-    It is the same array to MXNet: no copy, and gradients arrive where they did. The user's own
+    It is the same array to MXNet: no copy, and gradients are written to the user's. The user's own
     object keeps its class.
     """
     if type(array) is mx.nd.NDArray and dtype_name(array) == "float16":
-        return _BorrowedFloat16Array(array.handle, array.writable, lender=array)
+        return _BorrowedFloat16Array(array.handle, array.writable, owner=array)
     return array
 
 
 def widen(array: Array) -> Array:
     """Return 16-bit values, and those on a grid, as FP32, exactly; gradients are rounded."""
-    if isinstance(array, (GridArray, GridSymbol)):
-        return mark(_rounded(array, array.format, "gradient"), "float32")
+    fmt = format_of(array)
+    if isinstance(fmt, FloatFormat):
+        return mark(_rounded(array, fmt, "gradient"), "float32")
     return cast(array, "float32")
 
 
 def onto_grid(array: Array, fmt: FloatFormat) -> Array:
     """Round to the numbers of a format; integers and float64 pass.
 
-    The gradient is rounded too. An array whose value several operators take gets the sum of their
-    gradients in FP32, which is rounded here, once.
+    The gradient is rounded too. Where several operators take the array, the sum of their gradients
+    in FP32 is rounded here, once.
 
     Parameters
     ----------
@@ -267,7 +235,7 @@ def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
     """Return FP32 values with the value or the gradient rounded, or both.
 
     Like a cast this leaves plain arrays: MXNet's operators add in an order that depends on the
-    layout. In a graph it is casts of MXNet's, so that the graph needs nothing but MXNet.
+    layout. In a graph it is made of MXNet's casts, so that the graph needs nothing but MXNet.
     """
     if isinstance(array, Symbol):
         with mx.AttrScope(**{ROUNDING: what}):

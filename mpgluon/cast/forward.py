@@ -1,8 +1,8 @@
 """The forward method that a block has while it is cast.
 
-It hands the block's own ``hybrid_forward`` a stand-in for ``F``, sees to it that a hybridized
-block's graph is traced for the formats of its inputs and exported with its casts, and explains
-what MXNet says of formats.
+It calls the block's own ``hybrid_forward`` with a stand-in for ``F``, traces a hybridized block's
+graph for the formats of its inputs, exports it with its casts, and explains MXNet's errors about
+formats.
 """
 
 from __future__ import annotations
@@ -29,24 +29,21 @@ from mpgluon.cast.arrays import (
     mark,
     widen,
 )
-from mpgluon.cast.fp32 import Cast
-from mpgluon.cast.frozen import ask_for_gradients
-from mpgluon.cast.stand_in import (
-    NumPyInterfaceError,
-    OperatorNamespace,
-    namespace_of,
-)
+from mpgluon.cast.frozen import attach_gradients
+from mpgluon.cast.network_cast import NetworkCast
+from mpgluon.cast.plan import BlockPlan, blocks_of, is_hybrid
+from mpgluon.cast.stand_in import NumPyInterfaceError, OperatorNamespace, namespace_of
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.bfloat16 import cast_without_copies
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.numerics.dtypes import Array, cast, dtype_name
 
-__all__ = ["PolicyForward", "blocks_of", "forward_of", "is_hybrid"]
+__all__ = ["PolicyForward", "forward_of", "is_hybrid"]
 
 
-# Gluon's name scopes, a block's graph and MXNet's CachedOp are for one thread at a time. A call
-# only queues its operators, so threads wait for one another briefly.
+# Gluon's name scopes, a block's graph and MXNet's CachedOp are not thread-safe. A call only queues
+# its operators, so the lock is held briefly.
 _TRACING = RLock()
 
 
@@ -55,40 +52,33 @@ class PolicyForward:
 
     Parameters
     ----------
-    block : gluon.Block
-        Its own method is replaced on the instance at once, until :meth:`detach`.
-    owner : Cast
-        What it is a part of.
-    kept : bool
-        Whether the block computes in FP32, and only widens its inputs.
-    takes_fp32 : bool
-        Whether its code calls operators of ``mx.nd``, and so takes what they take.
-    hands_fp32 : bool
-        Whether such code calls it, and so takes its result as FP32, on the format's grid.
+    plan : BlockPlan
+        The method of its block is replaced on the instance at once, until :meth:`detach`.
+    network_cast : NetworkCast
+        The cast that the block is a part of.
     graph : ImportedGraph, optional
         That of a SymbolBlock, attached already.
+
+    Attributes
+    ----------
+    kept : bool
+        Whether the block computes in FP32, and only widens its inputs; may be changed.
     """
 
     def __init__(
-        self,
-        block: gluon.Block,
-        owner: Cast,
-        *,
-        kept: bool,
-        takes_fp32: bool = False,
-        hands_fp32: bool = False,
-        graph: Optional[ImportedGraph] = None,
+        self, plan: BlockPlan, network_cast: NetworkCast, graph: Optional[ImportedGraph]
     ) -> None:
-        self.block, self.owner, self.kept, self.graph = block, owner, kept, graph
-        self.takes_fp32, self.hands_fp32 = takes_fp32, hands_fp32
+        self.block = block = plan.block
+        self.plan, self.network_cast, self.graph = plan, network_cast, graph
+        self.kept = plan.computes_fp32
         self.method = "hybrid_forward" if graph or is_hybrid(block) else "forward"
         self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
         setattr(block, self.method, self)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
-        self.traced_blocks: list[gluon.Block] = []  # in it, with matrices of their own
-        self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient all the same
+        self.traced_blocks: list[gluon.Block] = []  # in that graph, with matrices of their own
+        self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient nevertheless
         self.tracing = False
         if self.method == "hybrid_forward":
             block._call_cached_op = self._call_cached_op
@@ -103,10 +93,10 @@ class PolicyForward:
             self.graph.detach()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute as the block does, under the owner's policy."""
-        self.owner.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
-        ask_for_gradients([self.block])
-        if self.kept or self.takes_fp32:
+        """Compute as the block does, under the policy of the cast."""
+        self.network_cast.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
+        attach_gradients([self.block])
+        if self.kept or self.plan.is_beyond_reach:
             args = convert_arrays(args, widen)
             kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
         elif self.method == "hybrid_forward":
@@ -119,15 +109,15 @@ class PolicyForward:
             _explain(error, self.block)
             raise
         except NumPyInterfaceError:
-            if not self.owner.has_computed:  # the cast could not know
-                self.owner.undo()
+            if not self.network_cast.has_computed:  # plan_of could not find it
+                self.network_cast.undo()
             raise
         if self.tracing:  # what leaves a graph is an array, and those are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
-        if self.block is self.owner.root:
-            self.owner.has_computed = True
+        if self.block is self.network_cast.root:
+            self.network_cast.has_computed = True
             result = mark(convert_arrays(result, self._as_output), None)
-        elif self.hands_fp32:
+        elif self.plan.hands_fp32:
             result = mark(convert_arrays(result, widen), None)
         if self.tracing:
             self.output_formats = [format_of(array) for array in arrays_in(result)]
@@ -135,7 +125,7 @@ class PolicyForward:
 
     def _as_output(self, array: Array) -> Array:
         """Return an array that leaves the network in the format that the policy says."""
-        output_dtype = self.owner.policy.output_dtype
+        output_dtype = self.network_cast.policy.output_dtype
         if output_dtype == "float32" or isinstance(array, GridArray):
             array = widen(array)
         return cast(array, output_dtype)
@@ -151,7 +141,7 @@ class PolicyForward:
         """Run the block's own graph, traced for the formats of ``args``."""
         try:
             with _TRACING:
-                output_formats = self._see_to_graph(args)
+                output_formats = self._prepare_graph(args)
                 result = type(self.block)._call_cached_op(self.block, *args)
             # Its outputs are new objects, which may change their class.
             return convert_arrays(result, lambda array: mark(array, next(output_formats)))
@@ -159,11 +149,11 @@ class PolicyForward:
             _explain(error, self.block)
             raise
 
-    def _see_to_graph(self, args: tuple[Any, ...]) -> Iterator[Optional[Format]]:
-        """Trace the block's own graph if need be, and return the formats of its results."""
+    def _prepare_graph(self, args: tuple[Any, ...]) -> Iterator[Optional[Format]]:
+        """Trace the block's own graph if necessary, and return the formats of its results."""
         formats = [format_of(array) for array in arrays_in(args)]
         thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
-        # A static graph would go on writing the gradient that nobody reads.
+        # A static graph would continue to write the unused gradient.
         if formats != self.traced_formats or thawed:
             self.block._clear_cached_op()
             self.traced_formats = formats
@@ -173,12 +163,12 @@ class PolicyForward:
                 self._build_graph(args)
             finally:
                 self.tracing = False
-        self.frozen_matrices = ask_for_gradients(self.traced_blocks)
+        self.frozen_matrices = attach_gradients(self.traced_blocks)
         return iter(self.output_formats)
 
     def _build_graph(self, args: tuple[Any, ...]) -> None:
-        """Build the block's own graph; on a CPU another one that gives the same bits sooner."""
-        block, rewrite = self.block, self._rewriting(_device_type(args))
+        """Build the block's own graph; on a CPU a faster one with the same bits."""
+        block, rewrite = self.block, self._rewrite_for(arrays_in(args)[0].context.device_type)
         self.traced_blocks = [
             inner
             for inner in blocks_of(block)
@@ -195,18 +185,20 @@ class PolicyForward:
             known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
             return data, rewrite(graph, known)
 
-        block._get_graph = rewritten  # for as long as Gluon asks for what it is to carry out
+        block._get_graph = rewritten  # while Gluon compiles the graph
         try:
             type(block)._build_cache(block, *args)
         finally:
             del block._get_graph
 
-    def _rewriting(
+    def _rewrite_for(
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
-        """Return what makes of a traced graph the one to be carried out; ``None`` for itself."""
+        """Return what rewrites a traced graph before it is compiled, ``None`` for nothing."""
+        if device_type == "cpu":  # the network may have been on another device when it was cast
+            native.load()
         arithmetic = self._arithmetic(device_type)
-        if isinstance(arithmetic, Emulated):
+        if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":
             if self.kept and arithmetic.format not in (self.traced_formats or ()):
                 return None
             return partial(hold_on_grid, fmt=arithmetic.format, native=native.available())
@@ -228,7 +220,7 @@ class PolicyForward:
             return convert_arrays(value, borrow)
         parameter = self.block._reg_params[name]
         if isinstance(value, Symbol):
-            value = mark(value[0], dtype_name(parameter))  # value itself is not ours
+            value = mark(value[0], dtype_name(parameter))  # Gluon keeps value itself
         return borrow(value)
 
     def _stand_in(self, namespace: Any) -> OperatorNamespace:
@@ -238,24 +230,18 @@ class PolicyForward:
         return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
-        return policy_arithmetic(self.owner.policy, device_type)
+        return policy_arithmetic(self.network_cast.policy, device_type)
 
 
 def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:
-    """Return what a HybridLambda made from an operator's name computes, or ``None``.
+    """Return the forward method of a HybridLambda made from an operator's name, else ``None``.
 
-    Gluon looks its operator up under ``F`` itself, and would not find a stand-in there.
+    Gluon looks the operator up in a dictionary with ``F`` as its key, which has no stand-in.
     """
     lambda_layer = gluon.nn.HybridLambda
     if not isinstance(block, lambda_layer) or block._func.__module__ != lambda_layer.__module__:
         return None
     return lambda F, *args: getattr(F, block._func_name)(*args)  # noqa: N803 - Gluon's name
-
-
-def _device_type(args: tuple[Any, ...]) -> str:
-    """Return the kind of device that a call's arrays are on."""
-    device_type: str = arrays_in(args)[0].context.device_type
-    return device_type
 
 
 def _out_of_bfloat16(array: Array) -> Array:
@@ -277,24 +263,6 @@ def _explain(error: MXNetError, block: gluon.Block) -> None:
 
 
 def forward_of(block: gluon.Block) -> Optional[PolicyForward]:
-    """Return what replaces the block's forward method while it is cast."""
+    """Return the forward method that a cast has given the block, ``None`` without a cast."""
     methods = (vars(block).get(name) for name in ("hybrid_forward", "forward"))
     return next((method for method in methods if isinstance(method, PolicyForward)), None)
-
-
-def is_hybrid(block: gluon.Block) -> bool:
-    """Whether the block computes in a ``hybrid_forward`` of its own."""
-    inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
-    return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited
-
-
-def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
-    """Yield ``net`` and every block in it once, parents first."""
-    seen: set[gluon.Block] = set()
-    waiting = [net]
-    while waiting:
-        block = waiting.pop()
-        if block not in seen:
-            seen.add(block)
-            yield block
-            waiting.extend(reversed(list(block._children.values())))

@@ -1,46 +1,66 @@
-"""What one cast of a network remembers: its policy, and what its parameters stand for."""
+"""What a float16 parameter stands for in FP32.
+
+The FP32 values of a parameter that a cast has made float16 are kept on the parameter: first those
+from before the cast, then the optimizer's master weights. Only this module touches them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Callable, Optional
+from typing import Optional
 
 import mxnet as mx
 from mxnet import gluon
 
-from mpgluon.cast.told_formats import Told
+from mpgluon.cast.network_cast import cast_of
 from mpgluon.numerics.dtypes import cast
-from mpgluon.numerics.policy import Policy
 
-__all__ = ["Cast", "cast_of", "fp32_value"]
+__all__ = ["fp32_value", "known", "narrow", "remember", "restore"]
 
-
-@dataclass
-class Cast:
-    """One application of a policy to a network: what its forwards share."""
-
-    policy: Policy
-    root: gluon.Block
-    # Which parameters became float16, and the FP32 values that they stand for where they had any:
-    # first those from before the cast, then the optimizer's masters.
-    fp32_values: dict[gluon.Parameter, Optional[mx.nd.NDArray]] = field(default_factory=dict)
-    # Parameters as the forward pass met them, for messages.
-    forward_order: dict[gluon.Parameter, None] = field(default_factory=dict)
-    # What blocks that were told their format knew before.
-    told: dict[gluon.Block, Told] = field(default_factory=dict)
-    # Whether a forward pass of a block has come to its end, and what takes the cast off.
-    has_computed: bool = False
-    undo: Callable[[], None] = lambda: None
+_ATTRIBUTE = "mpgluon_fp32"
 
 
-def cast_of(parameter: gluon.Parameter) -> Optional[Cast]:
-    """Return the cast of the network that a parameter belongs to."""
-    owner: Optional[Cast] = vars(parameter).get("mpgluon_cast")
-    return owner
+def known(parameter: gluon.Parameter) -> Optional[mx.nd.NDArray]:
+    """Return the FP32 values that are remembered for a parameter, ``None`` if none are.
+
+    Elements of the parameter that were written since then are not among them; see
+    :func:`fp32_value`.
+    """
+    return vars(parameter).get(_ATTRIBUTE)
+
+
+def remember(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
+    """Remember the array, not a copy, as the FP32 values of a cast network's parameter.
+
+    A parameter that belongs to no cast network is left alone: no restore would forget its values.
+    """
+    if cast_of(parameter) is not None:
+        vars(parameter)[_ATTRIBUTE] = value
+
+
+def narrow(parameter: gluon.Parameter) -> None:
+    """Cast an FP32 parameter to float16, and remember a copy of its values on the CPU."""
+    value = _on_cpu(parameter) if parameter._data is not None else None
+    parameter.cast("float16")
+    vars(parameter)[_ATTRIBUTE] = value
+
+
+def restore(parameter: gluon.Parameter) -> None:
+    """Make a parameter FP32 again with the values it stands for, and forget them.
+
+    Only where :func:`narrow` or :func:`remember` was called; others are left as they are.
+    """
+    if _ATTRIBUTE not in vars(parameter):
+        return
+    value = vars(parameter).pop(_ATTRIBUTE)
+    if value is not None:
+        value = fp32_value(_on_cpu(parameter), value)
+    parameter.cast("float32")
+    if value is not None:
+        parameter.set_data(value)
 
 
 def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return what a float16 weight stands for: known FP32 values, but widened where it was written.
+    """Return known FP32 values of a float16 weight, with elements widened where it was written.
 
     Parameters
     ----------
@@ -60,3 +80,8 @@ def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.N
     known = known.as_in_context(weight.context)
     rounded = cast(cast(known, "float16"), "float32")
     return mx.nd.where(rounded == wide, known, wide, out=known)
+
+
+def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:
+    """Return a copy; devices hold equal values, and averaging them could round."""
+    return parameter.list_data()[0].copyto(mx.cpu())

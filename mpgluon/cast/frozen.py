@@ -1,8 +1,8 @@
 """Frozen weights beside biases that are trained.
 
-MXNet's dense layer computes the gradient of its bias together with that of its weight, and where
-nobody asks for the latter it leaves the former as it is: whatever was in its memory. So a gradient
-is asked for that nobody reads. Convolutions need none of this.
+MXNet's dense layer computes the gradient of its bias together with that of its weight; if the
+weight has no gradient, the bias's is left as it is: whatever was in its memory. So such a weight
+gets a gradient that nothing reads. Convolutions need none of this.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterable
 import numpy as np
 from mxnet import autograd, gluon
 
-__all__ = ["ask_for_gradients", "forget_gradients"]
+__all__ = ["attach_gradients", "remove_gradients"]
 
 
-def ask_for_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
+def attach_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
     """Attach a gradient to each frozen matrix beside a trained parameter of the same block.
 
-    Its parameter stays frozen: ``grad_req`` is ``"null"``, and no Trainer updates it.
+    The matrix stays frozen: its ``grad_req`` is ``"null"``, and no Trainer updates it.
 
     Parameters
     ----------
     blocks : iterable of Block
-        About to compute; what they contain is not looked at.
+        About to compute; blocks inside them are not visited.
 
     Returns
     -------
@@ -44,8 +44,8 @@ def ask_for_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
     return found
 
 
-def forget_gradients(block: gluon.Block) -> None:
-    """Take off again what :func:`ask_for_gradients` attached to a block's own parameters."""
+def remove_gradients(block: gluon.Block) -> None:
+    """Remove what :func:`attach_gradients` attached to a block's own parameters."""
     for parameter in filter(_is_frozen_matrix, block._reg_params.values()):
         if any(array.grad is not None for array in parameter._data):
             # As Gluon does when a parameter becomes frozen.

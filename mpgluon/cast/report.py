@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mxnet import gluon
+
 from mpgluon.numerics.policy import Policy
 
 __all__ = ["BeyondReach", "CastReport"]
@@ -16,6 +18,19 @@ class BeyondReach:
     name: str
     kind: str
     advice: str
+
+    @classmethod
+    def of(cls, block: gluon.Block) -> BeyondReach:
+        """Describe a block that is no HybridBlock and calls operators in its ``forward``."""
+        return cls(
+            name=block.name,
+            kind=type(block).__name__,
+            advice=(
+                "operators that its forward calls itself are not governed: its own parameters stay "
+                "FP32, and all that it receives, from the blocks in it too, is FP32; write it as a "
+                "HybridBlock with hybrid_forward(F, …), or keep it in FP32 with keep_fp32"
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -31,12 +46,11 @@ class CastReport:
         Names of the blocks with parameters that stay FP32: normalization layers, whose results
         are in the 16-bit format all the same, and whatever ``keep_fp32`` named.
     beyond_reach : tuple of BeyondReach
-        Blocks that do arithmetic where the cast cannot see it.
+        Blocks with arithmetic that the cast cannot govern.
     parameters_cast, parameters_kept : int
-        How many parameters (arrays, not elements) became float16, and how many did not.
+        Number of parameters (arrays, not elements) that became float16, and of the others.
     arithmetic : {"native", "emulated"}
-        Whether this device computes products in the format, or FP32 arithmetic carries it out,
-        each result rounded once.
+        Whether this device computes products in the format, or in FP32, each result rounded once.
     told_format : tuple of str
         Names of the blocks that learned the 16-bit format from their own ``cast`` or in ``_dtype``.
     """

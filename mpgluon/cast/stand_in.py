@@ -1,8 +1,8 @@
-"""The stand-in for ``F`` that a block's ``hybrid_forward`` is handed.
+"""The stand-in for ``F`` that a block's ``hybrid_forward`` receives.
 
-It offers everything that ``mx.nd`` or ``mx.sym`` offers, under the same names; its operators
+It has everything that ``mx.nd`` or ``mx.sym`` has, under the same names; its operators
 follow the operator table in the arithmetic of one compute format. So do ``x + y`` and
-``x.mean()`` of the arrays that come out of it. MXNet itself is not changed.
+``x.mean()`` of the arrays that it returns. MXNet itself is not changed.
 """
 
 from __future__ import annotations
@@ -10,29 +10,22 @@ from __future__ import annotations
 from functools import cache, wraps
 from numbers import Number
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import mxnet as mx
 from mxnet.symbol import Symbol
 
-from mpgluon.cast.arithmetic import Arithmetic, Call, arithmetic_of, emulated
-from mpgluon.cast.arrays import (
-    Bfloat16Symbol,
-    Float16Array,
-    Float16Symbol,
-    Float32Symbol,
-    GridArray,
-    GridSymbol,
-)
+from mpgluon.cast.arithmetic import Arithmetic, OperatorCall, arithmetic_of, emulated
+from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
 from mpgluon.cast.table import Rule, rule_of
 from mpgluon.errors import PrecisionError
-from mpgluon.numerics.dtypes import Array, dtype_name
+from mpgluon.numerics.formats import FloatFormat
 
 __all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
 
 
 class NumPyInterfaceError(PrecisionError):
-    """A cast network asked for ``F.np`` or ``F.npx``."""
+    """A cast network has used ``F.np`` or ``F.npx``."""
 
 
 class OperatorNamespace:
@@ -41,9 +34,9 @@ class OperatorNamespace:
     Parameters
     ----------
     module : module
-        What ``F`` would have been.
+        What it stands in for.
     arithmetic : Arithmetic
-        Carries out the rules of the table.
+        Runs operators by the rules of the table.
     prefix : str
         The path of ``module`` below ``F``, such as ``"contrib."``.
     """
@@ -57,14 +50,14 @@ class OperatorNamespace:
         found = getattr(self.module, name)
         if name in ("np", "npx"):
             raise NumPyInterfaceError(
-                "a cast network computes with mx.nd and mx.sym operators; this one asked for "
-                f"F.{name}, MXNet's NumPy interface. Keep that block in FP32 with keep_fp32"
+                f"a cast network computes with mx.nd and mx.sym operators, received a call of "
+                f"F.{name}, MXNet's NumPy interface; keep that block in FP32 with keep_fp32"
             )
         if isinstance(found, ModuleType):
             found = OperatorNamespace(found, self._arithmetic, f"{self._prefix}{name}.")
         elif callable(found) and not isinstance(found, type):
             found = self._wrap(self._prefix + name, found)
-        setattr(self, name, found)  # so that the next access comes here no more
+        setattr(self, name, found)  # so that the next access does not come here
         return found
 
     def _wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +65,7 @@ class OperatorNamespace:
 
         @wraps(function)
         def operator(*args: Any, **kwargs: Any) -> Any:
-            return arithmetic.apply(rule, Call(name, function, args, kwargs))
+            return arithmetic.apply(rule, OperatorCall(name, function, args, kwargs))
 
         return operator
 
@@ -104,14 +97,14 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     plain = getattr(base, method_name)
 
     @wraps(plain)
-    def method(self: Array, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Union[FormatArray, FormatSymbol], *args: Any, **kwargs: Any) -> Any:
         rule = rule_of(operator)
-        call = Call(operator, plain, (self, *args), kwargs)
-        if isinstance(self, (GridArray, GridSymbol)):
+        call = OperatorCall(operator, plain, (self, *args), kwargs)
+        if isinstance(self.format, FloatFormat):
             return emulated(self.format).apply(rule, call)
         if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
             rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
-        dtype = "bfloat16" if dtype_name(self) == "bfloat16" else "float16"
+        dtype = "bfloat16" if self.format == "bfloat16" else "float16"
         return arithmetic_of(dtype, mx.current_context().device_type).apply(rule, call)
 
     return method
@@ -125,14 +118,7 @@ def _in_place(name: str) -> Callable[..., Any]:
     return method
 
 
-for _class, _base in (
-    (Float16Array, mx.nd.NDArray),
-    (Float16Symbol, Symbol),
-    (Float32Symbol, Symbol),
-    (Bfloat16Symbol, Symbol),
-    (GridArray, mx.nd.NDArray),
-    (GridSymbol, Symbol),
-):
+for _class, _base in ((FormatArray, mx.nd.NDArray), (FormatSymbol, Symbol)):
     for _name, _operator in (_BINARY | _UNARY).items():
         if _base is Symbol and _operator == "broadcast_add":
             _operator = "elemwise_add"  # symbols do not broadcast

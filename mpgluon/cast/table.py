@@ -1,7 +1,7 @@
 """The table of operators: how each may compute in a network with a 16-bit compute format.
 
-Pure data about MXNet's operators, by the names under which ``F`` offers them. How a rule is
-carried out in a format and on a device is decided in :mod:`mpgluon.cast.arithmetic`.
+Pure data about MXNet's operators, by their names in ``F``. :mod:`mpgluon.cast.arithmetic` decides
+how a rule is computed in a format and on a device.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Union
 
-__all__ = ["Rule", "bystanders_of", "rule_of"]
+__all__ = ["Rule", "excluded_operands", "rule_of"]
 
 
 class Rule(Enum):
-    """What an operator's operands and result are allowed to be.
+    """The formats that an operator's operands and result may have.
 
-    The first paragraph of NVIDIA's guide in five words: matrix products profit from 16 bits,
-    sums and exponentials need FP32, and everything between follows its operands.
+    As in NVIDIA's guide: matrix products profit from 16 bits, sums and exponentials need FP32,
+    and everything between follows its operands.
     """
 
     COMPUTE = "operands and result in the compute format, sums inside in FP32"
@@ -25,7 +25,7 @@ class Rule(Enum):
     FLOAT32 = "computed in FP32, the result stays FP32"
     FOLLOW = "computed in the widest format of its operands, the result rounded to it once"
     MOVE = "no arithmetic: values and format pass through as they are"
-    OTHER = "formats are the operator's own affair: casts, creation, control flow, queries"
+    OTHER = "the operator decides its formats itself: casts, creation, control flow, queries"
 
 
 _COMPUTE = """
@@ -41,8 +41,8 @@ _NORMALIZE = """
     contrib.BatchNormWithReLU
 """
 
-# Reductions, exponentials and their inverses, powers, losses, whatever returns positions (they
-# can exceed 2048, the last integer up to which float16 counts), and geometry in pixels.
+# Reductions, exponentials and their inverses, powers, losses, geometry in pixels, and whatever
+# returns positions (they can exceed 2048, above which float16 lacks integers).
 _FLOAT32 = """
     sum sum_axis nansum prod nanprod mean norm moments cumsum multi_sum_sq histogram
     softmax log_softmax softmin SoftmaxActivation L2Normalization LRN
@@ -90,13 +90,13 @@ _RULES = MappingProxyType(
     }
 )
 
-# BatchNorm's parameters and statistics are FP32 wherever its data is float16, and MXNet lets no
-# cast stand between the operator and the statistics that it updates.
+# BatchNorm's parameters and statistics are FP32 wherever its data is float16, and MXNet allows no
+# cast between the operator and the statistics that it updates.
 _BATCH_NORM: frozenset[Union[int, str]] = frozenset(
     {1, 2, 3, 4, "gamma", "beta", "moving_mean", "moving_var"}
 )
 
-_BYSTANDERS: MappingProxyType[str, frozenset[Union[int, str]]] = MappingProxyType(
+_EXCLUDED: MappingProxyType[str, frozenset[Union[int, str]]] = MappingProxyType(
     {
         "BatchNorm": _BATCH_NORM,
         "BatchNorm_v1": _BATCH_NORM,
@@ -128,24 +128,25 @@ def rule_of(name: str) -> Rule:
     Parameters
     ----------
     name : str
-        The name under which ``F`` offers it, with its namespace: ``"Convolution"``,
+        Its name in ``F``, with its namespace: ``"Convolution"``,
         ``"contrib.SyncBatchNorm"``, ``"linalg.gemm2"``. Names in ``sparse`` are those of ``F``.
         Random generators (``random.…``) have no operands to follow.
 
     Returns
     -------
     Rule
-        ``FOLLOW`` for whatever the table does not list.
+        ``FOLLOW`` for operators that the table does not list.
     """
     return _RULES.get(name.removeprefix("sparse."), Rule.FOLLOW)
 
 
-def bystanders_of(
+def excluded_operands(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> frozenset[Union[int, str]]:
-    """Return which operands of a call only stand by: positions, lengths, conditions.
+    """Return the operands of a call that the format does not concern.
 
-    They neither decide the format of the result nor are ever converted.
+    Indices, lengths, conditions, and BatchNorm's parameters: they neither decide the format of
+    the result nor are ever converted.
 
     Parameters
     ----------
@@ -161,4 +162,4 @@ def bystanders_of(
     """
     if name == "RNN" and kwargs.get("use_sequence_length"):
         return frozenset({len(args) - 1, "sequence_length"})
-    return _BYSTANDERS.get(name.removeprefix("sparse."), frozenset())
+    return _EXCLUDED.get(name.removeprefix("sparse."), frozenset())

@@ -1,11 +1,12 @@
 """Telling blocks the format that they compute in, as ``Block.cast`` would.
 
-A block that fills a mask with the lowest number, or makes arrays of its own, learns the format from
-its own ``cast``, or reads it in ``_dtype``: ``-1e18`` is a number in FP32 and infinite in float16.
-A cast of ours does not call ``Block.cast``, which would cast parameters that stay FP32. So a copy
-of the block without parameters and children is cast, and what it learned is given to the block.
+A block that fills a mask with the lowest number, or makes arrays itself, learns the format from
+its own ``cast``, or reads it in ``_dtype``: ``-1e18`` is finite in FP32 and infinite in float16.
+The cast of a network does not call ``Block.cast``, which would cast parameters that stay FP32. So a
+copy of the block without parameters and children is cast, and the block gets the attributes that
+this has set.
 
-bfloat16 is told to nobody: it has FP32's range, its arrays are FP32, and ``Block.cast`` refuses it.
+No block is told bfloat16: it has FP32's range, its arrays are FP32, and ``Block.cast`` refuses it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import numpy as np
 from mxnet import gluon
 from mxnet.gluon.parameter import ParameterDict
 
-__all__ = ["Told", "learned_format", "tell", "untell"]
+__all__ = ["Attributes", "learned_format", "tell", "untell"]
 
-Told = dict[str, Any]
+Attributes = dict[str, Any]
 """Attributes of a block by name; ``_NOTHING`` for those that it did not have."""
 
 _NOTHING = object()
@@ -26,7 +27,7 @@ _OF_GLUON = frozenset(vars(gluon.HybridBlock()))
 
 
 class _Inert:
-    """What stands for a parameter or another block while a copy is cast; it does nothing."""
+    """Replaces a parameter or another block while a copy is cast; it does nothing."""
 
     def __getattr__(self, name: str) -> _Inert:
         if name.startswith("__"):  # what Python looks for, such as __deepcopy__
@@ -40,19 +41,19 @@ class _Inert:
         return iter(())
 
 
-def learned_format(block: gluon.Block, dtype: str) -> Told:
+def learned_format(block: gluon.Block, dtype: str) -> Attributes:
     """Return the attributes that a block would have if it were told a format; nothing is changed.
+
+    MXNet's own layers are told nothing. An error in the block's own ``cast`` is raised as it is.
 
     Parameters
     ----------
     block : gluon.Block
-        Of a class of its own: MXNet's layers are told nothing.
     dtype : {"float32", "float16", "bfloat16"}
-        What it is to compute in. An error in the block's own ``cast`` is raised as it is.
     """
     if dtype != "float16" or type(block).__module__.startswith("mxnet."):
         return {}
-    learned: Told = {}
+    learned: Attributes = {}
     if _is_fp32(vars(block).get("_dtype")):
         learned["_dtype"] = np.float16
     defined_in = next(kind for kind in type(block).__mro__ if "cast" in vars(kind))
@@ -61,15 +62,15 @@ def learned_format(block: gluon.Block, dtype: str) -> Told:
     return learned
 
 
-def tell(block: gluon.Block, learned: Told) -> Told:
-    """Give a block attributes, and return those that it had, for :func:`untell`."""
+def tell(block: gluon.Block, learned: Attributes) -> Attributes:
+    """Set attributes of a block, and return those that it had, for :func:`untell`."""
     before = {name: vars(block).get(name, _NOTHING) for name in learned}
     vars(block).update(learned)
     return before
 
 
-def untell(block: gluon.Block, before: Told) -> None:
-    """Give a block back the attributes that it had before :func:`tell`."""
+def untell(block: gluon.Block, before: Attributes) -> None:
+    """Restore the attributes that a block had before :func:`tell`."""
     for name, value in before.items():
         if value is _NOTHING:
             vars(block).pop(name, None)
@@ -77,7 +78,7 @@ def untell(block: gluon.Block, before: Told) -> None:
             vars(block)[name] = value
 
 
-def _learned_in_cast(block: gluon.Block) -> Told:
+def _learned_in_cast(block: gluon.Block) -> Attributes:
     """Return the attributes that a block's own ``cast`` sets."""
     shell = object.__new__(type(block))
     before = {name: _without_parts(value) for name, value in vars(block).items()}
@@ -104,7 +105,7 @@ def _without_parts(value: Any) -> Any:
 
 
 def _is_fp32(value: Any) -> bool:
-    """Whether an attribute says "float32", in any of the ways in which dtypes are written."""
+    """Whether an attribute is "float32", in any way of writing a dtype."""
     if isinstance(value, str):
         return value == "float32"
     return isinstance(value, (type, np.dtype)) and value == np.float32

@@ -7,13 +7,14 @@ FP32 once; rounding to 16 bits comes later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Optional
 
 import numpy as np
 import numpy.typing as npt
 
-from mpgluon.deployment.recording import VARIABLE, Entry, Operation, Recording
+from mpgluon.deployment.recording import Recording
+from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Node
 from mpgluon.numerics.formats import FloatFormat, round_to
 
 __all__ = ["fold_batch_norms"]
@@ -43,62 +44,57 @@ def fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
     }
     layer_of = {norm: layer for layer, (norm, *_) in folded.items()}
     values = dict(recording.values)
-    operations: list[Operation] = []
-    numbers: dict[int, int] = {}  # of an operation: in the new recording
+    new: dict[Node, Node] = {}
 
-    def moved(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-        return tuple((numbers[number], output) for number, output in entries)
+    def moved(entries: Sequence[Entry]) -> list[Entry]:
+        return [Entry(new[entry.node], entry.number) for entry in entries]
 
-    for number, operation in enumerate(recording.operations):
-        if number in layer_of:
-            numbers[number] = numbers[layer_of[number]]
+    for node in recording.graph.nodes:
+        if node in layer_of:
+            new[node] = new[layer_of[node]]
             continue
-        options, operands = operation.options, moved(operation.inputs)
-        if number in folded:
-            _, weight, bias = folded[number]
-            bias_name = f"{operation.name}_folded_bias"
-            values[_name_of_weight(recording, number)] = weight
+        attributes, inputs = node.attributes, moved(node.inputs)
+        if node in folded:
+            _, weight, bias = folded[node]
+            bias_name = f"{node.name}_folded_bias"
+            values[_name_of_weight(node)] = weight
             values[bias_name] = bias
-            operands = (*operands[:2], (len(operations), 0))
-            operations.append(Operation(VARIABLE, bias_name, {}, ()))
-            options = {**options, "no_bias": False}
-        numbers[number] = len(operations)
-        operations.append(Operation(operation.operator, operation.name, options, operands))
-    whole = Recording(tuple(operations), recording.inputs, moved(recording.outputs), values)
-    return whole.without_what_nothing_uses()
+            inputs = [*inputs[:2], Entry(Node(VARIABLE, bias_name))]
+            attributes = {**attributes, "no_bias": "False"}
+        new[node] = Node(node.operator, node.name, attributes, inputs)
+    return Recording(Graph(moved(recording.graph.heads)), recording.inputs, values)
 
 
-def _pairs(recording: Recording) -> Iterator[tuple[int, int]]:
+def _pairs(recording: Recording) -> Iterator[tuple[Node, Node]]:
     """Yield each layer whose only use is a BatchNorm of its channels, with that BatchNorm."""
     uses = recording.uses()
-    for norm, operation in enumerate(recording.operations):
-        if operation.operator != "BatchNorm" or operation.options.get("axis", 1) != 1:
+    for norm in recording.graph.nodes:
+        if norm.operator != "BatchNorm" or norm.options.get("axis", 1) != 1:
             continue
-        number, output = operation.inputs[0]
-        layer = recording.operations[number]
+        layer, options = norm.inputs[0].node, norm.inputs[0].node.options
         if (
             layer.operator in _LAYERS
-            and layer.options.get("layout") in _CHANNELS_FIRST
-            and layer.options.get("flatten", True)
-            and uses[number, output] == 1
-            and uses[layer.inputs[1]] == 1
-            and _name_of_weight(recording, number) in recording.values
+            and options.get("layout") in _CHANNELS_FIRST
+            and options.get("flatten", True)
+            and uses[norm.inputs[0].key] == 1
+            and uses[layer.inputs[1].key] == 1
+            and _name_of_weight(layer) in recording.values
         ):
-            yield number, norm
+            yield layer, norm
 
 
-def _name_of_weight(recording: Recording, layer: int) -> str:
-    return recording.operations[recording.operations[layer].inputs[1][0]].name
+def _name_of_weight(layer: Node) -> str:
+    return layer.inputs[1].node.name
 
 
 def _folded(
-    recording: Recording, layer: int, norm: int, fmt: FloatFormat
+    recording: Recording, layer: Node, norm: Node, fmt: FloatFormat
 ) -> Optional[tuple[FP32Array, FP32Array]]:
     """Return the weight and bias of both together, or ``None`` if ``fmt`` cannot hold them."""
-    weight, *bias = recording.values_of_inputs(recording.operations[layer])
-    options = recording.operations[norm].options
+    weight, *bias = recording.values_of_inputs(layer)
+    options = norm.options
     gamma, beta, mean, variance = (
-        value.astype(np.float64) for value in recording.values_of_inputs(recording.operations[norm])
+        value.astype(np.float64) for value in recording.values_of_inputs(norm)
     )
     scale = 1 / np.sqrt(variance + options["eps"])
     if not options["fix_gamma"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import mxnet as mx
 import numpy as np
@@ -21,15 +21,16 @@ from mxnet.gluon import nn
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.arrays import arrays_in
 from mpgluon.cast.block import apply_policy
-from mpgluon.cast.symbol_block import operator_named
 from mpgluon.deployment.folding import fold_batch_norms
-from mpgluon.deployment.recording import VARIABLE, Operation, Recording, record
+from mpgluon.deployment.recording import Recording, record
+from mpgluon.graph.nodes import Node
+from mpgluon.graph.replay import replay
 from mpgluon.native import bfloat16
 from mpgluon.numerics.dtypes import BFLOAT16_DTYPE, cast
 from mpgluon.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 from mpgluon.numerics.policy import Policy
 
-__all__ = ["InferenceNetwork", "inference_network", "replay"]
+__all__ = ["InferenceNetwork", "inference_network"]
 
 _logger = logging.getLogger(__name__)
 
@@ -62,30 +63,30 @@ class InferenceNetwork(gluon.HybridBlock):
         self.fused = False
         self._recording = recording
         # BatchNorm is a block of its own, which keeps its parameters in FP32 under every cast.
-        self._norms: dict[int, nn.BatchNorm] = {}
+        self._norms: dict[Node, nn.BatchNorm] = {}
         # The name of each parameter's value in the recording.
         self._names: dict[gluon.Parameter, str] = {}
         weights = {
-            recording.operations[number].name
-            for operation in recording.operations
-            if operation.operator in _PRODUCTS
-            for number, _ in operation.inputs[1:]
+            entry.node.name
+            for node in recording.graph.nodes
+            if node.operator in _PRODUCTS
+            for entry in node.inputs[1:]
         }
-        used = {number for number, _ in recording.outputs}
+        used = {entry.node for entry in recording.graph.heads}
         with self.name_scope():
-            for number, operation in enumerate(recording.operations):
-                values = recording.values_of_inputs(operation)
-                if operation.operator != "BatchNorm" or len(values) != 4:
-                    used.update(source for source, _ in operation.inputs)
+            for node in recording.graph.nodes:
+                values = recording.values_of_inputs(node)
+                if node.operator != "BatchNorm" or len(values) != 4:
+                    used.update(entry.node for entry in node.inputs)
                     continue
-                used.add(operation.inputs[0][0])
-                norm = _batch_norm(operation, prefix, channels=len(values[0]))
+                used.add(node.inputs[0].node)
+                norm = _batch_norm(node, prefix, channels=len(values[0]))
                 parameters = (norm.gamma, norm.beta, norm.running_mean, norm.running_var)
-                for parameter, (source, _) in zip(parameters, operation.inputs[1:]):
-                    self._names[parameter] = recording.operations[source].name
-                self._norms[number] = norm
+                for parameter, entry in zip(parameters, node.inputs[1:]):
+                    self._names[parameter] = entry.node.name
+                self._norms[node] = norm
                 self.register_child(norm)
-            for name in (recording.operations[number].name for number in sorted(used)):
+            for name in (node.name for node in recording.graph.nodes if node in used):
                 if name in recording.values:
                     shape = recording.values[name].shape
                     parameter = self.params.get(name.removeprefix(prefix), shape=shape)
@@ -113,68 +114,21 @@ class InferenceNetwork(gluon.HybridBlock):
     def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:  # noqa: N803
         """Compute the recording; in a cast block ``F`` is the cast's stand-in."""
         given = {**dict(zip(self._recording.inputs, inputs)), **parameters}
-        found = replay(self._recording, F, given, blocks=self._norms, prefix=self.prefix)
-        results = [found[number][output] for number, output in self._recording.outputs]
+        found = replay(self._recording.graph, F, given, blocks=self._norms, prefix=self.prefix)
+        results = [found[entry.key] for entry in self._recording.graph.heads]
         return results[0] if len(results) == 1 else results
 
 
-def _batch_norm(operation: Operation, prefix: str, *, channels: int) -> nn.BatchNorm:
-    options = operation.options
+def _batch_norm(node: Node, prefix: str, *, channels: int) -> nn.BatchNorm:
+    options = node.options
     return nn.BatchNorm(
         axis=options.get("axis", 1),
         epsilon=options["eps"],
         scale=not options["fix_gamma"],
         use_global_stats=True,
         in_channels=channels,
-        prefix=f"{operation.name.removeprefix(prefix)}_",
+        prefix=f"{node.name.removeprefix(prefix)}_",
     )
-
-
-def replay(
-    recording: Recording,
-    F: Any,  # noqa: N803 - Gluon's name
-    given: Mapping[str, Any],
-    *,
-    blocks: Optional[Mapping[int, gluon.Block]] = None,
-    prefix: str = "",
-) -> list[Any]:
-    """Compute a recording, and return the outputs of each operation.
-
-    Parameters
-    ----------
-    recording : Recording
-    F : module
-        ``mx.nd``, ``mx.sym`` or a stand-in for one.
-    given : mapping from name to array
-        Inputs and parameters.
-    blocks : mapping from the number of an operation to Block, optional
-        Called with the first operand, in place of the operation.
-    prefix : str
-        The prefix that MXNet itself adds to names.
-    """
-    found: list[Any] = []
-    for number, operation in enumerate(recording.operations):
-        if operation.operator == VARIABLE:
-            # A parameter that belongs to a block is not given.
-            found.append([given.get(operation.name)])
-            continue
-        operands = [found[source][output] for source, output in operation.inputs]
-        if blocks and number in blocks:
-            result = blocks[number](operands[0])
-        else:
-            function = operator_named(F, operation.operator)
-            name = operation.name.removeprefix(prefix)
-            result = function(*operands, name=name, **operation.options)
-        found.append(_outputs(result))
-    return found
-
-
-def _outputs(result: Any) -> list[Any]:
-    if isinstance(result, (list, tuple)):
-        return list(result)
-    if isinstance(result, mx.sym.Symbol) and len(result) > 1:
-        return [result[output] for output in range(len(result))]
-    return [result]
 
 
 def inference_network(

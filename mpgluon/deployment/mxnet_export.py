@@ -7,20 +7,19 @@ computed at all. Here casts are part of the graph.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Union
 
 import mxnet as mx
-import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
 
-from mpgluon.cast.arrays import arrays_in
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
 from mpgluon.files import disk_error
+from mpgluon.graph.description import symbol_of
+from mpgluon.graph.nodes import Graph
 from mpgluon.native import bfloat16
 
 __all__ = ["export_mxnet", "import_mxnet", "operators_for_gpu_only"]
@@ -77,8 +76,7 @@ def export_mxnet(
     if dtype == "bfloat16":
         result.keep_weights_in_bfloat16()
     with mx.Context(device):
-        outputs = result(*(mx.sym.var(name) for name in inputs))
-    symbol = mx.sym.Group(arrays_in((outputs,)))
+        symbol = symbol_of(result, inputs)
     parameters = result.collect_params()
     values = {
         f"arg:{name}": parameters[name].data()
@@ -156,15 +154,12 @@ def operators_for_gpu_only(symbol: mx.sym.Symbol, inputs: Sequence[str] = ("data
 
 def _products_in(symbol: mx.sym.Symbol, inputs: Sequence[str], dtype_of_results: str) -> list[str]:
     """Return the names of the products of a graph whose results have a dtype."""
-    internals = symbol.get_internals()
-    described = json.loads(internals.tojson(remove_amp_cast=False))
-    _, dtypes, _ = internals.infer_type(**dict.fromkeys(inputs, np.float32))
-    nodes = (described["nodes"][number] for number, *_ in described["heads"])
+    graph = Graph.read(symbol)
+    graph.infer(dict.fromkeys(inputs, "float32"))
     return [
-        node["name"]
-        for node, dtype in zip(nodes, dtypes)
-        if node["op"] in _PRODUCTS
-        and (np.dtype(dtype).names or (np.dtype(dtype).name,))[0] == dtype_of_results
+        node.name
+        for node in graph.nodes
+        if node.operator in _PRODUCTS and node.outputs[0].dtype == dtype_of_results
     ]
 
 

@@ -13,15 +13,16 @@ from mxnet.base import MXNetError
 from onnx import TensorProto, helper
 
 from mpgluon.cast.table import Rule, rule_of
-from mpgluon.deployment.inference import replay
 from mpgluon.deployment.onnx_operators import (
     TRANSLATIONS,
     Nodes,
     OperatorCall,
     UnsupportedError,
 )
-from mpgluon.deployment.recording import VARIABLE, Entry, Operation, Recording
+from mpgluon.deployment.recording import Recording
 from mpgluon.errors import PrecisionError
+from mpgluon.graph.nodes import Key, Node
+from mpgluon.graph.replay import replay
 
 __all__ = ["OPSET", "onnx_model"]
 
@@ -51,9 +52,9 @@ def onnx_model(
         If the network does not work on input of those shapes.
     """
     writer = _Writer(recording, _shapes(recording, input_shapes), dtype)
-    for number, operation in enumerate(recording.operations):
-        if operation.operator != VARIABLE:
-            writer.translate(number, operation)
+    for node in recording.graph.nodes:
+        if not node.is_variable:
+            writer.translate(node)
     if writer.problems:
         raise PrecisionError(
             "ONNX export cannot express " + "; ".join(writer.problems) + "; write these blocks "
@@ -64,17 +65,13 @@ def onnx_model(
 
 def _shapes(
     recording: Recording, input_shapes: list[tuple[int, ...]]
-) -> dict[Entry, tuple[int, ...]]:
-    """Return the shape of every entry, as MXNet infers it."""
-    variables = {one.name for one in recording.operations if one.operator == VARIABLE}
-    given = {name: mx.sym.var(name) for name in variables}
-    found = replay(recording, mx.sym, given)
-    entries = [
-        (number, output) for number, outputs in enumerate(found) for output in range(len(outputs))
-    ]
+) -> dict[Key, tuple[int, ...]]:
+    """Return the shape of every output, as MXNet infers it."""
+    names = {node.name for node in recording.graph.nodes if node.is_variable}
+    found = replay(recording.graph, mx.sym, {name: mx.sym.var(name) for name in names})
     known = {name: value.shape for name, value in recording.values.items()}
     known.update(zip(recording.inputs, input_shapes))
-    everything = mx.sym.Group([found[number][output] for number, output in entries])
+    everything = mx.sym.Group(list(found.values()))
     try:
         _, shapes, _ = everything.infer_shape(**known)
     except MXNetError as error:
@@ -82,60 +79,62 @@ def _shapes(
             f"the network does not work on input of shape {input_shapes}: "
             f"{str(error).strip().splitlines()[-1]}"
         ) from error
-    return dict(zip(entries, shapes))
+    return dict(zip(found, shapes))
 
 
 class _Writer:
     """Translates operations one by one, each into the format that it computes in."""
 
     def __init__(
-        self, recording: Recording, shapes: dict[Entry, tuple[int, ...]], dtype: str
+        self, recording: Recording, shapes: dict[Key, tuple[int, ...]], dtype: str
     ) -> None:
         self.problems: list[str] = []
         self._recording, self._shapes, self._dtype = recording, shapes, dtype
         self._model = Nodes()
-        self._formats: dict[Entry, str] = {}
-        self._names: dict[tuple[Entry, str], str] = {}  # of an entry in a format
-        for number, operation in enumerate(recording.operations):
-            if operation.operator == VARIABLE and operation.name not in recording.values:
-                self._set((number, 0), "float32", operation.name)
+        self._formats: dict[Key, str] = {}
+        self._names: dict[tuple[Key, str], str] = {}  # of an output in a format
+        for node in recording.graph.nodes:
+            if node.is_variable and node.name not in recording.values:
+                self._set((node, 0), "float32", node.name)
 
-    def translate(self, number: int, operation: Operation) -> None:
-        """Add the nodes of an operation, or note why ONNX cannot express it."""
-        translation = TRANSLATIONS.get(operation.operator)
+    def translate(self, node: Node) -> None:
+        """Add the ONNX nodes of an operator, or note why ONNX cannot express it."""
+        translation = TRANSLATIONS.get(node.operator)
+        inputs = [entry.key for entry in node.inputs]
         if translation is None:
-            self.problems.append(f"{operation.name} ({operation.operator})")
+            self.problems.append(f"{node.name} ({node.operator})")
             return
-        rule = rule_of(operation.operator.replace("_contrib_", "contrib.", 1))
-        dtype = self._format_of(rule, operation)
+        rule = rule_of(node.operator.replace("_contrib_", "contrib.", 1))
+        dtype = self._format_of(rule, inputs)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
         call = OperatorCall(
             model=self._model,
-            name=operation.name,
-            options=dict(operation.options),
-            inputs=[self._in_format(entry, dtype) for entry in operation.inputs],
-            shapes=[self._shapes[entry] for entry in operation.inputs],
-            output_shape=self._shapes[number, 0],
-            values=[self._recording.values.get(self._variable(e)) for e in operation.inputs],
+            name=node.name,
+            options=node.options,
+            inputs=[self._in_format(key, dtype) for key in inputs],
+            shapes=[self._shapes[key] for key in inputs],
+            output_shape=self._shapes[node, 0],
+            values=[self._recording.values.get(self._variable(key)) for key in inputs],
             dtype=dtype,
         )
         try:
             name = translation(call)
         except UnsupportedError as why:
-            self.problems.append(f"{operation.name} ({operation.operator}: {why})")
-            name = operation.name  # so that later operations are translated, too
-        self._set((number, 0), dtype, name)
+            self.problems.append(f"{node.name} ({node.operator}: {why})")
+            name = node.name  # so that later operators are translated, too
+        self._set((node, 0), dtype, name)
         if result_dtype != dtype:
-            self._set((number, 0), result_dtype, self._in_format((number, 0), result_dtype))
+            self._set((node, 0), result_dtype, self._in_format((node, 0), result_dtype))
 
     def model(self) -> onnx.ModelProto:
         """Return the model, after onnx's own checks."""
         recording = self._recording
         outputs = []
-        for place, entry in enumerate(recording.outputs):
-            name = "logits" if len(recording.outputs) == 1 else f"logits{place}"
-            self._model.add("Identity", [self._in_format(entry, "float32")], name)
-            outputs.append(_described(name, self._shapes[entry]))
+        heads = [entry.key for entry in recording.graph.heads]
+        for place, key in enumerate(heads):
+            name = "logits" if len(heads) == 1 else f"logits{place}"
+            self._model.add("Identity", [self._in_format(key, "float32")], name)
+            outputs.append(_described(name, self._shapes[key]))
         used = {name for node in self._model.nodes for name in node.input}
         graph = helper.make_graph(
             self._model.nodes,
@@ -153,41 +152,41 @@ class _Writer:
         onnx.checker.check_model(model, full_check=True)
         return model
 
-    def _format_of(self, rule: Rule, operation: Operation) -> str:
-        """Return the format that an operation computes in."""
+    def _format_of(self, rule: Rule, inputs: list[Key]) -> str:
+        """Return the format that an operator computes in."""
         if self._dtype == "float32" or rule in (Rule.NORMALIZE, Rule.FLOAT32):
             return "float32"
         if rule is Rule.COMPUTE:
             return self._dtype
-        formats = {self._formats.get(entry, self._dtype) for entry in operation.inputs}
+        formats = {self._formats.get(key, self._dtype) for key in inputs}
         return "float32" if "float32" in formats else self._dtype
 
-    def _in_format(self, entry: Entry, dtype: str) -> str:
-        """Return the name of an entry in a format: a constant, or the result of a Cast."""
-        if (entry, dtype) not in self._names:
-            variable = self._variable(entry)
+    def _in_format(self, key: Key, dtype: str) -> str:
+        """Return the name of an output in a format: a constant, or the result of a Cast."""
+        if (key, dtype) not in self._names:
+            variable = self._variable(key)
             values = self._recording.values.get(variable)
             if values is not None:
                 name = variable if dtype == self._dtype else f"{variable}_{dtype}"
-                self._names[entry, dtype] = self._model.constant(name, values, dtype)
+                self._names[key, dtype] = self._model.constant(name, values, dtype)
             else:
-                name = self._names[entry, self._formats[entry]]
+                name = self._names[key, self._formats[key]]
                 cast = self._model.add("Cast", [name], f"{name}_{dtype}", to=_TYPES[dtype])
-                self._names[entry, dtype] = cast
-        return self._names[entry, dtype]
+                self._names[key, dtype] = cast
+        return self._names[key, dtype]
 
-    def _set(self, entry: Entry, dtype: str, name: str) -> None:
-        self._formats[entry] = dtype
-        self._names[entry, dtype] = name
+    def _set(self, key: Key, dtype: str, name: str) -> None:
+        self._formats[key] = dtype
+        self._names[key, dtype] = name
 
-    def _variable(self, entry: Entry) -> str:
-        """Return the name of a variable; an empty one for an operation."""
-        operation = self._recording.operations[entry[0]]
-        return operation.name if operation.operator == VARIABLE else ""
+    @staticmethod
+    def _variable(key: Key) -> str:
+        """Return the name of a variable; an empty one for an operator."""
+        return key[0].name if key[0].is_variable else ""
 
     def _shapes_of_input(self, name: str) -> tuple[int, ...]:
-        numbers = (n for n, one in enumerate(self._recording.operations) if one.name == name)
-        return self._shapes[next(numbers), 0]
+        nodes = (node for node in self._recording.graph.nodes if node.name == name)
+        return self._shapes[next(nodes), 0]
 
 
 def _described(name: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:

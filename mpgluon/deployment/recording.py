@@ -8,88 +8,55 @@ it is carried out again in MXNet by :mod:`mpgluon.deployment.inference`, and wri
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-from mpgluon.cast.arrays import arrays_in
+from mpgluon.cast import fp32
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import forward_of
-from mpgluon.cast.fp32 import cast_of, fp32_value
 from mpgluon.errors import PrecisionError
-from mpgluon.graph.description import unchanged
-from mpgluon.graph.nodes import options_of
+from mpgluon.graph.description import symbol_of, unchanged
+from mpgluon.graph.nodes import Entry, Graph, Key, Node
 from mpgluon.numerics.formats import FloatFormat, round_to
 
-__all__ = ["VARIABLE", "Entry", "Operation", "Recording", "record"]
-
-Entry = tuple[int, int]
-"""The number of an operation, and which of its outputs."""
+__all__ = ["Recording", "record"]
 
 Values = dict[str, npt.NDArray[np.float32]]
-
-VARIABLE = "null"
-"""MXNet's name for the operator of an input or a parameter."""
 
 # Each returns its first operand when nothing is trained.
 _PASS_THROUGH = frozenset({"amp_cast", "_copy", "BlockGrad", "Dropout"})
 
 
-@dataclass(frozen=True)
-class Operation:
-    """One operator of a recording, or a variable.
-
-    Attributes
-    ----------
-    operator : str
-        MXNet's name, such as ``"Convolution"``; :data:`VARIABLE` for a parameter or an input.
-    name : str
-    options : mapping from str to value
-        As Python values: ``{"kernel": (3, 3), "no_bias": True}``.
-    inputs : tuple of (int, int)
-    """
-
-    operator: str
-    name: str
-    options: Mapping[str, Any]
-    inputs: tuple[Entry, ...]
-
-
-@dataclass(frozen=True)
 class Recording:
     """What a network computes at inference.
 
-    Attributes
+    Parameters
     ----------
-    operations : tuple of Operation
-        Each after those that it depends on.
-    inputs : tuple of str
-        Names of the variables that are given with each call.
-    outputs : tuple of (int, int)
+    graph : Graph
+    inputs : sequence of str
+        The variables that are given with each call.
     values : dict from name to ndarray, float32
-        Of all other variables.
+        The other variables; those that the graph does not have are left out.
     """
 
-    operations: tuple[Operation, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[Entry, ...]
-    values: Values
+    def __init__(self, graph: Graph, inputs: Sequence[str], values: Values) -> None:
+        self.graph, self.inputs = graph, tuple(inputs)
+        kept = {node.name for node in graph.nodes if node.is_variable}
+        self.values = {name: value for name, value in values.items() if name in kept}
 
-    def uses(self) -> Counter[Entry]:
-        """Return how often each entry is an operand or a result."""
-        operands = (entry for operation in self.operations for entry in operation.inputs)
-        return Counter([*operands, *self.outputs])
+    def uses(self) -> Counter[Key]:
+        """Return how often each output of a node is an operand or a result."""
+        operands = (entry.key for node in self.graph.nodes for entry in node.inputs)
+        return Counter([*operands, *(entry.key for entry in self.graph.heads)])
 
-    def values_of_inputs(self, operation: Operation) -> list[npt.NDArray[np.float32]]:
+    def values_of_inputs(self, node: Node) -> list[npt.NDArray[np.float32]]:
         """Return the values of those operands that are parameters, in their order."""
-        names = (self.operations[number].name for number, _ in operation.inputs)
+        names = (entry.node.name for entry in node.inputs)
         return [self.values[name] for name in names if name in self.values]
 
     def refuse_overflow(self, fmt: FloatFormat) -> None:
@@ -98,11 +65,11 @@ class Recording:
         Values of BatchNorms do not count: they stay FP32.
         """
         too_large = [
-            self.operations[number].name
-            for operation in self.operations
-            if operation.operator != "BatchNorm"
-            for number, _ in operation.inputs
-            if not self._fits(self.operations[number].name, fmt)
+            entry.node.name
+            for node in self.graph.nodes
+            if node.operator != "BatchNorm"
+            for entry in node.inputs
+            if not self._fits(entry.node.name, fmt)
         ]
         if too_large:
             raise PrecisionError(
@@ -113,25 +80,6 @@ class Recording:
     def _fits(self, name: str, fmt: FloatFormat) -> bool:
         values = self.values.get(name)
         return values is None or bool(np.isfinite(round_to(values, fmt)).all())
-
-    def without_what_nothing_uses(self) -> Recording:
-        """Return the recording with only the operations that its outputs depend on."""
-        needed = {number for number, _ in self.outputs}
-        for number in reversed(range(len(self.operations))):
-            if number in needed:
-                needed.update(source for source, _ in self.operations[number].inputs)
-        renumbered = {old: new for new, old in enumerate(sorted(needed))}
-
-        def moved(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-            return tuple((renumbered[number], output) for number, output in entries)
-
-        operations = tuple(
-            Operation(one.operator, one.name, one.options, moved(one.inputs))
-            for one in (self.operations[number] for number in renumbered)
-        )
-        kept = {one.name for one in operations}
-        values = {name: value for name, value in self.values.items() if name in kept}
-        return Recording(operations, self.inputs, moved(self.outputs), values)
 
 
 def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recording:
@@ -161,43 +109,31 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
             forward = forward_of(block)
             if forward is not None:
                 forward.detach()
-        result = net(*(mx.sym.var(name) for name in inputs))
-    described = json.loads(mx.sym.Group(arrays_in((result,))).tojson(remove_amp_cast=False))
-    operations: list[Operation] = []
-    recorded: dict[int, int] = {}  # a node of the described graph: its number here
+        graph = Graph.read(symbol_of(net, inputs))
     calls: Counter[str] = Counter()
-    passed: dict[Entry, Entry] = {}  # what comes out of a node that is left out
-
-    def moved(described_entry: Sequence[int]) -> Entry:
-        number, output = described_entry[:2]
-        return passed[number, output] if number not in recorded else (recorded[number], output)
-
-    for number, node in enumerate(described["nodes"]):
-        if "subgraphs" in node:
+    passed: dict[Key, Entry] = {}  # what replaces the output of a node that is left out
+    for node in graph.nodes:
+        if node.has_subgraph:
             raise ValueError(
-                f"{node['name']} is control flow ({node['op']}), which is not recorded; write the "
+                f"{node.name} is control flow ({node.operator}), which is not recorded; write the "
                 "network without F.contrib.foreach, while_loop and cond"
             )
-        operands = tuple(moved(entry) for entry in node["inputs"])
-        options = options_of(node.get("attrs", {}))
-        if node["op"] in _PASS_THROUGH and options.get("mode") != "always":
-            passed[number, 0] = operands[0]
+        node.inputs = [passed.get(entry.key, entry) for entry in node.inputs]
+        if node.operator in _PASS_THROUGH and node.options.get("mode") != "always":
+            passed[node, 0] = node.inputs[0]
             continue
-        recorded[number] = len(operations)
-        calls[node["name"]] += 1
-        # A block that is called twice gives its operators the same names twice.
-        again = f"_{calls[node['name']]}" if calls[node["name"]] > 1 else ""
-        operations.append(Operation(node["op"], f"{node['name']}{again}", options, operands))
-    variables = {one.name for one in operations if one.operator == VARIABLE}
+        calls[node.name] += 1
+        if calls[node.name] > 1:  # operators of a block that is called twice have the same names
+            node.name = f"{node.name}_{calls[node.name]}"
+    recorded = Graph([passed.get(entry.key, entry) for entry in graph.heads])
+    variables = {node.name for node in recorded.nodes if node.is_variable}
     unknown = sorted(variables - values.keys() - set(inputs))
     if unknown:
         raise ValueError(
             f"the network's graph asks for {', '.join(unknown)}, which is neither an input "
             f"({', '.join(inputs)}) nor a parameter of it"
         )
-    outputs = tuple(moved(entry) for entry in described["heads"])
-    whole = Recording(tuple(operations), tuple(inputs), outputs, values)
-    return whole.without_what_nothing_uses()
+    return Recording(recorded, inputs, values)
 
 
 def _values_of(net: gluon.Block) -> Values:
@@ -221,10 +157,9 @@ def _values_of(net: gluon.Block) -> Values:
 
 
 def _fp32_values(parameter: gluon.Parameter) -> npt.NDArray[np.float32]:
-    owner = cast_of(parameter)
-    known = owner.fp32_values.get(parameter) if owner is not None else None
+    known = fp32.known(parameter)
     copies: list[npt.NDArray[np.float32]] = [
-        fp32_value(data, known).asnumpy().astype(np.float32, copy=False)
+        fp32.fp32_value(data, known).asnumpy().astype(np.float32, copy=False)
         for data in parameter.list_data()
     ]
     if all(copy.tobytes() == copies[0].tobytes() for copy in copies):

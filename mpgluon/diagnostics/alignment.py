@@ -20,7 +20,8 @@ from typing import Callable
 from mxnet import gluon
 
 from mpgluon.cast.table import Rule, rule_of
-from mpgluon.graph.description import Graph, InputShape, Node, trace
+from mpgluon.graph.description import InputShape, trace
+from mpgluon.graph.nodes import Graph, Node
 from mpgluon.tables import Table
 
 __all__ = ["AlignmentReport", "Product", "alignment_report"]

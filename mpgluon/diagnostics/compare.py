@@ -192,7 +192,7 @@ def suggest_keep_fp32(
         How many blocks to keep.
     """
     with sixteen_bits(net, dtype) as forwards:
-        compute_dtype = forwards[0].owner.policy.compute_dtype
+        compute_dtype = forwards[0].network_cast.policy.compute_dtype
         rounding = {"float16": FLOAT16, "bfloat16": BFLOAT16}[compute_dtype].unit_roundoff
         limit = 32 * rounding if limit is None else limit
         reference = Reference(net, batch, forwards, loss_scale)

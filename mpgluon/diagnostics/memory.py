@@ -32,7 +32,8 @@ from mpgluon import amp
 from mpgluon.cast.block import blocks_of, cast_block
 from mpgluon.cast.forward import forward_of
 from mpgluon.errors import PrecisionError
-from mpgluon.graph.description import Graph, InputShape, Node, trace, unchanged
+from mpgluon.graph.description import InputShape, trace, unchanged
+from mpgluon.graph.nodes import Graph, Key, Node
 from mpgluon.numerics.policy import Policy
 from mpgluon.tables import Table
 from mpgluon.trainer.inside import arrays_of_state
@@ -226,7 +227,7 @@ def _memory_under(
         graph = trace(net, input_shape, ctx=ctx)
         trained = {p.name for p in net.collect_params().values() if p.grad_req != "null"}
         known = {p.name: p for p in net.collect_params().values()}
-    variables = [n for n in graph.nodes if n.operator == "null" and n.name in known]
+    variables = [n for n in graph.nodes if n.is_variable and n.name in known]
     learning = [n.outputs[0] for n in variables if n.name in trained]
     mastered = [v for v in learning if v.dtype == "float16" and optimizer.multi_precision]
     return PolicyMemory(
@@ -259,30 +260,26 @@ def _state_bytes(optimizer: mx.optimizer.Optimizer, shape: tuple[int, ...], dtyp
 def _activations(graph: Graph, parameters: Iterable[str], trained: Iterable[str]) -> int:
     """Return the bytes of the arrays that wait for the backward pass."""
     known, learning = set(parameters), set(trained)
-    reached: list[bool] = []  # by gradients
-    kept: set[tuple[int, int]] = set()
+    reached: set[Node] = set()  # by gradients
+    kept: set[Key] = set()
     hidden = 0  # results that only gradients read
-    for number, node in enumerate(graph.nodes):
-        learns = (
-            node.name in learning
-            if node.operator == "null"
-            else any(reached[source] for source, _ in node.inputs)
-        )
-        reached.append(learns and node.operator != "BlockGrad")
-        if node.operator == "null" or not reached[-1]:
+    for node in graph.nodes:
+        if node.is_variable:
+            reached.update([node] if node.name in learning else [])
             continue
+        if node.operator == "BlockGrad" or reached.isdisjoint(one.node for one in node.inputs):
+            continue
+        reached.add(node)
         reads = _reads(node)
         if "i" in reads:
-            kept.update(node.inputs)
+            kept.update(one.key for one in node.inputs)
         elif reads.isdigit():
-            kept.update(node.inputs[: int(reads)])
+            kept.update(one.key for one in node.inputs[: int(reads)])
         if "o" in reads:
-            kept.update((number, index) for index in range(len(node.outputs)))
+            kept.update((node, index) for index in range(len(node.outputs)))
         hidden += _hidden_bytes(node)
     return hidden + sum(
-        graph.value((number, index)).nbytes
-        for number, index in kept
-        if graph.nodes[number].name not in known
+        node.outputs[index].nbytes for node, index in kept if node.name not in known
     )
 
 

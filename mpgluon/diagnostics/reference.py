@@ -14,8 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
-from mpgluon.cast.autocast import autocast
-from mpgluon.cast.block import blocks_of, restore
+from mpgluon.cast.block import autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of, is_hybrid
 from mpgluon.diagnostics.meanwhile import having, untouched
 from mpgluon.diagnostics.observe import (

@@ -1,130 +1,63 @@
-"""A network's graph as plain data: operators, shapes and formats, with nothing computed.
+"""The graph of a network, with shapes and dtypes, and nothing computed.
 
-Gluon calls a HybridBlock with a symbol as well as with an array. What comes out is walked here,
-and MXNet infers every shape and format from the shape of the input. No array is made, and the
-network is left as it was, whether initialized, hybridized, cast or none of it.
+Gluon calls a HybridBlock with symbols as well as with arrays, and MXNet infers every shape and
+dtype from the shape of the input. No array is made, and the network is left as it was, whether
+initialized, hybridized, cast or none of these.
 """
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
 from typing import Any, Optional, Union
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
+from mxnet.symbol import Symbol
 
-from mpgluon.cast.arrays import arrays_in
-from mpgluon.cast.block import blocks_of
+from mpgluon.graph.nodes import Graph
 
-__all__ = ["Graph", "InputShape", "Node", "Value", "trace", "unchanged"]
+__all__ = ["InputShape", "symbol_of", "trace", "unchanged"]
 
 InputShape = Union[Sequence[int], Sequence[Sequence[int]]]
 
 
-@dataclass(frozen=True)
-class Value:
-    """What one output of an operator, or a variable, will be.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : str
-        ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int32"`` and so on.
-    itemsize : int
-        Bytes of one element.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    itemsize: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return prod(self.shape) * self.itemsize
-
-
-@dataclass(frozen=True)
-class Node:
-    """One operator of a graph, or a variable.
-
-    Attributes
-    ----------
-    operator : str
-        MXNet's name, such as ``"Convolution"``; ``"null"`` for a parameter or an input.
-    name : str
-    layer : str
-        The name of the innermost block that it belongs to.
-    attributes : dict of str to str
-        The operator's options as MXNet writes them.
-    inputs : tuple of (int, int)
-        The number of a node and which of its outputs.
-    outputs : tuple of Value
-        Those that other operators can see.
-    has_subgraph : bool
-        Whether it is control flow, with operators inside that are not listed.
-    """
-
-    operator: str
-    name: str
-    layer: str
-    attributes: dict[str, str]
-    inputs: tuple[tuple[int, int], ...]
-    outputs: tuple[Value, ...]
-    has_subgraph: bool
-
-
-@dataclass(frozen=True)
-class Graph:
-    """The operators of a network, each after those that it depends on."""
-
-    nodes: tuple[Node, ...]
-
-    def value(self, entry: tuple[int, int]) -> Value:
-        """Return what an input of a node is."""
-        return self.nodes[entry[0]].outputs[entry[1]]
-
-    def shapes(self, node: Node) -> list[tuple[int, ...]]:
-        """Return the shapes of the inputs of a node."""
-        return [self.value(entry).shape for entry in node.inputs]
-
-
 @contextmanager
 def unchanged(net: gluon.Block) -> Iterator[None]:
-    """Undo on leaving whatever is done to the blocks and parameters of a network inside.
+    """Undo on leaving whatever was done to the blocks and parameters of a network.
 
-    In between, parameters know shapes and formats but have no values, so that a cast moves none.
+    Inside, parameters have shapes and dtypes but no values, so that a cast converts none.
 
     Raises
     ------
     TypeError
-        If ``net`` is not a ``HybridBlock``: only those can be called without computing.
+        If ``net`` is not a ``HybridBlock``: only those can be called with symbols.
     """
     if not isinstance(net, gluon.HybridBlock):
         raise TypeError(
-            f"only the graph of a HybridBlock can be had without computing, received "
+            f"only a HybridBlock has a graph that can be read without computing, received "
             f"{type(net).__name__}; use nn.HybridSequential in place of nn.Sequential, or write "
             "the block as a HybridBlock with hybrid_forward(F, …)"
         )
     parameters = list(net.collect_params().values())
-    saved = [(vars(part), dict(vars(part))) for part in (*blocks_of(net), *parameters)]
+    saved = [(vars(part), dict(vars(part))) for part in (*_blocks_of(net), *parameters)]
     try:
         for parameter in parameters:
             parameter._data = parameter._grad = None
-            # A parameter keeps its symbol, and with it the format that it had then.
+            # A parameter keeps its symbol, and with it the dtype that it had then.
             parameter._var = None
         yield
     finally:
         for attributes, before in saved:
             attributes.clear()
             attributes.update(before)
+
+
+def symbol_of(net: gluon.HybridBlock, inputs: Sequence[str]) -> Symbol:
+    """Return what a network computes from variables with these names, all results in one row."""
+    return mx.sym.Group(list(_symbols_in(net(*(mx.sym.var(name) for name in inputs)))))
 
 
 def trace(
@@ -139,41 +72,59 @@ def trace(
     input_shape : tuple of int, or sequence of such tuples
         Of its input, batch included; of all its inputs in their order.
     ctx : Context, optional
-        Whose arithmetic a cast network would use; the current one by default. The device is not
+        The device whose arithmetic a cast network would use; the current one by default. It is not
         used and need not exist.
+
+    Returns
+    -------
+    Graph
+        Its nodes have ``outputs`` with dtype and shape, and ``layer``.
 
     Raises
     ------
     TypeError
-        If ``net`` is not a ``HybridBlock``: only those can be called without computing.
+        If ``net`` is not a ``HybridBlock``: only those can be called with symbols.
     ValueError
         If ``input_shape`` is not made of positive integers, or does not fit the network.
     """
     shapes = _input_shapes(input_shape)
     names = ["data"] if len(shapes) == 1 else [f"data{i}" for i in range(len(shapes))]
     with unchanged(net), ctx or mx.current_context():
-        result = net(*(mx.sym.var(name) for name in names))
-    internals = mx.sym.Group(arrays_in((result,))).get_internals()
-    described = json.loads(internals.tojson(remove_amp_cast=False))
-    outputs = _outputs(internals, dict(zip(names, shapes)))
-    values: list[list[Value]] = [[] for _ in described["nodes"]]
-    for (node, *_), value in zip(described["heads"], outputs):
-        values[node].append(value)
-    layers = _Layers(net)
-    return Graph(
-        tuple(
-            Node(
-                operator=node["op"],
-                name=node["name"],
-                layer=layers.of(node["name"]),
-                attributes=node.get("attrs", {}),
-                inputs=tuple((source, index) for source, index, _ in node["inputs"]),
-                outputs=tuple(found),
-                has_subgraph="subgraphs" in node,
-            )
-            for node, found in zip(described["nodes"], values)
+        graph = Graph.read(symbol_of(net, names))
+    listed = ", ".join(map(str, shapes))
+    try:
+        complete = graph.infer(dict.fromkeys(names, "float32"), dict(zip(names, shapes)))
+    except MXNetError as error:
+        raise ValueError(
+            f"the network does not work on input of shape {listed}: "
+            f"{str(error).strip().splitlines()[-1]}"
+        ) from error
+    if not complete:
+        raise ValueError(
+            f"shapes or dtypes in the network do not follow from input of shape {listed}; give its "
+            "layers their input sizes (in_units, in_channels)"
         )
-    )
+    # The name of an operator begins with the prefix of its block.
+    layers = {block.prefix: block.name for block in _blocks_of(net) if block.prefix}
+    for node in graph.nodes:
+        fitting = [prefix for prefix in layers if node.name.startswith(prefix)]
+        node.layer = layers[max(fitting, key=len)] if fitting else node.name
+    return graph
+
+
+def _blocks_of(net: gluon.Block) -> list[gluon.Block]:
+    """Return ``net`` and every block in it, parents first."""
+    found: list[gluon.Block] = []
+    net.apply(found.append)
+    return found[::-1]
+
+
+def _symbols_in(result: Any) -> Iterator[Symbol]:
+    if isinstance(result, Symbol):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            yield from _symbols_in(item)
 
 
 def _input_shapes(input_shape: InputShape) -> list[tuple[int, ...]]:
@@ -189,43 +140,3 @@ def _input_shapes(input_shape: InputShape) -> list[tuple[int, ...]]:
             f"(32, 3, 224, 224), or a list of such tuples; received {input_shape!r}"
         )
     return [tuple(int(size) for size in shape or ()) for shape in shapes]
-
-
-def _outputs(internals: Any, shapes: dict[str, tuple[int, ...]]) -> list[Value]:
-    """Return every output of a graph, in the order of its internals."""
-    try:
-        with warnings.catch_warnings():  # which it gives for what it returns None for
-            warnings.simplefilter("ignore")
-            _, found, _ = internals.infer_shape(**shapes)
-            _, dtypes, _ = internals.infer_type(**dict.fromkeys(shapes, np.float32))
-    except MXNetError as error:
-        raise ValueError(
-            f"the network does not work on input of shape {_listed(shapes)}: "
-            f"{str(error).strip().splitlines()[-1]}"
-        ) from error
-    if found is None or dtypes is None:
-        raise ValueError(
-            f"shapes or formats in the network do not follow from input of shape "
-            f"{_listed(shapes)}; give its layers their input sizes (in_units, in_channels)"
-        )
-    return [_value(shape, dtype) for shape, dtype in zip(found, dtypes)]
-
-
-def _value(shape: tuple[int, ...], dtype: Any) -> Value:
-    kind = np.dtype(dtype)
-    return Value(shape, kind.names[0] if kind.names else kind.name, kind.itemsize)
-
-
-def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
-    return ", ".join(map(str, shapes.values()))
-
-
-class _Layers:
-    """Finds the block that an operator belongs to by its name, which begins with the block's."""
-
-    def __init__(self, net: gluon.Block) -> None:
-        self._names = {block.prefix: block.name for block in blocks_of(net) if block.prefix}
-
-    def of(self, name: str) -> str:
-        fitting = [prefix for prefix in self._names if name.startswith(prefix)]
-        return self._names[max(fitting, key=len)] if fitting else name

@@ -1,65 +1,225 @@
-"""The nodes of an MXNet graph as Python objects: reading a Symbol, writing one."""
+"""The package's model of an MXNet graph: read a Symbol, infer shapes and dtypes, write a Symbol."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections import defaultdict
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any, NamedTuple, Optional
 
 import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["Entry", "Key", "Node", "infer_dtypes", "options_of", "read_graph", "write_graph"]
+__all__ = ["MOVES", "VARIABLE", "Entry", "Graph", "Key", "Node", "Value"]
+
+VARIABLE = "null"
+"""MXNet's name for the operator of an input or a parameter."""
+
+_NAMES_OF_MOVES = """
+    Reshape Flatten transpose SwapAxis expand_dims squeeze slice slice_axis SliceChannel _split_v2
+    reverse _copy BlockGrad Concat stack depth_to_space space_to_depth diag _rnn_param_concat
+"""
+MOVES = frozenset(_NAMES_OF_MOVES.split())
+"""Operators whose results consist of elements of their operands, unchanged."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What MXNet infers of one output of a node.
+
+    Attributes
+    ----------
+    dtype : str
+        ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int32"`` and so on; empty if unknown.
+    shape : tuple of int
+        Empty if shapes were not inferred.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        return prod(self.shape) * itemsize
 
 
 @dataclass(eq=False)
 class Node:
-    """A node of a graph; ``op`` is ``"null"`` for an argument.
+    """An operator of a graph, or a variable.
 
     Attributes
     ----------
-    op, name : str
-    attrs : dict
-        The operator's settings, as text.
+    operator : str
+        MXNet's name, such as ``"Convolution"``, or :data:`VARIABLE`.
+    name : str
+    attributes : dict of str to str
+        The operator's options as MXNet writes them.
     inputs : list of Entry
     rest : dict
-        What MXNet's JSON says of it beyond these.
+        The other fields of MXNet's JSON.
+    outputs : list of Value
+        Those that other operators can use; filled in by :meth:`Graph.infer`.
+    layer : str
+        The innermost block that the node belongs to, where that is known.
     """
 
-    op: str
+    operator: str
     name: str
-    attrs: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
     inputs: list[Entry] = field(default_factory=list)
     rest: dict[str, Any] = field(default_factory=dict)
+    outputs: list[Value] = field(default_factory=list)
+    layer: str = ""
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is an input or a parameter."""
+        return self.operator == VARIABLE
+
+    @property
+    def has_subgraph(self) -> bool:
+        """Whether it is control flow, whose body is a graph that is not read."""
+        return "subgraphs" in self.rest
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The operator's options as Python values, without MXNet's internal attributes."""
+        return {k: _value(text) for k, text in self.attributes.items() if not k.startswith("__")}
 
     def casts_to(self, dtype: str) -> bool:
         """Whether it is a cast to this format."""
-        return self.op == "amp_cast" and self.attrs["dtype"] == dtype
-
-
-class Entry(NamedTuple):
-    """One of the results of a node, as an operand of another or a result of the graph."""
-
-    node: Node
-    number: int = 0
-    version: int = 0  # counts who has written an auxiliary state
-
-    @property
-    def key(self) -> Key:
-        """What tells results apart."""
-        return self.node, self.number
+        return self.operator == "amp_cast" and self.attributes["dtype"] == dtype
 
 
 Key = tuple[Node, int]
+"""A node and the number of one of its outputs."""
 
 
-def options_of(attributes: Mapping[str, str]) -> dict[str, Any]:
-    """Return an operator's options as Python values; what MXNet keeps for itself is left out."""
-    return {key: _value(text) for key, text in attributes.items() if not key.startswith("__")}
+class Entry(NamedTuple):
+    """One output of a node, as an operand of another node or a result of the graph."""
+
+    node: Node
+    number: int = 0
+    version: int = 0  # counts the writes to an auxiliary state
+
+    @property
+    def key(self) -> Key:
+        """What tells outputs apart."""
+        return self.node, self.number
+
+    @property
+    def value(self) -> Value:
+        """The output's inferred dtype and shape."""
+        return self.node.outputs[self.number]
+
+
+class Graph:
+    """A graph, given by its results.
+
+    Parameters
+    ----------
+    heads : sequence of Entry
+        The results.
+
+    Attributes
+    ----------
+    heads : list of Entry
+    nodes : list of Node
+        What the results depend on, each node after its operands, in MXNet's order.
+    """
+
+    def __init__(self, heads: Sequence[Entry]) -> None:
+        self.heads = list(heads)
+        self.nodes = _in_order(heads)
+
+    @classmethod
+    def read(cls, symbol: Symbol) -> Graph:
+        """Return the graph of a Symbol, casts included."""
+        return cls.from_json(symbol.tojson(remove_amp_cast=False))
+
+    @classmethod
+    def from_json(cls, text: str) -> Graph:
+        """Return the graph that MXNet has written as JSON."""
+        graph = json.loads(text)
+        nodes: list[Node] = []
+        for record in graph["nodes"]:
+            inputs = [Entry(nodes[i], *rest) for i, *rest in record.pop("inputs")]
+            operator, name = record.pop("op"), record.pop("name")
+            nodes.append(Node(operator, name, record.pop("attrs", {}), inputs, record))
+        return cls([Entry(nodes[i], *rest) for i, *rest in graph["heads"]])
+
+    def symbol(self) -> Symbol:
+        """Return the graph as a Symbol."""
+        numbers = {node: number for number, node in enumerate(self.nodes)}
+
+        def positions(entries: Sequence[Entry]) -> list[list[int]]:
+            return [[numbers[entry.node], entry.number, entry.version] for entry in entries]
+
+        records = [
+            {
+                "op": node.operator,
+                "name": node.name,
+                "attrs": node.attributes,
+                "inputs": positions(node.inputs),
+                **node.rest,
+            }
+            for node in self.nodes
+        ]
+        graph = {
+            "nodes": records,
+            "arg_nodes": [number for number, node in enumerate(self.nodes) if node.is_variable],
+            "heads": positions(self.heads),
+            "attrs": {"mxnet_version": ["int", _version_number()]},
+        }
+        return mx.sym.load_json(json.dumps(graph))
+
+    def infer(
+        self,
+        dtypes: Mapping[str, str],
+        shapes: Optional[Mapping[str, tuple[int, ...]]] = None,
+    ) -> bool:
+        """Fill in the ``outputs`` of each node, and return whether all of them are known.
+
+        Parameters
+        ----------
+        dtypes, shapes : mapping from name to dtype, and to shape
+            Of variables; MXNet infers those of others. Without ``shapes`` only dtypes are inferred.
+
+        Raises
+        ------
+        MXNetError
+            If dtypes or shapes contradict each other.
+        """
+        results = self.symbol().get_internals()
+        # MXNet has no name for bfloat16 here; it follows from the operators that use the variable.
+        names = {node.name for node in self.nodes if node.is_variable}
+        unnamed = ("", "bfloat16")
+        given = {n: dtype for n, dtype in dtypes.items() if n in names and dtype not in unnamed}
+        with warnings.catch_warnings():  # MXNet's, about what stays unknown
+            warnings.simplefilter("ignore")
+            _, found, _ = results.infer_type_partial(**given)
+            sizes = None if shapes is None else results.infer_shape(**shapes)[1]
+        for node in self.nodes:
+            node.outputs = []
+        for entry, dtype, shape in zip(_heads(results), found, sizes or [()] * len(found)):
+            self.nodes[entry].outputs.append(Value(_name(dtype), shape))
+        return None not in found and (shapes is None or sizes is not None)
+
+    def shapes(self, node: Node) -> list[tuple[int, ...]]:
+        """Return the shapes of a node's operands."""
+        return [entry.value.shape for entry in node.inputs]
+
+
+def _heads(symbol: Symbol) -> list[int]:
+    """Return the number of the node of each result."""
+    heads = json.loads(symbol.tojson(remove_amp_cast=False))["heads"]
+    return [number for number, *_ in heads]
 
 
 def _value(text: str) -> Any:
@@ -69,46 +229,21 @@ def _value(text: str) -> Any:
         return text
 
 
-def read_graph(symbol: Symbol) -> tuple[list[Node], list[Entry]]:
-    """Return the nodes of a graph, operands first, and its results."""
-    graph = json.loads(symbol.tojson(remove_amp_cast=False))
-    nodes: list[Node] = []
-    for record in graph["nodes"]:
-        inputs = [Entry(nodes[i], index, version) for i, index, version in record.pop("inputs")]
-        op, name, attrs = record.pop("op"), record.pop("name"), record.pop("attrs", {})
-        nodes.append(Node(op, name, attrs, inputs, record))
-    return nodes, [Entry(nodes[i], index, version) for i, index, version in graph["heads"]]
-
-
-def write_graph(heads: Sequence[Entry]) -> Symbol:
-    """Return the graph with these results."""
-    nodes = _in_order(heads)
-    numbers = {node: number for number, node in enumerate(nodes)}
-
-    def positions(entries: Sequence[Entry]) -> list[list[int]]:
-        return [[numbers[entry.node], entry.number, entry.version] for entry in entries]
-
-    records = [
-        {"op": n.op, "name": n.name, "attrs": n.attrs, "inputs": positions(n.inputs), **n.rest}
-        for n in nodes
-    ]
-    graph = {
-        "nodes": records,
-        "arg_nodes": [number for number, node in enumerate(nodes) if node.op == "null"],
-        "heads": positions(heads),
-        "attrs": {"mxnet_version": ["int", _version_number()]},
-    }
-    return mx.sym.load_json(json.dumps(graph))
+def _name(dtype: Any) -> str:
+    if dtype is None:
+        return ""
+    found = np.dtype(dtype)
+    return found.names[0] if found.names else found.name  # MXNet's bfloat16 has a field's name
 
 
 def _version_number() -> int:
-    """Return MXNet's version as its JSON says it; without one it looks for graphs of old."""
+    """Return MXNet's version as its JSON writes it; without one MXNet expects an old graph."""
     major, minor, patch = (int(part) for part in mx.__version__.split(".")[:3])
     return 10000 * major + 100 * minor + patch
 
 
 def _in_order(heads: Sequence[Entry]) -> list[Node]:
-    """Return all nodes in MXNet's own order: depth first, operands before what takes them."""
+    """Return all nodes in MXNet's order: depth first, operands before the node that takes them."""
     done: dict[Node, None] = {}
     waiting = [(entry.node, False) for entry in reversed(heads)]
     while waiting:
@@ -121,35 +256,3 @@ def _in_order(heads: Sequence[Entry]) -> list[Node]:
             waiting.append((node, True))
             waiting.extend((entry.node, False) for entry in reversed(node.inputs))
     return list(done)
-
-
-def infer_dtypes(
-    nodes: Sequence[Node], heads: Sequence[Entry], known: Mapping[str, str]
-) -> dict[Key, Any]:
-    """Return the dtype of each result, ``None`` where MXNet cannot tell.
-
-    Parameters
-    ----------
-    nodes, heads
-        From :func:`read_graph`.
-    known : mapping from name to dtype
-        Of the arguments and auxiliary states.
-    """
-    names = [node.name for node in nodes]
-    for number, node in enumerate(nodes):
-        node.name = f"n{number}"  # so that the name of a result tells its node
-    results = write_graph(heads).get_internals()
-    # MXNet has no name for bfloat16 here, and finds it out from what takes the argument.
-    given = {n.name: known[name] for n, name in zip(nodes, names) if n.op == "null"}
-    arguments = {name: dtype for name, dtype in given.items() if dtype != "bfloat16"}
-    _, dtypes, _ = results.infer_type_partial(**arguments)
-    for node, name in zip(nodes, names):
-        node.name = name
-    found: dict[Node, list[Any]] = defaultdict(list)
-    for result, dtype in zip(results.list_outputs(), dtypes):
-        found[nodes[int(result[1:].split("_")[0])]].append(dtype and _name(np.dtype(dtype)))
-    return {(node, i): dtype for node, all_ in found.items() for i, dtype in enumerate(all_)}
-
-
-def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.names[0] if dtype.names else dtype.name  # MXNet's bfloat16 has a field's name

@@ -1,18 +1,17 @@
-"""Operators that are output and loss in one: they ignore the gradient that they are given.
+"""Operators that are output and loss in one: they ignore the gradient that they receive.
 
-What a loss is multiplied by does not reach them, so a step would divide by S what was never
-multiplied. They are looked for in the recorded graph of a loss. Where an operator has a
-``grad_scale``, S is multiplied to that of the recorded node, before the backward pass reads it;
-the operator then makes S times its gradient, bit for bit. The others, and those inside a hybridized
+A factor S on the loss does not reach their gradients, so a step would divide by S what was never
+multiplied. They are searched for in the recorded graph of a loss. Where an operator has a
+``grad_scale``, that of the recorded node is multiplied by S before the backward pass reads it; the
+operator then makes S times its gradient, bit for bit. The others, and those inside a hybridized
 block, whose gradient was compiled before, are refused.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable, Optional
 
 from mxnet import autograd, gluon
 from mxnet.base import MXNetError
@@ -20,9 +19,9 @@ from mxnet.ndarray import NDArray
 from mxnet.symbol import Symbol
 
 from mpgluon.errors import PrecisionError, TrainerStateError
-from mpgluon.trainer.scaled_gradients import GradientHolder, names_of
+from mpgluon.graph.nodes import Graph, Node
 
-__all__ = ["HAS_GRAD_SCALE", "OWN_GRADIENT", "GraphsSeen", "prepare_graph"]
+__all__ = ["HAS_GRAD_SCALE", "OWN_GRADIENT", "GraphsSeen", "names_of", "prepare_graph"]
 
 HAS_GRAD_SCALE = frozenset(
     (
@@ -30,7 +29,7 @@ HAS_GRAD_SCALE = frozenset(
         *(f"{kind}RegressionOutput" for kind in ("Linear", "Logistic", "MAE")),
     )
 )
-"""Those of them that can be told S, where they are not in a hybridized block."""
+"""Those whose gradient can be multiplied by S, outside of hybridized blocks."""
 
 _INSTEAD = {
     "MakeLoss": "leave it out: what it is given is the loss",
@@ -40,31 +39,31 @@ _INSTEAD = {
 }
 
 OWN_GRADIENT = frozenset((*HAS_GRAD_SCALE, *_INSTEAD))
-"""The operators of MXNet whose gradient does not depend, or not only, on the one they are given
+"""The operators of MXNet whose gradient does not depend, or not only, on the incoming one
 (measured; SoftmaxOutput's ``out_grad=True`` changes nothing)."""
 
-_LOOK_AGAIN = 100
-_ORIGINAL = "__mpgluon_grad_scale__"  # the attribute of a node that keeps what it began with
+_SEARCH_AGAIN = 100  # losses
+_ORIGINAL = "__mpgluon_grad_scale__"  # the attribute that keeps a node's first grad_scale
 
 
 class GraphsSeen:
-    """Which graphs need no second look: known by how many nodes and inputs they have.
+    """Which recorded graphs were searched and found harmless, by their numbers of nodes and inputs.
 
-    That takes 0.1 to 0.3 ms for ResNet-50, and writing out what they are several times as much. Two
-    graphs with as many of both are possible: each hundredth time it is looked all the same.
+    Counting takes 0.1 to 0.3 ms for ResNet-50, and writing the graph out several times as much. Two
+    graphs may have the same counts, so each hundredth one is searched all the same.
     """
 
     def __init__(self) -> None:
         self._harmless: dict[tuple[int, int], int] = {}  # and how often they were met since
         self.blocks: set[tuple[Any, ...]] = set()  # hybridized ones, as their nodes show them
 
-    def needs_no_look(self, graph: Symbol) -> bool:
-        """Whether a graph was found to be harmless."""
+    def is_harmless(self, graph: Symbol) -> bool:
+        """Whether a graph needs no search."""
         key = _key(graph)
         if key is None:
             return False
-        met = self._harmless.pop(key, _LOOK_AGAIN) + 1
-        if met >= _LOOK_AGAIN:
+        met = self._harmless.pop(key, _SEARCH_AGAIN) + 1
+        if met >= _SEARCH_AGAIN:
             return False
         self._harmless[key] = met
         return True
@@ -82,14 +81,21 @@ def _key(graph: Symbol) -> Optional[tuple[int, int]]:
 
 
 def _internals(graph: Symbol) -> Optional[Symbol]:
-    """Return all that a graph computes; ``None`` where MXNet fails, after ``create_graph=True``."""
+    """Return every output in a graph; ``None`` where MXNet fails, after ``create_graph=True``."""
     try:
         return graph.get_internals()
     except MXNetError:
         return None
 
 
-def prepare_graph(losses: Sequence[NDArray], scale: float, seen: GraphsSeen) -> None:
+def names_of(variables: Iterable[NDArray]) -> set[str]:
+    """Return the names that variables of autograd have in recorded graphs."""
+    return {autograd.get_symbol(variable).name for variable in variables}
+
+
+def prepare_graph(
+    losses: Sequence[NDArray], scale: float, seen: GraphsSeen, factors: Callable[[], set[str]]
+) -> None:
     """Let operators with a gradient of their own make S times that, or refuse.
 
     Parameters
@@ -100,22 +106,28 @@ def prepare_graph(losses: Sequence[NDArray], scale: float, seen: GraphsSeen) -> 
         S.
     seen : GraphsSeen
         What was found in earlier losses of the Trainer.
+    factors : callable
+        Returns the names in recorded graphs of the arrays that losses are multiplied by.
 
     Raises
     ------
     PrecisionError
-        If there is such an operator that cannot be told S; with its name, and what to write.
+        If S does not reach one of these operators; with its name, and what to write.
     TrainerStateError
         If a loss contains one that was scaled already.
     """
     for loss in losses:
         graph = _recorded_graph(loss)
-        if graph is None or seen.needs_no_look(graph):
+        if graph is None or seen.is_harmless(graph):
             continue
         text = graph.tojson(remove_amp_cast=False)
-        _refuse_scaled_loss(text)
+        if any(f'"name": "{name}"' in text for name in factors()):
+            raise TrainerStateError(
+                "this loss contains one that amp.scale_loss has multiplied already, and would be "
+                "multiplied twice; scale it once: amp.scale_loss(loss, [trainer_a, trainer_b])"
+            )
         if "_CachedOp" in text:
-            _refuse_hidden_operators(json.loads(text)["nodes"], seen)
+            _refuse_hidden_operators(Graph.from_json(text), seen)
         if not _scale_operators(graph, text, scale):
             seen.remember(graph)
 
@@ -128,69 +140,59 @@ def _recorded_graph(loss: NDArray) -> Optional[Symbol]:
         return None
 
 
-def _named_in(text: str) -> set[str]:
-    """Return the operators with a gradient of their own in a graph that is written as JSON."""
-    return {name for name in OWN_GRADIENT if f'"op": "{name}"' in text}
-
-
-def _refuse_scaled_loss(text: str) -> None:
-    states = [one for one in GradientHolder._known if hasattr(one, "tokens")]
-    tokens = {name for state in states for name in state.tokens.names()}
-    if any(f'"name": "{name}"' in text for name in tokens):
-        raise TrainerStateError(
-            "this loss contains one that amp.scale_loss has multiplied already, and would be "
-            "multiplied twice; scale it once: amp.scale_loss(loss, [trainer_a, trainer_b])"
-        )
+def _named_in(text: str) -> list[str]:
+    """Return the operators with a gradient of their own in a graph as JSON, subgraphs included."""
+    return sorted(name for name in OWN_GRADIENT if f'"op": "{name}"' in text)
 
 
 def _scale_operators(graph: Symbol, text: str, scale: float) -> bool:
     """Multiply the ``grad_scale`` of recorded nodes by S; return whether there is any."""
     found = _named_in(text)
-    for name in sorted(found - HAS_GRAD_SCALE):
-        raise PrecisionError(
-            f"the loss contains {name}, which makes a gradient of its own that no loss scale "
-            f"reaches; {_INSTEAD[name]}, or train without a loss scale: "
-            'amp.init_trainer(trainer, "none")'
-        )
+    for name in found:
+        if name not in HAS_GRAD_SCALE:
+            raise PrecisionError(
+                f"the loss contains {name}, which makes a gradient of its own that no loss scale "
+                f"reaches; {_INSTEAD[name]}, or train without a loss scale: "
+                'amp.init_trainer(trainer, "none")'
+            )
     if not found:
         return False
     internals = _internals(graph)
     if internals is None:
         raise PrecisionError(
-            f"the loss contains {', '.join(sorted(found))} and a gradient of a gradient, where no "
-            "loss scale reaches it; use a loss of gluon.loss"
+            f"the loss contains {', '.join(found)} and a gradient of a gradient, where no loss "
+            "scale reaches it; use a loss of gluon.loss"
         )
     wanted = {}
-    for node in json.loads(text)["nodes"]:
-        if node["op"] in HAS_GRAD_SCALE:
-            attributes = node.get("attrs", {})
-            original = attributes.get(_ORIGINAL, attributes.get("grad_scale", "1.0"))
-            wanted[node["name"]] = text_of = repr(float(original) * scale)
-            recorded = internals[f"{node['name']}_output"]
-            recorded._set_attr(**{_ORIGINAL: original, "grad_scale": text_of})
-    for node in json.loads(graph.tojson(remove_amp_cast=False))["nodes"]:
-        if node["name"] in wanted:
-            assert node["attrs"]["grad_scale"] == wanted[node["name"]]
+    for node in Graph.from_json(text).nodes:
+        if node.operator in HAS_GRAD_SCALE:
+            original = node.attributes.get(_ORIGINAL, node.attributes.get("grad_scale", "1.0"))
+            wanted[node.name] = product = repr(float(original) * scale)
+            recorded = internals[f"{node.name}_output"]
+            recorded._set_attr(**{_ORIGINAL: original, "grad_scale": product})
+    for node in Graph.read(graph).nodes:
+        if node.name in wanted:
+            assert node.attributes["grad_scale"] == wanted[node.name]
     return True
 
 
-def _refuse_hidden_operators(nodes: list[dict[str, Any]], seen: GraphsSeen) -> None:
+def _refuse_hidden_operators(graph: Graph, seen: GraphsSeen) -> None:
     """Refuse operators with a gradient of their own in the hybridized blocks of a graph.
 
-    A recorded graph shows a hybridized block as one node, without what is in it. Blocks with
+    A recorded graph shows a hybridized block as one node, without its operators. Blocks with
     parameters are recognised by their names in the graph, others by the number of their inputs and
-    outputs only: where several have as many, the block that has such an operator is refused.
+    outputs only: where several have the same, the block that has such an operator is refused.
     """
-    outputs: dict[int, int] = {}
-    for node in nodes:
-        for source, number, *_ in node["inputs"]:
-            outputs[source] = max(outputs.get(source, 1), number + 1)
-    for place, node in enumerate(nodes):
-        if node["op"] != "_CachedOp":
+    outputs: dict[Node, int] = {}
+    for node in graph.nodes:
+        for entry in node.inputs:
+            outputs[entry.node] = max(outputs.get(entry.node, 1), entry.number + 1)
+    for node in graph.nodes:
+        if node.operator != "_CachedOp":
             continue
-        inputs = [nodes[source]["name"] for source, *_ in node["inputs"]]
+        inputs = [entry.node.name for entry in node.inputs]
         variables = tuple(name for name in inputs if name.startswith("var"))
-        signature = (len(inputs), outputs.get(place, 1), variables)
+        signature = (len(inputs), outputs.get(node, 1), variables)
         if signature in seen.blocks:
             continue
         for block in _hybridized_blocks():
@@ -220,7 +222,7 @@ def _may_be(
 
 def _refuse_block(block: gluon.HybridBlock) -> None:
     _, graph = block._cached_graph
-    for name in sorted(_named_in(graph.tojson(remove_amp_cast=False))):
+    for name in _named_in(graph.tojson(remove_amp_cast=False)):
         raise PrecisionError(
             f"{block.name} ({type(block).__name__}) is hybridized and contains {name}, which makes "
             "a gradient of its own that no loss scale reaches there; call "

@@ -1,14 +1,14 @@
-"""Find or compile the native library, trying again what failed before, and say how that went."""
+"""Find or compile the native library, trying again what failed before, and print the outcome."""
 
 from __future__ import annotations
 
 import logging
 import sys
 
-from mpgluon.native.library import status
+from mpgluon.native.library import build
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-found = status(again=True)
+found = build(again=True)
 if found.words:
     sys.stderr.write(f"{found.words}\n")
 sys.stdout.write(f"{found.sentence}\n")

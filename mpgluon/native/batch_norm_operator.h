@@ -2,8 +2,6 @@
 #ifndef MPGLUON_BATCH_NORM_OPERATOR_H_
 #define MPGLUON_BATCH_NORM_OPERATOR_H_
 
-#include <cstdlib>
-
 #include "batch_norm.h"
 #include "common.h"
 #include "packing.h"
@@ -16,19 +14,17 @@ enum { kOut, kMean, kInvStd };                           // results
 
 const nnvm::Op *mxnet_forward, *mxnet_backward;
 
-// The numbers of a node stand in its name, behind "|": MXNet's own record of them is out of reach.
 struct Settings {
   double eps;
   float momentum;
   bool fix_gamma, use_global_stats;
 
-  explicit Settings(const std::string& name) {
-    const char* text = std::strchr(name.c_str(), '|');
-    char* rest;
-    eps = std::strtod(text + 1, &rest);
-    momentum = std::strtof(rest + 1, &rest);
-    fix_gamma = rest[1] == '1';
-    use_global_stats = rest[3] == '1';
+  explicit Settings(const NodeAttrs& attrs) {
+    const auto numbers = settings_of<4>(attrs);
+    eps = numbers[0];
+    momentum = static_cast<float>(numbers[1]);
+    fix_gamma = numbers[2] != 0;
+    use_global_stats = numbers[3] != 0;
   }
 };
 
@@ -48,8 +44,8 @@ bool same_bits(const std::vector<float>& ours, const NDArray& theirs) {
   return std::memcmp(ours.data(), values(theirs), ours.size() * sizeof(float)) == 0;
 }
 
-// Whether MXNet's own operator gives the same bits for data of a shape, with so many threads. How
-// it shares the sums of a channel among threads is its own affair, so the first time both are asked.
+// Whether MXNet's own operator gives the same bits for data of a shape and a number of threads. How
+// it divides the sums of a channel among threads is unknown, so both compute the first time.
 class Agreement {
  public:
   enum Answer { kUnknown, kYes, kNo };
@@ -103,7 +99,7 @@ template <class Format>
 void batch_norm(const Format& format, const NodeAttrs& attrs, const OpContext& ctx,
                 const Arrays& in, const Requests& req, const Arrays& out) {
   Agreement& agreement = forward_agreement;
-  const Settings settings(attrs.name);
+  const Settings settings(attrs);
   const float eps = settings.eps;
   const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
   const int layout = layout_of_data(in[kData]);
@@ -149,7 +145,7 @@ template <class Format>
 void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpContext& ctx,
                          const Arrays& in, const Requests& req, const Arrays& out) {
   Agreement& agreement = backward_agreement;
-  const Settings settings(attrs.name);
+  const Settings settings(attrs);
   const float eps = settings.eps;
   if (req[0] == mxnet::kAddTo || req[0] == mxnet::kNullOp)
     return separately(format, req, out, [&](const Requests& requests, const Arrays& results) {
@@ -217,20 +213,6 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
   }
 }
 
-// The data are FP32 or packed codes; everything else is FP32.
-bool infer_forward_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
-  for (size_t i = 1; i < in->size(); ++i) in->at(i) = mshadow::kFloat32;
-  for (int& type : *out) type = mshadow::kFloat32;
-  return in->at(kData) != -1;
-}
-
-bool infer_backward_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
-  for (size_t i = 0; i < in->size(); ++i)
-    if (i != kSavedData) in->at(i) = mshadow::kFloat32;
-  for (int& type : *out) type = mshadow::kFloat32;
-  return in->at(kSavedData) != -1;
-}
-
 bool infer_backward_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   const mxnet::TShape& data = in->at(kSavedData);
   if (!mxnet::shape_is_known(data)) return false;
@@ -254,21 +236,14 @@ void register_batch_norm(const Format& format, const std::string& suffix) {
                                                const Arrays& out) {
     batch_norm_backward(format, attrs, ctx, in, req, out);
   };
-  Operator backward("_mpgluon_batch_norm_backward" + suffix, mxnet_backward->num_inputs,
-                    mxnet_backward->num_outputs);
-  inherit_all(&backward, mxnet_backward);
-  // To MXNet, what a backward operator returns has the type of the operand whose gradient it is.
+  Operator backward =
+      in_place_of(mxnet_backward, "_mpgluon_batch_norm_backward" + suffix, compute_backward,
+                  old_function(infer_types_beside<kSavedData, -1>));
+  // MXNet gives a result of a backward operator the type of the operand whose gradient it is.
   backward.set<nnvm::TIsBackward>("TIsBackward", false)
-      .set<nnvm::FInferType>("FInferType", old_function(infer_backward_type))
-      .set<mxnet::FInferShape>("FInferShape", old_function(infer_backward_shape))
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<FComputeEx>("FComputeEx<cpu>", compute_backward);
-  Operator forward("_mpgluon_batch_norm" + suffix, mxnet_forward->num_inputs,
-                   mxnet_forward->num_outputs);
-  inherit_all(&forward, mxnet_forward);
-  forward.set<nnvm::FInferType>("FInferType", old_function(infer_forward_type))
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<FComputeEx>("FComputeEx<cpu>", compute)
+      .set<mxnet::FInferShape>("FInferShape", old_function(infer_backward_shape));
+  in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix, compute,
+              old_function(infer_types_with_settings<kData, 4>))
       .set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
 }
 

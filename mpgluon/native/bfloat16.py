@@ -1,4 +1,4 @@
-"""What oneDNN makes of bfloat16 on this processor: asked once, and remembered.
+"""How oneDNN computes bfloat16 on this processor: tried once, and recorded.
 
 The answer comes from trying, not from the processor's name, and in a process of its own: MXNet
 raises the error of a format that oneDNN lacks later, in whatever waits next.
@@ -22,7 +22,7 @@ __all__ = ["bfloat16_products", "has_native_bfloat16"]
 _logger = logging.getLogger(__name__)
 _TIME_LIMIT_S = 120
 
-# A convolution, forward and backward. DNNL_VERBOSE makes oneDNN print what carries it out.
+# A convolution, forward and backward. DNNL_VERBOSE makes oneDNN print the implementation.
 _TRIAL = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -51,10 +51,10 @@ def has_native_bfloat16() -> bool:
 
 @cache
 def bfloat16_products() -> str:
-    """Return what oneDNN makes of a convolution in bfloat16 here.
+    """Return how oneDNN computes a convolution in bfloat16 here.
 
-    The first call on a machine starts a process, which takes as long as importing MXNet does; the
-    answer is remembered beside the native library.
+    The first call on a machine starts a process, which takes as long as importing MXNet; the answer
+    is recorded beside the native library.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def bfloat16_products() -> str:
     try:
         answer = str(json.loads(remembered.read_text())["bfloat16"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not asked yet, or what was written is damaged
+        pass  # not tried yet, or the record is damaged
     else:
         if answer in ("native", "slow", "none"):
             return answer
@@ -100,6 +100,6 @@ def _try() -> str:
 
 
 def _fingerprint() -> str:
-    """Return a name for everything that the answer depends on."""
+    """Return a name made from everything that the answer depends on."""
     limits = sorted((k, v) for k, v in os.environ.items() if k.startswith(("DNNL_", "MKLDNN_")))
     return fingerprint(_TRIAL, _NATIVE.pattern, limits)

@@ -118,7 +118,7 @@ inline nnvm::FGradient node_of_gradient(const std::string& name) {
   return functor;
 }
 
-// An operator in the making.
+// An operator while it is registered.
 class Operator {
  public:
   Operator(const std::string& name, uint32_t inputs, uint32_t outputs)

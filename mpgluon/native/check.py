@@ -1,6 +1,6 @@
 """Comparing a compiled library with MXNet, in a process that may fail.
 
-A library that does not fit this MXNet may end the process that loads it; so this one does it first.
+A library that does not fit this MXNet may end the process that loads it, so this one is the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(path: str) -> None:
     AssertionError
         If one gives other bits.
     """
-    native.load(path)
+    native.load_library(path)
     values = np.random.RandomState(0).randn(4, 16, 5, 5).astype("float32") * 2.0**12
     values.ravel()[:6] = 65520, 65519, -1e-8, 2.0**-25, np.nan, -np.inf
     single = mx.nd.array(values)
@@ -52,7 +52,7 @@ def _check_bfloat16(single: mx.nd.NDArray) -> None:
     try:
         mx.nd.amp_cast(single, dtype=_BFLOAT16).wait_to_read()
     except MXNetError:
-        return  # oneDNN has no bfloat16 for this processor, and no network that asks for it runs
+        return  # oneDNN has no bfloat16 on this processor, so no network uses the casts
     results = []
     data = mx.sym.var("data")
     for graph in (_through_bfloat16(data), _natively_through_bfloat16(data)):
@@ -89,7 +89,7 @@ def _check_graph(values: NDArray[np.float32]) -> None:
         executor.arg_dict["data"][:] = values
         executor.arg_dict["weight"][:] = mx.nd.array(weight, dtype="float16")
         executor.arg_dict[f"{_NORM}_gamma"][:] = 1.5
-        for _ in range(2):  # the first run asks whether MXNet agrees
+        for _ in range(2):  # the first run compares with MXNet
             executor.forward(is_train=True)
             executor.backward(executor.outputs[0] * 0.125)
         results.append([*executor.outputs, *executor.grad_arrays, *executor.aux_arrays])
@@ -97,7 +97,7 @@ def _check_graph(values: NDArray[np.float32]) -> None:
         _same(one, other)
 
 
-_CONVOLUTION, _NORM = "conv|1", "bn|0.001|0.9|0|0"  # with the settings that native operators read
+_CONVOLUTION, _NORM = native.node_name("conv", True), native.node_name("bn", 1e-3, 0.9, 0, 0)
 
 
 def _graph_with_casts() -> mx.sym.Symbol:

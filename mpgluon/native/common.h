@@ -5,6 +5,7 @@
 #include "bridge.h"
 #include "format.h"
 #include "layout.h"
+#include "settings.h"
 
 namespace mpgluon {
 
@@ -91,8 +92,8 @@ void widen_codes(const Format& format, const uint16_t* x, int64_t n, float* y) {
           [&](int64_t i) { y[i] = format.widen_one(x[i]); });
 }
 
-// Let compute(requests, results) write the gradient of the data apart, and then do with it, rounded,
-// what was asked for.
+// Let compute(requests, results) write the gradient of the data to an array of its own; then write
+// or add it, rounded, as requested.
 template <class Format, class Compute>
 void separately(const Format& format, const Requests& req, const Arrays& out,
                 const Compute& compute) {
@@ -104,7 +105,7 @@ void separately(const Format& format, const Requests& req, const Arrays& out,
   round_array(format, separate[0], req[0], out[0]);
 }
 
-// Make the gradient of an operator as that of MXNet's is made, with another operator to compute it.
+// Return the gradient function of one of MXNet's operators, with another operator to compute it.
 inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op* own_backward) {
   return [mxnet_forward, own_backward](const nnvm::ObjectPtr& node,
                                        const std::vector<nnvm::NodeEntry>& grads) {
@@ -113,6 +114,25 @@ inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op
     entries[0].node->attrs.op = own_backward;  // the first member of a node's first member
     return entries;
   };
+}
+
+// The types of an operator whose operand kCodes may be 16-bit codes, and whose result kGradient, if
+// that is not -1, is the gradient of this operand and has its type. All else is FP32.
+template <int kCodes, int kGradient>
+bool infer_types_beside(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
+  for (int i = 0; i < static_cast<int>(in->size()); ++i)
+    if (i != kCodes) in->at(i) = mshadow::kFloat32;
+  for (int i = 0; i < static_cast<int>(out->size()); ++i)
+    out->at(i) = i == kGradient ? in->at(kCodes) : mshadow::kFloat32;
+  return in->at(kCodes) != -1;
+}
+
+// The same for an operator with settings: a node without them is refused before it computes.
+template <int kCodes, int kSettings>
+bool infer_types_with_settings(const NodeAttrs& attrs, std::vector<int>* in,
+                               std::vector<int>* out) {
+  settings_of<kSettings>(attrs);
+  return infer_types_beside<kCodes, -1>(attrs, in, out);
 }
 
 inline void inherit_all(Operator* made, const nnvm::Op* from) {
@@ -130,6 +150,19 @@ inline void inherit_all(Operator* made, const nnvm::Op* from) {
       .inherit<FCompute>("FCompute<cpu>", from)
       .inherit<FComputeEx>("FComputeEx<cpu>", from)
       .inherit<bool>("TIsMKLDNN", from);
+}
+
+// Register an operator that takes the place of one of MXNet's, under another name.
+inline Operator in_place_of(const nnvm::Op* op, const std::string& name, const FComputeEx& compute,
+                            const nnvm::FInferType& types) {
+  Operator made(name, op->num_inputs, op->num_outputs);
+  made.op().get_num_inputs = op->get_num_inputs;
+  made.op().get_num_outputs = op->get_num_outputs;
+  inherit_all(&made, op);
+  made.set<nnvm::FInferType>("FInferType", types)
+      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+      .set<FComputeEx>("FComputeEx<cpu>", compute);
+  return made;
 }
 
 }  // namespace mpgluon

@@ -1,4 +1,4 @@
-"""Compiling the native library; not whether it is right, nor which one is used.
+"""Compiling the native library; checking and choosing one is in :mod:`mpgluon.native.library`.
 
 It is compiled for this machine's processor, or for a level of processors; for the wheel also so
 that it runs on systems older than this one.
@@ -46,12 +46,12 @@ _OPTIONS = (
 
 
 class CompilationError(MpgluonError):
-    """The native library could not be made; MXNet's own operators do its work.
+    """The native library could not be made; MXNet's own operators take its place.
 
     Attributes
     ----------
     words : str
-        All that the compiler, or the check, wrote.
+        The output of the compiler, or of the check.
     """
 
     def __init__(self, sentence: str, words: str = "") -> None:
@@ -66,14 +66,14 @@ def compiler() -> list[str]:
 
 
 def mxnet_library() -> Path:
-    """Return MXNet's library, which ours is linked with."""
+    """Return the path of MXNet's library, which the native one is linked with."""
     return Path(mx.libinfo.find_lib_path()[0])
 
 
 def compile_library(
     path: Path, level: Optional[str] = None, *, for_older_systems: bool = False
 ) -> str:
-    """Compile the native library; return what the compiler said, which should be nothing.
+    """Compile the native library; return the compiler's messages, which should be none.
 
     Parameters
     ----------
@@ -82,12 +82,12 @@ def compile_library(
     level : str, optional
         Such as ``"x86-64-v3"``; without it, for the processor of this machine.
     for_older_systems : bool
-        Ask for no newer system libraries than MXNet does, and keep no path of this machine.
+        Whether to need no newer system libraries than MXNet does, and keep no path of this machine.
 
     Raises
     ------
     CompilationError
-        If there is no compiler, or it fails, or MXNet's build is one that a library cannot join.
+        If there is no compiler, it fails, or no library can be linked with this build of MXNet.
     """
     if sys.platform != "linux":
         raise CompilationError(
@@ -107,12 +107,12 @@ def compile_library(
     if for_older_systems:
         sources.append(str(_SOURCES / "older_systems.cc"))
         options += ["-s", f"-ffile-prefix-map={_SOURCES}=.", f"-ffile-prefix-map={include}=."]
-    # MXNet's library is in the process before ours, which finds it by its name: no path is kept.
+    # The process has loaded MXNet's library before, so its name is enough: no path is kept.
     return run([*command, *options, *system_headers, *sources, str(library), "-o", str(path)])
 
 
 def ingredients(level: Optional[str]) -> list[object]:
-    """Return all that a library depends on that is compiled here, but for MXNet and processor."""
+    """Return everything that a compiled library depends on, except MXNet and the processor."""
     command = compiler()
     version = b""
     if command and shutil.which(command[0]):
@@ -124,12 +124,12 @@ def ingredients(level: Optional[str]) -> list[object]:
 
 
 def run(command: list[str]) -> str:
-    """Run a command that makes or tries a library; return what it wrote to its errors.
+    """Run a command that compiles or checks a library; return what it wrote to stderr.
 
     Raises
     ------
     CompilationError
-        If it fails, with its most telling line.
+        If it fails, with the most informative line of its output.
     """
     root = str(_SOURCES.parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

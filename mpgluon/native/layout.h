@@ -16,7 +16,7 @@ inline float* address(const NDArray& array) {
                                   array.byte_offset());
 }
 
-// oneDNN's description of (N, C, H, W) in blocks of so many channels, which divide C.
+// oneDNN's description of (N, C, H, W) in blocks of channels; the block size divides C.
 inline mkldnn::memory::desc blocked(const mxnet::TShape& shape, int block) {
   mkldnn::memory::desc desc;
   std::memset(static_cast<void*>(&desc.data), 0, sizeof desc.data);
@@ -46,7 +46,7 @@ inline int layout_of(const NDArray& array) {
   return 0;
 }
 
-// Return the array itself, or a plain copy of one in a layout that is not wanted.
+// Return a plain array: the array itself, or a copy of one in another layout.
 inline NDArray plain(const NDArray& array) {
   return array.IsMKLDNNData() ? array.Reorder2Default() : array;
 }
@@ -62,7 +62,7 @@ inline float* prepare(const NDArray& result, int layout) {
   return address(array);
 }
 
-// The layout of float16 numbers that only operators of ours read: it follows from the shape.
+// The layout of 16-bit codes that only the native operators read: it follows from the shape.
 inline int packed_layout(const mxnet::TShape& shape) {
   if (shape.ndim() == 4) {
 #ifdef __AVX512F__
@@ -77,7 +77,7 @@ inline NDArray fresh(const NDArray& like, int dtype) {
   return NDArray(like.shape(), like.ctx(), false, dtype);
 }
 
-// Copy plain numbers into blocks of so many channels.
+// Copy plain numbers into blocks of channels.
 template <class Y, class Convert>
 void block(const float* x, Y* y, const mxnet::TShape& shape, int channels, const Convert& convert) {
   const int64_t pixels = shape[2] * shape[3], blocks = shape[0] * shape[1] / channels;
@@ -89,7 +89,7 @@ void block(const float* x, Y* y, const mxnet::TShape& shape, int channels, const
   });
 }
 
-// Return the array itself, or a copy in a layout that is wanted.
+// Return an array in a layout: the array itself, or a copy.
 inline NDArray in_layout(const NDArray& array, int layout) {
   if (layout_of(array) == layout) return array;
   const NDArray from = plain(array);

@@ -1,9 +1,9 @@
 """Which native library is used: a prebuilt one, one compiled here, or none, and why.
 
-A library counts only after a process of its own has loaded it and compared its results with
-MXNet's. What passed, and what failed, is remembered in the user's cache folder under names made
-from all that the answer depends on, a library's content among them: so one that was damaged later
-is not loaded, and what failed is neither tried nor told of again.
+A library is used only after a process of its own has loaded it and compared its results with
+MXNet's. Successes and failures are recorded in the user's cache folder, under names made from
+everything that the answer depends on, the library's content included: so a library that was damaged
+later is not loaded, and what failed is neither tried nor reported again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mpgluon.native.compiling import (
     run,
 )
 
-__all__ = ["Status", "cache_folder", "check_library", "fingerprint", "status"]
+__all__ = ["Status", "build", "cache_folder", "check_library", "fingerprint", "status"]
 
 _logger = logging.getLogger(__name__)
 _PREBUILT = Path(__file__).parent / "prebuilt"
@@ -51,16 +51,16 @@ class Status:
         ``"compiled"``, ``"prebuilt"``, ``"failed"``, ``"no compiler"``, ``"switched off"`` or
         ``"not built yet"``.
     level : str, optional
-        What the library was compiled for: ``"x86-64-v3"``, or ``"native (x86-64-v4)"`` for the
-        processor of this machine, which has that level and perhaps more.
+        What the library was compiled for: ``"x86-64-v3"``, or ``"native (x86-64-v4)"`` for this
+        machine's processor, which has that level and perhaps more.
     path : Path, optional
         The library.
     sentence : str
-        All this, and what to do, for people.
+        All this, and advice, in words.
     is_news : bool
         Whether something failed that had not failed on this machine before.
     words : str
-        All that the compiler, or the check, wrote when something failed just now.
+        The output of the compiler, or of the check, when something failed just now.
     """
 
     state: str
@@ -71,20 +71,29 @@ class Status:
     words: str = ""
 
 
-def status(*, build: bool = True, again: bool = False) -> Status:
-    """Say which native library is used; find or make it if need be.
+def status() -> Status:
+    """Report which native library :func:`build` would return, if that is known; takes milliseconds.
+
+    Nothing is compiled and nothing is raised: the sentence says why there is no library.
+    """
+    return _look(build=False, again=False)
+
+
+def build(*, again: bool = False) -> Status:
+    """Find, or compile and check, the native library, and report the outcome.
 
     Raises nothing where there is none: the sentence says why. ``MPGLUON_NATIVE`` in the environment
     switches native operators off (``0``) or names the level that they are compiled for.
 
     Parameters
     ----------
-    build : bool
-        Whether to compile and check now what was not before; without it the answer takes
-        milliseconds.
     again : bool
         Whether to try again what failed before.
     """
+    return _look(build=True, again=again)
+
+
+def _look(*, build: bool, again: bool) -> Status:
     wanted = os.environ.get("MPGLUON_NATIVE", "")
     if wanted == "0":
         return Status("switched off", None, None, "Native operators: off, by MPGLUON_NATIVE=0.")
@@ -104,7 +113,7 @@ def cache_folder() -> Path:
 
 
 def _refusal(wanted: str) -> str:
-    """Return why a level is not taken, or nothing."""
+    """Return why a level is refused, or nothing."""
     if wanted and wanted not in processor.LEVELS:
         allowed = ", ".join(processor.LEVELS)
         return (
@@ -120,7 +129,7 @@ def _refusal(wanted: str) -> str:
 
 
 class _Search:
-    """One look for a library: the best prebuilt one that is right, else one that is compiled."""
+    """One search: for the best prebuilt library that is right, else for a compiled one."""
 
     def __init__(self, level: Optional[str], build: bool, again: bool) -> None:
         self.level, self.build, self.again = level, build, again
@@ -141,15 +150,15 @@ class _Search:
         path = cache_folder() / f"native-{fingerprint(*ingredients(self.level))}.so"
         passed = path.exists() and self._passes(path, "checking the library in the cache")
         if not passed:
-            if self._has_failed(path.stem):
+            if self._recalled(path.stem) is False:
                 return self._without()
             if not self.build:
                 return self._not_yet()
             if not self._compile(path):
                 return self._without()
         level = self.level or f"native ({processor.level()})"
-        whom = self.level or f"this processor ({processor.level()})"
-        return self._status("compiled", level, path, f"compiled for {whom}")
+        target = self.level or f"this processor ({processor.level()})"
+        return self._status("compiled", level, path, f"compiled for {target}")
 
     # ---- Answers.
 
@@ -166,34 +175,34 @@ class _Search:
         return Status(state, None, None, sentence, self.is_news, "\n".join(self.words))
 
     def _not_yet(self) -> Status:
-        sentence = "Native operators: not tried on this machine yet; the first use does so."
+        sentence = "Native operators: not tried on this machine yet; a cast on a CPU does so."
         return Status("not built yet", None, None, sentence)
 
     # ---- Trying.
 
     def _passes(self, path: Path, what: str) -> Optional[bool]:
-        """Return whether a library is right; None if that is not known and must not be tried."""
+        """Return whether a library is right; None if that is unknown and must not be tried."""
         try:
             key = _check_key(path)
         except OSError as error:
             self.failures.append(f"{what} failed (it cannot be read: {error.strerror})")
             return False
+        known = self._recalled(key)
+        if known is None and self.build:
+            return self._try(key, what, lambda: check_library(path))
+        return known
+
+    def _recalled(self, key: str) -> Optional[bool]:
+        """Return whether something succeeded before; None if that is unknown or to be repeated."""
         failure = _recall(key)
         if failure is None or (failure and self.again):
-            return self._try(key, what, lambda: check_library(path)) if self.build else None
+            return None
         if failure:
             self.failures.append(failure)
         return not failure
 
-    def _has_failed(self, key: str) -> bool:
-        failure = _recall(key)
-        if not failure or self.again:
-            return False
-        self.failures.append(failure)
-        return True
-
     def _compile(self, path: Path) -> bool:
-        """Compile and check a library, and put it in its place at once, whoever else does so."""
+        """Compile and check a library, and move it to its place, whatever other processes do."""
         began = time.perf_counter()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,7 +226,7 @@ class _Search:
         return True
 
     def _try(self, key: str, what: str, action: Callable[[], object]) -> bool:
-        """Return whether an action succeeds, and remember that."""
+        """Return whether an action succeeds, and record that."""
         failure = ""
         try:
             action()
@@ -236,7 +245,7 @@ def check_library(path: Path) -> None:
     Raises
     ------
     CompilationError
-        If it cannot be loaded, or gives other bits, or ends the process.
+        If it cannot be loaded, gives other bits, or ends the process.
     """
     run([sys.executable, "-m", "mpgluon.native.check", str(path)])
 
@@ -246,7 +255,7 @@ def _check_key(path: Path) -> str:
 
 
 def fingerprint(*parts: object) -> str:
-    """Return a name for some things, this MXNet and this processor."""
+    """Return a name made from ``parts``, this MXNet and this processor."""
     library = mxnet_library()
     file = library.stat()
     everything = (
@@ -257,11 +266,11 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 
 
-# ---- What is remembered: under a name, the sentence of a failure, empty for a success.
+# ---- Records: under a name, the sentence of a failure, empty for a success.
 
 
 def _recall(key: str) -> Optional[str]:
-    """Return what was remembered; None if nothing was, or it cannot be read."""
+    """Return a record; None if there is none that can be read."""
     try:
         failure = json.loads((cache_folder() / f"{key}.json").read_text())["failure"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -270,7 +279,7 @@ def _recall(key: str) -> Optional[str]:
 
 
 def _remember(key: str, failure: str) -> None:
-    """Write a record, at once; where that is not possible, it is found out again next time."""
+    """Write a record at once; where that is impossible, the next process tries again."""
     path = cache_folder() / f"{key}.json"
     try:
         files.atomic_write(path, json.dumps({"failure": failure}))

@@ -1,8 +1,8 @@
-// For prebuilt libraries only: what they would ask a newer system's libraries for, so that they run
+// For prebuilt libraries only: symbols that newer system libraries have, so that the libraries run
 // wherever MXNet's wheel does (glibc 2.17, the C++ library of GCC 4.8).
 //
-// GCC's C++ library calls things from inline functions that older ones do not have. The linker finds
-// them here, under the names that they have in compiled code, and shows them to nobody else. A
+// Inline functions of GCC's C++ library call functions that older versions do not have. The linker
+// finds them here, under the names that they have in compiled code, and does not export them. A
 // compiler that needs more than these gives a wheel for newer systems; `make wheel` says for which.
 #include <new>
 #include <sstream>

@@ -1,9 +1,8 @@
-// The operators of mpgluon's native library. See graph/grid.py for where they are put.
+// The operators of mpgluon's native library. See graph/grid.py for their use.
 //
-// What rounds is there once for each format, which its name ends in: _mpgluon_round_both_8_8 rounds to
-// numbers with 8 significant bits and 8 exponent bits (bfloat16).
+// An operator that rounds exists once for each format, and its name ends in the format's widths:
+// _mpgluon_round_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
 #include "batch_norm_operator.h"
-#include "bfloat16.h"
 #include "common.h"
 #include "packing.h"
 #include "products.h"
@@ -23,12 +22,11 @@ bool infer_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
 std::vector<std::pair<int, int>> in_place(const NodeAttrs&) { return {{0, 0}}; }
 std::vector<bool> unchanged(const NodeAttrs&) { return {true}; }
 
-// ---- Values that pass as they are.
+// ---- Values that pass unchanged.
 
-void pass_values(const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
-                 const Arrays& out) {
-  if (req[0] != mxnet::kAddTo && address(in[0]) == address(out[0])) return;
-  elementwise(in[0], req[0], out[0],
+void pass_values(const NDArray& in, OpReqType req, const NDArray& out) {
+  if (req != mxnet::kAddTo && address(in) == address(out)) return;
+  elementwise(in, req, out,
               [](float* y, const float* x) { std::memcpy(y, x, kChunk * sizeof *x); },
               [](float x) { return x; });
 }
@@ -78,7 +76,44 @@ void count_differences(const NodeAttrs&, const OpContext&, const Blobs& in, cons
   *static_cast<float*>(out[0].dptr_) = static_cast<float>(differences);
 }
 
+// ---- Casts between FP32 and bfloat16: oneDNN's, with gradients that can be added to.
+
+// oneDNN's cast overwrites what it should add to; so it writes apart, and MXNet's copy adds.
+void cast_bfloat16(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
+                   const Requests& req, const Arrays& out) {
+  if (req[0] == mxnet::kNullOp) return;
+  static const nnvm::Op *cast = nnvm::Op::Get("amp_cast"), *copy = nnvm::Op::Get("_copy");
+  // Inference in FP32 leaves weights in layouts from which oneDNN does not cast.
+  const bool is_weight = in[0].dtype() == mshadow::kFloat32 && layout_of(in[0]) == 0;
+  const NDArray from = is_weight ? plain(in[0]) : in[0];
+  if (req[0] != mxnet::kAddTo) return call(cast, attrs, ctx, {from}, req, out);
+  const NDArray apart = fresh(out[0], out[0].dtype());
+  call(cast, attrs, ctx, {from}, {mxnet::kWriteTo}, {apart});
+  call(copy, attrs, ctx, {apart}, req, out);
+}
+
 // ---- Registration.
+
+// Return what MXNet calls, from a function of one operand and one result.
+template <class Function>
+FComputeEx on_arrays(const Function& function) {
+  return [function](const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
+                    const Arrays& out) { function(in[0], req[0], out[0]); };
+}
+
+template <class Function>
+FCompute on_blobs(const Function& function) {
+  return [function](const NodeAttrs&, const OpContext&, const Blobs& in, const Requests& req,
+                    const Blobs& out) { function(in[0], req[0], out[0]); };
+}
+
+// Let an operator compute on arrays in any layout.
+Operator on_any_layout(Operator made, const FComputeEx& compute) {
+  made.set<FComputeEx>("FComputeEx<cpu>", compute)
+      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+      .set<bool>("TIsMKLDNN", true);
+  return made;
+}
 
 template <int kFrom, int kTo>
 Operator unary(const std::string& name) {
@@ -91,16 +126,12 @@ Operator unary(const std::string& name) {
 // An operator on FP32 arrays in any layout.
 Operator elementwise_operator(const std::string& name, const FComputeEx& compute,
                               const std::string& gradient) {
-  Operator made = unary<mshadow::kFloat32, mshadow::kFloat32>(name);
-  made.set<FComputeEx>("FComputeEx<cpu>", compute)
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<bool>("TIsMKLDNN", true)
+  return on_any_layout(unary<mshadow::kFloat32, mshadow::kFloat32>(name), compute)
       .set<nnvm::FInplaceOption>("FInplaceOption", in_place)
       .set_gradient(gradient);
-  return made;
 }
 
-// The same, but without TIsMKLDNN MXNet hands over plain arrays.
+// The same, but without TIsMKLDNN the operator receives plain arrays.
 void plain_operator(const std::string& name, const FComputeEx& compute,
                     const std::string& gradient) {
   elementwise_operator(name, compute, gradient).set<bool>("TIsMKLDNN", false);
@@ -108,63 +139,54 @@ void plain_operator(const std::string& name, const FComputeEx& compute,
 
 template <class Format>
 void register_format(const Format& format, const std::string& suffix) {
-  const FComputeEx round_values = [format](const NodeAttrs&, const OpContext&, const Arrays& in,
-                                           const Requests& req, const Arrays& out) {
-    round_array(format, in[0], req[0], out[0]);
-  };
+  const FComputeEx round_values =
+      on_arrays([format](const NDArray& in, OpReqType req, const NDArray& out) {
+        round_array(format, in, req, out);
+      });
   const std::string round = "_mpgluon_round_value" + suffix;
   elementwise_operator(round, round_values, "_copy");
   elementwise_operator("_mpgluon_round_both" + suffix, round_values, round);
-  elementwise_operator("_mpgluon_round_gradient" + suffix, pass_values, round)
+  elementwise_operator("_mpgluon_round_gradient" + suffix, on_arrays(pass_values), round)
       .set<nnvm::FInplaceIdentity>("FInplaceIdentity", unchanged);
 
   // The same on plain arrays, for imperative runs.
   const std::string plain = "_mpgluon_plain_value" + suffix;
   plain_operator(plain, round_values, "_copy");
   plain_operator("_mpgluon_plain_both" + suffix, round_values, plain);
-  plain_operator("_mpgluon_plain_gradient" + suffix, pass_values, plain);
+  plain_operator("_mpgluon_plain_gradient" + suffix, on_arrays(pass_values), plain);
 
   constexpr int kHalf = mshadow::kFloat16, kSingle = mshadow::kFloat32;
   const std::string narrow = "_mpgluon_narrow" + suffix, widen = "_mpgluon_widen" + suffix;
-  const FCompute compute_narrow = [format](const NodeAttrs&, const OpContext&, const Blobs& in,
-                                           const Requests& req, const Blobs& out) {
-    narrow_blob(format, in[0], req[0], out[0]);
-  };
-  const FCompute compute_widen = [format](const NodeAttrs&, const OpContext&, const Blobs& in,
-                                          const Requests& req, const Blobs& out) {
-    widen_blob(format, in[0], req[0], out[0]);
-  };
-  unary<kSingle, kHalf>(narrow).set<FCompute>("FCompute<cpu>", compute_narrow).set_gradient(widen);
-  unary<kHalf, kSingle>(widen).set<FCompute>("FCompute<cpu>", compute_widen).set_gradient(narrow);
-
-  const FComputeEx compute_pack = [format](const NodeAttrs&, const OpContext&, const Arrays& in,
-                                           const Requests& req, const Arrays& out) {
-    pack(format, in[0], req[0], out[0]);
-  };
-  unary<kSingle, kHalf>("_mpgluon_pack" + suffix)
-      .set<FComputeEx>("FComputeEx<cpu>", compute_pack)
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<bool>("TIsMKLDNN", true)
-      .set_gradient("_copy");  // what unpacks hands back FP32
+  unary<kSingle, kHalf>(narrow)
+      .set<FCompute>("FCompute<cpu>",
+                     on_blobs([format](const TBlob& in, OpReqType req, const TBlob& out) {
+                       narrow_blob(format, in, req, out);
+                     }))
+      .set_gradient(widen);
+  unary<kHalf, kSingle>(widen)
+      .set<FCompute>("FCompute<cpu>",
+                     on_blobs([format](const TBlob& in, OpReqType req, const TBlob& out) {
+                       widen_blob(format, in, req, out);
+                     }))
+      .set_gradient(narrow);
+  on_any_layout(unary<kSingle, kHalf>("_mpgluon_pack" + suffix),
+                on_arrays([format](const NDArray& in, OpReqType req, const NDArray& out) {
+                  pack(format, in, req, out);
+                }))
+      .set_gradient("_copy");  // what unpacks returns an FP32 gradient
 
   batch_normalization::register_batch_norm(format, suffix);
   products::register_products(format, suffix);
 }
 
 void register_common() {
-  plain_operator("_mpgluon_plain", pass_values, "_mpgluon_plain");
+  plain_operator("_mpgluon_plain", on_arrays(pass_values), "_mpgluon_plain");
 
   constexpr int kSingle = mshadow::kFloat32;
   constexpr int kBfloat = mshadow::kBfloat16;
   const char *to_bfloat = "_mpgluon_to_bfloat16", *from_bfloat = "_mpgluon_from_bfloat16";
-  const auto bfloat_cast = [](Operator made, const char* gradient) {
-    made.set<FComputeEx>("FComputeEx<cpu>", cast_bfloat16)
-        .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-        .set<bool>("TIsMKLDNN", true)
-        .set_gradient(gradient);
-  };
-  bfloat_cast(unary<kSingle, kBfloat>(to_bfloat), from_bfloat);
-  bfloat_cast(unary<kBfloat, kSingle>(from_bfloat), to_bfloat);
+  on_any_layout(unary<kSingle, kBfloat>(to_bfloat), cast_bfloat16).set_gradient(from_bfloat);
+  on_any_layout(unary<kBfloat, kSingle>(from_bfloat), cast_bfloat16).set_gradient(to_bfloat);
 
   Operator count("_mpgluon_count_differences", 2, 1);
   count.set<mxnet::FInferShape>("FInferShape", old_function(infer_count_shape))

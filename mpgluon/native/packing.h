@@ -1,5 +1,5 @@
-// Codes that only operators of ours read, in a layout that follows from the shape. To MXNet they are
-// float16, which has their size.
+// Codes that only the native operators read, in a layout that follows from the shape. To MXNet they
+// are float16, which has their size.
 #ifndef MPGLUON_PACKING_H_
 #define MPGLUON_PACKING_H_
 

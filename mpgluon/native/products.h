@@ -1,7 +1,7 @@
 // Convolution and dense layer that take their weight, and return its gradient, in 16-bit codes.
 //
-// MXNet's own operator computes, on an FP32 copy of the weight that is good as long as the call.
-// Behind "|" in a node's name stands whether the gradient of the data is rounded too.
+// MXNet's own operator computes, on an FP32 copy of the weight that is valid during the call.
+// A node has one setting (settings.h): whether the gradient of the data is rounded too.
 #ifndef MPGLUON_PRODUCTS_H_
 #define MPGLUON_PRODUCTS_H_
 
@@ -14,15 +14,13 @@ namespace products {
 
 enum { kWeight = 1, kBias = 2, kBackwardWeight = 2 };  // the last among the gradient's operands
 
-bool rounds_gradient(const NodeAttrs& attrs) {
-  return std::strchr(attrs.name.c_str(), '|')[1] == '1';
-}
+bool rounds_gradient(const NodeAttrs& attrs) { return settings_of<1>(attrs)[0] != 0; }
 
 enum Use { kForWeight, kForGradient, kUses };
 constexpr int64_t kMostKept = 1 << 23;  // numbers: 32 MiB
 
-// An FP32 array for one call, in memory that calls on this thread share: fresh memory costs more in
-// page faults than in arithmetic. A large array, of a dense layer, is not worth keeping.
+// An FP32 array for one call, in memory that all calls on this thread share: new memory costs more
+// in page faults than in arithmetic. A dense layer's large array is not worth keeping.
 NDArray scratch(const NDArray& like, Use use) {
   thread_local float* kept[kUses] = {};
   thread_local int64_t sizes[kUses] = {};
@@ -82,22 +80,6 @@ void backward(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
   if (rounds_gradient(attrs) && req[0] != mxnet::kNullOp) round_in_place(format, out[0]);
 }
 
-// The weight is codes or FP32; everything else is FP32.
-bool infer_forward_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
-  for (size_t i = 0; i < in->size(); ++i)
-    if (i != kWeight) in->at(i) = mshadow::kFloat32;
-  out->at(0) = mshadow::kFloat32;
-  return in->at(kWeight) != -1;
-}
-
-bool infer_backward_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
-  for (size_t i = 0; i < in->size(); ++i)
-    if (i != kBackwardWeight) in->at(i) = mshadow::kFloat32;
-  for (size_t i = 0; i < out->size(); ++i)
-    out->at(i) = i == kWeight ? in->at(kBackwardWeight) : mshadow::kFloat32;
-  return in->at(kBackwardWeight) != -1;
-}
-
 template <class Format>
 void register_one(const Format& format, const std::string& mxnet_name, const std::string& name,
                   const std::string& suffix) {
@@ -112,18 +94,10 @@ void register_one(const Format& format, const std::string& mxnet_name, const std
                                                      const Arrays& out) {
     backward(format, back, attrs, ctx, in, req, out);
   };
-  Operator made_backward(name + "_backward" + suffix, back->num_inputs, back->num_outputs);
-  made_backward.op().get_num_outputs = back->get_num_outputs;
-  inherit_all(&made_backward, back);
-  made_backward.set<nnvm::FInferType>("FInferType", old_function(infer_backward_type))
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<FComputeEx>("FComputeEx<cpu>", compute_backward);
-  Operator made(name + suffix, op->num_inputs, op->num_outputs);
-  made.op().get_num_inputs = op->get_num_inputs;
-  inherit_all(&made, op);
-  made.set<nnvm::FInferType>("FInferType", old_function(infer_forward_type))
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<FComputeEx>("FComputeEx<cpu>", compute)
+  Operator made_backward = in_place_of(
+      back, name + "_backward" + suffix, compute_backward,
+      old_function(infer_types_beside<kBackwardWeight, kWeight>));
+  in_place_of(op, name + suffix, compute, old_function(infer_types_with_settings<kWeight, 1>))
       .set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
 }
 

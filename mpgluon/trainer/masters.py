@@ -21,7 +21,8 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon import native
-from mpgluon.cast.fp32 import cast_of, fp32_value
+from mpgluon.cast import fp32
+from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
 from mpgluon.numerics.reductions import Widened
@@ -95,9 +96,8 @@ class MasterWeights(mx.optimizer.Updater):
         if not self.optimizer.multi_precision or dtype_name(weight) != "float16":
             return weight
         if index not in self.masters:
-            owner = cast_of(self._parameters[index])
-            known = owner.fp32_values.get(self._parameters[index]) if owner is not None else None
-            self._set_master(index, fp32_value(weight, known))
+            known = fp32.known(self._parameters[index])
+            self._set_master(index, fp32.fp32_value(weight, known))
         elif self.masters[index].context != weight.context:  # loaded from a file
             self._set_master(index, self.masters[index].as_in_context(weight.context))
         return self.masters[index]
@@ -119,7 +119,7 @@ class MasterWeights(mx.optimizer.Updater):
 
     def follow(self, index: int, weight: NDArray) -> None:
         """Give a master the elements of a weight that somebody else has written."""
-        self.masters[index] = fp32_value(weight, self.masters[index])  # the same array
+        self.masters[index] = fp32.fp32_value(weight, self.masters[index])  # the same array
 
     def complete(self, index: int, weight: NDArray) -> None:
         """Make a weight's master and its state before the first update, if it has none yet."""
@@ -198,10 +198,8 @@ class MasterWeights(mx.optimizer.Updater):
         """Keep a master, and let the cast network know its FP32 values."""
         self.masters[index] = master
         parameter = self._parameters[index]
-        owner = cast_of(parameter)
-        # On several devices they are the same.
-        if owner is not None and master.context == parameter.list_ctx()[0]:
-            owner.fp32_values[parameter] = master
+        if master.context == parameter.list_ctx()[0]:  # on several devices they are the same
+            fp32.remember(parameter, master)
 
 
 def _structure(state: Any) -> Any:
@@ -298,3 +296,12 @@ class MasterKeeper(GradientHolder):
             for comparison, number in zip(compared, numbers):
                 comparison.follow_if(number)
         return False
+
+
+def _keep_masters_of(trainer: gluon.Trainer) -> None:
+    """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
+    if inside.occupant(trainer) is None:
+        inside.occupy(trainer, MasterKeeper(trainer))
+
+
+call_with_new_trainers(_keep_masters_of)

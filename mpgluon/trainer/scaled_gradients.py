@@ -12,10 +12,11 @@ from typing import ClassVar
 from weakref import WeakSet
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.errors import TrainerStateError
+from mpgluon.graph.output_operators import names_of
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.trainer import inside
 
@@ -26,7 +27,7 @@ __all__ = [
     "Weights",
     "flags_down",
     "flags_up",
-    "names_of",
+    "names_of_tokens",
     "with_flag",
 ]
 
@@ -92,11 +93,6 @@ def _times(loss: NDArray, token: NDArray, scale: float) -> NDArray:
         return loss * token
     # The gradient of a product sums over the loss, 18 ms for a million elements; this copies it.
     return mx.nd.amp_multicast(loss * scale, token, num_outputs=2)[0]
-
-
-def names_of(variables: Iterable[NDArray]) -> set[str]:
-    """Return what variables of autograd are called in recorded graphs."""
-    return {autograd.get_symbol(variable).name for variable in variables}
 
 
 class GradientHolder:
@@ -167,6 +163,12 @@ class GradientHolder:
             "only, so nothing would divide them; name every Trainer that steps: "
             "amp.scale_loss(loss, [trainer_a, trainer_b])"
         )
+
+
+def names_of_tokens() -> set[str]:
+    """Return the names in recorded graphs of all tokens of all Trainers."""
+    states = [one for one in GradientHolder._known if hasattr(one, "tokens")]
+    return {name for state in states for name in state.tokens.names()}
 
 
 class BackwardWatch:

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from mpgluon.errors import TrainerStateError
 from mpgluon.graph.output_operators import prepare_graph
 from mpgluon.trainer import shared_scale
-from mpgluon.trainer.scaled_gradients import BackwardWatch, Weights
+from mpgluon.trainer.scaled_gradients import BackwardWatch, Weights, names_of_tokens
 from mpgluon.trainer.step import TrainerState, step_together
 
 __all__ = ["scaled"]
@@ -50,7 +50,7 @@ def scaled(
     else:
         for state in states:
             state.remember_backward()
-        prepare_graph(losses, scale, states[0].seen_graphs)
+        prepare_graph(losses, scale, states[0].seen_graphs, names_of_tokens)
         products, tokens = states[0].tokens.multiply(losses, scale)
         watch = BackwardWatch(states, tokens)
     for state in states:

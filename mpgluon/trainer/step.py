@@ -19,7 +19,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.cast.fp32 import cast_of
+from mpgluon.cast.network_cast import cast_of
 from mpgluon.errors import LossScaleCollapseError, PrecisionError, TrainerStateError
 from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.numerics.dtypes import cast, dtype_name
@@ -623,8 +623,8 @@ def _first_bad(parameters: Iterable[gluon.Parameter]) -> str:
 
 def _place_in_forward_order(parameter: gluon.Parameter) -> tuple[int, list[Any]]:
     """Return a key for sorting: as a cast network met it, else by name, dense2 before dense10."""
-    owner = cast_of(parameter)
-    met = list(owner.forward_order) if owner is not None else []
+    found = cast_of(parameter)
+    met = list(found.forward_order) if found is not None else []
     natural = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", parameter.name)]
     return (met.index(parameter) if parameter in met else len(met)), natural
 

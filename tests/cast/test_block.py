@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, assert_same_bits, gradients_of, parameters_of, train
+from helpers import BOTH, STATIC, assert_same_bits, in_sequence, parameters_of, train
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -23,11 +23,11 @@ pytestmark = [
 ]
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 8, 8)), dtype="float32")
 LABELS = mx.nd.array([0, 1, 2, 0], dtype="int32")
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+EITHER = pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
 
 
 class Calls(gluon.HybridBlock):
-    """A block that does what it is told, with one parameter to do it with."""
+    """Applies a function to its inputs and one parameter."""
 
     def __init__(self, function):
         super().__init__()
@@ -39,16 +39,10 @@ class Calls(gluon.HybridBlock):
         return self.function(F, *inputs, weight)
 
 
-def small_network(**kwargs) -> gluon.HybridBlock:
-    net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(6, 3, **kwargs),
-        nn.BatchNorm(),
-        nn.Activation("relu"),
-        nn.LayerNorm(),
-        nn.Dense(3),
+def small_network() -> gluon.HybridBlock:
+    return in_sequence(
+        nn.Conv2D(6, 3), nn.BatchNorm(), nn.Activation("relu"), nn.LayerNorm(), nn.Dense(3)
     )
-    return net
 
 
 def initialized(net=None) -> gluon.HybridBlock:
@@ -131,8 +125,7 @@ def test_the_report_counts_and_names_what_was_done():
 
 
 def test_a_long_list_of_kept_blocks_is_shortened_in_print():
-    net = nn.HybridSequential()
-    net.add(*(nn.LayerNorm() for _ in range(4)))
+    net = in_sequence(*(nn.LayerNorm() for _ in range(4)))
     assert ", …)" in str(mpgluon.cast_block(net))
     assert "(" not in str(amp.autocast(initialized(nn.Dense(3)))).splitlines()[2]
 
@@ -225,10 +218,8 @@ def kept_alike(net, keep, inside):
 
 
 def two_branches():
-    net = nn.HybridSequential()
-    branch = nn.HybridSequential()
-    branch.add(nn.Dense(5, flatten=False), nn.LayerNorm(), nn.Dense(5, flatten=False))
-    net.add(nn.Dense(4, flatten=False), branch, nn.Dense(3))
+    branch = in_sequence(nn.Dense(5, flatten=False), nn.LayerNorm(), nn.Dense(5, flatten=False))
+    net = in_sequence(nn.Dense(4, flatten=False), branch, nn.Dense(3))
     return known(net)
 
 
@@ -261,8 +252,7 @@ def test_a_kept_block_computes_in_fp32_with_the_normalization_inside_it(hybridiz
 def test_a_weight_shared_with_a_kept_block_stays_fp32_in_both(hybridize):
     first = nn.Dense(192, in_units=192)
     second = nn.Dense(192, in_units=192, params=first.collect_params())
-    net = nn.HybridSequential()
-    net.add(first, second, nn.Dense(3))
+    net = in_sequence(first, second, nn.Dense(3))
     known(net)
     report = mpgluon.cast_block(net, keep_fp32=(second,))
     if hybridize:
@@ -278,8 +268,7 @@ def test_a_weight_shared_with_a_kept_block_stays_fp32_in_both(hybridize):
 def test_a_weight_shared_by_two_cast_blocks_is_cast_and_restored_once():
     first = nn.Dense(192, in_units=192)
     second = nn.Dense(192, in_units=192, params=first.collect_params())
-    net = nn.HybridSequential()
-    net.add(first, second)
+    net = in_sequence(first, second)
     known(net)
     before = parameters_of(net)
     assert mpgluon.cast_block(net).parameters_cast == 2
@@ -290,7 +279,7 @@ def test_a_weight_shared_by_two_cast_blocks_is_cast_and_restored_once():
 # Restore
 
 
-@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
+@EITHER
 @BOTH
 def test_cast_and_restore_leave_weights_outputs_and_instances_as_they_were(way, hybridize):
     net = known()
@@ -475,8 +464,7 @@ def symbol_block():
     inner(IMAGES)
     data = mx.sym.var("data")
     block = gluon.SymbolBlock(inner(data), data, params=inner.collect_params())
-    net = nn.HybridSequential()
-    net.add(nn.Dense(192), block, nn.Dense(3))
+    net = in_sequence(nn.Dense(192), block, nn.Dense(3))
     net[0].initialize()
     net[2].initialize()
     net(IMAGES)
@@ -531,8 +519,7 @@ def test_a_plain_call_with_two_formats_is_explained_with_the_name_of_the_block(h
         module = mx.nd if isinstance(weight, mx.nd.NDArray) else mx.sym
         return module.broadcast_add(F.dot(x, weight), module.zeros((1, 4)))
 
-    net = nn.HybridSequential()
-    net.add(Calls(plain_call))
+    net = in_sequence(Calls(plain_call))
     net.initialize()
     mpgluon.cast_block(net)
     if hybridize:
@@ -589,33 +576,44 @@ def test_the_first_hybridized_call_may_come_from_several_threads_at_once():
 # Arguments
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "half"])
-def test_cast_block_refuses_other_formats_and_says_what_to_call(dtype):
-    with pytest.raises(ValueError, match=rf"received dtype='{dtype}'.*autocast.*restore"):
-        mpgluon.cast_block(small_network(), dtype)
+@EITHER
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        *(
+            ({"net": net}, TypeError, r"net must be a gluon\.Block, received")
+            for net in (None, 3, nn.Dense)
+        ),
+        *(({"dtype": dtype}, TypeError, "dtype must be text") for dtype in (None, 16, float)),
+        *(({"dtype": dtype}, ValueError, f"received .*'{dtype}'") for dtype in ("float64", "half")),
+        ({"dtype": Policy.parse("float32")}, ValueError, "nothing in 16 bits"),
+        *(
+            ({"keep_fp32": (entry,)}, TypeError, "keep_fp32 holds block types and blocks, received")
+            for entry in ("BatchNorm", 3, None)
+        ),
+        *(
+            ({"keep_fp32": keep}, TypeError, "keep_fp32 is a collection")
+            for keep in ("dense", nn.Dense, nn.Dense(2))
+        ),
+    ],
+)
+def test_other_arguments_are_refused(way, arguments, error, message):
+    arguments = {"net": small_network(), **arguments}
+    with pytest.raises(error, match=message):
+        way(**arguments)
 
 
-def test_a_policy_without_16_bits_is_refused():
-    with pytest.raises(ValueError, match="nothing in 16 bits"):
-        mpgluon.cast_block(small_network(), Policy.parse("float32"))
+def test_a_refused_format_comes_with_what_to_call():
+    with pytest.raises(ValueError, match=r"received dtype='bfloat16'.*autocast.*restore"):
+        mpgluon.cast_block(small_network(), "bfloat16")
+    with pytest.raises(ValueError, match='"float16" or "bfloat16"'):
+        amp.autocast(small_network(), "half")
 
 
-@pytest.mark.parametrize("net", [None, 3, nn.Dense, lambda x: x])
-def test_what_is_not_a_block_is_refused(net):
-    with pytest.raises(TypeError, match=r"net must be a gluon\.Block, received"):
-        mpgluon.cast_block(net)
-
-
-@pytest.mark.parametrize("entry", ["BatchNorm", 3, None])
-def test_keep_fp32_takes_types_and_blocks_only(entry):
-    with pytest.raises(TypeError, match=r"keep_fp32 holds block types and blocks, received"):
-        mpgluon.cast_block(small_network(), keep_fp32=(entry,))
-
-
-def test_keep_fp32_refuses_a_block_from_elsewhere():
-    net, stranger = small_network(), nn.Dense(3)
-    with pytest.raises(ValueError, match=rf"not in {net.name}: {stranger.name}$"):
-        mpgluon.cast_block(net, keep_fp32=(stranger,))
+def test_keep_fp32_refuses_a_block_of_another_network():
+    net, other = small_network(), nn.Dense(3)
+    with pytest.raises(ValueError, match=rf"not in {net.name}: {other.name}$"):
+        mpgluon.cast_block(net, keep_fp32=(other,))
     assert set(dtypes_of(net).values()) == {"float32"}
 
 
@@ -623,8 +621,7 @@ def test_a_second_cast_is_refused_anywhere_and_changes_nothing():
     net = known()
     mpgluon.cast_block(net)
     before = parameters_of(net)
-    outer = nn.HybridSequential()
-    outer.add(net)
+    outer = in_sequence(net)
     for block in (net, net[0], outer):
         for way in (mpgluon.cast_block, amp.autocast):
             with pytest.raises(PrecisionError, match=rf"cast already.*restore on {net.name}"):
@@ -632,25 +629,14 @@ def test_a_second_cast_is_refused_anywhere_and_changes_nothing():
     assert_same_bits(before, parameters_of(net))
 
 
-def test_gradients_of_a_cast_network_are_those_of_its_parameters():
-    net = known()
-    mpgluon.cast_block(net)
-    train(net, [IMAGES], LABELS, 1)
-    gradients = gradients_of(net)
-    assert any(gradient.any() for gradient in gradients.values())
-    for name, gradient in gradients.items():
-        assert gradient.dtype == (np.float16 if name in FLOAT16_PARAMETERS else np.float32)
-
-
 @BOTH
-@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
+@EITHER
 def test_a_lambda_layer_made_from_a_name_follows_the_table(way, hybridize):
     values = mx.nd.array(np.linspace(-3, 3, 12).reshape(4, 3), dtype="float32")
     by_name, by_function = nn.HybridLambda("tanh"), nn.HybridLambda(lambda F, x: F.tanh(x))
     results = []
     for layer in (by_name, by_function):
-        net = nn.HybridSequential()
-        net.add(nn.Dense(3, in_units=3, weight_initializer=mx.init.One()), layer)
+        net = in_sequence(nn.Dense(3, in_units=3, weight_initializer=mx.init.One()), layer)
         net.initialize()
         way(net)
         net.hybridize(hybridize)
@@ -665,37 +651,6 @@ def test_a_numpy_dtype_is_as_good_as_its_name(dtype):
         net = nn.Dense(3, in_units=4)
         net.initialize()
         assert way(net, dtype).policy.compute_dtype == "float16"
-
-
-@pytest.mark.parametrize("way", [mpgluon.cast_block, amp.autocast])
-@pytest.mark.parametrize("dtype", [None, 16, float])
-def test_what_is_no_dtype_is_refused(way, dtype):
-    net = nn.Dense(3, in_units=4)
-    with pytest.raises(TypeError, match="dtype must be text"):
-        way(net, dtype)
-
-
-@pytest.mark.parametrize("keep", ["dense", nn.Dense, nn.Dense(2)])
-def test_a_bare_block_in_place_of_a_collection_is_refused(keep):
-    with pytest.raises(TypeError, match="keep_fp32 is a collection"):
-        mpgluon.cast_block(nn.Dense(3), keep_fp32=keep)
-
-
-def test_an_export_computes_what_the_network_does(tmp_path):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(5, in_units=4, activation="relu"), nn.Dense(3, in_units=5))
-    net.initialize(mx.init.Xavier())
-    inputs = mx.nd.array(np.random.RandomState(3).standard_normal((6, 4)), dtype="float32")
-    plain = net(inputs).asnumpy()
-    amp.autocast(net, "float16")
-    net.hybridize()
-    expected = net(inputs).asnumpy()
-    net.export(str(tmp_path / "net"))
-    imported = gluon.SymbolBlock.imports(
-        str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    )
-    assert (imported(inputs).asnumpy() == expected).all()
-    assert (expected != plain).any()
 
 
 # --- weights that float16 does not hold ------------------------------------------------------
@@ -724,7 +679,7 @@ def layers_with(*values, initialize=True):
         ([[[np.inf, np.nan], [2, 3], [4, 5]]], []),  # were infinite before
     ],
 )
-def test_weights_that_become_infinite_are_told_of_with_names_and_counts(
+def test_weights_that_become_infinite_are_logged_with_names_and_counts(
     values, counts, cast, caplog
 ):
     net = layers_with(*values)
@@ -744,7 +699,7 @@ def test_weights_that_become_infinite_are_told_of_with_names_and_counts(
     assert caplog.messages == []
 
 
-def test_many_layers_with_such_weights_are_told_of_in_one_line(caplog):
+def test_many_layers_with_such_weights_are_logged_in_one_line(caplog):
     net = layers_with(*[np.full((3, 2), 1e6)] * 7)
     mpgluon.cast_block(net)
     (message,) = caplog.messages
@@ -753,6 +708,6 @@ def test_many_layers_with_such_weights_are_told_of_in_one_line(caplog):
     assert "…" in message
 
 
-def test_layers_without_values_are_cast_without_a_word(caplog):
+def test_layers_without_values_are_cast_without_a_warning(caplog):
     mpgluon.cast_block(layers_with(1, 2, initialize=False))
     assert caplog.messages == []

@@ -13,18 +13,18 @@ import operator
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import BOTH
 from mxnet import autograd, gluon
 
 import mpgluon
 from mpgluon import FLOAT32, Policy
 from mpgluon.numerics.dtypes import dtype_name
 
-# The blocks of these tests are handed inputs that not all of their functions use.
+# Not every function uses all inputs of its block.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used"),
     pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation"),
 ]
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 OPERATORS = {
     "add": operator.add,
     "sub": operator.sub,
@@ -32,7 +32,6 @@ OPERATORS = {
     "div": operator.truediv,
 }
 EACH_OPERATOR = pytest.mark.parametrize("name", OPERATORS)
-AS_IT_COMES = Policy("float16", "float16", "float16")
 
 
 def random_float16(seed, n=20000):
@@ -48,16 +47,14 @@ def rounded(exact):
 
 
 class Two(gluon.HybridBlock):
-    """Does what it is told with two parameters, and notes the format of the result."""
+    """Applies a function to two parameters, and notes the format of the result."""
 
     def __init__(self, function, x, y):
         super().__init__()
         self.function, self.formats = function, set()
         with self.name_scope():
             for name, values in (("x", x), ("y", y)):
-                constant = mx.init.Constant(mx.nd.array(values.astype(np.float32)))
-                parameter = self.params.get(name, shape=values.shape, init=constant)
-                setattr(self, name, parameter)
+                setattr(self, name, self.params.get(name, shape=values.shape))
 
     def hybrid_forward(self, F, dummy, x, y):
         result = self.function(F, dummy, x, y)
@@ -65,14 +62,19 @@ class Two(gluon.HybridBlock):
         return result
 
 
-def compute(function, x, y, hybridize, dummy=(0.0,)):
+def made(function, x, y, hybridize, output_dtype="float32"):
     net = Two(function, x, y)
     net.initialize()
     for parameter, values in ((net.x, x), (net.y, y)):
         parameter.set_data(mx.nd.array(values.astype(np.float32)))
-    mpgluon.cast_block(net, AS_IT_COMES)
+    mpgluon.cast_block(net, Policy("float16", "float16", output_dtype))
     if hybridize:
         net.hybridize()
+    return net
+
+
+def compute(function, x, y, hybridize, dummy=(0.0,)):
+    net = made(function, x, y, hybridize, "float16")
     result = net(mx.nd.array(dummy)).asnumpy()
     (known,) = net.formats
     return result, known
@@ -116,12 +118,7 @@ def test_a_float16_and_an_fp32_operand_give_the_fp32_result(wide, name, hybridiz
     def function(F, dummy, x, y):  # noqa: ARG001
         return OPERATORS[name](dummy, x) if wide == "left" else OPERATORS[name](x, dummy)
 
-    net = Two(function, x, x)
-    net.initialize()
-    net.x.set_data(mx.nd.array(x.astype(np.float32)))
-    mpgluon.cast_block(net, Policy("float16", "float16", "float32"))
-    if hybridize:
-        net.hybridize()
+    net = made(function, x, x, hybridize)
     with np.errstate(all="ignore"):
         expected = OPERATORS[name](*pair)
     assert same(net(mx.nd.array(w)).asnumpy(), expected)
@@ -161,12 +158,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize("written", REDUCTIONS)
 def test_reductions_sum_in_fp32_however_they_are_written(written, hybridize):
     x = np.full(65536, np.float16(1.25))
-    net = Two(lambda F, dummy, x, y: REDUCTIONS[written](F, x), x, x)
-    net.initialize()
-    net.x.set_data(mx.nd.array(x.astype(np.float32)))
-    mpgluon.cast_block(net, Policy("float16", "float16", "float32"))
-    if hybridize:
-        net.hybridize()
+    net = made(lambda F, dummy, x, y: REDUCTIONS[written](F, x), x, x, hybridize)
     assert abs(net(mx.nd.zeros(1)).asscalar()) == 1.25  # all partial sums are exact in FP32
     assert net.formats == {"float32"}
 
@@ -177,11 +169,7 @@ def test_operators_of_the_inputs_follow_the_table_too(dtype, hybridize):
     def function(F, dummy, x, y):  # noqa: ARG001
         return F.concat(dummy.mean(), (dummy * dummy).sum(), dummy.max(), dim=0)
 
-    net = Two(function, np.ones(1), np.ones(1))
-    net.initialize()
-    mpgluon.cast_block(net)
-    if hybridize:
-        net.hybridize()
+    net = made(function, np.ones(1), np.ones(1), hybridize)
     ones = mx.nd.ones(65536 + 4096, dtype=dtype)
     assert net(ones).asnumpy().tolist() == [1, 69632, 1]
 
@@ -190,12 +178,7 @@ def test_operators_of_the_inputs_follow_the_table_too(dtype, hybridize):
 @pytest.mark.parametrize("power", [2, 3])
 def test_powers_do_not_overflow_where_float16_would(power, hybridize):
     x = np.float16([300.0, -41.0])
-    net = Two(lambda F, dummy, x, y: x**power, x, x)
-    net.initialize()
-    net.x.set_data(mx.nd.array(x.astype(np.float32)))
-    mpgluon.cast_block(net)
-    if hybridize:
-        net.hybridize()
+    net = made(lambda F, dummy, x, y: x**power, x, x, hybridize)
     error = np.abs(net(mx.nd.zeros(1)).asnumpy() - x.astype(np.float64) ** power)
     # The power function of the C library errs by at most one unit in the last place.
     assert (error <= 2 * FLOAT32.unit_roundoff * np.abs(x.astype(np.float64) ** power)).all()
@@ -218,13 +201,7 @@ def test_gradients_of_float16_operands_are_float16_and_rounded_once(name, hybrid
     x, y = (np.abs(random_float16(seed, 500)) for seed in (1, 2))
     x, y = (np.float16(2.0) ** (values.view(np.uint16) % 5) * np.float16(1.25) for values in (x, y))
     head = np.random.RandomState(3).standard_normal(500).astype(np.float16)
-    net = Two(WAYS_TO_WRITE["Python"](name), x, y)
-    net.initialize()
-    for parameter, values in ((net.x, x), (net.y, y)):
-        parameter.set_data(mx.nd.array(values.astype(np.float32)))
-    mpgluon.cast_block(net, AS_IT_COMES)
-    if hybridize:
-        net.hybridize()
+    net = made(WAYS_TO_WRITE["Python"](name), x, y, hybridize, "float16")
     with autograd.record():
         result = net(mx.nd.zeros(1))
     result.backward(mx.nd.array(head, dtype="float16"))

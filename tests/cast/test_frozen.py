@@ -5,22 +5,14 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS, assert_same_bits, gradients_of
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, gradients_of, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-from mpgluon import Policy, amp, native
+from mpgluon import amp, native
 from mpgluon.cast import frozen
 
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 8, 8)), dtype="float32")
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
-ALL_WAYS = {
-    **WAYS,
-    "emulated bfloat16": lambda net, **kwargs: amp.autocast(
-        net, Policy.parse("emulated_bfloat16"), **kwargs
-    ),
-}
-EVERY_WAY = pytest.mark.parametrize("way", list(ALL_WAYS))
 
 
 @pytest.fixture
@@ -44,12 +36,6 @@ class FixedProjection(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x, matrix, offset):
         return F.FullyConnected(x, matrix, offset, num_hidden=4)
-
-
-def in_sequence(*layers):
-    net = nn.HybridSequential()
-    net.add(*layers)
-    return net
 
 
 def unrolled_cell():
@@ -84,7 +70,7 @@ def gradients(make, way, hybridize, frozen_names=(), *, data=False, before=None)
     net = make()
     net.initialize(mx.init.Uniform(0.5))
     net(IMAGES)
-    ALL_WAYS[way](net)
+    WAYS[way](net)
     if hybridize:
         net.hybridize(**STATIC)
     if before is not None:
@@ -113,7 +99,7 @@ def assert_the_rest_is_unchanged(frozen_gradients, all_gradients):
 
 @pytest.mark.parametrize("with_native", [False, True], ids=["mxnet", "native"], indirect=True)
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 @pytest.mark.parametrize("network", list(NETWORKS))
 def test_what_is_trained_beside_frozen_parameters_gets_its_gradients(
     network,
@@ -131,13 +117,13 @@ def test_what_is_trained_beside_frozen_parameters_gets_its_gradients(
 
 
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 def test_a_bias_beside_a_constant_matrix_gets_its_gradient(way, hybridize):
     (offset,) = gradients(FixedProjection, way, hybridize).values()
     mx.random.seed(0)
     net = FixedProjection()
     net.initialize()
-    ALL_WAYS[way](net)
+    WAYS[way](net)
     expected = 2 * net(IMAGES).asnumpy()
     np.testing.assert_allclose(offset, expected.sum(axis=0), rtol=2**-6, atol=2**-4)
 
@@ -167,14 +153,14 @@ def test_freezing_and_thawing_between_steps_is_noticed(way, hybridize):
 
 
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 def test_freezing_may_come_before_the_shapes_are_known(way, hybridize):
     found = []
     for frozen_weight in (False, True):
         mx.random.seed(0)
         net = in_sequence(nn.Dense(5))
         net.initialize(mx.init.Uniform(0.5))
-        ALL_WAYS[way](net)
+        WAYS[way](net)
         if frozen_weight:
             net.collect_params(".*weight").setattr("grad_req", "null")
         if hybridize:
@@ -221,17 +207,17 @@ def test_a_frozen_weight_stays_what_it_is_and_restore_takes_its_gradient_off():
     assert net[0].weight.data().asnumpy().tobytes() == before.tobytes()
 
 
-def test_a_gradient_is_asked_for_only_where_a_bias_needs_it():
+def test_a_gradient_is_attached_only_where_a_bias_needs_it():
     net = in_sequence(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Dense(5), nn.Dense(4, use_bias=False))
     net.initialize()
     net(IMAGES)
     net.collect_params(".*weight").setattr("grad_req", "null")
     net[3].weight.grad_req = "null"
-    frozen.ask_for_gradients(net)
-    asked = {p.name for p in net.collect_params().values() if p.data().grad is not None}
+    frozen.attach_gradients(net)
+    attached = {p.name for p in net.collect_params().values() if p.data().grad is not None}
     trained = {p.name for p in net.collect_params().values() if p.grad_req != "null"}
-    assert asked - trained == {net[2].weight.name}
+    assert attached - trained == {net[2].weight.name}
     net.collect_params().setattr("grad_req", "null")
-    frozen.forget_gradients(net[2])
-    frozen.ask_for_gradients(net)
+    frozen.remove_gradients(net[2])
+    frozen.attach_gradients(net)
     assert net[2].weight.data().grad is None

@@ -5,12 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS
+from helpers import BOTH, EACH_WAY, STATIC, WAYS
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-EACH_WAY = pytest.mark.parametrize("way", WAYS)
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 X = np.random.RandomState(0).standard_normal((3, 4)).astype(np.float32)
 
 
@@ -42,7 +40,7 @@ class WhileLoop(gluon.HybridBlock):
 
 
 class ForEach(gluon.HybridBlock):
-    """A running sum of what a dense layer makes of each row."""
+    """A running sum of a dense layer's result for each row."""
 
     def __init__(self):
         super().__init__()
@@ -89,8 +87,8 @@ def test_a_state_that_begins_in_fp32_may_be_computed_in_16_bits(network, way, hy
     exact = run(NETWORKS[network], None, hybridize=False)
     found = run(NETWORKS[network], WAYS[way], hybridize)
     if hybridize and "while_loop" in network:
-        # MXNet's own gradients of a hybridized while_loop take in the outputs of rounds that did
-        # not take place, which nobody has written: in plain FP32 they reach 1e31.
+        # MXNet's own gradients of a hybridized while_loop include the uninitialized outputs of
+        # rounds that did not take place: in plain FP32 they reach 1e31.
         found, exact = found[:1], exact[:1]
     unit = 2.0**-8 if "bfloat16" in way else 2.0**-11
     # Three rounds of a product, an activation and a sum: a dozen roundings, each of which the

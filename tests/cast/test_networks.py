@@ -54,7 +54,7 @@ _ONE_OF_EACH_FAMILY = """
 
 @pytest.fixture(autouse=True)
 def _free_the_network():
-    """Blocks that are cast refer to each other: Python frees their gigabytes when it looks."""
+    """Cast blocks refer to each other: only the garbage collector frees their gigabytes."""
     yield
     gc.collect()
 
@@ -95,7 +95,7 @@ def build(name: str, images: mx.nd.NDArray) -> gluon.Block:
     net.initialize(mx.init.Xavier())
     net(images)
     if name.startswith(("mobile", "google", "inception")):
-        # Without this they shrink what they get to subnormal numbers.
+        # Without this their values shrink to subnormal numbers.
         take_statistics_of(net, images)
     return net
 
@@ -120,7 +120,7 @@ def with_rounded_weights(net: gluon.Block, way: str, images: mx.nd.NDArray) -> n
 
 
 def parameters_without_gradient(net: gluon.Block, images, labels) -> set[str]:
-    """Return whose gradient is zero in FP32 too (behind a ReLU that is shut, for example)."""
+    """Return the parameters whose gradient is zero in FP32 too, behind a dead ReLU for example."""
     statistics = {p: p.data().copy() for p in net.collect_params().values() if p.grad_req == "null"}
     with autograd.record():
         loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()

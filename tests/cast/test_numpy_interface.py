@@ -1,19 +1,17 @@
-"""Networks that compute with mx.np: refused before anything is changed, or put back."""
+"""Networks that compute with mx.np: refused before anything is changed, or restored."""
 
 from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import WAYS
+from helpers import BOTH, EACH_WAY, WAYS, in_sequence
 from mxnet import gluon
 from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import PrecisionError, amp
 
-EVERY_WAY = pytest.mark.parametrize("way", list(WAYS))
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 VALUES = np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32)
 
 
@@ -41,19 +39,18 @@ class OwnArrays(gluon.HybridBlock):
         return F.relu(x) * float(np.sqrt(2))
 
 
-def out_of_sight(F, x):
+def in_a_function(F, x):
     return F.np.tanh(x.as_np_ndarray()).as_nd_ndarray()
 
 
-class CallsItOutOfSight(gluon.HybridBlock):
+class CallsItInAFunction(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
-        return out_of_sight(F, x)
+        return in_a_function(F, x)
 
 
 def network(kind):
     mx.random.seed(0)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4), kind(), nn.Dense(3))
+    net = in_sequence(nn.Dense(4), kind(), nn.Dense(3))
     net.initialize(mx.init.Uniform(1))
     return net
 
@@ -68,7 +65,7 @@ def state(net):
 REFUSED = {CallsNumPy: "calls F.np:", CallsExtension: "calls F.npx:", Decorated: "use_np:"}
 
 
-@EVERY_WAY
+@EACH_WAY
 @pytest.mark.parametrize("kind", list(REFUSED))
 def test_a_block_that_calls_the_numpy_interface_is_refused_at_the_cast(kind, way):
     net = network(kind)
@@ -84,7 +81,7 @@ def test_a_block_that_calls_the_numpy_interface_is_refused_at_the_cast(kind, way
     assert state(net) == before
 
 
-@EVERY_WAY
+@EACH_WAY
 def test_a_network_made_or_cast_under_set_np_is_refused_at_the_cast(way):
     with mx.util.np_array(active=True):
         net = network(nn.Flatten)
@@ -112,10 +109,10 @@ def test_a_kept_block_may_call_it(kind):
         assert net(mx.nd.array(VALUES)).dtype == np.float32
 
 
-@EVERY_WAY
+@EACH_WAY
 @BOTH
-def test_a_network_that_calls_it_out_of_sight_is_put_back_before_the_error(way, hybridize):
-    net, again = network(CallsItOutOfSight), network(CallsItOutOfSight)
+def test_a_network_that_calls_it_in_a_function_is_restored_before_the_error(way, hybridize):
+    net, again = network(CallsItInAFunction), network(CallsItInAFunction)
     for one in (net, again):
         mx.random.seed(0)
         one(mx.nd.array(VALUES))
@@ -123,7 +120,7 @@ def test_a_network_that_calls_it_out_of_sight_is_put_back_before_the_error(way, 
     WAYS[way](net)
     if hybridize:
         net.hybridize()
-    with pytest.raises(PrecisionError, match=r"this one asked for F\.np"):
+    with pytest.raises(PrecisionError, match=r"received a call of F\.np, .*keep_fp32"):
         net(mx.nd.array(VALUES))
     net.hybridize(False)
     assert state(net)[0] == before[0]
@@ -137,18 +134,18 @@ def test_a_trained_network_keeps_its_cast_when_it_first_asks_later():
         wants = False
 
         def hybrid_forward(self, F, x):
-            return out_of_sight(F, x) if self.wants else F.tanh(x)
+            return in_a_function(F, x) if self.wants else F.tanh(x)
 
     net = network(Later)
     mpgluon.cast_block(net)
     net(mx.nd.array(VALUES))
     net[1].wants = True
-    with pytest.raises(PrecisionError, match=r"this one asked for F\.np"):
+    with pytest.raises(PrecisionError, match=r"received a call of F\.np"):
         net(mx.nd.array(VALUES))
     assert net[0].weight.dtype == "float16"
 
 
-@EVERY_WAY
+@EACH_WAY
 def test_numpy_itself_is_no_reason_to_refuse(way):
     net = network(OwnArrays)
     WAYS[way](net)

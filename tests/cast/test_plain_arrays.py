@@ -8,15 +8,14 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import WAYS
+from helpers import EACH_WAY, EMULATED, WAYS, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mpgluon import Policy, amp
+from mpgluon import amp
 from mpgluon.cast.arrays import Float16Array, GridArray
 
 KINDS = ("fresh float16", "a parameter's float16", "on bfloat16's grid")
-EMULATED = Policy.parse("emulated_bfloat16")
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4) / 8  # numbers of both formats
 
 
@@ -140,7 +139,7 @@ USES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("use", list(USES))
-def test_an_array_inside_a_network_goes_wherever_a_plain_one_does(use, kind):
+def test_an_array_inside_a_network_can_be_used_wherever_a_plain_one_can(use, kind):
     x, plain = array_of(kind)
     one, other = USES[use](x), USES[use](plain)
     assert one.dtype == other.dtype
@@ -165,16 +164,12 @@ def test_its_class_equals_that_of_a_plain_array_in_every_way_of_asking(kind):
     assert type(x) is not type(plain)
 
 
-WAYS_AND_EMULATED = {**WAYS, "emulated bfloat16": lambda net: amp.autocast(net, EMULATED)}
-
-
-@pytest.mark.parametrize("way", list(WAYS_AND_EMULATED))
+@EACH_WAY
 def test_a_hook_may_keep_what_layers_return(way):
     mx.random.seed(0)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, flatten=False), nn.LayerNorm(), nn.Activation("relu"))
+    net = in_sequence(nn.Dense(4, flatten=False), nn.LayerNorm(), nn.Activation("relu"))
     net.initialize(mx.init.Xavier())
-    WAYS_AND_EMULATED[way](net)
+    WAYS[way](net)
     kept, buffer = [], mx.nd.zeros((2, 3, 4))
 
     def keep(block, inputs, output):  # noqa: ARG001 - Gluon's signature
@@ -195,15 +190,14 @@ class ByHand(gluon.HybridBlock):
         return SquareByHand()(x)
 
 
-@pytest.mark.parametrize("way", list(WAYS_AND_EMULATED))
+@EACH_WAY
 def test_a_function_with_a_gradient_of_its_own_trains_inside_a_cast_network(way):
     gradients = []
     for inner in (ByHand(), nn.HybridLambda("square")):
         mx.random.seed(0)
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4), inner)
+        net = in_sequence(nn.Dense(4), inner)
         net.initialize(mx.init.Xavier())
-        WAYS_AND_EMULATED[way](net)
+        WAYS[way](net)
         with autograd.record():
             loss = net(mx.nd.array(VALUES)).sum()
         loss.backward()

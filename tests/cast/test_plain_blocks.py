@@ -1,37 +1,31 @@
-"""Plain Blocks call cast blocks and operators of mx.nd: what they are handed is FP32."""
+"""Plain Blocks call cast blocks and operators of mx.nd: what they receive is FP32."""
 
 from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS, gradients_of
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, gradients_of
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn, rnn
 
 import mpgluon
-from mpgluon import Policy, amp
+from mpgluon import amp
 from mpgluon.numerics.formats import format_named, round_to
 
 pytestmark = pytest.mark.filterwarnings("ignore:All children of this Sequential layer")
-ALL_WAYS = {
-    **WAYS,
-    "emulated bfloat16": lambda net: amp.autocast(net, Policy.parse("emulated_bfloat16")),
-}
-EVERY_WAY = pytest.mark.parametrize("way", list(ALL_WAYS))
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 IMAGES = nd.array(np.random.RandomState(0).standard_normal((2, 3, 6, 6)))
 
 
 class OnGrid(gluon.Block):
-    """Notes what its children hand it."""
+    """Records what its children return."""
 
     def __init__(self):
         super().__init__()
-        self.handed = []
+        self.returned = []
 
     def note(self, array):
-        self.handed.append(array)
+        self.returned.append(array)
         return array
 
 
@@ -140,28 +134,26 @@ def run(kind, way=None, hybridize=False, inside=False):
         net.add(nn.Conv2D(3, 1), block, nn.Dense(3))
     net.initialize(mx.init.Xavier())
     net(IMAGES)
-    report = ALL_WAYS[way](net) if way else None
-    block.handed.clear()
+    report = WAYS[way](net) if way else None
+    block.returned.clear()
     if hybridize:
         net.hybridize(**STATIC)
     with autograd.record():
         result = net(IMAGES)
         loss = (result**2).mean()
     loss.backward()
-    return block.handed, result, gradients_of(net), report
+    return block.returned, result, gradients_of(net), report
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
 @BOTH
-@EVERY_WAY
+@EACH_WAY
 @pytest.mark.parametrize("kind", KINDS)
-def test_code_that_nobody_can_cast_runs_and_trains_on_fp32_values_of_the_format(
-    kind, way, hybridize, inside
-):
+def test_plain_code_runs_and_trains_on_fp32_values_of_the_format(kind, way, hybridize, inside):
     _, expected, expected_gradients, _ = run(kind, inside=inside)
-    handed, result, gradients, report = run(kind, way, hybridize, inside)
+    returned, result, gradients, report = run(kind, way, hybridize, inside)
     grid = format_named("bfloat16" if "bfloat16" in way else "float16")
-    for array in handed:
+    for array in returned:
         assert type(array) is nd.NDArray
         assert array.dtype == np.float32
         if way == "autocast bfloat16":
@@ -179,9 +171,9 @@ def test_code_that_nobody_can_cast_runs_and_trains_on_fp32_values_of_the_format(
     assert kind.__name__ in [one.kind for one in report.beyond_reach]
 
 
-def test_the_report_says_what_a_plain_block_is_handed():
+def test_the_report_says_what_a_plain_block_receives():
     report = run(Residual, "cast float16")[-1]
-    assert "what it is handed, by the blocks in it too, is FP32" in str(report)
+    assert "all that it receives, from the blocks in it too, is FP32" in str(report)
 
 
 def test_between_blocks_that_are_cast_values_stay_in_16_bits():

@@ -6,6 +6,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from helpers import (
+    BOTH,
+    EACH_WAY,
     SAME_BITS_HYBRIDIZED,
     STATIC,
     WAYS,
@@ -18,7 +20,6 @@ from mxnet.gluon import nn, rnn
 
 from mpgluon import amp
 
-EACH_WAY = pytest.mark.parametrize("way", WAYS)
 BATCH, TIME, WIDTH = 4, 5, 6
 LABELS = mx.nd.array([0, 1, 2, 1], dtype="int32")
 
@@ -105,7 +106,7 @@ def test_a_recurrent_layer_takes_states_in_fp32(kind, way):
 
 
 @EACH_WAY
-@pytest.mark.parametrize("hybridize", [False, True])
+@BOTH
 def test_sequence_lengths_are_obeyed_or_refused_as_by_mxnet_itself(way, hybridize):
     def run(net):
         data, lengths = random_array(TIME, BATCH, WIDTH), mx.nd.array([1, 2, 3, 5])
@@ -232,7 +233,7 @@ def test_a_transformer_block_trains_and_in_float16_to_the_same_bits_hybridized(w
     check(Transformer, way, inputs)
 
 
-@pytest.mark.parametrize("hybridize", [False, True])
+@BOTH
 def test_the_scores_of_attention_are_normalized_in_fp32(hybridize):
     # A row of 3000 equal scores: float16 accumulation would be off by half.
     class Scores(gluon.HybridBlock):

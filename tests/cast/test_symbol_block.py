@@ -6,14 +6,22 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gluoncv.nn.feature import FeatureExpander
-from helpers import STATIC, WAYS, assert_same_bits, parameters_of, train
+from helpers import (
+    BOTH,
+    EACH_WAY,
+    STATIC,
+    WAYS,
+    assert_same_bits,
+    in_sequence,
+    parameters_of,
+    train,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import PrecisionError
 
-EACH_WAY = pytest.mark.parametrize("way", WAYS)
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 12, 12)))
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Cannot decide type:UserWarning")
@@ -93,14 +101,13 @@ def test_restore_gives_the_graph_and_the_parameters_back(way):
 
 
 @EACH_WAY
-@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+@BOTH
 def test_it_trains_as_a_part_of_a_network(way, hybridize):
     data = mx.sym.var("data")
     inner = mx.sym.Activation(
         mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, name="c"), act_type="relu"
     )
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3), gluon.SymbolBlock(inner, data), nn.Dense(3))
+    net = in_sequence(nn.Conv2D(8, 3), gluon.SymbolBlock(inner, data), nn.Dense(3))
     net.initialize()
     WAYS[way](net)  # before shapes are known
     if hybridize:
@@ -149,8 +156,7 @@ def in_float16_already():
     [(with_control_flow, "control flow"), (in_float16_already, "casts to float16 of its own")],
 )
 def test_what_cannot_be_cast_is_refused_and_nothing_is_changed(make, reason):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=3), make())
+    net = in_sequence(nn.Dense(4, in_units=3), make())
     net.initialize()
     attributes = [set(vars(block)) for block in (net, *net)]
     with pytest.raises(PrecisionError, match=rf"{net[1].name}.*{reason}.*keep_fp32"):

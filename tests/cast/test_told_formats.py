@@ -1,11 +1,11 @@
-"""Blocks that want to know their format, for a mask's lowest number, learn it from a cast."""
+"""Blocks that need to know their format, for a mask's lowest number, learn it from a cast."""
 
 from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS
+from helpers import BOTH, STATIC, WAYS, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -13,7 +13,6 @@ import mpgluon
 from mpgluon import Policy, PrecisionError, amp
 from mpgluon.diagnostics import check_network
 
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 FLOAT16 = pytest.mark.parametrize("way", ["cast float16", "autocast float16"])
 BFLOAT16 = {
     "native": lambda net: amp.autocast(net, "bfloat16"),
@@ -153,7 +152,7 @@ def test_telling_casts_no_parameter_and_no_child(way):
 @BOTH
 @pytest.mark.parametrize("way", list(BFLOAT16))
 @pytest.mark.parametrize("kind", [Attention, LooksOnly, AnotherName])
-def test_bfloat16_has_the_range_of_fp32_and_nobody_is_told(kind, way, hybridize):
+def test_bfloat16_has_the_range_of_fp32_and_no_block_is_told(kind, way, hybridize):
     net = made(kind)
     report = BFLOAT16[way](net)
     if hybridize:
@@ -184,8 +183,7 @@ def test_a_kept_block_is_not_told_and_a_restored_part_forgets():
 
 
 def test_known_layers_are_not_told():
-    net = nn.HybridSequential()
-    net.add(nn.BatchNorm(), gluon.rnn.LSTM(4), nn.Dense(3))
+    net = in_sequence(nn.BatchNorm(), gluon.rnn.LSTM(4), nn.Dense(3))
     assert mpgluon.cast_block(net).told_format == ()
     assert net[1]._dtype == "float32"
 
@@ -203,7 +201,7 @@ def test_a_cast_method_that_fails_leaves_the_network_as_it_was():
     assert trained_gradient(net).tobytes() == trained_gradient(made(Attention)).tobytes()
 
 
-# Numbers that nobody could be told about
+# Numbers beyond the range of float16
 
 
 @FLOAT16
@@ -256,8 +254,7 @@ WRITES = {
 @pytest.mark.parametrize("case", list(WRITES))
 def test_what_counts_as_a_number_beyond_the_range(case):
     function, told = WRITES[case]
-    net = nn.HybridSequential()
-    net.add(nn.Dense(3), nn.HybridLambda(function))
+    net = in_sequence(nn.Dense(3), nn.HybridLambda(function))
     net.initialize()
     amp.autocast(net, "float16")
     report = check_network(net, (4, 5))

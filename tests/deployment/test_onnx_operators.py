@@ -14,7 +14,8 @@ from mxnet.gluon import nn
 from mpgluon import PrecisionError
 from mpgluon.deployment.onnx_operators import TRANSLATIONS
 from mpgluon.deployment.onnx_writer import onnx_model
-from mpgluon.deployment.recording import VARIABLE, record
+from mpgluon.deployment.recording import record
+from mpgluon.graph.nodes import VARIABLE
 
 IMAGE = (2, 6, 9, 9)
 VECTOR = (2, 12)
@@ -157,7 +158,7 @@ def test_every_translation_is_among_the_cases():
     written = set()
     for name in CASES:
         net, _ = made(name)
-        written |= {one.operator for one in record(net).operations}
+        written |= {node.operator for node in record(net).graph.nodes}
     assert set(TRANSLATIONS) == written - {VARIABLE}
 
 

@@ -12,7 +12,8 @@ from mxnet.gluon import nn
 import mpgluon
 from mpgluon import FLOAT16, FLOAT32, PrecisionError, amp
 from mpgluon.deployment.folding import fold_batch_norms
-from mpgluon.deployment.recording import VARIABLE, record
+from mpgluon.deployment.recording import record
+from mpgluon.graph.nodes import VARIABLE
 
 
 def small_network() -> nn.HybridSequential:
@@ -23,7 +24,7 @@ def small_network() -> nn.HybridSequential:
 
 
 def operators(recording) -> list[str]:
-    return [one.operator for one in recording.operations if one.operator != VARIABLE]
+    return [node.operator for node in recording.graph.nodes if not node.is_variable]
 
 
 def by_place(net, values):
@@ -91,7 +92,7 @@ def test_a_block_that_is_called_twice_gives_operators_of_different_names():
     net = nn.HybridSequential()
     net.add(shared, nn.Activation("relu"), shared)
     with_random_values(net)
-    names = [one.name for one in record(net).operations]
+    names = [node.name for node in record(net).graph.nodes]
     assert len(set(names)) == len(names)
     assert operators(record(net)) == ["FullyConnected", "Activation", "FullyConnected"]
 
@@ -100,10 +101,7 @@ def test_several_inputs_and_outputs_keep_their_order():
     net = Lambda(lambda _, x, y: (x - y, y))
     recording = record(net, ["x", "y"])
     assert recording.inputs == ("x", "y")
-    assert [recording.operations[number].operator for number, _ in recording.outputs] == [
-        "elemwise_sub",
-        VARIABLE,
-    ]
+    assert [entry.node.operator for entry in recording.graph.heads] == ["elemwise_sub", VARIABLE]
 
 
 def test_a_network_without_values_is_refused():
@@ -126,7 +124,7 @@ def test_a_variable_that_nobody_gives_is_refused():
 
 
 def test_a_plain_block_is_refused():
-    with pytest.raises(TypeError, match="only the graph of a HybridBlock"):
+    with pytest.raises(TypeError, match="only a HybridBlock has a graph"):
         record(nn.Sequential())
 
 
@@ -166,7 +164,7 @@ def test_a_layer_takes_over_what_the_batch_norm_behind_it_does(kind, scale):
     recording = fold_batch_norms(record(net), FLOAT32)
     weight, bias = folded_by_hand(layer.weight, layer.bias, norm)
     assert operators(recording) == ["FullyConnected" if "dense" in kind else "Convolution"]
-    (product,) = (one for one in recording.operations if one.operator != VARIABLE)
+    (product,) = (node for node in recording.graph.nodes if not node.is_variable)
     assert product.options["no_bias"] is False
     found_weight, found_bias = recording.values_of_inputs(product)
     # One rounding from float64; a sum of numbers up to 4 in float64 adds 2**-50 to it.

@@ -16,7 +16,7 @@ from mpgluon import Policy, amp, native
 from mpgluon.cast import forward
 from mpgluon.cast.arrays import mark
 from mpgluon.graph.bfloat16 import cast_without_copies
-from mpgluon.graph.nodes import read_graph
+from mpgluon.graph.nodes import Graph
 from mpgluon.numerics import dtypes
 
 LAYERS = ("conv", "1 x 1", "depthwise", "norm", "layer norm", "dense")
@@ -222,9 +222,23 @@ def test_random_networks_in_bfloat16_give_the_same_bits_without_copies(choices):
     assert_same_bits(run(choices, cast), expected)
 
 
+@pytest.mark.usefixtures("native_operators")
+def test_a_layers_own_name_does_not_change_its_settings():
+    def result(prefix):
+        mx.random.seed(0)
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(8, 3, in_channels=8, prefix=prefix))
+        net.add(nn.BatchNorm(epsilon=0.5, prefix=f"{prefix}norm_"), nn.Conv2D(8, 3, in_channels=8))
+        net.initialize(mx.init.Xavier())
+        mpgluon.cast_block(net)
+        net.hybridize()
+        return net(mx.nd.ones((2, 8, 6, 6))).asnumpy()
+
+    np.testing.assert_array_equal(result("layer|0.25|1_"), result("layer_"))
+
+
 def operators_in(symbol):
-    nodes, _ = read_graph(symbol)
-    return [node.op for node in nodes if node.op != "null"]
+    return [node.operator for node in Graph.read(symbol).nodes if not node.is_variable]
 
 
 def test_casts_to_bfloat16_and_back_lose_the_identities_that_were_made_with_them():
@@ -242,8 +256,8 @@ def test_casts_to_bfloat16_and_back_lose_the_identities_that_were_made_with_them
 def test_equal_casts_stay_apart_and_unknown_or_other_formats_as_they_were():
     x = mark(mx.sym.var("x"), "float32")
     twice = dtypes.cast(x, "bfloat16") + dtypes.cast(x, "bfloat16")
-    nodes, _ = read_graph(cast_without_copies(twice, {"x": "float32"}))
-    numbers = [node.attrs for node in nodes if node.op == "_mpgluon_to_bfloat16"]
+    nodes = Graph.read(cast_without_copies(twice, {"x": "float32"})).nodes
+    numbers = [node.attributes for node in nodes if node.operator == "_mpgluon_to_bfloat16"]
     assert len(numbers) == 2
     assert numbers[0] != numbers[1]
     integers = dtypes.cast(mx.sym.var("n"), "bfloat16")  # nobody knows, and int32 is let through

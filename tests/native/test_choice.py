@@ -7,10 +7,13 @@ import shutil
 import subprocess
 import sys
 
+import mxnet as mx
 import pytest
+from mxnet.gluon import nn
 from native_builds import copying, make_for_another_architecture, put_compiler, truncate
 
-from mpgluon import native
+import mpgluon
+from mpgluon import amp, native
 from mpgluon.native import compiling, library, processor
 
 
@@ -22,7 +25,7 @@ def warnings_of(caplog):
     """Return what a process that asks now would warn of."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        native.available.__wrapped__()
+        native.load.__wrapped__()
     return [record.getMessage() for record in caplog.records]
 
 
@@ -32,9 +35,9 @@ def warnings_of(caplog):
 @pytest.mark.usefixtures("place")
 def test_the_environment_can_say_that_they_are_not_wanted(monkeypatch, caplog):
     monkeypatch.setenv("MPGLUON_NATIVE", "0")
-    assert native.available.__wrapped__() is False
+    assert native.load.__wrapped__() is False
     assert warnings_of(caplog) == []
-    found = native.status()
+    found = native.build()
     assert (found.state, found.path) == ("switched off", None)
     assert "MPGLUON_NATIVE=0" in found.sentence
 
@@ -46,14 +49,14 @@ def test_an_unknown_level_is_refused(monkeypatch, caplog):
     assert (
         "MPGLUON_NATIVE is 'avx2'; allowed are 0 (off), x86-64-v2, x86-64-v3, x86-64-v4" in warning
     )
-    assert native.status().state == "failed"
+    assert native.build().state == "failed"
 
 
 @pytest.mark.usefixtures("place")
 def test_a_level_that_the_processor_cannot_run_is_refused(monkeypatch):
     monkeypatch.setenv("MPGLUON_NATIVE", "x86-64-v4")
     monkeypatch.setattr(processor, "levels", lambda: ("x86-64-v2", "x86-64-v3"))
-    found = native.status()
+    found = native.build()
     assert found.path is None
     assert "x86-64-v4, which this processor cannot run; its level is x86-64-v3" in found.sentence
 
@@ -63,7 +66,7 @@ def test_a_level_that_was_asked_for_is_compiled_for(place, monkeypatch, good_lib
     seen = place.parent / "arguments"
     script = f"echo $@ >{seen}; {copying(good_library)}"
     put_compiler(place.parent, monkeypatch, script)
-    found = native.status()
+    found = native.build()
     assert (found.state, found.level) == ("compiled", "x86-64-v3")
     assert "-march=x86-64-v3" in seen.read_text().split()
 
@@ -73,16 +76,35 @@ def test_a_level_that_was_asked_for_is_compiled_for(place, monkeypatch, good_lib
 
 def test_it_is_compiled_once_for_this_processor(place, monkeypatch, good_library):
     calls = put_compiler(place.parent, monkeypatch, copying(good_library))
-    assert native.status(build=False).state == "not built yet"
+    assert native.status().state == "not built yet"
     assert calls.read_text() == ""
-    found = native.status()
+    found = native.build()
     assert (found.state, found.level) == ("compiled", f"native ({processor.level()})")
     assert f"compiled for this processor ({processor.level()})" in found.sentence
     assert found.path.parent == library.cache_folder()
     assert found.path.read_bytes() == good_library.read_bytes()
     monkeypatch.setattr(library, "check_library", no_more)
-    assert native.status(build=False) == native.status() == found
+    assert native.status() == native.build() == found
     assert len(calls.read_text().split()) == 1
+
+
+def test_questions_compile_nothing(place, monkeypatch, good_library):
+    calls = put_compiler(place.parent, monkeypatch, copying(good_library))
+    monkeypatch.setattr(native, "_loaded", [])
+    assert not native.available()
+    assert native.status().state == "not built yet"
+    assert calls.read_text() == ""
+
+
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_cast_loads_them_for_a_cpu_only(cast, device, monkeypatch):
+    loads = []
+    monkeypatch.setattr(native, "load", lambda: loads.append(device))
+    net = nn.Dense(2)
+    with mx.Context(device):
+        cast(net)
+    assert loads == ["cpu"] * (device == "cpu")
 
 
 def test_without_a_compiler_that_is_said_once(place, monkeypatch, caplog):
@@ -92,8 +114,8 @@ def test_without_a_compiler_that_is_said_once(place, monkeypatch, caplog):
     assert "MXNet's own operators" in warning
     assert "install g++" in warning
     assert warnings_of(caplog) == []
-    assert native.status().state == "no compiler"
-    assert native.available.__wrapped__() is False
+    assert native.build().state == "no compiler"
+    assert native.load.__wrapped__() is False
 
 
 def test_a_compiler_that_fails_is_not_asked_again_and_told_of_once(place, monkeypatch, caplog):
@@ -103,7 +125,7 @@ def test_a_compiler_that_fails_is_not_asked_again_and_told_of_once(place, monkey
     assert "compiling failed (a.h:3: error: no such thing)" in warning
     assert "`python -m mpgluon.native` tries again" in warning
     assert warnings_of(caplog) == []
-    found = native.status()
+    found = native.build()
     assert (found.state, found.path, found.is_news) == ("failed", None, False)
     assert len(calls.read_text().split()) == 1
     assert not list(library.cache_folder().glob("*.so"))
@@ -112,7 +134,7 @@ def test_a_compiler_that_fails_is_not_asked_again_and_told_of_once(place, monkey
 def test_the_command_tries_again_and_shows_every_word(place, monkeypatch, good_library):
     script = 'echo "a.h: In function" >&2; echo "a.h:3: error: no such thing" >&2; exit 3'
     put_compiler(place.parent, monkeypatch, script)
-    native.status()
+    native.build()
     command = [sys.executable, "-m", "mpgluon.native"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -127,7 +149,7 @@ def test_the_command_tries_again_and_shows_every_word(place, monkeypatch, good_l
 @pytest.mark.usefixtures("place")
 def test_a_compiler_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    found = native.status()
+    found = native.build()
     assert found.state == "failed"
     assert "/no/such/compiler cannot be run: No such file or directory" in found.sentence
 
@@ -136,7 +158,7 @@ def test_what_was_compiled_and_does_not_load_is_not_kept(place, monkeypatch):
     nonsense = place.parent / "nonsense"
     nonsense.write_text("nonsense")
     put_compiler(place.parent, monkeypatch, copying(nonsense))
-    found = native.status()
+    found = native.build()
     assert "checking what was compiled failed (it cannot be loaded: " in found.sentence
     assert not list(library.cache_folder().glob("*.so"))
 
@@ -161,7 +183,7 @@ def test_a_library_that_is_wrong_or_ends_its_process_is_not_kept(
     command = [*compiling.compiler(), "-x", "c++", "-", "-shared", "-fPIC", "-o", wrong]
     subprocess.run(command, input=source, text=True, check=True)
     put_compiler(place.parent, monkeypatch, copying(wrong))
-    assert complaint in native.status().sentence
+    assert complaint in native.build().sentence
     assert not list(library.cache_folder().glob("*.so"))
 
 
@@ -177,13 +199,13 @@ def test_a_cache_folder_that_cannot_be_written_leaves_mxnets_own_operators(
 
 def test_a_damaged_library_in_the_cache_is_compiled_anew(place, monkeypatch, good_library):
     calls = put_compiler(place.parent, monkeypatch, copying(good_library))
-    path = native.status().path
+    path = native.build().path
     truncate(path)
-    found = native.status()
+    found = native.build()
     assert "checking the library in the cache failed (" in found.sentence
     assert found.path.read_bytes() == good_library.read_bytes()
     assert len(calls.read_text().split()) == 2
-    assert not native.status().is_news
+    assert not native.build().is_news
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", '{"failure": 3}'])
@@ -191,12 +213,12 @@ def test_a_damaged_record_is_no_record(place, monkeypatch, good_library, record)
     calls = put_compiler(place.parent, monkeypatch, copying(good_library))
     with monkeypatch.context() as patch:
         patch.setattr(library, "check_library", lambda _: None)
-        native.status()
+        native.build()
     for path in library.cache_folder().glob("*.json"):
         path.write_text(record)
     checked = []
     monkeypatch.setattr(library, "check_library", checked.append)
-    assert native.status().state == "compiled"
+    assert native.build().state == "compiled"
     assert len(calls.read_text().split()) == len(checked) == 1
 
 
@@ -213,25 +235,25 @@ def with_prebuilt(place, monkeypatch, good_library):
 
 
 def test_the_best_prebuilt_library_is_checked_once(with_prebuilt, monkeypatch, caplog):
-    assert native.status(build=False).state == "not built yet"
-    found = native.status()
+    assert native.status().state == "not built yet"
+    found = native.build()
     assert (found.state, found.level) == ("prebuilt", "x86-64-v3")
     assert found.path == with_prebuilt / "native-x86-64-v3.so"
     monkeypatch.setattr(library, "check_library", no_more)
-    assert native.status() == native.status(build=False) == found
+    assert native.build() == native.status() == found
     assert warnings_of(caplog) == []
 
 
 @pytest.mark.usefixtures("with_prebuilt")
 def test_a_level_that_was_asked_for_is_taken(monkeypatch):
     monkeypatch.setenv("MPGLUON_NATIVE", "x86-64-v2")
-    assert native.status().level == "x86-64-v2"
+    assert native.build().level == "x86-64-v2"
 
 
 @pytest.mark.usefixtures("with_prebuilt")
 def test_a_processor_gets_no_library_of_a_level_above_its_own(monkeypatch):
     monkeypatch.setattr(processor, "levels", lambda: ("x86-64-v2",))
-    assert native.status().level == "x86-64-v2"
+    assert native.build().level == "x86-64-v2"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +263,7 @@ def test_a_damaged_prebuilt_library_gives_way_to_the_next(
     with_prebuilt, damage, checked_before, caplog
 ):
     if checked_before:
-        native.status()
+        native.build()
     damage(with_prebuilt / "native-x86-64-v3.so")
     (warning,) = warnings_of(caplog)
     assert "prebuilt for x86-64-v2" in warning
@@ -249,14 +271,14 @@ def test_a_damaged_prebuilt_library_gives_way_to_the_next(
     # A part of a library may end the process that loads it, if that part is long enough.
     assert "ended by SIGBUS" in warning or "it cannot be loaded: " in warning
     assert warnings_of(caplog) == []
-    assert native.status().level == "x86-64-v2"
+    assert native.build().level == "x86-64-v2"
 
 
 def test_a_prebuilt_library_that_cannot_be_read_gives_way_to_the_next(with_prebuilt):
     path = with_prebuilt / "native-x86-64-v3.so"
     path.unlink()
     path.mkdir()
-    found = native.status()
+    found = native.build()
     assert found.level == "x86-64-v2"
     assert "x86-64-v3 failed (it cannot be read: Is a directory)" in found.sentence
 
@@ -268,22 +290,22 @@ def test_a_user_without_a_home_folder_has_no_cache(monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(library.Path, "home", no_home)
-    assert native.status().state == "prebuilt"
+    assert native.build().state == "prebuilt"
 
 
 def test_without_a_good_prebuilt_library_one_is_compiled(with_prebuilt, monkeypatch, good_library):
     for path in with_prebuilt.glob("*.so"):
         truncate(path)
-    sentence = native.status().sentence
+    sentence = native.build().sentence
     assert sentence.index("x86-64-v3 failed") < sentence.index("x86-64-v2 failed")
     assert "no C++ compiler" in sentence
     put_compiler(with_prebuilt.parent, monkeypatch, copying(good_library))
-    assert native.status().state == "compiled"
+    assert native.build().state == "compiled"
 
 
 @pytest.mark.usefixtures("with_prebuilt")
 def test_another_mxnet_or_processor_or_check_means_another_check(monkeypatch, tmp_path):
-    assert native.status().state == "prebuilt"
+    assert native.build().state == "prebuilt"
     other_check = tmp_path / "check.py"
     other_check.write_text("")
     for thing, name, value in (
@@ -294,29 +316,29 @@ def test_another_mxnet_or_processor_or_check_means_another_check(monkeypatch, tm
         with monkeypatch.context() as patch:
             patch.setattr(thing, name, value)
             patch.setattr(processor, "levels", lambda: processor.LEVELS[:2])
-            assert native.status(build=False).state == "not built yet"
+            assert native.status().state == "not built yet"
 
 
 @pytest.mark.usefixtures("with_prebuilt")
 def test_a_cache_folder_that_cannot_be_written_costs_a_check_in_each_process(caplog):
     library.cache_folder().parent.write_text("a file where a folder should be")
     assert warnings_of(caplog) == []
-    assert native.status().state == "prebuilt"
-    assert native.status(build=False).state == "not built yet"
+    assert native.build().state == "prebuilt"
+    assert native.status().state == "not built yet"
 
 
 def test_a_library_that_is_taken_away_in_between_leaves_mxnets_own_operators(
     place, monkeypatch, caplog
 ):
     gone = library.Status("prebuilt", "x86-64-v3", place / "gone.so", "prebuilt")
-    monkeypatch.setattr(native, "status", lambda: gone)
+    monkeypatch.setattr(native, "build", lambda: gone)
     (warning,) = warnings_of(caplog)
     assert "gone.so cannot be loaded" in warning
 
 
 @pytest.mark.usefixtures("native_operators")
 def test_what_is_used_here_is_told_to_others():
-    found = native.status(build=False)
+    found = native.status()
     assert found.state in ("compiled", "prebuilt")
     assert found.path.exists()
     assert found.level.endswith((processor.level(), f"{processor.level()})")) or os.environ.get(

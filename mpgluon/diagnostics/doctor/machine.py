@@ -70,7 +70,7 @@ except mx.base.MXNetError as error:
 if not features.is_enabled("CUDA"):
     from mpgluon import native
     from mpgluon.native.bfloat16 import bfloat16_products
-    found = native.status()
+    found = native.build()
     facts["native_state"], facts["native_sentence"] = found.state, found.sentence
     facts["bfloat16"] = bfloat16_products()
 if features.is_enabled("CUDNN"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from mxnet.gluon import nn
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import blocks_of, device_type_of
 from mpgluon.cast.forward import is_hybrid
-from mpgluon.cast.fp32 import Cast, cast_of
+from mpgluon.cast.network_cast import NetworkCast, cast_of
 from mpgluon.errors import PrecisionError
+from mpgluon.graph.nodes import Graph
 from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import NoLossScale
@@ -93,7 +93,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
         parameters = list(net.collect_params().values())
     elif trainer is not None:
         parameters = inside.parameters_of(trainer)
-    casts = [owner for owner in map(cast_of, parameters) if owner is not None]
+    casts = [found for found in map(cast_of, parameters) if found is not None]
     devices = [set(parameter.list_ctx()) for parameter in parameters if _has_devices(parameter)]
     contrib = sys.modules.get("mxnet.contrib.amp.amp")
     return TrainingFacts(
@@ -125,10 +125,10 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
     )
 
 
-def _arithmetic_of(owner: Cast) -> str:
+def _arithmetic_of(network_cast: NetworkCast) -> str:
     """Return the arithmetic of a cast network's device; "native" also if it has none."""
     try:
-        return policy_arithmetic(owner.policy, device_type_of(owner.root)).kind
+        return policy_arithmetic(network_cast.policy, device_type_of(network_cast.root)).kind
     except PrecisionError:  # its own finding
         return "native"
 
@@ -154,7 +154,7 @@ def _operators_named(block: gluon.Block) -> set[str]:
     """Return the operators of an imported graph; else all names in a block's forward method."""
     if isinstance(block, gluon.SymbolBlock):
         _, graph = block._cached_graph
-        return {node["op"] for node in json.loads(graph.tojson())["nodes"]}
+        return {node.operator for node in Graph.read(graph).nodes}
     if isinstance(block, nn.HybridLambda):  # made from an operator's name, or a function
         return {block._func_name, *_names_in(block._func)}
     return _names_in(type(block).hybrid_forward if is_hybrid(block) else type(block).forward)

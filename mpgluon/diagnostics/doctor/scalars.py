@@ -13,7 +13,7 @@ from typing import Optional
 import numpy as np
 
 from mpgluon.diagnostics.doctor.findings import Finding, ok, warning
-from mpgluon.graph.description import Graph
+from mpgluon.graph.nodes import MOVES, Graph, Node
 
 __all__ = ["scalars"]
 
@@ -26,7 +26,6 @@ _COMPARES = frozenset(
         *("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal"),
     )
 )
-_HAND_ON = frozenset({"_copy", "identity", "Reshape", "transpose", "expand_dims"})
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -34,9 +33,9 @@ def scalars(graph: Graph) -> Iterator[Finding]:
     """Yield findings about the numbers in a graph; a function of the graph alone."""
     becoming_float16 = _becoming_float16(graph)
     found = False
-    for number, node in enumerate(graph.nodes):
-        values = [*(graph.value(entry) for entry in node.inputs), *node.outputs]
-        meets = number in becoming_float16 or any(value.dtype == "float16" for value in values)
+    for node in graph.nodes:
+        values = [*(entry.value for entry in node.inputs), *node.outputs]
+        meets = node in becoming_float16 or any(value.dtype == "float16" for value in values)
         if not meets or node.operator in _COMPARES:
             continue
         for written in filter(_is_too_large, map(_number, map(node.attributes.get, _WRITTEN))):
@@ -55,14 +54,13 @@ def scalars(graph: Graph) -> Iterator[Finding]:
         yield ok("scalar", "every number in the code is one in the format it meets")
 
 
-def _becoming_float16(graph: Graph) -> set[int]:
-    """Return the nodes whose FP32 results are rounded to float16 as they are."""
-    found: set[int] = set()
-    for number in reversed(range(len(graph.nodes))):
-        node = graph.nodes[number]
+def _becoming_float16(graph: Graph) -> set[Node]:
+    """Return the nodes whose FP32 results are rounded to float16 unchanged."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
         casts = node.operator in ("amp_cast", "Cast") and node.outputs[0].dtype == "float16"
-        if casts or (node.operator in _HAND_ON and number in found):
-            found.update(source for source, _ in node.inputs)
+        if casts or (node.operator in MOVES and node in found):
+            found.update(entry.node for entry in node.inputs)
     return found
 
 

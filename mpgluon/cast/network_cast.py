@@ -1,0 +1,75 @@
+"""One cast of a network: the value that its blocks and parameters share while it is cast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Callable, Optional
+
+from mxnet import gluon
+
+from mpgluon.numerics.policy import Policy
+
+__all__ = ["NetworkCast", "call_with_new_trainers", "cast_of", "release"]
+
+_trainer_callbacks: list[Callable[[gluon.Trainer], None]] = []
+
+
+@dataclass(eq=False)
+class NetworkCast:
+    """One application of a policy to a network.
+
+    Attributes
+    ----------
+    policy : Policy
+    root : Block
+        The network that was cast.
+    undo : callable
+        Takes the cast off.
+    forward_order : dict with parameters as its keys
+        As the forward pass met them, for messages.
+    former_attributes : dict
+        Of each block that was told its format, the attributes that this replaced.
+    has_computed : bool
+        Whether a forward pass of the network has completed.
+    """
+
+    policy: Policy
+    root: gluon.Block
+    undo: Callable[[], None]
+    forward_order: dict[gluon.Parameter, None] = field(default_factory=dict)
+    former_attributes: dict[gluon.Block, dict[str, Any]] = field(default_factory=dict)
+    has_computed: bool = False
+
+    def adopt(self, parameter: gluon.Parameter) -> None:
+        """Let :func:`cast_of` find the cast, and callbacks hear of the parameter's Trainers."""
+        parameter.mpgluon_cast = self
+        parameter._set_trainer = partial(_set_trainer, parameter)
+
+
+def release(parameter: gluon.Parameter) -> None:
+    """Take off what :meth:`NetworkCast.adopt` put on, if anything."""
+    for name in ("mpgluon_cast", "_set_trainer"):
+        vars(parameter).pop(name, None)
+
+
+def cast_of(parameter: gluon.Parameter) -> Optional[NetworkCast]:
+    """Return the cast of the network that a parameter belongs to."""
+    found: Optional[NetworkCast] = vars(parameter).get("mpgluon_cast")
+    return found
+
+
+def call_with_new_trainers(callback: Callable[[gluon.Trainer], None]) -> None:
+    """Call ``callback`` with each Trainer that is made for parameters of a cast network.
+
+    It is called once per parameter, while the Trainer is still being made.
+    """
+    _trainer_callbacks.append(callback)
+
+
+def _set_trainer(parameter: gluon.Parameter, trainer: Optional[gluon.Trainer]) -> None:
+    """Do what a Parameter does when a Trainer is made for it, and call the callbacks."""
+    type(parameter)._set_trainer(parameter, trainer)
+    if trainer is not None:
+        for callback in _trainer_callbacks:
+            callback(trainer)

@@ -1,0 +1,205 @@
+"""What a cast will do with each block of a network, and which networks it refuses."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import Any, NamedTuple, Optional, Union
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.gluon import nn
+
+from mpgluon.errors import PrecisionError
+
+__all__ = ["NORMALIZATION_LAYERS", "BlockPlan", "KeepFP32", "blocks_of", "is_hybrid", "plan_of"]
+
+NORMALIZATION_LAYERS: tuple[type, ...] = (
+    nn.BatchNorm,
+    nn.BatchNormReLU,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.InstanceNorm,
+)
+"""The layers whose parameters and statistics stay FP32; SyncBatchNorm is a BatchNorm."""
+
+KeepFP32 = Iterable[Union[type, gluon.Block]]
+
+_MODULES = ("np", "npx")
+_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})  # of F, not of a global name such as NumPy's
+_ALWAYS_KEPT = (nn.BatchNorm, nn.BatchNormReLU)
+_CALL_CHILDREN_ONLY = (
+    nn.Sequential.forward,
+    gluon.contrib.nn.Concurrent.forward,
+    gluon.rnn.SequentialRNNCell.forward,
+)
+
+
+class BlockPlan(NamedTuple):
+    """What a cast will do with one block.
+
+    Attributes
+    ----------
+    block : Block
+    keeps_parameters : bool
+        Whether its own parameters stay FP32.
+    computes_fp32 : bool
+        Whether it and all inside it compute and return FP32.
+    is_governed : bool
+        Whether its operators can be replaced: it has a ``hybrid_forward`` or an imported graph.
+    is_beyond_reach : bool
+        Whether it is to compute in 16 bits and calls operators of ``mx.nd``, with FP32 inputs.
+    hands_fp32 : bool
+        Whether such a block calls it, so that its result must be FP32, on the format's grid.
+    """
+
+    block: gluon.Block
+    keeps_parameters: bool
+    computes_fp32: bool
+    is_governed: bool
+    is_beyond_reach: bool
+    hands_fp32: bool
+
+    @property
+    def needs_forward(self) -> bool:
+        """Whether the cast must replace the block's forward method."""
+        return self.computes_fp32 or self.is_governed or self.is_beyond_reach or self.hands_fp32
+
+
+def plan_of(net: gluon.Block, keep_fp32: KeepFP32) -> list[BlockPlan]:
+    """Return what will become of every block, parents first.
+
+    Raises
+    ------
+    TypeError, ValueError, PrecisionError
+        As :func:`mpgluon.cast_block` says.
+    """
+    if isinstance(keep_fp32, (str, type, gluon.Block)):
+        raise TypeError(
+            f"keep_fp32 is a collection of block types and blocks, received {keep_fp32!r} itself; "
+            "write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
+        )
+    if mx.util.is_np_array():
+        raise PrecisionError(
+            "MXNet's NumPy interface is switched on (mx.npx.set_np), so layers compute with F.npx; "
+            "a cast governs operators of mx.nd and mx.sym. Nothing was changed. Switch it off with "
+            "mx.npx.reset_np() before the network is made"
+        )
+    if not isinstance(net, gluon.Block):
+        raise TypeError(f"net must be a gluon.Block, received {type(net).__name__}")
+    blocks = list(blocks_of(net))
+    named = _named_blocks(net, blocks, tuple(keep_fp32))
+    kept = _with_all_inside(named)
+    whole = _with_all_inside(b for b in named if not isinstance(b, NORMALIZATION_LAYERS))
+    for block in blocks:
+        if block not in whole:
+            _refuse_numpy_interface(block)
+    kept.update(block for block in blocks if isinstance(block, _ALWAYS_KEPT))
+    governed = {b for b in blocks if is_hybrid(b) or isinstance(b, gluon.SymbolBlock)}
+    beyond_reach = {
+        block
+        for block in blocks
+        if block not in kept | governed and type(block).forward not in _CALL_CHILDREN_ONLY
+    }
+    handing_fp32 = {child for block in beyond_reach for child in block._children.values()}
+    groups = (kept, whole, governed, beyond_reach, handing_fp32)
+    return [BlockPlan(block, *(block in group for group in groups)) for block in blocks]
+
+
+def _named_blocks(
+    net: gluon.Block, blocks: list[gluon.Block], keep_fp32: tuple[Any, ...]
+) -> list[gluon.Block]:
+    """Return the blocks that ``keep_fp32`` names by type or as instances."""
+    for entry in keep_fp32:
+        if not isinstance(entry, (type, gluon.Block)):
+            raise TypeError(f"keep_fp32 holds block types and blocks, received {entry!r}")
+    types = tuple(entry for entry in keep_fp32 if isinstance(entry, type))
+    instances = {entry for entry in keep_fp32 if isinstance(entry, gluon.Block)}
+    unknown = instances.difference(blocks)
+    if unknown:
+        names = ", ".join(sorted(block.name for block in unknown))
+        raise ValueError(f"keep_fp32 names blocks that are not in {net.name}: {names}")
+    return [block for block in blocks if isinstance(block, types) or block in instances]
+
+
+def _with_all_inside(blocks: Iterable[gluon.Block]) -> set[gluon.Block]:
+    return {inner for block in blocks for inner in blocks_of(block)}
+
+
+def _refuse_numpy_interface(block: gluon.Block) -> None:
+    found = _numpy_interface_of(block)
+    if found is not None:
+        raise PrecisionError(
+            f"{block.name} ({type(block).__name__}) {found}: a cast governs "
+            "operators of mx.nd and mx.sym, not MXNet's NumPy interface. Nothing was changed. "
+            "Write the block with operators of F itself (F.dot, not F.np.dot), or keep it in "
+            "FP32 with keep_fp32"
+        )
+
+
+def _numpy_interface_of(block: gluon.Block) -> Optional[str]:
+    """Describe how a block uses MXNet's NumPy interface, ``None`` if it does not seem to.
+
+    Blocks inside it are not examined. A call in a function that the forward method calls is found
+    when it runs.
+    """
+    if any(_is_numpy_array(parameter) for parameter in block._reg_params.values()):
+        return "has parameters that are mx.np arrays"
+    names = ("hybrid_forward", "forward") if is_hybrid(block) else ("forward",)
+    for name in names:
+        own = inspect.unwrap(getattr(type(block), name))
+        if own.__module__.startswith("mxnet."):
+            continue  # written for both; the parameters and the switch tell
+        if any(_switches_on(layer) for layer in _layers(getattr(type(block), name))):
+            return "is decorated with use_np"
+        code = getattr(own, "__code__", None)
+        if name == "hybrid_forward" and code is not None:
+            for module in _modules_read(code):
+                return f"calls F.{module}"
+    return None
+
+
+def _is_numpy_array(parameter: gluon.Parameter) -> bool:
+    return any(isinstance(array, mx.np.ndarray) for array in parameter._data or ())
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """Yield a function and those that it wraps."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _switches_on(function: Any) -> bool:
+    """Whether a function is what ``mx.util.use_np_array`` makes of another one."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_name == "_with_np_array"
+
+
+def _modules_read(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _READS and instruction.argval in _MODULES:
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _modules_read(constant)
+
+
+def is_hybrid(block: gluon.Block) -> bool:
+    """Whether the block computes in a ``hybrid_forward`` of its own."""
+    inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
+    return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited
+
+
+def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
+    """Yield ``net`` and every block in it once, parents first."""
+    seen: set[gluon.Block] = set()
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if block not in seen:
+            seen.add(block)
+            yield block
+            waiting.extend(reversed(list(block._children.values())))

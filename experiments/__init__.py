@@ -1,1 +1,1 @@
-"""Evidence: experiments that show what 16-bit training keeps and what breaks it, and their page."""
+"""The experiments behind docs/results.md, their records, and the page. Not in the wheel."""

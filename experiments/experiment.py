@@ -1,4 +1,4 @@
-"""What an experiment, its record and a group of experiments are. Data; nothing is run here."""
+"""What an experiment, its record and a group of experiments are. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
-__all__ = ["Experiment", "Group", "Outcome", "Place", "Record", "Section"]
+__all__ = ["Experiment", "Group", "Outcome", "Place", "Record", "Records", "is_below"]
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Place:
     Attributes
     ----------
     data_dir : Path
-        With the tree of photographs, for the experiments that need them.
+        Holds the tree of photographs, for the experiments that need them.
     work_dir : Path
-        The experiment's own folder. It holds what an interrupted run of it left there.
+        The experiment's own folder, with what an interrupted run of it left there.
     """
 
     data_dir: Path
@@ -28,15 +28,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found: the same in every repetition, times apart.
+    """The result of an experiment: the same in every repetition, times apart.
 
     Attributes
     ----------
     figures : mapping of str to number, bool, str or None
-    curves : mapping of str to sequence of numbers
+    curves : mapping of str to sequence
         Such as the loss of each step; ``None`` where there is no finite number.
     times : mapping of str to number
-        Seconds and what else differs from run to run.
+        Seconds and whatever else differs from run to run.
     """
 
     figures: Mapping[str, Any]
@@ -46,20 +46,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One row of evidence.
+    """One run with a record of its own.
 
     Attributes
     ----------
     name : str
-        The group first, with slashes: ``"parity/resnet50_v2/float16/seed-0"``. It is the name of
-        the record's file too.
+        The group first, with slashes: ``"parity/resnet50_v2/float16/seed-0"``; the path of the
+        record's file too.
     config : mapping
-        All that the outcome depends on besides versions and processor, as JSON has it.
+        All that the outcome depends on besides versions and processor, as JSON holds it.
     run : callable
-        Takes a :class:`Place`.
+        Takes a :class:`Place`, returns an :class:`Outcome`.
     needs_photographs : bool
     categories : int
-        How many the tree of photographs must have; those of caltech101-mini are in each.
+        How many categories of photographs it needs; caltech101-mini has 10.
     needs_quiet : bool
         Whether it measures times: it runs alone, after the others.
     """
@@ -74,23 +74,22 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Record:
-    """An experiment that was run: what its JSON file holds.
+    """An experiment that was run: the content of its JSON file.
 
     Attributes
     ----------
-    name : str
-    config : mapping
-    outcome : Outcome
+    name, config, outcome
+        As in :class:`Experiment` and :class:`Outcome`.
     command : str
-        Which makes it.
+        The command line that makes it.
     threads : int
-        Of OpenMP: sums of other lengths have other last bits.
+        Threads of OpenMP; their number decides the last bits of sums.
     seconds : float
-        The whole experiment, on a machine that may have had other work.
+        Duration of the whole experiment, on a machine that may have had other work.
     date : str
         ISO 8601, UTC.
     source, machine, versions : mapping
-        Commit when the record was written, processor, packages.
+        Commit, processor and packages.
     """
 
     name: str
@@ -105,40 +104,33 @@ class Record:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page.
-
-    Attributes
-    ----------
-    text : str
-        Markdown, without the heading; pictures as ``![…](results/NAME.png)``.
-    figures : mapping of str to callable
-        By that NAME; each draws on a Matplotlib figure that it is handed.
-    """
-
-    text: str
-    figures: Mapping[str, Callable[[Any], None]] = field(default_factory=dict)
+Records = Mapping[str, Record]
+"""Records by name."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Experiments that one section of the page is about.
+    """The experiments that one section of the page is about.
 
     Attributes
     ----------
     name : str
-        The first part of its experiments' names.
-    title : str
-        The section's heading.
-    experiments : callable
-        Returns all of them.
-    section : callable
-        Takes the records that there are, by name, and returns the section. It names those that
-        are missing.
+        The first part of its experiments' names, and the name of ``view``'s result in the page's
+        template.
+    experiments : sequence of Experiment
+    view : callable
+        Takes the records that exist, and returns what the template reads. Anything that needs all
+        records of the group is computed only when it is read.
+    pictures : mapping of str to callable
+        By name; each draws on an empty Matplotlib figure from the records.
     """
 
     name: str
-    title: str
-    experiments: Callable[[], list[Experiment]]
-    section: Callable[[Mapping[str, Record]], Section]
+    experiments: Sequence[Experiment]
+    view: Callable[[Records], Any]
+    pictures: Mapping[str, Callable[[Any, Records], None]] = field(default_factory=dict)
+
+
+def is_below(name: str, prefix: str) -> bool:
+    """Return whether an experiment's name is ``prefix`` or starts with it and a slash."""
+    return name == prefix or name.startswith(f"{prefix}/")

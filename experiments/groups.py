@@ -1,21 +1,14 @@
-"""The groups of experiments, in the order of the page."""
+"""The groups of experiments; results.md.jinja and readme.md.jinja beside this file show them."""
 
 from __future__ import annotations
 
-from experiments import (
-    ablations,
-    caltech101,
-    parity_page,
-    recurrent,
-    step_times,
-    two_losses,
-)
+from experiments import ablations, caltech101, parity, recurrent, step_times, two_losses
 from experiments.experiment import Group
 
 __all__ = ["GROUPS"]
 
 GROUPS: tuple[Group, ...] = (
-    parity_page.GROUP,
+    parity.GROUP,
     ablations.GROUP,
     recurrent.GROUP,
     two_losses.GROUP,

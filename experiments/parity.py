@@ -1,34 +1,35 @@
 """Parity: six networks in four formats on photographs, with the same hyperparameters and seeds.
 
-A row is a format, or the control.
+A row is a format, or the control. Accuracies are in points: hundredths of the test images.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
-from experiments.experiment import Experiment, Outcome, Place
+import numpy as np
+
+from experiments import figures
+from experiments.cells import interval, mean_and_interval, one_or_range, plus_minus, signed
+from experiments.experiment import Experiment, Group, Outcome, Place, Record, Records
 from experiments.photographs import mini_tree
+from experiments.statistics import (
+    CONFIDENCE,
+    Comparison,
+    compare,
+    detectable_difference,
+    holm,
+    pooled_spread,
+)
 from experiments.training_runs import config_of, train_or_find
 from mpgluon.training import TrainingConfig
 
-__all__ = [
-    "BASE",
-    "COMMON",
-    "CONTROL",
-    "FIRST_SEEDS",
-    "FORMATS",
-    "NETWORKS",
-    "ROWS",
-    "SEEDS",
-    "Network",
-    "experiments",
-    "run_name",
-    "seeds_of",
-    "training_config",
-]
+__all__ = ["BASE", "COMMON", "CONTROL", "FIRST_SEEDS", "FORMATS", "GROUP", "NETWORKS", "ROWS",
+           "SEEDS", "Network", "Parity", "training_config"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,13 @@ FORMATS: dict[str, dict[str, Any]] = {
     "mixed_float16": {"dtype": "float16", "amp": True},
     "bfloat16": {"dtype": "bfloat16"},
 }
-# A scale at which hardly a run overflows: what do the steps cost that a dynamic one skips?
+# A loss scale at which hardly a run overflows, to tell what skipped steps cost.
 CONTROL = "static_float16"
-ROWS: dict[str, dict[str, Any]] = {
-    **FORMATS,
-    CONTROL: {"dtype": "float16", "loss_scale": "32"},
-}
-BASE = "float32"  # what the others are compared with
+ROWS: dict[str, dict[str, Any]] = {**FORMATS, CONTROL: {"dtype": "float16", "loss_scale": "32"}}
+BASE = "float32"  # the row that the others are compared with
+OTHERS = tuple(row for row in ROWS if row != BASE)
 SEEDS = (0, 1, 2, 3, 4)
-FIRST_SEEDS = SEEDS[:3]  # after which the others, and the control with these, were added
+FIRST_SEEDS = SEEDS[:3]  # the others, and the control with these, were added later
 COMMON: dict[str, Any] = {
     "train_per_class": 40,
     "batch_size": 20,
@@ -85,7 +84,7 @@ COMMON: dict[str, Any] = {
 
 
 def training_config(network: Network, row: str, seed: int) -> TrainingConfig:
-    """Return the config of one run; its folders are nobody's."""
+    """Return the config of one run, without folders."""
     return TrainingConfig(
         **ROWS[row],
         **COMMON,
@@ -97,30 +96,14 @@ def training_config(network: Network, row: str, seed: int) -> TrainingConfig:
     )
 
 
-def run_name(network: str, row: str, seed: int) -> str:
-    """Return the name of an experiment."""
+def _run_name(network: str, row: str, seed: int) -> str:
     return f"parity/{network}/{row}/seed-{seed}"
-
-
-def experiments() -> list[Experiment]:
-    """Return a run for each network, row and seed of the row."""
-    return [
-        _experiment(network, row, seed)
-        for network in NETWORKS
-        for row in ROWS
-        for seed in seeds_of(row)
-    ]
-
-
-def seeds_of(row: str) -> tuple[int, ...]:
-    """Return the seeds that a row has."""
-    return FIRST_SEEDS if row == CONTROL else SEEDS
 
 
 def _experiment(network: Network, row: str, seed: int) -> Experiment:
     config = training_config(network, row, seed)
     return Experiment(
-        run_name(network.name, row, seed),
+        _run_name(network.name, row, seed),
         {"photographs": "caltech101-mini", **config_of(config)},
         partial(_run, config),
         needs_photographs=True,
@@ -129,3 +112,211 @@ def _experiment(network: Network, row: str, seed: int) -> Experiment:
 
 def _run(config: TrainingConfig, place: Place) -> Outcome:
     return train_or_find(config, mini_tree(place), place)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The records of parity runs, and what follows from them.
+
+    Properties that compare rows need all records of the group.
+
+    Attributes
+    ----------
+    records : mapping
+        Those that exist, of other groups too.
+    """
+
+    records: Records
+    networks, common = NETWORKS, COMMON
+    seeds, first_seeds, later_seeds = SEEDS, FIRST_SEEDS, SEEDS[len(FIRST_SEEDS) :]
+
+    def runs(self, network: str, row: str) -> dict[int, Record]:
+        """Return the runs of a row by seed."""
+        names = {seed: _run_name(network, row, seed) for seed in SEEDS}
+        return {seed: self.records[name] for seed, name in names.items() if name in self.records}
+
+    def all_runs(self, *rows: str) -> list[Record]:
+        """Return the runs of rows, all by default, of all networks."""
+        return [
+            run
+            for row, network in product(rows or ROWS, NETWORKS)
+            for run in self.runs(network.name, row).values()
+        ]
+
+    @cached_property
+    def points(self) -> dict[str, Any]:
+        """Test accuracies by row, shape (networks, seeds); NaN without a record."""
+        points = {row: np.full((len(NETWORKS), len(SEEDS)), np.nan) for row in ROWS}
+        for (place, network), row in product(enumerate(NETWORKS), ROWS):
+            for seed, run in self.runs(network.name, row).items():
+                points[row][place, SEEDS.index(seed)] = 100 * run.outcome.figures["test_accuracy"]
+        return points
+
+    def differences(self, row: str) -> Any:
+        """Return a row's accuracies minus FP32's, shape (networks, seeds)."""
+        return self.points[row] - self.points[BASE]
+
+    def table(self) -> list[list[str]]:
+        """Return the cells of the table of all runs that exist."""
+        rows = []
+        for network, row in product(NETWORKS, ROWS):
+            found = [run.outcome.figures for run in self.runs(network.name, row).values()]
+            if found:
+                rows.append([
+                    f"{network.name}, {network.image_size} px, {network.learning_rate:g}, "
+                    f"{network.epochs} epochs",
+                    row,
+                    plus_minus([100 * one["test_accuracy"] for one in found], 1),
+                    plus_minus([one["train_loss"] for one in found], 3),
+                    one_or_range([one["skipped_steps"] for one in found]),
+                    str(found[0]["steps"]),
+                    one_or_range([one["final_loss_scale"] for one in found]),
+                    *_step_time(self.records, network.name, row),
+                    f"`python scripts/evidence.py run parity/{network.name}/{row}`",
+                ])  # fmt: skip
+        return rows
+
+    def readme_table(self, network: str) -> list[list[str]]:
+        """Return the cells of README's table: accuracy, skipped steps and step time by format."""
+        return [
+            [row, accuracy, f"{skipped} of {steps}", relative]
+            for name, row, accuracy, _, skipped, steps, _, _, relative, _ in self.table()
+            if name.startswith(f"{network},") and row in FORMATS
+        ]
+
+    @cached_property
+    def pooled(self) -> dict[str, Comparison]:
+        """Each row beside FP32 over all networks and seeds."""
+        return {row: compare(self.differences(row)) for row in OTHERS}
+
+    def by_seed(self, row: str) -> Comparison:
+        """Compare a row's means over the networks with FP32's: a pair for each seed."""
+        return compare(self.differences(row).mean(axis=0))
+
+    def of_seeds(self, row: str, seeds: Sequence[int]) -> Comparison:
+        """Compare a row with FP32 in some of the seeds."""
+        return compare(self.differences(row)[:, [SEEDS.index(seed) for seed in seeds]])
+
+    @cached_property
+    def control(self) -> Comparison:
+        """The control beside float16, in the seeds that both have."""
+        return compare(self.points[CONTROL] - self.points["float16"])
+
+    @cached_property
+    def corrected(self) -> dict[str, float]:
+        """The p-values of the t-tests after Holm's correction; equal rows count as one test."""
+        twins = {"mixed_float16": "float16"} if self.equal_float16 else {}
+        tests = {name: one.t_test for name, one in self.pooled.items() if name not in twins}
+        found = dict(zip(tests, holm(list(tests.values()))))
+        return {name: found[twins.get(name, name)] for name in self.pooled}
+
+    @property
+    def tests(self) -> int:
+        """How many tests there are to correct for."""
+        return len(self.pooled) - self.equal_float16
+
+    @property
+    def different(self) -> list[str]:
+        """The rows that differ from FP32 by more than chance, after the correction."""
+        return [name for name, p in self.corrected.items() if p < 1 - CONFIDENCE]
+
+    def pooled_table(self) -> list[list[str]]:
+        """Return the cells of the table of the rows over all networks and seeds."""
+        return [
+            [name, str(one.pairs), signed(one.mean), interval(one), f"{one.t_test:.2g}",
+             f"{self.corrected[name]:.2g}", f"{one.wilcoxon:.2g}"]
+            for name, one in self.pooled.items()
+        ]  # fmt: skip
+
+    @property
+    def worst(self) -> str:
+        """The format whose interval leaves room for the largest loss of accuracy."""
+        return min(set(FORMATS) - {BASE}, key=lambda row: (self.pooled[row].lower, row))
+
+    @property
+    def base_spread(self) -> float:
+        """The standard deviation of FP32 between seeds, over all networks, in points."""
+        return pooled_spread(self.points[BASE])
+
+    @property
+    def pair_spread(self) -> float:
+        """The standard deviation of differences to FP32 within a network and row, in points."""
+        return pooled_spread(np.concatenate([self.differences(row) for row in OTHERS]))
+
+    def detectable(self, pairs: int) -> float:
+        """Return the difference that a t-test of so many pairs finds four times in five."""
+        return detectable_difference(self.pair_spread, pairs)
+
+    def skipped_percent(self, row: str) -> float:
+        """Return which share of a row's steps was skipped, in percent."""
+        found = [run.outcome.figures for run in self.all_runs(row)]
+        skipped, steps = (sum(one[name] for one in found) for name in ("skipped_steps", "steps"))
+        return float(100 * skipped / steps)
+
+    @cached_property
+    def equal_float16(self) -> bool:
+        """Whether float16 and mixed float16 ran alike, with the same figures and curves."""
+        one, other = (
+            [(run.outcome.figures, run.outcome.curves) for run in self.all_runs(row)]
+            for row in ("float16", "mixed_float16")
+        )
+        return one == other
+
+    @property
+    def hours(self) -> float:
+        """The training time of all runs."""
+        return float(sum(run.outcome.times["training_seconds"] for run in self.all_runs())) / 3600
+
+    def network_table(self) -> list[list[str]]:
+        """Return the cells of the mean differences of each network."""
+        return [
+            [
+                network.name,
+                *(mean_and_interval(compare(self.differences(row)[place]), 1) for row in OTHERS),
+                f"{self.points[BASE][place].std(ddof=1):.1f}",
+            ]
+            for place, network in enumerate(NETWORKS)
+        ]
+
+
+def _step_time(records: Records, network: str, row: str) -> tuple[str, str]:
+    """Return the seconds of a step and their ratio to FP32's; dashes if they were not measured."""
+    record = records.get(f"step_times/{network}")
+    times = {} if record is None else record.outcome.times
+    if f"{row}/seconds" not in times:
+        return "-", "-"
+    return f"{times[f'{row}/seconds']:.3f}", f"{times[f'{row}/relative']:.2f}"
+
+
+_SHOWN = "resnet50_v2"  # the network whose curves are drawn
+
+
+def _draw_accuracies(figure: Any, records: Records) -> None:
+    figures.draw_accuracies(figure, Parity(records).points, [one.name for one in NETWORKS], BASE)
+
+
+def _draw_curves(figure: Any, records: Records) -> None:
+    runs = {row: Parity(records).runs(_SHOWN, row)[SEEDS[0]] for row in FORMATS}
+    figures.draw_curves(figure, runs, f"{_SHOWN}: the same run in each format", SEEDS[0])
+
+
+def _draw_loss_scales(figure: Any, records: Records) -> None:
+    runs = {row: Parity(records).runs(_SHOWN, row) for row in ("float16", "mixed_float16")}
+    title = f"{_SHOWN}: halved at each overflow, whose step is skipped"
+    figures.draw_loss_scales(figure, runs, title)
+
+
+GROUP = Group(
+    "parity",
+    [
+        _experiment(network, row, seed)
+        for network, row in product(NETWORKS, ROWS)
+        for seed in (FIRST_SEEDS if row == CONTROL else SEEDS)
+    ],
+    Parity,
+    {
+        "parity-accuracy": _draw_accuracies,
+        "parity-curves": _draw_curves,
+        "parity-loss-scale": _draw_loss_scales,
+    },
+)

@@ -1,7 +1,4 @@
-"""caltech101-mini: the first 60 photographs of ten categories of Caltech 101.
-
-Where only the full data set is on disk they are linked into a tree of their own.
-"""
+"""caltech101-mini: the first 60 photographs of ten categories of Caltech 101."""
 
 from __future__ import annotations
 
@@ -35,16 +32,13 @@ def count_categories(data_dir: Union[str, Path]) -> int:
 def mini_tree(place: Place) -> Path:
     """Return a folder with exactly the photographs of caltech101-mini.
 
-    Parameters
-    ----------
-    place : Place
-        Its ``data_dir`` has caltech101-mini, or all of Caltech 101; then links (copies where
-        there are no links) are made in ``work_dir``.
+    Where ``place.data_dir`` has all of Caltech 101, the folder is in ``place.work_dir`` and has
+    links, or copies where the system has no links.
 
     Raises
     ------
     DataError
-        If a category is missing or has too few images; the message says which.
+        If a category is missing or has too few images; the message names it.
     """
     tree = find_tree(place.data_dir)
     folder = caltech101.list_images(tree)
@@ -62,7 +56,7 @@ def mini_tree(place: Place) -> Path:
     for name, paths in by_category.items():
         (mini / name).mkdir(parents=True, exist_ok=True)
         for path in paths[:IMAGES_PER_CATEGORY]:
-            with suppress(FileExistsError):  # of an interrupted run
+            with suppress(FileExistsError):  # from an interrupted run
                 _link(path.resolve(), mini / name / path.name)
     return mini
 
@@ -72,5 +66,5 @@ def _link(source: Path, target: Path) -> None:
         os.symlink(source, target)
     except FileExistsError:
         raise
-    except OSError:  # a file system, or a user, without links
+    except OSError:  # no permission, or a file system without links
         shutil.copyfile(source, target)

@@ -1,6 +1,6 @@
-"""Train a small LSTM to judge reviews, in one format, and test it.
+"""Train a small LSTM to classify reviews, in one format, and test it.
 
-What it reads is made in :mod:`experiments.sentences`; runs are chosen and compared in
+The reviews are generated in :mod:`experiments.sentences`; the runs are listed in
 :mod:`experiments.recurrent`.
 """
 
@@ -35,7 +35,7 @@ _NOISE_SEED, _ORDER_SEED = 1, 2  # keep draws of different purposes apart
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run depends on.
+    """All that a run depends on.
 
     Attributes
     ----------
@@ -43,18 +43,18 @@ class Settings:
         One of ``FORMATS``: "float16" is the cast network, "mixed_float16" autocast.
     layer : {"lstm", "cells", "bag"}
         Gluon's recurrent layer, which is one operator for all words; the same network a word at a
-        time, of operators that each round their result; or the mean over the words, which has no
-        order.
+        time, of operators that each round their result; or the mean over the words, which ignores
+        their order.
     seed : int
-        Of the first weights and of the order of the reviews. The reviews are the same for each.
+        Decides the first weights and the order of the reviews, but not the reviews.
     label_noise : float
         The share of the training reviews whose label is wrong.
     forget_bias : float
         First bias of the LSTM's forget gates.
     learning_rate : float
-        Of Adam, at first. It falls to 0 in a straight line.
+        Adam's first learning rate, which falls to 0 in a straight line.
     max_norm : float
-        To which gradients are clipped together, in true units.
+        The limit to which the gradients' global norm is clipped, in true units.
     init_scale, growth_interval
         Of the dynamic loss scale, in float16.
     """
@@ -86,12 +86,12 @@ class Settings:
 
     @property
     def has_loss_scale(self) -> bool:
-        """Whether the loss is scaled: FP32 and bfloat16 have the exponents to do without."""
+        """Whether the loss is scaled: FP32 and bfloat16 have exponents enough without it."""
         return self.dtype in ("float16", "mixed_float16")
 
 
 class _Reader(gluon.HybridBlock):
-    """Embedding, LSTM, and a Dense layer on what is left after the last word.
+    """Embedding, LSTM, and a Dense layer on the output after the last word.
 
     References
     ----------
@@ -104,7 +104,7 @@ class _Reader(gluon.HybridBlock):
         options = {
             "hidden_size": settings.hidden,
             "input_size": settings.embedding,
-            # At 0 one seed in five has not learned to remember after as many steps.
+            # With a bias of 0, one seed in five does not learn in so few steps.
             "i2h_bias_initializer": mx.init.LSTMBias(settings.forget_bias),
         }
         self._in_cells = settings.layer == "cells"
@@ -143,7 +143,7 @@ class _Bag(gluon.HybridBlock):
 def make_network(settings: Settings) -> gluon.HybridBlock:
     """Return a network with its first weights, in its format.
 
-    The first weights depend on the seed only: not on the format, nor on whether it has cells.
+    The first weights depend on the seed only, not on the format or the use of cells.
     """
     mx.random.seed(settings.seed)
     net = _Bag(settings) if settings.layer == "bag" else _Reader(settings)
@@ -203,13 +203,8 @@ def _make_trainer(net: gluon.Block, settings: Settings, steps: int) -> gluon.Tra
         "multi_precision": True,
     }
     trainer = gluon.Trainer(net.collect_params(), "adam", options)
-    if settings.has_loss_scale:
-        amp.init_trainer(
-            trainer,
-            mpgluon.DynamicLossScale(settings.init_scale, growth_interval=settings.growth_interval),
-        )
-    else:
-        amp.init_trainer(trainer, "none")
+    scale = mpgluon.DynamicLossScale(settings.init_scale, growth_interval=settings.growth_interval)
+    amp.init_trainer(trainer, scale if settings.has_loss_scale else "none")
     return trainer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
@@ -15,11 +15,10 @@ from mpgluon.files import atomic_write, disk_error
 __all__ = [
     "Repetition",
     "add_repetition",
+    "current_records",
     "first_difference",
-    "is_current",
     "read_records",
     "read_repetitions",
-    "record_path",
     "write_record",
 ]
 
@@ -28,7 +27,7 @@ _OUTCOME = [one.name for one in fields(Outcome)]
 
 @dataclass(frozen=True)
 class Repetition:
-    """An experiment that was run again from scratch, and whether its record came out again.
+    """An experiment that was run again from scratch, and whether its record was reproduced.
 
     Attributes
     ----------
@@ -36,7 +35,7 @@ class Repetition:
     date : str
         ISO 8601, UTC.
     seed : int or None
-        With which it was chosen by chance; ``None`` if it was asked for by name.
+        The seed of the random choice; ``None`` if the experiment was named.
     difference : str or None
         The first one, in words; ``None`` if every figure and every curve was the same.
     """
@@ -47,23 +46,13 @@ class Repetition:
     difference: Optional[str]
 
 
-def record_path(folder: Path, name: str) -> Path:
-    """Return where the record of an experiment is."""
-    return folder / f"{name}.json"
-
-
-def is_current(record: Optional[Record], experiment: Experiment) -> bool:
-    """Whether there is a record of the experiment as it is now, and not of another config."""
-    return record is not None and record.config == json.loads(json.dumps(experiment.config))
-
-
 def write_record(record: Record, folder: Path) -> Path:
     """Write a record into the folder of records, and return its path.
 
     Raises
     ------
     ValueError
-        If the outcome has what JSON does not.
+        If the outcome holds something that JSON cannot.
     DataError
         If the file cannot be written.
     """
@@ -76,8 +65,8 @@ def write_record(record: Record, folder: Path) -> Path:
             f"the outcome of {record.name} does not fit into JSON ({error}); it may hold strings, "
             "booleans, None, Python's own numbers, and None for what is not finite"
         ) from error
-    path = record_path(folder, record.name)
-    _replace(path, text)
+    path = folder / f"{record.name}.json"
+    _write(path, text)
     return path
 
 
@@ -85,22 +74,17 @@ def _to_json(content: Mapping[str, Any]) -> str:
     """Return an object with a line for each value, also in the objects that it holds."""
     lines = []
     for name, value in content.items():
+        text = json.dumps(value, allow_nan=False)
         if isinstance(value, dict) and value:
-            inner = [
+            inner = (
                 f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in value.items()
-            ]
-            lines.append(f" {json.dumps(name)}: {{\n" + ",\n".join(inner) + "\n }")
-        else:
-            lines.append(f" {json.dumps(name)}: {json.dumps(value, allow_nan=False)}")
+            )
+            text = "{\n" + ",\n".join(inner) + "\n }"
+        lines.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _entry(name: str, value: Any) -> str:
-    return f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file such that whoever kills this process leaves the old one or the new one."""
+def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
@@ -115,9 +99,9 @@ def read_records(folder: Path) -> dict[str, Record]:
     Raises
     ------
     DataError
-        If a file is no record.
+        If a file is not a record.
     """
-    paths = sorted(folder.glob("*/**/*.json"))  # a name has a slash: other files lie beside
+    paths = sorted(folder.glob("*/**/*.json"))  # a name has a slash; repeated.json has none
     return {record.name: record for record in map(_read_record, paths)}
 
 
@@ -131,6 +115,16 @@ def _read_record(path: Path) -> Record:
             f"{path} is no record of an experiment ({type(error).__name__}: {error}); delete it "
             "and run the experiment again"
         ) from error
+
+
+def current_records(folder: Path, experiments: Sequence[Experiment]) -> dict[str, Record]:
+    """Return the records in a folder whose config is that of the experiment of their name now."""
+    found = read_records(folder)
+    return {
+        one.name: found[one.name]
+        for one in experiments
+        if one.name in found and found[one.name].config == json.loads(json.dumps(one.config))
+    }
 
 
 def first_difference(was: Outcome, now: Outcome) -> Optional[str]:
@@ -167,4 +161,4 @@ def read_repetitions(folder: Path) -> list[Repetition]:
 def add_repetition(repetition: Repetition, folder: Path) -> None:
     """Add one to the list in the folder of records."""
     made = [*read_repetitions(folder), repetition]
-    _replace(folder / "repeated.json", json.dumps([asdict(one) for one in made], indent=1) + "\n")
+    _write(folder / "repeated.json", json.dumps([asdict(one) for one in made], indent=1) + "\n")

@@ -1,7 +1,7 @@
 """Running experiments: each in a process of its own, several at a time, resumable.
 
-:func:`run_here` is what such a process does. :func:`run_apart` starts them. What they print goes
-to a file each.
+:func:`run_here` is what such a process does; :func:`run_apart` starts them and sends what they
+print to one file each.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from benchmarks.machine import describe_machine, describe_source, usable_cores
-from experiments.experiment import Experiment, Group, Place, Record
+from experiments.experiment import Experiment, Group, Place, Record, is_below
 from mpgluon.training.history import installed_versions
 
-__all__ = ["Ended", "command_for", "now", "run_apart", "run_here", "select"]
+__all__ = ["Ended", "now", "run_apart", "run_here", "select"]
 
-# All that OpenMP and the libraries for linear algebra ask.
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_ARITHMETIC = ("MXNET_SAFE_ACCUMULATION",)  # whose figures are of another MXNet than the default's
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ARITHMETIC = ("MXNET_SAFE_ACCUMULATION",)  # changes results; records are of MXNet's default
 _GLANCE_S = 0.1
 _PATIENCE_S = 60.0  # for a training step and a checkpoint after Ctrl-C
 _TAIL_LINES = 12
@@ -59,26 +58,19 @@ def select(groups: Sequence[Group], names: Sequence[str]) -> list[Experiment]:
     ValueError
         If a name fits none.
     """
-    everything = [one for group in groups for one in group.experiments()]
-    if not names:
-        return everything
-    asked = [name.rstrip("/") for name in names]
-    for name in asked:
-        if not any(_is_below(one.name, name) for one in everything):
+    everything = [one for group in groups for one in group.experiments]
+    prefixes = [name.rstrip("/") for name in names]
+    for prefix in prefixes:
+        if not any(is_below(one.name, prefix) for one in everything):
             raise ValueError(
-                f"there is no experiment {name!r}; the groups are "
+                f"there is no experiment {prefix!r}; the groups are "
                 f"{', '.join(group.name for group in groups)}, and `list` names all experiments"
             )
-    return [one for one in everything if any(_is_below(one.name, name) for name in asked)]
-
-
-def _is_below(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}/")
-
-
-def command_for(name: str) -> str:
-    """Return what a reader types to run an experiment, or all below a name."""
-    return f"python scripts/evidence.py run {name}"
+    return [
+        one
+        for one in everything
+        if not prefixes or any(is_below(one.name, prefix) for prefix in prefixes)
+    ]
 
 
 def now() -> str:
@@ -93,9 +85,9 @@ def run_here(experiment: Experiment, place: Place, *, threads: int) -> Record:
     ----------
     experiment : Experiment
     place : Place
-        Its work folder is made.
+        Its work folder is created.
     threads : int
-        With which OpenMP was started in this process.
+        With how many threads OpenMP was started in this process.
     """
     place.work_dir.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -104,7 +96,7 @@ def run_here(experiment: Experiment, place: Place, *, threads: int) -> Record:
         name=experiment.name,
         config=experiment.config,
         outcome=outcome,
-        command=command_for(experiment.name),
+        command=f"python scripts/evidence.py run {experiment.name}",
         threads=threads,
         seconds=time.perf_counter() - began,
         date=now(),
@@ -125,7 +117,7 @@ def run_apart(
     """Run each experiment in a process of its own, and yield them as they end.
 
     Those that need a quiet machine come last, one at a time, with a thread for each core. When
-    the iterator is closed, by Ctrl-C too, the processes that run are interrupted as by Ctrl-C, and
+    the iterator is closed, by Ctrl-C too, the running processes are interrupted as by Ctrl-C, and
     have a minute to leave what they can be resumed from.
 
     Parameters
@@ -136,7 +128,7 @@ def run_apart(
     jobs : int
         How many run at a time.
     threads : int
-        Of OpenMP, for each.
+        Threads of OpenMP for each.
     logs : Path
         A folder; what an experiment prints goes to ``NAME.log`` in it.
     """
@@ -144,7 +136,7 @@ def run_apart(
     running: list[_Running] = []
     try:
         while waiting or running:
-            while waiting and _may_start(waiting[0], [one.experiment for one in running], jobs):
+            while waiting and len(running) < (1 if waiting[0].needs_quiet else jobs):
                 one = waiting.pop(0)
                 own = usable_cores() if one.needs_quiet else threads
                 running.append(_Running(one, command(one), own, logs / f"{one.name}.log"))
@@ -159,12 +151,6 @@ def run_apart(
             process.wait()
 
 
-def _may_start(experiment: Experiment, running: Sequence[Experiment], jobs: int) -> bool:
-    if experiment.needs_quiet or any(one.needs_quiet for one in running):
-        return not running
-    return len(running) < jobs
-
-
 class _Running:
     """The process of an experiment."""
 
@@ -174,8 +160,8 @@ class _Running:
         self.experiment, self._log = experiment, log
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in _ARITHMETIC}
-        environment["PYTHONUNBUFFERED"] = "1"  # so that last words come last
-        environment.update(dict.fromkeys(THREADS, str(threads)))
+        environment["PYTHONUNBUFFERED"] = "1"  # keeps the order of the two streams in the log
+        environment.update(dict.fromkeys(_THREADS, str(threads)))
         self._began = time.perf_counter()
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
@@ -207,7 +193,7 @@ class _Running:
     def wait(self) -> None:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_PATIENCE_S)
-        with suppress(ProcessLookupError):  # nobody left
+        with suppress(ProcessLookupError):  # the whole session has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

@@ -1,7 +1,7 @@
-"""Short film reviews from a small grammar, in which the order of the words decides.
+"""Short film reviews from a small grammar, in which the order of the words decides the verdict.
 
-"although the end was dull , the plot was funny" praises a film, and "although the plot was funny ,
-the end was dull", of the same words, does not. Plain Python and NumPy; nothing is trained here.
+"although the end was dull , the plot was funny" praises a film; "although the plot was funny , the
+end was dull" has the same words and does not.
 """
 
 from __future__ import annotations
@@ -45,21 +45,14 @@ _SHORT_JOINTS = ("{2} , but {0}", "although {2} , {0}")
 _SHORT_SHARE = 0.3
 
 _TEXTS = (*_SUBJECTS, *_GOOD, *_BAD, *_STRENGTHS, *_NEGATORS, "the was , and but although")
-# The first one fills up short reviews.
+# The first one pads short reviews.
 VOCABULARY = ("", *sorted({word for text in _TEXTS for word in text.split()}))
 LENGTH = 21  # words and commas of the longest review
 
 
 @dataclass(frozen=True)
 class Review:
-    """A review and its verdict.
-
-    Attributes
-    ----------
-    text : str
-        Words and commas with one space between any two.
-    is_good : bool
-    """
+    """A review, words and commas with one space between any two, and whether it praises."""
 
     text: str
     is_good: bool
@@ -67,7 +60,7 @@ class Review:
 
 @dataclass(frozen=True)
 class _Opinion:
-    """Such as "the plot was hardly funny"; without a negator, that is an empty text."""
+    """Such as "the plot was hardly funny"; the negator may be empty."""
 
     words: str
     adjective: str
@@ -75,17 +68,10 @@ class _Opinion:
 
 
 def make_reviews(training: int, test: int, *, seed: int) -> tuple[list[Review], list[Review]]:
-    """Return reviews for training and for testing, no two of the same text.
+    """Return that many reviews for training and for testing, no two of the same text.
 
-    Each adjective meets two of the seven negators in the test only: what "hardly" does to
-    "tender" must be known from what it does to others.
-
-    Parameters
-    ----------
-    training, test : int
-        How many.
-    seed : int
-        Decides all of them.
+    Each adjective occurs with two of the seven negators in the test only: the effect of "hardly" on
+    "tender" must be learned from its effect on other adjectives.
     """
     rng = np.random.default_rng(seed)
     kept_back = {
@@ -129,14 +115,14 @@ def _draw_opinion(rng: np.random.Generator, subject: str, praises: bool) -> _Opi
 
 
 def encode(reviews: Sequence[Review]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the reviews' words as places in ``VOCABULARY``, and their verdicts.
+    """Return the reviews' words as indices of ``VOCABULARY``, and their verdicts.
 
     Returns
     -------
     tokens : ndarray, shape (N, LENGTH), int32
-        Each ends with the last word; shorter ones begin with zeros.
+        Each ends with its last word; shorter ones begin with zeros.
     labels : ndarray, shape (N,), int32
-        1 for a good one.
+        1 for a review that praises.
     """
     number = {word: place for place, word in enumerate(VOCABULARY)}
     tokens = np.zeros((len(reviews), LENGTH), dtype=np.int32)

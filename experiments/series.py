@@ -17,14 +17,14 @@ def rounded(value: float) -> Optional[float]:
 
 
 def means(values: Sequence[float], window: int) -> list[Optional[float]]:
-    """Return the rounded mean of each ``window`` values in a row; the last may be of fewer."""
+    """Return the rounded mean of every ``window`` values; the last may be of fewer."""
     parts = [values[start : start + window] for start in range(0, len(values), window)]
     # Not fsum: a sum of inf and -inf is an error there, and NaN here.
     return [rounded(sum(part) / len(part)) for part in parts]
 
 
 def changes(values: Sequence[float]) -> list[tuple[int, float]]:
-    """Return where a series takes a new value: pairs of place, from 1, and value."""
+    """Return where a series takes a new value: pairs of position, from 1, and value."""
     return [
         (place, value)
         for place, value in enumerate(values, 1)

@@ -1,23 +1,21 @@
-"""What a training step takes in each format: the networks of the parity runs, side by side."""
+"""The time of a training step in each format, for the networks of the parity runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 from benchmarks.cases import CaseOptions, training
 from benchmarks.machine import usable_cores
 from benchmarks.race import Conditions, race
 from benchmarks.report import duration
 from experiments import parity
-from experiments.experiment import Experiment, Group, Outcome, Place, Record, Section
-from experiments.runner import command_for
+from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from mpgluon.errors import MpgluonError
-from mpgluon.tables import Table
 
-__all__ = ["GROUP", "run_name"]
+__all__ = ["GROUP"]
 
 _ROUNDS = 11
 # The benchmark's contestants by our names of formats; the first is what others are compared with.
@@ -29,16 +27,6 @@ _CONTESTANTS = {
 }
 
 
-def run_name(network: str) -> str:
-    """Return the name of an experiment."""
-    return f"step_times/{network}"
-
-
-def experiments() -> list[Experiment]:
-    """Return one race for each network of the parity runs."""
-    return [_experiment(network) for network in parity.NETWORKS]
-
-
 def _experiment(network: parity.Network) -> Experiment:
     config = {
         "model": network.name,
@@ -46,8 +34,7 @@ def _experiment(network: parity.Network) -> Experiment:
         "batch_size": parity.COMMON["batch_size"],
         "rounds": _ROUNDS,
     }
-    name = run_name(network.name)
-    return Experiment(name, config, partial(_run, config), needs_quiet=True)
+    return Experiment(f"step_times/{network.name}", config, partial(_run, config), needs_quiet=True)
 
 
 def _run(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
@@ -80,48 +67,31 @@ def _run(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001 - 
     return Outcome(figures={}, times=times)
 
 
-def section(records: Mapping[str, Record]) -> Section:
-    """Return the table of times."""
-    rows, missing = [], []
-    for experiment in experiments():
-        record = records.get(experiment.name)
-        if record is None:
-            missing.append(experiment.name)
+def _view(records: Records) -> dict[str, Any]:
+    rows, float16 = [], []
+    for one in GROUP.experiments:
+        if one.name not in records:
             continue
-        command = command_for(experiment.name)
-        rows += [_row(experiment.config, name, record.outcome.times, command)
-                 for name in _CONTESTANTS]  # fmt: skip
-    parts = [
-        "A step is forward, backward and the optimizer's update on a batch that is there already. "
-        "The formats of a network take turns, each in a process of its own; ratios are per round "
-        f"to {parity.BASE}, medians of {_ROUNDS} rounds and quartiles. The optimizer is SGD with "
-        f"momentum, on 1000 classes, with batches of {parity.COMMON['batch_size']} and all "
-        "cores of a machine without other work. float16 on a CPU is for its arithmetic, not for "
-        "speed: what a GPU with Tensor Cores makes of it is another matter.",
-    ]
-    if rows:
-        headings = ["network", "pixels", "format", "time per step", f"relative to {parity.BASE}",
-                    "quartiles", "peak MiB", "command"]  # fmt: skip
-        parts.append(Table(headings, rows).to_markdown())
-    if missing:
-        parts.append(f"Not run yet: {', '.join(missing)}.")
-    return Section("\n\n".join(parts))
+        times = records[one.name].outcome.times
+        float16 += [times["float16/relative"], times["mixed_float16/relative"]]
+        for name in _CONTESTANTS:
+            memory = times.get(f"{name}/peak_memory_mib")
+            rows.append([
+                one.config["model"],
+                str(one.config["image_size"]),
+                name,
+                duration(times[f"{name}/seconds"]),
+                f"{times[f'{name}/relative']:.2f}",
+                f"{times[f'{name}/relative_lower']:.2f} to {times[f'{name}/relative_upper']:.2f}",
+                "-" if memory is None else f"{memory:.0f}",
+                f"`{records[one.name].command}`",
+            ])  # fmt: skip
+    return {
+        "rows": rows,
+        "rounds": _ROUNDS,
+        "batch_size": parity.COMMON["batch_size"],
+        "float16": (min(float16), max(float16)) if float16 else None,
+    }
 
 
-def _row(
-    config: Mapping[str, Any], name: str, times: Mapping[str, float], command: str
-) -> list[str]:
-    memory: Optional[float] = times.get(f"{name}/peak_memory_mib")
-    return [
-        config["model"],
-        str(config["image_size"]),
-        name,
-        duration(times[f"{name}/seconds"]),
-        f"{times[f'{name}/relative']:.2f}",
-        f"{times[f'{name}/relative_lower']:.2f} to {times[f'{name}/relative_upper']:.2f}",
-        "-" if memory is None else f"{memory:.0f}",
-        f"`{command}`",
-    ]
-
-
-GROUP = Group("step_times", "Time per step", experiments, section)
+GROUP = Group("step_times", [_experiment(one) for one in parity.NETWORKS], _view)

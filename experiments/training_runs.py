@@ -1,4 +1,4 @@
-"""A training run as an experiment: done, or found done, and reduced to figures and curves."""
+"""A training run as an experiment: trained or found finished, reduced to figures and curves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mpgluon.training.history import describe_machine, installed_versions
 __all__ = ["config_of", "train_or_find"]
 
 _MOST_POINTS = 400  # of a curve
-# What decides the outcome of a run on photographs by one process. A field that the training
-# config gains, with a default that changes nothing, leaves records as they are.
+# The fields that decide the outcome of a run on photographs by one process. A new field of the
+# training config, with a default that changes nothing, leaves records current.
 _DECISIVE = (
     "model", "dtype", "amp", "loss_scale", "growth_interval", "pretrained", "train_per_class",
     "image_size", "min_crop_area", "batch_size", "epochs", "warmup_epochs", "learning_rate",
@@ -27,21 +27,21 @@ _DECISIVE = (
 
 
 def config_of(config: TrainingConfig) -> dict[str, Any]:
-    """Return what of a training config decides the outcome; no folder of a machine."""
+    """Return the fields of a training config that decide the outcome; no folders."""
     return {name: getattr(config, name) for name in _DECISIVE}
 
 
 def train_or_find(config: TrainingConfig, data_dir: Path, place: Place) -> Outcome:
-    """Train, go on with a run that was interrupted, or take one that is finished.
+    """Train, resume an interrupted run, or read a finished one.
 
     Parameters
     ----------
     config : TrainingConfig
-        Of any folders.
+        Its folders are replaced.
     data_dir : Path
-        With the images.
+        The folder with the images.
     place : Place
-        Its work folder is the run's.
+        Its work folder becomes the run's output folder.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def train_or_find(config: TrainingConfig, data_dir: Path, place: Place) -> Outco
 
 
 def _check_origin(folder: Path, config: TrainingConfig, results: dict[str, Any]) -> None:
-    """Refuse a finished run whose figures this experiment would not have found."""
+    """Refuse a finished run of another config, version or processor."""
     differences = config.differences(results["config"])
     for what, found, wanted in (
         ("batch_size", results["config"]["batch_size"], config.batch_size),
@@ -112,6 +112,6 @@ def _reduce(results: dict[str, Any], events: list[dict[str, Any]]) -> Outcome:
 
 
 def _finite(value: Any) -> Optional[float]:
-    """Return a number of a history; those that are not finite have names there."""
+    """Return a number of a history, where "NaN" and "Infinity" are strings."""
     number = float(value)
     return number if math.isfinite(number) else None

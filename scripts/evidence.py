@@ -3,11 +3,11 @@
     python scripts/evidence.py list
     python scripts/evidence.py run --data-dir data            # what `make evidence` does: hours
     python scripts/evidence.py run parity/resnet50_v2/float16 # all below a name
-    python scripts/evidence.py repeat                         # one, chosen by chance, from scratch
+    python scripts/evidence.py repeat                         # one, chosen at random, from scratch
     python scripts/evidence.py document                       # docs/results.md and README's block
 
-What has a record of its config is not run again, and an interrupted training run goes on where it
-was: the same command continues.
+An experiment with a record of its config is not run again, and an interrupted training run is
+resumed by the same command.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn, Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments/ is not installed
 
 from benchmarks.machine import usable_cores
-from experiments.document import out_of_date, write_document
-from experiments.experiment import Experiment, Group, Place, Record
+from experiments.experiment import Experiment, Group, Place
+from experiments.page import out_of_date, write_document
 from experiments.photographs import count_categories
 from experiments.records import (
     Repetition,
     add_repetition,
+    current_records,
     first_difference,
-    is_current,
     read_records,
     write_record,
 )
@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Parse the command line, do it, and return the exit status."""
+    """Run a command and return the exit status."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, _as_ctrl_c)
     try:
@@ -59,7 +59,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, InterruptedRunError):
-        print("stopped; `run` goes on from here", file=sys.stderr)
+        print("stopped; `run` resumes from here", file=sys.stderr)
         return 130
     return status
 
@@ -69,18 +69,18 @@ def _as_ctrl_c(_number: int, _frame: object) -> NoReturn:
 
 
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    """Return the parsed command line; exits with status 2 on one that is wrong."""
+    """Return the parsed command line; a wrong one exits with status 2."""
     places = argparse.ArgumentParser(add_help=False)
     add = places.add_argument
     add("--output", type=Path, default=ROOT / "results" / "evidence", metavar="DIR",
-        help="where records are (results/evidence)")  # fmt: skip
+        help="folder of records (results/evidence)")  # fmt: skip
     add("--groups", default="experiments.groups", help=argparse.SUPPRESS)  # for tests
     running = argparse.ArgumentParser(add_help=False)
     add = running.add_argument
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR",
-        help="with Caltech 101 or caltech101-mini (%(default)s)")  # fmt: skip
+        help="folder of Caltech 101 or caltech101-mini (%(default)s)")  # fmt: skip
     add("--work-dir", type=Path, default=Path("runs/evidence"), metavar="DIR",
-        help="where unfinished runs and logs are (%(default)s)")  # fmt: skip
+        help="folder of unfinished runs and logs (%(default)s)")  # fmt: skip
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -89,23 +89,25 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     one = commands.add_parser("list", parents=[places], help="name all experiments")
     one.set_defaults(do=list_all)
     one = commands.add_parser("run", parents=[places, running], help="run those without a record")
-    one.add_argument("names", nargs="*", metavar="NAME", help="these and those below (all)")
+    one.add_argument(
+        "names", nargs="*", metavar="NAME", help="experiments, or prefixes of their names (all)"
+    )
     one.add_argument("--jobs", type=positive, default=usable_cores(), metavar="N",
-        help="how many at a time (%(default)s, the usable cores)")  # fmt: skip
-    # Two of one thread are faster than one after the other of two: the networks are small.
+        help="experiments at a time (%(default)s, the usable cores)")  # fmt: skip
+    # The networks are small: two runs of one thread each take less time than one of two threads.
     one.add_argument("--threads", type=positive, default=1, metavar="N",
-        help="of each; other ones give other last bits (%(default)s)")  # fmt: skip
+        help="threads of each; their number changes last bits (%(default)s)")  # fmt: skip
     one.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
     one.set_defaults(do=run)
     one = commands.add_parser(
         "repeat", parents=[places, running], help="run one again and compare with its record"
     )
-    one.add_argument("name", nargs="?", metavar="NAME", help="(chosen by chance)")
-    one.add_argument("--seed", type=int, metavar="N", help="of that choice (chosen by chance)")
+    one.add_argument("name", nargs="?", metavar="NAME", help="experiment (chosen at random)")
+    one.add_argument("--seed", type=int, metavar="N", help="seed of that choice (random)")
     one.set_defaults(do=repeat)
     one = commands.add_parser("document", parents=[places], help="write the page")
     one.add_argument("--root", type=Path, default=ROOT, metavar="DIR",
-        help="whose docs/results.md and README.md are written")  # fmt: skip
+        help="folder of docs/results.md and README.md")  # fmt: skip
     one.add_argument("--check", action="store_true", help="only say whether it would change")
     one.set_defaults(do=document)
     return parser.parse_args(arguments)
@@ -113,22 +115,22 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def list_all(options: argparse.Namespace, groups: Sequence[Group]) -> int:
     """Print each experiment's name, and whether it has a record."""
-    records = read_records(options.output)
-    for one in select(groups, []):
-        print(f"{'done' if is_current(records.get(one.name), one) else '    '}  {one.name}")
+    everything = select(groups, [])
+    records = current_records(options.output, everything)
+    for one in everything:
+        print(f"{'done' if one.name in records else '    '}  {one.name}")
     return 0
 
 
 def run(options: argparse.Namespace, groups: Sequence[Group]) -> int:
-    """Run what has no record yet; the status is 1 if something failed."""
+    """Run the experiments without a record; the status is 1 if one failed."""
     chosen = select(groups, options.names)
     if options.here:
         return run_in_this_process(options, chosen)
-    records = read_records(options.output)
-    done = [one for one in chosen if is_current(records.get(one.name), one)]
+    done = current_records(options.output, chosen)
     if done:
-        print(f"{len(done)} with a record: {', '.join(one.name for one in done)}")
-    waiting = possible([one for one in chosen if one not in done], options)
+        print(f"{len(done)} with a record: {', '.join(done)}")
+    waiting = possible([one for one in chosen if one.name not in done], options)
     print(f"{len(waiting)} to run; what they print goes to {options.work_dir}", flush=True)
     failed, width = [], len(str(len(waiting)))
     runs = run_apart(
@@ -154,20 +156,20 @@ def run(options: argparse.Namespace, groups: Sequence[Group]) -> int:
 
 
 def possible(chosen: Sequence[Experiment], options: argparse.Namespace) -> list[Experiment]:
-    """Return the experiments for which there are photographs, and say which there are not for.
+    """Return the experiments whose photographs exist, and print which are left out.
 
     Raises
     ------
     ValueError
-        If experiments that were asked for by name cannot run.
+        If named experiments cannot run.
     """
-    there = count_categories(options.data_dir)
-    lacking = [one for one in chosen if one.needs_photographs and one.categories > there]
+    found = count_categories(options.data_dir)
+    lacking = [one for one in chosen if one.needs_photographs and one.categories > found]
     if lacking:
         words = (
             f"{', '.join(one.name for one in lacking)}: {options.data_dir} has photographs of "
-            f"{there} categories, and {max(one.categories for one in lacking)} are needed; get "
-            "them with `python scripts/download_caltech.py`, and say where with --data-dir"
+            f"{found} categories, and {max(one.categories for one in lacking)} are needed; get "
+            "them with `python scripts/download_caltech.py`, and give their folder as --data-dir"
         )
         if options.names:
             raise ValueError(f"cannot run {words}")
@@ -196,10 +198,9 @@ def run_in_this_process(options: argparse.Namespace, chosen: Sequence[Experiment
 
 
 def repeat(options: argparse.Namespace, groups: Sequence[Group]) -> int:
-    """Run one experiment again in fresh folders; the status is 1 if it came out otherwise."""
-    records = read_records(options.output)
-    seed, experiment = choose(options, groups, records)
-    record = records[experiment.name]
+    """Run one experiment again in fresh folders; the status is 1 if the result differs."""
+    seed, experiment = choose(options, groups)
+    record = read_records(options.output)[experiment.name]
     print(f"{experiment.name} once more, with {record.threads} threads", flush=True)
     options.work_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="repeated-", dir=options.work_dir) as folder:
@@ -227,21 +228,23 @@ def repeat(options: argparse.Namespace, groups: Sequence[Group]) -> int:
 
 
 def choose(
-    options: argparse.Namespace, groups: Sequence[Group], records: Mapping[str, Record]
+    options: argparse.Namespace, groups: Sequence[Group]
 ) -> tuple[Optional[int], Experiment]:
-    """Return the experiment to repeat, and the seed of the choice if chance made it."""
-    everything = [one for one in select(groups, []) if is_current(records.get(one.name), one)]
+    """Return the experiment to repeat, and the seed of the choice if it was random."""
+    everything = select(groups, [])
+    records = current_records(options.output, everything)
     if options.name is not None:
         for one in everything:
-            if one.name == options.name:
+            if one.name == options.name and one.name in records:
                 return None, one
         raise ValueError(f"there is no record of {options.name!r} to compare with; run it first")
-    there = count_categories(options.data_dir)
+    found = count_categories(options.data_dir)
     candidates = [
         one
         for one in everything
-        if records[one.name].outcome.figures  # times are not to be repeated
-        and not (one.needs_photographs and one.categories > there)
+        if one.name in records
+        and records[one.name].outcome.figures  # a record of times only cannot be repeated
+        and not (one.needs_photographs and one.categories > found)
     ]
     if not candidates:
         raise ValueError(
@@ -254,12 +257,13 @@ def choose(
 
 
 def document(options: argparse.Namespace, groups: Sequence[Group]) -> int:
-    """Write the page; or say what of it is out of date, with status 1 if something is."""
+    """Write the page; or print which files are out of date, with status 1 if one is."""
+    templates = Path(str(sys.modules[options.groups].__file__)).parent
     if not options.check:
-        for path in write_document(groups, options.output, options.root):
+        for path in write_document(groups, templates, options.output, options.root):
             print(f"written: {path}")
         return 0
-    old = out_of_date(groups, options.output, options.root)
+    old = out_of_date(groups, templates, options.output, options.root)
     for path in old:
         print(f"out of date: {path}; run python scripts/evidence.py document", file=sys.stderr)
     return 1 if old else 0

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not 
 from benchmarks.measured_link import measured_link
 from benchmarks.summation import sum_table
 from mpgluon.diagnostics import alignment_report
+from mpgluon.options import positive
 from mpgluon.tables import Table
 from mpgluon.training.networks import build_network
 
@@ -212,13 +213,6 @@ def speeds_of(texts: Sequence[str]) -> dict[str, float]:
             f"float32=1022; received {' '.join(texts)}"
         )
     return speeds
-
-
-def positive(text: str) -> int:
-    """Return a whole number from 1 upwards."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
-    return int(text)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -1,4 +1,7 @@
-"""BatchNorm's sums in float16: they stop growing, or overflow."""
+"""BatchNorm with its sums in float16, as a naive kernel would compute it, and training with it.
+
+For comparison only: MXNet's own BatchNorm sums in FP32, whatever format it receives.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +10,37 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
 
 import mpgluon
-from experiments.ablations.ablation import (
-    REFERENCE,
-    RIGHT,
-    WRONG,
-    Ablation,
-    Variants,
-    draw_curve,
-    number,
-    percent,
-)
-from experiments.ablations.float16_batch_norm import Float16BatchNorm, float16_statistics
-from experiments.ablations.training import batches, cross_entropy, shapes, train
+from experiments.ablations.training import batches, cross_entropy, sgd, shapes, train
 from experiments.experiment import Outcome
 from experiments.series import means, rounded
 from mpgluon import amp, cast_block
 
-__all__ = ["ABLATION", "run"]
+__all__ = ["Float16BatchNorm", "batch_norm", "float16_mean", "float16_statistics"]
+
+_EPSILON = 1e-5  # as in Gluon
+
+Half = npt.NDArray[np.float16]
 
 
-def run(
-    variant: str,
-    *,
-    steps: int,
-    learning_rate: float,
-    images_per_class: int,
-    image_size: int,
-    batch_size: int,
-    every: int,
-) -> Outcome:
-    """Train a small ResNet-like beginning: BatchNorm on the images, then two convolutions.
+def batch_norm(variant: str, settings: Any) -> Outcome:
+    """Train a network that begins as ResNet v2 does: BatchNorm on the images, then convolutions.
 
-    Parameters
-    ----------
-    variant : {"float32", "float16", "float16-bytes"}
-        The format of BatchNorm; all else is float16 with masters and a dynamic loss scale. With
-        "bytes" the pixels are from 0 to 255, otherwise from 0 to 1.
-    steps, images_per_class, image_size, batch_size : int
-    learning_rate : float
-    every : int
-        Steps of one point of the curves.
+    The variant, "float32", "float16" or "float16-bytes", is the format of BatchNorm; all else is
+    float16 with masters and a dynamic loss scale. With "bytes" the pixels are from 0 to 255,
+    otherwise from 0 to 1.
     """
-    images, labels = shapes(images_per_class, image_size)
+    images, labels = shapes(settings.images_per_class, settings.image_size)
     if variant != "float16-bytes":
         images /= 255
     net = _network(nn.BatchNorm if variant == "float32" else Float16BatchNorm)
-    # In the cast network, what follows BatchNorm rounds its result to float16 again.
+    # In the cast network, the layer after BatchNorm rounds its input to float16 again.
     cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, Float16BatchNorm))
-    options = {"learning_rate": learning_rate, "momentum": 0.9, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer)
+    trainer = sgd(net, learning_rate=settings.learning_rate, momentum=0.9)
     accuracies: list[float] = []
     skips: list[bool] = []
 
@@ -70,38 +49,38 @@ def run(
         accuracies.append(float(right.mean()))
         return cross_entropy(logits, chosen)
 
-    def look(_: int) -> None:
+    def observe(_: int) -> None:
         skips.append(amp.step_was_skipped(trainer))
 
-    data = batches(images, labels, batch_size)
-    losses = train(net, loss_fn, data, trainer, steps, after_step=look)
-    loss_curve, accuracy_curve = means(losses, every), means(accuracies, every)
+    data = batches(images, labels, settings.batch_size)
+    losses = train(net, loss_fn, data, trainer, settings.steps, after_step=observe)
+    loss_curve, accuracy_curve = means(losses, settings.every), means(accuracies, settings.every)
     return Outcome(
         figures={
             "final_loss": loss_curve[-1],
             "final_accuracy": accuracy_curve[-1],
             "skipped_steps": sum(skips),
             "first_skipped_step": skips.index(True) + 1 if any(skips) else None,
-            **_first_statistics(images[:batch_size]),
+            **_first_statistics(images[: settings.batch_size]),
         },
         curves={"loss": loss_curve, "accuracy": accuracy_curve},
     )
 
 
-def _network(batch_norm: Any) -> gluon.Block:
+def _network(normalization: Any) -> gluon.Block:
     mx.random.seed(0)
     net = nn.Sequential()
-    net.add(batch_norm(in_channels=3))
+    net.add(normalization(in_channels=3))
     for channels, inputs in ((16, 3), (32, 16)):
         net.add(nn.Conv2D(channels, 3, padding=1, in_channels=inputs))
-        net.add(batch_norm(in_channels=channels), nn.Activation("relu"), nn.MaxPool2D())
+        net.add(normalization(in_channels=channels), nn.Activation("relu"), nn.MaxPool2D())
     net.add(nn.GlobalAvgPool2D(), nn.Dense(10, in_units=32))
     net.initialize(mx.init.Xavier())
     return net
 
 
 def _first_statistics(images: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return mean and variance of the images' first channel, and what float16 sums make of them."""
+    """Return mean and variance of the images' first channel, true and by sums in float16."""
     pixels = images[:, 0].reshape(-1, 1)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, variance = float16_statistics(pixels.astype(np.float16))
@@ -114,60 +93,78 @@ def _first_statistics(images: npt.NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def _text(records: Variants) -> str:
-    wrong, right = records["float16"], records["float32"]
-    found, bytes_found = wrong.outcome.figures, records["float16-bytes"].outcome.figures
-    return (
-        "A small network with BatchNorm on its images, as in ResNet v2, and behind each "
-        "convolution. Here its sums run in float16, one element after another, as in a kernel "
-        f"written without thought. A channel of a batch has {found['values_per_channel']:,} "
-        "pixels, and a running sum stops growing where the next pixel is less than half its "
-        f"spacing. Of pixels from 0 to 1 with the mean {number(found['true_mean'])} and the "
-        f"variance {number(found['true_variance'])} it makes {number(found['float16_mean'])} and "
-        f"{number(found['float16_variance'])}: the training accuracy ends at "
-        f"{percent(found['final_accuracy'])} instead of "
-        f"{percent(right.outcome.figures['final_accuracy'])}, and "
-        f"{found['skipped_steps']} of {wrong.config['steps']} steps are skipped for gradients "
-        "that are not finite. Of pixels from 0 to 255 it makes the mean "
-        f"{number(bytes_found['float16_mean'])} (65504 is the largest sum that float16 holds), and "
-        f"{bytes_found['skipped_steps']} of {wrong.config['steps']} steps are skipped."
-    )
+def _half(values: Any) -> Half:
+    return np.asarray(values, dtype=np.float16)
 
 
-def _draw(figure: Any, records: Variants) -> None:
-    loss, accuracy = figure.subplots(1, 2)
-    labels = {
-        "float32": ("BatchNorm in FP32", RIGHT),
-        "float16": ("in float16, pixels from 0 to 1", WRONG),
-        "float16-bytes": ("in float16, pixels from 0 to 255", {**REFERENCE, "linewidth": 2}),
-    }
-    for variant, (label, look) in labels.items():
-        draw_curve(loss, records[variant], "loss", label=label, **look)
-        draw_curve(accuracy, records[variant], "accuracy", label=label, **look)
-    loss.set_ylim(bottom=0)
-    loss.set_ylabel("training loss (nats)")
-    loss.legend(frameon=False)
-    accuracy.set_ylim(0, 1.05)
-    accuracy.set_ylabel("training accuracy")
+def float16_mean(values: Half) -> Half:
+    """Return the mean of each column, shape (C,), of an array (N, C), by a running float16 sum.
+
+    Elements are added one after another, and each sum is rounded to float16 to nearest even. The
+    last one is divided by their number in FP32 and rounded again.
+    """
+    # NumPy's own sum of float16 is in FP32; its running sum rounds each step.
+    total = np.add.accumulate(values, axis=0, dtype=np.float16)[-1]
+    return _half(total.astype(np.float32) / np.float32(len(values)))
 
 
-ABLATION = Ablation(
-    name="batch_norm",
-    title="BatchNorm in float16",
-    run=run,
-    variants=("float32", "float16", "float16-bytes"),
-    wrong="float16",
-    right="float32",
-    settings={
-        "steps": 80,
-        "learning_rate": 0.05,
-        "images_per_class": 20,
-        "image_size": 24,
-        "batch_size": 32,
-        "every": 4,
-    },
-    figure="final_accuracy",
-    unit="training accuracy at the end",
-    text=_text,
-    draw=_draw,
-)
+def float16_statistics(values: Half) -> tuple[Half, Half]:
+    """Return mean and variance of each column: first the mean, then that of squared distances."""
+    mean = float16_mean(values)
+    distances = values - mean
+    return mean, float16_mean(distances * distances)
+
+
+class _Normalize(autograd.Function):
+    """The operator, on rows of channels; every elementwise result is rounded to float16."""
+
+    def forward(self, x: NDArray, gamma: NDArray, beta: NDArray) -> NDArray:
+        values, self._scale = _rows(x), _half(gamma.asnumpy())
+        with np.errstate(over="ignore", invalid="ignore"):  # the overflow is the subject here
+            mean, variance = float16_statistics(values)
+            self._inverse = _half(1 / np.sqrt(variance.astype(np.float32) + _EPSILON))
+            self._normalized = (values - mean) * self._inverse
+            result = self._normalized * self._scale + _half(beta.asnumpy())
+        return _images(result, x)
+
+    def backward(self, dy: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+        gradients = _rows(dy)
+        with np.errstate(over="ignore", invalid="ignore"):
+            of_beta = float16_mean(gradients)
+            of_gamma = float16_mean(gradients * self._normalized)
+            rest = gradients - of_beta - self._normalized * of_gamma
+            result = self._scale * self._inverse * rest
+        count = np.float32(len(gradients))
+        sums = (mx.nd.array(mean.astype(np.float32) * count) for mean in (of_gamma, of_beta))
+        return (_images(result, dy), *sums)
+
+
+def _rows(x: NDArray) -> Half:
+    """Return an array (N, C, H, W) as (N * H * W, C) in float16."""
+    return _half(x.asnumpy().transpose(0, 2, 3, 1).reshape(-1, x.shape[1]))
+
+
+def _images(rows: Half, like: NDArray) -> NDArray:
+    count, channels, height, width = like.shape
+    images = rows.reshape(count, height, width, channels).transpose(0, 3, 1, 2)
+    return mx.nd.array(images, dtype=like.dtype)
+
+
+class Float16BatchNorm(gluon.Block):
+    """A BatchNorm for training only, without running statistics.
+
+    Parameters
+    ----------
+    in_channels : int
+    """
+
+    def __init__(self, *, in_channels: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.gamma = self.params.get("gamma", shape=(in_channels,), init="ones")
+            self.beta = self.params.get("beta", shape=(in_channels,), init="zeros")
+
+    def forward(self, x: NDArray) -> NDArray:
+        """Normalize images (N, C, H, W) of FP32 or float16 by the statistics of this batch."""
+        result: NDArray = _Normalize()(x, self.gamma.data(), self.beta.data())
+        return result

@@ -1,4 +1,4 @@
-"""The images and the training loop that the ablations share."""
+"""The images, the preparation of a network and the training loop that the ablations share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon import amp
+from mpgluon import amp, cast_block
 from mpgluon.data.shapes import class_names, render_image
 
-__all__ = ["batches", "cross_entropy", "shapes", "train"]
+__all__ = ["batches", "cross_entropy", "first_weights", "sgd", "shapes", "train"]
 
 _losses_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
@@ -31,7 +31,7 @@ def shapes(images_per_class: int, size: int) -> tuple[npt.NDArray[Any], npt.NDAr
     ----------
     images_per_class : int
     size : int
-        Height and width in pixels, to which they are shrunk.
+        Height and width in pixels.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def shapes(images_per_class: int, size: int) -> tuple[npt.NDArray[Any], npt.NDAr
 def batches(
     inputs: npt.NDArray[Any], targets: npt.NDArray[Any], batch_size: int
 ) -> Iterator[tuple[NDArray, NDArray]]:
-    """Yield batches without end, each epoch in another order; what is left over waits for it."""
+    """Yield batches without end, each epoch in another order, without an incomplete last batch."""
     rng = np.random.default_rng(0)
     while True:
         order = rng.permutation(len(inputs))
@@ -59,6 +59,41 @@ def batches(
                 mx.nd.array(inputs[chosen], dtype=inputs.dtype),
                 mx.nd.array(targets[chosen], dtype=targets.dtype),
             )
+
+
+def first_weights(
+    net: gluon.HybridBlock, sample: Optional[NDArray] = None, *, cast: bool = True
+) -> gluon.HybridBlock:
+    """Give a network the same first weights in every run, cast it to float16 and hybridize it.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        Changed in place, and returned.
+    sample : NDArray, optional
+        An input from which the shapes are inferred that the layers do not state.
+    cast : bool
+        Whether to cast; otherwise the network stays in FP32.
+    """
+    mx.random.seed(0)
+    net.initialize(mx.init.Xavier())
+    if sample is not None:
+        net(sample)
+    if cast:
+        cast_block(net)
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def sgd(net: gluon.Block, loss_scale: Any = "dynamic", **options: Any) -> gluon.Trainer:
+    """Return a Trainer with SGD, FP32 masters unless ``options`` differ, and a loss scale.
+
+    A ``loss_scale`` of ``None`` leaves the Trainer as Gluon makes it.
+    """
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True, **options})
+    if loss_scale is not None:
+        amp.init_trainer(trainer, loss_scale)
+    return trainer
 
 
 def train(
@@ -72,29 +107,23 @@ def train(
     step_size: int = 1,
     after_step: Optional[Callable[[int], None]] = None,
 ) -> list[float]:
-    """Train, and return the loss of each step.
+    """Train, and return the mean loss of each step.
 
     Parameters
     ----------
     net : gluon.Block
     loss_fn : callable
-        Takes what the network returns and the targets; returns losses, of which the gradient is
-        that of their sum.
+        Takes the network's output and the targets, and returns losses, whose sum is differentiated.
     data : iterator of (inputs, targets)
     trainer : gluon.Trainer
         With a loss scale of ``library``.
     steps : int
-    library : module or class
+    library : module
         Whose ``scale_loss`` is used.
     step_size : int
-        What ``trainer.step`` divides by: the batch's size if ``loss_fn`` does not.
+        What ``trainer.step`` divides by: the size of the batch if ``loss_fn`` returns no mean.
     after_step : callable
         Called with the number of each step, from 1.
-
-    Returns
-    -------
-    list of float
-        The mean of what ``loss_fn`` returned in each step.
     """
     losses = []
     for step in range(1, steps + 1):

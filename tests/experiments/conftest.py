@@ -1,18 +1,23 @@
-"""What the tests of this folder share: records that nobody ran."""
+"""Fixtures of this folder: made-up records, and the page that records make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.experiment import Experiment, Outcome, Record
+from experiments.groups import GROUPS
+from experiments.page import render
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "experiments"
 
 
 @pytest.fixture
 def record_of() -> Callable[..., Record]:
-    """Return what makes a record of an experiment from an outcome."""
+    """Return a function that makes a record of an experiment from an outcome."""
 
     def make(experiment: Experiment, outcome: Outcome, **changes: Any) -> Record:
         content = {
@@ -28,5 +33,24 @@ def record_of() -> Callable[..., Record]:
             "versions": {"mxnet": "1.9.1"},
         }
         return Record(**{**content, **changes})
+
+    return make
+
+
+@pytest.fixture
+def page_of() -> Callable[..., str]:
+    """Return a function that makes a section of the page, or README's block, from records.
+
+    Lines of prose are joined; those of tables are kept.
+    """
+
+    def make(records: dict[str, Record], title: str = "", template: str = "results") -> str:
+        text = render(TEMPLATES / f"{template}.md.jinja", GROUPS, records, [])
+        if title:
+            text = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        blocks = [
+            one if one.startswith("|") else " ".join(one.split()) for one in text.split("\n\n")
+        ]
+        return "\n\n".join(blocks)
 
     return make

@@ -4,7 +4,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from experiments.ablations.float16_batch_norm import (
+from experiments.ablations.batch_norm import (
     Float16BatchNorm,
     float16_mean,
     float16_statistics,

@@ -35,7 +35,7 @@ def raced(monkeypatch):
 
 
 def run(number: int, tmp_path) -> Outcome:
-    return step_times.experiments()[number].run(Place(tmp_path, tmp_path))
+    return step_times.GROUP.experiments[number].run(Place(tmp_path, tmp_path))
 
 
 def test_all_formats_of_a_network_race_in_the_size_of_its_parity_runs(raced, tmp_path):
@@ -60,8 +60,10 @@ def test_all_formats_of_a_network_race_in_the_size_of_its_parity_runs(raced, tmp
 
 
 def test_it_runs_alone_and_needs_no_photographs():
-    assert all(one.needs_quiet and not one.needs_photographs for one in step_times.experiments())
-    assert len(step_times.experiments()) == len(parity.NETWORKS)
+    assert all(
+        one.needs_quiet and not one.needs_photographs for one in step_times.GROUP.experiments
+    )
+    assert len(step_times.GROUP.experiments) == len(parity.NETWORKS)
 
 
 def test_a_contestant_without_a_result_is_an_error(raced, tmp_path):
@@ -71,10 +73,10 @@ def test_a_contestant_without_a_result_is_an_error(raced, tmp_path):
 
 
 @pytest.mark.usefixtures("raced")
-def test_a_row_has_times_and_its_command_and_missing_ones_are_named(record_of, tmp_path):
-    experiments = step_times.experiments()
+def test_a_row_has_times_and_its_command_and_missing_ones_are_named(record_of, page_of, tmp_path):
+    experiments = step_times.GROUP.experiments
     record = record_of(experiments[0], run(0, tmp_path))
-    text = step_times.section({record.name: record}).text
+    text = page_of({record.name: record}, "Time per step")
     (row,) = [line for line in text.splitlines() if "| mixed_float16 |" in line]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[:6] == ["alexnet", "64", "mixed_float16", "6.00 s", "2.00", "2.00 to 2.00"]

@@ -15,10 +15,8 @@ from mxnet import autograd, gluon
 from PIL import Image
 
 from experiments.experiment import Place
-from experiments.gan import NAMES, Settings, make_players, play
-from experiments.gan_training import cut_crops, train
+from experiments.gan import NAMES, Settings, cut_crops, make_players, pack, play, train, unpack
 from experiments.series import changes, means
-from experiments.thumbnails import pack, unpack
 from experiments.two_losses import GROUP
 from mpgluon import amp
 
@@ -51,9 +49,7 @@ def outcomes():
 
 @pytest.fixture
 def records(outcomes, record_of):
-    return {
-        one.name: record_of(one, outcome) for one, outcome in zip(GROUP.experiments(), outcomes)
-    }
+    return {one.name: record_of(one, outcome) for one, outcome in zip(GROUP.experiments, outcomes)}
 
 
 def test_an_overflow_of_the_generator_skips_its_step_and_halves_its_scale(outcomes):
@@ -205,7 +201,7 @@ def test_a_series_becomes_means_of_windows_and_places_of_change():
 
 def test_an_experiment_runs_on_the_photographs_of_its_place(caltech101_mini, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.two_losses.train", lambda _, crops: crops)
-    (one, *_) = GROUP.experiments()
+    (one, *_) = GROUP.experiments
     assert one.needs_photographs
     crops = one.run(Place(Path(caltech101_mini), tmp_path))
     assert crops.shape == (60 * 8, 32, 32, 3)
@@ -215,17 +211,9 @@ def test_an_experiment_runs_on_the_photographs_of_its_place(caltech101_mini, tmp
 # --- the section -----------------------------------------------------------------------------
 
 
-def test_without_records_the_section_names_all_runs_as_missing():
-    section = GROUP.section({})
-    names = ("two_losses/float32", "two_losses/float16", "two_losses/float16-overflow")
-    assert section.text.endswith(f"Not run yet: {', '.join(names)}.")
-    assert section.figures == {}
-
-
-def test_the_page_says_that_the_overflow_cost_the_discriminator_nothing(records):
-    text = GROUP.section(records).text
-    assert "It costs the generator that step and half its scale, and the discriminator" in text
-    assert "see the table" not in text
+def test_the_page_says_that_the_overflow_cost_the_discriminator_nothing(records, page_of):
+    text = page_of(records, "Two losses, two scales")
+    assert "costs the generator that step and half its loss scale, and the discriminator" in text
     for name in records:
         assert f"`python scripts/evidence.py run {name}`" in text
     bits = records["two_losses/float16"].outcome.figures["discriminator_bits_after"]
@@ -243,62 +231,47 @@ def test_the_page_says_that_the_overflow_cost_the_discriminator_nothing(records)
         ("float16", "generator_bits_before", "another"),
     ],
 )
-def test_the_page_says_so_if_the_overflow_did_anything_else(records, run, figure, value):
+def test_the_conclusion_is_withdrawn_if_the_overflow_did_anything_else(
+    records, page_of, run, figure, value
+):
     outcome = records[f"two_losses/{run}"].outcome
     outcome = replace(outcome, figures={**outcome.figures, figure: value})
     records[f"two_losses/{run}"] = replace(records[f"two_losses/{run}"], outcome=outcome)
-    text = GROUP.section(records).text
-    assert "That is not all that it changed, or not what it should have" in text
+    text = page_of(records, "Two losses, two scales")
+    assert "no longer support the conclusion" in text
     assert "nothing" not in text
 
 
-def test_where_the_scales_settle_is_told_as_it_is(records):
-    name = "two_losses/float16"
-    for scales, words in (
-        (
-            (512.0, 64.0),
-            "apart**: in `float16` the generator's median is 8 times the discriminator's.",
-        ),
-        (
-            (16.0, 64.0),
-            "apart**: in `float16` the discriminator's median is 4 times the generator's.",
-        ),
-        ((64.0, 64.0), "The scales settle at the same value, 64."),
-    ):
-        outcome = records[name].outcome
-        usual = {f"{one}_usual_scale": scale for one, scale in zip(NAMES, scales)}
-        outcome = replace(
-            outcome,
-            figures={**outcome.figures, **usual},
-            curves={
-                **outcome.curves,
-                "generator_skipped": [1, 2, 5],
-                "discriminator_skipped": [2, 5, 7, 8],
-            },
-        )
-        text = GROUP.section({**records, name: replace(records[name], outcome=outcome)}).text
-        assert words in text
-        assert "5 were skipped by at least one network, and 2 by both" in text
+@pytest.mark.parametrize(
+    ("scales", "words"),
+    [
+        ((512.0, 64.0), "in `float16` the generator's median is 8 times the discriminator's"),
+        ((64.0, 64.0), "no longer support the conclusion"),
+    ],
+)
+def test_where_the_scales_settle_is_told_as_it_is(scales, words, records, page_of):
+    one = records["two_losses/float16"]
+    usual = {f"{name}_usual_scale": scale for name, scale in zip(NAMES, scales)}
+    skips = {"generator_skipped": [1, 2, 5], "discriminator_skipped": [2, 5, 7, 8]}
+    outcome = replace(
+        one.outcome,
+        figures={**one.outcome.figures, **usual},
+        curves={**one.outcome.curves, **skips},
+    )
+    text = page_of({**records, one.name: replace(one, outcome=outcome)}, "Two losses, two scales")
+    assert words in text
+    assert "5 were skipped by at least one network, and 2 by both" in text
 
 
-@pytest.mark.parametrize("missing", [(), ("float32",), ("float16-overflow",)])
-def test_the_picture_shows_the_runs_that_there_are(records, missing):
-    for name in missing:
-        del records[f"two_losses/{name}"]
-    section = GROUP.section(records)
+def test_the_picture_shows_scales_losses_and_images(records):
     figure = Figure(layout="constrained")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        section.figures["two-losses"](figure)
+        GROUP.pictures["two-losses"](figure, records)
         figure.draw_without_rendering()
     without, losses, disturbed, images = figure.axes
     # Two scales, each with its skipped steps; the overflow besides.
-    assert len(without.lines) == 4
-    assert len(disturbed.lines) == (0 if "float16-overflow" in missing else 5)
-    assert len(losses.lines) == (2 if "float32" in missing else 4)
+    assert [len(axes.lines) for axes in (without, disturbed, losses)] == [4, 5, 4]
     rows = ["photographs", "made, float32", "made, float16"]
-    if "float32" in missing:
-        rows.remove("made, float32")
     assert [label.get_text() for label in images.get_yticklabels()] == rows
     assert images.images[0].get_array().shape == (32 * len(rows), 64, 3)
-    assert "results/two-losses.png" in section.text

@@ -1,4 +1,4 @@
-"""Experiments that take no time, for the tests of the script: what `--groups` names."""
+"""Experiments that take no time, for the tests of the script; the templates beside show them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import time
 from pathlib import Path
 
-from experiments.experiment import Experiment, Group, Outcome, Place, Section
+from experiments.experiment import Experiment, Group, Outcome, Place
 
 
 def threads(place: Place) -> Outcome:
@@ -43,15 +43,7 @@ EXPERIMENTS = [
 
 def group(name: str) -> Group:
     members = [one for one in EXPERIMENTS if one.name.startswith(f"{name}/")]
-    return Group(
-        name,
-        f"About {name}",
-        lambda: members,
-        lambda records: Section(
-            f"Records: {', '.join(sorted(records))}.\n\n![a picture](results/{name}.png)",
-            {name: lambda figure: figure.add_subplot()},
-        ),
-    )
+    return Group(name, members, dict, {name: lambda figure, _: figure.add_subplot()})
 
 
 GROUPS = (group("tiny"), group("other"))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from experiments import caltech101, step_times
-from experiments.caltech101 import PUBLISHED, section, training_hours
+from experiments.caltech101 import training_hours
 from experiments.experiment import Outcome
-from mpgluon.training import TrainingConfig
 
-EXPERIMENTS = caltech101.experiments()
+EXPERIMENTS = caltech101.GROUP.experiments
 
 
 def test_it_needs_all_categories_and_takes_30_of_each():
@@ -21,33 +20,35 @@ def test_it_needs_all_categories_and_takes_30_of_each():
 
 def test_hours_are_those_of_training_and_test_images():
     # 3,030 images forward and backward and 5,647 forward, thirty times over.
-    config = TrainingConfig(train_per_class=30, epochs=30)
     images = 30 * (3030 + 5647 / 3)
-    assert training_hours(config, 100.0) == pytest.approx(images / 100 / 3600)
+    assert training_hours(30, 100.0) == pytest.approx(images / 100 / 3600)
 
 
-def test_without_records_the_section_has_commands_costs_and_sources():
-    text = section({}).text
+def test_without_records_the_section_has_commands_costs_and_sources(page_of):
+    text = page_of({}, "All of Caltech 101")
     assert "python scripts/download_caltech.py --data-dir data" in text
     assert "python scripts/train_caltech.py --dtype float16 --devices gpu:0" in text
     assert "python scripts/evidence.py run caltech101 --data-dir data" in text
     assert "github.com/NVIDIA/DeepLearningExamples" in text
-    assert "Not run yet: caltech101/resnet50_v2/float32" in text
+    assert "Not run yet: caltech101." in text
     minutes = 30 * (3030 + 5647 / 3) / 1376 / 60
     assert f"| V100 16 GB | mixed precision |    1,376 | {minutes:19.1f} |" in text
-    assert len(PUBLISHED) == 4
 
 
-def test_results_and_costs_on_this_machine_are_shown_once_they_are_there(record_of):
+def test_results_and_costs_on_this_machine_are_shown_once_they_are_there(record_of, page_of):
     figures = {
         "test_accuracy": 0.25, "train_loss": None, "skipped_steps": 2, "steps": 9,
         "final_loss_scale": 1.0,
     }  # fmt: skip
     records = {one.name: record_of(one, Outcome(figures)) for one in EXPERIMENTS}
-    (race,) = (one for one in step_times.experiments() if one.name == "step_times/resnet50_v2")
-    times = {f"{name}/seconds": 2.0 for name in ("float32", "float16", "bfloat16")}
+    (race,) = (one for one in step_times.GROUP.experiments if one.name.endswith("/resnet50_v2"))
+    times = {
+        f"{name}/{what}": 2.0
+        for name in ("float32", "float16", "mixed_float16", "bfloat16")
+        for what in ("seconds", "relative", "relative_lower", "relative_upper")
+    }
     records[race.name] = record_of(race, Outcome({}, {}, times))
-    text = section(records).text
+    text = page_of(records, "All of Caltech 101")
     assert "| float16  |                   25.0 | not finite" in text
     # 20 images in 2 seconds, twelve epochs.
     hours = 12 * (3030 + 5647 / 3) / 10 / 3600

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tiny_groups import EXPERIMENTS
 
-from experiments.document import BEGIN, END
 from experiments.experiment import Outcome
+from experiments.page import BEGIN, END
 from experiments.records import read_records, read_repetitions, write_record
 from mpgluon.data import render_shapes
 
@@ -52,7 +52,7 @@ def evidence(script, tmp_path):
 
 @pytest.fixture
 def recorded(record_of, tmp_path):
-    """Return what writes the record of a tiny experiment that nobody ran."""
+    """Return a function that writes a made-up record of a tiny experiment."""
 
     def write(name: str, outcome: Outcome, **changes) -> None:
         (one,) = (one for one in EXPERIMENTS if one.name == name)
@@ -158,7 +158,7 @@ def test_a_signal_ends_the_processes_and_is_said_in_one_line(number, tmp_path):
         "        (place.work_dir / 'saved').touch()\n"
         "        raise\n"
         "one = Experiment('slow/one', {}, run)\n"
-        "GROUPS = [Group('slow', '', lambda: [one], None)]\n"
+        "GROUPS = [Group('slow', [one], dict)]\n"
     )
     places = [f"--{name}={tmp_path / name}" for name in ("output", "work-dir", "data-dir")]
     process = subprocess.Popen(
@@ -174,7 +174,7 @@ def test_a_signal_ends_the_processes_and_is_said_in_one_line(number, tmp_path):
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopped; `run` goes on from here\n"
+    assert errors == "stopped; `run` resumes from here\n"
     assert (folder / "saved").exists()
 
 

@@ -13,11 +13,10 @@ from experiments.experiment import Experiment, Outcome
 from experiments.records import (
     Repetition,
     add_repetition,
+    current_records,
     first_difference,
-    is_current,
     read_records,
     read_repetitions,
-    record_path,
     write_record,
 )
 from mpgluon.errors import DataError
@@ -58,7 +57,7 @@ def test_no_folder_has_no_records(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "group/one"}'])
 def test_a_damaged_record_is_named_with_what_to_do(text, tmp_path):
-    path = record_path(tmp_path, EXPERIMENT.name)
+    path = tmp_path / f"{EXPERIMENT.name}.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(DataError, match=r"seed-0\.json is no record.*run the experiment again"):
@@ -73,10 +72,10 @@ def test_a_record_that_cannot_be_written_says_so(record_of, tmp_path):
 
 def test_a_record_is_current_if_its_config_is_the_experiments_as_json_has_it(record_of, tmp_path):
     write_record(record_of(EXPERIMENT, OUTCOME), tmp_path)
-    record = read_records(tmp_path)[EXPERIMENT.name]
-    assert is_current(record, EXPERIMENT)
-    assert not is_current(None, EXPERIMENT)
-    assert not is_current(record, replace(EXPERIMENT, config={"rate": 1e-3, "sizes": (1, 3)}))
+    missing = replace(EXPERIMENT, name="group/two")
+    other = replace(EXPERIMENT, config={"rate": 1e-3, "sizes": (1, 3)})
+    assert list(current_records(tmp_path, [missing, EXPERIMENT])) == [EXPERIMENT.name]
+    assert current_records(tmp_path, [other]) == {}
 
 
 def test_outcomes_are_compared_to_the_last_bit_and_times_are_not():

@@ -1,0 +1,254 @@
+"""Pictures of the parity runs, the LSTM and the GAN; marks and line styles tell formats apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from experiments.experiment import Outcome, Record
+
+__all__ = ["draw_accuracies", "draw_curves", "draw_loss_scales", "draw_recurrent",
+           "draw_two_losses"]  # fmt: skip
+
+_LOOKS: dict[str, dict[str, Any]] = {
+    "float32": {"color": "0.45", "marker": "s", "linestyle": "-"},
+    "float16": {"color": "black", "marker": "o", "linestyle": "--"},
+    "mixed_float16": {"color": "tab:blue", "marker": "D", "linestyle": "-."},
+    "bfloat16": {"color": "tab:orange", "marker": "^", "linestyle": ":"},
+    "static_float16": {"color": "tab:green", "marker": "v", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
+}
+_RECURRENT_LOOKS: dict[str, dict[str, Any]] = {
+    "float32": {"color": "0.7", "linewidth": 4},
+    "float16": {"color": "black", "linestyle": "--"},
+    "mixed_float16": {"color": "tab:blue", "linestyle": "-."},
+    "bfloat16": {"color": "tab:orange", "linestyle": ":", "linewidth": 2},
+}
+_PLAYER_LOOKS: dict[str, dict[str, Any]] = {
+    "generator": {"color": "black"},
+    "discriminator": {"color": "tab:blue", "linestyle": "--"},
+}
+_BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+_SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
+_SMOOTHED_STEPS = 20  # an epoch
+
+
+def _finite(values: Sequence[Optional[float]]) -> Any:
+    """Return an array with NaN, a gap in a line, for what is not finite."""
+    return np.array([math.nan if value is None else value for value in values])
+
+
+def _step_curve(axes: Any, changes: Sequence[Any], steps: int, **look: Any) -> None:
+    """Draw a loss scale that is given by its changes, up to the end of the last step."""
+    places, scales = zip(*changes)
+    axes.step([*places, steps + 1], [*scales, scales[-1]], where="post", **look)
+    axes.set_yscale("log", base=2)
+    axes.set_ylabel("loss scale S")
+
+
+def draw_accuracies(
+    figure: Any, points: Mapping[str, Any], networks: Sequence[str], base: str
+) -> None:
+    """Draw each run's accuracy as a mark, and the base's mean ± one standard deviation as a band.
+
+    Parameters
+    ----------
+    figure : Figure
+    points : mapping of str to array, shape (networks, seeds)
+        Accuracies by row; NaN where there is no run.
+    networks : sequence of str
+    base : str
+        A row.
+    """
+    figure.set_size_inches(10, 4.5)
+    axes = figure.add_subplot()
+    width = 0.85 / len(points)
+    for place in range(len(networks)):
+        mean, spread = points[base][place].mean(), points[base][place].std(ddof=1)
+        across = [place - 0.45, place + 0.45]
+        axes.fill_between(across, mean - spread, mean + spread, color="0.88", linewidth=0,
+                          label=f"{base} ± one s.d." if place == 0 else None)  # fmt: skip
+        for number, (row, of_row) in enumerate(points.items()):
+            values = of_row[place][~np.isnan(of_row[place])]
+            at = place + (number - (len(points) - 1) / 2) * width
+            look = {**_LOOKS[row], "linestyle": "none", "markerfacecolor": "none"}
+            beside = at + width / 5 * (np.arange(len(values)) - (len(values) - 1) / 2)
+            axes.plot(beside, values, label=row if place == 0 else None, **look)
+            axes.plot([at - width / 3, at + width / 3], [values.mean()] * 2,
+                      color=_LOOKS[row]["color"], linewidth=2)  # fmt: skip
+    axes.set_xticks(range(len(networks)), networks)
+    axes.set_xlim(-0.5, len(networks) - 0.5)
+    axes.set_ylabel("test accuracy (points)")
+    axes.grid(axis="y", color="0.9")
+    axes.set_axisbelow(True)
+    axes.legend(**_BESIDE, title="mark: a seed\nbar: their mean")
+
+
+def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) -> None:
+    """Draw loss and test accuracy of one run in each format."""
+    figure.set_size_inches(10, 5.5)
+    above, below = figure.subplots(2, 1, sharex=True)
+    for name, record in runs.items():
+        figures, curves = record.outcome.figures, record.outcome.curves
+        loss = _finite(curves["loss"])
+        steps = 1 + figures["steps_per_point"] * np.arange(len(loss))
+        kernel = np.ones(min(_SMOOTHED_STEPS, len(loss)))
+        line = {k: v for k, v in _LOOKS[name].items() if k != "marker"}
+        mean = np.convolve(loss, kernel / len(kernel), "valid")
+        above.plot(steps[len(kernel) - 1 :], mean, label=f"{name}, seed {seed}", **line)
+        accuracies = 100 * np.array(curves["test_accuracy"])
+        ends = figures["steps"] / len(accuracies) * np.arange(1, len(accuracies) + 1)
+        look = {**_LOOKS[name], "markersize": 5, "markerfacecolor": "none"}
+        below.plot(ends, accuracies, label=name, **look)
+    above.set_ylabel(f"training loss\n(mean of the last {_SMOOTHED_STEPS} points)")
+    above.set_ylim(bottom=0)
+    below.set_ylabel("test accuracy (points)")
+    below.set_xlabel("step")
+    for axes in (above, below):
+        axes.grid(color="0.92")
+        axes.legend(**_BESIDE)
+    figure.suptitle(title)
+
+
+def draw_loss_scales(figure: Any, runs: Mapping[str, Mapping[int, Record]], title: str) -> None:
+    """Draw loss scales of runs by row and seed: a panel for each row, a line for each seed."""
+    figure.set_size_inches(10, 4.5)
+    panels = list(figure.subplots(len(runs), 1, sharex=True, sharey=True))
+    for axes, (name, of_row) in zip(panels, runs.items()):
+        for (seed, record), style in zip(of_row.items(), _SEED_STYLES):
+            outcome = record.outcome
+            _step_curve(axes, outcome.curves["loss_scale"], outcome.figures["steps"],
+                        linestyle=style, color=_LOOKS[name]["color"],
+                        label=f"{name}, seed {seed}")  # fmt: skip
+        axes.grid(color="0.92")
+        axes.legend(**_BESIDE)
+    panels[-1].set_xlabel("step")
+    figure.suptitle(title)
+
+
+def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window: int) -> None:
+    """Draw loss, accuracy and loss scale; a column for each seed, a line for each format.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    runs : mapping
+        Records by row and seed; rows that are no format are not drawn.
+    window : int
+        Steps of one point of the curves.
+    """
+    drawn = {name: runs[name] for name in _RECURRENT_LOOKS}
+    seeds = list(drawn["float32"])
+    figure.set_size_inches(11, 6.2)
+    grid = figure.subplots(3, len(seeds), sharex=True, sharey="row", squeeze=False)
+    for name, of_row in drawn.items():
+        for seed, column in zip(seeds, grid.T):
+            _draw_reader(column, of_row[seed], name, window)
+    for seed, (above, middle, below) in zip(seeds, grid.T):
+        above.set_title(f"seed {seed}", fontsize="medium")
+        middle.axhline(50, color="0.8", linewidth=1, zorder=0)  # guessing
+        below.set_yscale("log", base=2)
+        below.set_xlabel("step")
+        for axes in (above, middle, below):
+            axes.grid(color="0.93")
+    words = (f"training loss\n(means of {window} steps)", "test accuracy\n(points)", "loss scale S")
+    for axes, label in zip(grid[:, 0], words):
+        axes.set_ylabel(label)
+    grid[0, 0].set_ylim(bottom=0)
+    figure.align_ylabels(grid[:, 0])
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+
+
+def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
+    above, middle, below = column
+    look = _RECURRENT_LOOKS[name]
+    curves, steps = record.outcome.curves, record.outcome.figures["steps"]
+    losses = _finite(curves["loss"])
+    above.plot(window * np.arange(1, len(losses) + 1), losses, label=name, **look)
+    accuracies = 100 * np.array(curves["test_accuracy"])  # the first one before any step
+    middle.plot(np.linspace(0, steps, len(accuracies)), accuracies, **look)
+    if "loss_scale" in curves:
+        scales = curves["loss_scale"]
+        below.step(window * np.arange(len(scales)), scales, where="post", **look)
+
+
+def draw_two_losses(
+    figure: Any,
+    fp32: Outcome,
+    undisturbed: Outcome,
+    disturbed: Outcome,
+    *,
+    overflow_at: int,
+    window: int,
+    strips: Mapping[str, Any],
+) -> None:
+    """Draw scales to the left, without and with the overflow; losses and images to the right.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    fp32, undisturbed, disturbed : Outcome
+        The last two in float16.
+    overflow_at : int
+        The step in which the generator's loss overflows in ``disturbed``.
+    window : int
+        Steps of one point of the losses.
+    strips : mapping
+        Images side by side as arrays (height, width, 3), by their label.
+    """
+    figure.set_size_inches(12, 6.4)
+    (above, losses), (below, images) = figure.subplots(2, 2, width_ratios=(1.25, 1))
+    _draw_scales(above, undisturbed, "float16: each network has its own loss scale")
+    title = f"the same, with an overflow of the generator's loss in step {overflow_at}"
+    _draw_scales(below, disturbed, title)
+    below.sharex(above)
+    below.sharey(above)
+    below.axvline(overflow_at, color="tab:red", linewidth=1, zorder=0)
+    below.annotate(
+        "overflow",
+        (overflow_at, 0.7),  # below the legend
+        xycoords=("data", "axes fraction"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="top",
+        color="tab:red",
+    )
+    for name, look in _PLAYER_LOOKS.items():
+        for outcome, words, wide in (
+            (fp32, "float32", {"linewidth": 3, "alpha": 0.3}),
+            (undisturbed, "float16", {}),
+        ):
+            values = _finite(outcome.curves[f"{name}_loss"])
+            steps = window * np.arange(1, len(values) + 1)
+            losses.plot(steps, values, label=f"{name}, {words}", **look, **wide)
+    losses.set_ylim(bottom=0)
+    losses.set_ylabel(f"loss (means of {window} steps)")
+    losses.set_xlabel("step")
+    losses.grid(color="0.93")
+    losses.legend(frameon=False, fontsize="small")
+    pixels = list(strips.values())
+    images.imshow(np.concatenate(pixels))
+    images.set_yticks(len(pixels[0]) * (np.arange(len(strips)) + 0.5), list(strips))
+    images.set_xticks([])
+    images.tick_params(length=0)
+    images.spines[:].set_visible(False)
+
+
+def _draw_scales(axes: Any, outcome: Outcome, title: str) -> None:
+    for name, look in _PLAYER_LOOKS.items():
+        changes = outcome.curves[f"{name}_scale"]
+        _step_curve(axes, changes, outcome.figures["steps"], label=f"{name}'s", **look)
+        steps, scales = zip(*changes)
+        skipped = outcome.curves[f"{name}_skipped"]
+        at = [scales[np.searchsorted(steps, step, "right") - 1] for step in skipped]
+        marks = {"color": look["color"], "marker": "x", "linestyle": "none", "markersize": 5}
+        axes.plot(skipped, at, label=f"skipped: {len(skipped)}", **marks)
+    axes.set_xlabel("step")
+    axes.set_title(title, fontsize="medium")
+    axes.grid(color="0.93")
+    axes.legend(ncols=2, frameon=False, loc="upper right", fontsize="small")

@@ -1,0 +1,134 @@
+"""docs/results.md and README.md are what the records in results/evidence make of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_groups import EXPERIMENTS
+from tiny_groups import GROUPS as TINY
+
+from experiments.experiment import Outcome
+from experiments.groups import GROUPS
+from experiments.page import BEGIN, END, out_of_date, render, write_document
+from experiments.records import Repetition, write_record
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+TEMPLATES = ROOT / "experiments"
+
+
+def test_page_and_readme_say_what_the_records_say():
+    records = ROOT / "results" / "evidence"
+    old = out_of_date(GROUPS, TEMPLATES, records, ROOT)
+    assert old == [], "run python scripts/evidence.py document"
+    # And the records support what a person wrote.
+    for path in (ROOT / "docs" / "results.md", ROOT / "README.md"):
+        assert "no longer support the conclusion" not in " ".join(path.read_text().split())
+
+
+def test_each_picture_of_the_page_is_there_and_is_a_picture():
+    docs = ROOT / "docs"
+    shown = re.findall(r"!\[[^]]*\]\(results/([^)]+)\.png\)", (docs / "results.md").read_text())
+    assert sorted(shown) == sorted(name for group in GROUPS for name in group.pictures)
+    for name in shown:
+        with Image.open(docs / "results" / f"{name}.png") as image:
+            assert image.width >= 900
+
+
+def test_the_experiments_of_all_groups_have_names_of_their_own_below_their_groups():
+    names = [(group.name, one.name) for group in GROUPS for one in group.experiments]
+    assert len({name for _, name in names}) == len(names)
+    assert all(name.startswith(f"{group}/") for group, name in names)
+
+
+def test_without_records_every_section_says_so_and_shows_no_picture(page_of):
+    text = page_of({})
+    for group in GROUPS:
+        assert f"Not run yet: {group.name}." in text
+    assert "](results/" not in text
+    assert "**" not in text  # no conclusion
+    assert page_of({}, template="readme") == (
+        "138 of 138 runs are not done yet; docs/results.md names them."
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    return tmp_path
+
+
+def test_page_block_and_pictures_are_written_and_checked(root, record_of):
+    folder = root / "records"
+    current, other = EXPERIMENTS[0], EXPERIMENTS[1]
+    write_record(record_of(current, Outcome({})), folder)
+    write_record(record_of(other, Outcome({}), config={"was": "another"}), folder)
+    page, readme = root / "docs" / "results.md", root / "README.md"
+    assert out_of_date(TINY, HERE, folder, root) == [page, readme]
+    written = write_document(TINY, HERE, folder, root)
+    assert [path.name for path in written] == ["results.md", "README.md", "tiny.png", "other.png"]
+    # The other record is of another config.
+    assert "1 origins. Records: tiny/threads.\n" in page.read_text()
+    assert "**It has run.**" in page.read_text()
+    assert page.read_text().endswith("Not run: tiny/fails, other.\n")
+    assert readme.read_text() == f"before\n{BEGIN}\n2 tiny experiments.\n{END}\nafter\n"
+    for path in written[2:]:
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+    assert out_of_date(TINY, HERE, folder, root) == []
+    page.write_text(page.read_text() + "typed by hand\n")
+    assert out_of_date(TINY, HERE, folder, root) == [page]
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_readme_without_one_place_for_the_block_is_refused(times, root):
+    (root / "README.md").write_text((root / "README.md").read_text() * times)
+    with pytest.raises(ValueError, match=r"README\.md needs one place"):
+        write_document(TINY, HERE, root / "records", root)
+
+
+def test_a_conclusion_that_the_records_do_not_support_is_replaced():
+    text = render(HERE / "results.md.jinja", TINY, {}, [])
+    assert "It has run" not in text
+    assert "The records no longer support the conclusion" in text
+
+
+def test_origins_and_repetitions_are_shown(record_of):
+    one = EXPERIMENTS[0]
+    records = {
+        one.name: record_of(one, Outcome({})),
+        "b": record_of(one, Outcome({}), date="2026-01-04T00:00:00+00:00"),
+    }
+    made = [
+        Repetition("a/b", "2026-01-02T00:00:00+00:00", 7, None),
+        Repetition("a/c", "2026-01-03T00:00:00+00:00", None, "loss was 1, is 2"),
+    ]
+    text = render(TEMPLATES / "results.md.jinja", GROUPS, records, made)
+    assert "|       2 | a processor (avx2) | mxnet 1.9.1 | 2026-01-02 to 2026-01-04 |" in text
+    assert "1 of 2 repetitions gave the same result" in text
+    assert "| `a/b`      | at random, `--seed 7` | 2026-01-02 | the same         |" in text
+    assert "| `a/c`      | by name               | 2026-01-03 | loss was 1, is 2 |" in text
+
+
+def test_only_prose_is_wrapped(tmp_path):
+    word = "word " * 40
+    special = [
+        f"- {word}",
+        f"intro:\n- {word}",
+        f"| {word} |",
+        f"![{word}](x.png)",
+        f"```\n{word}",
+        f"{word}\n```",
+        f"{'x' * 98} 1. {word}".strip(),  # whose second line would be a list
+    ]
+    (tmp_path / "a.jinja").write_text("\n\n".join([word, "5\n6. " + word, *special]))
+    text = render(tmp_path / "a.jinja", [], {}, [])
+    for block in special:
+        assert block.strip() in text
+    prose, second = text.split("\n\n")[:2]
+    assert prose.split() == word.split()
+    assert 90 < max(map(len, prose.splitlines())) <= 100
+    assert second.startswith("5 6. word")

@@ -8,7 +8,7 @@ from typing import Callable, Optional
 from benchmarks.growth import growth
 from benchmarks.race import CaseResult, Result
 from benchmarks.record import BenchmarkRecord
-from benchmarks.timing import Quartiles
+from mpgluon.diagnostics.timing import Quartiles
 from mpgluon.tables import Table
 
 __all__ = ["case_report", "case_table", "duration", "growth_table", "heading", "rounded"]

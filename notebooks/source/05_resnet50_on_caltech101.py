@@ -373,7 +373,7 @@ assert by_hand == by_mpgluon == [step["loss_scale"] for step in steps["float16"]
 
 
 # %%
-from benchmarks.timing import interleave, quartiles, ratios
+from mpgluon.diagnostics.timing import interleave, quartiles, ratios
 
 
 def timed_step(dtype):

@@ -36,8 +36,8 @@ from mxnet import autograd, gluon, profiler
 from mxnet.gluon.model_zoo import vision
 
 import mpgluon
-from benchmarks.timing import interleave, quartiles, ratios
 from mpgluon.diagnostics import alignment_report, check_machine, memory_estimate
+from mpgluon.diagnostics.timing import interleave, quartiles, ratios
 from mpgluon.tables import Table
 
 # %% [markdown]

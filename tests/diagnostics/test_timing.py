@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.timing import Quartiles, interleave, quartiles, ratios, turns
+from mpgluon.diagnostics.timing import Quartiles, interleave, quartiles, ratios, turns
 
 
 def test_every_case_runs_once_a_round_in_an_order_that_is_reversed_each_time():

@@ -7,7 +7,7 @@ from typing import Optional
 
 import numpy as np
 
-from experiments.statistics import Comparison
+from experiments.statistics import PairedComparison
 
 __all__ = ["interval", "mean_and_interval", "number", "one_or_range", "percent", "plus_minus",
            "signed"]  # fmt: skip
@@ -34,12 +34,12 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{round(value, digits) + 0.0:+.{digits}f}"  # the sum makes -0.0 a 0.0
 
 
-def interval(one: Comparison, digits: int = 2) -> str:
+def interval(one: PairedComparison, digits: int = 2) -> str:
     """Return the ends of a confidence interval."""
     return f"{signed(one.lower, digits)} to {signed(one.upper, digits)}"
 
 
-def mean_and_interval(one: Comparison, digits: int = 2) -> str:
+def mean_and_interval(one: PairedComparison, digits: int = 2) -> str:
     """Return a mean difference, with its confidence interval in parentheses."""
     return f"{signed(one.mean, digits)} ({interval(one, digits)})"
 

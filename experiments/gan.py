@@ -31,8 +31,19 @@ from mpgluon import amp
 from mpgluon.data import caltech101, read_image
 from mpgluon.trainer.snapshot import export_trainer
 
-__all__ = ["CROP", "NAMES", "WINDOW", "Player", "Settings", "cut_crops", "make_players", "pack",
-           "play", "train", "unpack"]  # fmt: skip
+__all__ = [
+    "CROP",
+    "NAMES",
+    "WINDOW",
+    "GanSettings",
+    "Player",
+    "cut_crops",
+    "make_players",
+    "pack",
+    "play",
+    "train",
+    "unpack",
+]  # fmt: skip
 
 NAMES = ("generator", "discriminator")
 CROP = 32  # pixels
@@ -45,7 +56,7 @@ _LOSS = gluon.loss.SigmoidBinaryCrossEntropyLoss()
 
 
 @dataclass(frozen=True)
-class Settings:
+class GanSettings:
     """What a run depends on, beside the photographs.
 
     Attributes
@@ -134,7 +145,7 @@ class Player:
         return found.hexdigest()[:16]
 
 
-def make_players(settings: Settings) -> tuple[Player, Player]:
+def make_players(settings: GanSettings) -> tuple[Player, Player]:
     """Return generator and discriminator with first weights that depend on the seed only."""
     mx.random.seed(settings.seed)
     generator, discriminator = (
@@ -144,7 +155,7 @@ def make_players(settings: Settings) -> tuple[Player, Player]:
     return generator, discriminator
 
 
-def _make_player(net: gluon.HybridBlock, settings: Settings) -> Player:
+def _make_player(net: gluon.HybridBlock, settings: GanSettings) -> Player:
     net.initialize(mx.init.Normal(0.02))
     loss_scale: Any = "none"
     if settings.dtype == "float16":
@@ -163,7 +174,7 @@ def _make_player(net: gluon.HybridBlock, settings: Settings) -> Player:
     return Player(net, trainer)
 
 
-def _make_generator(settings: Settings) -> gluon.HybridBlock:
+def _make_generator(settings: GanSettings) -> gluon.HybridBlock:
     """Return a network from noise, (N, noise), to images in [-1, 1], (N, 3, 32, 32)."""
     width, net = settings.channels, nn.HybridSequential()
     net.add(
@@ -182,7 +193,7 @@ def _make_generator(settings: Settings) -> gluon.HybridBlock:
     return net
 
 
-def _make_discriminator(settings: Settings) -> gluon.HybridBlock:
+def _make_discriminator(settings: GanSettings) -> gluon.HybridBlock:
     """Return a network from images to logits, (N, 1), that are high for photographs."""
     width, net = settings.channels, nn.HybridSequential()
     net.add(nn.Conv2D(width, 4, 2, 1, in_channels=3), nn.LeakyReLU(0.2))
@@ -230,7 +241,7 @@ def play(
     discriminator.step(loss)
 
 
-def cut_crops(tree: Path, settings: Settings) -> NDArray[np.uint8]:
+def cut_crops(tree: Path, settings: GanSettings) -> NDArray[np.uint8]:
     """Return crops of one category's photographs, shape (N, 32, 32, 3); half of them mirrored."""
     folder = caltech101.list_images(tree)
     paths = [path for path in folder.paths if path.parent.name == settings.category]
@@ -248,7 +259,7 @@ def cut_crops(tree: Path, settings: Settings) -> NDArray[np.uint8]:
     return np.stack(crops)
 
 
-def train(settings: Settings, crops: NDArray[np.uint8]) -> Outcome:
+def train(settings: GanSettings, crops: NDArray[np.uint8]) -> Outcome:
     """Train both networks on crops, shape (N, 32, 32, 3)."""
     generator, discriminator = make_players(settings)
     players = dict(zip(NAMES, (generator, discriminator)))

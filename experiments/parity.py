@@ -19,7 +19,7 @@ from experiments.experiment import Experiment, Group, Outcome, Place, Record, Re
 from experiments.photographs import mini_tree
 from experiments.statistics import (
     CONFIDENCE,
-    Comparison,
+    PairedComparison,
     compare,
     detectable_difference,
     holm,
@@ -185,20 +185,20 @@ class Parity:
         ]
 
     @cached_property
-    def pooled(self) -> dict[str, Comparison]:
+    def pooled(self) -> dict[str, PairedComparison]:
         """Each row beside FP32 over all networks and seeds."""
         return {row: compare(self.differences(row)) for row in OTHERS}
 
-    def by_seed(self, row: str) -> Comparison:
+    def by_seed(self, row: str) -> PairedComparison:
         """Compare a row's means over the networks with FP32's: a pair for each seed."""
         return compare(self.differences(row).mean(axis=0))
 
-    def of_seeds(self, row: str, seeds: Sequence[int]) -> Comparison:
+    def of_seeds(self, row: str, seeds: Sequence[int]) -> PairedComparison:
         """Compare a row with FP32 in some of the seeds."""
         return compare(self.differences(row)[:, [SEEDS.index(seed) for seed in seeds]])
 
     @cached_property
-    def control(self) -> Comparison:
+    def control(self) -> PairedComparison:
         """The control beside float16, in the seeds that both have."""
         return compare(self.points[CONTROL] - self.points["float16"])
 

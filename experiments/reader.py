@@ -24,7 +24,7 @@ from experiments.sentences import LENGTH, VOCABULARY, encode, make_reviews
 from experiments.series import means
 from mpgluon import amp
 
-__all__ = ["FORMATS", "WINDOW", "Settings", "make_network", "train"]
+__all__ = ["FORMATS", "WINDOW", "ReaderSettings", "make_network", "train"]
 
 FORMATS = ("float32", "float16", "mixed_float16", "bfloat16")
 WINDOW = 10  # steps of which a curve has the mean
@@ -34,7 +34,7 @@ _NOISE_SEED, _ORDER_SEED = 1, 2  # keep draws of different purposes apart
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReaderSettings:
     """All that a run depends on.
 
     Attributes
@@ -99,7 +99,7 @@ class _Reader(gluon.HybridBlock):
     ICML 2015, section 5: a forget gate that begins open.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ReaderSettings) -> None:
         super().__init__()
         options = {
             "hidden_size": settings.hidden,
@@ -128,7 +128,7 @@ class _Reader(gluon.HybridBlock):
 class _Bag(gluon.HybridBlock):
     """Embedding, mean over the words, two Dense layers."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ReaderSettings) -> None:
         super().__init__()
         with self.name_scope():
             self.embedding = nn.Embedding(len(VOCABULARY), settings.embedding)
@@ -140,7 +140,7 @@ class _Bag(gluon.HybridBlock):
         return self.out(self.hidden(F.mean(self.embedding(tokens), axis=1)))
 
 
-def make_network(settings: Settings) -> gluon.HybridBlock:
+def make_network(settings: ReaderSettings) -> gluon.HybridBlock:
     """Return a network with its first weights, in its format.
 
     The first weights depend on the seed only, not on the format or the use of cells.
@@ -156,7 +156,7 @@ def make_network(settings: Settings) -> gluon.HybridBlock:
     return net
 
 
-def train(settings: Settings) -> Outcome:
+def train(settings: ReaderSettings) -> Outcome:
     """Train on reviews, with some wrong labels, and test on others, with right ones."""
     training, test = make_reviews(settings.training_reviews, settings.test_reviews, seed=0)
     tokens, labels = encode(training)
@@ -195,7 +195,7 @@ def train(settings: Settings) -> Outcome:
     )
 
 
-def _make_trainer(net: gluon.Block, settings: Settings, steps: int) -> gluon.Trainer:
+def _make_trainer(net: gluon.Block, settings: ReaderSettings, steps: int) -> gluon.Trainer:
     schedule = mx.lr_scheduler.PolyScheduler(steps, settings.learning_rate, pwr=1)
     options = {
         "learning_rate": settings.learning_rate,

@@ -12,15 +12,21 @@ from typing import Any
 from experiments import figures
 from experiments.cells import mean_and_interval, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Record, Records
-from experiments.reader import WINDOW, Settings, train
-from experiments.statistics import CONFIDENCE, Comparison, compare, detectable_difference, holm
+from experiments.reader import WINDOW, ReaderSettings, train
+from experiments.statistics import (
+    CONFIDENCE,
+    PairedComparison,
+    compare,
+    detectable_difference,
+    holm,
+)
 
 __all__ = ["BAG", "BASE", "GROUP", "OTHER_ORDER", "ROWS"]
 
 _SEEDS = (0, 1, 2, 3, 4)
 BASE, OTHER_ORDER, BAG = "float32", "float32-cells", "float32-bag"
 _LAYERS = {"lstm": "one operator", "cells": "cells", "bag": "none: a bag of words"}
-ROWS = {  # format and layer, as in Settings
+ROWS = {  # format and layer, as in ReaderSettings
     BASE: ("float32", "lstm"),
     "float16": ("float16", "lstm"),
     "mixed_float16": ("mixed_float16", "lstm"),
@@ -34,11 +40,11 @@ ROWS = {  # format and layer, as in Settings
 
 def _experiment(row: str, seed: int) -> Experiment:
     dtype, layer = ROWS[row]
-    settings = Settings(dtype=dtype, layer=layer, seed=seed)
+    settings = ReaderSettings(dtype=dtype, layer=layer, seed=seed)
     return Experiment(f"recurrent/{row}/seed-{seed}", asdict(settings), partial(_run, settings))
 
 
-def _run(settings: Settings, place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
+def _run(settings: ReaderSettings, place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
     return train(settings)
 
 
@@ -47,7 +53,7 @@ class _Recurrent:
     """The runs that exist, and what follows from them; comparisons need all of them."""
 
     records: Records
-    settings = Settings()
+    settings = ReaderSettings()
     control = OTHER_ORDER
 
     def runs(self, row: str) -> dict[int, Record]:
@@ -60,7 +66,7 @@ class _Recurrent:
         runs = self.runs(row).items()
         return {seed: 100 * run.outcome.figures["test_accuracy"] for seed, run in runs}
 
-    def comparison(self, row: str) -> Comparison:
+    def comparison(self, row: str) -> PairedComparison:
         """Compare a row's accuracies with FP32's of the same seeds."""
         ours, base = self.points(row), self.points(BASE)
         return compare([ours[seed] - base[seed] for seed in ours if seed in base])
@@ -82,14 +88,14 @@ class _Recurrent:
                 f"{one_or_range([one['skipped_steps'] for one in found])} of {found[0]['steps']}",
                 one_or_range([one["clipped_steps"] for one in found]),
                 one_or_range([one["final_scale"] for one in found])
-                if Settings(dtype=dtype).has_loss_scale
+                if ReaderSettings(dtype=dtype).has_loss_scale
                 else "none",
                 f"`python scripts/evidence.py run recurrent/{row}`",
             ])  # fmt: skip
         return rows
 
     @cached_property
-    def compared(self) -> dict[str, Comparison]:
+    def compared(self) -> dict[str, PairedComparison]:
         """The rows in 16 bits beside FP32."""
         rows = [row for row, (dtype, _) in ROWS.items() if dtype != "float32"]
         return {row: self.comparison(row) for row in rows}

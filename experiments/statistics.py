@@ -18,13 +18,20 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-__all__ = ["CONFIDENCE", "Comparison", "compare", "detectable_difference", "holm", "pooled_spread"]
+__all__ = [
+    "CONFIDENCE",
+    "PairedComparison",
+    "compare",
+    "detectable_difference",
+    "holm",
+    "pooled_spread",
+]
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """Paired differences in a few numbers, in the unit of the values.
 
     Attributes
@@ -54,7 +61,7 @@ class Comparison:
         return self.t_test < 1 - CONFIDENCE
 
 
-def compare(differences: Any) -> Comparison:
+def compare(differences: Any) -> PairedComparison:
     """Compare paired values by their differences.
 
     Parameters
@@ -74,12 +81,12 @@ def compare(differences: Any) -> Comparison:
     mean, spread = float(differences.mean()), float(differences.std(ddof=1))
     if spread == 0:  # SciPy's t statistic divides by it
         alike = float(mean == 0)
-        return Comparison(len(differences), mean, mean, mean, spread, alike, alike)
+        return PairedComparison(len(differences), mean, mean, mean, spread, alike, alike)
     test = stats.ttest_1samp(differences, 0)
     interval = test.confidence_interval(CONFIDENCE)
     # Subtraction leaves different last bits in equal differences, which are to count as ties.
     ranked = stats.wilcoxon(np.round(differences, 9), correction=True)
-    return Comparison(
+    return PairedComparison(
         len(differences), mean, float(interval.low), float(interval.high), spread,
         float(test.pvalue), float(ranked.pvalue),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments import figures
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
-from experiments.gan import NAMES, WINDOW, Settings, cut_crops, train, unpack
+from experiments.gan import NAMES, WINDOW, GanSettings, cut_crops, train, unpack
 from experiments.photographs import mini_tree
 
 __all__ = ["GROUP", "RUNS"]
@@ -20,9 +20,9 @@ _FP32, _UNDISTURBED, _DISTURBED = (
     "two_losses/float16-overflow",
 )
 RUNS = {
-    _FP32: Settings(),
-    _UNDISTURBED: Settings(dtype="float16"),
-    _DISTURBED: Settings(dtype="float16", overflow=2.0**20),
+    _FP32: GanSettings(),
+    _UNDISTURBED: GanSettings(dtype="float16"),
+    _DISTURBED: GanSettings(dtype="float16", overflow=2.0**20),
 }
 # What a run keeps of each network around the watched step, and its name on the page.
 _WATCHED = {
@@ -34,7 +34,7 @@ _WATCHED = {
 }
 
 
-def _run(settings: Settings, place: Place) -> Outcome:
+def _run(settings: GanSettings, place: Place) -> Outcome:
     return train(settings, cut_crops(mini_tree(place), settings))
 
 

@@ -244,7 +244,7 @@ def back_off(variant: str, settings: Any) -> Outcome:
     trainer = sgd(net, ours, learning_rate=settings.learning_rate)
     theirs = _ContribScale(interval)
     if not is_ours:
-        inside.occupy(trainer, theirs)
+        inside.set_loss_scaler(trainer, theirs)
         trainer._amp_original_scale = inside.scale_of(trainer)  # contrib.amp's own field
     losses_of = gluon.loss.SoftmaxCrossEntropyLoss()
     scales: list[float] = []

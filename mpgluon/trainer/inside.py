@@ -15,12 +15,12 @@ from mxnet.ndarray import NDArray
 from mpgluon.errors import TrainerStateError
 
 
-def occupant(trainer: gluon.Trainer) -> Any:
+def loss_scaler_of(trainer: gluon.Trainer) -> Any:
     """Return the object whose ``has_overflow`` the Trainer calls before an update, or ``None``."""
     return getattr(trainer, "_amp_loss_scaler", None)
 
 
-def occupy(trainer: gluon.Trainer, state: Any) -> None:
+def set_loss_scaler(trainer: gluon.Trainer, state: Any) -> None:
     """Let the Trainer call an object's ``has_overflow`` before each update."""
     trainer._amp_loss_scaler = state
 

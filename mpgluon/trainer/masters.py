@@ -321,8 +321,8 @@ class MasterKeeper(GradientHolder):
 
 def _keep_masters_of(trainer: gluon.Trainer) -> None:
     """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
-    if inside.occupant(trainer) is None:
-        inside.occupy(trainer, MasterKeeper(trainer))
+    if inside.loss_scaler_of(trainer) is None:
+        inside.set_loss_scaler(trainer, MasterKeeper(trainer))
 
 
 call_with_new_trainers(_keep_masters_of)

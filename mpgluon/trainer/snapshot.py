@@ -69,7 +69,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         "states": [names[index] for index in updater.states],
         "loss_scale": None,
     }
-    amp = inside.occupant(trainer)
+    amp = inside.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
         plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
         plain["skipped_steps"] = amp.skipped_steps
@@ -181,7 +181,7 @@ def apply_trainer(plan: TrainerPlan) -> None:
     vars(optimizer).update(plan.optimizer)
     if optimizer.lr_scheduler is not None:
         vars(optimizer.lr_scheduler).update(plan.lr_scheduler)
-    amp = inside.occupant(trainer)
+    amp = inside.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
         amp.forget()
         if plan.loss_scale is not None:
@@ -231,7 +231,7 @@ def _validated_loss_scale(
 
     Where formats were ``converted``, one of the two may have none or ``"none"``.
     """
-    amp = inside.occupant(trainer)
+    amp = inside.loss_scaler_of(trainer)
     scale = amp.loss_scale if isinstance(amp, TrainerState) else None
     file_has_none = of_file is None or of_file["kind"] == NoLossScale.__name__
     if converted and (file_has_none or scale is None or isinstance(scale, NoLossScale)):

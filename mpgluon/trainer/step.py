@@ -304,7 +304,7 @@ def attach(
             f"init_trainer takes a gluon.Trainer, received {type(trainer).__name__}; an optimizer "
             "alone has no step that could be skipped"
         )
-    existing = inside.occupant(trainer)
+    existing = inside.loss_scaler_of(trainer)
     if not (existing is None or isinstance(existing, MasterKeeper)):
         raise TrainerStateError(
             f"this Trainer has a loss scale already ({type(existing).__name__}); one Trainer, "
@@ -317,7 +317,7 @@ def attach(
     keep_masters(trainer)
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)
     inside.put_before_reduction(trainer, lambda reduce: lambda: state.reduce_gradients(reduce))
-    inside.occupy(trainer, state)
+    inside.set_loss_scaler(trainer, state)
     return state
 
 
@@ -329,7 +329,7 @@ def state_of(trainer: Any) -> TrainerState:
     TrainerStateError
         If ``init_trainer`` was never called on it.
     """
-    state = inside.occupant(trainer)
+    state = inside.loss_scaler_of(trainer)
     if not isinstance(state, TrainerState):
         raise TrainerStateError(
             "this Trainer has no loss scale yet; call amp.init_trainer(trainer) right after "

@@ -12,14 +12,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.experiment import Outcome
-from experiments.reader import FORMATS, Settings, make_network, train
+from experiments.reader import FORMATS, ReaderSettings, make_network, train
 from experiments.recurrent import GROUP
 from experiments.sentences import LENGTH, VOCABULARY
 
-TINY = Settings(
+TINY = ReaderSettings(
     training_reviews=60, test_reviews=50, batch_size=20, epochs=4, embedding=4, hidden=4
 )
-SHORT = Settings(training_reviews=2000, test_reviews=1000, label_noise=0, epochs=8)
+SHORT = ReaderSettings(training_reviews=2000, test_reviews=1000, label_noise=0, epochs=8)
 
 
 def values_of(net):
@@ -100,9 +100,9 @@ def test_gradients_are_clipped_to_the_norm_that_is_asked_for():
 
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match=r"dtype must be one of float32, .*received 'int8'"):
-        Settings(dtype="int8")
+        ReaderSettings(dtype="int8")
     with pytest.raises(ValueError, match="multiple of batch_size, received 3000 and 7"):
-        Settings(batch_size=7)
+        ReaderSettings(batch_size=7)
 
 
 # --- the section -----------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from mxnet import autograd, gluon
 from PIL import Image
 
 from experiments.experiment import Place
-from experiments.gan import NAMES, Settings, cut_crops, make_players, pack, play, train, unpack
+from experiments.gan import NAMES, GanSettings, cut_crops, make_players, pack, play, train, unpack
 from experiments.series import changes, means
 from experiments.two_losses import GROUP
 from mpgluon import amp
 
-TINY = Settings(
+TINY = GanSettings(
     dtype="float16",
     steps=12,
     batch_size=4,

@@ -18,7 +18,7 @@ import mpgluon
 from mpgluon import amp
 from mpgluon.cast import fp32
 from mpgluon.numerics.dtypes import cast
-from mpgluon.trainer.inside import occupant
+from mpgluon.trainer.inside import loss_scaler_of
 from mpgluon.trainer.step import TrainerState
 
 TENTH = float(np.float32(0.1))
@@ -55,7 +55,7 @@ def step(weight, trainer, gradient=0.0):
     copies = weight.list_data()
     with autograd.record():
         losses = [cast(one, "float32") * (gradient / len(copies)) for one in copies]
-        if isinstance(occupant(trainer), TrainerState):
+        if isinstance(loss_scaler_of(trainer), TrainerState):
             with amp.scale_loss(losses, trainer) as losses:
                 pass
     autograd.backward(losses)

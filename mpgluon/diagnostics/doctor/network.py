@@ -180,21 +180,21 @@ def _trainer_facts(trainer: gluon.Trainer) -> TrainerFacts:
         vanishing=tuple(
             (name, value) for name, value in options.items() if value and np.float16(value) == 0
         ),
-        scaler=_scaler(inside.occupant(trainer)),
-        keeps_masters=isinstance(inside.occupant(trainer), MasterKeeper)
+        scaler=_scaler(inside.loss_scaler_of(trainer)),
+        keeps_masters=isinstance(inside.loss_scaler_of(trainer), MasterKeeper)
         or any(isinstance(updater, MasterWeights) for updater in updaters),
         updates_in_kvstore=inside.will_update_in_kvstore(trainer),
     )
 
 
-def _scaler(occupant: Any) -> str:
-    if occupant is None or isinstance(occupant, MasterKeeper):
+def _scaler(scaler: Any) -> str:
+    if scaler is None or isinstance(scaler, MasterKeeper):
         return "none"
-    if isinstance(occupant, TrainerState):
-        none = isinstance(occupant.loss_scale, NoLossScale)
+    if isinstance(scaler, TrainerState):
+        none = isinstance(scaler.loss_scale, NoLossScale)
         return "mpgluon, none" if none else "mpgluon"
-    of_contrib = type(occupant).__module__.startswith("mxnet.contrib.amp")
-    return "contrib" if of_contrib else type(occupant).__name__
+    of_contrib = type(scaler).__module__.startswith("mxnet.contrib.amp")
+    return "contrib" if of_contrib else type(scaler).__name__
 
 
 def _label_arrays(labels: Any) -> list[Any]:

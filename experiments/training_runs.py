@@ -56,7 +56,7 @@ def train_or_find(config: TrainingConfig, data_dir: Path, place: Place) -> Outco
     """
     config = replace(config, data_dir=str(data_dir), output_dir=str(place.work_dir))
     if not (place.work_dir / "results.json").exists():
-        train(config, resume=True)
+        train(config, resume="auto")
     results = json.loads((place.work_dir / "results.json").read_text())
     _check_origin(place.work_dir, config, results)
     lines = (place.work_dir / "history.jsonl").read_text().splitlines()

@@ -18,6 +18,7 @@ import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
 from mpgluon.options import add_options
 from mpgluon.training import InterruptedRunError, TrainingConfig, train
+from mpgluon.training.checkpoints import Resume
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,7 +35,13 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser = _Parser(description="Train an image classifier on Caltech 101.")
     add_options(parser, TrainingConfig)
     parser.add_argument(
-        "--resume", action="store_true", help="continue from the newest checkpoint in --output-dir"
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=("auto",),
+        metavar="auto",
+        help="continue from the newest checkpoint in --output-dir; auto begins if there is none",
     )
     return parser.parse_args(arguments)
 
@@ -77,7 +84,7 @@ def start_processes(config: TrainingConfig) -> Processes:
     return OneProcess()
 
 
-def run(config: TrainingConfig, processes: Processes, *, resume: bool) -> int:
+def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
     """Train, let rank 0 print the result, and return the exit status."""
     several = processes.world_size > 1
     logging.basicConfig(

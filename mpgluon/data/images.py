@@ -15,7 +15,7 @@ from PIL import Image, ImageFile
 
 from mpgluon.errors import DataError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 # A small file can decode to at most 96 MB: this limit times three bytes.
 MAX_IMAGE_PIXELS = 32_000_000
 
@@ -46,12 +46,14 @@ class ImageFolder:
         return len(self.paths)
 
 
-def list_images(tree: Union[str, Path], *, exclude: Collection[str] = ()) -> ImageFolder:
+def list_images(
+    tree: Union[str, Path], *, exclude: Collection[str] = (), nested: bool = False
+) -> ImageFolder:
     """List the images in the class folders of ``tree``, in an order that depends on names only.
 
-    An image is a file directly in a class folder whose name ends in ``.jpg``, ``.jpeg`` or ``.png``
-    in upper or lower case. Hidden files and folders and folders without an image are ignored. No
-    file is opened.
+    An image is a file in a class folder whose name ends in ``.jpg``, ``.jpeg``, ``.png`` or
+    ``.webp`` in upper or lower case. Hidden files and folders and folders without an image are
+    ignored. No file is opened.
 
     Parameters
     ----------
@@ -59,6 +61,8 @@ def list_images(tree: Union[str, Path], *, exclude: Collection[str] = ()) -> Ima
         The folder with one folder per class.
     exclude : collection of str, optional
         Names of folders that are not a class.
+    nested : bool
+        Include images in folders inside a class folder; otherwise only those directly in it.
 
     Returns
     -------
@@ -78,8 +82,7 @@ def list_images(tree: Union[str, Path], *, exclude: Collection[str] = ()) -> Ima
         for name in sorted(folders):
             if name.startswith(".") or name in exclude:
                 continue
-            found = sorted(filter(is_image_name, (path.name for path in folders[name].iterdir())))
-            files = [path for path in map(folders[name].joinpath, found) if path.is_file()]
+            files = sorted(_images_in(folders[name], nested=nested), key=lambda path: path.parts)
             if files:
                 labels += [len(classes)] * len(files)
                 paths += files
@@ -95,6 +98,14 @@ def list_images(tree: Union[str, Path], *, exclude: Collection[str] = ()) -> Ima
             f"{', '.join(IMAGE_SUFFIXES)} files in it"
         )
     return ImageFolder(tree, tuple(classes), tuple(paths), np.array(labels, dtype=np.int32))
+
+
+def _images_in(folder: Path, *, nested: bool) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if is_image_name(path.name) and path.is_file():
+            yield path
+        elif nested and not path.name.startswith(".") and path.is_dir():
+            yield from _images_in(path, nested=True)
 
 
 def is_image_name(name: str) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Callable, Optional, TypeVar
+from typing import Callable, Literal, Optional, TypeVar, Union
 
 from mpgluon.errors import CheckpointError
 from mpgluon.training.config import TrainingConfig
 
-__all__ = ["RunCheckpoints"]
+__all__ = ["Resume", "RunCheckpoints"]
+
+Resume = Union[bool, Literal["auto"]]
 
 _logger = logging.getLogger(__name__)
 
@@ -19,20 +21,25 @@ Loaded = TypeVar("Loaded")
 class RunCheckpoints:
     """The newest few checkpoints of one run, in a folder that holds nothing else.
 
-    ``resume`` allows a folder that has checkpoints. With ``writes=False``, as on all ranks but the
-    first, nothing is checked or written.
+    With ``resume`` the folder must have checkpoints, with ``"auto"`` it may have them. With
+    ``writes=False``, as on all ranks but the first, nothing is checked or written.
 
     Raises
     ------
     CheckpointError
-        If the folder cannot be made, or holds a run that is not to be resumed.
+        If the folder cannot be made, holds a run that is not to be resumed, or none to resume.
     """
 
-    def __init__(self, config: TrainingConfig, *, resume: bool, writes: bool = True) -> None:
+    def __init__(self, config: TrainingConfig, *, resume: Resume, writes: bool = True) -> None:
         self._folder = config.output_path / "checkpoints"
         self._keep = config.keep_checkpoints
         if not writes:
             return
+        if resume is True and not self._newest_first():
+            raise CheckpointError(
+                f"{config.output_dir} holds no checkpoint to resume; check --output-dir, or write "
+                "--resume=auto to begin where there is none"
+            )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

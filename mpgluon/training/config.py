@@ -68,8 +68,9 @@ class TrainingConfig:
     )
     dataset: str = option(
         "caltech101",
-        "shapes is a rendered stand-in that needs no download",
-        choices=("caltech101", "shapes"),
+        "folder is your own images, a folder per category in --data-dir, or in its folders train "
+        "and test; shapes is a rendered stand-in that needs no download",
+        choices=("caltech101", "folder", "shapes"),
     )
     classes: int = option(10, "classes of the stand-in, 10 to 101")
     images_per_class: int = option(60, "images per class of the stand-in", within="[2, inf)")
@@ -80,7 +81,9 @@ class TrainingConfig:
         "runs/latest", "where results and checkpoints go", metavar="DIR", free=True
     )
     train_per_class: int = option(
-        30, "training images per class; the rest is for testing", within="[1, inf)"
+        30,
+        "training images per class; the rest is for testing, unless a folder train says which",
+        within="[1, inf)",
     )
     image_size: int = option(
         224, "side of the network's square input", within="[1, inf)", metavar="PIXELS"

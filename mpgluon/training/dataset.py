@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mpgluon.data import ImageFolder, caltech101, find_tree, images, render_shapes, stratified_split
 from mpgluon.data.loaders import ImageLoader, eval_loader, train_loader
+from mpgluon.data.own_images import list_own_images, summary
 from mpgluon.training.config import TrainingConfig
 
 __all__ = ["Dataset", "open_dataset"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,12 @@ class Dataset:
 
 
 def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
-    """Find the photographs, or render the stand-in if the config names it.
+    """Find the photographs that the config names, or render the stand-in.
 
     Raises
     ------
     DataError
-        If Caltech 101 is not in ``config.data_dir``; it is never replaced by the stand-in.
+        If the photographs are not in ``config.data_dir``; they are never replaced by the stand-in.
     ValueError
         If a class has too few images for ``config.train_per_class``.
     """
@@ -76,6 +82,12 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
             progress=progress,
         )
         folder = images.list_images(tree)
+    elif config.dataset == "folder":
+        folder, is_test = list_own_images(config.data_dir)
+        _logger.info(summary(folder))
+        if is_test is not None:
+            train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+            return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))
     else:
         folder = caltech101.list_images(find_tree(config.data_dir))
     train, test = stratified_split(

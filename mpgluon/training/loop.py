@@ -32,12 +32,12 @@ from mpgluon.distributed import (
 )
 from mpgluon.files import atomic_write
 from mpgluon.plots import save_training_curves
-from mpgluon.training.checkpoints import RunCheckpoints
+from mpgluon.training.checkpoints import Resume, RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
 from mpgluon.training.history import History, describe_machine, installed_versions, to_json
 from mpgluon.training.interruption import InterruptedRunError, Interruption
-from mpgluon.training.networks import prepare_network
+from mpgluon.training.networks import prepare_network, refuse_unknown_network
 from mpgluon.training.optimizers import make_optimizer
 from mpgluon.training.steps import Stepper, accuracies
 from mpgluon.training.tensorboard import TensorBoard
@@ -50,7 +50,7 @@ _logger = logging.getLogger(__name__)
 def train(
     config: TrainingConfig,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     progress: bool = False,
     processes: Optional[Processes] = None,
 ) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def train(
     Parameters
     ----------
     config : TrainingConfig
-    resume : bool
-        Continue from the newest good checkpoint in ``config.output_dir``, if there is one.
+    resume : bool or "auto"
+        Continue from the newest good checkpoint in ``config.output_dir``; or, ``"auto"``, begin.
     progress : bool
         Show progress bars on the standard error stream.
     processes : Processes, optional
@@ -78,7 +78,7 @@ def train(
     ValueError, DataError, PrecisionError
         If a network, optimizer, device, data set or file of the config is missing.
     CheckpointError
-        If the folder holds another run, or a file does not fit.
+        If the folder holds another run, or none to resume, or a file does not fit.
     DistributedError
         If a process is late or fails.
     InterruptedRunError
@@ -92,6 +92,7 @@ def train(
         )
     progress = progress and processes.is_first
     devices = devices_of_process(config.devices, processes)
+    refuse_unknown_network(config.model)  # before images are read or rendered
     checkpoints = RunCheckpoints(config, resume=resume, writes=processes.is_first)
     with processes.one_per_machine_first("the images"):
         dataset = open_dataset(config, progress=progress)

@@ -25,6 +25,7 @@ __all__ = [
     "has_input_normalization",
     "load_pretrained",
     "prepare_network",
+    "refuse_unknown_network",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -96,11 +97,7 @@ def build_network(
     ValueError
         If no model zoo has the name, or the network does not work at that image size.
     """
-    with mx.cpu():
-        try:
-            net = vision.get_model(name, classes=classes)
-        except ValueError:
-            net = _gluoncv_network(name, classes)
+    net = _named_network(name, classes)
     net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=devices)
     try:
         logits = _first_image(net, image_size, devices[0])
@@ -120,6 +117,19 @@ def build_network(
             f"{', '.join(map(str, shapes))}, not (1, {classes}); choose another --model"
         )
     return net
+
+
+def refuse_unknown_network(name: str) -> None:
+    """Raise ValueError if no model zoo has a classifier of that name."""
+    _named_network(name, classes=2)
+
+
+def _named_network(name: str, classes: int) -> gluon.HybridBlock:
+    with mx.cpu():
+        try:
+            return vision.get_model(name, classes=classes)
+        except ValueError:
+            return _gluoncv_network(name, classes)
 
 
 def _first_image(

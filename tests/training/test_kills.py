@@ -35,10 +35,10 @@ WRITING_S = 0.005  # less than it takes to write these two megabytes to a fast d
 
 @contextmanager
 def running(config: TrainingConfig, log: Path) -> Iterator[subprocess.Popen]:
-    """Run the script with --resume; it does not outlive the block."""
+    """Run the script with --resume=auto; it does not outlive the block."""
     given = {k: v for k, v in config.as_dict().items() if v is not None and v is not False}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--resume", *options]
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--resume=auto", *options]
     with open(log, "w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
             yield process

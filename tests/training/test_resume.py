@@ -204,8 +204,8 @@ def test_a_finished_run_that_is_resumed_has_the_same_results(shapes, copy_of_run
     assert resumed.results["training_seconds"] == float16_run.results["training_seconds"]
 
 
-def test_resuming_in_an_empty_folder_begins(shapes, tmp_path, float16_run):
-    begun = run(shapes, tmp_path / "new", resume=True, dtype="float16")
+def test_resuming_automatically_in_an_empty_folder_begins(shapes, tmp_path, float16_run):
+    begun = run(shapes, tmp_path / "new", resume="auto", dtype="float16")
     assert_same_course(begun, float16_run)
 
 

@@ -59,7 +59,7 @@ def quick_config(shapes: Path, output: Path, **changes) -> TrainingConfig:
     )
 
 
-def run(shapes: Path, output: Path, *, resume: bool = False, **changes) -> Run:
+def run(shapes: Path, output: Path, *, resume=False, **changes) -> Run:
     config = quick_config(shapes, output, **changes)
     return Run(config, train(config, resume=resume))
 

@@ -1,0 +1,85 @@
+"""Training on a folder of a user's own photographs."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import mxnet as mx
+import pytest
+from PIL import Image
+from training_helpers import quick_config, run
+
+from mpgluon.data import list_images
+from mpgluon.errors import CheckpointError, DataError
+from mpgluon.training import train
+from mpgluon.training.dataset import open_dataset
+from mpgluon.training.runs import open_run
+
+FORMATS = (".JPG", ".png", ".webp", ".jpeg")
+
+
+@pytest.fixture(scope="module")
+def photographs(shapes, tmp_path_factory):
+    """Copies of rendered images under names and in formats that people have."""
+    tree = tmp_path_factory.mktemp("photographs")
+    (rendered,) = (path for path in shapes.iterdir() if path.is_dir())
+    for number, path in enumerate(list_images(rendered).paths):
+        folder = tree / f"My {path.parent.name}" / ("album 1" if number % 3 else "")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.open(path).save(folder / f"IMG {number}{FORMATS[number % len(FORMATS)]}")
+    return tree
+
+
+def test_a_folder_of_photographs_is_trained_on_and_opened_again(photographs, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        trained = run(photographs, tmp_path, dataset="folder", dtype="float16")
+    dataset = trained.results["dataset"]
+    assert dataset["name"] == "folder"
+    assert all(name.startswith("My ") for name in dataset["classes"])
+    assert f"{len(dataset['classes'])} categories, " in caplog.text
+    opened = open_run(tmp_path, mx.cpu())
+    assert list(opened.classes) == dataset["classes"]
+
+
+def test_a_folder_named_train_is_trained_on_as_a_whole(photographs, tmp_path):
+    for kind, parts in (("train", slice(1, None)), ("val", slice(0, 1))):
+        for category in photographs.iterdir():
+            for path in sorted(path for path in category.rglob("*") if path.is_file())[parts]:
+                (tmp_path / kind / category.name).mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, tmp_path / kind / category.name)
+    config = quick_config(tmp_path, tmp_path / "run", dataset="folder", train_per_class=1)
+    found = open_dataset(config)
+    assert {found.folder.paths[number].parts[-3] for number in found.train_indices} == {"train"}
+    assert {found.folder.paths[number].parts[-3] for number in found.test_indices} == {"val"}
+    assert len(found.train_indices) + len(found.test_indices) == len(found.folder)
+
+
+def test_too_few_photographs_are_refused_by_the_category(photographs, tmp_path):
+    config = quick_config(photographs, tmp_path, dataset="folder", train_per_class=1000)
+    with pytest.raises(ValueError, match=r"leaves nothing to test on in .* My "):
+        train(config)
+
+
+def test_an_unreadable_photograph_is_named_or_left_out(photographs, tmp_path):
+    tree = tmp_path / "photographs"
+    shutil.copytree(photographs, tree)
+    damaged = next(path for path in sorted(tree.rglob("*.png")))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(DataError, match=damaged.name):
+        run(tree, tmp_path / "ends", dataset="folder")
+    results = run(tree, tmp_path / "skips", dataset="folder", skip_unreadable=True).results
+    assert results["unreadable_images"] == [str(damaged)]
+
+
+def test_a_wrong_network_is_refused_before_any_image_is_looked_for(tmp_path):
+    config = quick_config(tmp_path / "nowhere", tmp_path, dataset="folder", model="resnet_50")
+    with pytest.raises(ValueError, match="no model zoo has a network called 'resnet_50'"):
+        train(config)
+
+
+def test_resuming_where_there_is_no_checkpoint_is_refused(photographs, tmp_path):
+    config = quick_config(photographs, tmp_path / "mistyped", dataset="folder")
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint to resume; .*--resume=auto"):
+        train(config, resume=True)
+    assert not (tmp_path / "mistyped").exists()

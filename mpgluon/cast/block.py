@@ -171,14 +171,15 @@ def apply_policy(
             f"{forward.block.name} is cast already, as a part of {root}; call mpgluon.restore on "
             f"{root} before another cast"
         )
-    arithmetic = policy_arithmetic(policy, device_type_of(net))
+    device_type = device_type_of(net)
+    arithmetic = policy_arithmetic(policy, device_type)
     in_16_bits = [entry.block for entry in plan if not entry.computes_fp32]
     learned = {block: learned_format(block, policy.compute_dtype) for block in in_16_bits}
     graphs = {
         block: ImportedGraph(block) for block in in_16_bits if isinstance(block, gluon.SymbolBlock)
     }
     # Nothing is refused from here on.
-    if device_type_of(net) == "cpu":
+    if device_type == "cpu":
         native.load()
     network_cast = NetworkCast(policy, net, undo=partial(restore, net))
     told = network_cast.former_attributes

@@ -39,7 +39,7 @@ from mpgluon.graph.bfloat16 import cast_without_copies
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.numerics.dtypes import Array, cast, dtype_name
 
-__all__ = ["PolicyForward", "forward_of", "is_hybrid"]
+__all__ = ["PolicyForward", "forward_of"]
 
 
 # Gluon's name scopes, a block's graph and MXNet's CachedOp are not thread-safe. A call only queues

@@ -13,6 +13,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mpgluon.errors import PrecisionError
+from mpgluon.graph.description import blocks_of
 
 __all__ = ["NORMALIZATION_LAYERS", "BlockPlan", "KeepFP32", "blocks_of", "is_hybrid", "plan_of"]
 
@@ -191,15 +192,3 @@ def is_hybrid(block: gluon.Block) -> bool:
     """Whether the block computes in a ``hybrid_forward`` of its own."""
     inherited = (gluon.HybridBlock.hybrid_forward, gluon.SymbolBlock.hybrid_forward)
     return isinstance(block, gluon.HybridBlock) and type(block).hybrid_forward not in inherited
-
-
-def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
-    """Yield ``net`` and every block in it once, parents first."""
-    seen: set[gluon.Block] = set()
-    waiting = [net]
-    while waiting:
-        block = waiting.pop()
-        if block not in seen:
-            seen.add(block)
-            yield block
-            waiting.extend(reversed(list(block._children.values())))

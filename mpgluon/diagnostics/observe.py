@@ -21,7 +21,8 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import blocks_of
-from mpgluon.cast.forward import forward_of, is_hybrid
+from mpgluon.cast.forward import forward_of
+from mpgluon.cast.plan import is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
 from mpgluon.diagnostics.meanwhile import having, untouched
 from mpgluon.errors import PrecisionError

@@ -15,7 +15,8 @@ from mxnet.gluon import nn
 
 from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
-from mpgluon.cast.forward import PolicyForward, forward_of, is_hybrid
+from mpgluon.cast.forward import PolicyForward, forward_of
+from mpgluon.cast.plan import is_hybrid
 from mpgluon.diagnostics.meanwhile import having, untouched
 from mpgluon.diagnostics.observe import (
     Batch,

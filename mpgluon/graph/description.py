@@ -19,7 +19,7 @@ from mxnet.symbol import Symbol
 
 from mpgluon.graph.nodes import Graph
 
-__all__ = ["InputShape", "symbol_of", "trace", "unchanged"]
+__all__ = ["InputShape", "blocks_of", "symbol_of", "trace", "unchanged"]
 
 InputShape = Union[Sequence[int], Sequence[Sequence[int]]]
 
@@ -42,7 +42,7 @@ def unchanged(net: gluon.Block) -> Iterator[None]:
             "the block as a HybridBlock with hybrid_forward(F, …)"
         )
     parameters = list(net.collect_params().values())
-    saved = [(vars(part), dict(vars(part))) for part in (*_blocks_of(net), *parameters)]
+    saved = [(vars(part), dict(vars(part))) for part in (*blocks_of(net), *parameters)]
     try:
         for parameter in parameters:
             parameter._data = parameter._grad = None
@@ -105,18 +105,23 @@ def trace(
             "layers their input sizes (in_units, in_channels)"
         )
     # The name of an operator begins with the prefix of its block.
-    layers = {block.prefix: block.name for block in _blocks_of(net) if block.prefix}
+    layers = {block.prefix: block.name for block in blocks_of(net) if block.prefix}
     for node in graph.nodes:
         fitting = [prefix for prefix in layers if node.name.startswith(prefix)]
         node.layer = layers[max(fitting, key=len)] if fitting else node.name
     return graph
 
 
-def _blocks_of(net: gluon.Block) -> list[gluon.Block]:
-    """Return ``net`` and every block in it, parents first."""
-    found: list[gluon.Block] = []
-    net.apply(found.append)
-    return found[::-1]
+def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
+    """Yield ``net`` and every block in it once, parents first."""
+    seen: set[gluon.Block] = set()
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if block not in seen:
+            seen.add(block)
+            yield block
+            waiting.extend(reversed(list(block._children.values())))
 
 
 def _symbols_in(result: Any) -> Iterator[Symbol]:

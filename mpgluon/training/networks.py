@@ -121,7 +121,8 @@ def build_network(
 
 def refuse_unknown_network(name: str) -> None:
     """Raise ValueError if no model zoo has a classifier of that name."""
-    _named_network(name, classes=2)
+    with mx.name.NameManager():  # the network that is trained is still the first of its name
+        _named_network(name, classes=2)
 
 
 def _named_network(name: str, classes: int) -> gluon.HybridBlock:

@@ -28,6 +28,17 @@ DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
 FRESH_LOSS_SCALE = {"init_scale": 64.0, "growth_interval": 1}
 
 
+def weights_after_accumulating(some):
+    """Return the weights of an FP32 network after one step on all of some batches."""
+    control = make_net()
+    control.collect_params().setattr("grad_req", "add")
+    plain = make_trainer(control)
+    for batch in some:
+        plain_backward(control, *batch)
+    plain.step(len(some) * BATCH_SIZE)
+    return weights(control)
+
+
 def expected_after(steps, dtype="float32"):
     """Return the weights after some steps with nothing given up."""
     net = make_net(dtype)
@@ -138,13 +149,7 @@ def test_an_exception_before_backward_leaves_what_has_accumulated():
     interrupt(net, trainer, every[3], "before backward")
     backward(net, *every[1], trainer)
     trainer.step(2 * BATCH_SIZE)
-    control = make_net()
-    control.collect_params().setattr("grad_req", "add")
-    plain = make_trainer(control)
-    for batch in every[:2]:
-        plain_backward(control, *batch)
-    plain.step(2 * BATCH_SIZE)
-    assert_same_bits(weights(net), weights(control))
+    assert_same_bits(weights(net), weights_after_accumulating(every[:2]))
 
 
 def test_an_interruption_between_the_steps_of_two_trainers_is_overcome_by_the_next_loss():
@@ -292,13 +297,7 @@ def test_without_a_scale_losses_may_mix_as_in_plain_gluon(scale):
     backward(net, *every[0], trainer)
     plain_backward(net, *every[1])
     trainer.step(2 * BATCH_SIZE)
-    control = make_net()
-    control.collect_params().setattr("grad_req", "add")
-    plain = make_trainer(control)
-    for batch in every[:2]:
-        plain_backward(control, *batch)
-    plain.step(2 * BATCH_SIZE)
-    assert_same_bits(weights(net), weights(control))
+    assert_same_bits(weights(net), weights_after_accumulating(every[:2]))
 
 
 def test_every_gradient_counts_as_before_where_backward_comes_after_the_block():

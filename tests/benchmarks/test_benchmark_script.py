@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from pathlib import Path
 
 import pytest
+from helpers import module_from
 from PIL import Image
 
 from benchmarks import cases
@@ -22,10 +22,7 @@ TINY = str(Path(__file__).with_name("tiny_contestants.py"))
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("benchmark_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 def tiny(function: str, name: str = "", **options) -> Contestant:

@@ -12,7 +12,6 @@ Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021, for what t
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import module_from
 from mxnet.gluon import nn
 
 import mpgluon
@@ -184,10 +184,7 @@ def test_pytorch_on_a_cpu_and_we_differ_by_no_more_than_the_order_of_sums(
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("record_tensor_core_truth", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 def operands_of(script, case):

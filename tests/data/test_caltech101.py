@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import io
 import json
 import os
@@ -14,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import module_from
 from PIL import Image
 
 from mpgluon.data import caltech101
@@ -235,11 +235,7 @@ def test_a_data_folder_with_shapes_in_it_holds_no_photographs(tmp_path):
 
 @pytest.fixture
 def script():
-    path = ROOT / "scripts" / "download_caltech.py"
-    spec = importlib.util.spec_from_file_location("download_caltech", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(ROOT / "scripts" / "download_caltech.py")
 
 
 def test_the_script_prints_where_the_images_are(script, published, tmp_path, monkeypatch, capsys):

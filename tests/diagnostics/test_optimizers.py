@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import mxnet as mx
 import pytest
+from helpers import module_from
 
 from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
 
@@ -14,12 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_script():
-    spec = importlib.util.spec_from_file_location(
-        "optimizer_table", ROOT / "scripts" / "optimizer_table.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(ROOT / "scripts" / "optimizer_table.py")
 
 
 def documented() -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html.parser
-import importlib.util
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Times, make_batch, make_net
+from helpers import module_from
 
 import mpgluon
 from mpgluon.checkpoint import read_parameters
@@ -108,9 +108,7 @@ def test_text_is_escaped_everywhere(tmp_path):
 
 @pytest.fixture
 def diagnose_script(monkeypatch, tmp_path):
-    spec = importlib.util.spec_from_file_location("diagnose", ROOT / "scripts" / "diagnose.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_from(ROOT / "scripts" / "diagnose.py")
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):

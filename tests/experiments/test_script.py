@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import module_from
 from tiny_groups import EXPERIMENTS
 
 from experiments.experiment import Outcome
@@ -25,10 +25,7 @@ SCRIPT = HERE.parents[1] / "scripts" / "evidence.py"
 @pytest.fixture
 def script(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))  # for the processes that it starts
-    spec = importlib.util.spec_from_file_location("evidence_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from helpers import module_from
 
 from mpgluon.data import render_shapes
 from mpgluon.training import TrainingConfig
@@ -33,10 +33,7 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("train_caltech", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_from(SCRIPT)
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,16 @@ import shutil
 
 import mxnet as mx
 import pytest
+from mxnet.gluon.model_zoo import vision
 from PIL import Image
 from training_helpers import quick_config, run
 
+from mpgluon.cast.block import blocks_of
 from mpgluon.data import list_images
 from mpgluon.errors import CheckpointError, DataError
 from mpgluon.training import train
 from mpgluon.training.dataset import open_dataset
+from mpgluon.training.networks import refuse_unknown_network
 from mpgluon.training.runs import open_run
 
 FORMATS = (".JPG", ".png", ".webp", ".jpeg")
@@ -76,6 +79,15 @@ def test_a_wrong_network_is_refused_before_any_image_is_looked_for(tmp_path):
     config = quick_config(tmp_path / "nowhere", tmp_path, dataset="folder", model="resnet_50")
     with pytest.raises(ValueError, match="no model zoo has a network called 'resnet_50'"):
         train(config)
+
+
+def test_looking_a_network_up_leaves_the_names_of_its_layers_as_they_were():
+    names = []
+    for look_up in (lambda _: None, refuse_unknown_network):
+        with mx.name.NameManager():  # as in a new process
+            look_up("resnet18_v1")
+            names.append([block.name for block in blocks_of(vision.get_model("resnet18_v1"))])
+    assert names[0] == names[1]
 
 
 def test_resuming_where_there_is_no_checkpoint_is_refused(photographs, tmp_path):

@@ -15,8 +15,8 @@ from mxnet.gluon import nn
 
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import blocks_of, device_type_of
-from mpgluon.cast.forward import is_hybrid
 from mpgluon.cast.network_cast import NetworkCast, cast_of
+from mpgluon.cast.plan import is_hybrid
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Graph
 from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT

@@ -19,9 +19,10 @@ def stratified_split(
     train_per_class: int,
     *,
     seed: int,
+    test_per_class: Optional[int] = None,
     class_names: Optional[Sequence[str]] = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose ``train_per_class`` images of every class for training; the rest is for testing.
+    """Choose ``train_per_class`` images of every class for training, and others for testing.
 
     The choice within a class depends only on the seed, the label and the number of images of that
     class; it is the same on every machine and with every version of NumPy.
@@ -34,22 +35,28 @@ def stratified_split(
         Training images per class; the usual protocol for Caltech 101 has 30.
     seed : int
         At least 0.
+    test_per_class : int, optional
+        At most so many test images per class; the usual protocol for Caltech 101 has 50. By
+        default all that are not for training.
     class_names : sequence of str, optional
         For messages; by default a class is named by its label.
 
     Returns
     -------
     train_indices, test_indices : ndarray of int64
-        Positions in ``labels``, ascending; together each position exactly once.
+        Positions in ``labels``, ascending; no position is in both. Without ``test_per_class``,
+        each is in one of them.
 
     Raises
     ------
     ValueError
-        If ``train_per_class`` is below 1, ``seed`` below 0, ``labels`` empty, negative or not a
+        If ``train_per_class`` or ``test_per_class`` is below 1, ``seed`` below 0, ``labels`` empty, negative or not a
         one-dimensional array of integers, or a class has no image left for testing.
     """
     labels = np.asarray(labels)
     at_least(1, train_per_class=train_per_class)
+    if test_per_class is not None:
+        at_least(1, test_per_class=test_per_class)
     at_least(0, seed=seed)
     if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu" or labels.min() < 0:
         raise ValueError(
@@ -68,9 +75,11 @@ def stratified_split(
             f"{len(classes)} classes: {', '.join(too_small)} images; give at most "
             f"{counts.min() - 1}"
         )
-    is_train = np.zeros(len(labels), dtype=bool)
+    is_train, is_test = np.zeros((2, len(labels)), dtype=bool)
+    end = None if test_per_class is None else train_per_class + test_per_class
     for label in classes.tolist():
         members = np.flatnonzero(labels == label)
         order = permutation(len(members), Purpose.SPLIT, seed, label)
         is_train[members[order[:train_per_class]]] = True
-    return np.flatnonzero(is_train), np.flatnonzero(~is_train)
+        is_test[members[order[train_per_class:end]]] = True
+    return np.flatnonzero(is_train), np.flatnonzero(is_test)

@@ -85,6 +85,13 @@ class TrainingConfig:
         "training images per class; the rest is for testing, unless a folder train says which",
         within="[1, inf)",
     )
+    test_per_class: Optional[int] = option(
+        None,
+        "at most so many test images per class (all that are left); the protocol of the "
+        "literature on Caltech 101 is 30 for training and up to 50 for testing",
+        within="[1, inf)",
+        metavar="N",
+    )
     image_size: int = option(
         224, "side of the network's square input", within="[1, inf)", metavar="PIXELS"
     )

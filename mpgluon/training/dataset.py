@@ -91,6 +91,10 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
     else:
         folder = caltech101.list_images(find_tree(config.data_dir))
     train, test = stratified_split(
-        folder.labels, config.train_per_class, seed=config.seed, class_names=folder.classes
+        folder.labels,
+        config.train_per_class,
+        seed=config.seed,
+        test_per_class=config.test_per_class,
+        class_names=folder.classes,
     )
     return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))

@@ -1,4 +1,9 @@
-"""All of Caltech 101: a run of the field's protocol on small images, and its cost on a GPU."""
+"""All of Caltech 101 by the protocol of the literature, on small images, in three formats.
+
+Li, Fei-Fei, M. Andreeto, M. Ranzato, P. Perona, "Caltech 101", CaltechDATA, 2022; 30 images per
+category for training, up to 50 of the others for testing, and the mean of the categories'
+accuracies.
+"""
 
 from __future__ import annotations
 
@@ -6,107 +11,56 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from experiments import parity
-from experiments.experiment import Experiment, Group, Outcome, Place, Records
+from experiments.experiment import Experiment, Group, Outcome, Place
+from experiments.photographs import whole_tree
+from experiments.seeds import SeededRows
 from experiments.training_runs import config_of, train_or_find
 from mpgluon.data import CALTECH101
 from mpgluon.training import TrainingConfig
 
-__all__ = ["GROUP", "run", "training_hours"]
+__all__ = ["BASE", "FORMATS", "GROUP", "MODEL", "RECIPE", "SEEDS", "TEST_PER_CLASS", "training_config"]
 
-# Images per second of training ResNet-50 on ImageNet at 224 pixels, data loading included: the
-# rows for one GPU of the tables "Training performance" for DGX-1 and DGX A100, whose source the
-# page names.
-_PUBLISHED = (
-    ("V100 16 GB", "FP32", 384),
-    ("V100 16 GB", "mixed precision", 1376),
-    ("A100 80 GB", "TF32", 1022),
-    ("A100 80 GB", "mixed precision", 2180),
+MODEL = "resnet50_v2"
+BASE = "float32"
+FORMATS = (BASE, "float16", "bfloat16")
+SEEDS = (0, 1, 2)
+TEST_PER_CLASS = 50
+RECIPE = replace(
+    parity.training_config(
+        next(one for one in parity.NETWORKS if one.name == MODEL), BASE, seed=SEEDS[0]
+    ),
+    train_per_class=30,
+    test_per_class=TEST_PER_CLASS,
 )
-_MODEL = "resnet50_v2"
-_FORMATS = ("float32", "float16", "bfloat16")
-_TRAIN_PER_CLASS = 30
-_FORWARD_SHARE = 1 / 3  # of the arithmetic of forward and backward
-_CONTENTS = CALTECH101.contents
-_TRAINING_IMAGES = _TRAIN_PER_CLASS * _CONTENTS.categories
-_TEST_IMAGES = _CONTENTS.category_images - _TRAINING_IMAGES
 
 
-def _config(number_format: str) -> TrainingConfig:
-    (network,) = (one for one in parity.NETWORKS if one.name == _MODEL)
-    config = parity.training_config(network, number_format, seed=0)
-    return replace(config, train_per_class=_TRAIN_PER_CLASS)
+def training_config(dtype: str, seed: int) -> TrainingConfig:
+    """Return the config of one run, without folders."""
+    return replace(RECIPE, dtype=dtype, seed=seed)
 
 
-def _experiment(number_format: str) -> Experiment:
-    config = _config(number_format)
+def _experiment(dtype: str, seed: int) -> Experiment:
+    config = training_config(dtype, seed)
     return Experiment(
-        f"caltech101/{_MODEL}/{number_format}",
-        {"photographs": "Caltech 101", **config_of(config)},
-        partial(run, config),
+        _Caltech101.name(dtype, seed),
+        {"photographs": "Caltech 101", "test_per_class": TEST_PER_CLASS, **config_of(config)},
+        partial(_run, config),
         needs_photographs=True,
-        categories=_CONTENTS.categories,
+        categories=CALTECH101.contents.categories,
     )
 
 
-def run(config: TrainingConfig, place: Place) -> Outcome:
-    """Train on all categories that exist."""
-    return train_or_find(config, place.data_dir, place)
-
-
-def training_hours(epochs: int, images_per_second: float) -> float:
-    """Return how long a run takes that trains at such a speed, its tests included."""
-    images = epochs * (_TRAINING_IMAGES + _FORWARD_SHARE * _TEST_IMAGES)
-    return images / images_per_second / 3600
+def _run(config: TrainingConfig, place: Place) -> Outcome:
+    return train_or_find(config, whole_tree(place), place, per_class=True)
 
 
 @dataclass(frozen=True)
-class _Caltech101:
-    """The runs that exist, and what runs cost by published and by measured speeds."""
-
-    records: Records
-    small = _config(_FORMATS[0])
-    large = TrainingConfig(train_per_class=_TRAIN_PER_CLASS)  # scripts/train_caltech.py's
-    training_images, test_images = _TRAINING_IMAGES, _TEST_IMAGES
-    forward_share = _FORWARD_SHARE
-
-    def table(self) -> list[list[str]]:
-        """Return the cells of the table of the runs that exist."""
-        rows = []
-        for one in GROUP.experiments:
-            if one.name in self.records:
-                figures = self.records[one.name].outcome.figures
-                loss = figures["train_loss"]
-                rows.append([
-                    one.config["dtype"],
-                    f"{100 * figures['test_accuracy']:.1f}",
-                    "not finite" if loss is None else f"{loss:.3f}",
-                    f"{figures['skipped_steps']} of {figures['steps']}",
-                    f"{figures['final_loss_scale']:g}",
-                    f"`python scripts/evidence.py run {one.name}`",
-                ])  # fmt: skip
-        return rows
-
-    def gpu_table(self) -> list[list[str]]:
-        """Return the cells of the table of costs on a GPU."""
-        return [
-            [gpu, form, f"{speed:,}", f"{60 * training_hours(self.large.epochs, speed):.1f}"]
-            for gpu, form, speed in _PUBLISHED
-        ]
-
-    @property
-    def race(self) -> str:
-        """The experiment that measured the network's time per step."""
-        return f"step_times/{_MODEL}"
-
-    def hours(self) -> dict[str, float]:
-        """Return the hours of a small run by the measured times per step, by format."""
-        times = self.records[self.race].outcome.times
-        return {
-            name: training_hours(
-                self.small.epochs, self.small.batch_size / times[f"{name}/seconds"]
-            )
-            for name in _FORMATS
-        }
+class _Caltech101(SeededRows):
+    group, seeds = "caltech101", SEEDS
 
 
-GROUP = Group("caltech101", [_experiment(name) for name in _FORMATS], _Caltech101)
+GROUP = Group(
+    "caltech101",
+    [_experiment(dtype, seed) for seed in SEEDS for dtype in FORMATS],
+    _Caltech101,
+)

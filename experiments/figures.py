@@ -9,30 +9,27 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments.experiment import Outcome, Record
+from mpgluon.plots import FORMAT_LOOKS
 
 __all__ = ["draw_accuracies", "draw_curves", "draw_loss_scales", "draw_recurrent",
            "draw_two_losses"]  # fmt: skip
 
-_LOOKS: dict[str, dict[str, Any]] = {
-    "float32": {"color": "0.45", "marker": "s", "linestyle": "-"},
-    "float16": {"color": "black", "marker": "o", "linestyle": "--"},
-    "mixed_float16": {"color": "tab:blue", "marker": "D", "linestyle": "-."},
-    "bfloat16": {"color": "tab:orange", "marker": "^", "linestyle": ":"},
-    "static_float16": {"color": "tab:green", "marker": "v", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
+_LOOKS: dict[str, Mapping[str, Any]] = {
+    **FORMAT_LOOKS,
+    "static_float16": {"color": "#009E73", "marker": "v", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
 }
-_RECURRENT_LOOKS: dict[str, dict[str, Any]] = {
-    "float32": {"color": "0.7", "linewidth": 4},
-    "float16": {"color": "black", "linestyle": "--"},
-    "mixed_float16": {"color": "tab:blue", "linestyle": "-."},
-    "bfloat16": {"color": "tab:orange", "linestyle": ":", "linewidth": 2},
-}
+_RECURRENT_FORMATS = ("float32", "float16", "mixed_float16", "bfloat16")
 _PLAYER_LOOKS: dict[str, dict[str, Any]] = {
-    "generator": {"color": "black"},
-    "discriminator": {"color": "tab:blue", "linestyle": "--"},
+    "generator": {"color": "#CC79A7"},
+    "discriminator": {"color": "0.35", "linestyle": "--"},
 }
 _BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
 _SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
 _SMOOTHED_STEPS = 20  # an epoch
+
+
+def _line(row: str) -> dict[str, Any]:
+    return {key: value for key, value in _LOOKS[row].items() if key != "marker"}
 
 
 def _finite(values: Sequence[Optional[float]]) -> Any:
@@ -95,9 +92,8 @@ def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) 
         loss = _finite(curves["loss"])
         steps = 1 + figures["steps_per_point"] * np.arange(len(loss))
         kernel = np.ones(min(_SMOOTHED_STEPS, len(loss)))
-        line = {k: v for k, v in _LOOKS[name].items() if k != "marker"}
         mean = np.convolve(loss, kernel / len(kernel), "valid")
-        above.plot(steps[len(kernel) - 1 :], mean, label=f"{name}, seed {seed}", **line)
+        above.plot(steps[len(kernel) - 1 :], mean, label=f"{name}, seed {seed}", **_line(name))
         accuracies = 100 * np.array(curves["test_accuracy"])
         ends = figures["steps"] / len(accuracies) * np.arange(1, len(accuracies) + 1)
         look = {**_LOOKS[name], "markersize": 5, "markerfacecolor": "none"}
@@ -140,7 +136,7 @@ def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window
     window : int
         Steps of one point of the curves.
     """
-    drawn = {name: runs[name] for name in _RECURRENT_LOOKS}
+    drawn = {name: runs[name] for name in _RECURRENT_FORMATS}
     seeds = list(drawn["float32"])
     figure.set_size_inches(11, 6.2)
     grid = figure.subplots(3, len(seeds), sharex=True, sharey="row", squeeze=False)
@@ -165,7 +161,7 @@ def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window
 
 def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
     above, middle, below = column
-    look = _RECURRENT_LOOKS[name]
+    look = _line(name)
     curves, steps = record.outcome.curves, record.outcome.figures["steps"]
     losses = _finite(curves["loss"])
     above.plot(window * np.arange(1, len(losses) + 1), losses, label=name, **look)

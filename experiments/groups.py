@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from experiments import ablations, caltech101, parity, recurrent, step_times, two_losses
+from experiments import (
+    ablations,
+    caltech101,
+    fine_tuning,
+    parity,
+    recurrent,
+    step_times,
+    two_losses,
+)
 from experiments.experiment import Group
 
 __all__ = ["GROUPS"]
 
 GROUPS: tuple[Group, ...] = (
+    caltech101.GROUP,
+    fine_tuning.GROUP,
     parity.GROUP,
     ablations.GROUP,
     recurrent.GROUP,
     two_losses.GROUP,
-    caltech101.GROUP,
     step_times.GROUP,
 )

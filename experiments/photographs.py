@@ -1,18 +1,29 @@
-"""caltech101-mini: the first 60 photographs of ten categories of Caltech 101."""
+"""The photographs of the experiments: Caltech 101, and caltech101-mini.
+
+caltech101-mini is the first 60 photographs of ten categories of Caltech 101.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Union
 
 from experiments.experiment import Place
-from mpgluon.data import caltech101, find_tree
+from mpgluon.data import CALTECH101, caltech101, find_tree
 from mpgluon.errors import DataError
 
-__all__ = ["CATEGORIES", "IMAGES_PER_CATEGORY", "count_categories", "mini_tree"]
+__all__ = [
+    "CATEGORIES",
+    "IMAGES_PER_CATEGORY",
+    "count_categories",
+    "link_categories",
+    "mini_tree",
+    "whole_tree",
+]
 
 CATEGORIES = (
     "Leopards", "Motorbikes", "airplanes", "bonsai", "butterfly", "chandelier", "grand_piano",
@@ -52,13 +63,47 @@ def mini_tree(place: Place) -> Path:
         )
     if len(folder) == len(CATEGORIES) * IMAGES_PER_CATEGORY:
         return tree
-    mini = place.work_dir / "caltech101-mini" / caltech101.TREE_NAME
+    first = {name: paths[:IMAGES_PER_CATEGORY] for name, paths in by_category.items()}
+    return _link_tree(first, place.work_dir / "caltech101-mini")
+
+
+def whole_tree(place: Place) -> Path:
+    """Return the folder of all of Caltech 101 in ``place.data_dir``.
+
+    Raises
+    ------
+    DataError
+        If categories or images are missing, or there are others.
+    """
+    tree = find_tree(place.data_dir)
+    folder, expected = caltech101.list_images(tree), CALTECH101.contents
+    found = (len(folder.classes), len(folder))
+    if found != (expected.categories, expected.category_images):
+        raise DataError(
+            f"{tree} has {found[1]:,} images in {found[0]} categories, and Caltech 101 has "
+            f"{expected.category_images:,} in {expected.categories}; get it with `python "
+            "scripts/download_caltech.py`"
+        )
+    return tree
+
+
+def link_categories(tree: Path, categories: Sequence[str], folder: Path) -> Path:
+    """Return a tree in ``folder`` with some of a tree's categories, as links or copies."""
+    images = caltech101.list_images(tree)
+    by_category = {
+        name: [path for path in images.paths if path.parent.name == name] for name in categories
+    }
+    return _link_tree(by_category, folder)
+
+
+def _link_tree(by_category: Mapping[str, Sequence[Path]], folder: Path) -> Path:
+    tree = folder / caltech101.TREE_NAME
     for name, paths in by_category.items():
-        (mini / name).mkdir(parents=True, exist_ok=True)
-        for path in paths[:IMAGES_PER_CATEGORY]:
+        (tree / name).mkdir(parents=True, exist_ok=True)
+        for path in paths:
             with suppress(FileExistsError):  # from an interrupted run
-                _link(path.resolve(), mini / name / path.name)
-    return mini
+                _link(path.resolve(), tree / name / path.name)
+    return tree
 
 
 def _link(source: Path, target: Path) -> None:

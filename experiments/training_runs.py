@@ -31,7 +31,9 @@ def config_of(config: TrainingConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in _DECISIVE}
 
 
-def train_or_find(config: TrainingConfig, data_dir: Path, place: Place) -> Outcome:
+def train_or_find(
+    config: TrainingConfig, data_dir: Path, place: Place, *, per_class: bool = False
+) -> Outcome:
     """Train, resume an interrupted run, or read a finished one.
 
     Parameters
@@ -42,6 +44,9 @@ def train_or_find(config: TrainingConfig, data_dir: Path, place: Place) -> Outco
         The folder with the images.
     place : Place
         Its work folder becomes the run's output folder.
+    per_class : bool
+        Whether the outcome has the mean of the classes' test accuracies too. Where every class has
+        as many test images, it is the test accuracy.
 
     Returns
     -------
@@ -60,7 +65,8 @@ def train_or_find(config: TrainingConfig, data_dir: Path, place: Place) -> Outco
     results = json.loads((place.work_dir / "results.json").read_text())
     _check_origin(place.work_dir, config, results)
     lines = (place.work_dir / "history.jsonl").read_text().splitlines()
-    return _reduce(results, [json.loads(line) for line in lines])
+    outcome = _reduce(results, events := [json.loads(line) for line in lines])
+    return _with_per_class(outcome, events) if per_class else outcome
 
 
 def _check_origin(folder: Path, config: TrainingConfig, results: dict[str, Any]) -> None:
@@ -109,6 +115,13 @@ def _reduce(results: dict[str, Any], events: list[dict[str, Any]]) -> Outcome:
         },
         times={"training_seconds": results["training_seconds"]},
     )
+
+
+def _with_per_class(outcome: Outcome, events: list[dict[str, Any]]) -> Outcome:
+    name = "test_accuracy_per_class"
+    curve = [event[name] for event in events if event["event"] == "epoch"]
+    figures = {**outcome.figures, name: curve[-1]}
+    return replace(outcome, figures=figures, curves={**outcome.curves, name: curve})
 
 
 def _finite(value: Any) -> Optional[float]:

@@ -3,10 +3,13 @@
 The training functions take events of :mod:`mpgluon.training.history`: ``steps`` have ``step``,
 ``epoch``, ``loss``, ``loss_scale`` (of that step), ``skipped`` and, where they are known,
 ``images``, ``images_per_second`` and ``gradient_norm``; ``epochs`` have ``step`` (its last),
-``train_loss``, ``train_accuracy`` and ``test_accuracy``, both in [0, 1].
+``train_loss``, and in [0, 1] ``train_accuracy``, ``test_accuracy`` and, if known,
+``test_accuracy_per_class``, the mean of the classes' accuracies.
 
 Matplotlib is imported only when a figure is drawn. Every figure can be read without colour: grey
-for single steps, black for means, and line styles, marks and hatches besides.
+for single steps, black for means, and line styles, marks and hatches besides. ``FORMAT_LOOKS`` has
+the colour, mark and line style of each number format, as keywords of ``Axes.plot``; the colours are
+those of Wong, "Color blindness", Nature Methods 8, 2011, which the colour-blind tell apart.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy.typing as npt
 from mpgluon.numerics.formats import FLOAT16
 
 __all__ = [
+    "FORMAT_LOOKS",
     "draw_accuracy",
     "draw_exponent_heatmap",
     "draw_exponents",
@@ -37,6 +41,13 @@ __all__ = [
 
 Event = dict[str, Any]
 Histogram = tuple[npt.ArrayLike, npt.ArrayLike, int]
+
+FORMAT_LOOKS: Mapping[str, Mapping[str, Any]] = {
+    "float32": {"color": "black", "marker": "s", "linestyle": "-"},
+    "float16": {"color": "#0072B2", "marker": "o", "linestyle": "--"},
+    "mixed_float16": {"color": "#56B4E9", "marker": "D", "linestyle": "-."},
+    "bfloat16": {"color": "#D55E00", "marker": "^", "linestyle": ":"},
+}
 
 _EACH_STEP: dict[str, Any] = {"color": "0.65", "linewidth": 1}
 _EACH_EPOCH: dict[str, Any] = {"color": "black", "marker": "o", "markersize": 4}
@@ -98,10 +109,19 @@ def draw_loss(axes: Any, steps: Sequence[Event], epochs: Sequence[Event]) -> Any
 
 
 def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> Any:
-    """Draw the accuracy in training and in the test."""
+    """Draw the accuracy in training and in the test.
+
+    The mean of the classes' test accuracies is drawn where it is known and another number, as it is
+    with classes of different sizes.
+    """
     training = {**_EACH_EPOCH, "color": "0.5", "marker": "s", "linestyle": "--"}
     axes.plot(*_points(epochs, "train_accuracy"), label="training", **training)
     axes.plot(*_points(epochs, "test_accuracy"), label="test", **_EACH_EPOCH)
+    per_class = [event for event in epochs if "test_accuracy_per_class" in event]
+    if any(not math.isclose(e["test_accuracy"], e["test_accuracy_per_class"]) for e in per_class):
+        look = {**_EACH_EPOCH, "marker": "^", "linestyle": ":", "markerfacecolor": "white"}
+        label = "test, mean of\nthe classes"
+        axes.plot(*_points(per_class, "test_accuracy_per_class"), label=label, **look)
     axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1.05)
     axes.legend(**_BESIDE)

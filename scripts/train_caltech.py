@@ -116,7 +116,8 @@ def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
     if not processes.is_first:
         return 0
     print(
-        f"test accuracy {results['test_accuracy']:.3f} on {config.dataset}, "
+        f"test accuracy {results['test_accuracy']:.3f} (mean of the classes "
+        f"{results['test_accuracy_per_class']:.3f}) on {config.dataset}, "
         f"{results['steps']} steps ({results['skipped_steps']} skipped) in "
         f"{results['training_seconds']:.0f} s, final loss scale "
         f"{results['final_loss_scale']:g}; results in {config.output_dir}"

@@ -285,7 +285,8 @@ class _Run:
             test_accuracy_per_class=per_class,
             training_seconds=self.position.seconds,
         )
-        _logger.info("epoch %d: test accuracy %.3f", epoch + 1, accuracy)
+        words = "epoch %d: test accuracy %.3f, mean of the classes %.3f"
+        _logger.info(words, epoch + 1, accuracy, per_class)
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)

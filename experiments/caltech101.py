@@ -18,7 +18,16 @@ from experiments.training_runs import config_of, train_or_find
 from mpgluon.data import CALTECH101
 from mpgluon.training import TrainingConfig
 
-__all__ = ["BASE", "FORMATS", "GROUP", "MODEL", "RECIPE", "SEEDS", "TEST_PER_CLASS", "training_config"]
+__all__ = [
+    "BASE",
+    "FORMATS",
+    "GROUP",
+    "MODEL",
+    "RECIPE",
+    "SEEDS",
+    "TEST_PER_CLASS",
+    "training_config",
+]
 
 MODEL = "resnet50_v2"
 BASE = "float32"

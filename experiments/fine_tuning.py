@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from experiments import caltech101
 from experiments.experiment import Experiment, Group, Outcome, Place
 from experiments.photographs import link_categories, whole_tree
-from experiments.seeds import SeededRows
 from experiments.training_runs import config_of, train_or_find
 from mpgluon.data import CALTECH101
 from mpgluon.data import caltech101 as photographs
@@ -71,15 +69,12 @@ def _train(config: TrainingConfig, tree: Path, place: Place, folder: Path) -> Ou
 
 def _together(parts: Mapping[str, Outcome]) -> Outcome:
     """Return one outcome with all figures, curves and times, each below the name of its part."""
+
+    def below(of: Callable[[Outcome], Mapping[str, Any]]) -> dict[str, Any]:
+        return {f"{part}/{name}": v for part, one in parts.items() for name, v in of(one).items()}
+
     return Outcome(
-        *(
-            {f"{part}/{name}": value for part, outcome in parts.items() for name, value in of(outcome)}
-            for of in (
-                lambda outcome: outcome.figures.items(),
-                lambda outcome: outcome.curves.items(),
-                lambda outcome: outcome.times.items(),
-            )
-        )
+        below(lambda one: one.figures), below(lambda one: one.curves), below(lambda one: one.times)
     )
 
 

@@ -50,8 +50,9 @@ def stratified_split(
     Raises
     ------
     ValueError
-        If ``train_per_class`` or ``test_per_class`` is below 1, ``seed`` below 0, ``labels`` empty, negative or not a
-        one-dimensional array of integers, or a class has no image left for testing.
+        If ``train_per_class`` or ``test_per_class`` is below 1, ``seed`` below 0, ``labels`` empty,
+        negative or not a one-dimensional array of integers, or a class has no image left for
+        testing.
     """
     labels = np.asarray(labels)
     at_least(1, train_per_class=train_per_class)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Callable
 
 from experiments import caltech101
 from experiments.experiment import Experiment, Group, Outcome, Place

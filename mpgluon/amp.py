@@ -80,6 +80,11 @@ def init_trainer(
     TrainerStateError
         If the Trainer has a loss scale already, was created with ``update_on_kvstore=True``, or
         has row-sparse weights, which MXNet updates there. Nothing is changed then.
+    PrecisionError
+        If it was created without ``multi_precision=True``, has float16 weights, and its optimizer
+        cannot update those (docs/optimizers.md): Adam's epsilon is zero in float16, RMSProp's
+        state is FP32. Other optimizers lose small updates without masters, which is logged as a
+        warning.
     """
     skips = max_consecutive_skips
     if skips is not None and (isinstance(skips, bool) or not isinstance(skips, int)):

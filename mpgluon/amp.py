@@ -26,6 +26,7 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.cast.block import autocast, restore
 from mpgluon.errors import PrecisionError
+from mpgluon.migration import INSTEAD
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.trainer import clipping
@@ -45,6 +46,15 @@ __all__ = [
     "unscale",
     "unscaled_gradients",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Say what to write instead of a name that other libraries have."""
+    if name in INSTEAD:
+        raise AttributeError(
+            f"mpgluon.amp has no {name}; instead: {INSTEAD[name]} (docs/migration.md)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def init_trainer(

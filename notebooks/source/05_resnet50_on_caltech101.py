@@ -276,13 +276,14 @@ print("equal losses by hand and by train():", same)
 assert all(same.values())
 
 # %%
-LOOKS = {"float32": ("k-", "o"), "float16": ("k--", "s"), "bfloat16": ("k:", "^")}
+from mpgluon.plots import FORMAT_LOOKS, draw_loss_scale
+
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-for dtype, (line, mark) in LOOKS.items():
+for dtype in FORMATS:
     numbers = [epoch["epoch"] + 1 for epoch in epochs[dtype]]
     for axes, name in zip(panels, ("train_loss", "test_accuracy")):
         values = [epoch[name] for epoch in epochs[dtype]]
-        axes.plot(numbers, values, line, marker=mark, mfc="w", label=dtype)
+        axes.plot(numbers, values, mfc="w", label=dtype, **FORMAT_LOOKS[dtype])
 titles = "Loss, mean of each epoch", "Right answers in the test"
 panels[0].set(xlabel="epoch", ylabel="training loss, mean of -log(p)", title=titles[0])
 panels[1].set(xlabel="epoch", ylabel="test accuracy (share)", title=titles[1])
@@ -345,8 +346,6 @@ skipped = [step["skipped"] for step in steps["float16"]]
 by_hand = scales_by_hand(skipped, growth_interval)
 
 # %%
-from mpgluon.plots import draw_loss_scale
-
 machine, by_mpgluon = mpgluon.DynamicLossScale(growth_interval=growth_interval), []
 for overflowed in skipped:
     by_mpgluon.append(machine.scale)
@@ -526,10 +525,11 @@ print(Table(("", "loss, first epoch", "loss, last epoch", "test accuracy"), rows
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.4), layout="constrained")
-axes.axhline(base, color="0.6", linewidth=4, label="FP32, at its end")
-for (name, events), line, mark in zip(beginnings.items(), ("k--", "k-"), ("s", "o")):
+axes.axhline(base, color=FORMAT_LOOKS["float32"]["color"], label="FP32, at its end")
+looks = FORMAT_LOOKS["float16"], {**FORMAT_LOOKS["float16"], "linestyle": ":", "marker": "v"}
+for (name, events), look in zip(beginnings.items(), looks):
     accuracies = [event["test_accuracy"] for event in events]
-    axes.plot(range(1, len(events) + 1), accuracies, line, marker=mark, mfc="w", label=name)
+    axes.plot(range(1, len(events) + 1), accuracies, mfc="w", label=name, **look)
 axes.set(xlabel="float16 epoch", ylabel="test accuracy (share)", ylim=(0, 1))
 axes.set(title="Two beginnings of a float16 run", xticks=range(1, EPOCHS + 1))
 axes.legend(loc="lower right")

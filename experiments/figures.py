@@ -11,7 +11,7 @@ import numpy as np
 from experiments.experiment import Outcome, Record
 from mpgluon.plots import FORMAT_LOOKS
 
-__all__ = ["draw_accuracies", "draw_curves", "draw_loss_scales", "draw_recurrent",
+__all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales", "draw_recurrent",
            "draw_two_losses"]  # fmt: skip
 
 _LOOKS: dict[str, Mapping[str, Any]] = {
@@ -88,14 +88,10 @@ def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) 
     figure.set_size_inches(10, 5.5)
     above, below = figure.subplots(2, 1, sharex=True)
     for name, record in runs.items():
-        figures, curves = record.outcome.figures, record.outcome.curves
-        loss = _finite(curves["loss"])
-        steps = 1 + figures["steps_per_point"] * np.arange(len(loss))
-        kernel = np.ones(min(_SMOOTHED_STEPS, len(loss)))
-        mean = np.convolve(loss, kernel / len(kernel), "valid")
-        above.plot(steps[len(kernel) - 1 :], mean, label=f"{name}, seed {seed}", **_line(name))
-        accuracies = 100 * np.array(curves["test_accuracy"])
-        ends = figures["steps"] / len(accuracies) * np.arange(1, len(accuracies) + 1)
+        outcome = record.outcome
+        above.plot(*_smoothed(outcome), label=f"{name}, seed {seed}", **_line(name))
+        accuracies = 100 * np.array(outcome.curves["test_accuracy"])
+        ends = outcome.figures["steps"] / len(accuracies) * np.arange(1, len(accuracies) + 1)
         look = {**_LOOKS[name], "markersize": 5, "markerfacecolor": "none"}
         below.plot(ends, accuracies, label=name, **look)
     above.set_ylabel(f"training loss\n(mean of the last {_SMOOTHED_STEPS} points)")
@@ -108,10 +104,52 @@ def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) 
     figure.suptitle(title)
 
 
+def draw_learning(
+    figure: Any, rows: Mapping[str, tuple[Mapping[str, Any], Sequence[Outcome]]]
+) -> None:
+    """Draw training loss and the mean of the classes' test accuracies: thin lines are seeds.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    rows : mapping
+        Keywords of ``Axes.plot`` and the outcomes of all seeds, by label.
+    """
+    figure.set_size_inches(10, 4.6)
+    left, right = figure.subplots(1, 2)
+    for label, (look, outcomes) in rows.items():
+        line = {key: look[key] for key in ("color", "linestyle")}
+        losses = np.array([_smoothed(one)[1] for one in outcomes])
+        left.plot(_smoothed(outcomes[0])[0], losses.mean(axis=0), label=label, **line)
+        curves = 100 * np.array([one.curves["test_accuracy_per_class"] for one in outcomes])
+        steps = outcomes[0].figures["steps"]
+        ends = steps / curves.shape[1] * np.arange(1, curves.shape[1] + 1)
+        right.plot(ends, curves.T, color=look["color"], linewidth=0.6, alpha=0.45)
+        right.plot(ends, curves.mean(axis=0), label=label, **{"markersize": 5, **look})
+    left.set_ylabel("training loss, mean over the seeds")
+    right.set_ylabel("mean test accuracy of the classes (points)")
+    right.set_ylim(bottom=0)
+    left.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.set_xlabel("step")
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+    right.legend(frameon=False, title="bold: mean of the seeds, thin: each seed")
+
+
+def _smoothed(outcome: Outcome) -> tuple[Any, Any]:
+    """Return steps, and means of the losses up to each of them."""
+    loss = _finite(outcome.curves["loss"])
+    steps = 1 + outcome.figures["steps_per_point"] * np.arange(len(loss))
+    kernel = np.ones(min(_SMOOTHED_STEPS, len(loss)))
+    return steps[len(kernel) - 1 :], np.convolve(loss, kernel / len(kernel), "valid")
+
+
 def draw_loss_scales(figure: Any, runs: Mapping[str, Mapping[int, Record]], title: str) -> None:
     """Draw loss scales of runs by row and seed: a panel for each row, a line for each seed."""
     figure.set_size_inches(10, 4.5)
-    panels = list(figure.subplots(len(runs), 1, sharex=True, sharey=True))
+    panels = list(figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
     for axes, (name, of_row) in zip(panels, runs.items()):
         for (seed, record), style in zip(of_row.items(), _SEED_STYLES):
             outcome = record.outcome

@@ -167,7 +167,7 @@ GROUP = Group(
                 ),
                 _train,
             )
-            for seed, start, dtype in product(caltech101.SEEDS, STARTS, FORMATS)
+            for start, seed, dtype in product(STARTS, caltech101.SEEDS, FORMATS)
         ),
     ],
     _FineTuning,

@@ -12,7 +12,7 @@ from experiments.experiment import Outcome, Record
 from mpgluon.plots import FORMAT_LOOKS
 
 __all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales", "draw_recurrent",
-           "draw_two_losses"]  # fmt: skip
+           "draw_step_times", "draw_two_losses"]  # fmt: skip
 
 _LOOKS: dict[str, Mapping[str, Any]] = {
     **FORMAT_LOOKS,
@@ -208,6 +208,38 @@ def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
     if "loss_scale" in curves:
         scales = curves["loss_scale"]
         below.step(window * np.arange(len(scales)), scales, where="post", **look)
+
+
+def draw_step_times(
+    figure: Any, times: Mapping[str, Mapping[str, float]], formats: Sequence[str]
+) -> None:
+    """Draw times per step relative to FP32's, with quartiles; a column for each network.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    times : mapping
+        By network: ``<format>/relative``, ``<format>/relative_lower`` and ``_upper``.
+    formats : sequence of str
+    """
+    figure.set_size_inches(10, 4)
+    axes = figure.add_subplot()
+    axes.axhline(1, color="0.7", linewidth=1)
+    for number, name in enumerate(formats):
+        at = np.arange(len(times)) + (number - (len(formats) - 1) / 2) * 0.15
+        middle, low, high = (
+            np.array([one[f"{name}/relative{end}"] for one in times.values()])
+            for end in ("", "_lower", "_upper")
+        )
+        look = {**_LOOKS[name], "linestyle": "none", "capsize": 3}
+        axes.errorbar(at, middle, [middle - low, high - middle], label=name, **look)
+    axes.set_xticks(range(len(times)), list(times))
+    axes.set_ylabel("time per step, float32 = 1\n(median and quartiles)")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="0.92")
+    axes.set_axisbelow(True)
+    axes.legend(**_BESIDE)
 
 
 def draw_two_losses(

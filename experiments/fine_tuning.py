@@ -96,12 +96,31 @@ class _FineTuning(SeededRows):
                     dtype,
                     plus_minus(list(self.points(row, PER_CLASS).values()), 1),
                     plus_minus(list(self.points(row).values()), 1),
-                    plus_minus([one["train_loss"] for one in found], 2),
                     f"{one_or_range([one['skipped_steps'] for one in found])} of "
                     f"{found[0]['steps']}",
                     f"`python scripts/evidence.py run {self.group}/{row}`",
                 ])  # fmt: skip
         return rows
+
+    def long_table(self) -> list[list[str]]:
+        """Return the cells of the table of losses, loss scales and minutes."""
+        rows = []
+        for start, dtype in product(STARTS, FORMATS):
+            found = list(self.outcomes(f"{dtype}/{start}").values())
+            if found:
+                rows.append([
+                    start,
+                    dtype,
+                    plus_minus([one.figures["train_loss"] for one in found], 2),
+                    one_or_range([one.figures["final_loss_scale"] for one in found]),
+                    plus_minus([one.times["training_seconds"] / 60 for one in found], 1),
+                ])  # fmt: skip
+        return rows
+
+    @property
+    def weights_accuracy(self) -> float:
+        """The mean of the old categories' accuracies that the weights reach, in points."""
+        return float(100 * self.records[_WEIGHTS].outcome.figures[PER_CLASS])
 
     def comparison_table(self) -> list[list[str]]:
         """Return the cells of the table of differences."""

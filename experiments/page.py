@@ -1,4 +1,4 @@
-"""docs/results.md, its pictures and README.md's block, rendered from the records alone.
+"""The pages of results, their pictures and README.md's block, rendered from the records alone.
 
 The prose and its conclusions are in templates; a conclusion is shown as long as the records support
 it. A record whose config is no longer the experiment's counts as missing.
@@ -22,8 +22,9 @@ from mpgluon.errors import DataError
 from mpgluon.files import disk_error
 from mpgluon.tables import Table
 
-__all__ = ["BEGIN", "END", "out_of_date", "render", "write_document"]
+__all__ = ["BEGIN", "END", "PAGES", "out_of_date", "render", "write_document"]
 
+PAGES = ("results.md", "results-details.md")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 _BLOCK = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
 _PICTURE = re.compile(r"\]\(results/([^)]+)\.png\)")
@@ -152,12 +153,12 @@ def _texts(
     if len(_BLOCK.findall(before)) != 1:
         raise ValueError(f"README.md needs one place for results, between {BEGIN} and {END}")
     repetitions = read_repetitions(folder)
-    page, block = (
-        render(templates / name, groups, records, repetitions)
-        for name in ("results.md.jinja", "readme.md.jinja")
+    *pages, block = (
+        render(templates / f"{name}.jinja", groups, records, repetitions)
+        for name in (*PAGES, "readme.md")
     )
     return {
-        root / "docs" / "results.md": f"{page}\n",
+        **{root / "docs" / name: f"{page}\n" for name, page in zip(PAGES, pages)},
         readme: _BLOCK.sub(lambda place: f"{place[1]}{block}\n{place[2]}", before),
     }
 
@@ -182,13 +183,13 @@ def _current(groups: Sequence[Group], folder: Path) -> Records:
 def write_document(
     groups: Sequence[Group], templates: Path, folder: Path, root: Path
 ) -> list[Path]:
-    """Write the page, README's block and the pictures that the page shows; return their paths.
+    """Write the pages, README's block and the pictures that the pages show; return their paths.
 
     Parameters
     ----------
     groups : sequence of Group
     templates : Path
-        The folder of results.md.jinja and readme.md.jinja.
+        The folder of results.md.jinja, results-details.md.jinja and readme.md.jinja.
     folder : Path
         The folder of records.
     root : Path
@@ -211,7 +212,8 @@ def write_document(
         (root / "docs" / "results").mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-        for name in _PICTURE.findall(texts[root / "docs" / "results.md"]):
+        pages = "".join(texts[root / "docs" / name] for name in PAGES)
+        for name in dict.fromkeys(_PICTURE.findall(pages)):
             figure = Figure(figsize=(10, 5), layout="constrained")
             draw[name](figure, records)
             written.append(root / "docs" / "results" / f"{name}.png")

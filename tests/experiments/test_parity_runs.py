@@ -47,8 +47,9 @@ def test_a_record_says_what_decides_a_run_and_names_no_folder():
     # What is left out is where things are, how they are kept, what only a stand-in, several
     # processes or a damaged tree need, and what came later: experiments add that themselves.
     assert {one.name for one in fields(TrainingConfig)} - told.keys() == {
-        "data_dir", "output_dir", "dataset", "test_per_class", "classes", "images_per_class", "kvstore",
-        "timeout", "sync_batch_norm", "workers", "skip_unreadable", "keep_checkpoints", "tensorboard",
+        "data_dir", "output_dir", "dataset", "test_per_class", "classes", "images_per_class",
+        "kvstore", "timeout", "sync_batch_norm", "workers", "skip_unreadable", "keep_checkpoints",
+        "tensorboard",
     }  # fmt: skip
 
 

@@ -1,10 +1,10 @@
-"""Run the experiments behind docs/results.md, and write that page from their records.
+"""Run the experiments behind docs/results.md, and write its pages from their records.
 
     python scripts/evidence.py list
     python scripts/evidence.py run --data-dir data            # what `make evidence` does: hours
     python scripts/evidence.py run parity/resnet50_v2/float16 # all below a name
     python scripts/evidence.py repeat                         # one, chosen at random, from scratch
-    python scripts/evidence.py document                       # docs/results.md and README's block
+    python scripts/evidence.py document                       # docs/results*.md, README's block
 
 An experiment with a record of its config is not run again, and an interrupted training run is
 resumed by the same command.
@@ -105,7 +105,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     one.add_argument("name", nargs="?", metavar="NAME", help="experiment (chosen at random)")
     one.add_argument("--seed", type=int, metavar="N", help="seed of that choice (random)")
     one.set_defaults(do=repeat)
-    one = commands.add_parser("document", parents=[places], help="write the page")
+    one = commands.add_parser("document", parents=[places], help="write the pages")
     one.add_argument("--root", type=Path, default=ROOT, metavar="DIR",
         help="folder of docs/results.md and README.md")  # fmt: skip
     one.add_argument("--check", action="store_true", help="only say whether it would change")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from dataclasses import replace
@@ -17,6 +18,7 @@ from experiments.photographs import link_categories, whole_tree
 from experiments.training_runs import PER_CLASS
 from mpgluon.data import CALTECH101
 from mpgluon.errors import DataError
+from mpgluon.training.loop import _Run
 
 FINE_TUNING, CALTECH = fine_tuning.GROUP, caltech101.GROUP
 TITLES = {"caltech101": "ResNet-50 on Caltech 101",
@@ -113,25 +115,69 @@ def test_links_lead_to_the_photographs_of_the_categories_and_can_be_made_twice(
     assert os.path.samefile(tree / one, small_tree / one)
 
 
-def test_fine_tuning_starts_from_weights_of_the_other_categories(small_tree, tmp_path, monkeypatch):
-    tiny = {"model": "cifar_resnet20_v1", "image_size": 32, "epochs": 1, "warmup_epochs": 0,
+@pytest.fixture
+def fine_tune(small_tree, tmp_path, monkeypatch):
+    """Return a function that fine-tunes a small network in a format, in a folder, from weights."""
+    tiny = {"model": "cifar_resnet20_v1", "image_size": 32, "epochs": 2, "warmup_epochs": 1,
             "train_per_class": 3, "test_per_class": 1, "batch_size": 6}  # fmt: skip
     weights = replace(caltech101.RECIPE, **tiny)
     monkeypatch.setattr(fine_tuning, "_WEIGHTS_CONFIG", weights)
-    work = tmp_path / "work" / "fine_tuning"
-    seen = {}
-    for dtype in fine_tuning.FORMATS:
-        place = Place(small_tree.parent, work / dtype / "pretrained" / "seed-0")
+
+    def run(dtype, folder):
+        place = Place(small_tree.parent, tmp_path / folder / dtype / "pretrained" / "seed-0")
         config = replace(weights, dtype=dtype, pretrained="fine_tuning/weights")
-        seen[dtype] = fine_tuning._train(config, place).figures
-    assert seen["float32"]["train_images"] == seen["float16"]["train_images"] == 60
-    assert seen["float32"]["test_images"] == 20
-    results = work / "weights" / "results.json"
-    assert '"Faces"' in results.read_text()
-    assert "wrench" not in results.read_text()
-    assert os.path.samefile(work / "weights", results.parent)
-    own = (work / "float16" / "pretrained" / "seed-0" / "results.json").read_text()
-    assert "output" in own.split('"fresh_parameters"')[1]  # a head for other categories
+        return fine_tuning._train(config, place), place.work_dir
+
+    return run
+
+
+def test_fine_tuning_starts_from_weights_of_the_other_categories(fine_tune, tmp_path):
+    for dtype in fine_tuning.FORMATS:
+        outcome, work = fine_tune(dtype, "work")
+        assert (outcome.figures["train_images"], outcome.figures["test_images"]) == (60, 20)
+        results = json.loads((work / "results.json").read_text())
+        assert results["dataset"]["classes"] == list(fine_tuning.NEW_CATEGORIES)
+        assert all("output" in name for name in results["fresh_parameters"])  # the head
+        assert results["fresh_parameters"]
+    weights = json.loads((tmp_path / "work" / "weights" / "results.json").read_text())
+    assert weights["dataset"]["classes"] == ["Faces", "Faces_easy"]
+    assert weights["steps"] == 2  # trained once
+
+
+@pytest.mark.parametrize("interrupted", ["weights", "seed-0"])
+def test_fine_tuning_that_was_interrupted_goes_on(interrupted, fine_tune, monkeypatch):
+    end_epoch = _Run._end_epoch
+
+    def interrupt(run, epoch):
+        if epoch == 1 and run.config.output_path.name == interrupted:
+            raise KeyboardInterrupt
+        end_epoch(run, epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_end_epoch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fine_tune("float16", "stopped")
+    resumed, _ = fine_tune("float16", "stopped")
+    whole, _ = fine_tune("float16", "whole")
+    assert (resumed.figures, resumed.curves) == (whole.figures, whole.curves)
+
+
+def test_a_damaged_photograph_ends_an_experiment_with_its_name(small_tree, fine_tune):
+    damaged = small_tree / "wrench" / "image_0003.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"cannot read the image .*wrench/image_0003\.jpg"):
+        fine_tune("float32", "work")
+
+
+def test_a_category_with_too_few_photographs_is_named(small_tree, fine_tune, monkeypatch):
+    for number in (3, 4, 5):
+        (small_tree / "wrench" / f"image_000{number}.jpg").unlink()
+    contents = replace(CALTECH101.contents, categories=22, category_images=107)
+    monkeypatch.setattr(
+        "experiments.photographs.CALTECH101", replace(CALTECH101, contents=contents)
+    )
+    with pytest.raises(ValueError, match=r"leaves nothing to test on .*wrench \(2\)"):
+        fine_tune("float32", "work")
 
 
 @pytest.mark.parametrize("group", [CALTECH, FINE_TUNING], ids=lambda group: group.name)

@@ -107,7 +107,7 @@ def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) 
 def draw_learning(
     figure: Any, rows: Mapping[str, tuple[Mapping[str, Any], Sequence[Outcome]]]
 ) -> None:
-    """Draw training loss and the mean of the classes' test accuracies: thin lines are seeds.
+    """Draw training loss and the mean of the categories' accuracies: thin lines are seeds.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def draw_learning(
     figure.set_size_inches(10, 4.6)
     left, right = figure.subplots(1, 2)
     for label, (look, outcomes) in rows.items():
-        line = {key: look[key] for key in ("color", "linestyle")}
+        line = {key: value for key, value in look.items() if not key.startswith("marker")}
         losses = np.array([_smoothed(one)[1] for one in outcomes])
         left.plot(_smoothed(outcomes[0])[0], losses.mean(axis=0), label=label, **line)
         curves = 100 * np.array([one.curves["test_accuracy_per_class"] for one in outcomes])
@@ -128,7 +128,7 @@ def draw_learning(
         right.plot(ends, curves.T, color=look["color"], linewidth=0.6, alpha=0.45)
         right.plot(ends, curves.mean(axis=0), label=label, **{"markersize": 5, **look})
     left.set_ylabel("training loss, mean over the seeds")
-    right.set_ylabel("mean test accuracy of the classes (points)")
+    right.set_ylabel("mean test accuracy of the categories (points)")
     right.set_ylim(bottom=0)
     left.set_ylim(bottom=0)
     for axes in (left, right):
@@ -199,7 +199,8 @@ def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window
 
 def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
     above, middle, below = column
-    look = _line(name)
+    # A wide line shows beside the others where they coincide.
+    look = {**_line(name), "linewidth": 3.5 if name == "float32" else 1.5}
     curves, steps = record.outcome.curves, record.outcome.figures["steps"]
     losses = _finite(curves["loss"])
     above.plot(window * np.arange(1, len(losses) + 1), losses, label=name, **look)

@@ -163,9 +163,9 @@ def _draw(figure: Any, records: Records) -> None:
     view = _FineTuning(records)
     rows = {}
     for start, dtype in product(STARTS, FORMATS):
-        look = {**FORMAT_LOOKS[dtype], "markerfacecolor": "none"}
-        if start == "pretrained":
-            look["markerfacecolor"] = look["color"]
+        look: dict[str, Any] = {**FORMAT_LOOKS[dtype]}
+        if start == "scratch":
+            look.update(linewidth=0.9, markerfacecolor="none")
         outcomes = list(view.outcomes(f"{dtype}/{start}").values())
         rows[f"{dtype}, {'from scratch' if start == 'scratch' else start}"] = (look, outcomes)
     figures.draw_learning(figure, rows)

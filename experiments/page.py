@@ -16,7 +16,13 @@ import jinja2
 
 from experiments import cells
 from experiments.experiment import Group, Records, is_below
-from experiments.records import Repetition, current_records, read_repetitions
+from experiments.records import (
+    Repetition,
+    current_records,
+    processor_of,
+    read_repetitions,
+    refuse_mixtures,
+)
 from experiments.statistics import CONFIDENCE
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error
@@ -117,8 +123,7 @@ def _origins(records: Records) -> list[list[str]]:
     made: dict[tuple[str, str], list[str]] = {}
     for record in records.values():
         versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-        flags = " ".join(record.machine["cpu_flags"])
-        origin = (f"{record.machine['processor']} ({flags})", versions)
+        origin = (processor_of(record.machine), versions)
         made.setdefault(origin, []).append(record.date[:10])
     return [
         [str(len(days)), *origin, " to ".join(sorted({min(days), max(days)}))]
@@ -177,7 +182,12 @@ def out_of_date(groups: Sequence[Group], templates: Path, folder: Path, root: Pa
 
 
 def _current(groups: Sequence[Group], folder: Path) -> Records:
-    return current_records(folder, [one for group in groups for one in group.experiments])
+    records = current_records(folder, [one for group in groups for one in group.experiments])
+    kinds: dict[str, set[str]] = {}
+    for name, record in records.items():
+        kinds.setdefault(name.split("/")[0], set()).add(processor_of(record.machine))
+    refuse_mixtures(kinds, folder)
+    return records
 
 
 def write_document(
@@ -198,7 +208,8 @@ def write_document(
     Raises
     ------
     DataError
-        If a record is damaged, or a file cannot be written.
+        If a record is damaged, a group has records from several kinds of processor, or a file
+        cannot be written.
     ValueError
         If README.md has no place for the block.
     """

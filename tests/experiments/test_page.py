@@ -14,6 +14,7 @@ from experiments.experiment import Outcome
 from experiments.groups import GROUPS
 from experiments.page import BEGIN, END, PAGES, out_of_date, render, write_document
 from experiments.records import Repetition, write_record
+from mpgluon.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -97,6 +98,14 @@ def test_page_block_and_pictures_are_written_and_checked(root, record_of):
     assert out_of_date(TINY, HERE, folder, root) == []
     page.write_text(page.read_text() + "typed by hand\n")
     assert out_of_date(TINY, HERE, folder, root) == [page]
+
+
+def test_a_group_with_records_from_two_kinds_of_processor_makes_no_page(root, record_of):
+    for number, one in enumerate(EXPERIMENTS[:2]):
+        machine = {"processor": f"processor {number}", "cpu_flags": []}
+        write_record(record_of(one, Outcome({}), machine=machine), root / "records")
+    with pytest.raises(DataError, match=r"records of tiny would be from processor 0 .* and .*1 "):
+        write_document(TINY, HERE, root / "records", root)
 
 
 @pytest.mark.parametrize("times", [0, 2])

@@ -26,6 +26,7 @@ __all__ = ["FORMATS", "GROUP", "NEW_CATEGORIES", "STARTS"]
 
 _GROUP = "fine_tuning"
 _WEIGHTS_CONFIG = replace(caltech101.RECIPE, seed=caltech101.SEEDS[0])
+_RECIPE = replace(caltech101.RECIPE, epochs=8)
 FORMATS = ("float32", "float16")
 STARTS = ("scratch", "pretrained")
 # Every fifth in the order of the alphabet. Faces and Faces_easy, which share photographs, are both
@@ -82,7 +83,7 @@ class _FineTuning(SeededRows):
     """
 
     group, seeds = _GROUP, caltech101.SEEDS
-    recipe, new_categories = caltech101.RECIPE, NEW_CATEGORIES
+    recipe, new_categories = _RECIPE, NEW_CATEGORIES
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of accuracies, in points."""
@@ -179,7 +180,7 @@ GROUP = Group(
             _experiment(
                 _FineTuning.name(f"{dtype}/{start}", seed),
                 replace(
-                    caltech101.RECIPE,
+                    _RECIPE,
                     dtype=dtype,
                     seed=seed,
                     pretrained=_WEIGHTS if start == "pretrained" else None,

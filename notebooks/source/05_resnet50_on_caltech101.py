@@ -53,12 +53,11 @@ from mxnet import autograd, gluon
 # %% [markdown]
 # ## 1. Rounding images to float16 loses nothing
 #
-# The images are photographs of Caltech 101, the first of ten of its categories, so that a lesson
-# takes minutes; section 3 has the result on all 101 categories. `python scripts/download_caltech.py`
-# fetches them into `data/`. Any folder with `101_ObjectCategories` in it will do: name it in
-# `DATA_DIRS`. If there is none, ten rendered shapes take their place. A line below says which data
-# was used. We copy the images into one folder per category: any images of yours in that layout will
-# do.
+# The images are photographs of Caltech 101, the first of ten of its categories, so that the lesson
+# takes minutes; section 3 has the result on all 101 categories. `scripts/download_caltech.py` fetches
+# them into `data/`. Any folder with `101_ObjectCategories` in it will do: name it in `DATA_DIRS`. If
+# there is none, ten rendered shapes take their place. A line below says which data was used. We copy
+# the images into one folder per category: any images of yours in that layout will do.
 #
 # A *loader* decodes images, cuts out a square, shrinks it and *normalizes*: from each colour it
 # subtracts the mean of many photographs, and divides by their standard deviation. The picture
@@ -351,6 +350,8 @@ print(f"{recorded['float16'][0]['config']['model']} on Caltech 101, {len(of_seed
 print(Table(("format", "mean accuracy (points)", "spread of the seeds", "skipped steps"), rows))
 
 # %%
+from mpgluon.plots import FORMAT_LOOKS
+
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for dtype, runs in recorded.items():
     curves = 100 * np.array([run["curves"]["test_accuracy_per_class"] for run in runs])

@@ -54,10 +54,11 @@ from mxnet import autograd, gluon
 # ## 1. Rounding images to float16 loses nothing
 #
 # The images are photographs of Caltech 101, the first of ten of its categories, so that the lesson
-# takes minutes; section 3 has the result on all 101 categories. `scripts/download_caltech.py` fetches
-# them into `data/`. Any folder with `101_ObjectCategories` in it will do: name it in `DATA_DIRS`. If
-# there is none, ten rendered shapes take their place. A line below says which data was used. We copy
-# the images into one folder per category: any images of yours in that layout will do.
+# takes minutes; section 3 has the result on all 101 categories. `scripts/download_caltech.py`
+# fetches them into `data/`. Any folder with `101_ObjectCategories` in it will do: name it in
+# `DATA_DIRS`. If there is none, ten rendered shapes take their place. A line below says which data
+# was used. We copy the images into one folder per category: any images of yours in that layout
+# will do.
 #
 # A *loader* decodes images, cuts out a square, shrinks it and *normalizes*: from each colour it
 # subtracts the mean of many photographs, and divides by their standard deviation. The picture

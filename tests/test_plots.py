@@ -131,6 +131,17 @@ def test_the_accuracies_are_drawn_from_0_to_1_with_different_marks_and_lines(axe
     assert axes.get_ylim() == (0, 1.05)
 
 
+def test_the_mean_of_the_classes_is_drawn_where_it_is_another_number(axes):
+    name = "test_accuracy_per_class"
+    plots.draw_accuracy(axes, [{**EPOCHS[0], name: 0.25}, {**EPOCHS[1], name: 0.5}])
+    *_, per_class = axes.get_lines()
+    assert points(per_class) == [(2, 0.25), (4, 0.5)]
+    assert legend(axes)[-1] == "test, mean of\nthe classes"
+    axes.clear()
+    plots.draw_accuracy(axes, [{**epoch, name: epoch["test_accuracy"]} for epoch in EPOCHS])
+    assert legend(axes) == ["training", "test"]
+
+
 def test_the_loss_scale_is_drawn_with_a_mark_and_a_count_of_skipped_steps(axes):
     assert plots.draw_loss_scale(axes, STEPS) is axes
     scale, skipped = axes.get_lines()

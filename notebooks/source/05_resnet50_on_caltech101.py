@@ -352,8 +352,6 @@ print(f"{recorded['float16'][0]['config']['model']} on Caltech 101, {len(of_seed
 print(Table(("format", "mean accuracy (points)", "spread of the seeds", "skipped steps"), rows))
 
 # %%
-from mpgluon.plots import FORMAT_LOOKS
-
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for dtype, runs in recorded.items():
     curves = 100 * np.array([run["curves"]["test_accuracy_per_class"] for run in runs])

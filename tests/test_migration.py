@@ -250,6 +250,13 @@ def check_keep_fp32(names):
     assert (logits != logits.astype(np.float16)).any()
 
 
+def check_operators(names):
+    assert names["report"].operators_fp32 == ("FullyConnected", "0:Convolution")
+    assert names["report"].operators_16 == ("softmax",)
+    logits = names["logits"].asnumpy()
+    assert (logits != logits.astype(np.float16)).any()
+
+
 def check_two_losses(names):
     assert_computes_in_float16(names["net"], names)
     assert_scaled(names)
@@ -332,6 +339,7 @@ CHECKS: dict[str, list[Callable[[Namespace], None]]] = {
     "From torch.amp": [
         check_accumulation,
         check_keep_fp32,
+        check_operators,
         check_two_losses,
         check_two_networks,
         check_checkpoint,

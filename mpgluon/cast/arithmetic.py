@@ -140,7 +140,7 @@ class Arithmetic(ABC):
         if rule is Rule.NORMALIZE:
             return self.normalize(call)
         if rule is Rule.FLOAT32:
-            return mark(call.run(widen), "float32")
+            return mark(_run_product(call, widen), "float32")
         if rule is Rule.FOLLOW:
             return self.follow(call)
         if rule is Rule.MOVE:
@@ -169,7 +169,7 @@ class Arithmetic(ABC):
 
 
 def _run_product(call: OperatorCall, convert: Convert) -> Any:
-    """Run a product of converted operands in FP32, or in float64 where MXNet leaves no choice."""
+    """Run an operator on converted operands in FP32, or float64 where MXNet leaves no choice."""
     if call.name != "Deconvolution":
         return call.run(convert)
     # The backward pass of oneDNN's deconvolution fails ("could not execute a primitive") when

@@ -25,7 +25,14 @@ from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.frozen import remove_gradients
 from mpgluon.cast.network_cast import NetworkCast, release
-from mpgluon.cast.plan import NORMALIZATION_LAYERS, BlockPlan, KeepFP32, blocks_of, plan_of
+from mpgluon.cast.plan import (
+    NORMALIZATION_LAYERS,
+    BlockPlan,
+    KeepFP32,
+    as_collections,
+    blocks_of,
+    plan_of,
+)
 from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.cast.told_formats import learned_format, tell, untell
@@ -54,6 +61,7 @@ def cast_block(
     dtype: Union[str, type, Policy] = "float16",
     *,
     keep_fp32: KeepFP32 = NORMALIZATION_LAYERS,
+    compute_16: Iterable[str] = (),
 ) -> CastReport:
     """Cast a network to float16 in place: the parameters, and what it computes.
 
@@ -70,10 +78,18 @@ def cast_block(
         :func:`restore`.
     dtype : str, NumPy dtype or Policy
         ``"float16"``, or a policy with any ``param_dtype``.
-    keep_fp32 : iterable of block types and block instances
+    keep_fp32 : iterable of block types, block instances and names of operators
         Blocks to leave in FP32, with everything inside them. A normalization layer returns its
         result in float16; any other kept block returns FP32, and what follows rounds it.
         BatchNorm's parameters stay FP32 in any case: MXNet's operator accepts no others.
+        An operator, ``"Convolution"`` in all blocks or ``"block:Convolution"`` in one (its name,
+        or its place: ``"features.0:Convolution"``), computes in FP32 and returns FP32; its
+        parameters still become float16, and are widened. Names are those of ``F``; ``x + y`` is
+        ``"broadcast_add"``. ``(*mpgluon.NORMALIZATION_LAYERS, …)`` adds to the default.
+    compute_16 : iterable of str
+        Operators that otherwise return FP32 (``"softmax"``, ``"mean"``), named in the same way:
+        computed in FP32 as before, with results in the 16-bit format. Called as ``F.mean(x)``;
+        methods (``x.mean()``) are not meant.
 
     Returns
     -------
@@ -85,8 +101,9 @@ def cast_block(
     TypeError
         If an argument is of another kind.
     ValueError
-        If ``dtype`` is not a 16-bit format that parameters can have, or ``keep_fp32`` names a
-        block that is not in ``net``.
+        If ``dtype`` is not a 16-bit format that parameters can have, or if ``keep_fp32`` or
+        ``compute_16`` names a block that is not in ``net``, or an operator that MXNet does not
+        have or whose format cannot be chosen.
     PrecisionError
         If ``net`` or a part of it is cast already, or holds an imported graph with control flow
         that ``keep_fp32`` does not name, or computes with MXNet's NumPy interface, or is on a
@@ -101,17 +118,21 @@ def cast_block(
     Gluon's own default (``remove_amp_cast=True``); the exported graph needs MXNet only.
     """
     if isinstance(dtype, Policy):
-        return apply_policy(net, dtype, keep_fp32)
+        return apply_policy(net, dtype, keep_fp32, compute_16)
     if _name_of(dtype) != "float16":
         raise ValueError(
             f"cast_block makes float16 parameters, received dtype={dtype!r}; for bfloat16 use "
             'amp.autocast(net, "bfloat16"), and for float32 mpgluon.restore(net)'
         )
-    return apply_policy(net, Policy.parse("float16"), keep_fp32)
+    return apply_policy(net, Policy.parse("float16"), keep_fp32, compute_16)
 
 
 def autocast(
-    net: gluon.Block, dtype: Union[str, type, Policy] = "float16", *, keep_fp32: KeepFP32 = ()
+    net: gluon.Block,
+    dtype: Union[str, type, Policy] = "float16",
+    *,
+    keep_fp32: KeepFP32 = (),
+    compute_16: Iterable[str] = (),
 ) -> CastReport:
     """Make a network compute in 16 bits while its parameters stay FP32, in place.
 
@@ -125,9 +146,13 @@ def autocast(
     dtype : str, NumPy dtype or Policy
         ``"float16"``; ``"bfloat16"``, on a CPU only, native where the processor has it and else
         emulated; or a policy.
-    keep_fp32 : iterable of block types and block instances
+    keep_fp32 : iterable of block types, block instances and names of operators
         Blocks that compute in FP32, with everything inside them. Normalization layers need not
-        be named: their sums are FP32 under every policy.
+        be named: their sums are FP32 under every policy. Operators as for
+        :func:`mpgluon.cast_block`.
+    compute_16 : iterable of str
+        As for :func:`mpgluon.cast_block`. Without effect on a processor that has bfloat16 itself:
+        there, all values but those of products are FP32.
 
     Returns
     -------
@@ -139,11 +164,11 @@ def autocast(
         As for :func:`mpgluon.cast_block`.
     """
     if isinstance(dtype, Policy):
-        return apply_policy(net, dtype, keep_fp32)
+        return apply_policy(net, dtype, keep_fp32, compute_16)
     name = _name_of(dtype)
     if name not in ("float16", "bfloat16"):
         raise ValueError(f'autocast takes "float16" or "bfloat16", received {dtype!r}')
-    return apply_policy(net, Policy.parse(f"mixed_{name}"), keep_fp32)
+    return apply_policy(net, Policy.parse(f"mixed_{name}"), keep_fp32, compute_16)
 
 
 def _name_of(dtype: Any) -> str:
@@ -156,7 +181,10 @@ def _name_of(dtype: Any) -> str:
 
 
 def apply_policy(
-    net: gluon.Block, policy: Policy, keep_fp32: KeepFP32 = NORMALIZATION_LAYERS
+    net: gluon.Block,
+    policy: Policy,
+    keep_fp32: KeepFP32 = NORMALIZATION_LAYERS,
+    compute_16: Iterable[str] = (),
 ) -> CastReport:
     """Make ``net`` compute under ``policy``; what :func:`cast_block` and :func:`autocast` share.
 
@@ -164,7 +192,8 @@ def apply_policy(
     """
     if policy.compute_dtype == "float32":
         raise ValueError(f"{policy} has nothing in 16 bits; a plain network computes in FP32")
-    plan = plan_of(net, keep_fp32)
+    named, compute_16 = as_collections(keep_fp32, compute_16)
+    plan = plan_of(net, named, compute_16)
     for forward in filter(None, map(forward_of, blocks_of(net))):
         root = forward.network_cast.root.name
         raise PrecisionError(
@@ -215,6 +244,8 @@ def apply_policy(
         parameters_kept=len(parameters) - len(narrowed),
         arithmetic=arithmetic.kind,
         told_format=tuple(block.name for block in told),
+        operators_fp32=tuple(entry for entry in named if isinstance(entry, str)),
+        operators_16=compute_16,
     )
 
 

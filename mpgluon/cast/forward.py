@@ -32,7 +32,12 @@ from mpgluon.cast.arrays import (
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.plan import BlockPlan, blocks_of, is_hybrid
-from mpgluon.cast.stand_in import NumPyInterfaceError, OperatorNamespace, namespace_of
+from mpgluon.cast.stand_in import (
+    NumPyInterfaceError,
+    OperatorNamespace,
+    namespace_of,
+    with_rules,
+)
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.bfloat16 import cast_without_copies
@@ -104,7 +109,8 @@ class PolicyForward:
             args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
         try:
-            result = self.original(*args, **kwargs)
+            with with_rules(self.plan.rules):
+                result = self.original(*args, **kwargs)
         except MXNetError as error:
             _explain(error, self.block)
             raise

@@ -12,10 +12,19 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon import nn
 
+from mpgluon.cast.operator_rules import NO_RULES, Rules, rules_of
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.description import blocks_of
 
-__all__ = ["NORMALIZATION_LAYERS", "BlockPlan", "KeepFP32", "blocks_of", "is_hybrid", "plan_of"]
+__all__ = [
+    "NORMALIZATION_LAYERS",
+    "BlockPlan",
+    "KeepFP32",
+    "as_collections",
+    "blocks_of",
+    "is_hybrid",
+    "plan_of",
+]
 
 NORMALIZATION_LAYERS: tuple[type, ...] = (
     nn.BatchNorm,
@@ -26,7 +35,7 @@ NORMALIZATION_LAYERS: tuple[type, ...] = (
 )
 """The layers whose parameters and statistics stay FP32; SyncBatchNorm is a BatchNorm."""
 
-KeepFP32 = Iterable[Union[type, gluon.Block]]
+KeepFP32 = Iterable[Union[type, gluon.Block, str]]
 
 _MODULES = ("np", "npx")
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})  # of F, not of a global name such as NumPy's
@@ -54,6 +63,8 @@ class BlockPlan(NamedTuple):
         Whether it is to compute in 16 bits and calls operators of ``mx.nd``, with FP32 inputs.
     hands_fp32 : bool
         Whether such a block calls it, so that its result must be FP32, on the format's grid.
+    rules : mapping from the name of an operator to Rule
+        Those that precede the table's in it.
     """
 
     block: gluon.Block
@@ -62,6 +73,7 @@ class BlockPlan(NamedTuple):
     is_governed: bool
     is_beyond_reach: bool
     hands_fp32: bool
+    rules: Rules
 
     @property
     def needs_forward(self) -> bool:
@@ -69,7 +81,23 @@ class BlockPlan(NamedTuple):
         return self.computes_fp32 or self.is_governed or self.is_beyond_reach or self.hands_fp32
 
 
-def plan_of(net: gluon.Block, keep_fp32: KeepFP32) -> list[BlockPlan]:
+def as_collections(
+    keep_fp32: KeepFP32, compute_16: Iterable[str]
+) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """Return both arguments of a cast as tuples; raise TypeError for what is one entry itself."""
+    if isinstance(keep_fp32, (str, type, gluon.Block)):
+        raise TypeError(
+            f"keep_fp32 is a collection of block types, blocks and names of operators, received "
+            f"{keep_fp32!r} itself; write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
+        )
+    if isinstance(compute_16, str):
+        raise TypeError(f"compute_16 is a collection of operator names, received {compute_16!r}")
+    return tuple(keep_fp32), tuple(compute_16)
+
+
+def plan_of(
+    net: gluon.Block, keep_fp32: tuple[Any, ...], compute_16: tuple[str, ...]
+) -> list[BlockPlan]:
     """Return what will become of every block, parents first.
 
     Raises
@@ -77,11 +105,6 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32) -> list[BlockPlan]:
     TypeError, ValueError, PrecisionError
         As :func:`mpgluon.cast_block` says.
     """
-    if isinstance(keep_fp32, (str, type, gluon.Block)):
-        raise TypeError(
-            f"keep_fp32 is a collection of block types and blocks, received {keep_fp32!r} itself; "
-            "write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
-        )
     if mx.util.is_np_array():
         raise PrecisionError(
             "MXNet's NumPy interface is switched on (mx.npx.set_np), so layers compute with F.npx; "
@@ -94,7 +117,7 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32) -> list[BlockPlan]:
             "network, not to a device or a passage of code: amp.autocast(net)"
         )
     blocks = list(blocks_of(net))
-    named = _named_blocks(net, blocks, tuple(keep_fp32))
+    named = _named_blocks(net, blocks, [one for one in keep_fp32 if not isinstance(one, str)])
     kept = _with_all_inside(named)
     whole = _with_all_inside(b for b in named if not isinstance(b, NORMALIZATION_LAYERS))
     for block in blocks:
@@ -108,17 +131,35 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32) -> list[BlockPlan]:
         if block not in kept | governed and type(block).forward not in _CALL_CHILDREN_ONLY
     }
     handing_fp32 = {child for block in beyond_reach for child in block._children.values()}
-    groups = (kept, whole, governed, beyond_reach, handing_fp32)
-    return [BlockPlan(block, *(block in group for group in groups)) for block in blocks]
+    rules = rules_of(
+        net,
+        [block for block in blocks if block in governed - whole],
+        [one for one in keep_fp32 if isinstance(one, str)],
+        compute_16,
+    )
+    return [
+        BlockPlan(
+            block=block,
+            keeps_parameters=block in kept,
+            computes_fp32=block in whole,
+            is_governed=block in governed,
+            is_beyond_reach=block in beyond_reach,
+            hands_fp32=block in handing_fp32,
+            rules=rules.get(block, NO_RULES),
+        )
+        for block in blocks
+    ]
 
 
 def _named_blocks(
-    net: gluon.Block, blocks: list[gluon.Block], keep_fp32: tuple[Any, ...]
+    net: gluon.Block, blocks: list[gluon.Block], keep_fp32: list[Any]
 ) -> list[gluon.Block]:
     """Return the blocks that ``keep_fp32`` names by type or as instances."""
     for entry in keep_fp32:
         if not isinstance(entry, (type, gluon.Block)):
-            raise TypeError(f"keep_fp32 holds block types and blocks, received {entry!r}")
+            raise TypeError(
+                f"keep_fp32 holds block types, blocks and names of operators, received {entry!r}"
+            )
     types = tuple(entry for entry in keep_fp32 if isinstance(entry, type))
     instances = {entry for entry in keep_fp32 if isinstance(entry, gluon.Block)}
     unknown = instances.difference(blocks)

@@ -54,6 +54,8 @@ class CastReport:
         Whether this device computes products in the format, or in FP32, each result rounded once.
     told_format : tuple of str
         Names of the blocks that learned the 16-bit format from their own ``cast`` or in ``_dtype``.
+    operators_fp32, operators_16 : tuple of str
+        The operators that ``keep_fp32`` and ``compute_16`` named, with or without a block.
     """
 
     policy: Policy
@@ -64,6 +66,8 @@ class CastReport:
     parameters_kept: int
     arithmetic: str
     told_format: tuple[str, ...] = ()
+    operators_fp32: tuple[str, ...] = ()
+    operators_16: tuple[str, ...] = ()
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -93,6 +97,15 @@ class CastReport:
                 f"{len(self.told_format):6d} {_plural('block', self.told_format)} told that the "
                 f"format is {self.policy.compute_dtype}{_examples(self.told_format)}"
             )
+        for names, dtype in (
+            (self.operators_fp32, "float32"),
+            (self.operators_16, self.policy.compute_dtype),
+        ):
+            if names:
+                lines.append(
+                    f"{len(names):6d} {_plural('operator', names)} with results in {dtype}, as "
+                    f"asked for: {', '.join(names)}"
+                )
         lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
         return "\n".join(lines)
 

@@ -7,25 +7,51 @@ follow the operator table in the arithmetic of one compute format. So do ``x + y
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, wraps
 from numbers import Number
 from types import ModuleType
-from typing import Any, Callable, Union
+from typing import Any, Callable, Optional, Union
 
 import mxnet as mx
 from mxnet.symbol import Symbol
 
 from mpgluon.cast.arithmetic import Arithmetic, OperatorCall, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
-from mpgluon.cast.table import Rule, rule_of
+from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.formats import FloatFormat
 
-__all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
+__all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of", "with_rules"]
+
+_here = threading.local()  # its ``rules``: those of the block that this thread is in
 
 
 class NumPyInterfaceError(PrecisionError):
     """A cast network has used ``F.np`` or ``F.npx``."""
+
+
+@contextmanager
+def with_rules(rules: Mapping[str, Rule]) -> Iterator[None]:
+    """Let these rules precede the table's, in a block's ``hybrid_forward`` but not in its children.
+
+    Parameters
+    ----------
+    rules : mapping from the ``one_name`` of an operator
+    """
+    before = getattr(_here, "rules", None)
+    _here.rules = rules
+    try:
+        yield
+    finally:
+        _here.rules = before
+
+
+def _rule_here(name: str) -> Rule:
+    rules: Optional[Mapping[str, Rule]] = getattr(_here, "rules", None)
+    return rules.get(one_name(name)) or rule_of(name) if rules else rule_of(name)
 
 
 class OperatorNamespace:
@@ -61,11 +87,11 @@ class OperatorNamespace:
         return found
 
     def _wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        rule, arithmetic = rule_of(name), self._arithmetic
+        arithmetic = self._arithmetic
 
         @wraps(function)
         def operator(*args: Any, **kwargs: Any) -> Any:
-            return arithmetic.apply(rule, OperatorCall(name, function, args, kwargs))
+            return arithmetic.apply(_rule_here(name), OperatorCall(name, function, args, kwargs))
 
         return operator
 
@@ -98,7 +124,9 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
 
     @wraps(plain)
     def method(self: Union[FormatArray, FormatSymbol], *args: Any, **kwargs: Any) -> Any:
-        rule = rule_of(operator)
+        rule = _rule_here(operator)
+        if rule is Rule.NORMALIZE:  # an FP32 array is MXNet's own, and its methods no one governs
+            rule = rule_of(operator)
         call = OperatorCall(operator, plain, (self, *args), kwargs)
         if isinstance(self.format, FloatFormat):
             return emulated(self.format).apply(rule, call)

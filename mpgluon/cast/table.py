@@ -10,7 +10,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Union
 
-__all__ = ["Rule", "excluded_operands", "rule_of"]
+__all__ = ["Rule", "excluded_operands", "may_be_16_bit", "one_name", "rule_of"]
 
 
 class Rule(Enum):
@@ -41,13 +41,18 @@ _NORMALIZE = """
     contrib.BatchNormWithReLU
 """
 
-# Reductions, exponentials and their inverses, powers, losses, geometry in pixels, and whatever
-# returns positions (they can exceed 2048, above which float16 lacks integers).
+# Reductions, exponentials and their inverses, powers.
 _FLOAT32 = """
-    sum sum_axis nansum prod nanprod mean norm moments cumsum multi_sum_sq histogram
+    sum sum_axis nansum prod nanprod mean norm moments cumsum
     softmax log_softmax softmin SoftmaxActivation L2Normalization LRN
     exp expm1 log log10 log2 log1p square reciprocal rsqrt rcbrt gamma gammaln erfinv
     broadcast_power broadcast_hypot power tan sinh cosh arccos arcsin arccosh arcsinh arctanh
+"""
+
+# Losses, geometry in pixels, and whatever returns counts or positions (they can exceed 2048, above
+# which float16 lacks integers).
+_ALWAYS_FLOAT32 = """
+    multi_sum_sq histogram
     Softmax SoftmaxOutput softmax_cross_entropy smooth_l1 SVMOutput MakeLoss make_loss
     LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput
     CTCLoss ctc_loss contrib.CTCLoss contrib.ctc_loss
@@ -83,6 +88,7 @@ _RULES = MappingProxyType(
             (Rule.COMPUTE, _COMPUTE),
             (Rule.NORMALIZE, _NORMALIZE),
             (Rule.FLOAT32, _FLOAT32),
+            (Rule.FLOAT32, _ALWAYS_FLOAT32),
             (Rule.MOVE, _MOVE),
             (Rule.OTHER, _OTHER),
         )
@@ -138,6 +144,19 @@ def rule_of(name: str) -> Rule:
         ``FOLLOW`` for operators that the table does not list.
     """
     return _RULES.get(name.removeprefix("sparse."), Rule.FOLLOW)
+
+
+def may_be_16_bit(name: str) -> bool:
+    """Whether the result of an operator that the table keeps in FP32 makes sense in 16 bits."""
+    return one_name(name) in _FLOAT32.split()
+
+
+def one_name(name: str) -> str:
+    """Return one name for an operator's names that a cast cannot tell apart.
+
+    ``x + y`` broadcasts arrays and does not broadcast symbols.
+    """
+    return name.removeprefix("sparse.").replace("elemwise_", "broadcast_")
 
 
 def excluded_operands(

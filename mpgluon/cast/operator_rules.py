@@ -1,0 +1,144 @@
+"""Rules for single operators, which a user puts before those of the table.
+
+``"softmax"`` means the operator wherever the network calls it, ``"block:softmax"`` in one block. A
+block is named as :attr:`Block.name` has it, or by its place in the network (``"features.0"``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple
+
+import mxnet as mx
+from mxnet import gluon
+
+from mpgluon.cast.table import Rule, may_be_16_bit, one_name, rule_of
+
+__all__ = ["NO_RULES", "Rules", "rules_of"]
+
+Rules = Mapping[str, Rule]
+NO_RULES: Rules = MappingProxyType({})
+
+_NAMESPACES = ("", "contrib.", "linalg.")
+_UNTOUCHED = {
+    Rule.MOVE: "does no arithmetic, and passes formats through",
+    Rule.OTHER: "decides its formats itself",
+}
+
+
+class _Wish(NamedTuple):
+    """One operator that an argument names."""
+
+    text: str  # as the user wrote it
+    block: str  # "" for all
+    operator: str
+    rule: Rule
+
+
+def rules_of(
+    net: gluon.Block,
+    blocks: Collection[gluon.Block],
+    keep_fp32: Iterable[str],
+    compute_16: Iterable[str],
+) -> dict[gluon.Block, Rules]:
+    """Return the rules of each block whose operators can be governed, where it has any.
+
+    Parameters
+    ----------
+    net : gluon.Block
+    blocks : collection of Block
+        Those in it that compute in 16 bits, operator by operator.
+    keep_fp32, compute_16 : iterable of str
+        Operators whose results are to be in FP32, and in the 16-bit format, instead.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a name is no text, no operator of MXNet, or no block among these; if the format of an
+        operator cannot be changed so; if both arguments name the same.
+    """
+    wishes = [_read("keep_fp32", text, Rule.FLOAT32) for text in keep_fp32]
+    wishes += [_read("compute_16", text, Rule.NORMALIZE) for text in compute_16]
+    if not wishes:
+        return {}
+    for wish in wishes:
+        others = [w for w in wishes if w[1:3] == wish[1:3] and w.rule is not wish.rule]
+        if others:
+            raise ValueError(f"keep_fp32 and compute_16 both name {wish.text!r}; choose one")
+    named = _names_of(net, blocks)
+    general = {wish.operator: wish.rule for wish in wishes if not wish.block}
+    found = dict.fromkeys(blocks, general)
+    for wish in wishes:
+        if wish.block and wish.block not in named:
+            raise ValueError(
+                f"{wish.text!r} names no block of {net.name} that computes in 16 bits, "
+                f"operator by operator{_close(wish.block, named)}"
+            )
+        for block in named[wish.block] if wish.block else ():
+            found[block] = {**found[block], wish.operator: wish.rule}
+    return {block: MappingProxyType(rules) for block, rules in found.items()}
+
+
+def _read(argument: str, text: Any, rule: Rule) -> _Wish:
+    """Return what one entry of an argument asks for."""
+    if not isinstance(text, str):
+        raise TypeError(f"{argument} holds names of operators, received {text!r}")
+    block, _, operator = text.rpartition(":")
+    if not _exists(operator):
+        raise ValueError(
+            f"{argument} names {text!r}, and MXNet has no operator {operator!r}"
+            f"{_close(operator, _operator_names())}; a block by itself is named by its object"
+        )
+    by_table = rule_of(operator)
+    if by_table in _UNTOUCHED:
+        raise ValueError(f"{argument} names {text!r}: {operator} {_UNTOUCHED[by_table]}")
+    if rule is Rule.NORMALIZE and not may_be_16_bit(operator):
+        why = (
+            "is a loss, or returns counts, positions or pixels, which need FP32"
+            if by_table is Rule.FLOAT32
+            else "is not kept in FP32 by the table"
+        )
+        raise ValueError(f"{argument} names {text!r}: {operator} {why}")
+    return _Wish(text, block, one_name(operator), rule)
+
+
+def _names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, set[gluon.Block]]:
+    """Return blocks by their names, which several may share, and by their places."""
+    wanted, found = set(blocks), defaultdict(set)
+    for block in blocks:
+        found[block.name].add(block)
+
+    def walk(block: gluon.Block, place: str) -> None:
+        if place and block in wanted:
+            found[place].add(block)
+        for name, child in block._children.items():
+            walk(child, f"{place}.{name}" if place else name)
+
+    walk(net, "")
+    return dict(found)
+
+
+def _exists(operator: str) -> bool:
+    """Whether ``F`` has an operator."""
+    *path, name = operator.split(".")
+    namespace: Any = mx.nd
+    for part in path:
+        namespace = getattr(namespace, part, None)
+    found = getattr(namespace, name, None) if isinstance(namespace, ModuleType) else None
+    return callable(found) and not isinstance(found, type)
+
+
+def _operator_names() -> list[str]:
+    names = []
+    for prefix in _NAMESPACES:
+        module = getattr(mx.nd, prefix.removesuffix(".")) if prefix else mx.nd
+        names += [f"{prefix}{name}" for name in dir(module) if name[0] != "_"]
+    return names
+
+
+def _close(name: str, possible: Iterable[str]) -> str:
+    found = get_close_matches(name, list(possible), n=3)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""

@@ -72,8 +72,9 @@ class WeightAverage:
     average: the network keeps its values. One that is frozen later keeps its average, which
     approaches its value.
 
-    FP32 holds an average of weights whose relative distance from it is above about
-    ``2**-24 / (1 - decay)``: 6e-5 for 0.999. In float16 the limit is half of each weight.
+    Where a weight is relatively nearer to its average than about ``2**-24 / (1 - decay)``, which
+    is 6e-5 for 0.999, the average stands still. In float16 that would be ``2**-11 / (1 - decay)``:
+    half of the weight.
 
     References
     ----------

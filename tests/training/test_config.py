@@ -180,6 +180,7 @@ OTHER_VALUES = {
     "data_dir": "elsewhere",
     "output_dir": "runs/other",
     "train_per_class": 31,
+    "test_per_class": 50,
     "image_size": 225,
     "min_crop_area": 0.5,
     "batch_size": 33,

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any, Callable
 
-from experiments import caltech101
-from experiments.experiment import Experiment, Group, Outcome, Place
+import numpy as np
+
+from experiments import caltech101, figures
+from experiments.cells import mean_and_interval, one_or_range, plus_minus
+from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import link_categories, whole_tree
-from experiments.training_runs import config_of, train_or_find
+from experiments.seeds import SeededRows
+from experiments.statistics import PairedComparison, detectable_difference
+from experiments.training_runs import PER_CLASS, config_of, train_or_find
 from mpgluon.data import CALTECH101
 from mpgluon.data import caltech101 as photographs
+from mpgluon.files import exclusive
+from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.training import TrainingConfig
 
 __all__ = ["FORMATS", "GROUP", "NEW_CATEGORIES", "STARTS"]
 
+_GROUP = "fine_tuning"
+_WEIGHTS_CONFIG = replace(caltech101.RECIPE, seed=caltech101.SEEDS[0])
+_RECIPE = replace(caltech101.RECIPE, epochs=8)
 FORMATS = ("float32", "float16")
 STARTS = ("scratch", "pretrained")
 # Every fifth in the order of the alphabet. Faces and Faces_easy, which share photographs, are both
@@ -29,54 +38,158 @@ NEW_CATEGORIES = (
 )  # fmt: skip
 
 
-def _experiment(seed: int) -> Experiment:
-    config = replace(caltech101.RECIPE, seed=seed)
+_WEIGHTS = f"{_GROUP}/weights"
+
+
+def _experiment(name: str, config: TrainingConfig, run: Callable[..., Outcome]) -> Experiment:
     return Experiment(
-        f"fine_tuning/seed-{seed}",
+        name,
         {
             "photographs": "Caltech 101",
             "new_categories": list(NEW_CATEGORIES),
             "test_per_class": caltech101.TEST_PER_CLASS,
             **config_of(config),
         },
-        partial(_run, config),
+        partial(run, config),
         needs_photographs=True,
         categories=CALTECH101.contents.categories,
     )
 
 
-def _run(config: TrainingConfig, place: Place) -> Outcome:
-    """Train on the old categories, then on the new ones from both starts in both formats."""
+def _train_weights(config: TrainingConfig, place: Place) -> Outcome:
+    """Train on the other categories."""
     tree = whole_tree(place)
-    everything = photographs.list_images(tree).classes
-    old = [name for name in everything if name not in NEW_CATEGORIES]
-    work = place.work_dir
-    old_tree = link_categories(tree, old, work / "old-categories")
-    new_tree = link_categories(tree, NEW_CATEGORIES, work / "new-categories")
-    weights = work / "weights"
-    parts = {"weights": _train(config, old_tree, place, weights)}
-    for start in STARTS:
-        for dtype in FORMATS:
-            pretrained = str(weights / "final.params") if start == "pretrained" else None
-            one = replace(config, dtype=dtype, pretrained=pretrained)
-            name = f"{dtype}/{start}"
-            parts[name] = _train(one, new_tree, place, work / dtype / start)
-    return _together(parts)
+    old = [name for name in photographs.list_images(tree).classes if name not in NEW_CATEGORIES]
+    tree = link_categories(tree, old, place.work_dir / "categories")
+    return train_or_find(config, tree, place, per_class=True)
 
 
-def _train(config: TrainingConfig, tree: Path, place: Place, folder: Path) -> Outcome:
-    return train_or_find(config, tree, replace(place, work_dir=folder), per_class=True)
+def _train(config: TrainingConfig, place: Place) -> Outcome:
+    """Train on the new categories; with ``config.pretrained``, from weights that are there."""
+    tree = link_categories(whole_tree(place), NEW_CATEGORIES, place.work_dir / "categories")
+    if config.pretrained is not None:
+        folder = place.work_dir.parents[2] / "weights"  # of the experiment with that name
+        with exclusive(folder.parent / "weights.lock"):
+            _train_weights(_WEIGHTS_CONFIG, replace(place, work_dir=folder))
+        config = replace(config, pretrained=str(folder / "final.params"))
+    return train_or_find(config, tree, place, per_class=True)
 
 
-def _together(parts: Mapping[str, Outcome]) -> Outcome:
-    """Return one outcome with all figures, curves and times, each below the name of its part."""
+@dataclass(frozen=True)
+class _FineTuning(SeededRows):
+    """The runs that exist, and what follows from them; a row is ``format/start``.
 
-    def below(of: Callable[[Outcome], Mapping[str, Any]]) -> dict[str, Any]:
-        return {f"{part}/{name}": v for part, one in parts.items() for name, v in of(one).items()}
+    Comparisons need all runs.
+    """
 
-    return Outcome(
-        below(lambda one: one.figures), below(lambda one: one.curves), below(lambda one: one.times)
-    )
+    group, seeds = _GROUP, caltech101.SEEDS
+    recipe, new_categories = _RECIPE, NEW_CATEGORIES
+
+    def table(self) -> list[list[str]]:
+        """Return the cells of the table of accuracies, in points."""
+        rows = []
+        for start, dtype in product(STARTS, FORMATS):
+            row = f"{dtype}/{start}"
+            found = [one.figures for one in self.outcomes(row).values()]
+            if found:
+                rows.append([
+                    start,
+                    dtype,
+                    plus_minus(list(self.points(row, PER_CLASS).values()), 1),
+                    plus_minus(list(self.points(row).values()), 1),
+                    f"{one_or_range([one['skipped_steps'] for one in found])} of "
+                    f"{found[0]['steps']}",
+                    f"`python scripts/evidence.py run {self.group}/{row}`",
+                ])  # fmt: skip
+        return rows
+
+    def long_table(self) -> list[list[str]]:
+        """Return the cells of the table of losses, loss scales and minutes."""
+        rows = []
+        for start, dtype in product(STARTS, FORMATS):
+            found = list(self.outcomes(f"{dtype}/{start}").values())
+            if found:
+                rows.append([
+                    start,
+                    dtype,
+                    plus_minus([one.figures["train_loss"] for one in found], 2),
+                    one_or_range([one.figures["final_loss_scale"] for one in found]),
+                    plus_minus([one.times["training_seconds"] / 60 for one in found], 1),
+                ])  # fmt: skip
+        return rows
+
+    @property
+    def weights_accuracy(self) -> float:
+        """The mean of the old categories' accuracies that the weights reach, in points."""
+        return float(100 * self.records[_WEIGHTS].outcome.figures[PER_CLASS])
+
+    def comparison_table(self) -> list[list[str]]:
+        """Return the cells of the table of differences."""
+        pairs = (
+            ("float16, pretrained", "float32, pretrained", self.formats),
+            *(
+                (f"{dtype}, pretrained", f"{dtype}, from scratch", self.gain(dtype))
+                for dtype in FORMATS
+            ),
+        )
+        return [
+            [one, other, mean_and_interval(found), f"{found.t_test:.2g}"]
+            for one, other, found in pairs
+        ]
+
+    @property
+    def formats(self) -> PairedComparison:
+        """Fine-tuning in float16 beside fine-tuning in FP32."""
+        return self.comparison("float16/pretrained", "float32/pretrained", PER_CLASS)
+
+    def gain(self, dtype: str) -> PairedComparison:
+        """Return what the start from trained weights gains over a start from scratch."""
+        return self.comparison(f"{dtype}/pretrained", f"{dtype}/scratch", PER_CLASS)
+
+    @property
+    def helps(self) -> bool:
+        """Whether trained weights help by more than chance, in each format."""
+        return all((one := self.gain(dtype)).differs and one.mean > 0 for dtype in FORMATS)
+
+    def mean(self, row: str) -> float:
+        """Return the mean over the seeds of the classes' mean accuracy, in points."""
+        return float(np.mean(list(self.points(row, PER_CLASS).values())))
+
+    def detectable(self) -> float:
+        """Return the difference of formats that these seeds find four times in five."""
+        return detectable_difference(self.formats.spread, self.formats.pairs)
 
 
-GROUP = Group("fine_tuning", [_experiment(seed) for seed in caltech101.SEEDS], dict)
+def _draw(figure: Any, records: Records) -> None:
+    view = _FineTuning(records)
+    rows = {}
+    for start, dtype in product(STARTS, FORMATS):
+        look: dict[str, Any] = {**FORMAT_LOOKS[dtype]}
+        if start == "scratch":
+            look.update(linewidth=0.9, markerfacecolor="none")
+        outcomes = list(view.outcomes(f"{dtype}/{start}").values())
+        rows[f"{dtype}, {'from scratch' if start == 'scratch' else start}"] = (look, outcomes)
+    figures.draw_learning(figure, rows)
+
+
+GROUP = Group(
+    _GROUP,
+    [
+        _experiment(_WEIGHTS, _WEIGHTS_CONFIG, _train_weights),
+        *(
+            _experiment(
+                _FineTuning.name(f"{dtype}/{start}", seed),
+                replace(
+                    _RECIPE,
+                    dtype=dtype,
+                    seed=seed,
+                    pretrained=_WEIGHTS if start == "pretrained" else None,
+                ),
+                _train,
+            )
+            for start, seed, dtype in product(STARTS, caltech101.SEEDS, FORMATS)
+        ),
+    ],
+    _FineTuning,
+    {"fine-tuning": _draw},
+)

@@ -17,6 +17,7 @@ from experiments import figures
 from experiments.cells import interval, mean_and_interval, one_or_range, plus_minus, signed
 from experiments.experiment import Experiment, Group, Outcome, Place, Record, Records
 from experiments.photographs import mini_tree
+from experiments.seeds import SeededRows
 from experiments.statistics import (
     CONFIDENCE,
     PairedComparison,
@@ -29,7 +30,7 @@ from experiments.training_runs import config_of, train_or_find
 from mpgluon.training import TrainingConfig
 
 __all__ = ["BASE", "COMMON", "CONTROL", "FIRST_SEEDS", "FORMATS", "GROUP", "NETWORKS", "ROWS",
-           "SEEDS", "Network", "Parity", "training_config"]  # fmt: skip
+           "SEEDS", "Network", "Parity", "step_time", "training_config"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,10 @@ def training_config(network: Network, row: str, seed: int) -> TrainingConfig:
     )
 
 
-def _run_name(network: str, row: str, seed: int) -> str:
-    return f"parity/{network}/{row}/seed-{seed}"
-
-
 def _experiment(network: Network, row: str, seed: int) -> Experiment:
     config = training_config(network, row, seed)
     return Experiment(
-        _run_name(network.name, row, seed),
+        Parity.name(f"{network.name}/{row}", seed),
         {"photographs": "caltech101-mini", **config_of(config)},
         partial(_run, config),
         needs_photographs=True,
@@ -115,52 +112,42 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Parity:
-    """The records of parity runs, and what follows from them.
+class Parity(SeededRows):
+    """The records of parity runs by network and row, and what follows from them.
 
     Properties that compare rows need all records of the group.
-
-    Attributes
-    ----------
-    records : mapping
-        Those that exist, of other groups too.
     """
 
-    records: Records
+    group, seeds, base = "parity", SEEDS, BASE
     networks, common = NETWORKS, COMMON
-    seeds, first_seeds, later_seeds = SEEDS, FIRST_SEEDS, SEEDS[len(FIRST_SEEDS) :]
-
-    def runs(self, network: str, row: str) -> dict[int, Record]:
-        """Return the runs of a row by seed."""
-        names = {seed: _run_name(network, row, seed) for seed in SEEDS}
-        return {seed: self.records[name] for seed, name in names.items() if name in self.records}
+    first_seeds, later_seeds = FIRST_SEEDS, SEEDS[len(FIRST_SEEDS) :]
 
     def all_runs(self, *rows: str) -> list[Record]:
         """Return the runs of rows, all by default, of all networks."""
         return [
             run
             for row, network in product(rows or ROWS, NETWORKS)
-            for run in self.runs(network.name, row).values()
+            for run in self.runs(f"{network.name}/{row}").values()
         ]
 
     @cached_property
-    def points(self) -> dict[str, Any]:
+    def accuracies(self) -> dict[str, Any]:
         """Test accuracies by row, shape (networks, seeds); NaN without a record."""
         points = {row: np.full((len(NETWORKS), len(SEEDS)), np.nan) for row in ROWS}
         for (place, network), row in product(enumerate(NETWORKS), ROWS):
-            for seed, run in self.runs(network.name, row).items():
+            for seed, run in self.runs(f"{network.name}/{row}").items():
                 points[row][place, SEEDS.index(seed)] = 100 * run.outcome.figures["test_accuracy"]
         return points
 
     def differences(self, row: str) -> Any:
         """Return a row's accuracies minus FP32's, shape (networks, seeds)."""
-        return self.points[row] - self.points[BASE]
+        return self.accuracies[row] - self.accuracies[BASE]
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all runs that exist."""
         rows = []
         for network, row in product(NETWORKS, ROWS):
-            found = [run.outcome.figures for run in self.runs(network.name, row).values()]
+            found = [run.outcome.figures for run in self.runs(f"{network.name}/{row}").values()]
             if found:
                 rows.append([
                     f"{network.name}, {network.image_size} px, {network.learning_rate:g}, "
@@ -171,7 +158,7 @@ class Parity:
                     one_or_range([one["skipped_steps"] for one in found]),
                     str(found[0]["steps"]),
                     one_or_range([one["final_loss_scale"] for one in found]),
-                    *_step_time(self.records, network.name, row),
+                    *step_time(self.records, network.name, row),
                     f"`python scripts/evidence.py run parity/{network.name}/{row}`",
                 ])  # fmt: skip
         return rows
@@ -200,7 +187,7 @@ class Parity:
     @cached_property
     def control(self) -> PairedComparison:
         """The control beside float16, in the seeds that both have."""
-        return compare(self.points[CONTROL] - self.points["float16"])
+        return compare(self.accuracies[CONTROL] - self.accuracies["float16"])
 
     @cached_property
     def corrected(self) -> dict[str, float]:
@@ -228,6 +215,11 @@ class Parity:
             for name, one in self.pooled.items()
         ]  # fmt: skip
 
+    def short_table(self) -> list[list[str]]:
+        """Return the cells of `pooled_table` that a reader needs first."""
+        return [[name, pairs, mean, ends, holm] for name, pairs, mean, ends, _, holm, _ in
+                self.pooled_table()]  # fmt: skip
+
     @property
     def worst(self) -> str:
         """The format whose interval leaves room for the largest loss of accuracy."""
@@ -236,7 +228,7 @@ class Parity:
     @property
     def base_spread(self) -> float:
         """The standard deviation of FP32 between seeds, over all networks, in points."""
-        return pooled_spread(self.points[BASE])
+        return pooled_spread(self.accuracies[BASE])
 
     @property
     def pair_spread(self) -> float:
@@ -273,13 +265,13 @@ class Parity:
             [
                 network.name,
                 *(mean_and_interval(compare(self.differences(row)[place]), 1) for row in OTHERS),
-                f"{self.points[BASE][place].std(ddof=1):.1f}",
+                f"{self.accuracies[BASE][place].std(ddof=1):.1f}",
             ]
             for place, network in enumerate(NETWORKS)
         ]
 
 
-def _step_time(records: Records, network: str, row: str) -> tuple[str, str]:
+def step_time(records: Records, network: str, row: str) -> tuple[str, str]:
     """Return the seconds of a step and their ratio to FP32's; dashes if they were not measured."""
     record = records.get(f"step_times/{network}")
     times = {} if record is None else record.outcome.times
@@ -292,16 +284,18 @@ _SHOWN = "resnet50_v2"  # the network whose curves are drawn
 
 
 def _draw_accuracies(figure: Any, records: Records) -> None:
-    figures.draw_accuracies(figure, Parity(records).points, [one.name for one in NETWORKS], BASE)
+    figures.draw_accuracies(
+        figure, Parity(records).accuracies, [one.name for one in NETWORKS], BASE
+    )
 
 
 def _draw_curves(figure: Any, records: Records) -> None:
-    runs = {row: Parity(records).runs(_SHOWN, row)[SEEDS[0]] for row in FORMATS}
+    runs = {row: Parity(records).runs(f"{_SHOWN}/{row}")[SEEDS[0]] for row in FORMATS}
     figures.draw_curves(figure, runs, f"{_SHOWN}: the same run in each format", SEEDS[0])
 
 
 def _draw_loss_scales(figure: Any, records: Records) -> None:
-    runs = {row: Parity(records).runs(_SHOWN, row) for row in ("float16", "mixed_float16")}
+    runs = {row: Parity(records).runs(f"{_SHOWN}/{row}") for row in ("float16", "mixed_float16")}
     title = f"{_SHOWN}: halved at each overflow, whose step is skipped"
     figures.draw_loss_scales(figure, runs, title)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from experiments import figures
 from experiments.cells import mean_and_interval, one_or_range, plus_minus
-from experiments.experiment import Experiment, Group, Outcome, Place, Record, Records
+from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.reader import WINDOW, ReaderSettings, train
+from experiments.seeds import SeededRows
 from experiments.statistics import (
     CONFIDENCE,
     PairedComparison,
-    compare,
     detectable_difference,
     holm,
 )
@@ -41,7 +41,7 @@ ROWS = {  # format and layer, as in ReaderSettings
 def _experiment(row: str, seed: int) -> Experiment:
     dtype, layer = ROWS[row]
     settings = ReaderSettings(dtype=dtype, layer=layer, seed=seed)
-    return Experiment(f"recurrent/{row}/seed-{seed}", asdict(settings), partial(_run, settings))
+    return Experiment(_Recurrent.name(row, seed), asdict(settings), partial(_run, settings))
 
 
 def _run(settings: ReaderSettings, place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
@@ -49,27 +49,12 @@ def _run(settings: ReaderSettings, place: Place) -> Outcome:  # noqa: ARG001 - i
 
 
 @dataclass(frozen=True)
-class _Recurrent:
+class _Recurrent(SeededRows):
     """The runs that exist, and what follows from them; comparisons need all of them."""
 
-    records: Records
+    group, seeds, base = "recurrent", _SEEDS, BASE
     settings = ReaderSettings()
     control = OTHER_ORDER
-
-    def runs(self, row: str) -> dict[int, Record]:
-        """Return the runs of a row by seed."""
-        names = {seed: f"recurrent/{row}/seed-{seed}" for seed in _SEEDS}
-        return {seed: self.records[name] for seed, name in names.items() if name in self.records}
-
-    def points(self, row: str) -> dict[int, float]:
-        """Return the test accuracies of a row by seed, in points."""
-        runs = self.runs(row).items()
-        return {seed: 100 * run.outcome.figures["test_accuracy"] for seed, run in runs}
-
-    def comparison(self, row: str) -> PairedComparison:
-        """Compare a row's accuracies with FP32's of the same seeds."""
-        ours, base = self.points(row), self.points(BASE)
-        return compare([ours[seed] - base[seed] for seed in ours if seed in base])
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all rows with a run."""
@@ -93,6 +78,10 @@ class _Recurrent:
                 f"`python scripts/evidence.py run recurrent/{row}`",
             ])  # fmt: skip
         return rows
+
+    def short_table(self) -> list[list[str]]:
+        """Return the first cells of `table`, of the formats with one operator for the LSTM."""
+        return [row[:4] for row in self.table() if row[1] == _LAYERS["lstm"]]
 
     @cached_property
     def compared(self) -> dict[str, PairedComparison]:

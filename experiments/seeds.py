@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Optional
 
-from experiments.experiment import Record, Records
+from experiments.experiment import Outcome, Record, Records
 from experiments.statistics import PairedComparison, compare
 
 __all__ = ["SeededRows"]
@@ -20,11 +20,16 @@ class SeededRows:
     ----------
     records : mapping
         Those that exist, of other groups too.
+    group : str
+    seeds : sequence of int
+    base : str
+        The row that others are compared with.
     """
 
     records: Records
     group: ClassVar[str]
     seeds: ClassVar[Sequence[int]]
+    base: ClassVar[str] = "float32"
 
     @classmethod
     def name(cls, row: str, seed: int) -> str:
@@ -36,12 +41,17 @@ class SeededRows:
         names = {seed: self.name(row, seed) for seed in self.seeds}
         return {seed: self.records[name] for seed, name in names.items() if name in self.records}
 
+    def outcomes(self, row: str) -> Mapping[int, Outcome]:
+        """Return the outcomes of a row by seed."""
+        return {seed: run.outcome for seed, run in self.runs(row).items()}
+
     def points(self, row: str, figure: str = "test_accuracy") -> dict[int, float]:
         """Return an accuracy of each run of a row by seed, in points."""
-        runs = self.runs(row).items()
-        return {seed: 100 * run.outcome.figures[figure] for seed, run in runs}
+        return {seed: 100 * one.figures[figure] for seed, one in self.outcomes(row).items()}
 
-    def comparison(self, row: str, base: str, figure: str = "test_accuracy") -> PairedComparison:
-        """Compare the accuracies of two rows, in points, in the seeds that both have."""
-        ours, others = self.points(row, figure), self.points(base, figure)
+    def comparison(
+        self, row: str, base: Optional[str] = None, figure: str = "test_accuracy"
+    ) -> PairedComparison:
+        """Compare a row's accuracies with another's, in points, in the seeds that both have."""
+        ours, others = self.points(row, figure), self.points(base or self.base, figure)
         return compare([ours[seed] - others[seed] for seed in ours if seed in others])

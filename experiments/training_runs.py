@@ -14,7 +14,9 @@ from mpgluon.errors import DataError
 from mpgluon.training import TrainingConfig, train
 from mpgluon.training.history import describe_machine, installed_versions
 
-__all__ = ["config_of", "train_or_find"]
+__all__ = ["PER_CLASS", "config_of", "train_or_find"]
+
+PER_CLASS = "test_accuracy_per_class"  # the mean of the classes' accuracies
 
 _MOST_POINTS = 400  # of a curve
 # The fields that decide the outcome of a run on photographs by one process. A new field of the
@@ -118,10 +120,9 @@ def _reduce(results: dict[str, Any], events: list[dict[str, Any]]) -> Outcome:
 
 
 def _with_per_class(outcome: Outcome, events: list[dict[str, Any]]) -> Outcome:
-    name = "test_accuracy_per_class"
-    curve = [event[name] for event in events if event["event"] == "epoch"]
-    figures = {**outcome.figures, name: curve[-1]}
-    return replace(outcome, figures=figures, curves={**outcome.curves, name: curve})
+    curve = [event[PER_CLASS] for event in events if event["event"] == "epoch"]
+    figures = {**outcome.figures, PER_CLASS: curve[-1]}
+    return replace(outcome, figures=figures, curves={**outcome.curves, PER_CLASS: curve})
 
 
 def _finite(value: Any) -> Optional[float]:

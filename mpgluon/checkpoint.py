@@ -34,7 +34,7 @@ __all__ = [
 def save_checkpoint(
     path: Union[str, Path], net: gluon.Block, trainer: gluon.Trainer, **extra: Any
 ) -> None:
-    """Write parameters, optimizer state, loss scale and random states to one file.
+    """Write parameters, optimizer state, loss scale, weight average and random states to one file.
 
     The file is written under another name beside ``path``, flushed to the disk and renamed, so
     that a crash at any moment leaves either the old file or the new one. Waits for the device.
@@ -59,8 +59,8 @@ def save_checkpoint(
     TypeError
         If JSON cannot hold ``extra``.
     TrainerStateError
-        If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), or if it has
-        stepped before its network was cast.
+        If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), if it has
+        stepped before its network was cast, or if a `mpgluon.WeightAverage` is in the network.
     """
     path = Path(path)
     parameters = net._collect_params_with_prefix()
@@ -98,9 +98,9 @@ def load_checkpoint(
         As it was then: same structure, initialized. It may be cast otherwise: an FP32 parameter
         takes the master of a float16 one, and the other way round, bit for bit.
     trainer : gluon.Trainer
-        Made for ``net`` in the same way as then, its loss scale included. If parameters are of
-        another format than in the file, one of the two may have none or ``"none"``: the Trainer's
-        own then stays as it is.
+        Made for ``net`` in the same way as then, its loss scale and `mpgluon.WeightAverage`
+        included. If parameters are of another format than in the file, one of the two may have no
+        loss scale or ``"none"``: the Trainer's own then stays as it is.
 
     Returns
     -------
@@ -112,6 +112,8 @@ def load_checkpoint(
     CheckpointError
         If the file is missing, damaged, of another kind, or of another network or Trainer. All
         of it is read and compared before anything is changed.
+    TrainerStateError
+        If a `mpgluon.WeightAverage` is in the network.
     """
     path = Path(path)
     header, arrays = read_archive(path)
@@ -153,7 +155,10 @@ def read_extra(path: Union[str, Path]) -> dict[str, Any]:
 
 
 def read_parameters(path: Union[str, Path]) -> Arrays:
-    """Return the parameters of a checkpoint by name; FP32 masters where it has them.
+    """Return the parameters of a checkpoint by name, for evaluation and inference.
+
+    Those are their averages if the file has them (`mpgluon.WeightAverage`), otherwise FP32 masters
+    where it has those.
 
     Raises
     ------
@@ -161,7 +166,10 @@ def read_parameters(path: Union[str, Path]) -> Arrays:
         If the file is missing, damaged or of another kind.
     """
     _, arrays = read_archive(Path(path))
-    return {name: _widest(name, arrays) for name in _part_of(arrays, "parameter")}
+    return {
+        name: arrays.get(f"trainer/{name}/average", _widest(name, arrays))
+        for name in _part_of(arrays, "parameter")
+    }
 
 
 def check_parameters(

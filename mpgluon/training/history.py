@@ -7,6 +7,12 @@ Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end`
 - ``gradient_norm`` in true units, ``null`` without a loss scale or clipping,
 - ``images_per_second`` since the end of the previous step, including the wait for images.
 
+An epoch has ``train_loss``, ``train_accuracy``, ``training_seconds`` and
+
+- ``tested``: ``"weights"``, or, of a run with ``--ema``, their ``"average"``,
+- ``test_accuracy`` and ``test_accuracy_per_class`` (the mean over classes) of what was tested,
+- with ``--ema``, ``test_accuracy_of_weights``.
+
 JSON has no infinity and no NaN: they are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``,
 as in the JSON of Protocol Buffers; Python's ``float`` reads them.
 """

@@ -6,6 +6,7 @@ What the file looks like is decided in :mod:`mpgluon.archive`, and what a Traine
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ __all__ = [
     "save_checkpoint",
 ]
 
+_logger = logging.getLogger(__name__)
+
 
 def save_checkpoint(
     path: Union[str, Path], net: gluon.Block, trainer: gluon.Trainer, **extra: Any
@@ -40,6 +43,7 @@ def save_checkpoint(
     that a crash at any moment leaves either the old file or the new one. Waits for the device.
     MXNet does not tell the state of its random generators, so they are given a new seed, drawn from
     themselves, which the file keeps: this run and one that goes on from the file draw the same.
+    Weights that are infinite or NaN are written too, and a warning is logged.
 
     Parameters
     ----------
@@ -81,6 +85,8 @@ def save_checkpoint(
             f"a checkpoint keeps numbers, text, lists and dicts beside its arrays, and one of "
             f"{', '.join(extra)} is something else: {error}"
         ) from error
+    computed = _without_constants(parameters, arrays)
+    _warn_of_bad_weights(path, computed, "was written; keep an earlier one")
 
 
 def load_checkpoint(
@@ -88,7 +94,8 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Bring a network, its Trainer and the random states back to where a file left them.
 
-    A step that was begun, with a scaled loss and no ``trainer.step`` yet, is forgotten.
+    A step that was begun, with a scaled loss and no ``trainer.step`` yet, is forgotten. Weights
+    that are infinite or NaN are loaded as they are, and a warning is logged.
 
     Parameters
     ----------
@@ -138,6 +145,8 @@ def load_checkpoint(
     for parameter in planned:
         parameter.set()
     _set_random_states(**random_states)
+    computed = _without_constants(parameters, arrays)
+    _warn_of_bad_weights(path, computed, "was loaded; use an earlier one")
     extra: dict[str, Any] = header["extra"]
     return extra
 
@@ -160,16 +169,20 @@ def read_parameters(path: Union[str, Path]) -> Arrays:
     Those are their averages if the file has them (`mpgluon.WeightAverage`), otherwise FP32 masters
     where it has those.
 
+    If some are infinite or NaN, a warning is logged.
+
     Raises
     ------
     CheckpointError
         If the file is missing, damaged or of another kind.
     """
     _, arrays = read_archive(Path(path))
-    return {
+    values = {
         name: arrays.get(f"trainer/{name}/average", _widest(name, arrays))
         for name in _part_of(arrays, "parameter")
     }
+    _warn_of_bad_weights(Path(path), values, "was read; use an earlier one")
+    return values
 
 
 def check_parameters(
@@ -193,6 +206,34 @@ def check_parameters(
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise CheckpointError(f"{path} does not fit this network: {'; '.join(problems[:5])}{more}")
+
+
+def _warn_of_bad_weights(path: Path, values: Arrays, fate: str) -> None:
+    """Log which parameters and running statistics of a file are infinite or NaN."""
+    bad = [
+        f"{name} ({'NaN' if np.isnan(value).any() else 'infinite'})"
+        for name, value in values.items()
+        if not np.isfinite(value).all()
+    ]
+    if bad:
+        _logger.warning(
+            "%s holds weights that are not finite, %s%s: a run that goes on from it trains "
+            "nothing; it %s",
+            path,
+            ", ".join(bad[:3]),
+            f" and {len(bad) - 3} more" if len(bad) > 3 else "",
+            fate,
+        )
+
+
+def _without_constants(parameters: Mapping[str, gluon.Parameter], arrays: Arrays) -> Arrays:
+    """Return the parameters in a file that training changes; a constant mask may be infinite."""
+    values = _part_of(arrays, "parameter")
+    return {
+        name: values[name]
+        for name, parameter in parameters.items()
+        if not isinstance(parameter, gluon.Constant)
+    }
 
 
 def _part_of(arrays: Arrays, kind: str) -> Arrays:

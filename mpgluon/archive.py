@@ -81,7 +81,7 @@ def read_archive(
     try:
         header: dict[str, Any] = json.loads(arrays.pop("header").tobytes())
         found, version = header["format"], header["version"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise CheckpointError(f"{path} is no {kind.format}: it has no header") from None
     if (found, version) != (kind.format, kind.version):
         raise CheckpointError(

@@ -28,6 +28,7 @@ from mpgluon.random_states import RandomStates, validated_random_states
 from mpgluon.trainer.step import TrainerState
 
 __all__ = [
+    "RECORDED_STEP",
     "GradientMark",
     "Pass",
     "RecordedStep",
@@ -39,7 +40,8 @@ __all__ = [
     "write_step",
 ]
 
-_KIND = Kind("recorded step", 1)
+RECORDED_STEP = Kind("recorded step", 1)
+_MOST_DEVICES = 2**10
 _REASONS = ("skipped", "loss")
 _ENVIRONMENT = ("OMP_NUM_THREADS", "DNNL_MAX_CPU_ISA", "MPGLUON_NATIVE")  # and MXNet's
 
@@ -164,7 +166,7 @@ def write_step(path: Path, header: dict[str, Any], arrays: Arrays) -> None:
         if name in _ENVIRONMENT or name.startswith("MXNET_")
     }
     place = {"versions": installed_versions(), "machine": describe_machine()}
-    write_archive(path, {**header, **place, "environment": environment}, arrays, _KIND)
+    write_archive(path, {**header, **place, "environment": environment}, arrays, RECORDED_STEP)
 
 
 def read_step(path: Union[str, Path]) -> RecordedStep:
@@ -176,7 +178,7 @@ def read_step(path: Union[str, Path]) -> RecordedStep:
         If the file is missing, damaged, of another kind or version, or contradicts itself.
     """
     path = Path(path)
-    header, arrays = read_archive(path, kind=_KIND)
+    header, arrays = read_archive(path, kind=RECORDED_STEP)
     try:
         return _step_of(path, header, arrays)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -197,7 +199,8 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
         for one in header["passes"]
     )
     devices = int(header["devices"])
-    if not passes or devices < 1 or any(not 1 <= len(one.parts) <= devices for one in passes):
+    fit = all(1 <= len(one.parts) <= devices <= _MOST_DEVICES for one in passes)
+    if not passes or not fit:
         raise ValueError("its batches do not fit its devices")
     if header["reason"] not in _REASONS:
         raise ValueError(f"the reason is {header['reason']!r}")
@@ -208,7 +211,8 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
         str(name): [arrays[f"statistics/{device}/{name}"] for device in range(devices)]
         for name in header["statistics"]
     }
-    for name, value in [*parts["master"].items(), *((n, v[0]) for n, v in statistics.items())]:
+    copies = [(name, copy) for name, found in statistics.items() for copy in found]
+    for name, value in [*parts["master"].items(), *copies]:
         if value.shape != parts["parameter"][name].shape:
             raise ValueError(f"{name} has two shapes")
     return RecordedStep(

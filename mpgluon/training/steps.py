@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import mxnet as mx
 import numpy as np
@@ -11,9 +11,11 @@ from mxnet import autograd, gluon
 from numpy.typing import NDArray
 
 from mpgluon import amp
+from mpgluon.diagnostics.flight_recorder import FlightRecorder
 from mpgluon.distributed import Processes
+from mpgluon.training.config import TrainingConfig
 
-__all__ = ["Stepper", "accuracies"]
+__all__ = ["Stepper", "accuracies", "recorder_of"]
 
 
 class Stepper:
@@ -21,6 +23,7 @@ class Stepper:
 
     The trainer has a loss scale, and a kvstore that sums over the devices and processes.
     ``differentiate_inputs`` computes gradients of the images, too; see `has_input_normalization`.
+    ``recorder`` is told each batch.
     """
 
     def __init__(
@@ -31,19 +34,37 @@ class Stepper:
         processes: Processes,
         *,
         differentiate_inputs: bool,
+        recorder: Optional[FlightRecorder] = None,
     ) -> None:
         self._net, self._trainer = net, trainer
         self._devices, self._processes = list(devices), processes
-        self._differentiate_inputs = differentiate_inputs
+        self._differentiate_inputs, self._recorder = differentiate_inputs, recorder
         self._loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
-    def __call__(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> dict[str, Any]:
-        """Do one step; return its figures for the history, over all processes."""
+    def __call__(
+        self, images: mx.nd.NDArray, labels: mx.nd.NDArray, *, seed: int
+    ) -> dict[str, Any]:
+        """Do one step; return its figures for the history, over all processes.
+
+        ``seed`` is that of MXNet's generators, for dropout.
+        """
         image_parts = gluon.utils.split_and_load(images, self._devices, even_split=False)
         label_parts = gluon.utils.split_and_load(labels, self._devices, even_split=False)
         if self._differentiate_inputs:
             for part in image_parts:
                 part.attach_grad()
+        if self._recorder is None:
+            mx.random.seed(seed)
+            return self._step(image_parts, label_parts, labels)
+        with self._recorder.step(image_parts, label_parts, seed=seed):
+            return self._step(image_parts, label_parts, labels)
+
+    def _step(
+        self,
+        image_parts: list[mx.nd.NDArray],
+        label_parts: list[mx.nd.NDArray],
+        labels: mx.nd.NDArray,
+    ) -> dict[str, Any]:
         scale = amp.loss_scale(self._trainer)
         with autograd.record():
             logits = [self._net(part) for part in image_parts]
@@ -59,6 +80,8 @@ class Stepper:
             ],
             "the figures of a step",
         )
+        if self._recorder is not None:
+            self._recorder.check_loss(losses)
         self._trainer.step(int(seen))
         return {
             "loss": loss / seen,
@@ -69,6 +92,26 @@ class Stepper:
             "correct": int(correct),
             "images": int(seen),
         }
+
+
+def recorder_of(
+    config: TrainingConfig,
+    net: gluon.Block,
+    trainer: gluon.Trainer,
+    processes: Processes,
+    classes: int,
+) -> Optional[FlightRecorder]:
+    """Return what records a run's steps that overflow, each process's own; None if unwanted."""
+    if not config.record_overflows:
+        return None
+    folder = config.output_path / "overflows"
+    return FlightRecorder(
+        net,
+        trainer,
+        folder if processes.world_size == 1 else folder / f"rank-{processes.rank}",
+        network=f"{config.model}(classes={classes}, image_size={config.image_size})",
+        keep=config.record_overflows,
+    )
 
 
 def accuracies(

@@ -41,11 +41,10 @@ _logger = logging.getLogger(__name__)
 
 
 class _Pass(NamedTuple):
-    """A forward and backward pass that has begun: references and random states."""
+    """A forward and backward pass that has begun; one value for each device."""
 
-    inputs: Sequence[Any]  # one for each device
+    inputs: Sequence[Any]
     labels: Sequence[Any]
-    random: dict[str, Any]
 
 
 class FlightRecorder:
@@ -117,6 +116,7 @@ class FlightRecorder:
         self._passes: list[_Pass] = []
         self._loss_scale = 1.0
         self._position = (-1, -1)
+        self._random_states: dict[str, Any] = {}
         self._is_recorded = self._has_warned = False
         self._state.on_skip.append(self._on_skip)
 
@@ -142,9 +142,10 @@ class FlightRecorder:
             The second argument of the loss; a list has one for each device if ``inputs`` is a list.
             NDArrays, numbers, text, and tuples or lists of them can be recorded.
         seed : int, optional
-            With which MXNet's generators are seeded, because they do not tell their state: dropout
-            masks can then be drawn again. By default made of the numbers of updates and skipped
-            steps, which a resumed run has too. Seed different processes differently.
+            With which MXNet's generators are seeded before the first pass of a step, because they
+            do not tell their state: dropout masks can then be drawn again. By default made of the
+            numbers of updates and skipped steps, which a resumed run has too. Seed different
+            processes differently.
 
         Raises
         ------
@@ -165,11 +166,8 @@ class FlightRecorder:
                 raise TypeError(f"inputs begin with an NDArray, received {type(first).__name__}")
             check_values("inputs", one)
             check_values("labels", label)
-        self._begin()
-        if seed is None:
-            numbers = [*self._position, len(self._passes)]
-            seed = int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
-        self._passes.append(_Pass(inputs, labels, random_states(seed)))
+        self._begin(seed)
+        self._passes.append(_Pass(inputs, labels))
         position = self._position
         try:
             yield
@@ -192,14 +190,18 @@ class FlightRecorder:
     def _now(self) -> tuple[int, int]:
         return inside.optimizer_of(self._trainer).num_update, self._state.skipped_steps
 
-    def _begin(self) -> None:
-        """Forget the passes of an earlier step, and those whose gradients are overwritten."""
+    def _begin(self, seed: Optional[int]) -> None:
+        """Begin a step, unless the next pass adds to the gradients of those before it."""
         now = self._now()
         adds = any(parameter.grad_req == "add" for parameter in self._parameters.values())
-        if now != self._position or not adds or not self._passes:
-            self._passes, self._position, self._is_recorded = [], now, False
-            self._loss_scale = self._state.scale
-            self._statistics.copy()
+        if now == self._position and adds and self._passes:
+            return
+        self._passes, self._position, self._is_recorded = [], now, False
+        self._loss_scale = self._state.scale
+        if seed is None:
+            seed = int(np.random.SeedSequence(now).generate_state(1)[0] >> 1)
+        self._random_states = random_states(seed)
+        self._statistics.copy()
 
     def _on_skip(self, _: float) -> None:
         self._record("skipped", skipped=True)
@@ -229,20 +231,17 @@ class FlightRecorder:
         mx.nd.waitall()  # as for a checkpoint: a layout may be changing
         arrays: Arrays = {}
         passes = [
-            {
-                "random": one.random,
-                "parts": [
-                    {
-                        "inputs": pack(
-                            values if isinstance(values, tuple) else (values,),
-                            f"input/{number}/{device}",
-                            arrays,
-                        ),
-                        "labels": pack(label, f"label/{number}/{device}", arrays),
-                    }
-                    for device, (values, label) in enumerate(zip(one.inputs, one.labels))
-                ],
-            }
+            [
+                {
+                    "inputs": pack(
+                        values if isinstance(values, tuple) else (values,),
+                        f"input/{number}/{device}",
+                        arrays,
+                    ),
+                    "labels": pack(label, f"label/{number}/{device}", arrays),
+                }
+                for device, (values, label) in enumerate(zip(one.inputs, one.labels))
+            ]
             for number, one in enumerate(self._passes)
         ]
         statistics = self._statistics.values()
@@ -265,6 +264,7 @@ class FlightRecorder:
             "reduced": inside.reduces_gradients(self._trainer)
             and (skipped or self._state.pending.reduced),
             "passes": passes,
+            "random": self._random_states,
             "statistics": list(statistics),
             "network_settings": NetworkSettings.of(self._net).as_dict(),
             "gradients": {n: [GradientMark.of(g) for g in found] for n, found in gradients.items()},

@@ -30,7 +30,7 @@ from mpgluon.trainer.step import TrainerState
 __all__ = [
     "RECORDED_STEP",
     "GradientMark",
-    "Pass",
+    "Part",
     "RecordedStep",
     "check_values",
     "fresh_gradients",
@@ -78,13 +78,6 @@ class Part(NamedTuple):
     labels: Any
 
 
-class Pass(NamedTuple):
-    """One forward and backward pass; ``parts`` has one part per device."""
-
-    parts: tuple[Part, ...]
-    random_states: RandomStates
-
-
 @dataclass(frozen=True, eq=False)
 class RecordedStep:
     """A step that was skipped, or whose loss was not finite, as it was before it began.
@@ -102,8 +95,10 @@ class RecordedStep:
         How many took part in the step; the file is one process's.
     reduced : bool
         Whether ``gradients`` are sums over devices.
-    passes : tuple of Pass
-        The batches; more than one if gradients were accumulated.
+    passes : tuple of tuples of Part
+        The batches, each with one part per device; several if gradients were accumulated.
+    random_states : RandomStates
+        Before the first pass.
     settings : NetworkSettings
     parameters, masters : dict from a name in the network's structure to an array
         Values of all parameters, and the FP32 values of those that are float16.
@@ -124,7 +119,8 @@ class RecordedStep:
     devices: int
     processes: int
     reduced: bool
-    passes: tuple[Pass, ...]
+    passes: tuple[tuple[Part, ...], ...]
+    random_states: RandomStates
     settings: NetworkSettings
     parameters: Arrays
     masters: Arrays
@@ -139,7 +135,7 @@ class RecordedStep:
         found = [
             f"input {number} of pass {count}"
             for count, one in enumerate(self.passes, 1)
-            for part in one.parts
+            for part in one
             for number, value in enumerate(part.inputs)
             if any(not _is_finite(array.values) for array in _arrays_in(value))
         ]
@@ -189,17 +185,14 @@ def read_step(path: Union[str, Path]) -> RecordedStep:
 def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep:
     parts = {kind: _part_of(arrays, kind) for kind in ("parameter", "master")}
     passes = tuple(
-        Pass(
-            tuple(
-                Part(_unpack_inputs(part["inputs"], arrays), _unpack(part["labels"], arrays))
-                for part in one["parts"]
-            ),
-            validated_random_states(path, one["random"]),
+        tuple(
+            Part(_unpack_inputs(part["inputs"], arrays), _unpack(part["labels"], arrays))
+            for part in one
         )
         for one in header["passes"]
     )
     devices = int(header["devices"])
-    fit = all(1 <= len(one.parts) <= devices <= _MOST_DEVICES for one in passes)
+    fit = all(1 <= len(one) <= devices <= _MOST_DEVICES for one in passes)
     if not passes or not fit:
         raise ValueError("its batches do not fit its devices")
     if header["reason"] not in _REASONS:
@@ -226,6 +219,7 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
         processes=int(header["processes"]),
         reduced=bool(header["reduced"]),
         passes=passes,
+        random_states=validated_random_states(path, header["random"]),
         settings=settings,
         parameters=parts["parameter"],
         masters=parts["master"],

@@ -122,6 +122,11 @@ class Replay:
                 "all arrays of this process's batch are finite: another of the "
                 f"{step.processes} processes overflowed, which has a file of its own"
             )
+        if all(np.isfinite(g).all() for of_all in self.gradients.values() for g in of_all):
+            return (
+                "nothing overflows here: was another loss or network recorded, or another device "
+                "with other roundings?"
+            )
         return "all arrays of each batch are finite: it was a sum of gradients that overflowed"
 
 

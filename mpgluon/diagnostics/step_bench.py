@@ -54,9 +54,9 @@ class StepBench:
         inside.begin(trainer)  # which copies one device's statistics to the others
         self._set_statistics()
         losses = []
+        set_random_states(self.step.random_states)
         for one in self.step.passes:
-            set_random_states(one.random_states)
-            parts = [on_device(part, device) for part, device in zip(one.parts, self._devices)]
+            parts = [on_device(part, device) for part, device in zip(one, self._devices)]
             with autograd.record():
                 of_pass = [self._loss_fn(self.net(*inputs), labels) for inputs, labels in parts]
                 with amp.scale_loss(of_pass, trainer) as scaled:
@@ -78,9 +78,9 @@ class StepBench:
         """Return where the first pass overflows that does."""
         self._prepare(settings, exact=exact)
         self._set_statistics()
+        set_random_states(self.step.random_states)
         for one in self.step.passes:
-            set_random_states(one.random_states)
-            for part, device in zip(one.parts, self._devices):
+            for part, device in zip(one, self._devices):
                 inputs, labels = on_device(part, device)
                 batch = Batch(inputs, labels, self._loss_fn)
                 found = find_overflow(self.net, batch, loss_scale=loss_scale)

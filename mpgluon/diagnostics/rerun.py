@@ -94,9 +94,8 @@ class Replay:
         if not total:
             return "replayed: no gradients were recorded to compare with"
         if step.processes > 1:
-            return (
-                f"replayed this process's batch; recorded were sums over {step.processes}: {words}"
-            )
+            sums = f"sums over {step.processes} processes"
+            return f"replayed this process's batch; recorded were {sums}: {words}"
         if self.same_bits:
             return f"replayed: the same bits in all {words}"
         first = ", ".join(self.different[:3])

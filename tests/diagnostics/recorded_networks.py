@@ -40,6 +40,14 @@ def make_deferred_net():
     return net
 
 
+def make_line():
+    """Return one weight of 1."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(1, in_units=1, use_bias=False, weight_initializer="ones"))
+    net.initialize()
+    return net
+
+
 def number():
     return 3
 
@@ -47,3 +55,8 @@ def number():
 def mean_loss(outputs, labels):
     """Return the loss as one number."""
     return gluon.loss.SoftmaxCrossEntropyLoss()(outputs, labels).mean()
+
+
+def outputs_alone(outputs, _):
+    """Return a loss whose gradient for the weight of `make_line` is the sum of the inputs."""
+    return outputs

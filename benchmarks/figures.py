@@ -1,13 +1,15 @@
 """Figures of a benchmark: ratios as bars, and cost against arithmetic; as PNG files.
 
-Matplotlib is imported only when one is drawn. They can be read without colour: bars have their
-names and numbers beside them, and formats differ in marks and line styles.
+Matplotlib is imported only when one is drawn. Each format has the look of
+:data:`mpgluon.plots.FORMAT_LOOKS`. Figures can be read without colour: bars have their names and
+numbers beside them, and formats differ in marks and line styles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,20 +18,16 @@ import numpy as np
 from benchmarks.growth import growth
 from benchmarks.race import CaseResult
 from benchmarks.report import duration
+from mpgluon.plots import FORMAT_LOOKS
 
 __all__ = ["draw_growth", "draw_ratios", "save_figure"]
 
 _FILE: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "pad_inches": 0.15}
 # Where the numbers beside a panel end, in units of its width.
 _RATIO_AT, _TIME_AT = 1.08, 1.2
-_FASTER: dict[str, Any] = {"color": "0.35"}
-_SLOWER: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "0.4", "hatch": "///"}
-_WHISKERS: dict[str, Any] = {"color": "black", "capsize": 3, "linestyle": "none"}
-_FORMATS: dict[str, dict[str, Any]] = {
-    "float32": {"color": "0.5", "marker": "s", "linestyle": "-"},
-    "float16": {"color": "black", "marker": "o", "linestyle": "--"},
-    "bfloat16": {"color": "0.25", "marker": "^", "linestyle": ":"},
-}
+_WHISKERS: dict[str, Any] = {"color": "black", "capsize": 3}
+_RIM: dict[str, Any] = {"color": "white", "capsize": 4, "linewidth": 3.5, "capthick": 3}  # on black
+_FORMAT = re.compile(r"\b(autocast float16|float32|float16|bfloat16)\b")  # in a contestant's name
 
 
 def save_figure(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
@@ -54,7 +52,8 @@ def draw_ratios(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
     """Draw the time of each contestant relative to the first of its case; one panel for each case.
 
     Bars begin at 1 and go to the median of the ratios, on a logarithmic axis; whiskers are their
-    quartiles. Ratio and seconds are written beside each. The figure is an empty one with a
+    quartiles. Bars have the colour of their format, if they have one; those of slower contestants
+    are hatched. Ratio and seconds are written beside each. The figure is an empty one with a
     constrained layout.
     """
     heights = [len(case.results) + len(case.failures) for case in cases]
@@ -83,14 +82,17 @@ def draw_ratios(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
 
 def _draw_case(axes: Any, case: CaseResult) -> None:
     axes.set_xscale("log", base=2)
-    axes.axvline(1, color="black", linewidth=1)
+    axes.axvline(1, color="black", linewidth=1, zorder=3)  # above the rims
     for place, result in enumerate(case.results):
         ratio = case.relative(result)
         if ratio is not None:
-            look = _FASTER if ratio.median < 1 else _SLOWER
+            color = _color(result.name)
+            slower = {"facecolor": "white", "hatch": "///"} if ratio.median >= 1 else {}
+            look = {"facecolor": color, "edgecolor": color, **slower}
             axes.barh(place, ratio.median - 1, left=1, height=0.7, **look)
             spread = [[ratio.median - ratio.lower], [ratio.upper - ratio.median]]
-            axes.errorbar(ratio.median, place, xerr=spread, **_WHISKERS)
+            for line in (_RIM, _WHISKERS):
+                axes.errorbar(ratio.median, place, xerr=spread, linestyle="none", **line)
             _write_beside(axes, _RATIO_AT, place, f"{ratio.median:.2f}")
         _write_beside(axes, _TIME_AT, place, duration(result.time.median))
     for place, _ in enumerate(case.failures, len(case.results)):
@@ -103,6 +105,14 @@ def _draw_case(axes: Any, case: CaseResult) -> None:
     axes.grid(axis="x", color="0.85")
     axes.set_axisbelow(True)
     axes.set_title(case.title, loc="left", fontsize="medium")
+
+
+def _color(name: str) -> str:
+    """Return the colour of the format in a contestant's name, grey if there is none."""
+    found = _FORMAT.search(name)
+    if found is None:
+        return "0.5"
+    return str(FORMAT_LOOKS[found[0].replace("autocast ", "mixed_")]["color"])
 
 
 def _write_beside(axes: Any, right: float, place: int, words: str) -> None:
@@ -125,9 +135,9 @@ def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
     grid = figure.subplots(2, len(sweeps), sharex="col", sharey="row", squeeze=False)
     for (above, below), (sweep, members) in zip(grid.T, sweeps.items()):
         for case in members:
-            found, look = growth(case), _FORMATS[case.settings["dtype"]]
+            found, label = growth(case), case.settings["dtype"]
+            look = {**FORMAT_LOOKS[label], "markerfacecolor": "none"}
             amounts = [amount / 1e9 for amount in found.multiply_adds]
-            label = case.settings["dtype"]
             _draw_growth(above, amounts, found.seconds, found.time_exponent, label, look)
             if found.memory_mib is not None:
                 _draw_growth(below, amounts, found.memory_mib, found.memory_exponent, label, look)
@@ -166,7 +176,7 @@ def _draw_growth(
     costs: Sequence[float],
     exponent: Optional[float],
     label: str,
-    look: dict[str, Any],
+    look: Mapping[str, Any],
 ) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

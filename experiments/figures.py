@@ -12,7 +12,7 @@ from experiments.experiment import Outcome, Record
 from mpgluon.plots import FORMAT_LOOKS
 
 __all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales", "draw_recurrent",
-           "draw_two_losses"]  # fmt: skip
+           "draw_step_times", "draw_two_losses"]  # fmt: skip
 
 _LOOKS: dict[str, Mapping[str, Any]] = {
     **FORMAT_LOOKS,
@@ -107,7 +107,7 @@ def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) 
 def draw_learning(
     figure: Any, rows: Mapping[str, tuple[Mapping[str, Any], Sequence[Outcome]]]
 ) -> None:
-    """Draw training loss and the mean of the classes' test accuracies: thin lines are seeds.
+    """Draw training loss and the mean of the categories' accuracies: thin lines are seeds.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def draw_learning(
     figure.set_size_inches(10, 4.6)
     left, right = figure.subplots(1, 2)
     for label, (look, outcomes) in rows.items():
-        line = {key: look[key] for key in ("color", "linestyle")}
+        line = {key: value for key, value in look.items() if not key.startswith("marker")}
         losses = np.array([_smoothed(one)[1] for one in outcomes])
         left.plot(_smoothed(outcomes[0])[0], losses.mean(axis=0), label=label, **line)
         curves = 100 * np.array([one.curves["test_accuracy_per_class"] for one in outcomes])
@@ -128,7 +128,7 @@ def draw_learning(
         right.plot(ends, curves.T, color=look["color"], linewidth=0.6, alpha=0.45)
         right.plot(ends, curves.mean(axis=0), label=label, **{"markersize": 5, **look})
     left.set_ylabel("training loss, mean over the seeds")
-    right.set_ylabel("mean test accuracy of the classes (points)")
+    right.set_ylabel("mean test accuracy of the categories (points)")
     right.set_ylim(bottom=0)
     left.set_ylim(bottom=0)
     for axes in (left, right):
@@ -199,7 +199,8 @@ def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window
 
 def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
     above, middle, below = column
-    look = _line(name)
+    # A wide line shows beside the others where they coincide.
+    look = {**_line(name), "linewidth": 3.5 if name == "float32" else 1.5}
     curves, steps = record.outcome.curves, record.outcome.figures["steps"]
     losses = _finite(curves["loss"])
     above.plot(window * np.arange(1, len(losses) + 1), losses, label=name, **look)
@@ -208,6 +209,38 @@ def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
     if "loss_scale" in curves:
         scales = curves["loss_scale"]
         below.step(window * np.arange(len(scales)), scales, where="post", **look)
+
+
+def draw_step_times(
+    figure: Any, times: Mapping[str, Mapping[str, float]], formats: Sequence[str]
+) -> None:
+    """Draw times per step relative to FP32's, with quartiles; a column for each network.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    times : mapping
+        By network: ``<format>/relative``, ``<format>/relative_lower`` and ``_upper``.
+    formats : sequence of str
+    """
+    figure.set_size_inches(10, 4)
+    axes = figure.add_subplot()
+    axes.axhline(1, color="0.7", linewidth=1)
+    for number, name in enumerate(formats):
+        at = np.arange(len(times)) + (number - (len(formats) - 1) / 2) * 0.15
+        middle, low, high = (
+            np.array([one[f"{name}/relative{end}"] for one in times.values()])
+            for end in ("", "_lower", "_upper")
+        )
+        look = {**_LOOKS[name], "linestyle": "none", "capsize": 3}
+        axes.errorbar(at, middle, [middle - low, high - middle], label=name, **look)
+    axes.set_xticks(range(len(times)), list(times))
+    axes.set_ylabel("time per step, float32 = 1\n(median and quartiles)")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="0.92")
+    axes.set_axisbelow(True)
+    axes.legend(**_BESIDE)
 
 
 def draw_two_losses(

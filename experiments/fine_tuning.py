@@ -26,6 +26,7 @@ __all__ = ["FORMATS", "GROUP", "NEW_CATEGORIES", "STARTS"]
 
 _GROUP = "fine_tuning"
 _WEIGHTS_CONFIG = replace(caltech101.RECIPE, seed=caltech101.SEEDS[0])
+_RECIPE = replace(caltech101.RECIPE, epochs=8)
 FORMATS = ("float32", "float16")
 STARTS = ("scratch", "pretrained")
 # Every fifth in the order of the alphabet. Faces and Faces_easy, which share photographs, are both
@@ -82,7 +83,7 @@ class _FineTuning(SeededRows):
     """
 
     group, seeds = _GROUP, caltech101.SEEDS
-    recipe, new_categories = caltech101.RECIPE, NEW_CATEGORIES
+    recipe, new_categories = _RECIPE, NEW_CATEGORIES
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of accuracies, in points."""
@@ -96,12 +97,31 @@ class _FineTuning(SeededRows):
                     dtype,
                     plus_minus(list(self.points(row, PER_CLASS).values()), 1),
                     plus_minus(list(self.points(row).values()), 1),
-                    plus_minus([one["train_loss"] for one in found], 2),
                     f"{one_or_range([one['skipped_steps'] for one in found])} of "
                     f"{found[0]['steps']}",
                     f"`python scripts/evidence.py run {self.group}/{row}`",
                 ])  # fmt: skip
         return rows
+
+    def long_table(self) -> list[list[str]]:
+        """Return the cells of the table of losses, loss scales and minutes."""
+        rows = []
+        for start, dtype in product(STARTS, FORMATS):
+            found = list(self.outcomes(f"{dtype}/{start}").values())
+            if found:
+                rows.append([
+                    start,
+                    dtype,
+                    plus_minus([one.figures["train_loss"] for one in found], 2),
+                    one_or_range([one.figures["final_loss_scale"] for one in found]),
+                    plus_minus([one.times["training_seconds"] / 60 for one in found], 1),
+                ])  # fmt: skip
+        return rows
+
+    @property
+    def weights_accuracy(self) -> float:
+        """The mean of the old categories' accuracies that the weights reach, in points."""
+        return float(100 * self.records[_WEIGHTS].outcome.figures[PER_CLASS])
 
     def comparison_table(self) -> list[list[str]]:
         """Return the cells of the table of differences."""
@@ -144,9 +164,9 @@ def _draw(figure: Any, records: Records) -> None:
     view = _FineTuning(records)
     rows = {}
     for start, dtype in product(STARTS, FORMATS):
-        look = {**FORMAT_LOOKS[dtype], "markerfacecolor": "none"}
-        if start == "pretrained":
-            look["markerfacecolor"] = look["color"]
+        look: dict[str, Any] = {**FORMAT_LOOKS[dtype]}
+        if start == "scratch":
+            look.update(linewidth=0.9, markerfacecolor="none")
         outcomes = list(view.outcomes(f"{dtype}/{start}").values())
         rows[f"{dtype}, {'from scratch' if start == 'scratch' else start}"] = (look, outcomes)
     figures.draw_learning(figure, rows)
@@ -160,7 +180,7 @@ GROUP = Group(
             _experiment(
                 _FineTuning.name(f"{dtype}/{start}", seed),
                 replace(
-                    caltech101.RECIPE,
+                    _RECIPE,
                     dtype=dtype,
                     seed=seed,
                     pretrained=_WEIGHTS if start == "pretrained" else None,

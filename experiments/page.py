@@ -1,4 +1,4 @@
-"""docs/results.md, its pictures and README.md's block, rendered from the records alone.
+"""The pages of results, their pictures and README.md's block, rendered from the records alone.
 
 The prose and its conclusions are in templates; a conclusion is shown as long as the records support
 it. A record whose config is no longer the experiment's counts as missing.
@@ -16,14 +16,21 @@ import jinja2
 
 from experiments import cells
 from experiments.experiment import Group, Records, is_below
-from experiments.records import Repetition, current_records, read_repetitions
+from experiments.records import (
+    Repetition,
+    current_records,
+    processor_of,
+    read_repetitions,
+    refuse_mixtures,
+)
 from experiments.statistics import CONFIDENCE
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error
 from mpgluon.tables import Table
 
-__all__ = ["BEGIN", "END", "out_of_date", "render", "write_document"]
+__all__ = ["BEGIN", "END", "PAGES", "out_of_date", "render", "write_document"]
 
+PAGES = ("results.md", "results-details.md")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 _BLOCK = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
 _PICTURE = re.compile(r"\]\(results/([^)]+)\.png\)")
@@ -116,8 +123,7 @@ def _origins(records: Records) -> list[list[str]]:
     made: dict[tuple[str, str], list[str]] = {}
     for record in records.values():
         versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-        flags = " ".join(record.machine["cpu_flags"])
-        origin = (f"{record.machine['processor']} ({flags})", versions)
+        origin = (processor_of(record.machine), versions)
         made.setdefault(origin, []).append(record.date[:10])
     return [
         [str(len(days)), *origin, " to ".join(sorted({min(days), max(days)}))]
@@ -152,12 +158,12 @@ def _texts(
     if len(_BLOCK.findall(before)) != 1:
         raise ValueError(f"README.md needs one place for results, between {BEGIN} and {END}")
     repetitions = read_repetitions(folder)
-    page, block = (
-        render(templates / name, groups, records, repetitions)
-        for name in ("results.md.jinja", "readme.md.jinja")
+    *pages, block = (
+        render(templates / f"{name}.jinja", groups, records, repetitions)
+        for name in (*PAGES, "readme.md")
     )
     return {
-        root / "docs" / "results.md": f"{page}\n",
+        **{root / "docs" / name: f"{page}\n" for name, page in zip(PAGES, pages)},
         readme: _BLOCK.sub(lambda place: f"{place[1]}{block}\n{place[2]}", before),
     }
 
@@ -176,19 +182,24 @@ def out_of_date(groups: Sequence[Group], templates: Path, folder: Path, root: Pa
 
 
 def _current(groups: Sequence[Group], folder: Path) -> Records:
-    return current_records(folder, [one for group in groups for one in group.experiments])
+    records = current_records(folder, [one for group in groups for one in group.experiments])
+    kinds: dict[str, set[str]] = {}
+    for name, record in records.items():
+        kinds.setdefault(name.split("/")[0], set()).add(processor_of(record.machine))
+    refuse_mixtures(kinds, folder)
+    return records
 
 
 def write_document(
     groups: Sequence[Group], templates: Path, folder: Path, root: Path
 ) -> list[Path]:
-    """Write the page, README's block and the pictures that the page shows; return their paths.
+    """Write the pages, README's block and the pictures that the pages show; return their paths.
 
     Parameters
     ----------
     groups : sequence of Group
     templates : Path
-        The folder of results.md.jinja and readme.md.jinja.
+        The folder of results.md.jinja, results-details.md.jinja and readme.md.jinja.
     folder : Path
         The folder of records.
     root : Path
@@ -197,7 +208,8 @@ def write_document(
     Raises
     ------
     DataError
-        If a record is damaged, or a file cannot be written.
+        If a record is damaged, a group has records from several kinds of processor, or a file
+        cannot be written.
     ValueError
         If README.md has no place for the block.
     """
@@ -211,7 +223,8 @@ def write_document(
         (root / "docs" / "results").mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-        for name in _PICTURE.findall(texts[root / "docs" / "results.md"]):
+        pages = "".join(texts[root / "docs" / name] for name in PAGES)
+        for name in dict.fromkeys(_PICTURE.findall(pages)):
             figure = Figure(figsize=(10, 5), layout="constrained")
             draw[name](figure, records)
             written.append(root / "docs" / "results" / f"{name}.png")

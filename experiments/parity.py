@@ -30,7 +30,7 @@ from experiments.training_runs import config_of, train_or_find
 from mpgluon.training import TrainingConfig
 
 __all__ = ["BASE", "COMMON", "CONTROL", "FIRST_SEEDS", "FORMATS", "GROUP", "NETWORKS", "ROWS",
-           "SEEDS", "Network", "Parity", "training_config"]  # fmt: skip
+           "SEEDS", "Network", "Parity", "step_time", "training_config"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Parity(SeededRows):
                     one_or_range([one["skipped_steps"] for one in found]),
                     str(found[0]["steps"]),
                     one_or_range([one["final_loss_scale"] for one in found]),
-                    *_step_time(self.records, network.name, row),
+                    *step_time(self.records, network.name, row),
                     f"`python scripts/evidence.py run parity/{network.name}/{row}`",
                 ])  # fmt: skip
         return rows
@@ -215,6 +215,11 @@ class Parity(SeededRows):
             for name, one in self.pooled.items()
         ]  # fmt: skip
 
+    def short_table(self) -> list[list[str]]:
+        """Return the cells of `pooled_table` that a reader needs first."""
+        return [[name, pairs, mean, ends, holm] for name, pairs, mean, ends, _, holm, _ in
+                self.pooled_table()]  # fmt: skip
+
     @property
     def worst(self) -> str:
         """The format whose interval leaves room for the largest loss of accuracy."""
@@ -266,7 +271,7 @@ class Parity(SeededRows):
         ]
 
 
-def _step_time(records: Records, network: str, row: str) -> tuple[str, str]:
+def step_time(records: Records, network: str, row: str) -> tuple[str, str]:
     """Return the seconds of a step and their ratio to FP32's; dashes if they were not measured."""
     record = records.get(f"step_times/{network}")
     times = {} if record is None else record.outcome.times

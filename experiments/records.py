@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
@@ -17,8 +17,10 @@ __all__ = [
     "add_repetition",
     "current_records",
     "first_difference",
+    "processor_of",
     "read_records",
     "read_repetitions",
+    "refuse_mixtures",
     "write_record",
 ]
 
@@ -125,6 +127,30 @@ def current_records(folder: Path, experiments: Sequence[Experiment]) -> dict[str
         for one in experiments
         if one.name in found and found[one.name].config == json.loads(json.dumps(one.config))
     }
+
+
+def processor_of(machine: Mapping[str, Any]) -> str:
+    """Return a kind of processor in words; runs on two kinds add FP32 sums in different orders."""
+    return f"{machine['processor']} ({' '.join(machine['cpu_flags'])})"
+
+
+def refuse_mixtures(processors: Mapping[str, Collection[str]], folder: Path) -> None:
+    """Raise DataError if a group has, or would have, records from several kinds of processor.
+
+    Parameters
+    ----------
+    processors : mapping
+        The kinds by group.
+    folder : Path
+        Of the records.
+    """
+    for group, kinds in processors.items():
+        if len(kinds) > 1:
+            raise DataError(
+                f"the records of {group} would be from {' and '.join(sorted(kinds))}, whose FP32 "
+                f"sums differ; delete {folder / group} to run the whole group again on one of "
+                "them, or give a folder of your own as --output"
+            )
 
 
 def first_difference(was: Outcome, now: Outcome) -> Optional[str]:

@@ -79,6 +79,10 @@ class _Recurrent(SeededRows):
             ])  # fmt: skip
         return rows
 
+    def short_table(self) -> list[list[str]]:
+        """Return the first cells of `table`, of the formats with one operator for the LSTM."""
+        return [row[:4] for row in self.table() if row[1] == _LAYERS["lstm"]]
+
     @cached_property
     def compared(self) -> dict[str, PairedComparison]:
         """The rows in 16 bits beside FP32."""

@@ -11,7 +11,7 @@ from benchmarks.cases import CaseOptions, training
 from benchmarks.machine import usable_cores
 from benchmarks.race import Conditions, race
 from benchmarks.report import duration
-from experiments import parity
+from experiments import figures, parity
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from mpgluon.errors import MpgluonError
 
@@ -68,12 +68,18 @@ def _run(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001 - 
 
 
 def _view(records: Records) -> dict[str, Any]:
-    rows, float16 = [], []
+    rows, short_rows, float16 = [], [], []
     for one in GROUP.experiments:
         if one.name not in records:
             continue
         times = records[one.name].outcome.times
         float16 += [times["float16/relative"], times["mixed_float16/relative"]]
+        short_rows.append([
+            one.config["model"],
+            str(one.config["image_size"]),
+            f"{times['float32/seconds']:.3f}",
+            *(f"{times[f'{name}/relative']:.2f}" for name in _CONTESTANTS if name != "float32"),
+        ])  # fmt: skip
         for name in _CONTESTANTS:
             memory = times.get(f"{name}/peak_memory_mib")
             rows.append([
@@ -88,10 +94,18 @@ def _view(records: Records) -> dict[str, Any]:
             ])  # fmt: skip
     return {
         "rows": rows,
+        "short_rows": short_rows,
         "rounds": _ROUNDS,
         "batch_size": parity.COMMON["batch_size"],
         "float16": (min(float16), max(float16)) if float16 else None,
     }
 
 
-GROUP = Group("step_times", [_experiment(one) for one in parity.NETWORKS], _view)
+def _draw(figure: Any, records: Records) -> None:
+    measured = {one.config["model"]: records[one.name].outcome.times for one in GROUP.experiments}
+    figures.draw_step_times(figure, measured, list(_CONTESTANTS))
+
+
+GROUP = Group(
+    "step_times", [_experiment(one) for one in parity.NETWORKS], _view, {"step-times": _draw}
+)

@@ -59,6 +59,10 @@ class _TwoLosses:
             if name in self.records and (figures := self.records[name].outcome.figures)
         ]
 
+    def short_table(self) -> list[list[str]]:
+        """Return `table` without commands."""
+        return [row[:-1] for row in self.table()]
+
     @property
     def without(self) -> Mapping[str, Any]:
         """The figures of the float16 run without an overflow."""

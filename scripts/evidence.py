@@ -1,10 +1,10 @@
-"""Run the experiments behind docs/results.md, and write that page from their records.
+"""Run the experiments behind docs/results.md, and write its pages from their records.
 
     python scripts/evidence.py list
     python scripts/evidence.py run --data-dir data            # what `make evidence` does: hours
     python scripts/evidence.py run parity/resnet50_v2/float16 # all below a name
     python scripts/evidence.py repeat                         # one, chosen at random, from scratch
-    python scripts/evidence.py document                       # docs/results.md and README's block
+    python scripts/evidence.py document                       # docs/results*.md, README's block
 
 An experiment with a record of its config is not run again, and an interrupted training run is
 resumed by the same command.
@@ -28,7 +28,7 @@ from typing import NoReturn, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments/ is not installed
 
-from benchmarks.machine import usable_cores
+from benchmarks.machine import describe_machine, usable_cores
 from experiments.experiment import Experiment, Group, Place
 from experiments.page import out_of_date, write_document
 from experiments.photographs import count_categories
@@ -37,7 +37,9 @@ from experiments.records import (
     add_repetition,
     current_records,
     first_difference,
+    processor_of,
     read_records,
+    refuse_mixtures,
     write_record,
 )
 from experiments.runner import now, run_apart, run_here, select
@@ -105,7 +107,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     one.add_argument("name", nargs="?", metavar="NAME", help="experiment (chosen at random)")
     one.add_argument("--seed", type=int, metavar="N", help="seed of that choice (random)")
     one.set_defaults(do=repeat)
-    one = commands.add_parser("document", parents=[places], help="write the page")
+    one = commands.add_parser("document", parents=[places], help="write the pages")
     one.add_argument("--root", type=Path, default=ROOT, metavar="DIR",
         help="folder of docs/results.md and README.md")  # fmt: skip
     one.add_argument("--check", action="store_true", help="only say whether it would change")
@@ -131,6 +133,12 @@ def run(options: argparse.Namespace, groups: Sequence[Group]) -> int:
     if done:
         print(f"{len(done)} with a record: {', '.join(done)}")
     waiting = possible([one for one in chosen if one.name not in done], options)
+    if waiting:
+        here, everything = processor_of(describe_machine()), select(groups, [])
+        kinds = {one.name.split("/")[0]: {here} for one in waiting}
+        for name, record in current_records(options.output, everything).items():
+            kinds.get(name.split("/")[0], set()).add(processor_of(record.machine))
+        refuse_mixtures(kinds, options.output)
     print(f"{len(waiting)} to run; what they print goes to {options.work_dir}", flush=True)
     failed, width = [], len(str(len(waiting)))
     runs = run_apart(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -47,6 +49,51 @@ def draw_for_real(axes) -> None:
     FigureCanvasAgg(axes.figure).draw()
 
 
+# --- formats ---------------------------------------------------------------------------------
+
+# Linear RGB as it is seen without a kind of cone: Machado, Oliveira, Fernandes, "A
+# physiologically-based model for simulation of color vision deficiency", 2009, severity 1.
+SEEN = {
+    "with three kinds of cones": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+         [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+         [-0.011820, 0.042940, 0.968881]]),
+}  # fmt: skip
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
+     [0.0193339, 0.1191920, 0.9503041]])  # fmt: skip
+
+
+def lab(color: str, seen: np.ndarray) -> np.ndarray:
+    """Return a colour of sRGB in CIE Lab, relative to its white."""
+    rgb = np.array(to_rgb(color))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(seen @ linear, 0, 1) / TO_XYZ.sum(axis=1)
+    x, y, z = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_lightness_and_chroma_of_known_colours_are_right():
+    np.testing.assert_allclose(lab("white", np.eye(3)), [100, 0, 0], atol=1e-9)
+    # sRGB's red, by Lindbloom's calculator.
+    np.testing.assert_allclose(lab("red", np.eye(3)), [53.2408, 80.0925, 67.2032], atol=1e-3)
+
+
+@pytest.mark.parametrize("key", ["color", "marker", "linestyle"])
+def test_formats_differ_in_colour_mark_and_line_style(key):
+    assert len({look[key] for look in plots.FORMAT_LOOKS.values()}) == len(plots.FORMAT_LOOKS) == 4
+
+
+@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
+def test_colours_of_formats_stay_apart_for_the_colour_blind(seen):
+    places = {name: lab(look["color"], seen) for name, look in plots.FORMAT_LOOKS.items()}
+    for one, other in combinations(places, 2):
+        assert np.linalg.norm(places[one] - places[other]) >= 10, (one, other)
+
+
 # --- training --------------------------------------------------------------------------------
 
 
@@ -82,6 +129,17 @@ def test_the_accuracies_are_drawn_from_0_to_1_with_different_marks_and_lines(axe
     assert training.get_linestyle() != test.get_linestyle()
     assert axes.get_ylabel() == "accuracy"
     assert axes.get_ylim() == (0, 1.05)
+
+
+def test_the_mean_of_the_classes_is_drawn_where_it_is_another_number(axes):
+    name = "test_accuracy_per_class"
+    plots.draw_accuracy(axes, [{**EPOCHS[0], name: 0.25}, {**EPOCHS[1], name: 0.5}])
+    *_, per_class = axes.get_lines()
+    assert points(per_class) == [(2, 0.25), (4, 0.5)]
+    assert legend(axes)[-1] == "test, mean of\nthe classes"
+    axes.clear()
+    plots.draw_accuracy(axes, [{**epoch, name: epoch["test_accuracy"]} for epoch in EPOCHS])
+    assert legend(axes) == ["training", "test"]
 
 
 def test_the_loss_scale_is_drawn_with_a_mark_and_a_count_of_skipped_steps(axes):

@@ -1,4 +1,8 @@
-"""Pictures of the ablations; each function draws on an empty figure from the variants' records."""
+"""Pictures of the ablations; each function draws on an empty figure from the variants' records.
+
+A line has the colour of its format. What is right or wrong within one format differs in mark and
+line style.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.experiment import Record
+from mpgluon.plots import FORMAT_LOOKS
 
 __all__ = ["draw_back_off", "draw_batch_norm", "draw_labels", "draw_loss_reduction",
            "draw_masters", "draw_underflow"]  # fmt: skip
 
 Variants = Mapping[str, Record]
-_REFERENCE: dict[str, Any] = {"color": "0.75", "linewidth": 4}
-_REPORTED: dict[str, Any] = {**_REFERENCE, "linewidth": 2}
-_RIGHT: dict[str, Any] = {"color": "black", "linestyle": "--"}
-_WRONG: dict[str, Any] = {"color": "black", "marker": "x", "markersize": 4, "linewidth": 1}
+_FP32: dict[str, Any] = {"color": FORMAT_LOOKS["float32"]["color"], "linewidth": 1.2, "zorder": 3}
+_FLOAT16: dict[str, Any] = {"color": FORMAT_LOOKS["float16"]["color"]}
+# A wide dashed line, which is seen on both sides of a thin one that coincides with it.
+_RIGHT: dict[str, Any] = {**_FLOAT16, "linestyle": "--", "linewidth": 4}
+_WRONG: dict[str, Any] = {**_FLOAT16, "marker": "x", "markersize": 4, "linewidth": 1}
+_REPORTED: dict[str, Any] = {**_FLOAT16, "linestyle": ":", "linewidth": 2}
+_INTEGERS: dict[str, Any] = {"color": "0.5", "linestyle": "--", "linewidth": 2}
 
 
 def _draw_curve(axes: Any, record: Record, curve: str, label: str, look: Mapping[str, Any]) -> None:
@@ -37,7 +45,7 @@ def draw_masters(figure: Any, records: Variants) -> None:
     """Draw the loss, and the share of weights that an update leaves unchanged."""
     loss, share = figure.subplots(1, 2)
     for variant, label, look in (
-        ("float32", "FP32", _REFERENCE),
+        ("float32", "FP32", _FP32),
         ("with", "float16, FP32 masters", _RIGHT),
         ("without", "float16, no masters", _WRONG),
     ):
@@ -52,7 +60,7 @@ def draw_masters(figure: Any, records: Variants) -> None:
 def draw_underflow(figure: Any, records: Variants) -> None:
     """Draw the loss with and without a loss scale."""
     axes = figure.add_subplot()
-    _draw_curve(axes, records["float32"], "loss", "FP32", _REFERENCE)
+    _draw_curve(axes, records["float32"], "loss", "FP32", _FP32)
     _draw_curve(axes, records["scaled"], "loss", "float16, dynamic loss scale", _RIGHT)
     _draw_curve(axes, records["unscaled"], "loss", "float16, no loss scale", _WRONG)
     axes.set_ylim(bottom=0)
@@ -64,7 +72,7 @@ def draw_batch_norm(figure: Any, records: Variants) -> None:
     """Draw loss and training accuracy with each BatchNorm."""
     loss, accuracy = figure.subplots(1, 2)
     for variant, label, look in (
-        ("float32", "BatchNorm in FP32", _RIGHT),
+        ("float32", "BatchNorm in FP32", _FP32),
         ("float16", "in float16, pixels from 0 to 1", _WRONG),
         ("float16-bytes", "in float16, pixels from 0 to 255", _REPORTED),
     ):
@@ -83,7 +91,7 @@ def draw_loss_reduction(figure: Any, records: Variants) -> None:
     wrong, right = records["float16"], records["float32"]
     _draw_curve(axes, wrong, "true_loss", "loss in float16: true loss", _WRONG)
     _draw_curve(axes, wrong, "reported_loss", "loss in float16: as reported", _REPORTED)
-    _draw_curve(axes, right, "true_loss", "loss in FP32: true and as reported", _RIGHT)
+    _draw_curve(axes, right, "true_loss", "loss in FP32: true and as reported", _FP32)
     axes.set_ylabel("cross-entropy of the training batches (nats)")
     axes.legend(frameon=False)
 
@@ -92,7 +100,7 @@ def draw_labels(figure: Any, records: Variants) -> None:
     """Draw the test accuracy on large labels, and the loss."""
     above, loss = figure.subplots(1, 2)
     for axes, curve in ((above, "accuracy_above"), (loss, "loss")):
-        _draw_curve(axes, records["int32"], curve, "labels in int32", _RIGHT)
+        _draw_curve(axes, records["int32"], curve, "labels in int32", _INTEGERS)
         _draw_curve(axes, records["float16"], curve, "labels in float16", _WRONG)
     above.set_ylim(0, 1.05)
     above.set_ylabel("test accuracy on classes above 2048")

@@ -33,6 +33,7 @@ from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, round_to
+from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
 
 # %% [markdown]
@@ -141,19 +142,20 @@ assert BFLOAT16.smallest_normal == FLOAT32.smallest_normal
 
 # %%
 figure, (ranges, steps) = plt.subplots(2, 1, figsize=(10, 5), sharex=True, layout="constrained")
-for row, (f, style) in enumerate(zip(formats, ("-", "--", ":"))):
+for row, f in enumerate(formats):
+    look = FORMAT_LOOKS[f.name]  # the colour, mark and line of a format in all lessons
     low, normal, high = np.log2([f.smallest_subnormal, f.smallest_normal, f.max])
-    ranges.barh(row, high - normal, left=normal, color="0.8", edgecolor="black")
-    ranges.barh(row, normal - low, left=low, color="white", edgecolor="black", hatch="////")
+    ranges.barh(row, high - normal, left=normal, color=look["color"])
+    ranges.barh(row, normal - low, left=low, color="white", edgecolor=look["color"], hatch="////")
     exponents = np.arange(low, high)
     relative = f.epsilon * 2 ** np.maximum(normal - exponents, 0)
-    steps.step(exponents, relative, "k", linestyle=style, where="post", label=f.name)
+    steps.step(exponents, relative, where="post", label=f.name, markevery=(8, 16), **look)
 ranges.set(title="Range (hatched: subnormal numbers)", yticks=range(3), yticklabels=formats)
 ranges.invert_yaxis()
 steps.set(title="Spacing at a power of two, relative to it", ylabel="spacing / value")
 steps.set_yscale("log", base=2)
 steps.set(xlabel="exponent e of a value of magnitude $2^e$", xlim=(-155, 135))
-steps.legend()
+steps.legend(loc="center right", bbox_to_anchor=(1, 0.33))  # beside no line
 plt.show()
 
 # %% [markdown]
@@ -290,8 +292,9 @@ assert np.float32(2**24) + np.float32(1) == 2**24
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
-for (name, totals), style in zip(sums.items(), ("-", "--", ":")):
-    axes.plot(np.arange(1, 3001), totals, "k", linestyle=style, label=name)
+for first, (name, totals) in zip((0, 100, 200), sums.items()):  # marks that do not coincide
+    look = {**FORMAT_LOOKS[name], "markevery": (first, 300)}
+    axes.plot(np.arange(1, 3001), totals, label=name, **look)
 axes.set(title="A running sum of ones", xlabel="number of ones added", ylabel="sum (no unit)")
 axes.legend()
 plt.show()

@@ -35,6 +35,7 @@ from mxnet.gluon import nn
 import mpgluon
 from mpgluon import FLOAT16, amp, fp16_utils, round_to
 from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
+from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
 
 # %% [markdown]
@@ -102,10 +103,14 @@ assert np.array_equal(copy_at, round_to(master_at, FLOAT16))
 
 # %%
 figure, (whole, part) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+FP32, FP16 = FORMAT_LOOKS["float32"], FORMAT_LOOKS["float16"]  # as in all lessons
+WITHOUT = {**FP16, "linestyle": ":", "marker": "x"}
 for axes, end in ((whole, steps), (part, 40)):
-    axes.plot(master_at[:end], color="0.6", linewidth=3, label="float32 master")
-    axes.step(np.arange(end), copy_at[:end], "k", where="post", label="its float16 copy")
-    axes.plot(alone_at[:end], "k:", label="float16 without a master")
+    every = end // 10
+    axes.plot(master_at[:end], label="float32 master", markevery=every, **FP32)
+    look = {**FP16, "markevery": (every // 2, every)}
+    axes.step(np.arange(end), copy_at[:end], where="post", label="its float16 copy", **look)
+    axes.plot(alone_at[:end], label="float16 without a master", markevery=every, **WITHOUT)
     axes.set(xlabel="step", ylabel="weight (no unit)")
 whole.set(title="The weight without a master never moves")
 part.set(title="The first 40 steps: the copy climbs in stairs")
@@ -241,14 +246,18 @@ assert abs(hand_losses[-1] / fp32_losses[-1] - 1) < 0.02
 
 # %%
 figure, (curves, fits) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-curves.plot(fp32_losses, color="0.7", linewidth=4, label="FP32")
-curves.plot(hand_losses, "k--", label="float16 with masters")
-curves.plot(pure_losses, "k:", label="float16 without")
+every = STEPS // 10
+curves.plot(fp32_losses, label="FP32", markevery=every, **FP32)
+curves.plot(hand_losses, label="float16 with masters", markevery=(every // 2, every), **FP16)
+curves.plot(pure_losses, label="float16 without", markevery=every, **WITHOUT)
 curves.set(title="Training loss", xlabel="step", ylabel="loss (half the squared error)")
 curves.legend()
 fits.plot(inputs.asnumpy(), targets.asnumpy(), color="0.7", linewidth=4, label="target")
-fits.plot(inputs.asnumpy(), hand_net(inputs).asnumpy(), "k--", label="float16 with masters")
-fits.plot(inputs.asnumpy(), pure_net(inputs).asnumpy(), "k:", label="float16 without")
+for net, label, look in (
+    (hand_net, "float16 with masters", FP16),
+    (pure_net, "float16 without", WITHOUT),
+):
+    fits.plot(inputs.asnumpy(), net(inputs).asnumpy(), label=label, markevery=16, **look)
 fits.set(title=f"What was learnt after {STEPS} steps", xlabel="input", ylabel="output")
 fits.set_ylim(top=2)
 fits.legend()

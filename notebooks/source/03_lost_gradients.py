@@ -413,8 +413,10 @@ curves = {"FP32": fp32_curve}
 for name, loss_scale in {"FP16 without scale": "none", "FP16 with scale": "dynamic"}.items():
     curves[name], _ = train_fp16(*make_fp16(loss_scale, weight=2.0**-12), weight=2.0**-12)
 figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-for (name, curve), look in zip(curves.items(), ("k-", "k:", "ko")):
-    axes.plot(range(1, EPOCHS + 1), curve, look, label=name, markerfacecolor="none")
+fp32, fp16 = (plots.FORMAT_LOOKS[name] for name in ("float32", "float16"))
+looks = (fp32, {**fp16, "linestyle": ":", "marker": "x"}, fp16)
+for (name, curve), look in zip(curves.items(), looks):
+    axes.plot(range(1, EPOCHS + 1), curve, label=name, markerfacecolor="none", **look)
 axes.set(xlabel="epoch", ylabel="training loss (mean of the epoch)", ylim=(0, None))
 axes.set_title("The same hyperparameters, with and without a loss scale")
 axes.legend()

@@ -33,6 +33,7 @@ from mxnet.gluon import nn
 import mpgluon
 from mpgluon import amp
 from mpgluon.diagnostics.doctor import check_machine, gather
+from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
 
 random = np.random.default_rng(0)
@@ -132,8 +133,9 @@ numbers = random.uniform(0, 1, 5_000 if FAST else 20_000).astype("float16")
 fp16_sum = np.cumsum(numbers, dtype="float16")  # rounds after every addition
 fp32_sum = np.cumsum(numbers, dtype="float32")
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-axes.plot(fp32_sum, "k--", label="added in FP32")
-axes.plot(fp16_sum, "k", linewidth=2, label="added in FP16")
+every = len(numbers) // 10
+axes.plot(fp32_sum, label="added in FP32", markevery=every, **FORMAT_LOOKS["float32"])
+axes.plot(fp16_sum, label="added in FP16", markevery=every, **FORMAT_LOOKS["float16"])
 axes.set(xlabel="numbers added (count)", ylabel="running sum (no unit)")
 axes.set_title("A sum in FP16 stands still at 2048")
 axes.legend(frameon=False)

@@ -339,9 +339,9 @@ assert amp.skipped_steps(trainer) <= 3
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-runs = {"FP16, energy in FP32 (thin)": repaired_history, "FP32 (thick)": fp32_history}
-looks = ({"color": "black"}, {"color": "0.6", "linewidth": 3, "linestyle": "--"})
-for (name, history), look in zip(runs.items(), looks):
+runs = {"FP32": ("float32", fp32_history), "FP16, energy in FP32": ("float16", repaired_history)}
+for first, (name, (dtype, history)) in zip((0, 5), runs.items()):
+    look = {**plots.FORMAT_LOOKS[dtype], "markevery": (first, 10)}
     axes.plot(*zip(*((event["step"], event["loss"]) for event in history)), label=name, **look)
 axes.set(xlabel="step", ylabel="training loss, mean of -log(p)", yscale="log")
 axes.set_title("The repaired network follows the FP32 run")

@@ -38,6 +38,7 @@ from mxnet.gluon.model_zoo import vision
 import mpgluon
 from mpgluon.diagnostics import alignment_report, check_machine, memory_estimate
 from mpgluon.diagnostics.timing import interleave, quartiles, ratios
+from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
 
 # %% [markdown]
@@ -344,13 +345,16 @@ assert by_hand == 2 * alignment_report(resnet50, shape).multiply_adds  # mpgluon
 # %%
 figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
 reach = np.geomspace(0.1, 2000, 200)  # operations per byte
-for (name, peak), line in zip(PEAK.items(), ("k--", "k-")):
-    axes.loglog(reach, np.minimum(peak, BANDWIDTH * reach) / 1e12, line, label=f"roof, {name}")
+looks = {"FP32": FORMAT_LOOKS["float32"], "FP16": FORMAT_LOOKS["float16"]}
+for name, peak in PEAK.items():
+    roof, look = np.minimum(peak, BANDWIDTH * reach) / 1e12, {**looks[name], "marker": ""}
+    axes.loglog(reach, roof, label=f"roof, {name}", **look)
 markers = {"Convolution": "o", "FullyConnected": "*", "BatchNorm": "s", "Activation": "^"}
 for kind, marker in markers.items():
     intensity = np.array([work / (2 * n) for operator, work, n in layers if operator == kind])
     speed = np.minimum(PEAK["FP16"], BANDWIDTH * intensity) / 1e12
-    axes.plot(intensity, speed, marker, color="black", mfc="none", ms=9, label=kind)
+    color = looks["FP16"]["color"]
+    axes.plot(intensity, speed, marker, color=color, mfc="none", ms=9, label=kind)
 axes.set(xlabel="arithmetic intensity in FP16 (operations per byte)", ylim=(0.05, 300))
 axes.set(ylabel="highest speed ($10^{12}$ operations / s)")
 axes.set_title("Layers of ResNet-50, batch 32, under the roof of a V100 (computed, not measured)")
@@ -437,9 +441,9 @@ assert len({one.total - one.activations for one in (*small, *large)}) == 1  # al
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-for name, look in zip(policies, ("ks-", "ko-.", "k^--")):
+for name in policies:
     gib = [of[name] / 2**30 for of in totals.values()]
-    axes.plot(list(totals), gib, look, mfc="white", label=name)
+    axes.plot(list(totals), gib, mfc="white", label=name, **FORMAT_LOOKS[name])
 axes.set(xlabel="batch size (images)", ylabel="memory (GiB)", xlim=(0, None), ylim=(0, None))
 axes.set_title("ResNet-50, 224 pixels, SGD with momentum: estimate for one step on a GPU")
 axes.legend(frameon=False)

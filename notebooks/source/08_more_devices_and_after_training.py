@@ -43,6 +43,7 @@ from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import amp
+from mpgluon.plots import FORMAT_LOOKS
 
 IMAGES_PER_CLASS, EPOCHS, WORKERS = (12, 6, 512) if FAST else (32, 10, 4096)
 random = np.random.default_rng(0)
@@ -237,10 +238,12 @@ ways = {
 # %%
 counts, errors = 2 ** np.arange(1, int(np.log2(WORKERS)) + 1), {}
 figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-for (name, add), look in zip(ways.items(), ("k-x", "k--s", "k:o")):
+fp32, fp16 = FORMAT_LOOKS["float32"], FORMAT_LOOKS["float16"]
+looks = fp16, {**fp16, "linestyle": ":", "marker": "v"}, fp32
+for (name, add), look in zip(ways.items(), looks):
     sums = [(add(gradients[:n]), gradients[:n].sum(axis=0, dtype="float64")) for n in counts]
     error = [np.linalg.norm(found - exact) / np.linalg.norm(exact) for found, exact in sums]
-    axes.loglog(counts, error, look, base=2, mfc="w", label=name)
+    axes.loglog(counts, error, base=2, mfc="w", label=name, **look)
     print(f"{name}: {error[0]:.1e} with 2 workers, {error[-1]:.1e} with {WORKERS}")
     errors[name] = np.array(error)
 axes.set(xlabel="workers (count)", ylabel="relative error", title="Sums of FP16 gradients")
@@ -433,15 +436,16 @@ for name, found in logits.items():
 # %%
 (second, best), wide, errors = np.sort(logits["float32"])[:, -2:].T, logits["float32"], {}
 figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
-for name, mark in zip(("float16", "bfloat16")[: len(logits) - 1], ("ko", "k^")):
+for name in ("float16", "bfloat16")[: len(logits) - 1]:
     narrow = logits[name]
     same = narrow.argmax(axis=1) == wide.argmax(axis=1)
     errors[name] = error = np.abs(narrow - wide).max(axis=1)
-    axes.loglog(best - second, error, mark, mfc="w", markersize=4, label=name)
+    look = {**FORMAT_LOOKS[name], "linestyle": "none"}
+    axes.loglog(best - second, error, mfc="w", markersize=4, label=name, **look)
     print(f"{name}: {same.mean():.1%} of the decisions are those of FP32,", end=" ")
     print(f"largest error {error.max() / np.abs(wide).max():.1e} of the largest logit")
     assert same[2 * error < best - second].all()
-axes.axline((0.1, 0.05), (1, 0.5), color="k", label="half the lead: a decision can change above")
+axes.axline((0.1, 0.05), (1, 0.5), color="0.5", label="half the lead: a decision can change above")
 axes.set(xlabel="lead of the best logit", ylabel="error of the logits", title="Each test image")
 axes.legend(frameon=False, fontsize="small")
 plt.show()

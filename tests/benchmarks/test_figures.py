@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import figures
 from benchmarks.figures import draw_growth, draw_ratios, save_figure
 from benchmarks.race import CaseResult, Failure, Result
+from mpgluon.plots import FORMAT_LOOKS
 
 
 def result_of(name: str, *seconds: float, **facts) -> Result:
@@ -54,6 +56,10 @@ def figure():
     return Figure(figsize=(10, 6), layout="constrained")
 
 
+def color(dtype: str) -> str:
+    return FORMAT_LOOKS[dtype]["color"]
+
+
 def texts(axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
@@ -65,7 +71,7 @@ def test_bars_go_from_1_to_the_ratio_and_whiskers_to_its_quartiles(figure):
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["base", "fast", "slow", "bad"]
     ends = [sorted((bar.get_x(), bar.get_x() + bar.get_width())) for bar in axes.patches]
     assert ends == [[1, 1], [0.5, 1], [1, 8]]
-    whiskers = [container.lines[2][0].get_segments()[0] for container in axes.containers[1::2]]
+    whiskers = [container.lines[2][0].get_segments()[0] for container in axes.containers[2::3]]
     assert [[x for x, _ in segment] for segment in whiskers] == [[1, 1], [0.375, 0.625], [6, 8]]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # in reading order
     assert axes.get_xscale() == "log"
@@ -121,6 +127,24 @@ def test_formats_differ_in_marks_and_line_styles(figure):
     looks = [(line.get_marker(), line.get_linestyle()) for line in depth.lines if line.get_label()]
     legend = [look for look in looks if look[0] != "None" and look[1] != "None"]
     assert len({marker for marker, _ in legend}) == len({style for _, style in legend}) == 2
+
+
+def test_lines_and_bars_have_the_colours_of_their_formats(figure):
+    depth, *_ = draw_growth(figure, SWEEPS)
+    assert [line.get_color() for line in depth.lines[:-1:3]] == [color("float32"), color("float16")]
+    names = {
+        "Gluon float32": color("float32"),
+        "mpgluon float16": color("float16"),
+        "mpgluon autocast float16": color("mixed_float16"),
+        "mpgluon bfloat16, emulated": color("bfloat16"),
+        "ImageLoader, 2 workers": "0.5",
+    }
+    results = [result_of(name, 1.0 + place % 2) for place, name in enumerate(names)]
+    case = CaseResult("training", "", {}, "Gluon float32", results)
+    (axes,) = draw_ratios(Figure(), [case])
+    assert [bar.get_edgecolor() for bar in axes.patches] == [to_rgba(one) for one in names.values()]
+    assert [bar.get_hatch() for bar in axes.patches] == ["///"] * 5
+    assert axes.patches[1].get_facecolor() == to_rgba("white")
 
 
 def test_a_sweep_of_one_point_is_drawn_without_a_fit(figure):

@@ -69,6 +69,16 @@ def test_a_class_with_too_few_images_is_named_with_its_count():
         stratified_split(LABELS, 45, seed=0)
 
 
+@pytest.mark.parametrize("most", [1, 3, 7, 100])
+def test_at_most_so_many_images_of_a_class_are_for_testing(most):
+    labels = np.repeat([0, 1], [5, 12])
+    train, everything = stratified_split(labels, 4, seed=3)
+    same, test = stratified_split(labels, 4, seed=3, test_per_class=most)
+    assert np.array_equal(train, same)
+    assert set(test) <= set(everything)
+    assert np.array_equal(np.bincount(labels[test]), np.minimum([1, 8], most))
+
+
 def test_one_image_left_for_testing_is_enough():
     _, test = stratified_split([0] * 31, 30, seed=0)
     assert len(test) == 1

@@ -39,12 +39,12 @@ def record_of() -> Callable[..., Record]:
 
 @pytest.fixture
 def page_of() -> Callable[..., str]:
-    """Return a function that makes a section of the page, or README's block, from records.
+    """Return a function that makes a section of a page, or README's block, from records.
 
     Lines of prose are joined; those of tables are kept.
     """
 
-    def make(records: dict[str, Record], title: str = "", template: str = "results") -> str:
+    def make(records: dict[str, Record], title: str = "", template: str = "results-details") -> str:
         text = render(TEMPLATES / f"{template}.md.jinja", GROUPS, records, [])
         if title:
             text = text.split(f"\n## {title}\n")[1].split("\n## ")[0]

@@ -12,8 +12,9 @@ from tiny_groups import GROUPS as TINY
 
 from experiments.experiment import Outcome
 from experiments.groups import GROUPS
-from experiments.page import BEGIN, END, out_of_date, render, write_document
+from experiments.page import BEGIN, END, PAGES, out_of_date, render, write_document
 from experiments.records import Repetition, write_record
+from mpgluon.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -25,13 +26,14 @@ def test_page_and_readme_say_what_the_records_say():
     old = out_of_date(GROUPS, TEMPLATES, records, ROOT)
     assert old == [], "run python scripts/evidence.py document"
     # And the records support what a person wrote.
-    for path in (ROOT / "docs" / "results.md", ROOT / "README.md"):
+    for path in (*(ROOT / "docs" / name for name in PAGES), ROOT / "README.md"):
         assert "no longer support the conclusion" not in " ".join(path.read_text().split())
 
 
 def test_each_picture_of_the_page_is_there_and_is_a_picture():
     docs = ROOT / "docs"
-    shown = re.findall(r"!\[[^]]*\]\(results/([^)]+)\.png\)", (docs / "results.md").read_text())
+    pages = "".join((docs / name).read_text() for name in PAGES)
+    shown = set(re.findall(r"!\[[^]]*\]\(results/([^)]+)\.png\)", pages))
     assert sorted(shown) == sorted(name for group in GROUPS for name in group.pictures)
     for name in shown:
         with Image.open(docs / "results" / f"{name}.png") as image:
@@ -45,14 +47,28 @@ def test_the_experiments_of_all_groups_have_names_of_their_own_below_their_group
 
 
 def test_without_records_every_section_says_so_and_shows_no_picture(page_of):
-    text = page_of({})
-    for group in GROUPS:
-        assert f"Not run yet: {group.name}." in text
-    assert "](results/" not in text
-    assert "**" not in text  # no conclusion
+    for page in PAGES:
+        text = page_of({}, template=page.removesuffix(".md"))
+        for group in GROUPS:
+            assert f"Not run yet: {group.name}." in text
+        assert "](results/" not in text
+        assert "**" not in text  # no conclusion
     assert page_of({}, template="readme") == (
-        "138 of 138 runs are not done yet; docs/results.md names them."
+        "10 of 10 runs are not done yet; docs/results.md names them."
     )
+
+
+def test_each_group_has_a_finding_with_a_picture_and_a_way_to_the_details():
+    docs = ROOT / "docs"
+    findings = (docs / "results.md").read_text().split("\n## ")[1:]
+    titles = re.findall("^##+ (.*)", (docs / "results-details.md").read_text(), re.MULTILINE)
+    anchors = {re.sub("[^a-z0-9 -]", "", one.lower()).replace(" ", "-") for one in titles}
+    assert len(findings) == len(GROUPS)
+    for section in findings:
+        assert section.count("](results/") == 1, section
+        assert section.count("**") == 2, section
+        (link,) = re.findall(r"\(results-details\.md#([^)]*)\)", section)
+        assert link in anchors
 
 
 @pytest.fixture
@@ -66,21 +82,30 @@ def test_page_block_and_pictures_are_written_and_checked(root, record_of):
     current, other = EXPERIMENTS[0], EXPERIMENTS[1]
     write_record(record_of(current, Outcome({})), folder)
     write_record(record_of(other, Outcome({}), config={"was": "another"}), folder)
-    page, readme = root / "docs" / "results.md", root / "README.md"
-    assert out_of_date(TINY, HERE, folder, root) == [page, readme]
+    page, details = (root / "docs" / name for name in PAGES)
+    readme = root / "README.md"
+    assert out_of_date(TINY, HERE, folder, root) == [page, details, readme]
     written = write_document(TINY, HERE, folder, root)
-    assert [path.name for path in written] == ["results.md", "README.md", "tiny.png", "other.png"]
+    assert [path.name for path in written] == [*PAGES, "README.md", "tiny.png", "other.png"]
     # The other record is of another config.
     assert "1 origins. Records: tiny/threads.\n" in page.read_text()
     assert "**It has run.**" in page.read_text()
     assert page.read_text().endswith("Not run: tiny/fails, other.\n")
     assert readme.read_text() == f"before\n{BEGIN}\n2 tiny experiments.\n{END}\nafter\n"
-    for path in written[2:]:
+    for path in written[3:]:
         with Image.open(path) as image:
             assert image.format == "PNG"
     assert out_of_date(TINY, HERE, folder, root) == []
     page.write_text(page.read_text() + "typed by hand\n")
     assert out_of_date(TINY, HERE, folder, root) == [page]
+
+
+def test_a_group_with_records_from_two_kinds_of_processor_makes_no_page(root, record_of):
+    for number, one in enumerate(EXPERIMENTS[:2]):
+        machine = {"processor": f"processor {number}", "cpu_flags": []}
+        write_record(record_of(one, Outcome({}), machine=machine), root / "records")
+    with pytest.raises(DataError, match=r"records of tiny would be from processor 0 .* and .*1 "):
+        write_document(TINY, HERE, root / "records", root)
 
 
 @pytest.mark.parametrize("times", [0, 2])
@@ -106,7 +131,7 @@ def test_origins_and_repetitions_are_shown(record_of):
         Repetition("a/b", "2026-01-02T00:00:00+00:00", 7, None),
         Repetition("a/c", "2026-01-03T00:00:00+00:00", None, "loss was 1, is 2"),
     ]
-    text = render(TEMPLATES / "results.md.jinja", GROUPS, records, made)
+    text = render(TEMPLATES / "results-details.md.jinja", GROUPS, records, made)
     assert "|       2 | a processor (avx2) | mxnet 1.9.1 | 2026-01-02 to 2026-01-04 |" in text
     assert "1 of 2 repetitions gave the same result" in text
     assert "| `a/b`      | at random, `--seed 7` | 2026-01-02 | the same         |" in text

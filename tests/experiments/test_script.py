@@ -58,6 +58,26 @@ def recorded(record_of, tmp_path):
     return write
 
 
+@pytest.fixture(autouse=True)
+def machine_of_made_up_records(script, monkeypatch):
+    """This process takes its machine for that of made-up records."""
+    machine = {"processor": "a processor", "cpu_flags": ["avx2"]}
+    monkeypatch.setattr(script, "describe_machine", lambda: machine)
+
+
+def test_records_from_another_kind_of_processor_are_not_mixed_with_new_ones(
+    evidence, recorded, capsys, tmp_path
+):
+    machine = {"processor": "a processor", "cpu_flags": ["avx2", "avx512f"]}
+    recorded("tiny/threads", Outcome({}), machine=machine)
+    assert evidence("run", "tiny") == 2
+    message = capsys.readouterr().err
+    assert "the records of tiny would be from a processor (avx2 avx512f) and a processor" in message
+    assert f"delete {tmp_path / 'records' / 'tiny'} to run the whole group again" in message
+    assert evidence("run", "tiny/threads") == 0  # there is nothing to run
+    assert evidence("run", "other/differs") == 0  # another group
+
+
 def test_all_is_run_that_can_be_and_what_has_a_record_is_not_run_again(
     evidence, recorded, capsys, tmp_path
 ):

@@ -14,10 +14,12 @@ import pytest
 import requests
 from browser import EXECUTABLE, Browser
 from helpers import module_from
+from matplotlib.colors import to_rgb
 from PIL import Image
 
 from mpgluon.data import list_images
 from mpgluon.deployment.classify import Classifier
+from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.training.runs import open_run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "serve.py"
@@ -335,6 +337,19 @@ def test_a_photograph_that_is_chosen_is_shown_with_both_answers(page, server, ca
     side = 224 / 256 * min(width, height) * shape[2] / width
     assert shape == pytest.approx([side, side, shape[2], shape[2] * height / width], abs=1)
     assert_nothing_went_wrong(page, server)
+
+
+def test_a_card_has_the_colour_of_its_format(page):
+    for dtype in ("float32", "float16", "bfloat16"):
+        color = page.evaluate(
+            f"""(() => {{
+                const card = document.querySelector('.card');
+                card.id = '{dtype}';
+                return getComputedStyle(card).borderTopColor;
+            }})()"""
+        )
+        red, green, blue = (round(255 * part) for part in to_rgb(FORMAT_LOOKS[dtype]["color"]))
+        assert color == f"rgb({red}, {green}, {blue})"
 
 
 def test_a_photograph_may_be_dropped_anywhere(page, server, images):

@@ -196,7 +196,8 @@ def test_a_run_on_photographs_in_float16_ends_with_its_accuracy(caltech101_mini,
     assert results["steps"] == results["dataset"]["train_images"] // 10
     (line,) = done.stdout.splitlines()
     assert line.startswith(
-        f"test accuracy {results['test_accuracy']:.3f} on caltech101, {results['steps']} steps "
+        f"test accuracy {results['test_accuracy']:.3f} (mean of the classes "
+        f"{results['test_accuracy_per_class']:.3f}) on caltech101, {results['steps']} steps "
         f"({results['skipped_steps']} skipped) in "
     )
     assert line.endswith(f"final loss scale {results['final_loss_scale']:g}; results in {output}")

@@ -130,6 +130,11 @@ class RecordedStep:
     machine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_sum_over_processes(self) -> bool:
+        """Whether ``gradients`` are sums over processes, which one file cannot reproduce."""
+        return self.reduced and self.processes > 1
+
     def not_finite(self) -> list[str]:
         """Return what was not finite before the step began: inputs and parameters, by name."""
         found = [

@@ -93,7 +93,7 @@ class Replay:
         words = f"{total} gradients, of which {broken} are not finite"
         if not total:
             return "replayed: no gradients were recorded to compare with"
-        if step.processes > 1:
+        if step.is_sum_over_processes:
             sums = f"sums over {step.processes} processes"
             return f"replayed this process's batch; recorded were {sums}: {words}"
         if self.same_bits:
@@ -116,7 +116,7 @@ class Replay:
             )
         if self.overflow is not None:
             return f"{self.overflow}\nlayer: {self.layer}"
-        if step.processes > 1:
+        if step.is_sum_over_processes:
             return (
                 "all arrays of this process's batch are finite: another of the "
                 f"{step.processes} processes overflowed, which has a file of its own"

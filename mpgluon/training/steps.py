@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
 import mxnet as mx
@@ -53,20 +54,9 @@ class Stepper:
         if self._differentiate_inputs:
             for part in image_parts:
                 part.attach_grad()
-        if self._recorder is None:
-            mx.random.seed(seed)
-            return self._step(image_parts, label_parts, labels)
-        with self._recorder.step(image_parts, label_parts, seed=seed):
-            return self._step(image_parts, label_parts, labels)
-
-    def _step(
-        self,
-        image_parts: list[mx.nd.NDArray],
-        label_parts: list[mx.nd.NDArray],
-        labels: mx.nd.NDArray,
-    ) -> dict[str, Any]:
+        mx.random.seed(seed)
         scale = amp.loss_scale(self._trainer)
-        with autograd.record():
+        with self._recording(image_parts, label_parts, seed), autograd.record():
             logits = [self._net(part) for part in image_parts]
             losses = [self._loss_fn(*pair) for pair in zip(logits, label_parts)]
             with amp.scale_loss(losses, self._trainer) as scaled_losses:
@@ -92,6 +82,14 @@ class Stepper:
             "correct": int(correct),
             "images": int(seen),
         }
+
+    def _recording(
+        self, image_parts: list[mx.nd.NDArray], label_parts: list[mx.nd.NDArray], seed: int
+    ) -> AbstractContextManager[None]:
+        """Tell the recorder a batch, if there is one; it seeds anew."""
+        if self._recorder is None:
+            return nullcontext()
+        return self._recorder.step(image_parts, label_parts, seed=seed)
 
 
 def recorder_of(

@@ -9,6 +9,7 @@ from typing import Optional
 import numpy as np
 from mxnet import gluon
 
+from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.diagnostics.overflow import FoundOverflow
 from mpgluon.diagnostics.recorded_network import BlockCast, code_of, paths_of
 from mpgluon.diagnostics.step_bench import StepBench
@@ -116,12 +117,22 @@ class _Cures:
             for cast in self._settings.casts
         )
 
-    def _code(self, blocks: str) -> str:
-        if self._settings.casts[0].policy.param_dtype == "float16":
-            kept = f"(*mpgluon.NORMALIZATION_LAYERS, {blocks})"
-            return f"mpgluon.cast_block(net, keep_fp32={kept})"
-        dtype = self._settings.casts[0].policy.compute_dtype
-        return f'amp.autocast(net, "{dtype}", keep_fp32=[{blocks}])'
+    def _code(self, names: str) -> str:
+        """Return the call of the cast with more blocks kept, beside those that were."""
+        net, (root, policy, kept) = self._bench.net, self._settings.casts[0]
+        blocks = {path: block for block, path in paths_of(net).items()}
+        before = [
+            code_of(net, path)
+            for path in kept
+            if not isinstance(blocks[path], NORMALIZATION_LAYERS)
+            and path.rpartition(".")[0] not in kept
+        ]
+        names = ", ".join([*before, names])
+        if policy.param_dtype == "float16":
+            names = f"(*mpgluon.NORMALIZATION_LAYERS, {names})"
+            return f"mpgluon.cast_block({code_of(net, root)}, keep_fp32={names})"
+        dtype = policy.compute_dtype
+        return f'amp.autocast({code_of(net, root)}, "{dtype}", keep_fp32=[{names}])'
 
     def _cure(self, name: str, casts: tuple[BlockCast, ...], loss_scale: float, code: str) -> Cure:
         try:

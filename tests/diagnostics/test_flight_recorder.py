@@ -20,6 +20,7 @@ from helpers import assert_same_bits, module_from, parameters_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
+from mxnet.gluon import nn
 from recorded_networks import (
     LARGE,
     make_line,
@@ -248,6 +249,25 @@ def test_another_dropout_mask_gives_other_bits_and_the_script_says_so(
     text = str(replay(recorded.newest, cures=False))
     assert "recorded were sums over 2 processes" in text
     assert "another of the 2 processes overflowed" in text
+
+
+def test_what_follows_the_layer_is_kept_in_fp32_too_and_so_is_what_was(tmp_path):
+    # Without a normalization behind it, the next layer rounds the FP32 result to infinity.
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(8, in_units=6), nn.Dense(8, in_units=8), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Normal(0.5))
+    amp.autocast(net, "float16", keep_fp32=[net[0]])
+    net[1].weight.set_data(net[1].weight.data() * 2.0**20)
+    net[2].weight.set_data(net[2].weight.data() * 2.0**-20)
+    training = Training(tmp_path, net=net, way="float32", flags=None, scale=StaticLossScale(8.0))
+    assert training.step()
+    plain = nn.HybridSequential()
+    plain.add(nn.Dense(8), nn.Dense(8), nn.Dense(3))
+    cures = {cure.name: cure for cure in replay(training.newest, plain).cures}
+    assert not cures["net[1] in FP32"].saves
+    both = cures["net[1], net[2] in FP32"]
+    assert both.saves
+    assert both.code == 'amp.autocast(net, "float16", keep_fp32=[net[0], net[1], net[2]])'
 
 
 def test_the_largest_loss_scale_that_fits_is_found(tmp_path):

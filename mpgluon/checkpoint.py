@@ -7,7 +7,6 @@ What the file looks like is decided in :mod:`mpgluon.archive`, and what a Traine
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -20,6 +19,7 @@ from mxnet.ndarray import NDArray
 from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.cast import fp32
 from mpgluon.errors import CheckpointError
+from mpgluon.random_states import random_states, set_random_states, validated_random_states
 from mpgluon.trainer.masters import keep_masters
 from mpgluon.trainer.snapshot import apply_trainer, export_trainer, validate_trainer
 
@@ -77,7 +77,7 @@ def save_checkpoint(
         value = fp32.known(parameter)
         if value is not None and f"{name}/master" not in state_arrays:
             arrays[f"fp32/{name}"] = value.asnumpy()
-    header = {"trainer": state, "random": _random_states(), "extra": extra}
+    header = {"trainer": state, "random": random_states(), "extra": extra}
     try:
         write_archive(path, header, arrays)
     except TypeError as error:
@@ -137,14 +137,14 @@ def load_checkpoint(
     planned = [
         _plan(parameters[name], name, value, known, arrays) for name, value in values.items()
     ]
-    random_states = _validated_random_states(path, header["random"])
+    states = validated_random_states(path, header["random"])
     # From here on, nothing is refused.
     for parameter in planned:
         parameter.remember()
     apply_trainer(plan)  # which remembers masters instead
     for parameter in planned:
         parameter.set()
-    _set_random_states(**random_states)
+    set_random_states(states)
     computed = _without_constants(parameters, arrays)
     _warn_of_bad_weights(path, computed, "was loaded; use an earlier one")
     extra: dict[str, Any] = header["extra"]
@@ -325,39 +325,3 @@ def _plan(
     if is_known and np.dtype(parameter.dtype) == np.float16:
         fp32_value = mx.nd.array(known.get(name, value), dtype="float32")
     return _ParameterPlan(parameter, mx.nd.array(value, dtype=value.dtype), replicas, fp32_value)
-
-
-def _random_states() -> dict[str, Any]:
-    """Return Python's and NumPy's random states, and a new seed for MXNet's, which has it now."""
-    numpy_state: Any = np.random.get_state(legacy=False)
-    key = numpy_state["state"]["key"].tolist()
-    seed = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
-    mx.random.seed(seed)
-    return {
-        "python": random.getstate(),
-        "numpy": {**numpy_state, "state": {**numpy_state["state"], "key": key}},
-        "mxnet": seed,
-    }
-
-
-def _validated_random_states(path: Path, states: dict[str, Any]) -> dict[str, Any]:
-    """Return the states as their generators take them, after a try on other generators."""
-    try:
-        version, internal, gauss = states["python"]
-        python = (version, tuple(internal), gauss)
-        numpy_state = states["numpy"]
-        key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
-        numpy_state = {**numpy_state, "state": {**numpy_state["state"], "key": key}}
-        random.Random().setstate(python)
-        np.random.RandomState().set_state(numpy_state)
-        return {"python": python, "numpy_state": numpy_state, "mxnet_seed": int(states["mxnet"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: its random states cannot be used ({error!r}); use an earlier one"
-        ) from error
-
-
-def _set_random_states(python: Any, numpy_state: dict[str, Any], mxnet_seed: int) -> None:
-    random.setstate(python)
-    np.random.set_state(numpy_state)
-    mx.random.seed(mxnet_seed)

@@ -92,6 +92,11 @@ def reduces_gradients(trainer: gluon.Trainer) -> bool:
     return trainer._kvstore is not None
 
 
+def processes_of(trainer: gluon.Trainer) -> int:
+    """Return over how many processes a kvstore sums gradients; known once the Trainer has begun."""
+    return 1 if trainer._kvstore is None else int(trainer._kvstore.num_workers)
+
+
 def updates_in_kvstore(trainer: gluon.Trainer) -> bool:
     """Whether the kvstore holds the optimizer and its state, which cannot be read there."""
     return bool(trainer._update_on_kvstore)

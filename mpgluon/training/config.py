@@ -153,6 +153,14 @@ class TrainingConfig:
         False, "leave out images that cannot be decoded, and list them, instead of ending"
     )
     keep_checkpoints: int = option(2, "how many of the newest stay", within="[1, inf)", free=True)
+    record_overflows: int = option(
+        0,
+        "record the newest N steps that were skipped, or whose loss was not finite, in the folder "
+        "overflows of --output-dir, for scripts/replay.py",
+        within="[0, inf)",
+        metavar="N",
+        free=True,
+    )
     tensorboard: bool = option(
         False, "write the history for TensorBoard too (pip install tensorboard)", free=True
     )

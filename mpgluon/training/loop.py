@@ -41,7 +41,7 @@ from mpgluon.training.history import History, describe_machine, installed_versio
 from mpgluon.training.interruption import InterruptedRunError, Interruption
 from mpgluon.training.networks import prepare_network, refuse_unknown_network
 from mpgluon.training.optimizers import make_optimizer
-from mpgluon.training.steps import Stepper, evaluate
+from mpgluon.training.steps import Stepper, evaluate, recorder_of
 from mpgluon.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
@@ -170,6 +170,7 @@ class _Run:
             differentiate_inputs=self.prepared.normalizes_input,
             accumulate=config.accumulate,
             average=self.average,
+            recorder=recorder_of(config, self.net, self.trainer, processes, self.classes),
         )
 
     def resume(self, checkpoints: RunCheckpoints) -> None:
@@ -249,8 +250,7 @@ class _Run:
             disable=not self.progress,
         ) as bar:
             for images, labels in loader:
-                self._seed_step()
-                step = self.step(images, labels)
+                step = self.step(images, labels, seed=self._seed_of_step())
                 since, ended = ended, time.perf_counter()
                 position.step += 1
                 step["images_per_second"] = step["images"] / (ended - since)
@@ -271,10 +271,10 @@ class _Run:
                     return stop
         return None
 
-    def _seed_step(self) -> None:
-        """Seed dropout: the same in a resumed run, different on each process."""
+    def _seed_of_step(self) -> int:
+        """Return the seed of dropout: the same in a resumed run, different on each process."""
         numbers = [self.config.seed, self.position.step, self.processes.rank]
-        mx.random.seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+        return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
     def _end_epoch(self, epoch: int) -> None:
         steps = [event for event in self.history.of("step") if event["epoch"] == epoch]

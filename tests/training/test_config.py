@@ -201,6 +201,7 @@ OTHER_VALUES = {
     "seed": 1,
     "skip_unreadable": True,
     "keep_checkpoints": 3,
+    "record_overflows": 2,
     "tensorboard": True,
 }
 
@@ -212,6 +213,7 @@ def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
     assert after != before
     expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"
     places = {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
+    places |= {"record_overflows"}
     # What matters of these is the batch of a step over all devices and processes.
     parts = {"batch_size", "accumulate", "devices", "kvstore", "timeout"}
     free = name in places | parts

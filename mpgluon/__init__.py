@@ -44,6 +44,7 @@ from mpgluon.numerics.loss_scale import (  # noqa: E402
     StaticLossScale,
 )
 from mpgluon.numerics.policy import Policy  # noqa: E402
+from mpgluon.trainer.average import WeightAverage  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -65,6 +66,7 @@ __all__ = [
     "PrecisionError",
     "StaticLossScale",
     "TrainerStateError",
+    "WeightAverage",
     "amp",
     "cast_block",
     "estimator",

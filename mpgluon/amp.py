@@ -26,6 +26,7 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.cast.block import autocast, restore
 from mpgluon.errors import PrecisionError
+from mpgluon.migration import INSTEAD
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.trainer import clipping
@@ -45,6 +46,15 @@ __all__ = [
     "unscale",
     "unscaled_gradients",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Say what to write instead of a name that other libraries have."""
+    if name in INSTEAD:
+        raise AttributeError(
+            f"mpgluon.amp has no {name}; instead: {INSTEAD[name]} (docs/migration.md)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def init_trainer(
@@ -80,6 +90,11 @@ def init_trainer(
     TrainerStateError
         If the Trainer has a loss scale already, was created with ``update_on_kvstore=True``, or
         has row-sparse weights, which MXNet updates there. Nothing is changed then.
+    PrecisionError
+        If it was created without ``multi_precision=True``, has float16 weights, and its optimizer
+        cannot update those (docs/optimizers.md): Adam's epsilon is zero in float16, RMSProp's
+        state is FP32. Other optimizers lose small updates without masters, which is logged as a
+        warning.
     """
     skips = max_consecutive_skips
     if skips is not None and (isinstance(skips, bool) or not isinstance(skips, int)):

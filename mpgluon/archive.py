@@ -10,7 +10,7 @@ import json
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,31 @@ import numpy.typing as npt
 from mpgluon.errors import CheckpointError
 from mpgluon.files import atomic_write
 
-__all__ = ["Arrays", "read_archive", "write_archive"]
+__all__ = ["CHECKPOINT", "Arrays", "Kind", "read_archive", "write_archive"]
 
-_FORMAT = "mpgluon checkpoint"
-_VERSION = 2
 _npy: Any = np.lib.format  # untyped in NumPy
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def write_archive(path: Path, header: dict[str, Any], arrays: Arrays) -> None:
+class Kind(NamedTuple):
+    """A kind of file: what messages call it, and the version that is read and written."""
+
+    name: str
+    version: int
+
+    @property
+    def format(self) -> str:
+        """What the header says."""
+        return f"mpgluon {self.name}"
+
+
+CHECKPOINT = Kind("checkpoint", 2)
+
+
+def write_archive(
+    path: Path, header: dict[str, Any], arrays: Arrays, kind: Kind = CHECKPOINT
+) -> None:
     """Write a file that appears under its name only when it is complete on the disk.
 
     Raises
@@ -37,7 +52,7 @@ def write_archive(path: Path, header: dict[str, Any], arrays: Arrays) -> None:
     TypeError
         If JSON cannot hold ``header``.
     """
-    text = json.dumps({"format": _FORMAT, "version": _VERSION, **header})
+    text = json.dumps({"format": kind.format, "version": kind.version, **header})
     arrays = {**arrays, "header": np.frombuffer(text.encode(), dtype=np.uint8)}
     try:
         # What ``np.savez`` does; that one leaves its archive open when the disk is full.
@@ -47,12 +62,14 @@ def write_archive(path: Path, header: dict[str, Any], arrays: Arrays) -> None:
                     _npy.write_array(member, array, allow_pickle=False)
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint {path} could not be written: {error.strerror}; free space or choose "
-            "another folder (an earlier checkpoint is still as it was)"
+            f"the {kind.name} {path} could not be written: {error.strerror}; free space or choose "
+            f"another folder (an earlier {kind.name} is still as it was)"
         ) from error
 
 
-def read_archive(path: Path, *, only_header: bool = False) -> tuple[dict[str, Any], Arrays]:
+def read_archive(
+    path: Path, *, only_header: bool = False, kind: Kind = CHECKPOINT
+) -> tuple[dict[str, Any], Arrays]:
     """Return the header and the arrays of a file.
 
     Raises
@@ -60,20 +77,21 @@ def read_archive(path: Path, *, only_header: bool = False) -> tuple[dict[str, An
     CheckpointError
         If the file is missing, damaged or of another kind.
     """
-    arrays = _read_arrays(path, "header" if only_header else None)
+    arrays = _read_arrays(path, "header" if only_header else None, kind)
     try:
         header: dict[str, Any] = json.loads(arrays.pop("header").tobytes())
-        kind, version = header["format"], header["version"]
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path} is no mpgluon checkpoint: it has no header") from None
-    if kind != _FORMAT or version != _VERSION:
+        found, version = header["format"], header["version"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise CheckpointError(f"{path} is no {kind.format}: it has no header") from None
+    if (found, version) != (kind.format, kind.version):
         raise CheckpointError(
-            f"{path} is a {kind!r} of version {version}; this mpgluon reads version {_VERSION}"
+            f"{path} is a {found!r} of version {version}; this mpgluon reads version "
+            f"{kind.version} of a {kind.format!r}"
         )
     return header, arrays
 
 
-def _read_arrays(path: Path, only: Optional[str]) -> Arrays:
+def _read_arrays(path: Path, only: Optional[str], kind: Kind) -> Arrays:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist() if only is None else [f"{only}.npy"]
@@ -85,12 +103,12 @@ def _read_arrays(path: Path, only: Optional[str]) -> Arrays:
                 for name in members
             }
     except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint {path}") from None
+        raise CheckpointError(f"there is no {kind.name} {path}") from None
     # RuntimeError: a damaged entry can claim to be encrypted, or of a method unknown to zipfile.
     except (
         *(OSError, ValueError, EOFError, KeyError, RuntimeError),
         *(zipfile.error, zlib.error),
     ) as error:
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint ({error}); use an earlier one"
+            f"{path} is damaged or no {kind.name} ({error}); use an earlier one"
         ) from error

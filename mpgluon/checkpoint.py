@@ -6,7 +6,7 @@ What the file looks like is decided in :mod:`mpgluon.archive`, and what a Traine
 
 from __future__ import annotations
 
-import random
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -19,6 +19,7 @@ from mxnet.ndarray import NDArray
 from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.cast import fp32
 from mpgluon.errors import CheckpointError
+from mpgluon.random_states import random_states, set_random_states, validated_random_states
 from mpgluon.trainer.masters import keep_masters
 from mpgluon.trainer.snapshot import apply_trainer, export_trainer, validate_trainer
 
@@ -30,16 +31,19 @@ __all__ = [
     "save_checkpoint",
 ]
 
+_logger = logging.getLogger(__name__)
+
 
 def save_checkpoint(
     path: Union[str, Path], net: gluon.Block, trainer: gluon.Trainer, **extra: Any
 ) -> None:
-    """Write parameters, optimizer state, loss scale and random states to one file.
+    """Write parameters, optimizer state, loss scale, weight average and random states to one file.
 
     The file is written under another name beside ``path``, flushed to the disk and renamed, so
     that a crash at any moment leaves either the old file or the new one. Waits for the device.
     MXNet does not tell the state of its random generators, so they are given a new seed, drawn from
     themselves, which the file keeps: this run and one that goes on from the file draw the same.
+    Weights that are infinite or NaN are written too, and a warning is logged.
 
     Parameters
     ----------
@@ -59,8 +63,8 @@ def save_checkpoint(
     TypeError
         If JSON cannot hold ``extra``.
     TrainerStateError
-        If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), or if it has
-        stepped before its network was cast.
+        If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), if it has
+        stepped before its network was cast, or if a `mpgluon.WeightAverage` is in the network.
     """
     path = Path(path)
     parameters = net._collect_params_with_prefix()
@@ -73,7 +77,7 @@ def save_checkpoint(
         value = fp32.known(parameter)
         if value is not None and f"{name}/master" not in state_arrays:
             arrays[f"fp32/{name}"] = value.asnumpy()
-    header = {"trainer": state, "random": _random_states(), "extra": extra}
+    header = {"trainer": state, "random": random_states(), "extra": extra}
     try:
         write_archive(path, header, arrays)
     except TypeError as error:
@@ -81,6 +85,8 @@ def save_checkpoint(
             f"a checkpoint keeps numbers, text, lists and dicts beside its arrays, and one of "
             f"{', '.join(extra)} is something else: {error}"
         ) from error
+    computed = _without_constants(parameters, arrays)
+    _warn_of_bad_weights(path, computed, "was written; keep an earlier one")
 
 
 def load_checkpoint(
@@ -88,7 +94,8 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Bring a network, its Trainer and the random states back to where a file left them.
 
-    A step that was begun, with a scaled loss and no ``trainer.step`` yet, is forgotten.
+    A step that was begun, with a scaled loss and no ``trainer.step`` yet, is forgotten. Weights
+    that are infinite or NaN are loaded as they are, and a warning is logged.
 
     Parameters
     ----------
@@ -98,9 +105,9 @@ def load_checkpoint(
         As it was then: same structure, initialized. It may be cast otherwise: an FP32 parameter
         takes the master of a float16 one, and the other way round, bit for bit.
     trainer : gluon.Trainer
-        Made for ``net`` in the same way as then, its loss scale included. If parameters are of
-        another format than in the file, one of the two may have none or ``"none"``: the Trainer's
-        own then stays as it is.
+        Made for ``net`` in the same way as then, its loss scale and `mpgluon.WeightAverage`
+        included. If parameters are of another format than in the file, one of the two may have no
+        loss scale or ``"none"``: the Trainer's own then stays as it is.
 
     Returns
     -------
@@ -112,6 +119,8 @@ def load_checkpoint(
     CheckpointError
         If the file is missing, damaged, of another kind, or of another network or Trainer. All
         of it is read and compared before anything is changed.
+    TrainerStateError
+        If a `mpgluon.WeightAverage` is in the network.
     """
     path = Path(path)
     header, arrays = read_archive(path)
@@ -128,14 +137,16 @@ def load_checkpoint(
     planned = [
         _plan(parameters[name], name, value, known, arrays) for name, value in values.items()
     ]
-    random_states = _validated_random_states(path, header["random"])
+    states = validated_random_states(path, header["random"])
     # From here on, nothing is refused.
     for parameter in planned:
         parameter.remember()
     apply_trainer(plan)  # which remembers masters instead
     for parameter in planned:
         parameter.set()
-    _set_random_states(**random_states)
+    set_random_states(states)
+    computed = _without_constants(parameters, arrays)
+    _warn_of_bad_weights(path, computed, "was loaded; use an earlier one")
     extra: dict[str, Any] = header["extra"]
     return extra
 
@@ -153,7 +164,12 @@ def read_extra(path: Union[str, Path]) -> dict[str, Any]:
 
 
 def read_parameters(path: Union[str, Path]) -> Arrays:
-    """Return the parameters of a checkpoint by name; FP32 masters where it has them.
+    """Return the parameters of a checkpoint by name, for evaluation and inference.
+
+    Those are their averages if the file has them (`mpgluon.WeightAverage`), otherwise FP32 masters
+    where it has those.
+
+    If some are infinite or NaN, a warning is logged.
 
     Raises
     ------
@@ -161,7 +177,12 @@ def read_parameters(path: Union[str, Path]) -> Arrays:
         If the file is missing, damaged or of another kind.
     """
     _, arrays = read_archive(Path(path))
-    return {name: _widest(name, arrays) for name in _part_of(arrays, "parameter")}
+    values = {
+        name: arrays.get(f"trainer/{name}/average", _widest(name, arrays))
+        for name in _part_of(arrays, "parameter")
+    }
+    _warn_of_bad_weights(Path(path), values, "was read; use an earlier one")
+    return values
 
 
 def check_parameters(
@@ -185,6 +206,34 @@ def check_parameters(
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise CheckpointError(f"{path} does not fit this network: {'; '.join(problems[:5])}{more}")
+
+
+def _warn_of_bad_weights(path: Path, values: Arrays, fate: str) -> None:
+    """Log which parameters and running statistics of a file are infinite or NaN."""
+    bad = [
+        f"{name} ({'NaN' if np.isnan(value).any() else 'infinite'})"
+        for name, value in values.items()
+        if not np.isfinite(value).all()
+    ]
+    if bad:
+        _logger.warning(
+            "%s holds weights that are not finite, %s%s: a run that goes on from it trains "
+            "nothing; it %s",
+            path,
+            ", ".join(bad[:3]),
+            f" and {len(bad) - 3} more" if len(bad) > 3 else "",
+            fate,
+        )
+
+
+def _without_constants(parameters: Mapping[str, gluon.Parameter], arrays: Arrays) -> Arrays:
+    """Return the parameters in a file that training changes; a constant mask may be infinite."""
+    values = _part_of(arrays, "parameter")
+    return {
+        name: values[name]
+        for name, parameter in parameters.items()
+        if not isinstance(parameter, gluon.Constant)
+    }
 
 
 def _part_of(arrays: Arrays, kind: str) -> Arrays:
@@ -276,39 +325,3 @@ def _plan(
     if is_known and np.dtype(parameter.dtype) == np.float16:
         fp32_value = mx.nd.array(known.get(name, value), dtype="float32")
     return _ParameterPlan(parameter, mx.nd.array(value, dtype=value.dtype), replicas, fp32_value)
-
-
-def _random_states() -> dict[str, Any]:
-    """Return Python's and NumPy's random states, and a new seed for MXNet's, which has it now."""
-    numpy_state: Any = np.random.get_state(legacy=False)
-    key = numpy_state["state"]["key"].tolist()
-    seed = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
-    mx.random.seed(seed)
-    return {
-        "python": random.getstate(),
-        "numpy": {**numpy_state, "state": {**numpy_state["state"], "key": key}},
-        "mxnet": seed,
-    }
-
-
-def _validated_random_states(path: Path, states: dict[str, Any]) -> dict[str, Any]:
-    """Return the states as their generators take them, after a try on other generators."""
-    try:
-        version, internal, gauss = states["python"]
-        python = (version, tuple(internal), gauss)
-        numpy_state = states["numpy"]
-        key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
-        numpy_state = {**numpy_state, "state": {**numpy_state["state"], "key": key}}
-        random.Random().setstate(python)
-        np.random.RandomState().set_state(numpy_state)
-        return {"python": python, "numpy_state": numpy_state, "mxnet_seed": int(states["mxnet"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: its random states cannot be used ({error!r}); use an earlier one"
-        ) from error
-
-
-def _set_random_states(python: Any, numpy_state: dict[str, Any], mxnet_seed: int) -> None:
-    random.setstate(python)
-    np.random.set_state(numpy_state)
-    mx.random.seed(mxnet_seed)

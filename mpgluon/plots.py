@@ -116,11 +116,13 @@ def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> Any:
     """
     training = {**_EACH_EPOCH, "color": "0.5", "marker": "s", "linestyle": "--"}
     axes.plot(*_points(epochs, "train_accuracy"), label="training", **training)
-    axes.plot(*_points(epochs, "test_accuracy"), label="test", **_EACH_EPOCH)
+    of_average = any(event.get("tested") == "average" for event in epochs)
+    label = "test of\nthe average" if of_average else "test"
+    axes.plot(*_points(epochs, "test_accuracy"), label=label, **_EACH_EPOCH)
     per_class = [event for event in epochs if "test_accuracy_per_class" in event]
     if any(not math.isclose(e["test_accuracy"], e["test_accuracy_per_class"]) for e in per_class):
         look = {**_EACH_EPOCH, "marker": "^", "linestyle": ":", "markerfacecolor": "white"}
-        label = "test, mean of\nthe classes"
+        label += ", mean of\nthe classes"
         axes.plot(*_points(per_class, "test_accuracy_per_class"), label=label, **look)
     axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1.05)

@@ -115,8 +115,9 @@ def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
         return 130
     if not processes.is_first:
         return 0
+    of_average = "" if config.ema is None else " of the average"
     print(
-        f"test accuracy {results['test_accuracy']:.3f} (mean of the classes "
+        f"test accuracy{of_average} {results['test_accuracy']:.3f} (mean of the classes "
         f"{results['test_accuracy_per_class']:.3f}) on {config.dataset}, "
         f"{results['steps']} steps ({results['skipped_steps']} skipped) in "
         f"{results['training_seconds']:.0f} s, final loss scale "

@@ -16,7 +16,12 @@ from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import CheckpointError, TrainerStateError, amp
-from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from mpgluon.checkpoint import (
+    load_checkpoint,
+    read_extra,
+    read_parameters,
+    save_checkpoint,
+)
 from mpgluon.trainer.snapshot import export_trainer
 
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
@@ -595,6 +600,56 @@ def test_a_network_that_is_cast_without_masters_refuses_fp32_momenta(tmp_path):
     second = Training("float16", seed=1)
     second.trainer.optimizer.multi_precision = False
     assert_refused(path, second, "optimizer states differ at 0")
+
+
+@pytest.mark.parametrize("way", ["float32", "float16"])
+@pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (-np.inf, "infinite")])
+def test_weights_that_are_not_finite_are_written_and_loaded_with_a_warning(
+    way, value, kind, tmp_path, caplog
+):
+    caplog.set_level("WARNING", "mpgluon")
+    training, path = Training(way), tmp_path / "c.npz"
+    training.train(1)
+    save_checkpoint(path, training.net, training.trainer)
+    load_checkpoint(path, training.net, training.trainer)
+    read_parameters(path)
+    assert caplog.messages == []
+    for layer in (0, 4):
+        weight = training.net[layer].weight
+        changed = weight.data().asnumpy()
+        changed.flat[0] = value
+        weight.set_data(mx.nd.array(changed, dtype=weight.dtype))
+    save_checkpoint(path, training.net, training.trainer)
+    load_checkpoint(path, training.net, training.trainer)
+    read = read_parameters(path)
+    fates = ["was written", "was loaded", "was read"]
+    if way == "float16":  # the masters, which are read, follow at the next step
+        del fates[2]
+    for message, fate in zip(caplog.messages, fates):
+        assert f"{path} holds weights that are not finite, 0.weight ({kind}), 4.w" in message
+        assert fate in message
+    assert len(caplog.messages) == len(fates)
+    np.testing.assert_equal(training.net[4].weight.data().asnumpy().flat[0], value)
+    assert np.isfinite(read["4.weight"].flat[0]) == (way == "float16")
+
+
+def test_a_constant_may_be_infinite(tmp_path, caplog):
+    class Masked(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.mask = self.params.get_constant("mask", mx.nd.array([-np.inf, 0, 0]))
+                self.dense = nn.Dense(3, in_units=2)
+
+        def hybrid_forward(self, F, x, mask):
+            return F.broadcast_add(self.dense(x), mask)
+
+    net = Masked()
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    save_checkpoint(tmp_path / "c.npz", net, trainer)
+    load_checkpoint(tmp_path / "c.npz", net, trainer)
+    assert caplog.messages == []
 
 
 def test_frozen_parameters_have_their_fp32_values_on_every_level(tmp_path):

@@ -14,11 +14,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
+from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import amp, fp16_utils
+from mpgluon.migration import INSTEAD
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "migration.md"
 BATCHES, BATCH_SIZE, CLASSES = 24, 8, 3
@@ -174,6 +176,13 @@ def check_the_loss_scale(names):
     assert inspect.signature(amp.init_trainer).parameters["max_consecutive_skips"].default == 2000
 
 
+def check_a_scale_below_1(names):
+    loss_scale = names["loss_scale"]
+    while loss_scale.can_shrink:
+        loss_scale.update(False)
+    assert loss_scale.scale == 2.0**-10
+
+
 def check_apex_o2(names):
     assert_computes_in_float16(names["net"], names)
     assert formats(names["net"]) == {"float16"}
@@ -318,7 +327,7 @@ def check_contrib(names):
 
 CHECKS: dict[str, list[Callable[[Namespace], None]]] = {
     "": [check_the_imports],
-    "What differs by default": [check_the_loss_scale],
+    "What differs by default": [check_the_loss_scale, check_a_scale_below_1],
     "From Apex": [check_apex_o2, check_two_optimizers, check_apex_o3],
     "From torch.amp": [
         check_accumulation,
@@ -403,6 +412,74 @@ def test_every_name_of_ours_in_the_tables_exists():
     assert len(names) > 30
     for module, name in names:
         assert hasattr(modules[module], name), f"{module}.{name}"
+
+
+# --- what does not exist here says what to write instead -----------------------------------------
+
+FRAMEWORKS = ("Apex", "torch", "Keras", "Paddle", "contrib.amp")
+# Called on the left as well, and nobody looks for them in a module for mixed precision.
+ELSEWHERE = {"Dense", "compile", "inner", "grad"}
+OPTION = re.compile(r"\w+=.*|\"\w+\"|opt_level")
+
+
+class Row(NamedTuple):
+    """A row of a table of the page that has another library on its left."""
+
+    spans: list[str]  # of code, on the left
+    ours: str  # as it would be printed
+
+    @property
+    def names(self) -> set[str]:
+        """The functions, methods and attributes that the left side begins with."""
+        called = (re.match(r"(?:with )?(?:\w+\.)*(\w+)(?=\()|\w+\.(\w+)$", s) for s in self.spans)
+        return {one[1] or one[2] for one in called if one} - ELSEWHERE
+
+
+def rows() -> list[Row]:
+    found = []
+    for table in re.findall(
+        r"^\| ([^|]+) \| here \|\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text(), re.M
+    ):
+        if table[0] in FRAMEWORKS:
+            for line in table[1].splitlines():
+                theirs, ours = line.strip("| ").split(" | ")
+                ours = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", ours.replace("`", ""))
+                found.append(Row(re.findall(r"`([^`]*)`", theirs), ours))
+    return found
+
+
+def test_every_table_of_another_library_is_read():
+    titles = re.findall(r"^\| ([^|]+) \| here \|$", PAGE.read_text(), re.M)
+    assert sorted({*titles} - {"`opt_level`"}) == sorted(FRAMEWORKS)
+    assert len(rows()) > 50
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: "; ".join(row.spans) or row.ours)
+def test_each_name_on_the_left_exists_or_says_what_is_on_the_right(row):
+    if not row.names:  # options of what other rows name, or words
+        assert all(OPTION.fullmatch(s) or set(re.findall(r"\w+", s)) & ELSEWHERE for s in row.spans)
+    for name in row.names - vars(amp).keys():
+        assert not hasattr(amp, name)
+        with pytest.raises(AttributeError, match=f"mpgluon.amp has no {name}; instead: ") as error:
+            getattr(amp, name)
+        assert any(other.ours in str(error.value) for other in rows() if name in other.names)
+
+
+def test_nothing_is_answered_that_the_page_does_not_have():
+    on_the_page = set().union(*(row.names for row in rows()))
+    assert on_the_page >= set(INSTEAD)
+    assert not any(name in vars(amp) for name in INSTEAD)
+
+
+def test_every_name_of_contrib_amp_exists_or_is_answered():
+    for name in contrib_amp.__all__:
+        assert name in vars(amp) or name in INSTEAD, name
+
+
+def test_a_name_that_no_library_has_is_missing_as_usual():
+    with pytest.raises(AttributeError, match=r"'mpgluon\.amp' has no attribute 'nonsense'"):
+        amp.nonsense  # noqa: B018 - the access is the test
+    assert not hasattr(amp, "__path__")
 
 
 def test_an_operator_that_is_output_and_loss_is_told_the_loss_scale():

@@ -119,6 +119,11 @@ def test_a_loss_that_is_not_finite_is_a_gap(axes, value):
     draw_for_real(axes)
 
 
+def test_the_legend_says_when_the_average_of_the_weights_was_tested(axes):
+    plots.draw_accuracy(axes, [{**event, "tested": "average"} for event in EPOCHS])
+    assert legend(axes) == ["training", "test of\nthe average"]
+
+
 def test_the_accuracies_are_drawn_from_0_to_1_with_different_marks_and_lines(axes):
     assert plots.draw_accuracy(axes, EPOCHS) is axes
     training, test = axes.get_lines()

@@ -89,7 +89,10 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32) -> list[BlockPlan]:
             "mx.npx.reset_np() before the network is made"
         )
     if not isinstance(net, gluon.Block):
-        raise TypeError(f"net must be a gluon.Block, received {type(net).__name__}")
+        raise TypeError(
+            f"net must be a gluon.Block, received {type(net).__name__}; a cast belongs to a "
+            "network, not to a device or a passage of code: amp.autocast(net)"
+        )
     blocks = list(blocks_of(net))
     named = _named_blocks(net, blocks, tuple(keep_fp32))
     kept = _with_all_inside(named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from mxnet import gluon
 
@@ -63,6 +64,16 @@ class CastReport:
     parameters_kept: int
     arithmetic: str
     told_format: tuple[str, ...] = ()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "a cast is a property of the network and no context: call amp.autocast(net) once, "
+            "without `with`, before the Trainer is made; the network is cast until "
+            "amp.restore(net), now too"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing: `with` needs both methods to come to the error of the first."""
 
     def __str__(self) -> str:
         lines = [

@@ -11,6 +11,7 @@ from typing import Any
 _HOMES = {
     "Batch": "observe",
     "ExponentRecorder": "exponents",
+    "FlightRecorder": "flight_recorder",
     "OverflowLocator": "overflow",
     "alignment_report": "alignment",
     "batch_exponents": "exponents",
@@ -23,6 +24,7 @@ _HOMES = {
     "locate_overflow": "overflow",
     "memory_estimate": "memory",
     "range_report": "ranges",
+    "replay": "rerun",
     "report_on_optimizer": "optimizers",
     "suggest_keep_fp32": "compare",
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
@@ -20,7 +21,8 @@ from mpgluon.numerics.reductions import all_finite
 from mpgluon.trainer.inside import update_counts
 from mpgluon.trainer.step import state_of
 
-__all__ = ["OverflowLocator", "OverflowReport", "locate_overflow"]
+__all__ = ["FoundOverflow", "OverflowLocator", "OverflowReport", "ValueRange"]
+__all__ += ["find_overflow", "locate_overflow"]
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +68,50 @@ class OverflowReport:
         )
 
 
+@dataclass(frozen=True)
+class ValueRange:
+    """The range of an array's values.
+
+    Attributes
+    ----------
+    dtype : str
+    shape : tuple of int
+    smallest, largest : float
+        The least absolute value that is not zero, and the greatest; 0 if all are zero. Values that
+        are not finite are left out.
+    not_finite : int
+        The number of those.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    smallest: float
+    largest: float
+    not_finite: int
+
+    @classmethod
+    def of(cls, array: NDArray) -> ValueRange:
+        """Return the range of an array of any type; waits for the device."""
+        sizes = np.abs(cast(array, "float32").astype("float32").asnumpy())
+        finite = sizes[np.isfinite(sizes)]
+        return cls(
+            dtype=str(dtype_name(array)),
+            shape=tuple(array.shape),
+            smallest=float(finite[finite > 0].min(initial=np.inf)) if finite.any() else 0.0,
+            largest=float(finite.max(initial=0)),
+            not_finite=int(sizes.size - finite.size),
+        )
+
+
+@dataclass(frozen=True)
+class FoundOverflow:
+    """A report, the block that it names, and the ranges of the operands of what overflowed."""
+
+    report: OverflowReport
+    block: gluon.Block
+    operands: tuple[ValueRange, ...]
+
+
 def locate_overflow(
     net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0
 ) -> Optional[OverflowReport]:
@@ -78,9 +124,19 @@ def locate_overflow(
     OverflowReport or None
         ``None`` if every array is finite.
     """
+    found = find_overflow(net, batch, loss_scale=loss_scale)
+    return None if found is None else found.report
+
+
+def find_overflow(
+    net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0
+) -> Optional[FoundOverflow]:
+    """Do what `locate_overflow` does, and return the block and its operands too."""
     watch = _Watch(loss_scale)
     observed_batch(net, batch, watch.see, loss_scale=loss_scale, operators=True)
-    return watch.report
+    if watch.report is None or watch.block is None:
+        return None
+    return FoundOverflow(watch.report, watch.block, watch.operands)
 
 
 class OverflowLocator:
@@ -168,8 +224,10 @@ class _Watch:
 
     def __init__(self, loss_scale: float) -> None:
         self.report: Optional[OverflowReport] = None
+        self.block: Optional[gluon.Block] = None
+        self.operands: tuple[ValueRange, ...] = ()
         self._loss_scale = loss_scale
-        self._latest_gradient = math.nan
+        self._latest_gradient: tuple[NDArray, ...] = ()
 
     def see(self, seen: Seen) -> None:
         """Examine an array."""
@@ -177,7 +235,7 @@ class _Watch:
         if self.report is not None and (backward or self.report.direction == "backward"):
             return
         if all_finite([seen.array]):
-            self._latest_gradient = _largest([seen.array]) if backward else math.nan
+            self._latest_gradient = (seen.array,) if backward else ()
             if self.report is not None and seen.inputs and not all_finite(seen.inputs):
                 self.report = None  # an intended infinity, such as in a mask before a softmax
             return
@@ -189,6 +247,8 @@ class _Watch:
             "output gradient": "the gradient of what it returned",
             "gradient": f"the gradient of {seen.operator}",
         }[seen.kind]
+        before = self._latest_gradient if backward else seen.inputs
+        self.block, self.operands = seen.block, tuple(map(ValueRange.of, before))
         self.report = OverflowReport(
             direction="backward" if backward else "forward",
             what=what,
@@ -196,7 +256,7 @@ class _Watch:
             kind=type(seen.block).__name__,
             dtype=str(dtype_name(seen.array)),
             shape=tuple(seen.array.shape),
-            largest_before=self._latest_gradient if backward else _largest(seen.inputs),
+            largest_before=_largest(before),
             loss_scale=self._loss_scale,
         )
 

@@ -7,6 +7,7 @@ statistics.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Optional
 
 import mxnet as mx
 import numpy as np
@@ -16,24 +17,33 @@ from mxnet.gluon.contrib.nn import SyncBatchNorm
 
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import PrecisionError
+from mpgluon.trainer.average import WeightAverage
 
 __all__ = ["average_batch_norm", "synchronize_batch_norm"]
 
 
-def average_batch_norm(processes: Processes, net: gluon.Block) -> None:
+def average_batch_norm(
+    processes: Processes, net: gluon.Block, average: Optional[WeightAverage] = None
+) -> None:
     """Replace BatchNorm's running statistics by their mean over all processes, in FP32; collective.
 
     Call it before a test or a checkpoint, which then do not depend on the process. Moving averages
     are linear: except for rounding, the number of calls makes no difference.
+
+    Parameters
+    ----------
+    processes : Processes
+    net : gluon.Block
+    average : WeightAverage, optional
+        Of the network's weights; the running statistics in it are replaced too.
     """
     if processes.world_size == 1:
         return
-    statistics = [
-        array
-        for _, _, layer in _batch_norms(net)
-        for parameter in (layer.running_mean, layer.running_var)
-        for array in parameter.list_data()
-    ]
+    running = [p for _, _, one in _batch_norms(net) for p in (one.running_mean, one.running_var)]
+    statistics = [array for parameter in running for array in parameter.list_data()]
+    if average is not None:
+        averages = map(average.value_of, running)
+        statistics += [array for array in averages if array is not None]
     if not statistics:
         return
     mx.nd.waitall()

@@ -120,7 +120,8 @@ class StaticLossScale(LossScale):
     Parameters
     ----------
     scale : float
-        A power of two, usually 1 or more: 8 to 32768 have been used with success.
+        A power of two, usually 1 or more: 8 to 32768 have been used with success. Below 1 for
+        gradients that exceed 65504 by themselves.
 
     Raises
     ------
@@ -152,7 +153,9 @@ class DynamicLossScale(LossScale):
     growth_interval : int
         Finite steps in a row before S grows. It must be shorter than the run, or S never grows.
     min_scale, max_scale : float
-        S never leaves this range. A ``max_scale`` above 2**126 counts as 2**126: no step can
+        S never leaves this range. Below 1 it makes gradients smaller, which a loss summed over many
+        pixels needs: the gradients of its weights exceed 65504, and no S of 1 or more fits; try
+        ``min_scale=2.0**-10``. A ``max_scale`` above 2**126 counts as 2**126: no step can
         divide by more.
 
     Raises

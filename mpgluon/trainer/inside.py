@@ -30,6 +30,11 @@ def parameters_of(trainer: gluon.Trainer) -> list[gluon.Parameter]:
     return list(trainer._params)
 
 
+def is_statistic(parameter: gluon.Parameter) -> bool:
+    """Whether a parameter is none of the optimizer's, such as a running mean of BatchNorm."""
+    return not parameter._differentiable
+
+
 def trained(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
     """Return the parameters that have a gradient; raise TrainerStateError if there is none."""
     found = [parameter for parameter in parameters if parameter.grad_req != "null"]
@@ -85,6 +90,11 @@ def begin(trainer: gluon.Trainer) -> None:
 def reduces_gradients(trainer: gluon.Trainer) -> bool:
     """Whether a step replaces gradients by their sum over devices; known once it has begun."""
     return trainer._kvstore is not None
+
+
+def processes_of(trainer: gluon.Trainer) -> int:
+    """Return over how many processes a kvstore sums gradients; known once the Trainer has begun."""
+    return 1 if trainer._kvstore is None else int(trainer._kvstore.num_workers)
 
 
 def updates_in_kvstore(trainer: gluon.Trainer) -> bool:
@@ -155,6 +165,27 @@ def put_before_reduction(
 ) -> None:
     """Replace what sums gradients over devices or processes by a decorated version of it."""
     trainer._allreduce_grads = decorate(trainer._allreduce_grads)
+
+
+def call_before_steps(trainer: gluon.Trainer, callback: Callable[[], None]) -> None:
+    """Call a function first in each ``step`` and ``update``, which do nothing if it raises."""
+    set_rescale = trainer._check_and_rescale_grad
+
+    def call_and_set(rescale: float) -> None:
+        callback()
+        set_rescale(rescale)
+
+    trainer._check_and_rescale_grad = call_and_set
+
+
+def average_of(trainer: gluon.Trainer) -> Any:
+    """Return the average of the Trainer's weights, or ``None``."""
+    return vars(trainer).get("mpgluon_average")
+
+
+def set_average(trainer: gluon.Trainer, average: Any) -> None:
+    """Let :func:`average_of` find an average."""
+    trainer.mpgluon_average = average
 
 
 def trained_weights(

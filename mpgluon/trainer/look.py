@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import mxnet as mx
 from mxnet import gluon
@@ -19,7 +19,7 @@ from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.reductions import all_finite, global_norm, numbers_of, sums_of_squares
 from mpgluon.trainer.masters import ComparedMaster, compare_masters
 
-__all__ = ["Look", "describe_first_bad_gradient", "look"]
+__all__ = ["Look", "explain_bad_gradients", "look"]
 
 
 class Look(NamedTuple):
@@ -77,14 +77,54 @@ def _norm(gradients: Sequence[NDArray], sum_of_squares: float) -> float:
     return global_norm(gradients)
 
 
-def describe_first_bad_gradient(parameters: Iterable[gluon.Parameter]) -> str:
-    """Describe the first gradient that is not finite, in the order of the forward pass."""
-    for parameter in sorted(parameters, key=_place_in_forward_order):
-        for gradient in parameter.list_grad() if parameter.grad_req != "null" else ():
-            if not all_finite([gradient]):
-                kind = "NaN" if math.isnan(global_norm([gradient])) else "infinite"
-                return f"{parameter.name} ({dtype_name(gradient)}, {kind}, on {gradient.context})"
-    return "another Trainer, whose step came first and has emptied it"
+class _BadArray(NamedTuple):
+    """The first array that is not finite."""
+
+    parameter: gluon.Parameter
+    array: NDArray
+    kind: str  # "NaN" or "infinite"
+
+    def __str__(self) -> str:
+        dtype, device = dtype_name(self.array), self.array.context
+        return f"{self.parameter.name} ({dtype}, {self.kind}, on {device})"
+
+
+def explain_bad_gradients(parameters: Sequence[gluon.Parameter]) -> str:
+    """Say which gradient is not finite first, and why, as far as that can be known."""
+    ordered = sorted(parameters, key=_place_in_forward_order)
+    trained = [parameter for parameter in ordered if parameter.grad_req != "null"]
+    gradient = _first_bad_array(trained, gluon.Parameter.list_grad)
+    weight = _first_bad_array(trained, gluon.Parameter.list_data)
+    where = gradient or "another Trainer, whose step came first and has emptied it"
+    if weight is not None:
+        cause = (
+            f"Weights are not finite themselves, first {weight}, so no loss scale helps: load an "
+            "earlier checkpoint, and look for what made them so, such as float16 weights without "
+            "FP32 masters (multi_precision=True) or a learning rate that is too large"
+        )
+    else:
+        cause = (
+            "A forward pass that overflows does this whatever the scale, and so does a division by "
+            "zero or a learning rate that is too large: mpgluon.diagnostics.OverflowLocator names "
+            "the place"
+        )
+        if gradient is not None and gradient.kind == "infinite":
+            cause += (
+                ". If FP32 has these gradients and float16 does not, as of a loss summed over many "
+                "pixels, the scale has to be below 1: DynamicLossScale(min_scale=2.0**-10)"
+            )
+    return f"The first by forward order is that of {where}. {cause}"
+
+
+def _first_bad_array(
+    parameters: Iterable[gluon.Parameter], arrays_of: Callable[[gluon.Parameter], list[NDArray]]
+) -> Optional[_BadArray]:
+    for parameter in parameters:
+        for array in arrays_of(parameter):
+            if not all_finite([array]):
+                kind = "NaN" if math.isnan(global_norm([array])) else "infinite"
+                return _BadArray(parameter, array, kind)
+    return None
 
 
 def _place_in_forward_order(parameter: gluon.Parameter) -> tuple[int, list[Any]]:

@@ -35,6 +35,8 @@ __all__ = ["TrainerPlan", "apply_trainer", "export_trainer", "validate_trainer"]
 Arrays = dict[str, npt.NDArray[Any]]
 Parameters = Mapping[str, gluon.Parameter]
 
+_AVERAGE = "/average"  # after a parameter's name
+
 
 def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
     """Return what a Trainer's next steps depend on: plain values, and named arrays.
@@ -56,6 +58,8 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     optimizer = inside.optimizer_of(trainer)
     updater = inside.updaters_of(trainer)[0]
     names = _names_by_index(trainer, parameters)
+    average = inside.average_of(trainer)
+    of_average, averages = average.export(names) if average is not None else (None, {})
     plain: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
         "num_update": optimizer.num_update,
@@ -68,6 +72,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         "lr_scheduler": _numbers_in(optimizer.lr_scheduler),
         "states": [names[index] for index in updater.states],
         "loss_scale": None,
+        "average": of_average,
     }
     amp = inside.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
@@ -78,7 +83,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         name: one.asnumpy()
         for name, one in _named(updater.states, stepped_masters(updater), names).items()
     }
-    return plain, arrays
+    return plain, arrays | {f"{name}{_AVERAGE}": array for name, array in averages.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +97,8 @@ class TrainerPlan:
     lr_scheduler: dict[str, Any]  # attributes
     loss_scale: Optional[dict[str, Any]]  # its state; ``None``: the Trainer keeps its own
     skips: dict[str, int]  # attributes of the Trainer's state
+    averages: dict[int, NDArray]  # by a parameter's index
+    average_updates: int
 
 
 def validate_trainer(
@@ -132,6 +139,10 @@ def validate_trainer(
     unknown = sorted(set(plain["states"]) - indices.keys())
     if unknown:
         raise ValueError(f"it trained parameters that this one does not have: {unknown[:5]}")
+    averages = {n: a for n, a in arrays.items() if n.endswith(_AVERAGE)}
+    arrays = {name: array for name, array in arrays.items() if name not in averages}
+    of_average = plain.get("average")  # absent in files from before there were averages
+    new_averages = _validated_averages(trainer, of_average, averages, indices)
     states, masters = [], []
     trained = inside.parameters_of(trainer)
     stepped = [indices[name] for name in plain["states"]]
@@ -158,8 +169,17 @@ def validate_trainer(
         attributes["m_schedule"] = plain["m_schedule"]
     of_skips = ("skipped_steps", "skips_at_the_floor") if loss_scale is not None else ()
     skips = {name: plain[name] for name in of_skips}
-    scheduler = plain["lr_scheduler"]
-    return TrainerPlan(trainer, states, masters, attributes, scheduler, loss_scale, skips)
+    return TrainerPlan(
+        trainer,
+        states,
+        masters,
+        optimizer=attributes,
+        lr_scheduler=plain["lr_scheduler"],
+        loss_scale=loss_scale,
+        skips=skips,
+        averages=new_averages,
+        average_updates=0 if of_average is None else of_average["updates"],
+    )
 
 
 def apply_trainer(plan: TrainerPlan) -> None:
@@ -187,6 +207,9 @@ def apply_trainer(plan: TrainerPlan) -> None:
         if plan.loss_scale is not None:
             amp.loss_scale.load_state_dict(plan.loss_scale)
         vars(amp).update(plan.skips)
+    average = inside.average_of(trainer)
+    if average is not None:
+        average.set_all(plan.averages, plan.average_updates)
 
 
 def _refuse_kvstore(trainer: gluon.Trainer) -> None:
@@ -244,6 +267,39 @@ def _validated_loss_scale(
     if scale is not None and of_file is not None:
         copy.copy(scale).load_state_dict(of_file)
     return of_file
+
+
+def _validated_averages(
+    trainer: gluon.Trainer,
+    of_file: Optional[dict[str, Any]],
+    arrays: Arrays,
+    indices: dict[str, int],
+) -> dict[int, NDArray]:
+    """Return the averages to load, by a parameter's index."""
+    average = inside.average_of(trainer)
+    if of_file is None and average is not None:
+        raise ValueError(
+            "it has no average of the weights, and this one has; load it first, and then create "
+            f"mpgluon.WeightAverage(trainer, {average.decay}), which begins after the next step"
+        )
+    if of_file is None:
+        return {}
+    if average is None:
+        raise ValueError(
+            "it has an average of the weights, and this one has none; create "
+            f"mpgluon.WeightAverage(trainer, {of_file['decay']}) before loading"
+        )
+    if of_file["decay"] != average.decay:
+        raise ValueError(
+            f"its average had the decay {of_file['decay']}, this one's has {average.decay}; load "
+            "with the former, and then set average.decay"
+        )
+    named = {name.removesuffix(_AVERAGE): array for name, array in arrays.items()}
+    unknown = sorted(named.keys() - indices.keys())
+    if unknown:
+        raise ValueError(f"it averaged parameters that this one does not have: {unknown[:5]}")
+    found: dict[int, NDArray] = average.loaded({indices[n]: array for n, array in named.items()})
+    return found
 
 
 def _fill(expected: dict[str, NDArray], arrays: Arrays, fp32_values: Arrays) -> None:

@@ -20,7 +20,8 @@ from mpgluon.errors import LossScaleCollapseError, TrainerStateError
 from mpgluon.numerics.loss_scale import LossScale
 from mpgluon.numerics.reductions import all_finite
 from mpgluon.trainer import inside, shared_scale
-from mpgluon.trainer.look import Look, describe_first_bad_gradient, look
+from mpgluon.trainer.float16_weights import check_float16_weights
+from mpgluon.trainer.look import Look, explain_bad_gradients, look
 from mpgluon.trainer.masters import MasterKeeper, keep_masters, make_masters
 from mpgluon.trainer.pending import NOTHING
 from mpgluon.trainer.scaled_gradients import flags_down, flags_up, with_flag
@@ -83,7 +84,8 @@ class TrainerState(ScaledTrainer):
         self.gradient_norm: Optional[float] = None
         self.on_skip: list[Callable[[float], None]] = []
         self.latest = _Factors()
-        self._told_of_unscaled_loss = False
+        self._has_had_gradients = False
+        self._told: set[str] = set()  # warnings that are logged once
 
     def forget(self) -> None:
         """Forget the latest step too."""
@@ -128,6 +130,7 @@ class TrainerState(ScaledTrainer):
         if now.scale is None and self.latest.updates_before == updates:
             return self.latest  # that step was refused for stale gradients, and is repeated
         self._refuse_what_was_not_scaled()
+        self._warn_of_what_is_missing()
         return _Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
 
     def _refuse_what_was_not_scaled(self) -> None:
@@ -148,14 +151,30 @@ class TrainerState(ScaledTrainer):
                 "amp.scale_loss yields: with amp.scale_loss(loss, trainer) as scaled: "
                 "autograd.backward(scaled)"
             )
-        if now.scale is None and self.scale != 1 and not self._told_of_unscaled_loss:
-            self._told_of_unscaled_loss = True
-            _logger.warning(
+
+    def _warn_of_what_is_missing(self) -> None:
+        """Log, once each, that there are no gradients at all, or none of a scaled loss."""
+        now = self.pending
+        if not self._has_had_gradients:
+            self._has_had_gradients = bool(now.written or self.fresh_weights())
+        if not self._has_had_gradients:
+            message = (
+                "no gradient of this Trainer's weights was computed inside autograd.record before "
+                "its first step; did backward run, on a loss that was computed inside `with "
+                "autograd.record():`? What Gluon calls a gradient that has not been updated is this"
+            )
+        elif now.scale is None and self.scale != 1:
+            message = (
                 "no loss was scaled for this Trainer before its step, so its gradients are not "
                 "divided; scale each loss with amp.scale_loss and the Trainer that "
                 "steps (an Estimator of gluon.contrib does if it is given "
                 "batch_processor=mpgluon.estimator.BatchProcessor())"
             )
+        else:
+            return
+        if message not in self._told:
+            self._told.add(message)
+            _logger.warning(message)
 
     def _others_to_judge(self) -> list[TrainerState]:
         """Return the others that step with this one, if it is the first of them.
@@ -266,11 +285,7 @@ class TrainerState(ScaledTrainer):
         message = (
             f"{self.skips_at_the_floor} steps in a row had gradients that are not finite although "
             f"the loss scale, {self.loss_scale.scale:g}, can shrink no further: nothing is being "
-            f"trained. The first by forward order is that of "
-            f"{describe_first_bad_gradient(parameters)}. A forward "
-            "pass that overflows does this whatever the scale, and so does a division by zero or a "
-            "learning rate that is too large: mpgluon.diagnostics.OverflowLocator names the "
-            "place"
+            f"trained. {explain_bad_gradients(parameters)}"
         )
         if ends:
             raise LossScaleCollapseError(message)
@@ -298,6 +313,8 @@ def attach(
         If it has a state already, or would race with other processes when it begins, or updates
         weights inside the kvstore, where a step cannot be skipped: because it was told so, or
         because they are row-sparse. Nothing is changed then.
+    PrecisionError
+        If it has float16 weights and an optimizer that needs ``multi_precision=True`` for them.
     """
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(
@@ -311,6 +328,7 @@ def attach(
             "one loss scale: call init_trainer once, and contrib.amp's not at all"
         )
     inside.refuse_a_late_beginning(trainer)
+    check_float16_weights(trainer)
     if loss_scale.skips_overflow:
         inside.refuse_sparse_weights(trainer)
         inside.keep_updates_out_of_the_kvstore(trainer)

@@ -29,7 +29,8 @@ def _policy_name(dtype: str, *, amp: bool) -> str:
 
 
 # `free` options may differ between a run and its continuation without changing what is computed.
-# Of the batch, the product over devices and processes must stay, which a config cannot know.
+# Of the images per step, the product over batches, devices and processes must stay, which a config
+# cannot know.
 @document_options
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -98,7 +99,14 @@ class TrainingConfig:
     min_crop_area: float = option(
         0.25, "least share of an image that a training crop covers", within="(0, 1]"
     )
-    batch_size: int = option(32, "images per device and step", within="[1, inf)", free=True)
+    batch_size: int = option(32, "images per device and batch", within="[1, inf)", free=True)
+    accumulate: int = option(
+        1,
+        "batches per step, whose gradients add up: the memory of one, the step of all of them",
+        within="[1, inf)",
+        metavar="N",
+        free=True,
+    )
     epochs: int = option(30, "passes over the training images", within="[1, inf)")
     # A single epoch has no warm-up.
     warmup_epochs: int = option(2, "epochs in which the learning rate climbs", within="[0, inf)")
@@ -115,6 +123,13 @@ class TrainingConfig:
     momentum: float = option(0.9, "for optimizers that have one", within="[0, 1)")
     weight_decay: float = option(1e-4, "L2 penalty", within="[0, inf)")
     optimizer: str = option("sgd", "any of MXNet's")
+    ema: Optional[float] = option(
+        None,
+        "test and keep the average of the weights over about the last 1 / (1 - DECAY) steps, an "
+        "exponential moving average; 0.99 suits a thousand steps",
+        within="(0, 1)",
+        metavar="DECAY",
+    )
     devices: str = option(
         "cpu", "cpu, gpu (of several processes, each its own), gpu:0,1", free=True
     )
@@ -138,6 +153,14 @@ class TrainingConfig:
         False, "leave out images that cannot be decoded, and list them, instead of ending"
     )
     keep_checkpoints: int = option(2, "how many of the newest stay", within="[1, inf)", free=True)
+    record_overflows: int = option(
+        0,
+        "record the newest N steps that were skipped, or whose loss was not finite, in the folder "
+        "overflows of --output-dir, for scripts/replay.py",
+        within="[0, inf)",
+        metavar="N",
+        free=True,
+    )
     tensorboard: bool = option(
         False, "write the history for TensorBoard too (pip install tensorboard)", free=True
     )

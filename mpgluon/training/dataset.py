@@ -41,10 +41,12 @@ class Dataset:
     ) -> tuple[ImageLoader, ImageLoader]:
         """Return the training and the test loader, with images in the compute format.
 
-        Each of several processes has its own share of every batch and of the test images.
+        A batch of the training loader is what a process needs for one step, however many batches
+        the network computes it in. Each of several processes has its own share of every step and
+        of the test images.
         """
+        batch_size = config.batch_size * devices
         common: dict[str, Any] = {
-            "batch_size": config.batch_size * devices,
             "image_size": config.image_size,
             "dtype": "float16" if config.policy.compute_dtype == "float16" else "float32",
             "num_workers": config.workers,
@@ -57,9 +59,10 @@ class Dataset:
             self.train_indices,
             seed=config.seed,
             scale=(config.min_crop_area, 1.0),
+            batch_size=batch_size * config.accumulate,
             **common,
         )
-        test = eval_loader(self.folder, self.test_indices, **common)
+        test = eval_loader(self.folder, self.test_indices, batch_size=batch_size, **common)
         return train, test
 
 

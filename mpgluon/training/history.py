@@ -7,6 +7,12 @@ Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end`
 - ``gradient_norm`` in true units, ``null`` without a loss scale or clipping,
 - ``images_per_second`` since the end of the previous step, including the wait for images.
 
+An epoch has ``train_loss``, ``train_accuracy``, ``training_seconds`` and
+
+- ``tested``: ``"weights"``, or, of a run with ``--ema``, their ``"average"``,
+- ``test_accuracy`` and ``test_accuracy_per_class`` (the mean over classes) of what was tested,
+- with ``--ema``, ``test_accuracy_of_weights``.
+
 JSON has no infinity and no NaN: they are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``,
 as in the JSON of Protocol Buffers; Python's ``float`` reads them.
 """
@@ -15,16 +21,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import mxnet as mx
-
 from mpgluon.files import atomic_write
-from mpgluon.processor import processor
+from mpgluon.machine import describe_machine, installed_versions
 
 __all__ = ["Event", "History", "describe_machine", "installed_versions", "to_json"]
 
@@ -97,21 +98,3 @@ def _parse(line: str) -> Event:
     except ValueError:  # the last line of a run that was killed while writing it
         return {}
     return {n: _NO_JSON.get(v, v) if isinstance(v, str) else v for n, v in event.items()}
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages on which results depend."""
-    packages = ("mpgluon", "numpy", "pillow", "gluoncv")
-    found = {name: metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), "mxnet": mx.__version__, **found}
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return the system, the processor and the numbers of its cores and of GPUs."""
-    name, _ = processor()
-    return {
-        "system": platform.platform(),
-        "processor": name or platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "gpus": mx.context.num_gpus(),
-    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -32,6 +33,7 @@ from mpgluon.distributed import (
 )
 from mpgluon.files import atomic_write
 from mpgluon.plots import save_training_curves
+from mpgluon.trainer.average import WeightAverage
 from mpgluon.training.checkpoints import Resume, RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
@@ -39,7 +41,7 @@ from mpgluon.training.history import History, describe_machine, installed_versio
 from mpgluon.training.interruption import InterruptedRunError, Interruption
 from mpgluon.training.networks import prepare_network, refuse_unknown_network
 from mpgluon.training.optimizers import make_optimizer
-from mpgluon.training.steps import Stepper, accuracies
+from mpgluon.training.steps import Stepper, evaluate, recorder_of
 from mpgluon.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
@@ -139,7 +141,8 @@ class _Run:
         self.train_batches, self.test_batches = dataset.loaders(
             config, len(devices), rank=processes.rank, world_size=processes.world_size
         )
-        self.global_batch_size = config.batch_size * len(devices) * processes.world_size
+        batches = len(devices) * processes.world_size * config.accumulate  # of each step
+        self.global_batch_size = config.batch_size * batches
         total_steps = config.epochs * len(self.train_batches)
         mx.random.seed(config.seed)
         np.random.seed(config.seed)  # MXNet's initializers draw from NumPy too
@@ -156,12 +159,18 @@ class _Run:
         amp.init_trainer(self.trainer, config.make_loss_scale(total_steps))
         if store is not None:
             store.attach(self.trainer)
+        self.average: Optional[WeightAverage] = None
+        if config.ema is not None:
+            self.average = WeightAverage(self.trainer, config.ema)
         self.step = Stepper(
             self.net,
             self.trainer,
             devices,
             processes,
             differentiate_inputs=self.prepared.normalizes_input,
+            accumulate=config.accumulate,
+            average=self.average,
+            recorder=recorder_of(config, self.net, self.trainer, processes, self.classes),
         )
 
     def resume(self, checkpoints: RunCheckpoints) -> None:
@@ -186,8 +195,8 @@ class _Run:
             differences.append(
                 "the batch over all devices and processes was "
                 f"{before.get('global_batch_size')}, is {self.global_batch_size} "
-                f"({self.config.batch_size} on each of {len(self.devices)} devices in each of "
-                f"{self.processes.world_size} processes)"
+                f"({self.config.accumulate} times {self.config.batch_size} on each of "
+                f"{len(self.devices)} devices in each of {self.processes.world_size} processes)"
             )
         if differences:
             raise ValueError(
@@ -212,7 +221,7 @@ class _Run:
         """Do the remaining epochs."""
         for epoch in range(self.position.epoch, self.config.epochs):
             stop = self._train_epoch(interruption)
-            average_batch_norm(self.processes, self.net)
+            average_batch_norm(self.processes, self.net, self.average)
             if stop is None:
                 self._end_epoch(epoch)
                 stop = self._agree_on(interruption)
@@ -241,8 +250,7 @@ class _Run:
             disable=not self.progress,
         ) as bar:
             for images, labels in loader:
-                self._seed_step()
-                step = self.step(images, labels)
+                step = self.step(images, labels, seed=self._seed_of_step())
                 since, ended = ended, time.perf_counter()
                 position.step += 1
                 step["images_per_second"] = step["images"] / (ended - since)
@@ -263,17 +271,16 @@ class _Run:
                     return stop
         return None
 
-    def _seed_step(self) -> None:
-        """Seed dropout: the same in a resumed run, different on each process."""
+    def _seed_of_step(self) -> int:
+        """Return the seed of dropout: the same in a resumed run, different on each process."""
         numbers = [self.config.seed, self.position.step, self.processes.rank]
-        mx.random.seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+        return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
     def _end_epoch(self, epoch: int) -> None:
         steps = [event for event in self.history.of("step") if event["epoch"] == epoch]
         images = sum(event["images"] for event in steps)
-        accuracy, per_class = accuracies(
-            self.net, self.test_batches, self.classes, self.devices, self.processes
-        )
+        using = self.devices, self.processes, self.average
+        test = evaluate(self.net, self.test_batches, self.classes, *using)
         self.position.epoch, self.position.batch = epoch + 1, 0
         self.history.add(
             "epoch",
@@ -281,12 +288,11 @@ class _Run:
             epoch=epoch,
             train_loss=float(np.mean([event["loss"] for event in steps])),
             train_accuracy=sum(event["correct"] for event in steps) / images,
-            test_accuracy=accuracy,
-            test_accuracy_per_class=per_class,
+            **test,
             training_seconds=self.position.seconds,
         )
         words = "epoch %d: test accuracy %.3f, mean of the classes %.3f"
-        _logger.info(words, epoch + 1, accuracy, per_class)
+        _logger.info(words, epoch + 1, test["test_accuracy"], test["test_accuracy_per_class"])
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)
@@ -315,7 +321,8 @@ class _Run:
                 self.history.of("epoch"),
                 title=f"{config.model}, {how}, {config.dataset}",
             )
-            self.net.save_parameters(str(folder / "final.params"))
+            with nullcontext() if self.average is None else self.average.swapped_in():
+                self.net.save_parameters(str(folder / "final.params"))
             with atomic_write(folder / "results.json") as file:
                 file.write(to_json(results, indent=2).encode() + b"\n")
         self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])
@@ -329,8 +336,7 @@ class _Run:
             **self._header(),
             "policy": asdict(self.config.policy),
             "arithmetic": self.prepared.arithmetic,
-            "test_accuracy": epochs[-1]["test_accuracy"],
-            "test_accuracy_per_class": epochs[-1]["test_accuracy_per_class"],
+            **{name: value for name, value in epochs[-1].items() if name.startswith("test")},
             "best_test_accuracy": max(event["test_accuracy"] for event in epochs),
             "train_loss": epochs[-1]["train_loss"],
             "steps": len(steps),

@@ -1,4 +1,4 @@
-"""Networks by name, initialized, and started from a parameter file."""
+"""Networks of a run: built by name, started from a parameter file, and cast."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import mxnet as mx
 from mxnet import gluon
-from mxnet.gluon.model_zoo import vision
 
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.checkpoint import check_parameters
@@ -18,6 +17,7 @@ from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.training.config import TrainingConfig
 from mpgluon.weights import is_state_dict_file, read_state_dict, values_for
+from mpgluon.zoo import build_network, refuse_unknown_network
 
 __all__ = [
     "PreparedNetwork",
@@ -73,126 +73,6 @@ def prepare_network(
         arithmetic = apply_policy(net, config.policy).arithmetic
     net.hybridize(static_alloc=True, static_shape=True)
     return PreparedNetwork(net, arithmetic, fresh, normalizes_input)
-
-
-def build_network(
-    name: str, *, classes: int, image_size: int, devices: Sequence[mx.Context]
-) -> gluon.HybridBlock:
-    """Return a classifier with FP32 parameters, all of known shape and initialized.
-
-    Parameters
-    ----------
-    name : str
-        In ``mxnet.gluon.model_zoo.vision`` or, failing that, ``gluoncv.model_zoo``.
-    classes : int
-        Length of the logits.
-    image_size : int
-        Side of the input in pixels; some networks need a minimum. A final average over a fixed
-        window of 7 x 7 or 8 x 8, which smaller images do not fill, becomes a global average.
-    devices : sequence of Context
-        Where the parameters live.
-
-    Raises
-    ------
-    ValueError
-        If no model zoo has the name, or the network does not work at that image size.
-    """
-    net = _named_network(name, classes)
-    net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=devices)
-    try:
-        logits = _first_image(net, image_size, devices[0])
-    except TypeError as error:
-        raise ValueError(f"{name!r} is no image classifier: {error}") from None
-    except (ValueError, mx.MXNetError) as error:
-        reason = str(error).strip().splitlines()[-1]
-        advice = "; choose a larger --image-size" if _is_about_size(reason) else ""
-        raise ValueError(
-            f"{name} does not work on images of {image_size} x {image_size} pixels{advice}. "
-            f"MXNet says: {reason}"
-        ) from error
-    shapes = [tuple(part.shape) for part in _parts(logits)]
-    if shapes != [(1, classes)]:
-        raise ValueError(
-            f"{name!r} is no classifier for {classes} classes: it turns one image into "
-            f"{', '.join(map(str, shapes))}, not (1, {classes}); choose another --model"
-        )
-    return net
-
-
-def refuse_unknown_network(name: str) -> None:
-    """Raise ValueError if no model zoo has a classifier of that name."""
-    with mx.name.NameManager():  # the network that is trained is still the first of its name
-        _named_network(name, classes=2)
-
-
-def _named_network(name: str, classes: int) -> gluon.HybridBlock:
-    with mx.cpu():
-        try:
-            return vision.get_model(name, classes=classes)
-        except ValueError:
-            return _gluoncv_network(name, classes)
-
-
-def _first_image(
-    net: gluon.HybridBlock, image_size: int, device: mx.Context
-) -> Union[mx.nd.NDArray, Sequence[Any]]:
-    """Return the result for one image; this infers shapes that were left open."""
-    image = mx.nd.zeros((1, 3, image_size, image_size), ctx=device)
-    try:
-        result = net(image)
-        mx.nd.waitall()
-    except mx.MXNetError:
-        if not _average_all_places(net):
-            raise
-        result = net(image)
-        mx.nd.waitall()
-    return result
-
-
-def _is_about_size(reason: str) -> bool:
-    """Return whether a message of MXNet's is of the kind that too small images cause."""
-    words = ("exceed", "shape", "size", "kernel", "dimension", "expected", "inconsistent")
-    return any(word in reason.lower() for word in words)
-
-
-def _average_all_places(net: gluon.Block) -> bool:
-    """Make final averages over a fixed window global; return whether there is one.
-
-    The options of the layer are changed, which Gluon reads in each forward pass: a layer of another
-    type cannot be assigned to a block's attribute.
-    """
-    fixed = [
-        layer
-        for layer in blocks_of(net)
-        if isinstance(layer, gluon.nn.AvgPool2D) and min(layer._kwargs["kernel"]) >= 7
-    ]
-    for layer in fixed:
-        layer._kwargs.update(kernel=(1, 1), stride=(1, 1), global_pool=True)
-    return bool(fixed)
-
-
-def _parts(result: Any) -> list[mx.nd.NDArray]:
-    return [result] if isinstance(result, mx.nd.NDArray) else [p for r in result for p in _parts(r)]
-
-
-def _gluoncv_network(name: str, classes: int) -> gluon.HybridBlock:
-    try:
-        from gluoncv import model_zoo  # takes a while: only where it is needed
-    except RuntimeError as error:  # which it raises where PyTorch 2 is installed
-        raise ValueError(
-            f"{name!r} may be one of gluoncv's networks, but gluoncv cannot be imported: {error}; "
-            "use an environment without PyTorch"
-        ) from error
-    try:
-        return model_zoo.get_model(name, classes=classes)
-    except ValueError:
-        raise ValueError(
-            f"no model zoo has a network called {name!r}; see mxnet.gluon.model_zoo.vision and "
-            "gluoncv.model_zoo for the names, for example resnet50_v2 or mobilenet1.0"
-        ) from None
-    # Detectors and pose networks take other options, or download a backbone.
-    except (TypeError, KeyError, OSError) as error:
-        raise ValueError(f"{name!r} is no image classifier: {error}") from None
 
 
 def has_input_normalization(net: gluon.Block) -> bool:

@@ -29,7 +29,8 @@ class OpenedRun:
     Attributes
     ----------
     net : gluon.HybridBlock
-        With FP32 parameters: the master weights of a run that had them.
+        With FP32 parameters: the averages of a run with ``--ema``, otherwise the master weights of
+        a run that had them.
     config : TrainingConfig
     classes : tuple of str
         Class names in the order of the logits.
@@ -88,7 +89,7 @@ def newest_checkpoint(path: Path) -> Path:
 def restored_network(
     checkpoint: Path, config: TrainingConfig, *, classes: int, device: mx.Context
 ) -> gluon.HybridBlock:
-    """Return the network of a run with the FP32 values of a checkpoint.
+    """Return the network of a run with the FP32 values of a checkpoint, or their averages.
 
     Raises
     ------

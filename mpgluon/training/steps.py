@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Optional
 
 import mxnet as mx
 import numpy as np
@@ -11,16 +12,33 @@ from mxnet import autograd, gluon
 from numpy.typing import NDArray
 
 from mpgluon import amp
+from mpgluon.diagnostics.flight_recorder import FlightRecorder
 from mpgluon.distributed import Processes
+from mpgluon.trainer.average import WeightAverage
+from mpgluon.training.config import TrainingConfig
 
-__all__ = ["Stepper", "accuracies"]
+__all__ = ["Stepper", "evaluate", "recorder_of"]
 
 
 class Stepper:
     """A callable that does one training step of ``net``.
 
-    The trainer has a loss scale, and a kvstore that sums over the devices and processes.
-    ``differentiate_inputs`` computes gradients of the images, too; see `has_input_normalization`.
+    Parameters
+    ----------
+    net : Block
+    trainer : gluon.Trainer
+        With a loss scale, and a kvstore that sums over the devices and processes.
+    devices : sequence of Context
+    processes : Processes
+    differentiate_inputs : bool
+        Whether to compute gradients of the images, too; see `has_input_normalization`.
+    accumulate : int
+        The number of batches that the images of a step are divided into. With more than one,
+        gradients of the trained parameters are set to accumulate (``grad_req="add"``).
+    average : WeightAverage, optional
+        What to update after each step.
+    recorder : FlightRecorder, optional
+        What is told each batch.
     """
 
     def __init__(
@@ -31,25 +49,38 @@ class Stepper:
         processes: Processes,
         *,
         differentiate_inputs: bool,
+        accumulate: int = 1,
+        average: Optional[WeightAverage] = None,
+        recorder: Optional[FlightRecorder] = None,
     ) -> None:
         self._net, self._trainer = net, trainer
         self._devices, self._processes = list(devices), processes
-        self._differentiate_inputs = differentiate_inputs
+        self._differentiate_inputs, self._recorder = differentiate_inputs, recorder
+        self._accumulate, self._average = accumulate, average
         self._loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+        self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        if accumulate > 1:
+            for parameter in self._trained:
+                parameter.grad_req = "add"
 
-    def __call__(self, images: mx.nd.NDArray, labels: mx.nd.NDArray) -> dict[str, Any]:
-        """Do one step; return its figures for the history, over all processes."""
-        image_parts = gluon.utils.split_and_load(images, self._devices, even_split=False)
-        label_parts = gluon.utils.split_and_load(labels, self._devices, even_split=False)
-        if self._differentiate_inputs:
-            for part in image_parts:
-                part.attach_grad()
+    def __call__(
+        self, images: mx.nd.NDArray, labels: mx.nd.NDArray, *, seed: int
+    ) -> dict[str, Any]:
+        """Do one step; return its figures for the history, over all processes.
+
+        ``seed`` is that of MXNet's generators, for dropout.
+        """
+        mx.random.seed(seed)
         scale = amp.loss_scale(self._trainer)
-        with autograd.record():
-            logits = [self._net(part) for part in image_parts]
-            losses = [self._loss_fn(*pair) for pair in zip(logits, label_parts)]
-            with amp.scale_loss(losses, self._trainer) as scaled_losses:
-                autograd.backward(scaled_losses)
+        logits: list[mx.nd.NDArray] = []
+        losses: list[mx.nd.NDArray] = []
+        # If images are missing, each batch still has one for each device.
+        batches = max(1, min(self._accumulate, len(labels) // len(self._devices)))
+        ends = [len(labels) * number // batches for number in range(batches + 1)]
+        for begin, end in zip(ends, ends[1:]):
+            new_logits, new_losses = self._backward(images[begin:end], labels[begin:end], seed)
+            logits += new_logits
+            losses += new_losses
         # Before the step, which divides by the images of all processes; waits for the forward pass.
         loss, correct, seen = self._processes.sum(
             [
@@ -59,7 +90,14 @@ class Stepper:
             ],
             "the figures of a step",
         )
+        if self._recorder is not None:
+            self._recorder.check_loss(losses)
         self._trainer.step(int(seen))
+        if self._accumulate > 1:
+            for parameter in self._trained:
+                parameter.zero_grad()
+        if self._average is not None:
+            self._average.update()
         return {
             "loss": loss / seen,
             "learning_rate": self._trainer.learning_rate,
@@ -70,18 +108,87 @@ class Stepper:
             "images": int(seen),
         }
 
+    def _backward(
+        self, images: mx.nd.NDArray, labels: mx.nd.NDArray, seed: int
+    ) -> tuple[list[mx.nd.NDArray], list[mx.nd.NDArray]]:
+        """Compute the gradients of one batch; return logits and losses of each device."""
+        image_parts = gluon.utils.split_and_load(images, self._devices, even_split=False)
+        label_parts = gluon.utils.split_and_load(labels, self._devices, even_split=False)
+        if self._differentiate_inputs:
+            for part in image_parts:
+                part.attach_grad()
+        with self._recording(image_parts, label_parts, seed), autograd.record():
+            logits = [self._net(part) for part in image_parts]
+            losses = [self._loss_fn(*pair) for pair in zip(logits, label_parts)]
+            with amp.scale_loss(losses, self._trainer) as scaled_losses:
+                autograd.backward(scaled_losses)
+        return logits, losses
 
-def accuracies(
+    def _recording(
+        self, image_parts: list[mx.nd.NDArray], label_parts: list[mx.nd.NDArray], seed: int
+    ) -> AbstractContextManager[None]:
+        """Tell the recorder a batch, if there is one; it seeds anew."""
+        if self._recorder is None:
+            return nullcontext()
+        return self._recorder.step(image_parts, label_parts, seed=seed)
+
+
+def recorder_of(
+    config: TrainingConfig,
+    net: gluon.Block,
+    trainer: gluon.Trainer,
+    processes: Processes,
+    classes: int,
+) -> Optional[FlightRecorder]:
+    """Return what records a run's steps that overflow, each process's own; None if unwanted."""
+    if not config.record_overflows:
+        return None
+    folder = config.output_path / "overflows"
+    return FlightRecorder(
+        net,
+        trainer,
+        folder if processes.world_size == 1 else folder / f"rank-{processes.rank}",
+        network=f"{config.model}(classes={classes}, image_size={config.image_size})",
+        keep=config.record_overflows,
+    )
+
+
+def evaluate(
+    net: gluon.Block,
+    batches: Iterable[tuple[mx.nd.NDArray, mx.nd.NDArray]],
+    classes: int,
+    devices: Sequence[mx.Context],
+    processes: Processes,
+    average: Optional[WeightAverage] = None,
+) -> dict[str, Any]:
+    """Return a test's figures for the history, over all processes.
+
+    They are those of the average of the weights if there is one, with one of the weights beside.
+    Processes may have different numbers of batches, or none.
+    """
+    using = net, batches, classes, devices, processes
+    accuracy, per_class = _accuracies(*using)
+    beside = {}
+    if average is not None:
+        beside = {"test_accuracy_of_weights": accuracy}
+        with average.swapped_in():
+            accuracy, per_class = _accuracies(*using)
+    return {
+        "tested": "weights" if average is None else "average",
+        "test_accuracy": accuracy,
+        "test_accuracy_per_class": per_class,
+        **beside,
+    }
+
+
+def _accuracies(
     net: gluon.Block,
     batches: Iterable[tuple[mx.nd.NDArray, mx.nd.NDArray]],
     classes: int,
     devices: Sequence[mx.Context],
     processes: Processes,
 ) -> tuple[float, float]:
-    """Return the accuracy on the images of all processes, and the mean of the classes' accuracies.
-
-    Processes may have different numbers of batches, or none.
-    """
+    """Return the accuracy on the images of all processes, and the mean of the classes' ones."""
     right, total = np.zeros(classes), np.zeros(classes)
     for images, labels in batches:
         used = list(devices[: len(images)])  # a last batch with fewer images than devices

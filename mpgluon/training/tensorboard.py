@@ -15,7 +15,10 @@ from mpgluon.training.history import Event
 __all__ = ["TensorBoard"]
 
 _STEP = ("loss", "learning_rate", "loss_scale", "gradient_norm", "images_per_second")
-_EPOCH = ("train_loss", "train_accuracy", "test_accuracy", "test_accuracy_per_class")
+_EPOCH = (
+    *("train_loss", "train_accuracy", "test_accuracy", "test_accuracy_per_class"),
+    "test_accuracy_of_weights",
+)
 
 
 class TensorBoard:
@@ -61,7 +64,7 @@ class TensorBoard:
             scalars["accuracy"] = event["correct"] / event["images"]
             scalars["skipped_steps"] = self._skipped_steps
         elif event["event"] == "epoch":
-            scalars = {name: event[name] for name in _EPOCH}
+            scalars = {name: event.get(name) for name in _EPOCH}
         else:
             return
         assert self._writer is not None

@@ -151,6 +151,28 @@ def test_the_count_survives_a_checkpoint(tmp_path):
         step(second, trainers[1], bad=[0])
 
 
+def test_weights_that_are_nan_are_named_as_the_cause():
+    net = make_net("float16")
+    trainer = make_trainer(net, 1, max_consecutive_skips=1)
+    weight = net[5].weight.data()
+    weight[0, 0] = math.nan
+    with pytest.raises(
+        LossScaleCollapseError,
+        match=r"Weights are not finite themselves, first net_dense5_weight \(float16, NaN, on cpu"
+        r"\(0\)\), so no loss scale helps: .* without FP32 masters",
+    ) as error:
+        step(net, trainer)
+    assert "OverflowLocator" not in str(error.value)
+
+
+def test_finite_weights_are_not_blamed():
+    net = make_net("float16")
+    trainer = make_trainer(net, 1, max_consecutive_skips=1)
+    with pytest.raises(LossScaleCollapseError, match="OverflowLocator") as error:
+        step(net, trainer, bad=[3])
+    assert "Weights are not finite" not in str(error.value)
+
+
 def test_it_is_for_the_user_to_say_that_a_run_never_gives_up():
     net = make_net()
     trainer = make_trainer(net, 1, max_consecutive_skips=None)

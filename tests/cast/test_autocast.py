@@ -9,7 +9,7 @@ from helpers import BOTH, STATIC, assert_same_bits, gradients_of, in_sequence, p
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mpgluon import BFLOAT16, FLOAT16, Policy, amp, round_to
+from mpgluon import BFLOAT16, FLOAT16, Policy, PrecisionError, amp, round_to
 
 FORMATS = pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16], ids=str)
 
@@ -75,6 +75,21 @@ def test_a_policy_may_ask_for_a_float16_result(hybridize):
     if hybridize:
         net.hybridize()
     assert net(mx.nd.ones((1, 2))).dtype == np.float16
+
+
+def test_autocast_is_no_context_and_says_so():
+    net = dense([1, 2])
+    with pytest.raises(TypeError, match=r"without `with`.* until amp\.restore\(net\), now too"):  # noqa: SIM117
+        with amp.autocast(net):
+            pass
+    with pytest.raises(PrecisionError, match="cast already"):
+        amp.autocast(net)
+
+
+@pytest.mark.parametrize("habit", ["cuda", None, mx.cpu()])
+def test_autocast_without_a_network_says_what_it_takes(habit):
+    with pytest.raises(TypeError, match=r"net must be a gluon\.Block, .* amp\.autocast\(net\)"):
+        amp.autocast(habit)
 
 
 @FORMATS

@@ -139,6 +139,25 @@ def test_the_test_accuracy_is_that_of_the_saved_network_on_all_test_images(two_r
     assert two_ranks.results["test_accuracy"] == np.concatenate(right).mean()
 
 
+def test_batches_that_accumulate_and_the_average_of_the_weights_are_those_of_all_processes(
+    shapes, tmp_path
+):
+    folder = tmp_path / "run"
+    options = {**options_of(4, shapes, folder), "accumulate": 2, "ema": 0.5}
+    succeeded(mpirun(2, SCRIPT, *as_arguments(options)))
+    done = Left(folder)
+    assert (done.results["global_batch_size"], done.results["steps"]) == (GLOBAL_BATCH, STEPS)
+    assert {event["images"] for event in done.events("step")} == {GLOBAL_BATCH}
+    assert done.results["tested"] == "average"
+    # Each rank has tested half of the images with an average of its own.
+    config = TrainingConfig(**options_of(1, shapes, folder))
+    net = build_network(config.model, classes=10, image_size=32, devices=[mx.cpu()])
+    net.load_parameters(str(folder / "final.params"))
+    _, batches = open_dataset(config).loaders(config, 1)
+    right = [net(images).asnumpy().argmax(axis=1) == labels.asnumpy() for images, labels in batches]
+    assert done.results["test_accuracy"] == np.concatenate(right).mean()
+
+
 def test_the_learning_rate_is_scaled_to_the_global_batch_and_warmed_up(two_ranks):
     rates = [event["learning_rate"] for event in two_ranks.events("step")]
     peak = TrainingConfig().learning_rate * GLOBAL_BATCH / OPTIONS["reference_batch_size"]

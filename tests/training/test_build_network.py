@@ -311,6 +311,6 @@ def test_an_average_that_is_narrow_in_one_direction_is_not_made_global(monkeypat
         net.add(nn.AvgPool2D((8, 3)), nn.Flatten(), nn.Dense(classes))
         return net
 
-    monkeypatch.setattr("mpgluon.training.networks.vision.get_model", narrow)
+    monkeypatch.setattr("mpgluon.zoo.vision.get_model", narrow)
     with pytest.raises(ValueError, match="narrow does not work on images of 4 x 4 pixels"):
         build_network("narrow", classes=5, image_size=4, devices=ONE)

@@ -21,6 +21,10 @@ from mpgluon.training import TrainingConfig
         ("train_per_class", 0, "train_per_class must be at least 1, received 0"),
         ("image_size", 0, "image_size must be at least 1, received 0"),
         ("batch_size", 0, "batch_size must be at least 1, received 0"),
+        ("accumulate", 0, "accumulate must be at least 1, received 0"),
+        ("ema", 0.0, r"ema must be in \(0, 1\), received 0.0"),
+        ("ema", 1.0, r"ema must be in \(0, 1\), received 1.0"),
+        ("ema", math.nan, r"ema must be in \(0, 1\), received nan"),
         ("epochs", 0, "epochs must be at least 1, received 0"),
         ("warmup_epochs", -1, "warmup_epochs must be at least 0, received -1"),
         ("workers", -1, "workers must be at least 0, received -1"),
@@ -65,6 +69,8 @@ def test_a_growth_interval_of_no_step_is_refused_where_the_scale_is_dynamic():
         ("train_per_class", 1),
         ("image_size", 1),
         ("batch_size", 1),
+        ("accumulate", 1),
+        ("ema", 0.9999),
         ("warmup_epochs", 0),
         ("warmup_epochs", 29),
         ("workers", 0),
@@ -174,9 +180,11 @@ OTHER_VALUES = {
     "data_dir": "elsewhere",
     "output_dir": "runs/other",
     "train_per_class": 31,
+    "test_per_class": 50,
     "image_size": 225,
     "min_crop_area": 0.5,
     "batch_size": 33,
+    "accumulate": 2,
     "epochs": 31,
     "warmup_epochs": 3,
     "learning_rate": 0.06,
@@ -184,6 +192,7 @@ OTHER_VALUES = {
     "reference_batch_size": 64,
     "weight_decay": 2e-4,
     "optimizer": "adam",
+    "ema": 0.999,
     "devices": "cpu:0,1",
     "kvstore": "mpi",
     "timeout": 60.0,
@@ -192,6 +201,7 @@ OTHER_VALUES = {
     "seed": 1,
     "skip_unreadable": True,
     "keep_checkpoints": 3,
+    "record_overflows": 2,
     "tensorboard": True,
 }
 
@@ -203,8 +213,9 @@ def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
     assert after != before
     expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"
     places = {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
-    # What matters of these is the batch over all devices and processes, which a config cannot know.
-    parts = {"batch_size", "devices", "kvstore", "timeout"}
+    places |= {"record_overflows"}
+    # What matters of these is the batch of a step over all devices and processes.
+    parts = {"batch_size", "accumulate", "devices", "kvstore", "timeout"}
     free = name in places | parts
     assert after.differences(before.as_dict()) == ([] if free else [expected])
 

@@ -24,12 +24,15 @@ from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import NoLossScale
 from mpgluon.numerics.policy import Policy
 from mpgluon.trainer import inside
+from mpgluon.trainer.float16_weights import (
+    float16_weights,
+    obstacle_without_masters,
+    plainly_cast,
+)
 from mpgluon.trainer.masters import MasterKeeper, MasterWeights
 from mpgluon.trainer.step import TrainerState
 
 __all__ = ["LabelFacts", "TrainerFacts", "TrainingFacts", "gather"]
-
-_EPSILONS = ("epsilon", "float_stable_eps", "eps")  # as MXNet's optimizers name theirs
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class TrainerFacts:
     optimizer: str = "SGD"
     multi_precision: bool = True
     float16_weights: tuple[str, ...] = ()  # names of those that it trains
-    vanishing: tuple[tuple[str, float], ...] = ()  # nonzero options that are zero in float16
+    obstacle: Optional[str] = None  # why it cannot update float16 weights without masters
     # Its loss scale: "mpgluon", "mpgluon, none", "contrib", "none", or the name of a class.
     scaler: str = "mpgluon"
     keeps_masters: bool = True  # mpgluon's, not MXNet's
@@ -99,7 +102,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
     return TrainingFacts(
         policy=casts[0].policy if casts else None,
         arithmetic=_arithmetic_of(casts[0]) if casts else "native",
-        plainly_cast=_names(p for p in parameters if _is_float16(p) and cast_of(p) is None),
+        plainly_cast=_names(plainly_cast(parameters)),
         float16_batch_norms=tuple(
             block.name
             for block in blocks
@@ -168,18 +171,11 @@ def _names_in(function: Any) -> set[str]:
 def _trainer_facts(trainer: gluon.Trainer) -> TrainerFacts:
     optimizer = inside.optimizer_of(trainer)
     updaters = inside.updaters_of(trainer)
-    options = {name: vars(optimizer).get(name) for name in _EPSILONS}
     return TrainerFacts(
         optimizer=type(optimizer).__name__,
         multi_precision=bool(optimizer.multi_precision),
-        float16_weights=_names(
-            parameter
-            for parameter in inside.parameters_of(trainer)
-            if parameter.grad_req != "null" and _is_float16(parameter)
-        ),
-        vanishing=tuple(
-            (name, value) for name, value in options.items() if value and np.float16(value) == 0
-        ),
+        float16_weights=_names(float16_weights(trainer)),
+        obstacle=None if optimizer.multi_precision else obstacle_without_masters(optimizer),
         scaler=_scaler(inside.loss_scaler_of(trainer)),
         keeps_masters=isinstance(inside.loss_scaler_of(trainer), MasterKeeper)
         or any(isinstance(updater, MasterWeights) for updater in updaters),

@@ -131,21 +131,18 @@ def _masters(facts: TrainingFacts) -> Iterator[Finding]:
         return
     weights = f"{len(trainer.float16_weights)} float16 weights"
     fix = "create the Trainer's optimizer with multi_precision=True"
-    if not trainer.multi_precision and trainer.vanishing:
-        name, value = trainer.vanishing[0]
+    if not trainer.multi_precision and trainer.obstacle is not None:
         yield error(
             "masters",
             f"{trainer.optimizer} updates {weights} without FP32 masters",
-            f"its {name}={value:g} is 0 in float16: a division by zero, and NaN for weights, "
-            "unless MXNet refuses",
+            trainer.obstacle,
             fix,
         )
     elif not trainer.multi_precision:
         yield warning(
             "masters",
             f"{trainer.optimizer} updates {weights} without FP32 masters",
-            "updates below half a unit in a weight's last place are lost, 2^-12 at 1.0; some "
-            "optimizers refuse (docs/optimizers.md)",
+            "updates below half a unit in a weight's last place are lost, 2^-12 at 1.0",
             fix,
         )
     elif not trainer.keeps_masters and facts.policy is not None:

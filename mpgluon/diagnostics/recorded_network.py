@@ -1,0 +1,173 @@
+"""How a network was set up when a step was recorded: casts, hybridization, frozen parameters.
+
+Plain values, and back to a network of the same structure. Values of parameters are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mxnet import gluon
+from mxnet.gluon.contrib.nn import SyncBatchNorm
+
+from mpgluon.cast.block import apply_policy, blocks_of
+from mpgluon.cast.forward import forward_of
+from mpgluon.distributed import synchronize_batch_norm
+from mpgluon.errors import CheckpointError
+from mpgluon.numerics.policy import Policy
+
+__all__ = ["BlockCast", "NetworkSettings", "code_of", "paths_of"]
+
+_FLAGS = {
+    "static_alloc": bool,
+    "static_shape": bool,
+    "inline_limit": int,
+    "forward_bulk_size": int,
+    "backward_bulk_size": int,
+}
+_GRAD_REQS = ("write", "add", "null")
+
+
+class BlockCast(NamedTuple):
+    """A cast of a network or of a part of it; blocks are named by their paths."""
+
+    block: str
+    policy: Policy
+    kept: tuple[str, ...]  # what keep_fp32 names
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """What was done to a network after it was made.
+
+    Attributes
+    ----------
+    casts : tuple of BlockCast
+    hybridized : mapping from a block's path to its flags
+        Of the blocks that are hybridized.
+    grad_req : mapping from a parameter's name in the network's structure to its ``grad_req``
+    synchronized : bool
+        Whether its BatchNorms are SyncBatchNorms.
+    """
+
+    casts: tuple[BlockCast, ...]
+    hybridized: Mapping[str, Mapping[str, Any]]
+    grad_req: Mapping[str, str]
+    synchronized: bool
+
+    @classmethod
+    def of(cls, net: gluon.Block) -> NetworkSettings:
+        """Return the settings of a network."""
+        paths = paths_of(net)
+        forwards = [forward for forward in map(forward_of, paths) if forward is not None]
+        network_casts = dict.fromkeys(forward.network_cast for forward in forwards)
+        casts = [
+            BlockCast(
+                paths[network_cast.root],
+                network_cast.policy,
+                tuple(
+                    paths[forward.block]
+                    for forward in forwards
+                    if forward.network_cast is network_cast
+                    and (forward.plan.keeps_parameters or forward.kept)
+                ),
+            )
+            for network_cast in network_casts
+            if network_cast.root in paths
+        ]
+        hybrid = [b for b in paths if isinstance(b, gluon.HybridBlock) and b._active]
+        return cls(
+            casts=tuple(casts),
+            hybridized={paths[block]: dict(block._flags) for block in hybrid},
+            grad_req={n: p.grad_req for n, p in net._collect_params_with_prefix().items()},
+            synchronized=any(isinstance(block, SyncBatchNorm) for block in paths),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        return asdict(self) | {
+            "casts": [{**c._asdict(), "policy": asdict(c.policy)} for c in self.casts]
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> NetworkSettings:
+        """Return what :meth:`as_dict` was called on.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If a value is missing or not what it can be.
+        """
+        casts = tuple(
+            BlockCast(_text(c["block"]), Policy(**c["policy"]), tuple(map(_text, c["kept"])))
+            for c in values["casts"]
+        )
+        hybridized = {
+            path: {name: _FLAGS[name](value) for name, value in dict(flags).items()}
+            for path, flags in dict(values["hybridized"]).items()
+        }
+        grad_req = dict(values["grad_req"])
+        unknown = [req for req in grad_req.values() if req not in _GRAD_REQS]
+        if unknown:
+            raise ValueError(f"grad_req is {unknown[0]!r}")
+        return cls(casts, hybridized, grad_req, bool(values["synchronized"]))
+
+    def synchronize(self, net: gluon.Block, devices: int) -> None:
+        """Make a plain network's BatchNorms SyncBatchNorms, if they were."""
+        if self.synchronized and not any(isinstance(b, SyncBatchNorm) for b in blocks_of(net)):
+            synchronize_batch_norm(net, devices)
+
+    def apply(self, net: gluon.Block, path: Path) -> None:
+        """Cast and hybridize a plain FP32 network with initialized parameters.
+
+        Raises
+        ------
+        CheckpointError
+            If it lacks a block that the file ``path`` names.
+        """
+        blocks = {place: block for block, place in paths_of(net).items()}
+        named = [*self.hybridized, *(p for cast in self.casts for p in (cast.block, *cast.kept))]
+        for place in named:
+            if place not in blocks:
+                raise CheckpointError(
+                    f"{path} does not fit this network: it has no block {place!r}"
+                )
+        for cast in self.casts:
+            kept = [blocks[place] for place in cast.kept]
+            apply_policy(blocks[cast.block], cast.policy, keep_fp32=kept)
+        for place, block in blocks.items():
+            if isinstance(block, gluon.HybridBlock):
+                block.hybridize(place in self.hybridized, **self.hybridized.get(place, {}))
+
+
+def paths_of(net: gluon.Block) -> dict[gluon.Block, str]:
+    """Return the path of each block by the names of children, parents first; "" for the network."""
+    paths = {net: ""}
+    for block in blocks_of(net):
+        for name, child in block._children.items():
+            paths.setdefault(child, f"{paths[block]}.{name}".lstrip("."))
+    return paths
+
+
+def code_of(net: gluon.Block, path: str) -> str:
+    """Return the expression for a block of ``net`` in Python, such as ``net.features[3]``."""
+    code, block = "net", net
+    for name in path.split(".") if path else ():
+        child = block._children[name]
+        if name.isdigit() and hasattr(block, "__getitem__"):
+            code += f"[{name}]"
+        elif name.isidentifier() and getattr(block, name, None) is child:
+            code += f".{name}"
+        else:
+            code += f"._children[{name!r}]"
+        block = child
+    return code
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no name of a block")
+    return value

@@ -1,0 +1,72 @@
+"""Names of other libraries' mixed precision, and what to write instead of each.
+
+``mpgluon.amp`` says so when one of them is asked for. The texts are those of the tables in
+docs/migration.md, without their marks.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+__all__ = ["INSTEAD"]
+
+_SCALE = "with amp.scale_loss(loss, trainer) as scaled_loss: autograd.backward(scaled_loss)"
+_STEP = "trainer.step(batch_size), which divides, skips an overflow, and updates the scale"
+_SAVE = "mpgluon.save_checkpoint(path, net, trainer)"
+_LOAD = "mpgluon.load_checkpoint(path, net, trainer)"
+_KEEP = "a block in keep_fp32, of amp.autocast or mpgluon.cast_block"
+_RULE = "mpgluon.cast.table.rule_of(name), which says how one operator computes"
+_IMPORTED = "amp.autocast(net), on the gluon.SymbolBlock that the symbol was imported as"
+_GOVERNED = "nothing: all operators called as F.… in a hybrid_forward follow the cast"
+
+INSTEAD = MappingProxyType(
+    {
+        # mxnet.contrib.amp
+        "init": 'nothing: remove the call, and cast each network: amp.autocast(net, "float16")',
+        "convert_hybrid_block": "amp.autocast(net) or mpgluon.cast_block(net), which change this "
+        "network until mpgluon.restore(net)",
+        "convert_model": _IMPORTED,
+        "convert_symbol": _IMPORTED,
+        "convert_bucketing_module": _IMPORTED,
+        "list_fp16_ops": _RULE,
+        "list_lp16_ops": _RULE,
+        "list_fp32_ops": _RULE,
+        "list_lp16_fp32_ops": _RULE,
+        "list_conditional_fp32_ops": _RULE,
+        "list_widest_type_cast": _RULE,
+        "list_loss_output_functions": _RULE,
+        "list_lp16_use_fp32_params": _RULE,
+        # Apex
+        "initialize": "mpgluon.cast_block(net), a Trainer with multi_precision=True, and "
+        "amp.init_trainer(trainer)",
+        "float_function": _KEEP,
+        "disable_casts": _KEEP,
+        "half_function": _GOVERNED,
+        "promote_function": _GOVERNED,
+        "master_params": "after training mpgluon.restore(net); by hand "
+        "fp16_utils.prep_param_lists(net)",
+        "state_dict": _SAVE,
+        "load_state_dict": _LOAD,
+        # torch.amp
+        "GradScaler": "amp.init_trainer(trainer), right after the Trainer is made",
+        "scale": _SCALE,
+        "step": _STEP,
+        "update": _STEP,
+        "unscale_": "amp.clip_global_norm to clip, amp.unscaled_gradients(trainer) to look, "
+        "amp.unscale(trainer) to change",
+        "get_scale": "amp.loss_scale(trainer)",
+        # Keras
+        "set_global_policy": 'amp.autocast(net, "float16"), after layers are made',
+        "LossScaleOptimizer": "amp.init_trainer(trainer)",
+        "get_scaled_loss": _SCALE,
+        "get_unscaled_gradients": "nothing: the step divides; amp.unscaled_gradients(trainer) "
+        "to look",
+        "dynamic_scale": "amp.loss_scale(trainer), saved by mpgluon.save_checkpoint",
+        "enable_mixed_precision_graph_rewrite": 'amp.autocast(net, "float16") and '
+        "amp.init_trainer(trainer)",
+        # Paddle
+        "auto_cast": 'amp.autocast(net, "float16")',
+        "decorate": "mpgluon.cast_block(net), and multi_precision=True",
+        "minimize": _STEP,
+    }
+)

@@ -1,0 +1,311 @@
+"""An exponential moving average of a Trainer's weights, in FP32, and its way into the network.
+
+It belongs to the Trainer, with which :mod:`mpgluon.trainer.snapshot` saves and loads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Optional
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.cast import fp32
+from mpgluon.errors import TrainerStateError
+from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.numerics.loss_scale import NUMBERS
+from mpgluon.trainer import inside
+from mpgluon.trainer.masters import MasterWeights, keep_masters
+
+__all__ = ["WeightAverage"]
+
+
+class WeightAverage:
+    """An exponential moving average (EMA) of the weights that a Trainer updates.
+
+    ::
+
+        average = mpgluon.WeightAverage(trainer, 0.999)
+        for images, labels in batches:
+            ...
+            trainer.step(batch_size)
+            average.update()
+        with average.swapped_in():
+            evaluate(net)
+
+    It is FP32 on the first device, whatever the network is: of the FP32 masters of float16 weights,
+    or of FP32 parameters. After the first step it is the weights, and after each further one
+    ``decay * average + (1 - decay) * weights``: the average of about the last
+    ``1 / (1 - decay)`` steps. ``mpgluon.save_checkpoint`` and ``load_checkpoint`` include it.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        With or without a loss scale; one Trainer has one average. On several devices it needs
+        ``amp.init_trainer`` or ``update_on_kvstore=False``.
+    decay : float
+        In (0, 1).
+
+    Attributes
+    ----------
+    updates : int
+        The number of calls of :meth:`update` that followed a step that was not skipped.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``trainer`` is no Gluon Trainer, or ``decay`` no number in (0, 1).
+    TrainerStateError
+        If the Trainer has an average already, updates inside its kvstore, or has row-sparse
+        weights.
+
+    Notes
+    -----
+    The running statistics of BatchNorm are averaged like weights, over devices too: those of the
+    network belong to its latest weights. timm and Lightning do so; Keras and, by default,
+    ``torch.optim.swa_utils.AveragedModel`` take the latest ones. Frozen parameters have no
+    average: the network keeps its values. One that is frozen later keeps its average, which
+    approaches its value.
+
+    Where a weight is relatively nearer to its average than about ``2**-24 / (1 - decay)``, which
+    is 6e-5 for 0.999, the average stands still. In float16 that would be ``2**-11 / (1 - decay)``:
+    half of the weight.
+
+    References
+    ----------
+    Polyak, Juditsky, "Acceleration of stochastic approximation by averaging", 1992; Tarvainen,
+    Valpola, "Mean teachers are better role models", 2017, 3.
+    """
+
+    def __init__(self, trainer: gluon.Trainer, decay: float) -> None:
+        if not isinstance(trainer, gluon.Trainer):
+            raise TypeError(
+                f"WeightAverage takes a gluon.Trainer, received {type(trainer).__name__}"
+            )
+        self.decay = decay
+        if inside.average_of(trainer) is not None:
+            raise TrainerStateError(
+                "this Trainer has an average of its weights already; one Trainer, one average"
+            )
+        _refuse_weights_out_of_reach(trainer)
+        keep_masters(trainer)
+        self.updates = 0
+        self._trainer = trainer
+        self._indices = {p: index for index, p in enumerate(inside.parameters_of(trainer))}
+        self._arrays: dict[int, NDArray] = {}  # by the parameter's index; FP32
+        self._counted = inside.update_counts(trainer)
+        self._is_swapped_in = False
+        inside.set_average(trainer, self)
+        inside.call_before_steps(trainer, lambda: self.refuse_while_swapped_in("trainer.step"))
+
+    @property
+    def decay(self) -> float:
+        """The share of the average that remains at each step, in (0, 1); it may be set."""
+        return self._decay
+
+    @decay.setter
+    def decay(self, decay: float) -> None:
+        if isinstance(decay, bool) or not isinstance(decay, NUMBERS):
+            raise TypeError(f"decay must be a number, received {decay!r}")
+        if not 0 < decay < 1:
+            raise ValueError(
+                f"decay must be between 0 and 1, both excluded, received {decay!r}; 0.999 averages "
+                "about the last thousand steps"
+            )
+        self._decay = float(decay)
+
+    def update(self) -> None:
+        """Take the weights into the average, if they were updated since the latest call.
+
+        Call it after each ``trainer.step``: after a skipped step, or between the batches of a step,
+        it changes nothing. Waits for the devices.
+
+        Raises
+        ------
+        TrainerStateError
+            If the average is in the network.
+        """
+        self.refuse_while_swapped_in("average.update")
+        counted = inside.update_counts(self._trainer)
+        if counted == self._counted:
+            return
+        self._counted = counted
+        self.updates += 1
+        mx.nd.waitall()  # a backward pass may still be writing running statistics
+        with autograd.pause():
+            for parameter, index in self._indices.items():
+                if index in self._arrays:
+                    average = self._arrays[index]
+                    change = self._value(index, parameter) - average
+                    change *= 1 - self._decay
+                    average += change
+                elif _is_averaged(parameter):
+                    self._arrays[index] = self._value(index, parameter).copy()
+
+    def value_of(self, parameter: gluon.Parameter) -> Optional[NDArray]:
+        """Return the average of a parameter.
+
+        Returns
+        -------
+        NDArray or None
+            FP32, of the parameter's shape, on its first device; the array itself, not a copy.
+            ``None`` before the first update, of a parameter that was always frozen, and of one
+            that is not the Trainer's.
+        """
+        return self._arrays.get(self._indices.get(parameter, -1))
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Put the average into the network until the block ends, also with an exception.
+
+        A float16 parameter becomes the rounded average, and stands for the FP32 one:
+        ``mpgluon.restore(net)`` inside the block gives the FP32 average, to be saved. All that was
+        written to averaged parameters inside the block is undone at its end; parameters,
+        masters and what they stand for are then as they were, bit for bit. Before the first update
+        the network keeps its weights. Waits for the devices at both ends.
+
+        Yields
+        ------
+        None
+
+        Raises
+        ------
+        TrainerStateError
+            If the average is in the network already. Inside the block, steps of the Trainer,
+            :meth:`update` and checkpoints raise it.
+        """
+        self.refuse_while_swapped_in("average.swapped_in")
+        mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
+        parameters = inside.parameters_of(self._trainer)
+        kept = [_keep(parameters[index]) for index in self._arrays]
+        self._is_swapped_in = True
+        try:
+            with autograd.pause():
+                for index, average in self._arrays.items():
+                    _put(parameters[index], average)
+            yield
+        finally:
+            try:
+                mx.nd.waitall()  # raises errors of operators that have failed
+            finally:
+                with autograd.pause():
+                    for one in kept:
+                        one.put_back()
+                self._is_swapped_in = False
+
+    def refuse_while_swapped_in(self, what: str) -> None:
+        """Raise TrainerStateError, naming the call, if the average is in the network."""
+        if self._is_swapped_in:
+            raise TrainerStateError(
+                f"{what} was called while the average is in the network, in place of the weights; "
+                "leave the block of average.swapped_in() first"
+            )
+
+    def export(self, names: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a checkpoint keeps: plain values, and arrays by their parameters' names."""
+        self.refuse_while_swapped_in("save_checkpoint")
+        arrays = {names[index]: array.asnumpy() for index, array in self._arrays.items()}
+        return {"decay": self.decay, "updates": self.updates}, arrays
+
+    def loaded(self, arrays: Mapping[int, npt.NDArray[Any]]) -> dict[int, NDArray]:
+        """Return a checkpoint's arrays on this Trainer's first device; changes nothing.
+
+        Raises
+        ------
+        ValueError
+            If one has another shape or format than the average of its parameter.
+        TrainerStateError
+            If the average is in the network.
+        """
+        self.refuse_while_swapped_in("load_checkpoint")
+        parameters = inside.parameters_of(self._trainer)
+        found = {}
+        for index, array in arrays.items():
+            weight = parameters[index].list_data()[0]
+            wide = np.promote_types(weight.dtype, np.float32)
+            if array.shape != weight.shape or array.dtype != wide:
+                raise ValueError(
+                    f"its average of {parameters[index].name} is {array.dtype} of shape "
+                    f"{array.shape}, and this one's {wide} of shape {weight.shape}"
+                )
+            found[index] = mx.nd.array(array, ctx=weight.context, dtype=wide)
+        return found
+
+    def set_all(self, arrays: dict[int, NDArray], updates: int) -> None:
+        """Put other averages in place of all; the Trainer's steps so far count as included."""
+        self._arrays, self.updates = dict(arrays), updates
+        self._counted = inside.update_counts(self._trainer)
+
+    def _value(self, index: int, parameter: gluon.Parameter) -> NDArray:
+        """Return what is averaged: the master, the FP32 weight, or statistics of all devices."""
+        first, *others = parameter.list_data()
+        if others and inside.is_statistic(parameter):
+            differences = [one.as_in_context(first.context) - first for one in others]
+            return first + mx.nd.add_n(*differences) / (1 + len(others))  # exact if they agree
+        updater = inside.updaters_of(self._trainer)[0]
+        if dtype_name(first) == "float16" and isinstance(updater, MasterWeights):
+            return updater.masters.get(index, cast(first, "float32"))
+        return cast(first, "float32")
+
+
+class _Kept(NamedTuple):
+    """A parameter as it was before the average took its place."""
+
+    parameter: gluon.Parameter
+    weights: list[NDArray]  # one for each device
+    fp32_value: Optional[NDArray]  # what was remembered: of a float16 parameter, its master
+
+    def put_back(self) -> None:
+        known, kept = self.fp32_value, self.weights[0]
+        if _dtype(self.parameter) != dtype_name(kept):  # the network was restored or cast meanwhile
+            wide = fp32.fp32_value(kept, None if known is None else known.copy())
+            self.parameter.set_data(cast(wide, _dtype(self.parameter)))
+            fp32.remember(self.parameter, wide)
+            return
+        for weight, before in zip(self.parameter.list_data(), self.weights):
+            before.copyto(weight)
+        if known is not None:
+            fp32.remember(self.parameter, known)
+
+
+def _keep(parameter: gluon.Parameter) -> _Kept:
+    weights = [weight.copy() for weight in parameter.list_data()]
+    return _Kept(parameter, weights, fp32.known(parameter))
+
+
+def _put(parameter: gluon.Parameter, average: NDArray) -> None:
+    """Give a parameter the value of an average, which it also stands for in FP32."""
+    parameter.set_data(cast(average, _dtype(parameter)))
+    if _dtype(parameter) == "float16":
+        fp32.remember(parameter, average.copy())  # who asks for it may change it
+
+
+def _dtype(parameter: gluon.Parameter) -> str:
+    return np.dtype(parameter.dtype).name
+
+
+def _is_averaged(parameter: gluon.Parameter) -> bool:
+    """Whether an average of the parameter begins now."""
+    is_float = np.dtype(parameter.dtype).kind == "f"
+    return is_float and (parameter.grad_req != "null" or inside.is_statistic(parameter))
+
+
+def _refuse_weights_out_of_reach(trainer: gluon.Trainer) -> None:
+    if inside.will_update_in_kvstore(trainer):
+        raise TrainerStateError(
+            "this Trainer updates weights inside its kvstore, where masters cannot be read; "
+            "create it with update_on_kvstore=False, or call amp.init_trainer(trainer) before "
+            "WeightAverage"
+        )
+    sparse = [p.name for p in inside.parameters_of(trainer) if p._stype != "default"]
+    if sparse:
+        raise TrainerStateError(
+            f"WeightAverage averages dense weights, and {len(sparse)} are stored as rows "
+            f"({', '.join(sparse[:3])}: row_sparse); use dense weights with sparse gradients, "
+            "nn.Embedding(…, sparse_grad=True)"
+        )

@@ -1,0 +1,623 @@
+"""Steps that overflow by construction are recorded, and run again with the same bits."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from diagnostics_helpers import WAYS
+from helpers import assert_same_bits, module_from, parameters_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from recorded_networks import (
+    LARGE,
+    make_line,
+    make_net,
+    make_wider_net,
+    mean_loss,
+    outputs_alone,
+)
+
+import mpgluon
+from mpgluon import CheckpointError, DynamicLossScale, StaticLossScale, TrainerStateError, amp
+from mpgluon.archive import read_archive, write_archive
+from mpgluon.diagnostics import FlightRecorder, replay
+from mpgluon.diagnostics.recorded_network import NetworkSettings, code_of, paths_of
+from mpgluon.diagnostics.recorded_step import RECORDED_STEP, read_step
+
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "scripts" / "replay.py"
+NETWORK = "recorded_networks:make_net"
+STATIC = {"static_alloc": True, "static_shape": True}
+ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
+
+
+class Training:
+    """A run of the small network; ``blow_up`` makes its fourth layer overflow from then on."""
+
+    def __init__(
+        self,
+        folder=None,
+        *,
+        way="float16",
+        flags=STATIC,
+        devices=ONE,
+        scale=None,
+        grad_req="write",
+        net=None,
+        loss="SoftmaxCrossEntropyLoss",
+        **options,
+    ):
+        mx.random.seed(1)
+        np.random.seed(1)
+        self.net = make_net() if net is None else net
+        self.net.collect_params().reset_ctx(devices)
+        for parameter in self.net.collect_params().values():
+            parameter.grad_req = grad_req if parameter.grad_req != "null" else "null"
+        WAYS[way](self.net)
+        if flags is not None:
+            self.net.hybridize(**flags)
+        self.trainer = gluon.Trainer(
+            self.net.collect_params(),
+            "sgd",
+            {"learning_rate": 0.01, "momentum": 0.9, "multi_precision": True},
+        )
+        amp.init_trainer(self.trainer, DynamicLossScale(2.0**10) if scale is None else scale)
+        self.devices, self.folder = devices, folder
+        self.recorder = None
+        if folder is not None:
+            options = {"network": NETWORK, **options}
+            self.recorder = FlightRecorder(self.net, self.trainer, folder, loss=loss, **options)
+        self.loss_fn = mean_loss if ":" in loss else gluon.loss.SoftmaxCrossEntropyLoss()
+        self.data = np.random.RandomState(2)
+
+    def batch(self):
+        """Return images and labels, each a list with one array for each device."""
+        images = self.data.randn(8, 6).astype("float32")
+        labels = self.data.randint(0, 3, 8).astype("int32")
+        return [
+            [mx.nd.array(part, ctx=d, dtype=part.dtype) for part, d in zip(parts, self.devices)]
+            for parts in (np.split(images, len(self.devices)), np.split(labels, len(self.devices)))
+        ]
+
+    def backward(self, images, labels):
+        with autograd.record():
+            losses = [self.loss_fn(self.net(x), y) for x, y in zip(images, labels)]
+            with amp.scale_loss(losses, self.trainer) as scaled:
+                autograd.backward(scaled)
+        return losses
+
+    def step(self, passes=1, factor=1.0, check=False):
+        for _ in range(passes):
+            images, labels = self.batch()
+            images = [image * factor for image in images]
+            with self.recorder.step(images, labels):
+                losses = self.backward(images, labels)
+                if check:
+                    self.recorder.check_loss(losses)
+        self.trainer.step(8)
+        return amp.step_was_skipped(self.trainer)
+
+    def blow_up(self):
+        weight = self.net[LARGE].weight
+        weight.set_data(weight.data(self.devices[0]) * 2.0**14)
+
+    @property
+    def files(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+    @property
+    def newest(self) -> Path:
+        return self.folder / self.files[-1]
+
+
+def content_of(path):
+    header, arrays = read_archive(path, kind=RECORDED_STEP)
+    return {n: value for n, value in header.items() if n not in ("format", "version")}, arrays
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Return the training whose third step overflows in the fourth layer, and was recorded."""
+    training = Training(tmp_path / "overflows")
+    assert [training.step(), training.step()] == [False, False]
+    training.blow_up()
+    assert training.step()
+    return training
+
+
+# --- what is replayed
+
+
+@pytest.mark.multiprocess
+def test_a_fresh_process_names_the_layer_and_the_cure_that_works(recorded):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(SCRIPT), str(recorded.newest)],
+        capture_output=True,
+        text=True,
+        cwd=HERE,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    text = done.stdout
+    assert "step 3, skipped at a loss scale of 1024" in text
+    assert "replayed: the same bits in all 10 gradients, of which 10 are not finite" in text
+    assert "forward: the first array that is not finite is what FullyConnected returned" in text
+    assert "\nlayer: net[3]\n" in text
+    lines = [line.split() for line in text.splitlines()]
+    saves = {line[0]: line for line in lines if line}
+    assert "no" in saves["half"]
+    assert "no" in saves["any"]
+    assert saves["net[3]"][3] == "yes"
+    assert "yes" in saves["bfloat16,"]
+    assert "mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[3]))" in text
+
+
+@pytest.mark.parametrize(
+    ("way", "flags"),
+    [
+        ("float16", STATIC),
+        ("float16", None),
+        ("auto float16", {}),
+        ("auto float16", None),
+    ],
+)
+def test_the_same_bits_come_back_imperative_and_hybridized(tmp_path, way, flags):
+    training = Training(tmp_path, way=way, flags=flags)
+    training.step()
+    training.blow_up()
+    assert training.step()
+    recorded = read_step(training.newest)
+    again = replay(training.newest, make_net("other_"), cures=False)
+    assert again.same_bits
+    assert recorded.gradients.keys() == again.gradients.keys()
+    for name, (gradient,) in again.gradients.items():
+        (own,) = training.net._collect_params_with_prefix()[name].list_grad()
+        assert own.asnumpy().tobytes() == gradient.tobytes()
+        assert not np.isfinite(gradient).all()
+    assert again.layer == f"net[{LARGE}]"
+    weights = again.operands[1]
+    values = recorded.parameters[f"{LARGE}.weight"]  # FP32 under autocast
+    largest = np.abs(values.astype("float32")).max()
+    assert (weights.dtype, weights.shape, weights.largest) == (values.dtype, (8, 8), largest)
+
+
+@pytest.mark.parametrize("flags", [STATIC, None], ids=["static", "imperative"])
+def test_gradients_of_which_most_are_finite_come_back_with_their_dropout(tmp_path, flags):
+    training = Training(tmp_path, scale=StaticLossScale(2.0**15), flags=flags)
+    assert training.step()
+    again = replay(training.newest, cures=False)
+    assert again.same_bits
+    finite = [np.isfinite(values) for (values,) in again.gradients.values()]
+    assert 0 < sum(some.all() for some in finite) < len(finite)
+    assert again.overflow.direction == "backward"
+    assert again.overflow.what.startswith("the gradient of")
+    assert [operand.dtype for operand in again.operands] == ["float16"]
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+def test_gradients_that_were_accumulated_come_back(tmp_path, devices):
+    training = Training(tmp_path, devices=devices, grad_req="add")
+    training.net.collect_params().zero_grad()
+    assert not training.step(passes=2)
+    training.blow_up()
+    assert training.step(passes=2)
+    assert len(read_step(training.newest).passes) == 2
+    again = replay(training.newest, cures=False)
+    assert again.same_bits
+    assert len(again.losses) == 2 * len(devices)
+    assert {len(gradients) for gradients in again.gradients.values()} == {len(devices)}
+
+
+def test_another_dropout_mask_gives_other_bits_and_the_script_says_so(
+    recorded, monkeypatch, capsys
+):
+    header, arrays = content_of(recorded.newest)
+    # The overflow in the fourth layer hides all masks: a loss scale of 1 and weights that fit.
+    arrays["parameter/3.weight"] = arrays["parameter/3.weight"] * np.float16(2.0**-14)
+    arrays["master/3.weight"] = arrays["master/3.weight"] * np.float32(2.0**-14)
+    write_archive(recorded.newest, header, arrays, RECORDED_STEP)
+    one = replay(recorded.newest, cures=False)
+    header["random"]["mxnet"] += 1
+    write_archive(recorded.newest, header, arrays, RECORDED_STEP)
+    other = replay(recorded.newest, cures=False)
+    assert one.gradients["0.weight"][0].tobytes() != other.gradients["0.weight"][0].tobytes()
+    assert not other.same_bits
+    assert other.elsewhere == other.different  # they are finite now
+    assert other.overflow is None
+    monkeypatch.syspath_prepend(str(HERE))
+    assert module_from(SCRIPT).main([str(recorded.newest), "--no-cures"]) == 1
+    printed = capsys.readouterr().out
+    assert "replayed: 10 of 10 gradients, of which 10 are not finite, have other bits" in printed
+    assert "not finite in other places" in printed
+    assert "nothing overflows here: was another loss or network recorded" in printed
+    write_archive(
+        recorded.newest, {**header, "processes": 2, "reduced": True}, arrays, RECORDED_STEP
+    )
+    text = str(replay(recorded.newest, cures=False))
+    assert "recorded were sums over 2 processes" in text
+    assert "another of the 2 processes overflowed" in text
+
+
+def test_what_follows_the_layer_is_kept_in_fp32_too_and_so_is_what_was(tmp_path):
+    # Without a normalization behind it, the next layer rounds the FP32 result to infinity.
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(8, in_units=6), nn.Dense(8, in_units=8), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Normal(0.5))
+    amp.autocast(net, "float16", keep_fp32=[net[0]])
+    net[1].weight.set_data(net[1].weight.data() * 2.0**20)
+    net[2].weight.set_data(net[2].weight.data() * 2.0**-20)
+    training = Training(tmp_path, net=net, way="float32", flags=None, scale=StaticLossScale(8.0))
+    assert training.step()
+    plain = nn.HybridSequential()
+    plain.add(nn.Dense(8), nn.Dense(8), nn.Dense(3))
+    cures = {cure.name: cure for cure in replay(training.newest, plain).cures}
+    assert not cures["net[1] in FP32"].saves
+    both = cures["net[1], net[2] in FP32"]
+    assert both.saves
+    assert both.code == 'amp.autocast(net, "float16", keep_fp32=[net[0], net[1], net[2]])'
+
+
+def test_the_largest_loss_scale_that_fits_is_found(tmp_path):
+    training = Training(tmp_path, scale=StaticLossScale(2.0**24), flags=None)
+    assert training.step()
+    again = replay(training.newest)
+    assert again.overflow.direction == "backward"
+    found = {cure.name: cure.saves for cure in again.cures}
+    assert found["half the loss scale: 8.38861e+06"] is False
+    (name,) = [name for name in found if name.startswith("the largest loss scale")]
+    scale = float(name.rpartition(" ")[2])
+    assert 1 <= scale < 2.0**23
+    skipped = []
+    for tried in (scale, 2 * scale):
+        other = Training(tmp_path / str(tried), scale=StaticLossScale(tried), flags=None)
+        skipped.append(other.step())
+    assert skipped == [False, True]
+
+
+def test_a_sum_over_devices_that_overflows_alone_is_told_from_an_array(tmp_path):
+    names = {"network": "recorded_networks:make_line", "loss": "recorded_networks:outputs_alone"}
+    scale = StaticLossScale(2.0**8)
+    training = Training(tmp_path, net=make_line(), devices=TWO, scale=scale, flags=None, **names)
+    training.loss_fn = outputs_alone
+    images = [mx.nd.full((1, 1), 200, ctx=device) for device in TWO]  # 51200 each, times 2**8
+    with training.recorder.step(images, [None, None]):
+        training.backward(images, [None, None])
+        training.trainer.step(2)
+    assert amp.step_was_skipped(training.trainer)
+    again = replay(training.newest)
+    assert again.same_bits
+    assert again.overflow is None
+    assert "it was a sum of gradients that overflowed" in str(again)
+    assert [cure.saves for cure in again.cures] == [True] * 3  # half the scale, bfloat16, FP32
+
+
+def test_what_was_not_finite_before_the_step_is_named(tmp_path):
+    training = Training(tmp_path, way="float32", scale="none")
+    training.step(check=True)
+    assert not training.folder.exists() or training.files == []
+    training.step(check=True, factor=float("inf"))
+    again = replay(training.newest)
+    assert again.recorded.reason == "loss"
+    assert again.same_bits
+    assert "not finite before the step began: input 0 of pass 1; no cure" in str(again)
+    assert not any(cure.saves for cure in again.cures)
+    # The step that was not skipped came after the record: its weights are NaN, the file's are not.
+    assert np.isnan(training.net[0].weight.data().asnumpy()).all()
+    assert np.isfinite(again.recorded.parameters["0.weight"]).all()
+
+
+def test_a_network_without_shapes_and_a_loss_of_ones_own_are_replayed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    names = {
+        "network": "recorded_networks:make_deferred_net",
+        "loss": "recorded_networks:mean_loss",
+    }
+    training = Training(tmp_path, **names)
+    training.blow_up()
+    assert training.step()
+    assert replay(training.newest, cures=False).same_bits
+
+
+def test_blocks_that_were_kept_in_fp32_are_kept_again(tmp_path):
+    net = make_net()
+    mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[0]))
+    net.hybridize(static_alloc=True)
+    before = NetworkSettings.of(net)
+    plain = make_net("plain_")
+    NetworkSettings.from_dict(json.loads(json.dumps(before.as_dict()))).apply(plain, tmp_path)
+    assert NetworkSettings.of(plain) == before
+    kinds = [str(np.dtype(p.dtype)) for p in plain._collect_params_with_prefix().values()]
+    assert kinds == [str(np.dtype(p.dtype)) for p in net._collect_params_with_prefix().values()]
+    assert before.casts[0].kept == ("0", "1", "4")
+
+
+def test_blocks_are_named_as_python_finds_them():
+    net = mx.gluon.model_zoo.vision.resnet18_v1(classes=3)
+    paths = paths_of(net)
+    inner = net.features[4][1].body[0]
+    assert eval(code_of(net, paths[inner])) is inner
+    assert code_of(net, paths[inner]) == "net.features[4][1].body[0]"
+    assert code_of(net, "") == "net"
+
+
+# --- what recording does to a run
+
+
+def test_a_run_with_a_recorder_computes_the_same_and_copies_nothing(tmp_path, monkeypatch):
+    def calls(recorder):
+        made = []
+        monkeypatch.undo()
+        training = Training(tmp_path if recorder else None)
+        for step in range(3):
+            images, labels = training.batch()
+            if step == 2:
+                for name in ("asnumpy", "copy", "copyto", "wait_to_read"):
+                    original = getattr(mx.nd.NDArray, name)
+                    monkeypatch.setattr(
+                        mx.nd.NDArray, name, lambda *a, n=name, o=original: made.append(n) or o(*a)
+                    )
+            if recorder:
+                with training.recorder.step(images, labels, seed=step):
+                    training.backward(images, labels)
+                    training.trainer.step(8)
+            else:
+                mx.random.seed(step)
+                training.backward(images, labels)
+                training.trainer.step(8)
+        monkeypatch.undo()
+        return made, parameters_of(training.net)
+
+    (made, with_recorder), (made_without, without) = calls(True), calls(False)
+    assert made == made_without
+    assert_same_bits(with_recorder, without)
+
+
+def test_a_resumed_run_draws_the_same_masks(tmp_path):
+    whole, begun, rest = (Training(tmp_path / name) for name in ("whole", "begun", "rest"))
+    for training in (whole, whole, whole, begun, begun):
+        training.step()
+    checkpoint = tmp_path / "checkpoint.npz"
+    mpgluon.save_checkpoint(checkpoint, begun.net, begun.trainer)
+    mpgluon.load_checkpoint(checkpoint, rest.net, rest.trainer)
+    rest.data = begun.data
+    rest.step()
+    assert_same_bits(parameters_of(rest.net), parameters_of(whole.net))
+
+
+def test_running_statistics_are_those_from_before_the_step(recorded):
+    step = read_step(recorded.newest)
+    now = parameters_of(recorded.net)
+    assert list(step.statistics) == [f"{n}.running_{s}" for n in (1, 4) for s in ("mean", "var")]
+    assert not np.isfinite(now["4.running_mean"]).all()  # of a layer behind the overflow
+    for values in step.statistics.values():
+        assert np.isfinite(values[0]).all()
+    again = Training(recorded.folder / "again")
+    for _ in range(2):
+        again.step()
+    for name, (value,) in step.statistics.items():
+        assert value.tobytes() == parameters_of(again.net)[name].tobytes()
+
+
+def test_the_newest_files_stay_and_others_are_left_alone(tmp_path):
+    (tmp_path / "step-00000001.npz").write_bytes(b"a checkpoint")
+    training = Training(tmp_path, keep=2)
+    training.blow_up()
+    for number in range(4):
+        training.step()
+        stamp = 10**9 * (number + 1)
+        os.utime(training.newest, ns=(stamp, stamp))
+    names = ["overflow-00000003.npz", "overflow-00000004.npz", "step-00000001.npz"]
+    assert training.files == names
+
+
+def test_a_run_that_begins_anew_keeps_its_own_first_files(recorded):
+    os.rename(recorded.newest, recorded.folder / "overflow-00040000.npz")
+    os.utime(recorded.folder / "overflow-00040000.npz", ns=(1, 1))
+    again = Training(recorded.folder, keep=1)
+    again.blow_up()
+    again.step()
+    assert again.files == ["overflow-00000001.npz"]
+
+
+@pytest.mark.parametrize("trouble", ["the folder is a file", "the disk is full"])
+def test_a_folder_that_cannot_be_written_is_warned_of_once(tmp_path, trouble, monkeypatch, caplog):
+    training = Training(tmp_path / "overflows")
+    training.blow_up()
+    if trouble == "the folder is a file":
+        (tmp_path / "overflows").write_text("")
+    else:
+
+        def full(_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+    with caplog.at_level(logging.WARNING, "mpgluon"):
+        assert [training.step() for _ in range(3)] == [True] * 3
+    warnings = [m for m in caplog.messages if "recorded" in m]
+    assert len(warnings) == 1
+    assert "could not be recorded, and training goes on" in warnings[0]
+    if trouble == "the disk is full":
+        assert training.files == []  # no part of a file
+
+
+def test_a_step_that_the_recorder_was_not_told_of_is_warned_of(tmp_path, caplog):
+    training = Training(tmp_path / "overflows")
+    training.blow_up()
+    for _ in range(2):
+        training.backward(*training.batch())
+        training.trainer.step(8)
+    assert sum("whose batch recorder.step was not told" in m for m in caplog.messages) == 1
+    assert not training.folder.exists()
+    training.recorder.detach()
+    training.step()
+    assert not training.folder.exists()
+
+
+def test_a_replay_leaves_the_generators_of_python_and_numpy_alone(recorded):
+    before = random.getstate(), np.random.get_state()[1].tobytes()
+    replay(recorded.newest, cures=False)
+    assert (random.getstate(), np.random.get_state()[1].tobytes()) == before
+
+
+# --- bad values, names and files
+
+
+def test_a_recorder_needs_a_trainer_that_skips_steps(tmp_path):
+    net = make_net()
+    with pytest.raises(TrainerStateError, match="has no loss scale yet"):
+        FlightRecorder(net, gluon.Trainer(net.collect_params(), "sgd"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0}, "keep must be at least 1, received 0"),
+        ({"network": "resnet999"}, "no model zoo has a network called 'resnet999'"),
+        ({"network": "resnet18_v1(pretrained=True)"}, "arguments classes and image_size"),
+        ({"network": "resnet18_v1(classes=-1)"}, "received classes=-1"),
+        ({"network": "resnet18_v1(classes=open('x'))"}, "is like resnet18_v1\\(classes=10\\)"),
+        ({"network": "resnet18_v1(10)"}, "only keyword arguments"),
+        ({"network": "os:system(command='true')"}, "without arguments; received"),
+        ({"network": "no_such_module:make"}, "names no function that can be imported"),
+        ({"network": "helpers:no_such_function"}, "names no function that can be imported"),
+        ({"loss": "NoSuchLoss"}, "mxnet.gluon.loss has no 'NoSuchLoss'"),
+        ({"loss": "L2Loss(colour='red')"}, "is no call of gluon.loss.L2Loss"),
+    ],
+)
+def test_bad_options_are_refused_with_what_was_received(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        Training(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "error", "message"),
+    [
+        (np.zeros(3), mx.nd.zeros(3), TypeError, "inputs begin with an NDArray, received ndarray"),
+        (mx.nd.zeros(3), {1, 2}, TypeError, "labels can be recorded as .*; received set"),
+        ([mx.nd.zeros(3)], mx.nd.zeros(3), ValueError, "need a list of as many labels"),
+        ([], [], ValueError, "inputs for 0 devices"),
+        (
+            mx.nd.ones((2, 2)).tostype("csr"),
+            mx.nd.zeros(2),
+            TypeError,
+            "received a csr array",
+        ),
+    ],
+)
+def test_batches_that_cannot_be_recorded_are_refused(tmp_path, inputs, labels, error, message):
+    training = Training(tmp_path)
+    with pytest.raises(error, match=message), training.recorder.step(inputs, labels):
+        pytest.fail("the block ran")
+
+
+def test_a_network_that_does_not_fit_is_named(recorded):
+    with pytest.raises(CheckpointError, match=r"does not fit this network: 0.weight is .*\(8, 6\)"):
+        replay(recorded.newest, make_wider_net())
+    with pytest.raises(TypeError, match="recorded_networks:number returned int"):
+        replay(recorded.newest, "recorded_networks:number")
+    with pytest.raises(ValueError, match="has no function 'nobody'"):
+        replay(recorded.newest, "recorded_networks:nobody")
+
+
+def test_a_file_without_a_network_asks_for_one(tmp_path):
+    training = Training(tmp_path, network=None)
+    training.blow_up()
+    training.step()
+    with pytest.raises(ValueError, match="does not name its network: pass it"):
+        replay(training.newest)
+    assert replay(training.newest, make_net(), cures=False).same_bits
+
+
+def test_the_script_says_in_a_line_what_it_cannot_read(recorded, tmp_path, capsys):
+    script = module_from(SCRIPT)
+    damaged, checkpoint = tmp_path / "damaged.npz", tmp_path / "checkpoint.npz"
+    content = bytearray(recorded.newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    mpgluon.save_checkpoint(checkpoint, recorded.net, recorded.trainer)
+    header, arrays = content_of(recorded.newest)
+    newer = tmp_path / "newer.npz"
+    write_archive(newer, header, arrays, RECORDED_STEP._replace(version=2))
+    cases = {
+        tmp_path / "absent.npz": "there is no recorded step",
+        damaged: "is damaged or no recorded step",
+        checkpoint: "is a 'mpgluon checkpoint' of version 2; this mpgluon reads version 1 of a",
+        newer: "is a 'mpgluon recorded step' of version 2; this mpgluon reads version 1",
+    }
+    for path, message in cases.items():
+        assert script.main([str(path)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("error: ")
+        assert message in printed.err
+
+
+def test_every_array_that_a_file_names_must_be_there(recorded, tmp_path):
+    header, arrays = content_of(recorded.newest)
+    for name in arrays:
+        if name.startswith("master/"):
+            continue  # a weight stands for itself then
+        path = tmp_path / "edited.npz"
+        write_archive(path, header, {n: a for n, a in arrays.items() if n != name}, RECORDED_STEP)
+        with pytest.raises(CheckpointError, match="is damaged or was edited"):
+            read_step(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+
+def places_in(value, place=()):
+    yield place
+    if isinstance(value, (dict, list)) and len(place) < 6:
+        keys = value if isinstance(value, dict) else range(min(len(value), 3))
+        for key in keys:
+            yield from places_in(value[key], (*place, key))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_an_edited_header_is_read_or_refused_as_damaged(recorded, data):
+    header, arrays = content_of(recorded.newest)
+    place = data.draw(st.sampled_from([p for p in places_in(header) if p]))
+    inner = header
+    for key in place[:-1]:
+        inner = inner[key]
+    if isinstance(inner, dict) and data.draw(st.booleans()):
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = data.draw(JSON)
+    path = recorded.folder / "edited"
+    write_archive(path, header, arrays, RECORDED_STEP)
+    try:
+        step = read_step(path)
+    except CheckpointError:
+        return
+    finally:
+        path.unlink()
+    assert step.loss_scale > 0
+    assert step.passes
+
+
+def test_a_file_can_be_moved(recorded, tmp_path):
+    elsewhere = tmp_path / "elsewhere.npz"
+    shutil.move(recorded.newest, elsewhere)
+    assert replay(elsewhere, cures=False).same_bits

@@ -1,0 +1,207 @@
+"""The average of the weights in a checkpoint: it goes on bit for bit, or its absence is named."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_checkpoint import ADAM, ONE, TWO, Training, assert_refused
+
+import mpgluon
+from mpgluon import CheckpointError, WeightAverage
+from mpgluon.checkpoint import load_checkpoint, read_parameters, save_checkpoint
+
+DECAY, SAVED_AFTER, STEPS = 0.75, 4, 7
+WAYS = ["float32", "float16", "autocast float16"]
+
+
+class Averaged(Training):
+    """A training whose average is updated after each step."""
+
+    def __init__(self, *args, decay=DECAY, **options):
+        super().__init__(*args, **options)
+        self.average = WeightAverage(self.trainer, decay)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            super().train(1)
+            self.average.update()
+
+    def averages(self) -> dict[str, bytes]:
+        parameters = self.net._collect_params_with_prefix()
+        values = {name: self.average.value_of(parameter) for name, parameter in parameters.items()}
+        return {
+            name: value.asnumpy().tobytes() for name, value in values.items() if value is not None
+        }
+
+    def everything(self) -> dict:
+        return {**super().everything(), "averages": self.averages(), "of": self.average.updates}
+
+
+def save(path: Path, training: Training) -> Path:
+    save_checkpoint(path, training.net, training.trainer)
+    return path
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_average_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, way, devices):
+    whole = Averaged(way, devices=devices)
+    whole.train(STEPS)
+    first = Averaged(way, devices=devices)
+    first.train(SAVED_AFTER)
+    save(tmp_path / "c.npz", first)
+    second = Averaged(way, devices=devices, seed=1)
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    assert second.everything() == first.everything()
+    second.average.update()  # of a step that is in the average
+    assert second.averages() == first.averages() != {}
+    second.step = SAVED_AFTER
+    second.train(STEPS - SAVED_AFTER)
+    assert second.averages() == whole.averages()
+    assert second.average.updates == whole.average.updates == STEPS - 1
+    assert second.arrays() == whole.arrays()
+
+
+@pytest.mark.parametrize(("source", "target"), [("float16", "float32"), ("float32", "float16")])
+def test_an_average_is_fp32_on_every_level(tmp_path, source, target):
+    first, second = Averaged(source, ADAM), Averaged(target, ADAM, seed=1)
+    first.train(SAVED_AFTER)
+    load_checkpoint(save(tmp_path / "c.npz", first), second.net, second.trainer)
+    assert second.averages() == first.averages() != {}
+
+
+def test_a_checkpoint_of_one_device_gives_its_average_to_two(tmp_path):
+    one, two = Averaged(), Averaged(devices=TWO, seed=1)
+    one.train(SAVED_AFTER)
+    load_checkpoint(save(tmp_path / "c.npz", one), two.net, two.trainer)
+    assert two.averages() == one.averages()
+    with two.average.swapped_in():
+        for parameter in two.net.collect_params().values():
+            first, second = (data.asnumpy().tobytes() for data in parameter.list_data())
+            assert first == second
+
+
+def test_an_average_without_a_step_is_saved_as_such(tmp_path):
+    first, second = Averaged("float16"), Averaged("float16", seed=1)
+    save(tmp_path / "c.npz", first)
+    second.train(2)
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    assert second.averages() == {}
+    first.train(2)
+    second.step = 0
+    second.train(2)
+    assert second.everything() == first.everything()
+
+
+def test_an_average_of_the_file_without_one_to_load_it_is_named(tmp_path):
+    averaged = Averaged(decay=0.875)
+    averaged.train(2)
+    save(tmp_path / "c.npz", averaged)
+    message = (
+        r"has an average of the weights, .* none; create mpgluon\.WeightAverage\(tr.*, 0\.875\)"
+    )
+    plain = Training(seed=1)
+    assert_refused(tmp_path / "c.npz", plain, message)
+    WeightAverage(plain.trainer, 0.875)  # as the message says
+    load_checkpoint(tmp_path / "c.npz", plain.net, plain.trainer)
+    assert plain.arrays() == averaged.arrays()
+
+
+def test_a_file_without_an_average_is_named_and_can_be_loaded_first(tmp_path):
+    plain = Training()
+    plain.train(2)
+    save(tmp_path / "c.npz", plain)
+    message = r"has no average of the weights, .* load it first, and then create .*, 0\.75\)"
+    assert_refused(tmp_path / "c.npz", Averaged(seed=1), message)
+    later = Training(seed=1)
+    load_checkpoint(tmp_path / "c.npz", later.net, later.trainer)
+    average = WeightAverage(later.trainer, DECAY)
+    average.update()
+    assert average.updates == 0
+    later.train(2)
+    average.update()
+    assert average.updates == 1
+
+
+def test_another_decay_is_refused_and_may_be_set_after_loading(tmp_path):
+    first = Averaged(decay=0.75)
+    first.train(2)
+    save(tmp_path / "c.npz", first)
+    message = r"its average had the decay 0\.75, this one's has 0\.5; .* set average\.decay"
+    assert_refused(tmp_path / "c.npz", Averaged(decay=0.5, seed=1), message)
+    second = Averaged(decay=0.75, seed=1)
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    second.average.decay = 0.5
+    assert second.averages() == first.averages()
+
+
+def rewritten(path: Path, change) -> None:
+    """Write a file again with its header and arrays changed in place."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    header = json.loads(arrays["header"].tobytes())
+    change(header, arrays)
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    path.write_bytes(file.getvalue())
+
+
+def test_a_file_from_before_there_were_averages_is_loaded(tmp_path):
+    first, second = Training("float16"), Training("float16", seed=1)
+    first.train(2)
+    save(tmp_path / "c.npz", first)
+    rewritten(tmp_path / "c.npz", lambda header, _: header["trainer"].pop("average"))
+    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    assert second.everything() == first.everything()
+
+
+@pytest.mark.parametrize("array", [np.zeros((1, 2), np.float32), np.zeros(3, np.float16)])
+def test_an_average_of_another_shape_or_format_is_refused(tmp_path, array):
+    training = Averaged()
+    training.train(2)
+    save(tmp_path / "c.npz", training)
+    name = "trainer/4.bias/average"
+    rewritten(tmp_path / "c.npz", lambda _, arrays: arrays.update({name: array}))
+    message = r"its average of net_dense0_bias is float\d\d of shape .*float32 of shape \(3,\)"
+    assert_refused(tmp_path / "c.npz", Averaged(seed=1), message)
+
+
+def test_an_average_of_an_unknown_parameter_is_refused(tmp_path):
+    training = Averaged()
+    training.train(2)
+    save(tmp_path / "c.npz", training)
+    name = "trainer/9.bias/average"
+    rewritten(tmp_path / "c.npz", lambda _, arrays: arrays.update({name: np.zeros(3)}))
+    assert_refused(tmp_path / "c.npz", Averaged(seed=1), r"averaged parameters .*\['9\.bias'\]")
+
+
+@pytest.mark.parametrize("way", ["float32", "float16"])
+def test_parameters_are_read_from_a_file_as_their_averages(tmp_path, way):
+    training = Averaged(way)
+    training.net[0].weight.grad_req = "null"
+    training.train(3)
+    found = read_parameters(save(tmp_path / "c.npz", training))
+    frozen = found.pop("0.weight")
+    if way == "float16":
+        mpgluon.restore(training.net)
+    assert frozen.tobytes() == training.net[0].weight.data().asnumpy().tobytes()
+    assert {name: value.tobytes() for name, value in found.items()} == training.averages()
+
+
+def test_a_damaged_average_is_refused(tmp_path):
+    training = Averaged()
+    training.train(2)
+    path = save(tmp_path / "c.npz", training)
+    content = bytearray(path.read_bytes())
+    value = training.averages()["4.weight"]
+    with np.load(path) as file:
+        assert file["trainer/4.weight/average"].tobytes() == value
+    content[content.rindex(value) + len(value) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="is damaged or no checkpoint"):
+        load_checkpoint(path, training.net, training.trainer)

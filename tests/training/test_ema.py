@@ -1,0 +1,88 @@
+"""A run with ``--ema``: what is tested, kept and opened is the average; training is the same."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import assert_same_bits
+from test_resume import assert_same_course
+from training_helpers import STEPS, Run, run, run_interrupted
+
+from mpgluon.checkpoint import read_parameters
+from mpgluon.training.dataset import open_dataset
+from mpgluon.training.runs import open_run
+
+EMA = {"dtype": "float16", "ema": 0.75}
+
+
+@pytest.fixture(scope="module")
+def averaged(shapes, tmp_path_factory) -> Run:
+    return run(shapes, tmp_path_factory.mktemp("ema"), **EMA)
+
+
+def arrays_of(done: Run) -> dict[str, np.ndarray]:
+    with np.load(done.folder / "checkpoints" / done.checkpoints[-1]) as file:
+        return {name: file[name] for name in file.files if name != "header"}
+
+
+def test_training_is_that_of_a_run_without_an_average(averaged, float16_run):
+    for kind in ("loss", "loss_scale", "skipped", "learning_rate", "gradient_norm"):
+        mine, others = ([e[kind] for e in r.events("step")] for r in (averaged, float16_run))
+        assert mine == others
+    mine, others = arrays_of(averaged), arrays_of(float16_run)
+    averages = {name for name in mine if name.endswith("/average")}
+    assert_same_bits({n: a for n, a in mine.items() if n not in averages}, others)
+    assert len(averages) == len([name for name in others if name.startswith("parameter/")])
+
+
+def test_the_average_is_what_is_tested_and_both_figures_are_in_history_and_results(
+    averaged, float16_run
+):
+    for epoch, other in zip(averaged.events("epoch"), float16_run.events("epoch")):
+        assert (epoch["tested"], other["tested"]) == ("average", "weights")
+        assert epoch["test_accuracy_of_weights"] == other["test_accuracy"]
+        assert "test_accuracy_of_weights" not in other
+    last = averaged.events("epoch")[-1]
+    for name in (
+        *("tested", "test_accuracy", "test_accuracy_per_class"),
+        "test_accuracy_of_weights",
+    ):
+        assert averaged.results[name] == last[name]
+    assert float16_run.results["tested"] == "weights"
+
+
+def test_final_parameters_and_opened_runs_are_the_average(averaged):
+    newest = averaged.folder / "checkpoints" / averaged.checkpoints[-1]
+    arrays = arrays_of(averaged)
+    expected = read_parameters(newest)
+    names = [name.removeprefix("parameter/") for name in arrays if name.startswith("parameter/")]
+    assert_same_bits(expected, {name: arrays[f"trainer/{name}/average"] for name in names})
+    final = averaged.parameters
+    assert_same_bits(final, {n: value.astype(final[n].dtype) for n, value in expected.items()})
+    assert (final["output.weight"] != arrays["parameter/output.weight"]).any()
+    opened = open_run(averaged.folder, mx.cpu()).net
+    parameters = opened._collect_params_with_prefix()
+    assert_same_bits({n: p.data().asnumpy() for n, p in parameters.items()}, expected)
+
+
+def test_the_test_accuracy_is_that_of_the_final_parameters(shapes, tmp_path):
+    done = run(shapes, tmp_path, ema=0.75)  # FP32, so that both compute the same
+    net = open_run(done.folder, mx.cpu()).net
+    _, batches = open_dataset(done.config).loaders(done.config, 1)
+    right = [net(images).asnumpy().argmax(axis=1) == labels.asnumpy() for images, labels in batches]
+    assert done.results["test_accuracy"] == np.concatenate(right).mean()
+
+
+@pytest.mark.parametrize("after_step", [3, 4])
+def test_a_run_that_was_interrupted_has_the_same_average(shapes, tmp_path, averaged, after_step):
+    resumed = run_interrupted(shapes, tmp_path, after_step=after_step, **EMA)
+    assert_same_course(resumed, averaged)
+    assert_same_bits(arrays_of(resumed), arrays_of(averaged))
+    assert resumed.results["steps"] == STEPS
+
+
+def test_an_average_is_part_of_the_config_that_a_resumed_run_must_have(shapes, tmp_path):
+    run(shapes, tmp_path, epochs=1)
+    with pytest.raises(ValueError, match=r"ema was None, is 0\.9"):
+        run(shapes, tmp_path, epochs=1, ema=0.9, resume=True)

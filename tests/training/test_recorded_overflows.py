@@ -1,0 +1,27 @@
+"""Steps that overflow in a run are recorded, which changes nothing, and replayed from the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers import assert_same_bits, module_from
+from training_helpers import run
+
+REPLAY = Path(__file__).resolve().parents[2] / "scripts" / "replay.py"
+ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warmup_epochs": 0}
+
+
+def test_overflows_of_a_run_are_replayed_from_their_files_alone(shapes, tmp_path, capsys):
+    plain = run(shapes, tmp_path / "plain", **ALL_OVERFLOW)
+    recorded = run(shapes, tmp_path / "recorded", **ALL_OVERFLOW, record_overflows=2)
+    assert not (plain.folder / "overflows").exists()
+    assert_same_bits(plain.parameters, recorded.parameters)
+    assert recorded.results["skipped_steps"] == 4
+    files = sorted((recorded.folder / "overflows").iterdir())
+    assert [file.name for file in files] == ["overflow-00000003.npz", "overflow-00000004.npz"]
+    assert module_from(REPLAY).main([str(files[-1]), "--no-cures"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("step 4, skipped at a loss scale of 1.67772e+07\n")
+    assert "replayed: the same bits in all" in printed
+    assert "\nbackward: the first array that is not finite is the gradient of what it" in printed
+    assert printed.endswith("\nlayer: net\n")  # of its logits, which the loss computes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 from mxnet import gluon
 from mxnet.gluon import nn
@@ -23,7 +24,7 @@ from mpgluon.diagnostics.reference import inner_blocks, sixteen_bits
 from mpgluon.diagnostics.scales import LOST_LIMIT, LossScales, owners_of, share_text
 from mpgluon.numerics.loss_scale import DynamicLossScale
 
-__all__ = ["FEWEST_GRADIENTS", "HEADROOM", "Verdict", "judge", "path_of"]
+__all__ = ["FEWEST_GRADIENTS", "FEWEST_NORMALIZED", "HEADROOM", "Verdict", "judge", "path_of"]
 
 HEADROOM = 2.0
 """The factor by which gradients of other batches may be larger without an overflow.
@@ -34,6 +35,14 @@ of with a skipped step at the first batch whose gradients are larger.
 
 FEWEST_GRADIENTS = round(1 / LOST_LIMIT)
 """The fewest nonzero gradients that a share is computed from: one of fewer is above the limit."""
+
+FEWEST_NORMALIZED = 64
+"""The fewest numbers per channel of a BatchNorm at which a large error is held against the format.
+
+The variance of n normal numbers has a relative standard error of sqrt(2 / (n - 1)), a sixth here.
+With fewer, some channels are divided by a variance that is small by chance, which multiplies
+rounding errors in a way that training with a proper batch does not.
+"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,15 @@ def judge(
     unknown = _unknown(report, scales)
     if unknown:
         return Verdict("unknown", f"No verdict on {dtype}: {unknown}")
+    few = _fewest_normalized(net, report)
+    if suggestion.error_after > suggestion.limit and few is not None:
+        return Verdict(
+            "unknown",
+            f"No verdict on {dtype}: the relative error of the result is "
+            f"{suggestion.error_after:.2g}, but `{few[0].name}` normalizes over {few[1]} numbers "
+            f"per channel, fewer than {FEWEST_NORMALIZED}, which multiplies rounding errors. Take "
+            "a larger batch or larger images",
+        )
     losing = _losing(scales)
     for block in inner_blocks(suggestion.blocks):
         losing.pop(block, None)
@@ -152,6 +170,18 @@ def _unknown(report: RangeReport, scales: LossScales) -> str:
             f"{FEWEST_GRADIENTS}. Take a larger batch, or weights at which the loss is not flat"
         ).replace("%", " %")
     return ""
+
+
+def _fewest_normalized(net: gluon.Block, report: RangeReport) -> Optional[tuple[gluon.Block, int]]:
+    """Return the BatchNorm with the fewest numbers per channel, if these are too few."""
+    norms = {block.name: block for block in blocks_of(net) if isinstance(block, nn.BatchNorm)}
+    counts = [
+        (array.exponents.total // norms[array.name].gamma.shape[0], array.name)
+        for array in report.arrays
+        if array.kind == "output" and array.name in norms
+    ]
+    count, name = min(counts, default=(FEWEST_NORMALIZED, ""))
+    return (norms[name], count) if count < FEWEST_NORMALIZED else None
 
 
 def _losing(scales: LossScales) -> dict[gluon.Block, float]:

@@ -149,6 +149,18 @@ def test_an_error_that_remains_is_not_safe():
     assert verdict.lines == ""
 
 
+def test_a_large_error_after_a_batch_norm_over_few_numbers_supports_no_verdict():
+    net = make_net()
+    batch = make_batch()
+    one = Batch(batch.inputs[:1], batch.labels[:1], batch.loss_fn)  # 6 x 6 numbers per channel
+    report = range_report(net, one)
+    suggestion = Suggestion([], 0.5, 0.5, 0.01, [net[0]], "")
+    verdict = judge(net, one, report, loss_scales(net, report, 2.0), suggestion)
+    assert verdict.answer == "unknown"
+    assert "`net_residual_batchnorm0` normalizes over 36 numbers per channel" in verdict.sentence
+    assert verdict.lines == ""
+
+
 def test_gradients_that_are_not_finite_support_no_verdict():
     batch = make_batch()
     infinite = Batch(batch.inputs * float("inf"), batch.labels, batch.loss_fn)

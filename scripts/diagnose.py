@@ -26,7 +26,7 @@ from mpgluon.training.dataset import open_dataset
 from mpgluon.training.networks import build_network, load_pretrained
 from mpgluon.training.runs import newest_checkpoint, restored_network
 
-STEPS = 6  # of diagnose
+STEPS = 7  # of diagnose
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

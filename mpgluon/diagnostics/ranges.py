@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
+from mpgluon.diagnostics.exponents import ExponentHistogram, exponent_histogram
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, round_to
 from mpgluon.tables import Table, percent
@@ -35,6 +36,8 @@ class ArrayRange:
     overflow_fraction, underflow_fraction, subnormal_fraction : float
         The shares in [0, 1] of elements that become infinite (or were), that become zero from
         another value, and that become subnormal.
+    exponents : ExponentHistogram
+        Without the loss scale.
     """
 
     name: str
@@ -43,6 +46,7 @@ class ArrayRange:
     overflow_fraction: float
     underflow_fraction: float
     subnormal_fraction: float
+    exponents: ExponentHistogram
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,14 @@ class RangeReport:
     arrays: Sequence[ArrayRange]
     fmt: FloatFormat
     loss_scale: float
+
+    def gradients(self) -> list[ArrayRange]:
+        """Return the arrays that a loss scale multiplies."""
+        return [a for a in self.arrays if a.kind in ("output gradient", "gradient")]
+
+    def broken_gradients(self) -> list[str]:
+        """Return the names of gradients that are not finite without any scale."""
+        return [a.name for a in self.gradients() if not math.isfinite(a.largest)]
 
     def recommended_loss_scale(self, headroom: float = 2.0) -> float:
         """Return the largest power of two at which no gradient of this batch overflows.
@@ -83,11 +95,10 @@ class RangeReport:
         """
         if not headroom >= 1:
             raise ValueError(f"headroom must be at least 1, received {headroom!r}")
-        gradients = [a for a in self.arrays if a.kind in ("output gradient", "gradient")]
-        broken = [a.name for a in gradients if not math.isfinite(a.largest)]
+        broken = self.broken_gradients()
         if broken:
             raise ValueError(f"gradients are not finite without any scale: {', '.join(broken[:5])}")
-        largest = max((array.largest for array in gradients), default=0.0)
+        largest = max((array.largest for array in self.gradients()), default=0.0)
         if largest == 0:
             return 1.0
         return 2.0 ** math.floor(math.log2(self.fmt.max / headroom / largest))
@@ -157,6 +168,7 @@ def _range_of(
         overflow_fraction=_share(~np.isfinite(rounded)),
         underflow_fraction=_share((rounded == 0) & (size > 0)),
         subnormal_fraction=_share(subnormal),
+        exponents=exponent_histogram([values]),
     )
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import jinja2
 import markupsafe
@@ -24,10 +24,14 @@ from mpgluon.diagnostics.exponents import BatchExponents, ExponentHistogram, bat
 from mpgluon.diagnostics.memory import memory_estimate
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
-from mpgluon.numerics.formats import FLOAT16
+from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
+from mpgluon.diagnostics.verdict import HEADROOM, Verdict, judge
+from mpgluon.numerics.formats import FLOAT16, format_named
 from mpgluon.tables import Table
 
 __all__ = ["Page", "Section", "diagnose"]
+
+_SHOWN = 20  # rows under the slider, of hundreds
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,18 @@ class Section:
     tables : sequence of Table
     pictures : sequence of (bytes, str)
         PNG files, each with a caption.
+    lines : str
+        Python to paste.
+    scales : LossScales, optional
+        For a slider of the loss scale; a reader without JavaScript sees the recommended one.
     """
 
     title: str
     sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[bytes, str]] = ()
+    lines: str = ""
+    scales: Optional[LossScales] = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,11 @@ class Page:
         blocks = [self.title]
         for section in self.sections:
             blocks += [f"== {section.title} ==", *section.sentences, *map(str, section.tables)]
+            if section.scales is not None:
+                scale = section.scales.scale
+                blocks += [section.scales.summary(scale), str(section.scales.table(scale))]
+            if section.lines:
+                blocks.append(section.lines.rstrip())
         return "\n\n".join(blocks)
 
     def write(self, path: Path) -> None:
@@ -72,8 +87,10 @@ class Page:
             trim_blocks=True,
             keep_trailing_newline=True,
         )
-        environment.filters.update(png=_data_address, powers=_with_powers)
-        text = environment.get_template("report.html.jinja").render(page=self)
+        environment.filters.update(
+            png=_data_address, marked=_marked, scale=scale_text, share=share_text
+        )
+        text = environment.get_template("report.html.jinja").render(page=self, shown=_SHOWN)
         path.write_text(text, encoding="utf-8")
 
 
@@ -81,14 +98,15 @@ def _data_address(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def _with_powers(sentence: str) -> markupsafe.Markup:
-    """Return a sentence with 2^-14 and the like as HTML writes powers."""
+def _marked(sentence: str) -> markupsafe.Markup:
+    """Return a sentence with 2^-14 and `names` as HTML writes powers and code."""
     escaped = str(markupsafe.escape(sentence))
 
     def raised(power: re.Match[str]) -> str:
         return f"2<sup>{power[1].replace('-', '&minus;')}</sup>"
 
-    return markupsafe.Markup(re.sub(r"\b2\^(-?\w+)", raised, escaped))
+    coded = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
+    return markupsafe.Markup(re.sub(r"\b2\^(-?\w+)", raised, coded))
 
 
 def diagnose(
@@ -121,7 +139,14 @@ def diagnose(
     exponents = batch_exponents(net, batch)
     progress("ranges")
     at_one = range_report(net, batch)
-    scale = at_one.recommended_loss_scale(headroom=2)
+    finite = not at_one.broken_gradients()
+    scale = at_one.recommended_loss_scale(HEADROOM) if finite else 1.0
+    recommended = (
+        f"A loss scale of 2^{math.log2(scale):.0f} would move the gradients as far to the right as "
+        f"they can go with a headroom of {HEADROOM:g}."
+        if finite
+        else "Gradients are not finite in FP32 already, so no loss scale is recommended."
+    )
     scaled = range_report(net, batch, loss_scale=scale)
     sections = [
         Section("What was looked at", [*about, _versions()]),
@@ -130,8 +155,7 @@ def diagnose(
             [
                 "Every float is a number from 1 to 2 times 2^e; the histograms count e. float16 "
                 "has all its bits from 2^-14 to 65504, fewer below, and none below 2^-25.",
-                f"A loss scale of 2^{math.log2(scale):.0f} would move the gradients as far to the "
-                "right as they can go with a headroom of 2.",
+                recommended,
             ],
             [exponents.table()],
             _pictures(net, exponents, scale),
@@ -139,7 +163,7 @@ def diagnose(
         Section(
             "What float16 would lose",
             [
-                f"With the recommended loss scale of {scale:g} first, then without one. Fractions "
+                f"With a loss scale of {scale:g} first, then without one. Fractions "
                 "are of elements; the largest value is without the scale.",
                 "Where dynamic scaling settles depends on the largest gradient of many batches: "
                 "expect it within a factor of four.",
@@ -162,6 +186,11 @@ def diagnose(
             [comparison.table(15)],
         )
     )
+    progress("verdict")
+    scales = loss_scales(net, at_one, scale if dtype == "float16" else 1.0, format_named(dtype))
+    verdict = judge(net, batch, at_one, scales, suggestion, dtype=dtype)
+    slider = [_slider(scales)] if dtype == "float16" and finite and scales.gradients else []
+    sections[:0] = [_verdict_section(verdict), *slider]
     progress("alignment")
     alignment = alignment_report(net, shape)
     sections.append(
@@ -188,6 +217,25 @@ def diagnose(
     cells = [(one.level, one.topic, one.what, one.why, one.fix) for one in findings]
     table = Table(("level", "topic", "what", "why", "fix"), cells)
     return Page(title, [*sections, Section("This machine", [], [table])])
+
+
+def _verdict_section(verdict: Verdict) -> Section:
+    said = [f"{verdict.sentence}.", *verdict.reasons]
+    if verdict.lines:
+        said.append("The lines to paste, which use your net, loss_fn, inputs and labels:")
+    return Section("Verdict", said, lines=verdict.lines)
+
+
+def _slider(scales: LossScales) -> Section:
+    return Section(
+        "What each loss scale would lose",
+        [
+            "Shares of the numbers that are not zero, in the gradients of each layer's parameters "
+            "and of its output. Lost: below 2^-24, the smallest float16; most become zero. "
+            "Subnormal: below 2^-14, with fewer bits. Overflow: from 2^16; the step is skipped.",
+        ],
+        scales=scales,
+    )
 
 
 def _versions() -> str:

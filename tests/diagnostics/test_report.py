@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import html.parser
 import re
 from pathlib import Path
@@ -20,6 +21,8 @@ from mpgluon.tables import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLES = [
+    "Verdict",
+    "What each loss scale would lose",
     "What was looked at",
     "Which part of float16's range is used",
     "What float16 would lose",
@@ -46,7 +49,7 @@ class Outline(html.parser.HTMLParser):
         if tag == "img":
             assert values["alt"]
             self.pictures.append(base64.b64decode(values["src"].split(",")[1]))
-        if tag not in ("img", "meta"):
+        if tag not in ("img", "input", "meta"):
             self._stack.append(tag)
             self._text = ""
 
@@ -75,10 +78,12 @@ def test_a_page_has_every_section_and_names_the_planted_layer(page):
     text = str(page)
     for title in TITLES:
         assert f"== {title} ==" in text
-    losses = page.sections[2].tables[0]
+    losses = page.sections[4].tables[0]
     assert losses.rows[0][:2] == ("large", "output")
     assert "classes 5 -> 8" in text
     assert "relative error of the network's result: inf" in text.lower()
+    assert "float16 is safe for this network; loss scale 2^" in text
+    assert "mpgluon.cast_block(net, keep_fp32=" in text
     assert re.search(r"Suggestion: keep .*large.* in FP32", text)
 
 
@@ -91,6 +96,7 @@ def test_the_file_is_complete_html_that_needs_nothing_beside_it(page, tmp_path):
     assert len(outline.pictures) == 3
     assert all(picture.startswith(b"\x89PNG") for picture in outline.pictures)
     assert all(address.startswith("data:image/png;base64,") for address in outline.addresses)
+    assert page.sections[0].lines in html.unescape(text)
     assert {"float32", "mixed_bfloat16", "net_dense0"} <= set(outline.cells)
 
 
@@ -125,6 +131,8 @@ def test_a_network_of_the_zoo_is_looked_at_on_noise(diagnose_script, tmp_path, c
     assert "Images of normal noise, (4, 3, 32, 32): no data set." in output
     assert "Weights as they were drawn: an untrained network." in output
     assert f"{dtype} beside FP32, layer by layer" in output
+    assert "== Verdict ==" in output
+    assert ("What each loss scale would lose" in output) == (dtype == "float16")
     assert output.endswith(f"written to {tmp_path / 'page.html'}\n")
     assert len(Outline((tmp_path / "page.html").read_text()).pictures) == 3
 

@@ -1,0 +1,89 @@
+"""The numbers behind the slider: against rounding each gradient, and small enough for a page."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from diagnostics_helpers import make_batch, make_net
+from mxnet.gluon import nn
+
+from mpgluon import FLOAT16, round_to
+from mpgluon.diagnostics.exponents import exponent_histogram
+from mpgluon.diagnostics.observe import observed_batch
+from mpgluon.diagnostics.ranges import range_report
+from mpgluon.diagnostics.scales import (
+    LayerGradient,
+    LossScales,
+    loss_scales,
+    share_text,
+)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return make_net()
+
+
+@pytest.fixture(scope="module")
+def scales(net):
+    return loss_scales(net, range_report(net, make_batch()), 2.0**8)
+
+
+@pytest.mark.parametrize("power", [-20, -10, 0, 8, 14, 22])
+def test_shares_are_those_of_the_rounded_gradients(net, scales, power):
+    dense = net[-1]
+    found = observed_batch(net, make_batch(), lambda _: None)
+    parts = [found[parameter].asnumpy().ravel() for parameter in (dense.weight, dense.bias)]
+    values = np.abs(np.concatenate(parts).astype(np.float64))
+    values = values[values > 0] * 2.0**power
+    rounded = round_to(values, FLOAT16)
+    places = [(one.block, one.what) for one in scales.gradients]
+    shares = scales.shares(2.0**power)[places.index((dense, "parameters"))]
+    assert shares["overflow"] == np.mean(np.isinf(rounded))
+    # Of what is lost, rounding takes numbers from 2^-25 to the smallest subnormal.
+    saved = np.mean((rounded > 0) & (values < FLOAT16.smallest_subnormal))
+    assert shares["lost"] == pytest.approx(np.mean(rounded == 0) + saved)
+    subnormal = (values >= FLOAT16.smallest_subnormal) & (values < FLOAT16.smallest_normal)
+    assert shares["subnormal"] == np.mean(subnormal)
+
+
+def test_every_gradient_of_the_network_is_there_but_those_that_stay_fp32(scales):
+    found = {(one.block.name, one.what) for one in scales.gradients}
+    assert ("net_conv0", "parameters") in found
+    assert ("net_residual_batchnorm0", "output") in found
+    assert ("net_residual_batchnorm0", "parameters") not in found
+    assert ("net_residual", "output") in found  # the sum that the block computes itself
+
+
+def test_what_overflows_comes_first_and_what_is_lost_next(scales):
+    high, low = scales.worst(2.0**24, 3), scales.worst(2.0**-20, 3)
+    assert high[0][1]["overflow"] >= high[1][1]["overflow"] >= high[2][1]["overflow"] > 0
+    assert low[0][1]["lost"] >= low[1][1]["lost"] >= low[2][1]["lost"] > 0
+    assert f"{len(scales.gradients)} gradients overflow in part" in scales.summary(2.0**100)
+    assert scales.summary(scales.scale).startswith("At a loss scale of 256, 0 of")
+
+
+def test_the_slider_reaches_the_recommended_scale(scales):
+    assert scales.powers == (-10, 24)
+    assert LossScales(scales.gradients, 2.0**30, FLOAT16).powers == (-10, 30)
+    assert LossScales(scales.gradients, 2.0**-12, FLOAT16).powers == (-12, 24)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0 %"), (1e-9, "<0.01 %"), (0.00005, "0.01 %"), (0.0321, "3.21 %"), (1.0, "100.00 %")],
+)
+def test_only_nothing_is_zero_percent(share, text):
+    assert share_text(share) == text
+
+
+def test_five_hundred_layers_take_less_than_a_picture():
+    drawn = np.random.default_rng(0)
+    values = np.exp(drawn.normal(-9, 4, 20_000)).astype(np.float32)
+    block = nn.Dense(1, prefix="a_stage_with_a_long_name_dense0_")
+    one = LayerGradient(block, "parameters", exponent_histogram([values]))
+    data = LossScales([one] * 500, 1.0, FLOAT16).data()
+    assert sum(data["layers"][0]["counts"]) == 20_000
+    assert len(json.dumps(data)) < 200_000

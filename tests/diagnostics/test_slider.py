@@ -1,0 +1,165 @@
+"""The page in a browser: the slider computes what Python does, for every reader, offline."""
+
+from __future__ import annotations
+
+import re
+
+import mxnet as mx
+import pytest
+from browser import EXECUTABLE, Browser
+from diagnostics_helpers import make_batch, make_net
+
+from mpgluon.diagnostics import report
+from mpgluon.diagnostics.ranges import range_report
+from mpgluon.diagnostics.report import Page, Section
+from mpgluon.diagnostics.scales import LossScales, loss_scales, share_text
+
+POWERS = (-10, -3, 0, 9, 13, 17, 24)
+SHOWN = report._SHOWN
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if EXECUTABLE is None:
+        pytest.skip("there is no chromium or google-chrome to open the page in")
+    with Browser(tmp_path_factory.mktemp("profile"), size=(900, 900)) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def scales():
+    mx.random.seed(0)
+    net = make_net()
+    few = loss_scales(net, range_report(net, make_batch()), 2.0**13)
+    # As many as a deep network has, each moved by some powers of two.
+    moved = [
+        type(one)(one.block, one.what, one.exponents.times(2.0**-shift))
+        for shift in range(0, 40, 4)
+        for one in few.gradients
+    ]
+    return LossScales(moved, few.scale, few.fmt)
+
+
+@pytest.fixture(scope="module")
+def path(scales, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    verdict = Section("Verdict", ["float16 is `safe`; loss scale 2^13."], lines="x < 1\n")
+    Page("A network", [verdict, Section("Scales", scales=scales)]).write(path)
+    return path
+
+
+@pytest.fixture
+def page(browser, path):
+    browser.events.clear()
+    browser.open(path.as_uri())
+    yield browser
+    requested = [e for e in browser.events if e["method"] == "Network.requestWillBeSent"]
+    assert {e["params"]["request"]["url"] for e in requested} == {path.as_uri()}
+    assert not [e for e in browser.events if e["method"] == "Runtime.exceptionThrown"]
+
+
+def rows_of(page):
+    return page.evaluate(
+        """Array.from(document.getElementById('layers').rows, (row) =>
+            Array.from(row.cells, (cell) => cell.textContent))"""
+    )
+
+
+def move_to(page, power):
+    page.evaluate(
+        f"""(() => {{
+            const slider = document.getElementById('scale');
+            slider.value = {power};
+            slider.dispatchEvent(new Event('input'));
+        }})()"""
+    )
+
+
+def text_of(page, selector):
+    return page.evaluate(f"document.querySelector({selector!r}).textContent")
+
+
+@pytest.mark.parametrize("power", POWERS)
+def test_the_script_computes_the_same_shares_as_python(page, scales, power):
+    found = page.evaluate(f"histograms.layers.map((layer) => sharesOf(layer, {power}))")
+    assert found == scales.shares(2.0**power)  # to the last bit
+
+
+@pytest.mark.parametrize("power", POWERS)
+def test_the_slider_shows_the_worst_layers_at_its_scale(page, scales, power):
+    move_to(page, power)
+    assert text_of(page, "#summary") == scales.summary(2.0**power)
+    expected = scales.worst(2.0**power, SHOWN)
+    for row, (one, shares) in zip(rows_of(page), expected):
+        parts = [share_text(shares[part]) for part in ("lost", "subnormal", "overflow")]
+        assert [*row[:2], *row[3:]] == [one.block.name, one.what, *parts]
+    assert len(rows_of(page)) == len(expected)
+
+
+def test_before_the_slider_moves_the_page_is_as_it_was_written(page):
+    with_script = rows_of(page)
+    page.send("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.send("Page.reload")
+        page.wait_for("document.readyState === 'complete'")
+        assert rows_of(page) == with_script
+        assert not page.evaluate("document.getElementById('scale').checkVisibility()")
+        assert "recommended loss scale" in page.evaluate("document.body.innerText")
+    finally:
+        page.send("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_all_layers_come_in_the_order_of_the_network(page, scales):
+    page.evaluate("document.getElementById('all').click()")
+    assert [row[:2] for row in rows_of(page)] == [
+        [one.block.name, one.what] for one in scales.gradients
+    ]
+
+
+def test_the_keyboard_moves_the_scale_and_readers_hear_it(page, scales):
+    page.evaluate("document.getElementById('scale').focus()")
+    page.press("ArrowRight")
+    assert text_of(page, "#summary") == scales.summary(2.0**14)
+    page.press("Home")
+    assert text_of(page, "#summary") == scales.summary(2.0**-10)
+    assert "2\N{MINUS SIGN}10 = 0.0009765625" in text_of(page, "label[for=scale]")
+    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+    (slider,) = [node for node in nodes if node["role"]["value"] == "slider"]
+    assert slider["name"]["value"].startswith("Loss scale S = 2")
+    spoken = page.evaluate("document.getElementById('scale').getAttribute('aria-valuetext')")
+    assert spoken == "2 to the power of -10, 0.0009765625"
+    assert {"status", "checkbox", "button", "region"} <= {node["role"]["value"] for node in nodes}
+    page.evaluate("document.getElementById('recommended').click()")
+    assert text_of(page, "#summary") == scales.summary(scales.scale)
+
+
+def test_parts_differ_by_their_pattern_not_by_a_colour(page):
+    looks = page.evaluate(
+        """['lost', 'subnormal', 'normal', 'overflow'].map((part) => {
+            const style = getComputedStyle(document.querySelector('.legend i.' + part));
+            return style.backgroundImage + style.backgroundColor;
+        })"""
+    )
+    assert len(set(looks)) == 4
+    for look in looks:
+        for red, green, blue in re.findall(r"rgba?\((\d+), (\d+), (\d+)", look):
+            assert red == green == blue
+
+
+@pytest.mark.parametrize("width", [360, 900, 1400])
+def test_no_width_needs_scrolling_sideways(page, width):
+    page.send(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=900,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
+    try:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    finally:
+        page.send("Emulation.clearDeviceMetricsOverride")
+
+
+def test_lines_to_paste_are_as_they_were(page):
+    assert text_of(page, "pre") == "x < 1\n"

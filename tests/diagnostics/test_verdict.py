@@ -1,0 +1,225 @@
+"""The verdict: planted faults are named, its lines run, and where nothing is known it says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mxnet as mx
+import numpy as np
+import pytest
+from diagnostics_helpers import Batch, Times, make_batch, make_net
+from mxnet.gluon import nn
+
+from mpgluon import BFLOAT16, FLOAT16, amp
+from mpgluon.diagnostics.compare import Suggestion, suggest_keep_fp32
+from mpgluon.diagnostics.ranges import range_report
+from mpgluon.diagnostics.scales import loss_scales
+from mpgluon.diagnostics.verdict import FEWEST_GRADIENTS, HEADROOM, judge, path_of
+
+
+def verdict_on(net, batch, dtype="float16"):
+    report = range_report(net, batch)
+    scale = 1.0
+    if dtype == "float16" and not report.broken_gradients():
+        scale = report.recommended_loss_scale(HEADROOM)
+    fmt = {"float16": FLOAT16, "bfloat16": BFLOAT16}[dtype]
+    suggestion = suggest_keep_fp32(net, batch, dtype=dtype, loss_scale=scale)
+    return judge(net, batch, report, loss_scales(net, report, scale, fmt), suggestion, dtype=dtype)
+
+
+def train_as_told(verdict, net, batch):
+    """Paste the lines of a verdict, run them, and return the names that they defined."""
+    names = {
+        "net": net,
+        "loss_fn": batch.loss_fn,
+        "inputs": batch.inputs,
+        "labels": batch.labels,
+        "batch_size": 4,
+    }
+    exec(verdict.lines, names)
+    mx.nd.waitall()
+    return names
+
+
+class Fades(nn.HybridBlock):
+    """Returns its input, with a gradient that is smaller by a factor."""
+
+    def __init__(self, factor, prefix):
+        super().__init__(prefix=prefix)
+        self._factor = factor
+
+    def hybrid_forward(self, F, x):
+        constant = F.BlockGrad(x)
+        return constant + (x - constant) * self._factor
+
+
+class Rounds(nn.HybridBlock):
+    """A matrix product that changes nothing but the format, without parameters to keep in FP32."""
+
+    def hybrid_forward(self, F, x):
+        return F.dot(x, F.eye(64))
+
+
+def fading_net(*blocks):
+    """Return a network whose first layer gets small inputs, and small gradients from blocks."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(Times(2.0**-8, "down_"), nn.Dense(64, use_bias=False, prefix="weak_"))
+        net.add(*blocks, nn.Dense(5))
+    net.initialize(mx.init.Xavier())
+    net(make_batch().inputs)
+    return net
+
+
+def weak_net():
+    """Return a net with gradients that are below 2^-24 only once inputs are multiplied in."""
+    return fading_net(Fades(2.0**-13, "first_"), Fades(2.0**-13, "next_"))
+
+
+def zeros_in(net):
+    gradient = net[1].weight.grad().asnumpy()
+    return float(np.mean(gradient == 0))
+
+
+def test_a_harmless_network_is_safe_and_its_lines_train_it():
+    net, batch = make_net(), make_batch()
+    verdict = verdict_on(net, batch)
+    scale = range_report(net, batch).recommended_loss_scale(HEADROOM)
+    assert verdict.answer == "safe"
+    power = round(np.log2(scale))
+    assert verdict.sentence == f"float16 is safe for this network; loss scale 2^{power}"
+    before = net[0].weight.data().asnumpy()
+    names = train_as_told(verdict, net, batch)
+    trainer = names["trainer"]
+    assert amp.loss_scale(trainer) == scale
+    assert not amp.step_was_skipped(trainer)
+    assert net[0].weight.data().dtype == np.float16
+    assert not np.array_equal(net[0].weight.data().asnumpy(), before.astype(np.float16))
+
+
+def test_a_layer_whose_gradients_underflow_is_named_and_the_lines_save_them():
+    batch = make_batch()
+    verdict = verdict_on(weak_net(), batch)
+    assert verdict.answer == "safe"
+    assert "keep `net_weak` in FP32" in verdict.sentence
+    assert "of its gradients underflow" in verdict.sentence
+    assert "net[1],  # net_weak" in verdict.lines
+    net = weak_net()
+    train_as_told(verdict, net, batch)
+    saved = zeros_in(net)
+    net = weak_net()
+    without = [line for line in verdict.lines.splitlines() if "net[" not in line]
+    train_as_told(replace(verdict, lines="\n".join(without)), net, batch)
+    assert zeros_in(net) > saved + 0.01
+
+
+def test_gradients_that_arrive_as_zeros_cannot_be_saved_by_the_layer_that_gets_them():
+    fades = (Fades(2.0**-13, f"fades{place}_") for place in range(3))
+    net, batch = fading_net(Rounds(), *fades), make_batch()
+    report = range_report(net, batch)
+    scales = loss_scales(net, report, report.recommended_loss_scale(HEADROOM))
+    harmless = Suggestion([], 0.0, 0.0, 1.0, [], "")  # of the error of the result
+    verdict = judge(net, batch, report, scales, harmless)
+    assert verdict.answer == "not safe"
+    assert "`net_weak` loses" in verdict.sentence
+    assert "even in FP32, since they arrive as zeros" in verdict.sentence
+    assert verdict.lines == ""
+
+
+def test_a_layer_whose_values_overflow_is_kept_and_the_lines_keep_it():
+    net = make_net(Times(2.0**20, "large_"), Times(2.0**-20, "small_"))
+    verdict = verdict_on(net, make_batch())
+    assert verdict.answer == "safe"
+    assert "`large`" in verdict.sentence
+    assert "in FP32: the result's error falls from inf to" in verdict.sentence
+    names = train_as_told(verdict, net, make_batch())
+    assert not amp.step_was_skipped(names["trainer"])
+
+
+def test_an_error_that_remains_is_not_safe():
+    net, batch = make_net(), make_batch()
+    report = range_report(net, batch)
+    remains = "most of what remains is introduced by net_dense0"
+    suggestion = Suggestion([], 0.5, 0.5, 0.01, [net[0]], remains)
+    verdict = judge(net, batch, report, loss_scales(net, report, 2.0), suggestion)
+    assert verdict.answer == "not safe"
+    assert f"stays at 0.5, above 0.01; {remains}. Use bfloat16" in verdict.sentence
+    assert verdict.lines == ""
+
+
+def test_a_large_error_after_a_batch_norm_over_few_numbers_supports_no_verdict():
+    net = make_net()
+    batch = make_batch()
+    one = Batch(batch.inputs[:1], batch.labels[:1], batch.loss_fn)  # 6 x 6 numbers per channel
+    report = range_report(net, one)
+    suggestion = Suggestion([], 0.5, 0.5, 0.01, [net[0]], "")
+    verdict = judge(net, one, report, loss_scales(net, report, 2.0), suggestion)
+    assert verdict.answer == "unknown"
+    assert "`net_residual_batchnorm0` normalizes over 36 numbers per channel" in verdict.sentence
+    assert verdict.lines == ""
+
+
+def test_gradients_that_are_not_finite_support_no_verdict():
+    batch = make_batch()
+    infinite = Batch(batch.inputs * float("inf"), batch.labels, batch.loss_fn)
+    verdict = verdict_on(make_net(), infinite)
+    assert verdict.answer == "unknown"
+    assert verdict.sentence.startswith("No verdict on float16: in FP32 the gradient of")
+    assert "is not finite already" in verdict.sentence
+    assert verdict.lines == ""
+
+
+def test_too_few_gradients_support_no_verdict():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=3))
+    net.initialize()
+    inputs, labels = mx.nd.ones((1, 3)), mx.nd.array([0])
+    verdict = verdict_on(net, Batch(inputs, labels, make_batch().loss_fn))
+    assert verdict.answer == "unknown"
+    assert f"and a share of 1 % needs {FEWEST_GRADIENTS}" in verdict.sentence
+
+
+def test_bfloat16_needs_no_loss_scale_and_its_lines_have_none():
+    net, batch = make_net(), make_batch()
+    verdict = verdict_on(net, batch, "bfloat16")
+    assert verdict.answer == "safe"
+    assert "no loss scale is needed" in verdict.sentence
+    before = net[0].weight.data().asnumpy()
+    train_as_told(verdict, net, batch)
+    assert not np.array_equal(net[0].weight.data().asnumpy(), before)
+
+
+@pytest.mark.parametrize(("power", "bound"), [(-3, "min_scale"), (30, "max_scale")])
+def test_lines_for_scales_beyond_the_default_range_run_too(power, bound):
+    net = make_net()
+    batch = make_batch()
+    factor = 2.0 ** (12 - power)  # the recommended scale is about 2^12 for a factor of 1
+    loss = batch.loss_fn
+    scaled = Batch(batch.inputs, batch.labels, lambda y, label: loss(y, label) * factor)
+    verdict = verdict_on(net, scaled)
+    assert verdict.answer == "safe"
+    assert bound in verdict.lines
+    names = train_as_told(verdict, net, scaled)
+    assert not amp.step_was_skipped(names["trainer"])
+
+
+class Holder(nn.HybridBlock):
+    """A block with a layer as an attribute, one in a list, and a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = nn.Dense(2)
+        self.sequence = nn.HybridSequential()
+        self.sequence.add(nn.Dense(3), nn.HybridSequential())
+        self.sequence[1].add(nn.Dense(4))
+        self.listed = [nn.Dense(5)]
+        self.register_child(self.listed[0])
+
+
+def test_a_block_is_found_by_an_expression_that_python_understands():
+    net = Holder()
+    blocks = [net.own, net.sequence, net.sequence[0], net.sequence[1][0], net.listed[0], net]
+    assert [eval(path_of(net, block)) for block in blocks] == blocks
+    assert path_of(net, net.sequence[1][0]) == "net.sequence[1][0]"

@@ -113,13 +113,12 @@ class _Cures:
     def _keeping(self, paths: Sequence[str]) -> tuple[BlockCast, ...]:
         """Return the casts with more blocks kept in FP32."""
         return tuple(
-            cast._replace(kept=tuple(dict.fromkeys([*cast.kept, *_inside(cast.block, paths)])))
-            for cast in self._settings.casts
+            cast.keeping(tuple(_inside(cast.block, paths))) for cast in self._settings.casts
         )
 
     def _code(self, names: str) -> str:
         """Return the call of the cast with more blocks kept, beside those that were."""
-        net, (root, policy, kept) = self._bench.net, self._settings.casts[0]
+        net, (root, policy, kept, operators, _) = self._bench.net, self._settings.casts[0]
         blocks = {path: block for block, path in paths_of(net).items()}
         before = [
             code_of(net, path)
@@ -127,6 +126,7 @@ class _Cures:
             if not isinstance(blocks[path], NORMALIZATION_LAYERS)
             and path.rpartition(".")[0] not in kept
         ]
+        before += [repr(f"{path or net.name}:{operator}") for path, operator in operators]
         names = ", ".join([*before, names])
         if policy.param_dtype == "float16":
             names = f"(*mpgluon.NORMALIZATION_LAYERS, {names})"

@@ -15,6 +15,8 @@ from mxnet.gluon.contrib.nn import SyncBatchNorm
 
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.cast.forward import forward_of
+from mpgluon.cast.network_cast import NetworkCast
+from mpgluon.cast.table import Rule
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.numerics.policy import Policy
@@ -36,7 +38,26 @@ class BlockCast(NamedTuple):
 
     block: str
     policy: Policy
-    kept: tuple[str, ...]  # what keep_fp32 names
+    kept: tuple[str, ...]  # blocks that keep_fp32 names
+    operators_fp32: tuple[tuple[str, str], ...] = ()  # blocks and their operators with own rules
+    operators_16: tuple[tuple[str, str], ...] = ()
+
+    def keeping(self, blocks: tuple[str, ...]) -> BlockCast:
+        """Return the cast with more blocks kept in FP32, where operators have no rules."""
+        kept = tuple(dict.fromkeys([*self.kept, *blocks]))
+
+        def outside(named: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+            return tuple(
+                (place, operator)
+                for place, operator in named
+                if not any(f"{place}.".startswith(f"{block}.") for block in blocks)
+            )
+
+        return self._replace(
+            kept=kept,
+            operators_fp32=outside(self.operators_fp32),
+            operators_16=outside(self.operators_16),
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,16 @@ class NetworkSettings:
         paths = paths_of(net)
         forwards = [forward for forward in map(forward_of, paths) if forward is not None]
         network_casts = dict.fromkeys(forward.network_cast for forward in forwards)
+
+        def operators(network_cast: NetworkCast, rule: Rule) -> tuple[tuple[str, str], ...]:
+            return tuple(
+                (paths[forward.block], operator)
+                for forward in forwards
+                if forward.network_cast is network_cast
+                for operator, own in forward.plan.rules.items()
+                if own is rule
+            )
+
         casts = [
             BlockCast(
                 paths[network_cast.root],
@@ -74,6 +105,8 @@ class NetworkSettings:
                     if forward.network_cast is network_cast
                     and (forward.plan.keeps_parameters or forward.kept)
                 ),
+                operators(network_cast, Rule.FLOAT32),
+                operators(network_cast, Rule.NORMALIZE),
             )
             for network_cast in network_casts
             if network_cast.root in paths
@@ -102,7 +135,15 @@ class NetworkSettings:
             If a value is missing or not what it can be.
         """
         casts = tuple(
-            BlockCast(_text(c["block"]), Policy(**c["policy"]), tuple(map(_text, c["kept"])))
+            BlockCast(
+                _text(c["block"]),
+                Policy(**c["policy"]),
+                tuple(map(_text, c["kept"])),
+                *(
+                    tuple((_text(block), _text(operator)) for block, operator in c[field])
+                    for field in ("operators_fp32", "operators_16")
+                ),
+            )
             for c in values["casts"]
         )
         hybridized = {
@@ -129,15 +170,23 @@ class NetworkSettings:
             If it lacks a block that the file ``path`` names.
         """
         blocks = {place: block for block, place in paths_of(net).items()}
-        named = [*self.hybridized, *(p for cast in self.casts for p in (cast.block, *cast.kept))]
+        named = [
+            *self.hybridized,
+            *(p for cast in self.casts for p in (cast.block, *cast.kept)),
+            *(p for cast in self.casts for p, _ in (*cast.operators_fp32, *cast.operators_16)),
+        ]
         for place in named:
             if place not in blocks:
                 raise CheckpointError(
                     f"{path} does not fit this network: it has no block {place!r}"
                 )
         for cast in self.casts:
-            kept = [blocks[place] for place in cast.kept]
-            apply_policy(blocks[cast.block], cast.policy, keep_fp32=kept)
+            fp32, half = (
+                [f"{blocks[place].name}:{operator}" for place, operator in named]
+                for named in (cast.operators_fp32, cast.operators_16)
+            )
+            kept = [*(blocks[place] for place in cast.kept), *fp32]
+            apply_policy(blocks[cast.block], cast.policy, kept, half)
         for place, block in blocks.items():
             if isinstance(block, gluon.HybridBlock):
                 block.hybridize(place in self.hybridized, **self.hybridized.get(place, {}))

@@ -331,17 +331,23 @@ def test_a_network_without_shapes_and_a_loss_of_ones_own_are_replayed(tmp_path, 
     assert replay(training.newest, cures=False).same_bits
 
 
-def test_blocks_that_were_kept_in_fp32_are_kept_again(tmp_path):
+def test_blocks_and_operators_that_were_kept_in_fp32_are_kept_again(tmp_path):
     net = make_net()
-    mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[0]))
+    kept = (*mpgluon.NORMALIZATION_LAYERS, net[0], "3:FullyConnected")
+    mpgluon.cast_block(net, keep_fp32=kept, compute_16=["mean"])
     net.hybridize(static_alloc=True)
     before = NetworkSettings.of(net)
+    assert before.casts[0].operators_fp32 == (("3", "FullyConnected"),)
     plain = make_net("plain_")
     NetworkSettings.from_dict(json.loads(json.dumps(before.as_dict()))).apply(plain, tmp_path)
     assert NetworkSettings.of(plain) == before
     kinds = [str(np.dtype(p.dtype)) for p in plain._collect_params_with_prefix().values()]
     assert kinds == [str(np.dtype(p.dtype)) for p in net._collect_params_with_prefix().values()]
     assert before.casts[0].kept == ("0", "1", "4")
+    with_fewer_rules = before.casts[0].keeping(("3",))
+    assert with_fewer_rules.kept == ("0", "1", "4", "3")
+    assert with_fewer_rules.operators_fp32 == ()
+    assert not {"3", "3.0"} & {place for place, _ in with_fewer_rules.operators_16}
 
 
 def test_blocks_are_named_as_python_finds_them():

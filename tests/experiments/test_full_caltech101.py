@@ -201,7 +201,7 @@ def test_no_difference_is_said_only_of_runs_without_one(records, page_of):
 
 def test_fine_tuning_is_praised_only_if_it_helps_and_the_formats_agree(records, page_of):
     title = TITLES["fine_tuning"]
-    claim = "**A cast network that starts from FP32 weights fine-tunes as well as in float32"
+    claim = "**A cast network that starts from FP32 weights fine-tunes as in float32"
     for points, holds in (
         ({"scratch": 20, "pretrained": 60}, True),
         ({"scratch": 60, "pretrained": 60}, False),

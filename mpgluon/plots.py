@@ -43,8 +43,8 @@ Event = dict[str, Any]
 Histogram = tuple[npt.ArrayLike, npt.ArrayLike, int]
 
 FORMAT_LOOKS: Mapping[str, Mapping[str, Any]] = {
-    "float32": {"color": "black", "marker": "s", "linestyle": "-"},
-    "float16": {"color": "#0072B2", "marker": "o", "linestyle": "--"},
+    "float32": {"color": "black", "marker": "o", "linestyle": "-"},
+    "float16": {"color": "#0072B2", "marker": "s", "linestyle": "--"},
     "mixed_float16": {"color": "#56B4E9", "marker": "D", "linestyle": "-."},
     "bfloat16": {"color": "#D55E00", "marker": "^", "linestyle": ":"},
 }

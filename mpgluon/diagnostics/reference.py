@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Callable, Optional
 
 import mxnet as mx
@@ -28,7 +29,7 @@ from mpgluon.diagnostics.observe import (
 )
 from mpgluon.numerics.dtypes import cast, dtype_name
 
-__all__ = ["Errors", "Reference", "inner_blocks", "sixteen_bits"]
+__all__ = ["Errors", "Reference", "inner_blocks", "input_error", "sixteen_bits"]
 
 Values = npt.NDArray[np.float32]
 
@@ -210,6 +211,27 @@ def _answering(blocks: Sequence[gluon.Block], results: Sequence[Any]) -> Iterato
 def inner_blocks(blocks: Sequence[gluon.Block]) -> set[gluon.Block]:
     """Return the blocks and their inner blocks, which ``keep_fp32`` keeps with them."""
     return {inner for block in blocks for inner in blocks_of(block)}
+
+
+def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
+    """Return the relative error of the result of an FP32 network whose FP32 inputs are rounded."""
+    results: list[Values] = []
+
+    def see(seen: Seen) -> None:
+        if seen.block is net and seen.kind == "output":
+            results.append(values_of(seen.array))
+
+    rounded = tuple(
+        cast(cast(one, dtype), "float32") if dtype_name(one) == "float32" else one
+        for one in batch.arguments
+    )
+    with sixteen_bits(net, dtype) as forwards, having(forwards, "kept", True):
+        for inputs in (batch.arguments, rounded):
+            observed_batch(net, replace(batch, inputs=inputs), see)
+    errors, half = Errors(), len(results) // 2
+    for before, after in zip(results[:half], results[half:]):
+        errors.add(net, "output", mx.nd.array(after, dtype=after.dtype), before)
+    return errors.of(net, "output")
 
 
 @contextmanager

@@ -20,11 +20,19 @@ from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_his
 from mpgluon.diagnostics.meanwhile import having
 from mpgluon.diagnostics.observe import Batch, observed_batch
 from mpgluon.diagnostics.ranges import RangeReport
-from mpgluon.diagnostics.reference import inner_blocks, sixteen_bits
+from mpgluon.diagnostics.reference import inner_blocks, input_error, sixteen_bits
 from mpgluon.diagnostics.scales import LOST_LIMIT, LossScales, owners_of, share_text
 from mpgluon.numerics.loss_scale import DynamicLossScale
 
-__all__ = ["FEWEST_GRADIENTS", "FEWEST_NORMALIZED", "HEADROOM", "Verdict", "judge", "path_of"]
+__all__ = [
+    "AMPLIFIED",
+    "FEWEST_GRADIENTS",
+    "FEWEST_NORMALIZED",
+    "HEADROOM",
+    "Verdict",
+    "judge",
+    "path_of",
+]
 
 HEADROOM = 2.0
 """The factor by which gradients of other batches may be larger without an overflow.
@@ -42,6 +50,14 @@ FEWEST_NORMALIZED = 64
 The variance of n normal numbers has a relative standard error of sqrt(2 / (n - 1)), a sixth here.
 With fewer, some channels are divided by a variance that is small by chance, which multiplies
 rounding errors in a way that training with a proper batch does not.
+"""
+
+
+AMPLIFIED = 8.0
+"""How many times the error that rounding the inputs alone makes is allowed for the whole network.
+
+A network with random weights multiplies any small change of its images, in FP32 too: that is no
+fault of a format. Errors of 64 roundings, of the same size and independent, add up to 8 of one.
 """
 
 
@@ -106,6 +122,10 @@ def judge(
             f"per channel, fewer than {FEWEST_NORMALIZED}, which multiplies rounding errors. Take "
             "a larger batch or larger images",
         )
+    alone = 0.0
+    if math.inf > suggestion.error_after > suggestion.limit:
+        alone = input_error(net, batch, dtype)
+    is_exact = suggestion.error_after <= max(suggestion.limit, AMPLIFIED * alone)
     losing = _losing(scales)
     for block in inner_blocks(suggestion.blocks):
         losing.pop(block, None)
@@ -124,13 +144,15 @@ def judge(
         if block not in still
     ]
     reasons = [_about_errors(suggestion, dtype), _about_range(scales, dtype), _about_batch(batch)]
-    if suggestion.error_after > suggestion.limit or still:
+    if alone and is_exact:
+        reasons.insert(1, _about_amplification(suggestion, alone))
+    if not is_exact or still:
         causes = [
             f"`{block.name}` loses {share_text(after[block])} of its gradients at that loss scale "
             "even in FP32, since they arrive as zeros"
             for block in still
         ]
-        if suggestion.error_after > suggestion.limit:
+        if not is_exact:
             causes.insert(
                 0,
                 f"the relative error of its result stays at {suggestion.error_after:.2g}, above "
@@ -235,6 +257,15 @@ def _about_errors(suggestion: Suggestion, dtype: str) -> str:
     return (
         f"The relative error of the network's result in {dtype} is {suggestion.error_before:.2g}; "
         f"{suggestion.limit:.2g}, 32 roundings, is allowed."
+    )
+
+
+def _about_amplification(suggestion: Suggestion, alone: float) -> str:
+    return (
+        f"The error that is left, {suggestion.error_after:.2g}, does not count against the format: "
+        f"rounding nothing but the inputs changes the result by {alone:.2g} already, and up to "
+        f"{AMPLIFIED:g} times as much is allowed. Networks with random weights multiply any small "
+        "change so."
     )
 
 

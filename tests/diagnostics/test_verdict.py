@@ -13,6 +13,7 @@ from mxnet.gluon import nn
 from mpgluon import BFLOAT16, FLOAT16, amp
 from mpgluon.diagnostics.compare import Suggestion, suggest_keep_fp32
 from mpgluon.diagnostics.ranges import range_report
+from mpgluon.diagnostics.reference import input_error
 from mpgluon.diagnostics.scales import loss_scales
 from mpgluon.diagnostics.verdict import FEWEST_GRADIENTS, HEADROOM, judge, path_of
 
@@ -147,6 +148,28 @@ def test_an_error_that_remains_is_not_safe():
     assert verdict.answer == "not safe"
     assert f"stays at 0.5, above 0.01; {remains}. Use bfloat16" in verdict.sentence
     assert verdict.lines == ""
+
+
+def test_an_error_that_rounding_the_inputs_explains_does_not_count_against_the_format():
+    net, batch = make_net(), make_batch()
+    report = range_report(net, batch)
+    alone = input_error(net, batch, "float16")
+    assert 0 < alone < 0.01
+    scales = loss_scales(net, report, 2.0)
+    for times, answer in ((7.5, "safe"), (8.5, "not safe")):
+        left = Suggestion([], times * alone, times * alone, alone, [], "it remains")
+        verdict = judge(net, batch, report, scales, left)
+        assert verdict.answer == answer
+        explained = f"rounding nothing but the inputs changes the result by {alone:.2g} already"
+        assert (explained in " ".join(verdict.reasons)) == (answer == "safe")
+        assert bool(verdict.lines) == (answer == "safe")
+
+
+def test_rounding_inputs_that_are_16_bit_numbers_already_changes_nothing():
+    net, batch = make_net(), make_batch()
+    exact = Batch(mx.nd.round(batch.inputs * 4) / 4, batch.labels, batch.loss_fn)
+    assert input_error(net, exact, "float16") == 0
+    assert input_error(net, exact, "bfloat16") == 0
 
 
 def test_a_large_error_after_a_batch_norm_over_few_numbers_supports_no_verdict():

@@ -14,6 +14,7 @@ _SCALE = "with amp.scale_loss(loss, trainer) as scaled_loss: autograd.backward(s
 _STEP = "trainer.step(batch_size), which divides, skips an overflow, and updates the scale"
 _SAVE = "mpgluon.save_checkpoint(path, net, trainer)"
 _LOAD = "mpgluon.load_checkpoint(path, net, trainer)"
+_AVERAGE = "mpgluon.WeightAverage(trainer, 0.999), update(), of the FP32 masters"
 _KEEP = "a block in keep_fp32, of amp.autocast or mpgluon.cast_block"
 _RULE = "mpgluon.cast.table.rule_of(name), which says how one operator computes"
 _IMPORTED = "amp.autocast(net), on the gluon.SymbolBlock that the symbol was imported as"
@@ -55,6 +56,8 @@ INSTEAD = MappingProxyType(
         "unscale_": "amp.clip_global_norm to clip, amp.unscaled_gradients(trainer) to look, "
         "amp.unscale(trainer) to change",
         "get_scale": "amp.loss_scale(trainer)",
+        "AveragedModel": _AVERAGE,
+        "update_parameters": _AVERAGE,
         # Keras
         "set_global_policy": 'amp.autocast(net, "float16"), after layers are made',
         "LossScaleOptimizer": "amp.init_trainer(trainer)",

@@ -255,8 +255,8 @@ def _gradients(
 
 def _about_errors(suggestion: Suggestion, dtype: str) -> str:
     return (
-        f"The relative error of the network's result in {dtype} is {suggestion.error_before:.2g}; "
-        f"{suggestion.limit:.2g}, 32 roundings, is allowed."
+        f"The relative error of the network's result in {dtype} is {suggestion.error_before:.2g} "
+        f"(32 roundings, {suggestion.limit:.2g}, are allowed)."
     )
 
 

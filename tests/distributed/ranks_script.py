@@ -20,8 +20,8 @@ def sabotage(kind: str, culprit: int, bad_step: int, moment: Path) -> None:
     """Let the culprit's steps, counted from 1 in this process, end badly."""
     do_step, steps = Stepper.__call__, [0]
 
-    def do_step_and_fail(self, images, labels):
-        figures = do_step(self, images, labels)
+    def do_step_and_fail(self, images, labels, *, seed):
+        figures = do_step(self, images, labels, seed=seed)
         steps[0] += 1
         if self._processes.rank == culprit and steps[0] == bad_step:
             happen(kind, moment)

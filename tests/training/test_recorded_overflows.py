@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from helpers import assert_same_bits, module_from
 from training_helpers import run
 
@@ -11,9 +12,13 @@ REPLAY = Path(__file__).resolve().parents[2] / "scripts" / "replay.py"
 ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warmup_epochs": 0}
 
 
-def test_overflows_of_a_run_are_replayed_from_their_files_alone(shapes, tmp_path, capsys):
-    plain = run(shapes, tmp_path / "plain", **ALL_OVERFLOW)
-    recorded = run(shapes, tmp_path / "recorded", **ALL_OVERFLOW, record_overflows=2)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_overflows_of_a_run_are_replayed_from_their_files_alone(
+    accumulate, shapes, tmp_path, capsys
+):
+    options = {**ALL_OVERFLOW, "accumulate": accumulate, "batch_size": 10 // accumulate}
+    plain = run(shapes, tmp_path / "plain", **options)
+    recorded = run(shapes, tmp_path / "recorded", **options, record_overflows=2)
     assert not (plain.folder / "overflows").exists()
     assert_same_bits(plain.parameters, recorded.parameters)
     assert recorded.results["skipped_steps"] == 4

@@ -139,6 +139,7 @@ def test_the_test_accuracy_is_that_of_the_saved_network_on_all_test_images(two_r
     assert two_ranks.results["test_accuracy"] == np.concatenate(right).mean()
 
 
+@pytest.mark.slow
 def test_batches_that_accumulate_and_the_average_of_the_weights_are_those_of_all_processes(
     shapes, tmp_path
 ):
@@ -181,6 +182,7 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_same_bits(two_ranks, shapes,
         assert np.array_equal(killed.parameters[name], value), name
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_other_numbers_of_ranks(
     shapes, tmp_path
 ):

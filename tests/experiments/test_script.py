@@ -120,6 +120,7 @@ def test_photographs_that_are_not_there_are_an_error_if_asked_for_by_name(eviden
     assert "there is no experiment 'nothing'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_repetition_is_from_scratch_with_the_same_threads_and_is_written_down(
     evidence, recorded, capsys, tmp_path
 ):
@@ -162,7 +163,9 @@ def test_the_page_is_written_and_checked(evidence, capsys, tmp_path):
     assert "README.md needs one place for results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_processes_and_is_said_in_one_line(number, tmp_path):
     (tmp_path / "slow_groups.py").write_text(
         "import time\n"

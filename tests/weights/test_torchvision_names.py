@@ -61,7 +61,10 @@ def values_in(net):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.slow if one == "vgg11" else ()) for one in CASES],
+    [
+        pytest.param(one, marks=pytest.mark.slow if one in ("vgg11", "vgg13_bn") else ())
+        for one in CASES
+    ],
 )
 def test_a_twin_computes_what_torchvisions_network_does(tmp_path, name):
     _, shapes, forward, pixels = CASES[name]

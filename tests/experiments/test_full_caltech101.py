@@ -144,7 +144,7 @@ def test_fine_tuning_starts_from_weights_of_the_other_categories(fine_tune, tmp_
     assert weights["steps"] == 2  # trained once
 
 
-@pytest.mark.parametrize("interrupted", ["weights", "seed-0"])
+@pytest.mark.parametrize("interrupted", ["weights", pytest.param("seed-0", marks=pytest.mark.slow)])
 def test_fine_tuning_that_was_interrupted_goes_on(interrupted, fine_tune, monkeypatch):
     end_epoch = _Run._end_epoch
 

@@ -204,7 +204,7 @@ def test_a_last_group_of_too_few_images_is_left_out(shapes, tmp_path):
     assert [event["images"] for event in done.events("step")] == [18] * 4
 
 
-@pytest.mark.parametrize("after_step", [3, 4])
+@pytest.mark.parametrize("after_step", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_that_was_interrupted_between_real_steps_goes_on_bit_for_bit(
     shapes, tmp_path, after_step
 ):

@@ -74,7 +74,7 @@ def test_the_test_accuracy_is_that_of_the_final_parameters(shapes, tmp_path):
     assert done.results["test_accuracy"] == np.concatenate(right).mean()
 
 
-@pytest.mark.parametrize("after_step", [3, 4])
+@pytest.mark.parametrize("after_step", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_that_was_interrupted_has_the_same_average(shapes, tmp_path, averaged, after_step):
     resumed = run_interrupted(shapes, tmp_path, after_step=after_step, **EMA)
     assert_same_course(resumed, averaged)

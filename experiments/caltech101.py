@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
-
-import numpy as np
+from typing import Any, Callable
 
 from experiments import figures, parity
 from experiments.cells import mean_and_interval, number, one_or_range, plus_minus
@@ -24,7 +22,17 @@ from mpgluon.data import CALTECH101
 from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.training import TrainingConfig
 
-__all__ = ["BASE", "FORMATS", "GROUP", "MODEL", "RECIPE", "SEEDS", "TEST_PER_CLASS", "TRIALS"]
+__all__ = [
+    "BASE",
+    "FORMATS",
+    "GROUP",
+    "MODEL",
+    "RECIPE",
+    "SEEDS",
+    "TEST_PER_CLASS",
+    "TRIALS",
+    "experiment",
+]
 
 MODEL = "resnet50_v2"
 BASE = "float32"
@@ -45,14 +53,29 @@ RECIPE = replace(
 TRIALS = {f"trial-learning-rate-{rate:g}": replace(RECIPE, learning_rate=rate) for rate in (0.002,)}
 
 
-def _experiment(row: str, config: TrainingConfig) -> Experiment:
+def experiment(
+    name: str,
+    config: TrainingConfig,
+    run: Callable[[TrainingConfig, Place], Outcome],
+    **more: Any,
+) -> Experiment:
+    """Return a run on all photographs; ``more`` is what decides its outcome beside the config."""
     return Experiment(
-        _Caltech101.name(row, config.seed),
-        {"photographs": "Caltech 101", "test_per_class": TEST_PER_CLASS, **config_of(config)},
-        partial(_run, config),
+        name,
+        {
+            "photographs": "Caltech 101",
+            **more,
+            "test_per_class": TEST_PER_CLASS,
+            **config_of(config),
+        },
+        partial(run, config),
         needs_photographs=True,
         categories=CALTECH101.contents.categories,
     )
+
+
+def _experiment(row: str, config: TrainingConfig) -> Experiment:
+    return experiment(_Caltech101.name(row, config.seed), config, _run)
 
 
 def _run(config: TrainingConfig, place: Place) -> Outcome:
@@ -64,7 +87,7 @@ class _Caltech101(SeededRows):
     """The runs that exist, and what follows from them; comparisons need all of them."""
 
     group, seeds, base = "caltech101", SEEDS, BASE
-    recipe, formats, test_per_class = RECIPE, FORMATS, TEST_PER_CLASS
+    recipe, test_per_class = RECIPE, TEST_PER_CLASS
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of accuracies, in points."""
@@ -140,19 +163,9 @@ class _Caltech101(SeededRows):
         """Whether no format differs from FP32 by more than chance, after the correction."""
         return self.least_p >= 1 - CONFIDENCE
 
-    def mean(self, row: str) -> float:
-        """Return the mean over the seeds of the classes' mean accuracy, in points."""
-        return float(np.mean(list(self.points(row, PER_CLASS).values())))
-
     def detectable(self, row: str) -> float:
         """Return the difference to FP32 that a t-test of these seeds finds four times in five."""
         return detectable_difference(self.compared[row].spread, self.compared[row].pairs)
-
-    @property
-    def hours(self) -> float:
-        """The training time of all runs."""
-        runs = (run for row in FORMATS for run in self.runs(row).values())
-        return sum(run.outcome.times["training_seconds"] for run in runs) / 3600
 
 
 def _draw(figure: Any, records: Records) -> None:

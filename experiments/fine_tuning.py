@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any, Callable
-
-import numpy as np
 
 from experiments import caltech101, figures
 from experiments.cells import mean_and_interval, one_or_range, plus_minus
@@ -15,8 +12,7 @@ from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import link_categories, whole_tree
 from experiments.seeds import SeededRows
 from experiments.statistics import PairedComparison, detectable_difference
-from experiments.training_runs import PER_CLASS, config_of, train_or_find
-from mpgluon.data import CALTECH101
+from experiments.training_runs import PER_CLASS, train_or_find
 from mpgluon.data import caltech101 as photographs
 from mpgluon.files import exclusive
 from mpgluon.plots import FORMAT_LOOKS
@@ -42,18 +38,7 @@ _WEIGHTS = f"{_GROUP}/weights"
 
 
 def _experiment(name: str, config: TrainingConfig, run: Callable[..., Outcome]) -> Experiment:
-    return Experiment(
-        name,
-        {
-            "photographs": "Caltech 101",
-            "new_categories": list(NEW_CATEGORIES),
-            "test_per_class": caltech101.TEST_PER_CLASS,
-            **config_of(config),
-        },
-        partial(run, config),
-        needs_photographs=True,
-        categories=CALTECH101.contents.categories,
-    )
+    return caltech101.experiment(name, config, run, new_categories=list(NEW_CATEGORIES))
 
 
 def _train_weights(config: TrainingConfig, place: Place) -> Outcome:
@@ -150,10 +135,6 @@ class _FineTuning(SeededRows):
     def helps(self) -> bool:
         """Whether trained weights help by more than chance, in each format."""
         return all((one := self.gain(dtype)).differs and one.mean > 0 for dtype in FORMATS)
-
-    def mean(self, row: str) -> float:
-        """Return the mean over the seeds of the classes' mean accuracy, in points."""
-        return float(np.mean(list(self.points(row, PER_CLASS).values())))
 
     def detectable(self) -> float:
         """Return the difference of formats that these seeds find four times in five."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Union
 
 from experiments.experiment import Place
-from mpgluon.data import CALTECH101, caltech101, find_tree
+from mpgluon.data import CALTECH101, ImageFolder, caltech101, find_tree
 from mpgluon.errors import DataError
 
 __all__ = [
@@ -53,8 +53,7 @@ def mini_tree(place: Place) -> Path:
     """
     tree = find_tree(place.data_dir)
     folder = caltech101.list_images(tree)
-    by_category = {name: [path for path in folder.paths if path.parent.name == name]
-                   for name in CATEGORIES}  # fmt: skip
+    by_category = _paths(folder, CATEGORIES)
     short = [n for n, paths in by_category.items() if len(paths) < IMAGES_PER_CATEGORY]
     if short:
         raise DataError(
@@ -89,11 +88,12 @@ def whole_tree(place: Place) -> Path:
 
 def link_categories(tree: Path, categories: Sequence[str], folder: Path) -> Path:
     """Return a tree in ``folder`` with some of a tree's categories, as links or copies."""
-    images = caltech101.list_images(tree)
-    by_category = {
-        name: [path for path in images.paths if path.parent.name == name] for name in categories
-    }
-    return _link_tree(by_category, folder)
+    return _link_tree(_paths(caltech101.list_images(tree), categories), folder)
+
+
+def _paths(folder: ImageFolder, categories: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the images of some categories, in the folder's order."""
+    return {n: [path for path in folder.paths if path.parent.name == n] for n in categories}
 
 
 def _link_tree(by_category: Mapping[str, Sequence[Path]], folder: Path) -> Path:

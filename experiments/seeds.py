@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
+import numpy as np
+
 from experiments.experiment import Outcome, Record, Records
 from experiments.statistics import PairedComparison, compare
+from experiments.training_runs import PER_CLASS
 
 __all__ = ["SeededRows"]
 
@@ -48,6 +51,10 @@ class SeededRows:
     def points(self, row: str, figure: str = "test_accuracy") -> dict[int, float]:
         """Return an accuracy of each run of a row by seed, in points."""
         return {seed: 100 * one.figures[figure] for seed, one in self.outcomes(row).items()}
+
+    def mean(self, row: str, figure: str = PER_CLASS) -> float:
+        """Return the mean of an accuracy over a row's seeds, in points."""
+        return float(np.mean(list(self.points(row, figure).values())))
 
     def comparison(
         self, row: str, base: Optional[str] = None, figure: str = "test_accuracy"

@@ -76,7 +76,7 @@ def _copy_zip_member(archive: Path, member: str, target: BinaryIO, size: int) ->
                 while chunk := source.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     target.write(chunk)
-    except (*_DAMAGED, NotImplementedError, RuntimeError) as error:
+    except (*_DAMAGED, RuntimeError) as error:
         raise DataError(f"{archive} is damaged: {error}; delete it and fetch it again") from error
     return digest.hexdigest()
 

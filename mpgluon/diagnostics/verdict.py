@@ -20,6 +20,7 @@ from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_his
 from mpgluon.diagnostics.meanwhile import having
 from mpgluon.diagnostics.observe import Batch, observed_batch
 from mpgluon.diagnostics.ranges import RangeReport
+from mpgluon.diagnostics.recorded_network import code_of, paths_of
 from mpgluon.diagnostics.reference import inner_blocks, input_error, sixteen_bits
 from mpgluon.diagnostics.scales import LOST_LIMIT, LossScales, owners_of, share_text
 from mpgluon.numerics.loss_scale import DynamicLossScale
@@ -339,26 +340,9 @@ def _power(scale: float) -> str:
     return f"2.0**{round(math.log2(scale))}"
 
 
-def path_of(net: gluon.Block, block: gluon.Block, name: str = "net") -> str:
+def path_of(net: gluon.Block, block: gluon.Block) -> str:
     """Return the Python expression that finds a block from its network.
 
     Names of blocks count the networks that a process made before; an expression does not.
     """
-    paths = {net: name}
-    waiting = [net]
-    while waiting:
-        parent = waiting.pop(0)
-        if parent is block:
-            break
-        for key, child in parent._children.items():
-            if child in paths:
-                continue
-            if isinstance(parent, (nn.Sequential, nn.HybridSequential)):
-                step = f"[{key}]"
-            elif getattr(parent, key, None) is child:
-                step = f".{key}"
-            else:
-                step = f"._children[{key!r}]"
-            paths[child] = paths[parent] + step
-            waiting.append(child)
-    return paths[block]
+    return code_of(net, paths_of(net)[block])

@@ -50,7 +50,6 @@ _DAMAGE = (
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, AttributeError),
     *(
         LookupError,
-        NotImplementedError,
         OSError,
         OverflowError,
         RuntimeError,

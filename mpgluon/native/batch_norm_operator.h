@@ -1,4 +1,4 @@
-// Batch normalization in the layout of its data; the result and the gradient are rounded.
+// Batch normalization of packed codes; the result and the gradients of data are packed codes too.
 #ifndef MPGLUON_BATCH_NORM_OPERATOR_H_
 #define MPGLUON_BATCH_NORM_OPERATOR_H_
 
@@ -71,26 +71,22 @@ class Agreement {
   std::map<Key, Answer> known_;
 };
 
-// Let MXNet's operator compute, on plain FP32 arrays.
+// Let MXNet's operator compute, on plain FP32 arrays, the result or gradient out[0] of codes.
 template <class Format>
 void mxnet_batch_norm(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
-                      const OpContext& ctx, Arrays in, const Requests& req, const Arrays& out) {
+                      const OpContext& ctx, Arrays in, const Requests& req, Arrays out) {
   for (NDArray& array : in)
-    array = plain(array.dtype() == mshadow::kFloat16 ? unpack(format, array) : array);
-  call(op, attrs, ctx, in, req, out);
-}
-
-// Call use(numbers) with those of an array, FP32 or packed codes.
-template <class Use>
-void with_numbers(const NDArray& array, const Use& use) {
-  if (array.dtype() == mshadow::kFloat16) use(packed_numbers(array));
-  else use(static_cast<const float*>(address(array)));
-}
-
-// Return the layout of what is normalized, 0 where MXNet's own operator must do it.
-int layout_of_data(const NDArray& data) {
-  if (data.shape().ndim() != 4) return 0;
-  return data.dtype() == mshadow::kFloat16 ? packed_layout(data.shape()) : layout_of(data);
+    if (holds_codes(array)) {
+      const NDArray packed = array;
+      array = fresh(packed, mshadow::kFloat32);
+      unpack_plain(format, packed, array);
+    }
+  const NDArray codes = out[0];
+  Requests requests = req;
+  out[0] = fresh(codes, mshadow::kFloat32);
+  requests[0] = mxnet::kWriteTo;
+  call(op, attrs, ctx, in, requests, out);
+  pack(format, out[0], req[0], codes);
 }
 
 Agreement forward_agreement, backward_agreement;  // of all formats: of sums before they are rounded
@@ -102,17 +98,17 @@ void batch_norm(const Format& format, const NodeAttrs& attrs, const OpContext& c
   const Settings settings(attrs);
   const float eps = settings.eps;
   const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
-  const int layout = layout_of_data(in[kData]);
+  const int layout = packed_layout(in[kData].shape());
+  const bool ours = in[kData].shape().ndim() == 4;
   const Shape shape = shape_of(in[kData]);
+  const uint16_t* x = codes_of(in[kData]);
   std::vector<float> mean(shape.channels), variance(shape.channels), inverse(shape.channels);
-  Agreement::Answer same = layout == 0 ? Agreement::kNo : Agreement::kYes;
-  if (layout != 0 && batch_statistics) {
+  Agreement::Answer same = ours && req[kOut] != mxnet::kAddTo ? Agreement::kYes : Agreement::kNo;
+  if (same == Agreement::kYes && batch_statistics) {
     same = agreement.answer(shape);
     if (same != Agreement::kNo)
-      with_numbers(in[kData], [&](const auto* x) {
-        for_groups(format, shape, layout, [&](const auto& group) {
-          group.statistics(x, mean.data(), variance.data());
-        });
+      for_groups(format, shape, layout, [&](const auto& group) {
+        group.statistics(x, mean.data(), variance.data());
       });
   } else {
     mean.assign(values(in[kMovingMean]), values(in[kMovingMean]) + shape.channels);
@@ -121,19 +117,16 @@ void batch_norm(const Format& format, const NodeAttrs& attrs, const OpContext& c
   for (int64_t c = 0; c < shape.channels; ++c)
     inverse[c] = inverse_deviation(variance[c], settings.eps);
   if (same != Agreement::kYes) {
-    for (const NDArray& array : out) const_cast<NDArray&>(array).InvalidateMKLDNNData();
     mxnet_batch_norm(format, mxnet_forward, attrs, ctx, in, req, out);
     if (same == Agreement::kUnknown)
       agreement.note(shape, same_bits(mean, out[kMean]) && same_bits(inverse, out[kInvStd]));
-    return round_in_place(format, out[kOut]);
+    return;
   }
   if (settings.fix_gamma) std::fill_n(values(in[kGamma]), shape.channels, 1.0f);
   const float *gamma = values(in[kGamma]), *beta = values(in[kBeta]);
-  with_numbers(in[kData], [&](const auto* x) {
-    float* y = prepare(out[kOut], layout);
-    for_groups(format, shape, layout, [&](const auto& group) {
-      group.normalize(x, mean.data(), variance.data(), gamma, beta, eps, y);
-    });
+  uint16_t* y = codes_of(out[kOut]);
+  for_groups(format, shape, layout, [&](const auto& group) {
+    group.normalize(x, mean.data(), variance.data(), gamma, beta, eps, y);
   });
   std::copy(mean.begin(), mean.end(), values(out[kMean]));
   std::copy(inverse.begin(), inverse.end(), values(out[kInvStd]));
@@ -147,23 +140,15 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
   Agreement& agreement = backward_agreement;
   const Settings settings(attrs);
   const float eps = settings.eps;
-  if (req[0] == mxnet::kAddTo || req[0] == mxnet::kNullOp)
-    return separately(format, req, out, [&](const Requests& requests, const Arrays& results) {
-      batch_norm_backward(format, attrs, ctx, in, requests, results);
-    });
-  NDArray dy = in[kOutGrad], x = in[kSavedData];
-  const Shape shape = shape_of(x);
+  const NDArray& data = in[kSavedData];
+  const Shape shape = shape_of(data);
   const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
-  const bool ours = x.shape().ndim() == 4 && batch_statistics;
+  const bool ours = data.shape().ndim() == 4 && batch_statistics;
   const Agreement::Answer same = ours ? agreement.answer(shape) : Agreement::kNo;
-  if (same == Agreement::kNo) {
-    mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, req, out);
-    return round_in_place(format, out[0]);
-  }
-  int layout = layout_of_data(x);
-  if (x.dtype() == mshadow::kFloat16) dy = in_layout(dy, layout);
-  else if (layout == 0 || layout_of(dy) != layout) dy = plain(dy), x = plain(x), layout = 1;
-
+  if (same == Agreement::kNo)
+    return mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, req, out);
+  const int layout = packed_layout(data.shape());
+  const uint16_t *x = codes_of(data), *dy = codes_of(in[kOutGrad]);
   const float *mean = values(in[kSavedMean]), *inverse = values(in[kSavedInvStd]);
   std::vector<float> variance(shape.channels), dgamma(shape.channels), dbeta(shape.channels);
   std::vector<float> moving_mean(shape.channels), moving_var(shape.channels);
@@ -173,11 +158,8 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
     moving_mean[c] = values(in[kOldMean])[c] * settings.momentum + mean[c] * rest;
     moving_var[c] = values(in[kOldVar])[c] * settings.momentum + variance[c] * rest;
   }
-  const float* grad = address(dy);
-  with_numbers(x, [&](const auto* data) {
-    for_groups(format, shape, layout, [&](const auto& group) {
-      group.sum_gradients(data, grad, mean, variance.data(), eps, dgamma.data(), dbeta.data());
-    });
+  for_groups(format, shape, layout, [&](const auto& group) {
+    group.sum_gradients(x, dy, mean, variance.data(), eps, dgamma.data(), dbeta.data());
   });
   if (same == Agreement::kUnknown) {
     const Arrays grads = {out[0], fresh(out[1], mshadow::kFloat32),
@@ -189,19 +171,20 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
                               same_bits(moving_var, in[kOldVar]));
     dgamma.assign(values(grads[1]), values(grads[1]) + shape.channels);
     dbeta.assign(values(grads[2]), values(grads[2]) + shape.channels);
-    round_in_place(format, out[0]);
   } else {
     std::copy(moving_mean.begin(), moving_mean.end(), values(in[kOldMean]));
     std::copy(moving_var.begin(), moving_var.end(), values(in[kOldVar]));
     const std::vector<float> ones(shape.channels, 1.0f);
     const float* gamma = settings.fix_gamma ? ones.data() : values(in[kSavedGamma]);
-    float* dx = address(out[0]) == grad ? address(out[0]) : prepare(out[0], layout);
-    with_numbers(x, [&](const auto* data) {
+    const bool adds = req[0] == mxnet::kAddTo;
+    const NDArray dx = adds ? fresh(out[0], mshadow::kFloat16) : out[0];
+    if (req[0] != mxnet::kNullOp)
       for_groups(format, shape, layout, [&](const auto& group) {
-        group.gradient_of_data(data, grad, mean, variance.data(), gamma, eps, dgamma.data(),
-                               dbeta.data(), dx);
+        group.gradient_of_data(x, dy, mean, variance.data(), gamma, eps, dgamma.data(),
+                               dbeta.data(), codes_of(dx));
       });
-    });
+    if (adds)
+      add_codes(format, codes_of(out[0]), codes_of(dx), dx.shape().Size(), codes_of(out[0]));
     if (settings.fix_gamma) std::fill(dgamma.begin(), dgamma.end(), 0.0f);
   }
   for (int which : {1, 2}) {
@@ -213,13 +196,11 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
   }
 }
 
-bool infer_backward_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
-  const mxnet::TShape& data = in->at(kSavedData);
-  if (!mxnet::shape_is_known(data)) return false;
-  in->at(kOutGrad) = out->at(0) = data;
-  for (size_t i = 1; i < in->size(); ++i)
-    if (i != kSavedData) in->at(i) = mxnet::TShape({data[1]});
-  for (size_t i = 1; i < out->size(); ++i) out->at(i) = mxnet::TShape({data[1]});
+bool infer_types(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  Settings{attrs};  // a node without them is refused before it computes
+  std::fill(in->begin(), in->end(), mshadow::kFloat32);
+  std::fill(out->begin(), out->end(), mshadow::kFloat32);
+  in->at(kData) = out->at(kOut) = mshadow::kFloat16;
   return true;
 }
 
@@ -227,18 +208,13 @@ template <class Format>
 void register_batch_norm(const Format& format, const std::string& suffix) {
   mxnet_forward = nnvm::Op::Get("BatchNorm");
   mxnet_backward = nnvm::Op::Get("_backward_BatchNorm");
-  Operator backward =
-      in_place_of(mxnet_backward, "_mpgluon_batch_norm_backward" + suffix,
-                  [format](const auto&... all) { batch_norm_backward(format, all...); },
-                  old_function(infer_types_beside<kSavedData, -1>));
-  // MXNet gives a result of a backward operator the type of the operand whose gradient it is.
-  backward.set<nnvm::TIsBackward>("TIsBackward", false)
-      .set<mxnet::FInferShape>("FInferShape", old_function(infer_backward_shape));
-  Operator forward =
-      in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix,
-                  [format](const auto&... all) { batch_norm(format, all...); },
-                  old_function(infer_types_with_settings<kData, 4>));
-  forward.set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
+  Operator backward = in_place_of(
+      mxnet_backward, "_mpgluon_batch_norm_backward" + suffix,
+      [format](const auto&... all) { batch_norm_backward(format, all...); });
+  Operator forward = in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix,
+                                 [format](const auto&... all) { batch_norm(format, all...); });
+  forward.set<nnvm::FInferType>("FInferType", old_function(infer_types))
+      .set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
 }
 
 }  // namespace batch_normalization

@@ -3,6 +3,7 @@
 // An operator that rounds exists once for each format, and its name ends in the format's widths:
 // _mpgluon_round_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
 #include "batch_norm_operator.h"
+#include "codes.h"
 #include "common.h"
 #include "packing.h"
 #include "products.h"
@@ -20,7 +21,6 @@ bool infer_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
 }
 
 std::vector<std::pair<int, int>> in_place(const NodeAttrs&) { return {{0, 0}}; }
-std::vector<bool> unchanged(const NodeAttrs&) { return {true}; }
 
 // ---- Values that pass unchanged.
 
@@ -31,7 +31,21 @@ void pass_values(const NDArray& in, OpReqType req, const NDArray& out) {
               [](float x) { return x; });
 }
 
-// ---- From codes to FP32.
+// ---- Between FP32 and plain codes.
+
+template <class Format>
+void narrow_blob(const Format& format, const TBlob& in, OpReqType req, const TBlob& out) {
+  if (req == mxnet::kNullOp) return;
+  const float* x = static_cast<const float*>(in.dptr_);
+  uint16_t* y = static_cast<uint16_t*>(out.dptr_);
+  if (req == mxnet::kAddTo) {
+    for (size_t i = 0; i < in.Size(); ++i)
+      y[i] = format.narrow_one(format.widen_one(y[i]) + format.round_one(x[i]));
+    return;
+  }
+  for_all(in.Size(), [&](int64_t i) { format.narrow_to(y + i, x + i); },
+          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
+}
 
 template <class Format>
 void widen_blob(const Format& format, const TBlob& in, OpReqType req, const TBlob& out) {
@@ -41,6 +55,19 @@ void widen_blob(const Format& format, const TBlob& in, OpReqType req, const TBlo
   const int64_t n = in.Size();
   if (req != mxnet::kAddTo) return widen_codes(format, x, n, y);
   for (int64_t i = 0; i < n; ++i) y[i] += format.widen_one(x[i]);
+}
+
+// Widen packed codes to a plain array.
+template <class Format>
+void unpack(const Format& format, const NDArray& in, OpReqType req, const NDArray& out) {
+  if (req == mxnet::kNullOp) return;
+  if (req != mxnet::kAddTo) return unpack_plain(format, in, out);
+  const NDArray apart = fresh(out, mshadow::kFloat32);
+  unpack_plain(format, in, apart);
+  const NDArray former = plain(out);
+  const float *x = address(apart), *y = address(former);
+  float* sum = prepare(out, 1);
+  for (size_t i = 0; i < out.shape().Size(); ++i) sum[i] = y[i] + x[i];
 }
 
 // ---- How many elements of a weight are not their rounded master.
@@ -123,35 +150,24 @@ Operator unary(const std::string& name) {
   return made;
 }
 
-// An operator on FP32 arrays in any layout.
-Operator elementwise_operator(const std::string& name, const FComputeEx& compute,
-                              const std::string& gradient) {
-  return on_any_layout(unary<mshadow::kFloat32, mshadow::kFloat32>(name), compute)
-      .set<nnvm::FInplaceOption>("FInplaceOption", in_place)
-      .set_gradient(gradient);
-}
-
-// The same, but without TIsMKLDNN the operator receives plain arrays.
+// An operator on FP32 arrays; without TIsMKLDNN it receives plain ones.
 void plain_operator(const std::string& name, const FComputeEx& compute,
                     const std::string& gradient) {
-  elementwise_operator(name, compute, gradient).set<bool>("TIsMKLDNN", false);
+  on_any_layout(unary<mshadow::kFloat32, mshadow::kFloat32>(name), compute)
+      .set<nnvm::FInplaceOption>("FInplaceOption", in_place)
+      .set<bool>("TIsMKLDNN", false)
+      .set_gradient(gradient);
 }
 
 template <class Format>
 void register_format(const Format& format, const std::string& suffix) {
   const FComputeEx round_values =
       on_arrays([format](const auto&... all) { round_array(format, all...); });
-  const std::string round = "_mpgluon_round_value" + suffix;
-  elementwise_operator(round, round_values, "_copy");
-  elementwise_operator("_mpgluon_round_both" + suffix, round_values, round);
-  elementwise_operator("_mpgluon_round_gradient" + suffix, on_arrays(pass_values), round)
-      .set<nnvm::FInplaceIdentity>("FInplaceIdentity", unchanged);
-
-  // The same on plain arrays, for imperative runs.
-  const std::string plain = "_mpgluon_plain_value" + suffix;
-  plain_operator(plain, round_values, "_copy");
-  plain_operator("_mpgluon_plain_both" + suffix, round_values, plain);
-  plain_operator("_mpgluon_plain_gradient" + suffix, on_arrays(pass_values), plain);
+  // On plain arrays, for imperative runs.
+  const std::string value = "_mpgluon_plain_value" + suffix;
+  plain_operator(value, round_values, "_copy");
+  plain_operator("_mpgluon_plain_both" + suffix, round_values, value);
+  plain_operator("_mpgluon_plain_gradient" + suffix, on_arrays(pass_values), value);
 
   constexpr int kHalf = mshadow::kFloat16, kSingle = mshadow::kFloat32;
   const std::string narrow = "_mpgluon_narrow" + suffix, widen = "_mpgluon_widen" + suffix;
@@ -159,16 +175,26 @@ void register_format(const Format& format, const std::string& suffix) {
   const FCompute from_codes = on_blobs([format](const auto&... all) { widen_blob(format, all...); });
   unary<kSingle, kHalf>(narrow).set<FCompute>("FCompute<cpu>", to_codes).set_gradient(widen);
   unary<kHalf, kSingle>(widen).set<FCompute>("FCompute<cpu>", from_codes).set_gradient(narrow);
-  on_any_layout(unary<kSingle, kHalf>("_mpgluon_pack" + suffix),
+  const std::string to_packed = "_mpgluon_pack" + suffix, from_packed = "_mpgluon_unpack" + suffix;
+  on_any_layout(unary<kSingle, kHalf>(to_packed),
                 on_arrays([format](const auto&... all) { pack(format, all...); }))
-      .set_gradient("_copy");  // what unpacks returns an FP32 gradient
+      .set_gradient(from_packed);
+  on_any_layout(unary<kHalf, kSingle>(from_packed),
+                on_arrays([format](const auto&... all) { unpack(format, all...); }))
+      .set_gradient(to_packed);
 
   batch_normalization::register_batch_norm(format, suffix);
   products::register_products(format, suffix);
+  codes::register_codes(format, suffix);
 }
 
 void register_common() {
-  plain_operator("_mpgluon_plain", on_arrays(pass_values), "_mpgluon_plain");
+  for (const bool to_blocks : {true, false}) {
+    const char* name = to_blocks ? "_mpgluon_block" : "_mpgluon_unblock";
+    on_any_layout(unary<mshadow::kFloat16, mshadow::kFloat16>(name),
+                  on_arrays(to_blocks ? move_codes<true> : move_codes<false>))
+        .set_gradient(to_blocks ? "_mpgluon_unblock" : "_mpgluon_block");
+  }
 
   constexpr int kSingle = mshadow::kFloat32;
   constexpr int kBfloat = mshadow::kBfloat16;

@@ -5,20 +5,46 @@ The first contestant of a case is its baseline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from benchmarks.contestant import Contestant
 from benchmarks.race import Case
 
-__all__ = ["CASES", "DTYPES", "PYTORCH_MODELS", "CaseOptions", "training"]
+__all__ = [
+    "CASES",
+    "DTYPES",
+    "PYTORCH_MODELS",
+    "SMALL_ZOO",
+    "ZOO",
+    "CaseOptions",
+    "training",
+    "zoo",
+    "zoo_small",
+]
 
 DTYPES = ("float32", "float16", "bfloat16")
 # The networks that pytorch_peer.py has.
 PYTORCH_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
 _PYTORCH_PEER = str(Path(__file__).with_name("pytorch_peer.py"))
+# Networks of both model zoos: one or two of each family that the test suite trains.
+ZOO = (
+    "alexnet", "vgg11_bn", "vgg16", "googlenet", "inceptionv3", "densenet121", "squeezenet1.0",
+    "mobilenet1.0", "mobilenetv2_1.0", "mobilenetv3_small", "mobilenetv3_large", "resnet18_v1",
+    "resnet50_v1", "resnet50_v2", "resnet50_v1d", "se_resnext50_32x4d", "cifar_resnet20_v1",
+    "cifar_resnet20_v2",
+)  # fmt: skip
+# The networks of docs/results.md with the image size that they are trained at there, in pixels.
+SMALL_ZOO = {
+    "alexnet": 64,
+    "vgg16_bn": 32,
+    "googlenet": 64,
+    "inceptionv3": 75,
+    "mobilenet1.0": 96,
+    "resnet50_v2": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -29,14 +55,17 @@ class CaseOptions:
     ----------
     model : str
         A network of MXNet's or gluoncv's model zoo.
+    models : sequence of str or None
+        Networks of the zoo's cases; ``None``: all of `ZOO`, or of `SMALL_ZOO`.
     batch_sizes : sequence of int or None
         A case for each; ``None`` is the default of a case: 8, for inference 1 and 32.
-    image_size : int
-        Pixels.
+    image_size : int or None
+        Pixels; ``None`` is the default of a case: 224, in the zoo's cases that of a network.
     device : str
         Such as ``"cpu"`` or ``"gpu:0"``.
-    dtypes : sequence of str
-        Formats besides the baseline.
+    dtypes : sequence of str or None
+        Formats besides the baseline; ``None`` is the default of a case: all, in the zoo's cases
+        float32 and float16.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
     torch_python : str or None
@@ -48,14 +77,20 @@ class CaseOptions:
     """
 
     model: str = "resnet50_v1"
+    models: Optional[Sequence[str]] = None
     batch_sizes: Optional[Sequence[int]] = None
-    image_size: int = 224
+    image_size: Optional[int] = None
     device: str = "cpu"
-    dtypes: Sequence[str] = DTYPES
+    dtypes: Optional[Sequence[str]] = None
     peers: bool = True
     torch_python: Optional[str] = None
     images: Optional[str] = None
     workers: int = 2
+
+    @property
+    def pixels(self) -> int:
+        """The image size where a case has no other default."""
+        return self.image_size or 224
 
 
 # The contestants of a case: name, library, format, and the other options in which they differ.
@@ -70,12 +105,16 @@ _LAYERS: Variants = (
     *_PYTORCH,
 )
 _STOCK, _NONE, _DYNAMIC = ({"loss_scale": scale} for scale in (None, "none", "dynamic"))
-_TRAINING: Variants = (
+_FORMATS: Variants = (
     ("Gluon float32", "gluon", "float32", _STOCK),
-    ("mpgluon float32", "mpgluon", "float32", _NONE),
     ("mpgluon float16", "mpgluon", "float16", _DYNAMIC),
     ("mpgluon autocast float16", "mpgluon", "float16", {**_DYNAMIC, "autocast": True}),
     ("mpgluon bfloat16", "mpgluon", "bfloat16", _NONE),
+)
+_TRAINING: Variants = (
+    _FORMATS[0],
+    ("mpgluon float32", "mpgluon", "float32", _NONE),
+    *_FORMATS[1:],
     ("mpgluon bfloat16, emulated", "mpgluon", "bfloat16", {**_NONE, "emulate": True}),
     # bfloat16 needs no loss scale, but contrib.amp's own way to prepare a Trainer always adds one.
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", _STOCK),
@@ -103,7 +142,7 @@ def gemm(options: CaseOptions) -> list[Case]:
 
 def convolution(options: CaseOptions) -> list[Case]:
     """Return a convolution of 3 x 3 from 128 to 128 channels, as in ResNet-50's second stage."""
-    size = max(1, options.image_size // 8)
+    size = max(1, options.pixels // 8)
     words = "convolution 3 x 3, 128 to 128 channels, forward and backward"
     cases = []
     for batch in options.batch_sizes or (8,):
@@ -129,6 +168,38 @@ def inference(options: CaseOptions) -> list[Case]:
     ]
 
 
+def zoo(options: CaseOptions) -> list[Case]:
+    """Return the training step of each network of a list, in float32 and float16."""
+    sizes = {name: options.image_size or _own_size(name) for name in options.models or ZOO}
+    return _zoo("zoo", sizes, 8, options)
+
+
+def zoo_small(options: CaseOptions) -> list[Case]:
+    """Return the same for small images, in the batches of 20 of docs/results.md."""
+    names = options.models or SMALL_ZOO
+    sizes = {name: options.image_size or SMALL_ZOO.get(name, 64) for name in names}
+    return _zoo("zoo-small", sizes, 20, options)
+
+
+def _own_size(model: str) -> int:
+    """Return the image size that a network was designed for."""
+    return 32 if model.startswith("cifar") else 299 if model.startswith("inception") else 224
+
+
+def _zoo(name: str, sizes: Mapping[str, int], batch_size: int, options: CaseOptions) -> list[Case]:
+    """Return a case for each network and batch size; networks for CIFAR take batches of 32."""
+    options = replace(options, dtypes=options.dtypes or DTYPES[:2])
+    cases = []
+    for model, size in sizes.items():
+        default = 32 if model.startswith("cifar") else batch_size
+        alone = replace(options, model=model, image_size=size)
+        cases += [
+            _case(name, f"training step, {words}", "training", _FORMATS, options, network)
+            for words, network in _networks(alone, (default,))
+        ]
+    return cases
+
+
 def loss_scaling(options: CaseOptions) -> list[Case]:
     """Return, for each format, a step of a stock Trainer and one with a dynamic loss scale.
 
@@ -136,7 +207,7 @@ def loss_scaling(options: CaseOptions) -> list[Case]:
     """
     cases = []
     for words, network in _networks(options, (8,)):
-        for dtype in options.dtypes:
+        for dtype in options.dtypes or DTYPES:
             variants: Variants = (
                 ("stock Trainer", "mpgluon", dtype, _STOCK),
                 ("amp", "mpgluon", dtype, _DYNAMIC),
@@ -157,7 +228,7 @@ def pipeline(options: CaseOptions) -> list[Case]:
         variants.append((f"DataLoader, {several}", "gluon_data_loader", options.workers))
     cases = []
     for batch in options.batch_sizes or (8,):
-        common = {"batch_size": batch, "image_size": options.image_size}
+        common = {"batch_size": batch, "image_size": options.pixels}
         contestants = [
             Contestant(
                 name,
@@ -168,7 +239,7 @@ def pipeline(options: CaseOptions) -> list[Case]:
             )
             for name, factory, workers in variants
         ]
-        title = f"JPEG files to batches, batch {batch}, {options.image_size} px"
+        title = f"JPEG files to batches, batch {batch}, {options.pixels} px"
         # The folder's name stays out of the record.
         images = "rendered" if options.images is None else "photographs"
         cases.append(Case("pipeline", title, contestants, {"images": images, **common}))
@@ -187,7 +258,7 @@ CASES: dict[str, Callable[[CaseOptions], list[Case]]] = {
 
 def _networks(options: CaseOptions, batch_sizes: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
     """Return a network for each batch size, in words and as options of a factory."""
-    model, size = options.model, options.image_size
+    model, size = options.model, options.pixels
     return [
         (
             f"{model}, batch {batch}, {size} px",
@@ -223,7 +294,7 @@ def _case(
 
 
 def _takes_part(library: str, dtype: str, options: CaseOptions, model: Optional[str]) -> bool:
-    if dtype not in options.dtypes:
+    if dtype not in (options.dtypes or DTYPES):
         return False
     if library == "pytorch":
         has_model = model is None or model in PYTORCH_MODELS

@@ -165,7 +165,7 @@ def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
 ):
     points = [tiny("counts", f"point {n}", multiply_adds=n, mebibytes=n) for n in (1, 4)]
     made = [Case("scale", "a sweep", points, {"sweep": "depth", "fixed": "", "dtype": "float32"})]
-    monkeypatch.setattr(script, "sweeps", lambda _: made)
+    monkeypatch.setitem(script.LONG_CASES, "scale", lambda _: made)
     assert script.main(["scale", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "time grows as the multiply-adds to the power of" in printed
@@ -177,6 +177,38 @@ def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
     assert growth(case).multiply_adds == [1, 4]
 
 
+def test_the_zoo_has_a_table_of_all_its_networks_and_a_record_of_its_own(
+    script, monkeypatch, capsys, tmp_path
+):
+    given = []
+
+    def networks(settings):
+        given.append(settings)
+        names = ("Gluon float32", "mpgluon float16")
+        return [
+            Case(
+                "zoo",
+                f"the step of {model}",
+                [tiny("counts", name, multiply_adds=1, mebibytes=1) for name in names],
+                {"model": model, "batch_size": 8, "image_size": 32},
+            )
+            for model in settings.models
+        ]
+
+    monkeypatch.setitem(script.LONG_CASES, "zoo", networks)
+    assert (
+        script.main(["zoo", "--models", "a", "b", "--rounds", "2", "--output", str(tmp_path)]) == 0
+    )
+    assert given[0].models == ["a", "b"]
+    assert given[0].image_size is given[0].dtypes is None  # the network's own, the case's own
+    printed = capsys.readouterr().out
+    table = printed[printed.index("network ") :].splitlines()
+    assert [line.split()[0] for line in table[1:5]] == ["a", "b", "geometric", "largest"]
+    (path,) = tmp_path.glob("*-zoo.json")
+    assert is_png(path.with_suffix(".png"))
+    assert [len(one.seconds) for case in read_record(path).cases for one in case.results] == [2] * 4
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -186,6 +218,7 @@ def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
         (["gemm", "--image-size", "none"], "--image-size"),
         (["gemm", "--dtype", "float64"], "--dtype"),
         (["gemm", "scale"], "scale is measured by itself"),
+        (["zoo", "all"], "zoo is measured by itself"),
         (["gemm", "--torch-python", "/nowhere/python"], "there is no /nowhere/python"),
         ([], "CASE"),
     ],

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
+from benchmarks.cases import (
+    CASES,
+    DTYPES,
+    PYTORCH_MODELS,
+    SMALL_ZOO,
+    ZOO,
+    CaseOptions,
+    zoo,
+    zoo_small,
+)
 from benchmarks.contestant import Contestant
+from experiments import parity
 
 EVERYBODY = CaseOptions(torch_python="/some/python")
 
@@ -36,9 +46,9 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
     raise AssertionError(f"{source} has no {function}")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_contestant_can_be_found_and_takes_its_options(name):
-    for case in CASES[name](EVERYBODY):
+@pytest.mark.parametrize("make", [*CASES.values(), zoo, zoo_small])
+def test_every_contestant_can_be_found_and_takes_its_options(make):
+    for case in make(EVERYBODY):
         assert len(set(names(case))) == len(case.contestants) >= 2
         for contestant in case.contestants:
             known, required = arguments_of(contestant)
@@ -98,6 +108,47 @@ def test_batch_sizes_image_size_model_and_device_reach_every_contestant_of_a_net
 
 def test_inference_is_of_one_image_and_of_many():
     assert [case.settings["batch_size"] for case in CASES["inference"](CaseOptions())] == [1, 32]
+
+
+def test_the_zoo_has_a_training_step_of_each_network_at_its_own_size_in_float16():
+    cases = zoo(EVERYBODY)
+    assert [case.settings["model"] for case in cases] == list(ZOO)
+    for case in cases:
+        assert names(case) == ["Gluon float32", "mpgluon float16", "mpgluon autocast float16"]
+        assert {one.options["image_size"] for one in case.contestants} == {
+            case.settings["image_size"]
+        }
+    shapes = {
+        c.settings["model"]: (c.settings["batch_size"], c.settings["image_size"]) for c in cases
+    }
+    unusual = {"inceptionv3": (8, 299)}
+    unusual |= dict.fromkeys(["cifar_resnet20_v1", "cifar_resnet20_v2"], (32, 32))
+    assert shapes == {**dict.fromkeys(ZOO, (8, 224)), **unusual}
+
+
+def test_the_small_zoo_has_the_networks_sizes_and_batches_of_the_parity_runs():
+    assert {one.name: one.image_size for one in parity.NETWORKS} == SMALL_ZOO
+    for case in zoo_small(CaseOptions()):
+        assert case.settings["image_size"] == SMALL_ZOO[case.settings["model"]]
+        assert case.settings["batch_size"] == parity.COMMON["batch_size"]
+        assert case.name == "zoo-small"
+
+
+def test_networks_sizes_batches_and_formats_of_the_zoo_can_be_chosen():
+    chosen = CaseOptions(
+        models=["vgg16", "alexnet"], batch_sizes=(2, 4), image_size=64, dtypes=["bfloat16"]
+    )
+    for make in (zoo, zoo_small):
+        cases = make(chosen)
+        assert [(c.settings["model"], c.settings["batch_size"]) for c in cases] == [
+            ("vgg16", 2),
+            ("vgg16", 4),
+            ("alexnet", 2),
+            ("alexnet", 4),
+        ]
+        for case in cases:
+            assert case.settings["image_size"] == 64
+            assert names(case) == ["Gluon float32", "mpgluon bfloat16"]
 
 
 def test_loss_scaling_compares_each_format_with_itself():

@@ -20,6 +20,7 @@ __all__ = [
     "SMALL_ZOO",
     "ZOO",
     "CaseOptions",
+    "memory",
     "training",
     "zoo",
     "zoo_small",
@@ -64,8 +65,8 @@ class CaseOptions:
     device : str
         Such as ``"cpu"`` or ``"gpu:0"``.
     dtypes : sequence of str or None
-        Formats besides the baseline; ``None`` is the default of a case: all, in the zoo's cases
-        float32 and float16.
+        Formats besides the baseline; ``None`` is the default of a case: all, in those of the
+        zoo and of memory float32 and float16.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
     torch_python : str or None
@@ -74,6 +75,8 @@ class CaseOptions:
         A folder with one folder of images per class; ``None``: rendered images.
     workers : int
         Processes that decode images.
+    memory_limit_mib : float or None
+        For which the case memory finds the largest batch, in MiB.
     """
 
     model: str = "resnet50_v1"
@@ -86,6 +89,7 @@ class CaseOptions:
     torch_python: Optional[str] = None
     images: Optional[str] = None
     workers: int = 2
+    memory_limit_mib: Optional[float] = None
 
     @property
     def pixels(self) -> int:
@@ -188,16 +192,38 @@ def _own_size(model: str) -> int:
 
 def _zoo(name: str, sizes: Mapping[str, int], batch_size: int, options: CaseOptions) -> list[Case]:
     """Return a case for each network and batch size; networks for CIFAR take batches of 32."""
-    options = replace(options, dtypes=options.dtypes or DTYPES[:2])
     cases = []
     for model, size in sizes.items():
         default = 32 if model.startswith("cifar") else batch_size
         alone = replace(options, model=model, image_size=size)
-        cases += [
-            _case(name, f"training step, {words}", "training", _FORMATS, options, network)
-            for words, network in _networks(alone, (default,))
-        ]
+        cases += _in_all_formats(name, "training step", alone, (default,))
     return cases
+
+
+def memory(options: CaseOptions) -> list[Case]:
+    """Return the training step of a network with batches of several sizes, for its peak memory.
+
+    Raises
+    ------
+    ValueError
+        If the device is not a CPU: the memory of a GPU is not that of the process.
+    """
+    if options.device != "cpu":
+        raise ValueError(f"memory is measured on the CPU only, received --device {options.device}")
+    cases = _in_all_formats("memory", "peak memory of a training step", options, (8, 16, 32))
+    limit = {"memory_limit_mib": options.memory_limit_mib}
+    return [replace(case, settings={**case.settings, **limit}) for case in cases]
+
+
+def _in_all_formats(
+    name: str, words: str, options: CaseOptions, batch_sizes: Sequence[int]
+) -> list[Case]:
+    """Return a training step in float32 and in the 16-bit formats for each batch size."""
+    options = replace(options, dtypes=options.dtypes or DTYPES[:2])
+    return [
+        _case(name, f"{words}, {network}", "training", _FORMATS, options, common)
+        for network, common in _networks(options, batch_sizes)
+    ]
 
 
 def loss_scaling(options: CaseOptions) -> list[Case]:

@@ -17,12 +17,13 @@ from typing import Any, Optional
 import numpy as np
 
 from benchmarks.growth import growth
+from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult
 from benchmarks.report import compared, duration
 from mpgluon.diagnostics.timing import Quartiles
 from mpgluon.plots import FORMAT_LOOKS
 
-__all__ = ["draw_growth", "draw_networks", "draw_ratios", "save_figure"]
+__all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
 
 _FILE: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "pad_inches": 0.15}
 # What a float16 step may take: docs/performance.md.
@@ -44,6 +45,8 @@ def save_figure(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
 
     if cases[0].name == "scale":
         size, draw = (12.0, 7.0), draw_growth
+    elif cases[0].name == "memory":
+        size, draw = (10.0, 5.5), draw_memory
     elif cases[0].name.startswith("zoo"):
         size, draw = (10.0, 2.5 + 0.28 * len(cases)), draw_networks
     else:
@@ -186,6 +189,35 @@ def draw_networks(figure: Any, cases: Sequence[CaseResult]) -> Any:
 def _heading(name: str) -> str:
     """Return a contestant's name in a narrow column."""
     return name.removeprefix("mpgluon ").replace(" ", "\n")
+
+
+def draw_memory(figure: Any, cases: Sequence[CaseResult]) -> Any:
+    """Draw the peak memory of each contestant against the batch size; return the panel.
+
+    The limit of memory, if there is one, is a line, and the legend has the largest batches within
+    it. The figure is an empty one with a constrained layout.
+    """
+    axes = figure.subplots()
+    limit = cases[0].settings["memory_limit_mib"]
+    for name, peaks in peaks_by_batch(cases).items():
+        largest = None if limit is None else largest_batch(peaks, limit)
+        within = "" if largest is None else f": {largest} images within the limit"
+        mib = [peak.mib for peak in peaks.values()]
+        axes.plot(list(peaks), mib, label=name + within, markerfacecolor="none", **_look(name))
+    if limit is not None:
+        axes.axhline(limit, color="0.4", linewidth=1, linestyle="--", zorder=1)
+        where = axes.get_yaxis_transform()
+        axes.text(0.01, limit, f"limit: {limit:.0f} MiB", va="bottom", transform=where)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("peak memory of the process (MiB)")
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, loc="lower right")
+    title = "training step of {model}, {image_size} px".format_map(cases[0].settings)
+    axes.set_title(title, loc="left", fontsize="medium")
+    return axes
 
 
 def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import geometric_mean
 from typing import Callable, Optional
 
 from benchmarks.growth import growth
+from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult, Result
 from benchmarks.record import BenchmarkRecord
 from mpgluon.diagnostics.timing import Quartiles
@@ -20,6 +22,7 @@ __all__ = [
     "duration",
     "growth_table",
     "heading",
+    "memory_table",
     "networks_table",
     "rounded",
 ]
@@ -152,6 +155,32 @@ def networks_table(cases: Sequence[CaseResult]) -> Table:
     headings = ["network", "batch", "px", f"{cases[0].baseline} (s)", "quartiles"]
     headings += [words for name in found for words in (name, "quartiles")]
     return Table(headings, [*rows, means, largest])
+
+
+def memory_table(cases: Sequence[CaseResult]) -> Table:
+    """Return a row for each batch size: peaks, the same without the libraries, and their ratios.
+
+    ``relative`` is the peak over the first contestant's. With a limit of memory the last row has
+    the largest batches that fit, "-" for one that was not found.
+    """
+    found = peaks_by_batch(cases)
+    base = next(iter(found.values()), {})
+    sizes = sorted({batch for peaks in found.values() for batch in peaks})
+    columns = [["batch", *map(str, sizes)]]
+    for name, peaks in found.items():
+        known = [peaks.get(batch) for batch in sizes]
+        columns.append([f"{name} (MiB)", *("-" if p is None else f"{p.mib:.0f}" for p in known)])
+        columns.append(["own", *("-" if p is None else f"{p.own_mib:.0f}" for p in known)])
+        both = {batch: peaks[batch].mib / base[batch].mib for batch in peaks if batch in base}
+        columns.append(["relative", *(_ratio(both[n]) if n in both else "-" for n in sizes)])
+    limit = cases[0].settings["memory_limit_mib"]
+    if limit is not None:
+        columns[0].append(f"largest within {limit:.0f} MiB")
+        for peaks, column in zip(found.values(), columns[1::3]):
+            largest = largest_batch(peaks, limit)
+            column.append("-" if largest is None else str(largest))
+    headings, *rows = zip_longest(*columns, fillvalue="")
+    return Table(headings, rows)
 
 
 def growth_table(case: CaseResult) -> Table:

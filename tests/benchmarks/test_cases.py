@@ -16,6 +16,7 @@ from benchmarks.cases import (
     SMALL_ZOO,
     ZOO,
     CaseOptions,
+    memory,
     zoo,
     zoo_small,
 )
@@ -46,7 +47,7 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
     raise AssertionError(f"{source} has no {function}")
 
 
-@pytest.mark.parametrize("make", [*CASES.values(), zoo, zoo_small])
+@pytest.mark.parametrize("make", [*CASES.values(), zoo, zoo_small, memory])
 def test_every_contestant_can_be_found_and_takes_its_options(make):
     for case in make(EVERYBODY):
         assert len(set(names(case))) == len(case.contestants) >= 2

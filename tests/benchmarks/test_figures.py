@@ -10,7 +10,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import figures
-from benchmarks.figures import draw_growth, draw_networks, draw_ratios, save_figure
+from benchmarks.figures import (
+    draw_growth,
+    draw_memory,
+    draw_networks,
+    draw_ratios,
+    save_figure,
+)
 from benchmarks.race import CaseResult, Failure, Result
 from mpgluon.plots import FORMAT_LOOKS
 
@@ -70,6 +76,20 @@ ZOO = [
     zoo_case("slow", 1.6, 1.0),
     zoo_case("fast", 0.9, 1.25, size=32),
     zoo_case("middle", 1.2, 1.1),
+]
+
+
+def memory_case(batch: int, **peaks: float) -> CaseResult:
+    results = [Result(f"mpgluon {name}", [1.0], mib, 100.0, 0) for name, mib in peaks.items()]
+    settings = {"model": "some", "batch_size": batch, "image_size": 32, "memory_limit_mib": 800.0}
+    return CaseResult("memory", "", settings, "", results)
+
+
+MEMORY = [
+    memory_case(8, float32=500.0, float16=400.0),
+    memory_case(16, float32=900.0, float16=700.0),
+    memory_case(17, float16=801.0),
+    memory_case(10, float32=600.0),
 ]
 
 
@@ -207,6 +227,33 @@ def test_networks_without_a_ratio_are_named_without_dots(figure):
     assert "no result" in texts(axes)
 
 
+def test_peaks_are_lines_over_the_batch_size_with_the_limit_and_what_fits_within_it(figure):
+    axes = draw_memory(figure, MEMORY)
+    FigureCanvasAgg(figure).draw()
+    first, second, limit = axes.lines
+    np.testing.assert_array_equal(first.get_data(), [[8, 10, 16], [500, 600, 900]])
+    np.testing.assert_array_equal(second.get_data(), [[8, 16, 17], [400, 700, 801]])
+    assert list(limit.get_ydata()) == [800, 800]
+    assert texts(axes) == ["limit: 800 MiB"]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["mpgluon float32", "mpgluon float16: 16 images within the limit"]
+    for line, dtype in ((first, "float32"), (second, "float16")):
+        look = FORMAT_LOOKS[dtype]
+        assert (line.get_color(), line.get_marker()) == (look["color"], look["marker"])
+    assert axes.get_xlim()[0] == axes.get_ylim()[0] == 0
+    assert axes.get_title("left") == "training step of some, 32 px"
+
+
+def test_without_a_limit_there_is_no_line_of_it(figure):
+    free = [
+        CaseResult("memory", "", {**case.settings, "memory_limit_mib": None}, "", case.results)
+        for case in MEMORY
+    ]
+    axes = draw_memory(figure, free)
+    assert len(axes.lines) == 2
+    assert texts(axes) == []
+
+
 def test_a_sweep_of_one_point_is_drawn_without_a_fit(figure):
     alone = sweep("depth", "float32", 1.0)
     time, _ = draw_growth(figure, [CaseResult("", "", alone.settings, "", alone.results[:1])])
@@ -215,7 +262,7 @@ def test_a_sweep_of_one_point_is_drawn_without_a_fit(figure):
 
 
 @pytest.mark.parametrize(
-    ("cases", "width"), [([TRAINING, GEMM], 1200), (SWEEPS, 1440), (ZOO, 1200)]
+    ("cases", "width"), [([TRAINING, GEMM], 1200), (SWEEPS, 1440), (ZOO, 1200), (MEMORY, 1200)]
 )
 def test_files_are_pngs_with_something_on_them(cases, width, tmp_path):
     save_figure(tmp_path / "figure.png", cases, title="Some CPU")

@@ -5,7 +5,7 @@ The first contestant of a case is its baseline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -17,35 +17,16 @@ __all__ = [
     "CASES",
     "DTYPES",
     "PYTORCH_MODELS",
-    "SMALL_ZOO",
-    "ZOO",
     "CaseOptions",
-    "memory",
     "training",
-    "zoo",
-    "zoo_small",
+    "training_in_formats",
 ]
 
 DTYPES = ("float32", "float16", "bfloat16")
 # The networks that pytorch_peer.py has.
 PYTORCH_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
 _PYTORCH_PEER = str(Path(__file__).with_name("pytorch_peer.py"))
-# Networks of both model zoos: one or two of each family that the test suite trains.
-ZOO = (
-    "alexnet", "vgg11_bn", "vgg16", "googlenet", "inceptionv3", "densenet121", "squeezenet1.0",
-    "mobilenet1.0", "mobilenetv2_1.0", "mobilenetv3_small", "mobilenetv3_large", "resnet18_v1",
-    "resnet50_v1", "resnet50_v2", "resnet50_v1d", "se_resnext50_32x4d", "cifar_resnet20_v1",
-    "cifar_resnet20_v2",
-)  # fmt: skip
-# The networks of docs/results.md with the image size that they are trained at there, in pixels.
-SMALL_ZOO = {
-    "alexnet": 64,
-    "vgg16_bn": 32,
-    "googlenet": 64,
-    "inceptionv3": 75,
-    "mobilenet1.0": 96,
-    "resnet50_v2": 64,
-}
+_IN_A_ROW = 5  # calls in a run, for contestants that a pause before each call slows
 
 
 @dataclass(frozen=True)
@@ -57,7 +38,7 @@ class CaseOptions:
     model : str
         A network of MXNet's or gluoncv's model zoo.
     models : sequence of str or None
-        Networks of the zoo's cases; ``None``: all of `ZOO`, or of `SMALL_ZOO`.
+        Networks of the zoo's cases; ``None``: a list of each.
     batch_sizes : sequence of int or None
         A case for each; ``None`` is the default of a case: 8, for inference 1 and 32.
     image_size : int or None
@@ -65,8 +46,8 @@ class CaseOptions:
     device : str
         Such as ``"cpu"`` or ``"gpu:0"``.
     dtypes : sequence of str or None
-        Formats besides the baseline; ``None`` is the default of a case: all, in those of the
-        zoo and of memory float32 and float16.
+        Formats besides the baseline; ``None`` is the default of a case: all; float32 and float16 in
+        the cases of the zoo, of memory and of sequences.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
     torch_python : str or None
@@ -129,8 +110,16 @@ _INFERENCE: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
     ("mpgluon float32, folded", "mpgluon", "float32", {"folded": True}),
     ("mpgluon float16", "mpgluon", "float16", {}),
+    ("mpgluon float16, folded", "mpgluon", "float16", {"folded": True}),
     ("mpgluon bfloat16", "mpgluon", "bfloat16", {}),
     ("mpgluon bfloat16, folded", "mpgluon", "bfloat16", {"folded": True}),
+    # With no pause for the others' turns, which slows this network and hardly the baseline.
+    (
+        "mpgluon bfloat16, folded, in a row",
+        "mpgluon",
+        "bfloat16",
+        {"folded": True, "calls": _IN_A_ROW},
+    ),
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", {}),
     # PyTorch's float16 takes most of a minute for 32 images, and would take the others' time.
     *(one for one in _PYTORCH if one[2] != "float16"),
@@ -172,50 +161,7 @@ def inference(options: CaseOptions) -> list[Case]:
     ]
 
 
-def zoo(options: CaseOptions) -> list[Case]:
-    """Return the training step of each network of a list, in float32 and float16."""
-    sizes = {name: options.image_size or _own_size(name) for name in options.models or ZOO}
-    return _zoo("zoo", sizes, 8, options)
-
-
-def zoo_small(options: CaseOptions) -> list[Case]:
-    """Return the same for small images, in the batches of 20 of docs/results.md."""
-    names = options.models or SMALL_ZOO
-    sizes = {name: options.image_size or SMALL_ZOO.get(name, 64) for name in names}
-    return _zoo("zoo-small", sizes, 20, options)
-
-
-def _own_size(model: str) -> int:
-    """Return the image size that a network was designed for."""
-    return 32 if model.startswith("cifar") else 299 if model.startswith("inception") else 224
-
-
-def _zoo(name: str, sizes: Mapping[str, int], batch_size: int, options: CaseOptions) -> list[Case]:
-    """Return a case for each network and batch size; networks for CIFAR take batches of 32."""
-    cases = []
-    for model, size in sizes.items():
-        default = 32 if model.startswith("cifar") else batch_size
-        alone = replace(options, model=model, image_size=size)
-        cases += _in_all_formats(name, "training step", alone, (default,))
-    return cases
-
-
-def memory(options: CaseOptions) -> list[Case]:
-    """Return the training step of a network with batches of several sizes, for its peak memory.
-
-    Raises
-    ------
-    ValueError
-        If the device is not a CPU: the memory of a GPU is not that of the process.
-    """
-    if options.device != "cpu":
-        raise ValueError(f"memory is measured on the CPU only, received --device {options.device}")
-    cases = _in_all_formats("memory", "peak memory of a training step", options, (8, 16, 32))
-    limit = {"memory_limit_mib": options.memory_limit_mib}
-    return [replace(case, settings={**case.settings, **limit}) for case in cases]
-
-
-def _in_all_formats(
+def training_in_formats(
     name: str, words: str, options: CaseOptions, batch_sizes: Sequence[int]
 ) -> list[Case]:
     """Return a training step in float32 and in the 16-bit formats for each batch size."""
@@ -224,6 +170,37 @@ def _in_all_formats(
         _case(name, f"{words}, {network}", "training", _FORMATS, options, common)
         for network, common in _networks(options, batch_sizes)
     ]
+
+
+def recurrent(options: CaseOptions) -> list[Case]:
+    """Return the training step of LSTMs and a GRU; the last has the size of docs/results.md's."""
+    sizes = {"layers": 2, "width": 256, "length": 35}
+    networks = [{"kind": kind, **sizes} for kind in ("lstm", "gru")]
+    networks.append({"kind": "lstm", "layers": 1, "width": 64, "length": 21})
+    return _sequences("recurrent", networks, 25, options)
+
+
+def attention(options: CaseOptions) -> list[Case]:
+    """Return the training step of transformer encoders of 8 heads, with two kinds of attention."""
+    sizes = {"layers": 2, "width": 256, "length": 64}
+    kinds = ("attention", "attention by batch_dot")
+    return _sequences("attention", [{"kind": kind, **sizes} for kind in kinds], 16, options)
+
+
+def _sequences(
+    name: str, networks: Sequence[dict[str, Any]], batch_size: int, options: CaseOptions
+) -> list[Case]:
+    """Return a case for each network of :mod:`benchmarks.sequences` and each batch size."""
+    options = replace(options, dtypes=options.dtypes or DTYPES[:2])
+    cases = []
+    for network in networks:
+        words = "{kind}, {layers} x {width} units, {length} tokens".format_map(network)
+        for batch in options.batch_sizes or (batch_size,):
+            # A step takes milliseconds, and longer after a pause.
+            common = {**network, "batch_size": batch, "calls": _IN_A_ROW}
+            title = f"training step, {words}, batch {batch}"
+            cases.append(_case(name, title, "sequence_training", _FORMATS, options, common))
+    return cases
 
 
 def loss_scaling(options: CaseOptions) -> list[Case]:
@@ -277,6 +254,8 @@ CASES: dict[str, Callable[[CaseOptions], list[Case]]] = {
     "convolution": convolution,
     "training": training,
     "inference": inference,
+    "recurrent": recurrent,
+    "attention": attention,
     "loss-scaling": loss_scaling,
     "pipeline": pipeline,
 }

@@ -22,12 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
-from benchmarks.cases import CaseOptions, memory
+from benchmarks.cases import CaseOptions, training_in_formats
 from benchmarks.race import Case, CaseResult
 
 __all__ = [
     "Peak",
     "largest_batch",
+    "memory",
     "next_batch",
     "parse_memory",
     "peaks_by_batch",
@@ -66,6 +67,21 @@ def _available_mib() -> Optional[float]:
         return None
     lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) / 2**10  # from KiB
+
+
+def memory(options: CaseOptions) -> list[Case]:
+    """Return the training step of a network with batches of several sizes, for its peak memory.
+
+    Raises
+    ------
+    ValueError
+        If the device is not a CPU: the memory of a GPU is not that of the process.
+    """
+    if options.device != "cpu":
+        raise ValueError(f"memory is measured on the CPU only, received --device {options.device}")
+    cases = training_in_formats("memory", "peak memory of a training step", options, (8, 16, 32))
+    limit = {"memory_limit_mib": options.memory_limit_mib}
+    return [replace(case, settings={**case.settings, **limit}) for case in cases]
 
 
 class Peak(NamedTuple):
@@ -120,7 +136,7 @@ def next_batch(peaks: Mapping[int, Peak], limit_mib: float) -> int:
 def with_largest_batches(
     results: Iterable[CaseResult], options: CaseOptions, run: Callable[[Case], CaseResult]
 ) -> Iterator[CaseResult]:
-    """Yield results of `benchmarks.cases.memory`, and those of a search for the largest batches.
+    """Yield results of the cases of `memory`, and those of a search for the largest batches.
 
     Parameters
     ----------

@@ -24,22 +24,15 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
 
-from benchmarks.cases import (
-    CASES,
-    DTYPES,
-    PYTORCH_MODELS,
-    CaseOptions,
-    memory,
-    zoo,
-    zoo_small,
-)
+from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
 from benchmarks.figures import save_figure
 from benchmarks.growth import measure, sweeps
 from benchmarks.machine import file_stem, usable_cores
-from benchmarks.memory import parse_memory, with_largest_batches
+from benchmarks.memory import memory, parse_memory, with_largest_batches
 from benchmarks.race import Case, CaseResult, Conditions, race
 from benchmarks.record import BenchmarkRecord, begin_record, write_record
 from benchmarks.report import case_report, heading, memory_table, networks_table
+from benchmarks.zoo import zoo, zoo_small
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
 from mpgluon.options import positive
@@ -78,12 +71,12 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     )  # fmt: skip
     add = parser.add_argument
     add("--dtype", nargs="+", choices=DTYPES,
-        help="formats (all; zoo and memory float32 and float16)")  # fmt: skip
+        help="formats (all; zoo, memory, recurrent and attention float32 and float16)")  # fmt: skip
     add("--model", default="resnet50_v1", help="of MXNet's or gluoncv's zoo (%(default)s)")
     add("--models", nargs="+", metavar="MODEL", help="of the cases zoo and zoo-small (a list)")
     add("--batch-size", nargs="+", type=positive,
-        help="(8; inference 1 and 32; memory 8, 16, 32; zoo-small 20; for CIFAR's networks in "
-        "the zoo 32)")  # fmt: skip
+        help="(8; inference 1 and 32; recurrent 25; attention 16; memory 8, 16, 32; zoo-small "
+        "20; for CIFAR's networks in the zoo 32)")  # fmt: skip
     add("--image-size", type=positive, help="pixels (224; in the zoo the network's own)")
     add("--device", default="cpu", help="cpu or gpu:0 (%(default)s)")
     add("--rounds", type=positive, help="runs of each that count (11; scale 5, memory 1)")

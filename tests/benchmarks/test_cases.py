@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import (
-    CASES,
-    DTYPES,
-    PYTORCH_MODELS,
-    SMALL_ZOO,
-    ZOO,
-    CaseOptions,
-    memory,
-    zoo,
-    zoo_small,
-)
+from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
 from benchmarks.contestant import Contestant
+from benchmarks.memory import memory
+from benchmarks.zoo import SMALL_ZOO, ZOO, zoo, zoo_small
 from experiments import parity
+from experiments.reader import ReaderSettings
+from experiments.sentences import LENGTH
 
 EVERYBODY = CaseOptions(torch_python="/some/python")
 
@@ -150,6 +144,32 @@ def test_networks_sizes_batches_and_formats_of_the_zoo_can_be_chosen():
         for case in cases:
             assert case.settings["image_size"] == 64
             assert names(case) == ["Gluon float32", "mpgluon bfloat16"]
+
+
+def test_inference_in_float16_is_folded_too_and_bfloat16_predicts_without_pauses_too():
+    for case in CASES["inference"](CaseOptions(peers=False)):
+        options = {one.name: one.options for one in case.contestants}
+        assert options["mpgluon float16, folded"]["folded"]
+        in_a_row = {name for name, own in options.items() if own.get("calls", 1) > 1}
+        assert in_a_row == {"mpgluon bfloat16, folded, in a row"}
+
+
+def test_sequences_are_trained_in_float32_and_float16():
+    lstm, gru, small = CASES["recurrent"](EVERYBODY)
+    assert lstm.title == "training step, lstm, 2 x 256 units, 35 tokens, batch 25"
+    assert lstm.settings["calls"] == 5
+    assert gru.settings == {**lstm.settings, "kind": "gru"}
+    settings = ReaderSettings()
+    assert small.settings["width"] == settings.hidden
+    assert small.settings["length"] == LENGTH
+    assert {c.settings["batch_size"] for c in (lstm, gru, small)} == {settings.batch_size}
+    interleaved, batch_dot = CASES["attention"](EVERYBODY)
+    assert batch_dot.settings == {**interleaved.settings, "kind": "attention by batch_dot"}
+    for case in (lstm, gru, small, interleaved, batch_dot):
+        assert names(case) == ["Gluon float32", "mpgluon float16", "mpgluon autocast float16"]
+    (one, two, *_) = CASES["attention"](CaseOptions(batch_sizes=[2, 4], dtypes=["bfloat16"]))
+    assert [case.settings["batch_size"] for case in (one, two)] == [2, 4]
+    assert names(one) == ["Gluon float32", "mpgluon bfloat16"]
 
 
 def test_loss_scaling_compares_each_format_with_itself():

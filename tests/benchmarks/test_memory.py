@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import memory as memory_module
-from benchmarks.cases import CaseOptions, memory
+from benchmarks.cases import CaseOptions
 from benchmarks.contestant import Contestant
 from benchmarks.growth import measure
 from benchmarks.memory import (
     Peak,
     largest_batch,
+    memory,
     next_batch,
     parse_memory,
     peaks_by_batch,

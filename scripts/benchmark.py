@@ -4,7 +4,6 @@
     python scripts/benchmark.py training inference --model resnet18_v1
     python scripts/benchmark.py scale --output results     # time and memory against size
     python scripts/benchmark.py zoo --output results       # many networks in float16
-
     python scripts/benchmark.py memory --memory-limit 8GiB # the largest batch that fits, too
 
 "all" takes about ten minutes on two cores. zoo, zoo-small, memory and scale take longer (zoo about

@@ -45,7 +45,6 @@ Consumer = tuple[Optional[Node], int]
 """What takes a value: a node (``None`` for the graph's results) and the position of the operand."""
 
 _CODE_BITS = 8  # significant bits that codes have room for, in formats other than float16
-_MOVES = MOVES | {"zeros_like", "ones_like"}
 _WITHOUT_GRADIENT = frozenset({"BlockGrad", "zeros_like", "ones_like"})
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
 _NUMBERS = count()
@@ -228,9 +227,11 @@ class _Rewriting:
             self._supply((node, 0), _Value(self._converted(value, held), held))
 
     def _rewrite_move(self, node: Node) -> None:
-        """Rewrite an operator on 16-bit values themselves: nearly always it computes nothing."""
+        """Rewrite an operator on 16-bit values themselves: as a rule it only moves them."""
         joins = node.operator == "Concat" and node.options.get("dim", 1) == 1
-        held = WIDE if self._is_sum(node) else PACKED if joins else PLAIN
+        held = PACKED if joins else PLAIN
+        if not self.in_arrays and (node.operator not in MOVES or self._is_sum(node)):
+            held = WIDE
         inputs = [
             self._take((node, position), held)
             if entry.value.dtype == "float16"
@@ -399,11 +400,8 @@ class _Rewriting:
         if self.in_arrays:
             return False
         if not _narrows(node):
-            outputs = range(len(node.outputs))
-            return any(
-                len(self.consumers[node, one]) > 1 or (None, 0) in self._as_heads((node, one))
-                for one in outputs
-            )
+            taken = [self.consumers[node, one] for one in range(len(node.outputs))]
+            return any(len(by) > 1 or None in dict(by) for by in taken)
         consumers = self.consumers[node, number]
         if len(consumers) != 2:
             return len(consumers) > 2
@@ -411,10 +409,6 @@ class _Rewriting:
             consumer is None or (not _widens(consumer) and self._is_sum(consumer))
             for consumer, _ in consumers
         )
-
-    def _as_heads(self, key: Key) -> list[Consumer]:
-        """Return ``(None, 0)`` for each of the graph's results that is this value."""
-        return [(None, 0) for consumer, _ in self.consumers[key] if consumer is None]
 
     # ---- New nodes.
 

@@ -1,11 +1,13 @@
 // Batch normalization of 16-bit values, bit for bit as oneDNN computes it on plain FP32 arrays.
 //
-// oneDNN adds the elements of a channel one after the other, image by image. So does this, for
-// several channels at a time: which channels are done together changes no bit. It must be compiled
+// oneDNN adds the elements of a channel one after the other, image by image, or divides the images
+// among the threads and adds up their parts. So does this, for several channels at a time: which
+// channels are done together changes no bit. It must be compiled
 // without contraction to fused operations. Data, results and gradients are codes of the format.
 #ifndef MPGLUON_BATCH_NORM_H_
 #define MPGLUON_BATCH_NORM_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -26,14 +28,26 @@ struct Group {
 
   int64_t start(int64_t image) const { return (image * shape.channels + first) * shape.pixels; }
 
-  // Call each(lane, x...) for every element of all arrays, each channel's in the order of memory.
-  template <class Each, class... Codes>
-  void visit(const Each& each, const Codes*... x) const {
-    for (int64_t image = 0; image < shape.images; ++image)
-      for (int64_t pixel = 0; pixel < shape.pixels; ++pixel) {
-        const int64_t from = start(image) + (kBlocked ? pixel * L : pixel);
-        visit_lanes(each, lanes_at(x + from)...);
-      }
+  // Add each(part, lane, x...), a number or two for each element, in the order of memory, in as many
+  // parts as there are ranges of images.
+  template <int kSums, class Each, class... Codes>
+  void add_up(int parts, float (&sums)[kSums][L], const Each& each, const Codes*... x) const {
+    for (int part = 0; part < parts; ++part) {
+      float some[kSums][L] = {};
+      for (int64_t image = beginning(part, parts); image < beginning(part + 1, parts); ++image)
+        for (int64_t pixel = 0; pixel < shape.pixels; ++pixel) {
+          const int64_t from = start(image) + (kBlocked ? pixel * L : pixel);
+          visit_lanes([&](int lane, auto... values) { each(some, lane, values...); },
+                      lanes_at(x + from)...);
+        }
+      for (int i = 0; i < kSums; ++i)
+        for (int lane = 0; lane < L; ++lane) sums[i][lane] += some[i][lane];
+    }
+  }
+
+  // The first image of a part; the first parts have one more where they cannot be equal.
+  int64_t beginning(int part, int parts) const {
+    return part * (shape.images / parts) + std::min<int64_t>(part, shape.images % parts);
   }
 
   // Write result(lane, x...), rounded, for every element.
@@ -53,18 +67,18 @@ struct Group {
 
   float count() const { return static_cast<float>(shape.images * shape.pixels); }
 
-  void statistics(const uint16_t* x, float* mean, float* variance) const {
-    float sum[L] = {}, average[L];
-    visit([&](int lane, float value) { sum[lane] += value; }, x);
-    for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane] = sum[lane] / count();
-    float squares[L] = {};
-    visit(
-        [&](int lane, float value) {
+  void statistics(const uint16_t* x, int parts, float* mean, float* variance) const {
+    float sum[1][L] = {}, squares[1][L] = {}, average[L];
+    add_up(parts, sum, [](auto& some, int lane, float value) { some[0][lane] += value; }, x);
+    for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane] = sum[0][lane] / count();
+    add_up(
+        parts, squares,
+        [&](auto& some, int lane, float value) {
           const float m = value - average[lane];
-          squares[lane] += m * m;
+          some[0][lane] += m * m;
         },
         x);
-    for (int lane = 0; lane < L; ++lane) variance[first + lane] = squares[lane] / count();
+    for (int lane = 0; lane < L; ++lane) variance[first + lane] = squares[0][lane] / count();
   }
 
   void normalize(const uint16_t* x, const float* mean, const float* variance, const float* gamma,
@@ -81,19 +95,20 @@ struct Group {
         x);
   }
 
-  void sum_gradients(const uint16_t* x, const uint16_t* dy, const float* mean, const float* variance,
-                     float eps, float* dgamma, float* dbeta) const {
-    float average[L], dg[L] = {}, db[L] = {};
+  void sum_gradients(const uint16_t* x, const uint16_t* dy, int parts, const float* mean,
+                     const float* variance, float eps, float* dgamma, float* dbeta) const {
+    float average[L], sums[2][L] = {};
     for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane];
-    visit(
-        [&](int lane, float value, float gradient) {
-          dg[lane] += (value - average[lane]) * gradient;
-          db[lane] += gradient;
+    add_up(
+        parts, sums,
+        [&](auto& some, int lane, float value, float gradient) {
+          some[0][lane] += (value - average[lane]) * gradient;
+          some[1][lane] += gradient;
         },
         x, dy);
     for (int lane = 0; lane < L; ++lane) {
-      dgamma[first + lane] = dg[lane] * inverse(variance[first + lane], eps);
-      dbeta[first + lane] = db[lane];
+      dgamma[first + lane] = sums[0][lane] * inverse(variance[first + lane], eps);
+      dbeta[first + lane] = sums[1][lane];
     }
   }
 
@@ -159,13 +174,14 @@ struct Group {
   }
 };
 
-// Call each(group) for groups that cover all channels of arrays in a layout, in parallel.
+// Call each(group) for groups that cover all channels from one on of arrays in a layout, in parallel.
 template <class Format, class Each>
-void for_groups(const Format& format, const Shape& shape, int layout, const Each& each) {
-  const int64_t lanes = layout == 1 ? 8 : layout;
-  const int64_t groups = (shape.channels + lanes - 1) / lanes;
+void for_groups(const Format& format, const Shape& shape, int layout, int64_t from,
+                const Each& each) {
+  const int64_t lanes = layout == 1 ? 8 : layout, before = from / lanes;
+  const int64_t groups = (shape.channels + lanes - 1) / lanes - before;
   in_parallel(groups, [&](int64_t number) {
-    const int64_t first = number * lanes;
+    const int64_t first = (before + number) * lanes;
     if (layout == 16) {
       each(Group<Format, 16, true>{format, shape, first});
     } else if (layout == 8) {

@@ -5,7 +5,6 @@
 #ifndef MPGLUON_PRODUCTS_H_
 #define MPGLUON_PRODUCTS_H_
 
-#include "common.h"
 #include "packing.h"
 
 namespace mpgluon {
@@ -54,29 +53,33 @@ template <class Format>
 void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeAttrs& attrs,
               const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
   Arrays wide = in, results = out;
-  Requests requests = req;
   for (int i : {kOutGrad, kBackwardData})
     wide[i] = widened(format, in[i], layout_of_codes(in[i], packed),
                       i == kOutGrad ? kGradientSlot : kDataSlot);
   wide[kBackwardWeight] = weight_of(format, in[kBackwardWeight], true);
-  if (req[kData] != mxnet::kNullOp) {
-    results[kData] = scratch(out[kData], kResultSlot);
-    requests[kData] = mxnet::kWriteTo;
-  }
   // MXNet makes the gradient of the bias together with that of the weight: a convolution writes both,
   // wanted or not, and a dense layer neither where the weight's is not wanted.
   const bool wanted = req[kWeight] != mxnet::kNullOp, codes = holds_codes(out[kWeight]);
-  const bool made = wanted || (req.size() > kBias && req[kBias] != mxnet::kNullOp);
-  const bool in_its_place = wanted && !codes && req[kWeight] != mxnet::kAddTo;
-  if (made && !in_its_place) {
-    results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);
-    requests[kWeight] = mxnet::kWriteTo;
+  if (wanted || (req.size() > kBias && req[kBias] != mxnet::kNullOp)) {
+    Requests requests = req;
+    requests[kData] = mxnet::kNullOp;
+    const bool in_its_place = wanted && !codes && req[kWeight] != mxnet::kAddTo;
+    if (!in_its_place) {
+      results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);
+      requests[kWeight] = mxnet::kWriteTo;
+    }
+    call(op, attrs, ctx, wide, requests, results);
+    if (wanted && codes) narrow_array(format, results[kWeight], req[kWeight], out[kWeight], 1);
+    else if (in_its_place) round_in_place(format, out[kWeight]);
+    else if (wanted) round_array(format, plain(results[kWeight]), req[kWeight], out[kWeight]);
   }
+  if (req[kData] == mxnet::kNullOp) return;
+  // No one reads the data any more, so its memory may hold the gradient.
+  Requests requests(req.size(), mxnet::kNullOp);
+  requests[kData] = mxnet::kWriteTo;
+  results[kData] = scratch(out[kData], kDataSlot);
   call(op, attrs, ctx, wide, requests, results);
   narrow_array(format, results[kData], req[kData], out[kData], layout_of_codes(out[kData], packed));
-  if (wanted && codes) narrow_array(format, results[kWeight], req[kWeight], out[kWeight], 1);
-  else if (in_its_place) round_in_place(format, out[kWeight]);
-  else if (wanted) round_array(format, plain(results[kWeight]), req[kWeight], out[kWeight]);
 }
 
 // The data and the result are codes, and the weight may be. Gradients have the types of what they are

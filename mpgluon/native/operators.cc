@@ -7,6 +7,7 @@
 #include "common.h"
 #include "packing.h"
 #include "products.h"
+#include "sums.h"
 
 namespace mpgluon {
 namespace {
@@ -164,6 +165,7 @@ void register_common() {
   };
   casts("", bfloat16::cast<false>);
   casts("_in_blocks", bfloat16::cast<true>);
+  sums::register_sums();
 
   Operator count("_mpgluon_count_differences", 2, 1);
   count.set<mxnet::FInferShape>("FInferShape", old_function(infer_count_shape))

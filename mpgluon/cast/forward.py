@@ -40,7 +40,7 @@ from mpgluon.cast.stand_in import (
 )
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
-from mpgluon.graph.bfloat16 import cast_without_copies
+from mpgluon.graph.bfloat16 import compute_natively
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.numerics.dtypes import Array, cast, dtype_name
 
@@ -209,7 +209,8 @@ class PolicyForward:
                 return None
             return partial(hold_on_grid, fmt=arithmetic.format, native=native.available())
         if isinstance(arithmetic, NativeBfloat16) and not self.kept and native.available():
-            return cast_without_copies
+            parameters = self.block.collect_params().values()
+            return partial(compute_natively, shapes={p.name: p.shape or () for p in parameters})
         return None
 
     def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,12 +1,14 @@
 // The operators of mpgluon's native library. See graph/grid.py for their use.
 //
 // An operator that rounds exists once for each format, and its name ends in the format's widths:
-// _mpgluon_round_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
+// _mpgluon_plain_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
 #include "batch_norm_operator.h"
+#include "bfloat16.h"
 #include "codes.h"
 #include "common.h"
 #include "packing.h"
 #include "products.h"
+#include "sums.h"
 
 namespace mpgluon {
 namespace {
@@ -103,22 +105,6 @@ void count_differences(const NodeAttrs&, const OpContext&, const Blobs& in, cons
   *static_cast<float*>(out[0].dptr_) = static_cast<float>(differences);
 }
 
-// ---- Casts between FP32 and bfloat16: oneDNN's, with gradients that can be added to.
-
-// oneDNN's cast overwrites what it should add to; so it writes apart, and MXNet's copy adds.
-void cast_bfloat16(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
-                   const Requests& req, const Arrays& out) {
-  if (req[0] == mxnet::kNullOp) return;
-  static const nnvm::Op *cast = nnvm::Op::Get("amp_cast"), *copy = nnvm::Op::Get("_copy");
-  // Inference in FP32 leaves weights in layouts from which oneDNN does not cast.
-  const bool is_weight = in[0].dtype() == mshadow::kFloat32 && layout_of(in[0]) == 0;
-  const NDArray from = is_weight ? plain(in[0]) : in[0];
-  if (req[0] != mxnet::kAddTo) return call(cast, attrs, ctx, {from}, req, out);
-  const NDArray apart = fresh(out[0], out[0].dtype());
-  call(cast, attrs, ctx, {from}, {mxnet::kWriteTo}, {apart});
-  call(copy, attrs, ctx, {apart}, req, out);
-}
-
 // ---- Registration.
 
 // Return what MXNet calls, from a function of one operand and one result.
@@ -198,9 +184,14 @@ void register_common() {
 
   constexpr int kSingle = mshadow::kFloat32;
   constexpr int kBfloat = mshadow::kBfloat16;
-  const char *to_bfloat = "_mpgluon_to_bfloat16", *from_bfloat = "_mpgluon_from_bfloat16";
-  on_any_layout(unary<kSingle, kBfloat>(to_bfloat), cast_bfloat16).set_gradient(from_bfloat);
-  on_any_layout(unary<kBfloat, kSingle>(from_bfloat), cast_bfloat16).set_gradient(to_bfloat);
+  const auto casts = [](const std::string& suffix, const FComputeEx& cast) {
+    const std::string to = "_mpgluon_to_bfloat16" + suffix, from = "_mpgluon_from_bfloat16" + suffix;
+    on_any_layout(unary<kSingle, kBfloat>(to), cast).set_gradient(from);
+    on_any_layout(unary<kBfloat, kSingle>(from), cast).set_gradient(to);
+  };
+  casts("", bfloat16::cast<false>);
+  casts("_in_blocks", bfloat16::cast<true>);
+  sums::register_sums();
 
   Operator count("_mpgluon_count_differences", 2, 1);
   count.set<mxnet::FInferShape>("FInferShape", old_function(infer_count_shape))

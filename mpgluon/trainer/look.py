@@ -57,7 +57,8 @@ def look(
     for gradient in gradients:
         per_device.setdefault(gradient.context, []).append(gradient)
     compared = compare_masters(trainer, parameters)
-    sums = [sums_of_squares(arrays) for arrays in per_device.values()]
+    # The norm is looked at, and changes no weight: clipping has its own.
+    sums = [sums_of_squares(arrays, in_any_order=True) for arrays in per_device.values()]
     numbers = numbers_of([*sums, *(one.difference for one in compared)])
     norms = []
     for arrays in per_device.values():

@@ -28,6 +28,7 @@ from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
 from mpgluon.numerics.reductions import Widened, numbers_of
 from mpgluon.trainer import inside
 from mpgluon.trainer.scaled_gradients import GradientHolder
+from mpgluon.trainer.updates import Updates
 
 __all__ = [
     "ComparedMaster",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-class MasterWeights(mx.optimizer.Updater):
+class MasterWeights(Updates):
     """Applies an optimizer on one device, to FP32 masters where weights are float16.
 
     Parameters
@@ -64,21 +65,11 @@ class MasterWeights(mx.optimizer.Updater):
     """
 
     def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
-        super().__init__(former.optimizer)
+        super().__init__(former)
         self.masters: dict[int, NDArray] = {}
         self._parameters = parameters
         self._widened = Widened()
-        self.states, self.states_synced = dict(former.states), dict(former.states_synced)
         self._separate()
-
-    def __call__(
-        self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
-    ) -> None:
-        """Update weights; neither waits nor changes a gradient."""
-        together = max(1, self.optimizer.aggregate_num)
-        for start in range(0, len(index), together):
-            part = slice(start, start + together)
-            self._update(index[part], grad[part], weight[part])
 
     def _update(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
@@ -93,7 +84,7 @@ class MasterWeights(mx.optimizer.Updater):
         for place in narrow:
             if grads[place].stype != "default":
                 grads[place] = grads[place].astype("float32")
-        super().__call__(list(index), grads, updated)
+        super()._update(index, grads, updated)
         for place in narrow:
             convert_into(weight[place], updated[place])
 
@@ -250,10 +241,12 @@ class ComparedMaster(NamedTuple):
 def keep_masters(trainer: gluon.Trainer) -> None:
     """Let a Trainer update float16 weights through FP32 masters, if its optimizer wants any."""
     updaters = inside.updaters_of(trainer)
-    wanted = inside.optimizer_of(trainer).multi_precision
-    if wanted and not any(isinstance(updater, MasterWeights) for updater in updaters):
-        parameters = inside.parameters_of(trainer)
-        inside.replace_updaters(trainer, lambda former: MasterWeights(former, parameters))
+    if inside.optimizer_of(trainer).multi_precision:
+        if not any(isinstance(updater, MasterWeights) for updater in updaters):
+            parameters = inside.parameters_of(trainer)
+            inside.replace_updaters(trainer, lambda former: MasterWeights(former, parameters))
+    elif not any(isinstance(updater, Updates) for updater in updaters):
+        inside.replace_updaters(trainer, Updates)
 
 
 def compare_masters(

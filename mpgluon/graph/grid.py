@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import NamedTuple, Optional, Union
 
+import numpy as np
 from mxnet.symbol import Symbol
 
 from mpgluon import native
@@ -49,6 +50,8 @@ _WITHOUT_GRADIENT = frozenset({"BlockGrad", "zeros_like", "ones_like"})
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
 _NUMBERS = count()
 
+_SCALARS = frozenset(f"_{name}_scalar" for name in ("mul", "div", "plus", "minus", "rminus"))
+
 # The native operators, and how the operators that they stand for take and return codes; ``None``
 # is as they come, all alike.
 _NATIVE: dict[str, tuple[str, Optional[str]]] = {
@@ -60,10 +63,7 @@ _NATIVE: dict[str, tuple[str, Optional[str]]] = {
     "Activation": ("relu", None),
     **{
         name: (f"on_copies_{name}", None)
-        for name in (
-            *("clip", "elemwise_mul"),
-            *(f"_{name}_scalar" for name in ("mul", "div", "plus", "minus", "rminus")),
-        )
+        for name in ("clip", "elemwise_mul", *_SCALARS)
     },
 }
 _PRODUCTS = ("Convolution", "FullyConnected")
@@ -232,6 +232,8 @@ class _Rewriting:
         held = PACKED if joins else PLAIN
         if not self.in_arrays and (node.operator not in MOVES or self._is_sum(node)):
             held = WIDE
+        if self.in_arrays and node.operator in _SCALARS:
+            return self._rewrite_scalar(node)
         inputs = [
             self._take((node, position), held)
             if entry.value.dtype == "float16"
@@ -240,6 +242,15 @@ class _Rewriting:
         ]
         operator = native.operator("concat", self.format) if held == PACKED else node.operator
         self._provide(node, Node(operator, node.name, node.attributes, inputs, node.rest), held)
+
+    def _rewrite_scalar(self, node: Node) -> None:
+        """Rewrite an operator on a float16 array and a number, which MXNet rounds to float16."""
+        value = self.operands[node, 0]
+        scalar = np.float16(np.float32(float(node.attributes["scalar"])))
+        attributes = {**node.attributes, "scalar": repr(float(scalar))}
+        operator = native.operator(_NATIVE[node.operator][0], self.format)
+        made = Node(operator, node.name, attributes, [value.entry], node.rest)
+        self._provide(node, made, value.held)
 
     def _provide(self, node: Node, made: Node, held: str = PLAIN) -> None:
         """Let a node's outputs be those of a new one."""

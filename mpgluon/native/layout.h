@@ -62,15 +62,15 @@ inline float* prepare(const NDArray& result, int layout) {
   return address(array);
 }
 
-// The layout of 16-bit codes that only the native operators read: it follows from the shape.
+// The layout of 16-bit codes that only the native operators read: it follows from the shape. It is that
+// of oneDNN's convolutions, to which it reorders blocks of another size slowly, and plain arrays fast.
 inline int packed_layout(const mxnet::TShape& shape) {
-  if (shape.ndim() == 4) {
 #ifdef __AVX512F__
-    if (shape[1] % 16 == 0) return 16;
+  constexpr int kBlock = 16;
+#else
+  constexpr int kBlock = 8;
 #endif
-    if (shape[1] % 8 == 0) return 8;
-  }
-  return 1;
+  return shape.ndim() == 4 && shape[1] % kBlock == 0 ? kBlock : 1;
 }
 
 inline NDArray fresh(const NDArray& like, int dtype) {

@@ -126,7 +126,7 @@ def _compute_in_fp32(graph: Graph, node: Node) -> None:
 def _fp32_of(entry: Entry) -> Entry:
     """Return the FP32 value of a bfloat16 one; the gradient is rounded too."""
     if entry.node.operator == _NARROW:
-        return _made(native.operator("round_both", BFLOAT16), entry.node.inputs[0])
+        return _made(native.operator("plain_both", BFLOAT16), entry.node.inputs[0])
     return _made(_WIDEN, entry)
 
 

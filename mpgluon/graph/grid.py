@@ -58,7 +58,6 @@ _NATIVE: dict[str, tuple[str, Optional[str]]] = {
     "Convolution": ("convolution", PACKED),
     "FullyConnected": ("fully_connected", PLAIN),
     "BatchNorm": ("batch_norm", PACKED),
-    "Pooling": ("on_copies_Pooling", PACKED),
     "elemwise_add": ("add", None),
     "Activation": ("relu", None),
     **{
@@ -66,7 +65,15 @@ _NATIVE: dict[str, tuple[str, Optional[str]]] = {
         for name in ("clip", "elemwise_mul", *_SCALARS)
     },
 }
+_POOLING = {"max": ("on_packed_copies_Pooling", PACKED), "avg": ("on_copies_Pooling", PLAIN)}
 _PRODUCTS = ("Convolution", "FullyConnected")
+
+
+def _native_operator(node: Node) -> Optional[tuple[str, Optional[str]]]:
+    """Return what :data:`_NATIVE` says of a node."""
+    if node.operator == "Pooling" and node.options.get("layout") in (None, "None", "NCHW"):
+        return _POOLING.get(node.options.get("pool_type", "max"))
+    return _NATIVE.get(node.operator)
 
 
 class _Value(NamedTuple):
@@ -264,7 +271,7 @@ class _Rewriting:
 
     def _is_native(self, node: Node) -> bool:
         """Whether there is a native operator for a node and the casts around it."""
-        if node.operator not in _NATIVE or not self._becomes_codes(node):
+        if _native_operator(node) is None or not self._becomes_codes(node):
             return False
         options = node.options
         if node.operator == "Activation" and options["act_type"] != "relu":
@@ -272,13 +279,6 @@ class _Rewriting:
         if node.operator == "BatchNorm":
             fits = options.get("axis", 1) == 1 and not options.get("output_mean_var", False)
             return fits and self._is_widened_for(node, 0)
-        if node.operator == "Pooling":
-            kind, layout = options.get("pool_type", "max"), options.get("layout")
-            return (
-                kind in ("max", "avg")
-                and layout in (None, "None", "NCHW")
-                and self._is_widened_for(node, 0)
-            )
         taken = 2 if node.operator in _PRODUCTS else len(node.inputs)
         return all(self._is_widened_for(node, position) for position in range(taken))
 
@@ -304,8 +304,9 @@ class _Rewriting:
 
     def _native(self, node: Node) -> _Value:
         """Return the result of the native operator in a node's place."""
-        operator, held = _NATIVE[node.operator]
-        name = node.name
+        found = _native_operator(node)
+        assert found is not None
+        (operator, held), name = found, node.name
         if held is None:
             held = self.operands[node.inputs[0].node, 0].held
             held = PLAIN if held == WIDE else held
@@ -366,7 +367,8 @@ class _Rewriting:
         assert node is not None
         behind = self._only_consumer((node, 0))[0]
         if behind is not None and self._takes_codes(behind, node):
-            return _NATIVE[behind.operator][1]
+            found = _native_operator(behind)
+            return found[1] if found else None
         return PLAIN
 
     def _take(self, consumer: Consumer, held: str) -> Entry:

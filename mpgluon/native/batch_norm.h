@@ -7,7 +7,6 @@
 #ifndef MPGLUON_BATCH_NORM_H_
 #define MPGLUON_BATCH_NORM_H_
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -47,7 +46,8 @@ struct Group {
 
   // The first image of a part; the first parts have one more where they cannot be equal.
   int64_t beginning(int part, int parts) const {
-    return part * (shape.images / parts) + std::min<int64_t>(part, shape.images % parts);
+    const int64_t more = shape.images % parts;
+    return part * (shape.images / parts) + (part < more ? part : more);
   }
 
   // Write result(lane, x...), rounded, for every element.

@@ -146,15 +146,15 @@ void join(const Format& format, const Arrays& parts, const Requests& requests,
 // Let an operator compute on FP32 copies of codes, and round what it returns. Other arrays, such as
 // the positions of largest elements, it takes as they are.
 template <class Format>
-void on_copies(const Format& format, bool of_elements, const nnvm::Op* op, const NodeAttrs& attrs,
+void on_copies(const Format& format, bool as_plain, const nnvm::Op* op, const NodeAttrs& attrs,
                const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
   const Slot for_operands[] = {kDataSlot, kGradientSlot, kWeightSlot};
   const Slot for_results[] = {kResultSlot, kWeightGradientSlot};
   Arrays wide = in, results = out;
   Requests requests = req;
-  // An operator on elements takes packed numbers for plain ones.
+  // An operator on elements may take packed numbers for plain ones.
   const auto layout = [&](const NDArray& array) {
-    return of_elements ? 1 : packed_layout(array.shape());
+    return as_plain ? 1 : packed_layout(array.shape());
   };
   size_t number = 0;
   for (NDArray& array : wide)
@@ -196,16 +196,18 @@ const char* const kOfElements[] = {
     "clip",         "_backward_clip",       "_mul_scalar",  "_backward_mul_scalar",
     "_div_scalar",  "_backward_div_scalar", "_plus_scalar", "_minus_scalar",
     "_rminus_scalar", "elemwise_mul",       "_backward_mul"};
+// An average has other bits in other layouts, and is made of plain arrays.
 const char* const kOfImages[] = {"Pooling", "_backward_Pooling"};
 
-// Return a gradient function whose nodes have the operators with this suffix.
-nnvm::FGradient gradient_on_copies(const nnvm::Op* op, const std::string& suffix) {
-  return [op, suffix](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
+// Return a gradient function whose nodes have the operators with this prefix and suffix.
+nnvm::FGradient gradient_on_copies(const nnvm::Op* op, const std::string& prefix,
+                                   const std::string& suffix) {
+  return [op, prefix, suffix](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
     static const auto& gradients = table<nnvm::FGradient>("FGradient");
     auto entries = gradients.data_[op->index_].first(node, grads);
     for (auto& entry : entries) {
       const std::string name = entry.node->attrs.op->name;
-      const nnvm::Op* own = dmlc::Registry<nnvm::Op>::Find("_mpgluon_on_copies_" + name + suffix);
+      const nnvm::Op* own = dmlc::Registry<nnvm::Op>::Find(prefix + name + suffix);
       if (own != nullptr) entry.node->attrs.op = own;
     }
     return entries;
@@ -219,19 +221,16 @@ bool images_are_codes(const NodeAttrs&, std::vector<int>* in, std::vector<int>* 
 }
 
 template <class Format>
-void register_on_copies(const Format& format, const std::string& name, const std::string& suffix,
-                        bool of_elements) {
+void register_on_copies(const Format& format, const std::string& prefix, const std::string& name,
+                        const std::string& suffix, bool as_plain,
+                        const nnvm::FInferType& types) {
   const nnvm::Op* op = nnvm::Op::Get(name);
   Operator made = in_place_of(
-      op, "_mpgluon_on_copies_" + name + suffix,
-      [=](const auto&... all) { on_copies(format, of_elements, op, all...); });
-  if (name.find("_backward") != 0) {
-    made.set<nnvm::FInferType>("FInferType",
-                               old_function(of_elements ? all_codes : images_are_codes))
-        .set<nnvm::FGradient>("FGradient", gradient_on_copies(op, suffix));
-  } else if (of_elements) {
-    made.set<nnvm::FInferType>("FInferType", old_function(all_codes));
-  }
+      op, prefix + name + suffix,
+      [=](const auto&... all) { on_copies(format, as_plain, op, all...); });
+  if (name.find("_backward") == 0) return;
+  made.set<nnvm::FInferType>("FInferType", types)
+      .set<nnvm::FGradient>("FGradient", gradient_on_copies(op, prefix, suffix));
 }
 
 template <class Format>
@@ -275,8 +274,14 @@ void register_codes(const Format& format, const std::string& suffix) {
   made_split.op().get_num_inputs = nullptr;
   made_split.op().num_inputs = 1;  // and not also the arrays that were joined, whose shapes MXNet knows
 
-  for (const char* name : kOfElements) register_on_copies(format, name, suffix, true);
-  for (const char* name : kOfImages) register_on_copies(format, name, suffix, false);
+  const nnvm::FInferType of_elements = old_function(all_codes);
+  const nnvm::FInferType of_images = old_function(images_are_codes);
+  for (const char* name : kOfElements)
+    register_on_copies(format, "_mpgluon_on_copies_", name, suffix, true, of_elements);
+  for (const char* name : kOfImages) {
+    register_on_copies(format, "_mpgluon_on_copies_", name, suffix, true, of_images);
+    register_on_copies(format, "_mpgluon_on_packed_copies_", name, suffix, false, of_images);
+  }
 }
 
 }  // namespace codes

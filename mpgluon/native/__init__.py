@@ -88,7 +88,7 @@ def operator(name: str, fmt: FloatFormat) -> str:
     Parameters
     ----------
     name : str
-        Without the format, such as ``"round_both"``; operators.cc has the list.
+        Without the format, such as ``"plain_both"``; operators.cc has the list.
     fmt : FloatFormat
         Any that FP32 can hold. Operators that read or write 16-bit codes take formats with up to 8
         significant bits, or float16.

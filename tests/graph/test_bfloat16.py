@@ -73,7 +73,7 @@ def test_only_convolutions_of_images_are_computed_in_fp32_and_rounded_after_max_
     )
     between = ["Convolution", "Activation"]
     if channels == 3:
-        rounded = ["_mpgluon_round_both_8_8"] * 2
+        rounded = ["_mpgluon_plain_both_8_8"] * 2
         assert found == [*rounded, *between, "Pooling", "_mpgluon_to_bfloat16_in_blocks"]
     else:
         rounded, widened = ["_mpgluon_to_bfloat16"] * 2, "_mpgluon_from_bfloat16_in_blocks"

@@ -24,7 +24,7 @@ the order of its operands. It adds up to four of them from right to left, more f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import count
 from typing import NamedTuple, Optional, Union
 
@@ -88,6 +88,7 @@ def hold_on_grid(
     dtypes: Mapping[str, Union[str, FloatFormat]],
     *,
     fmt: FloatFormat = FLOAT16,
+    rounded: Container[str] = (),
     native: bool,
 ) -> Symbol:
     """Return a graph with the same results and gradients that computes with native operators.
@@ -101,6 +102,8 @@ def hold_on_grid(
         Of every argument and auxiliary state; ``fmt`` itself for FP32 arrays on its grid.
     fmt : FloatFormat
         The 16-bit format.
+    rounded : container of str
+        The FP32 arguments whose values are numbers of the format already.
     native : bool
         Whether there are native operators; without them, and in formats that have no 16-bit codes,
         the graph stays as it is.
@@ -118,7 +121,7 @@ def hold_on_grid(
         graph = _marked_as_float16(graph)
     on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
     graph.infer({name: "float16" if name in on_grid else str(dtypes[name]) for name in dtypes})
-    return Graph(_Rewriting(graph, fmt, on_grid).heads()).symbol()
+    return Graph(_Rewriting(graph, fmt, on_grid, rounded).heads()).symbol()
 
 
 def _marked_as_float16(graph: Graph) -> Graph:
@@ -162,11 +165,15 @@ class _Rewriting:
         Its dtypes were inferred. "float16" stands for the format.
     fmt : FloatFormat
     on_grid : set of str
-        The variables whose FP32 arrays are on the format's grid.
+        The variables of the format whose arrays are FP32.
+    rounded : container of str
+        The FP32 variables whose values need no rounding.
     """
 
-    def __init__(self, graph: Graph, fmt: FloatFormat, on_grid: set[str]) -> None:
-        self.graph, self.format, self.on_grid = graph, fmt, on_grid
+    def __init__(
+        self, graph: Graph, fmt: FloatFormat, on_grid: set[str], rounded: Container[str]
+    ) -> None:
+        self.graph, self.format, self.on_grid, self.rounded = graph, fmt, on_grid, rounded
         # Whether MXNet has arrays of the format, and rounds the sum of each two gradients in them.
         self.in_arrays = fmt == FLOAT16
         # In the order in which MXNet collects the gradients that they return.
@@ -325,6 +332,8 @@ class _Rewriting:
                 inputs.append(self.new[entry.key]._replace(version=entry.version))
             elif position == 1 and node.operator in _PRODUCTS:
                 inputs.append(self._weight(entry.node))
+                if inputs[1].node.name in self.rounded or inputs[1].node.name in self.on_grid:
+                    operator += "_rounded"
             else:
                 inputs.append(self._take((entry.node, 0), held))
         made = Node(native.operator(operator, self.format), name, node.attributes, inputs, node.rest)

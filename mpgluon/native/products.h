@@ -36,14 +36,16 @@ NDArray weight_of(const Format& format, const NDArray& weight, bool for_this_cal
   return made;
 }
 
-template <class Format>
+// kRounded says that a weight in FP32 is on the grid already.
+template <bool kRounded, class Format>
 void forward(const Format& format, bool packed, const nnvm::Op* op, const NodeAttrs& attrs,
              const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
   if (req[0] == mxnet::kNullOp) return;
   Arrays wide = in;
   wide[kData] = widened(format, in[kData], layout_of_codes(in[kData], packed), kDataSlot);
   // For inference MXNet rearranges the weight later, when shared memory would hold another one.
-  wide[kWeight] = weight_of(format, in[kWeight], ctx.is_train);
+  if (!kRounded || holds_codes(in[kWeight]))
+    wide[kWeight] = weight_of(format, in[kWeight], ctx.is_train);
   const NDArray result = scratch(out[0], kResultSlot);
   call(op, attrs, ctx, wide, {mxnet::kWriteTo}, {result});
   narrow_array(format, result, req[0], out[0], layout_of_codes(out[0], packed));
@@ -97,11 +99,16 @@ void register_one(const Format& format, const std::string& mxnet_name, const std
   Operator made_backward = in_place_of(
       back, name + "_backward" + suffix,
       [format, packed, back](const auto&... all) { backward(format, packed, back, all...); });
-  Operator made = in_place_of(
-      op, name + suffix,
-      [format, packed, op](const auto&... all) { forward(format, packed, op, all...); });
-  made.set<nnvm::FInferType>("FInferType", old_function(infer_types))
-      .set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
+  const auto finish = [op, &made_backward](Operator made) {
+    made.set<nnvm::FInferType>("FInferType", old_function(infer_types))
+        .set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
+  };
+  finish(in_place_of(op, name + suffix, [format, packed, op](const auto&... all) {
+    forward<false>(format, packed, op, all...);
+  }));
+  finish(in_place_of(op, name + "_rounded" + suffix, [format, packed, op](const auto&... all) {
+    forward<true>(format, packed, op, all...);
+  }));
 }
 
 template <class Format>

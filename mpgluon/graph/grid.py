@@ -60,10 +60,7 @@ _NATIVE: dict[str, tuple[str, Optional[str]]] = {
     "BatchNorm": ("batch_norm", PACKED),
     "elemwise_add": ("add", None),
     "Activation": ("relu", None),
-    **{
-        name: (f"on_copies_{name}", None)
-        for name in ("clip", "elemwise_mul", *_SCALARS)
-    },
+    **{name: (f"on_copies_{name}", None) for name in ("clip", "elemwise_mul", *_SCALARS)},
 }
 _POOLING = {"max": ("on_packed_copies_Pooling", PACKED), "avg": ("on_copies_Pooling", PLAIN)}
 _PRODUCTS = ("Convolution", "FullyConnected")
@@ -146,9 +143,7 @@ def _narrows(node: Node) -> bool:
 
 def _widens(node: Optional[Node]) -> bool:
     """Whether a node is a cast from float16 to FP32."""
-    return (
-        node is not None and node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
-    )
+    return node is not None and node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
 
 
 def _copies(node: Node) -> bool:
@@ -336,7 +331,9 @@ class _Rewriting:
                     operator += "_rounded"
             else:
                 inputs.append(self._take((entry.node, 0), held))
-        made = Node(native.operator(operator, self.format), name, node.attributes, inputs, node.rest)
+        made = Node(
+            native.operator(operator, self.format), name, node.attributes, inputs, node.rest
+        )
         return _Value(Entry(made), held)
 
     def _weight(self, widening: Node) -> Entry:

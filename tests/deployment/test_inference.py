@@ -23,7 +23,7 @@ from mxnet.gluon import nn
 from test_networks import build, inputs_of
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp
+from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp, native, round_to
 from mpgluon.deployment import agreement, inference_network
 from mpgluon.native.bfloat16 import has_native_bfloat16
 from mpgluon.numerics.dtypes import dtype_name
@@ -47,8 +47,13 @@ def check(name, dtype):
         assert distance(logits, reference) > fp32_bound(net, images)
     kinds = {dtype_name(p) for p in result.collect_params().values() if p.data().ndim > 1}
     # Weights, in whose format products are computed; emulated, they are in FP32 arrays.
-    emulated = dtype == "bfloat16" and not has_native_bfloat16()
+    emulated = not has_native_bfloat16() if dtype == "bfloat16" else native.available()
     assert kinds == {"float32" if emulated else dtype}
+    if dtype == "float16":  # the numbers are float16's all the same
+        weights = [
+            p.data().asnumpy() for p in result.collect_params().values() if p.data().ndim > 1
+        ]
+        assert all((round_to(weight, FLOAT16) == weight).all() for weight in weights)
     assert_same_bits(parameters_of(net), parameters)
     assert (logits_of(net, images) == reference).all()
 

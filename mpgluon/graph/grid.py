@@ -210,7 +210,10 @@ class _Rewriting:
         elif self._is_native(node):
             self.results[node] = self._native(node)
         elif any(entry.value.dtype == "float16" for entry in node.inputs):
-            self._rewrite_move(node)
+            if self.in_arrays and node.operator in _SCALARS:
+                self._rewrite_scalar(node)
+            else:
+                self._rewrite_move(node)
         else:
             inputs = [self.new[e.key]._replace(version=e.version) for e in node.inputs]
             self._provide(node, Node(node.operator, node.name, node.attributes, inputs, node.rest))
@@ -241,8 +244,6 @@ class _Rewriting:
         held = PACKED if joins else PLAIN
         if not self.in_arrays and (node.operator not in MOVES or self._is_sum(node)):
             held = WIDE
-        if self.in_arrays and node.operator in _SCALARS:
-            return self._rewrite_scalar(node)
         inputs = [
             self._take((node, position), held)
             if entry.value.dtype == "float16"

@@ -7,6 +7,7 @@ each reduction to Python numbers waits for the devices once.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 
 import mxnet as mx
@@ -18,18 +19,18 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from mpgluon import native
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
 
-__all__ = ["Widened", "all_finite", "global_norm", "numbers_of", "sums_of_squares"]
+__all__ = ["all_finite", "global_norm", "numbers_of", "sums_of_squares", "widened"]
 
 _SUMS = "_mpgluon_sums_of_squares"
 _ARRAYS_PER_CALL = 200  # operators with a variable number of inputs have a limit
 _ELEMENTS_PER_CALL = 2**22
 
 
-class Widened:
+class _Widened(threading.local):
     """FP32 copies of 16-bit arrays in memory that is reused.
 
     New memory costs more time in page faults than the arithmetic. The copies are valid until the
-    next call.
+    next call on the same thread.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,9 @@ class Widened:
             else:
                 wide.append(_values(array))
         return wide
+
+
+widened = _Widened()
 
 
 def _values(array: NDArray) -> NDArray:
@@ -92,7 +96,6 @@ def sums_of_squares(arrays: Sequence[NDArray], *, in_any_order: bool = False) ->
             "received no arrays; a network without gradients is a mistake: does any parameter "
             "have a grad_req other than 'null'?"
         )
-    widened = Widened()
     with autograd.pause():
         sums = []
         for chunk in _chunks([_stored(array) for array in arrays]):

@@ -25,7 +25,7 @@ from mpgluon.cast.fp32 import fp32_value, known, remember
 from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
-from mpgluon.numerics.reductions import Widened, numbers_of
+from mpgluon.numerics.reductions import numbers_of, widened
 from mpgluon.trainer import inside
 from mpgluon.trainer.scaled_gradients import GradientHolder
 from mpgluon.trainer.updates import Updates
@@ -68,7 +68,6 @@ class MasterWeights(Updates):
         super().__init__(former)
         self.masters: dict[int, NDArray] = {}
         self._parameters = parameters
-        self._widened = Widened()
         self._separate()
 
     def _update(
@@ -79,7 +78,7 @@ class MasterWeights(Updates):
         grads = list(grad)
         dense = [place for place in narrow if grads[place].stype == "default"]
         if dense:
-            for place, wide in zip(dense, self._widened([grads[place] for place in dense])):
+            for place, wide in zip(dense, widened([grads[place] for place in dense])):
                 grads[place] = wide
         for place in narrow:
             if grads[place].stype != "default":
@@ -113,7 +112,7 @@ class MasterWeights(Updates):
         master = self.masters[index].as_in_context(weight.context)
         if weight.context.device_type == "cpu" and native.available():
             return native.invoke("_mpgluon_count_differences", weight, master)
-        now, rounded = self._widened([weight, cast(master, "float16")])
+        now, rounded = widened([weight, cast(master, "float16")])
         now -= rounded
         return mx.nd.multi_sum_sq(now, num_arrays=1)
 

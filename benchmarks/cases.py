@@ -6,19 +6,27 @@ The first contestant of a case is its baseline.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from benchmarks.contestant import Contestant
 from benchmarks.race import Case
 
-__all__ = ["CASES", "DTYPES", "PYTORCH_MODELS", "CaseOptions", "training"]
+__all__ = [
+    "CASES",
+    "DTYPES",
+    "PYTORCH_MODELS",
+    "CaseOptions",
+    "training",
+    "training_in_formats",
+]
 
 DTYPES = ("float32", "float16", "bfloat16")
 # The networks that pytorch_peer.py has.
 PYTORCH_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
 _PYTORCH_PEER = str(Path(__file__).with_name("pytorch_peer.py"))
+_IN_A_ROW = 5  # calls in a run, for contestants that a pause before each call slows
 
 
 @dataclass(frozen=True)
@@ -29,14 +37,17 @@ class CaseOptions:
     ----------
     model : str
         A network of MXNet's or gluoncv's model zoo.
+    models : sequence of str or None
+        Networks of the zoo's cases; ``None``: a list of each.
     batch_sizes : sequence of int or None
         A case for each; ``None`` is the default of a case: 8, for inference 1 and 32.
-    image_size : int
-        Pixels.
+    image_size : int or None
+        Pixels; ``None`` is the default of a case: 224, in the zoo's cases that of a network.
     device : str
         Such as ``"cpu"`` or ``"gpu:0"``.
-    dtypes : sequence of str
-        Formats besides the baseline.
+    dtypes : sequence of str or None
+        Formats besides the baseline; ``None`` is the default of a case: all; float32 and float16 in
+        the cases of the zoo, of memory and of sequences.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
     torch_python : str or None
@@ -45,17 +56,26 @@ class CaseOptions:
         A folder with one folder of images per class; ``None``: rendered images.
     workers : int
         Processes that decode images.
+    memory_limit_mib : float or None
+        For which the case memory finds the largest batch, in MiB.
     """
 
     model: str = "resnet50_v1"
+    models: Optional[Sequence[str]] = None
     batch_sizes: Optional[Sequence[int]] = None
-    image_size: int = 224
+    image_size: Optional[int] = None
     device: str = "cpu"
-    dtypes: Sequence[str] = DTYPES
+    dtypes: Optional[Sequence[str]] = None
     peers: bool = True
     torch_python: Optional[str] = None
     images: Optional[str] = None
     workers: int = 2
+    memory_limit_mib: Optional[float] = None
+
+    @property
+    def pixels(self) -> int:
+        """The image size where a case has no other default."""
+        return self.image_size or 224
 
 
 # The contestants of a case: name, library, format, and the other options in which they differ.
@@ -70,12 +90,16 @@ _LAYERS: Variants = (
     *_PYTORCH,
 )
 _STOCK, _NONE, _DYNAMIC = ({"loss_scale": scale} for scale in (None, "none", "dynamic"))
-_TRAINING: Variants = (
+_FORMATS: Variants = (
     ("Gluon float32", "gluon", "float32", _STOCK),
-    ("mpgluon float32", "mpgluon", "float32", _NONE),
     ("mpgluon float16", "mpgluon", "float16", _DYNAMIC),
     ("mpgluon autocast float16", "mpgluon", "float16", {**_DYNAMIC, "autocast": True}),
     ("mpgluon bfloat16", "mpgluon", "bfloat16", _NONE),
+)
+_TRAINING: Variants = (
+    _FORMATS[0],
+    ("mpgluon float32", "mpgluon", "float32", _NONE),
+    *_FORMATS[1:],
     ("mpgluon bfloat16, emulated", "mpgluon", "bfloat16", {**_NONE, "emulate": True}),
     # bfloat16 needs no loss scale, but contrib.amp's own way to prepare a Trainer always adds one.
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", _STOCK),
@@ -86,8 +110,16 @@ _INFERENCE: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
     ("mpgluon float32, folded", "mpgluon", "float32", {"folded": True}),
     ("mpgluon float16", "mpgluon", "float16", {}),
+    ("mpgluon float16, folded", "mpgluon", "float16", {"folded": True}),
     ("mpgluon bfloat16", "mpgluon", "bfloat16", {}),
     ("mpgluon bfloat16, folded", "mpgluon", "bfloat16", {"folded": True}),
+    # With no pause for the others' turns, which slows this network and hardly the baseline.
+    (
+        "mpgluon bfloat16, folded, in a row",
+        "mpgluon",
+        "bfloat16",
+        {"folded": True, "calls": _IN_A_ROW},
+    ),
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", {}),
     # PyTorch's float16 takes most of a minute for 32 images, and would take the others' time.
     *(one for one in _PYTORCH if one[2] != "float16"),
@@ -103,7 +135,7 @@ def gemm(options: CaseOptions) -> list[Case]:
 
 def convolution(options: CaseOptions) -> list[Case]:
     """Return a convolution of 3 x 3 from 128 to 128 channels, as in ResNet-50's second stage."""
-    size = max(1, options.image_size // 8)
+    size = max(1, options.pixels // 8)
     words = "convolution 3 x 3, 128 to 128 channels, forward and backward"
     cases = []
     for batch in options.batch_sizes or (8,):
@@ -129,6 +161,48 @@ def inference(options: CaseOptions) -> list[Case]:
     ]
 
 
+def training_in_formats(
+    name: str, words: str, options: CaseOptions, batch_sizes: Sequence[int]
+) -> list[Case]:
+    """Return a training step in float32 and in the 16-bit formats for each batch size."""
+    options = replace(options, dtypes=options.dtypes or DTYPES[:2])
+    return [
+        _case(name, f"{words}, {network}", "training", _FORMATS, options, common)
+        for network, common in _networks(options, batch_sizes)
+    ]
+
+
+def recurrent(options: CaseOptions) -> list[Case]:
+    """Return the training step of LSTMs and a GRU; the last has the size of docs/results.md's."""
+    sizes = {"layers": 2, "width": 256, "length": 35}
+    networks = [{"kind": kind, **sizes} for kind in ("lstm", "gru")]
+    networks.append({"kind": "lstm", "layers": 1, "width": 64, "length": 21})
+    return _sequences("recurrent", networks, 25, options)
+
+
+def attention(options: CaseOptions) -> list[Case]:
+    """Return the training step of transformer encoders of 8 heads, with two kinds of attention."""
+    sizes = {"layers": 2, "width": 256, "length": 64}
+    kinds = ("attention", "attention by batch_dot")
+    return _sequences("attention", [{"kind": kind, **sizes} for kind in kinds], 16, options)
+
+
+def _sequences(
+    name: str, networks: Sequence[dict[str, Any]], batch_size: int, options: CaseOptions
+) -> list[Case]:
+    """Return a case for each network of :mod:`benchmarks.sequences` and each batch size."""
+    options = replace(options, dtypes=options.dtypes or DTYPES[:2])
+    cases = []
+    for network in networks:
+        words = "{kind}, {layers} x {width} units, {length} tokens".format_map(network)
+        for batch in options.batch_sizes or (batch_size,):
+            # A step takes milliseconds, and longer after a pause.
+            common = {**network, "batch_size": batch, "calls": _IN_A_ROW}
+            title = f"training step, {words}, batch {batch}"
+            cases.append(_case(name, title, "sequence_training", _FORMATS, options, common))
+    return cases
+
+
 def loss_scaling(options: CaseOptions) -> list[Case]:
     """Return, for each format, a step of a stock Trainer and one with a dynamic loss scale.
 
@@ -136,7 +210,7 @@ def loss_scaling(options: CaseOptions) -> list[Case]:
     """
     cases = []
     for words, network in _networks(options, (8,)):
-        for dtype in options.dtypes:
+        for dtype in options.dtypes or DTYPES:
             variants: Variants = (
                 ("stock Trainer", "mpgluon", dtype, _STOCK),
                 ("amp", "mpgluon", dtype, _DYNAMIC),
@@ -157,7 +231,7 @@ def pipeline(options: CaseOptions) -> list[Case]:
         variants.append((f"DataLoader, {several}", "gluon_data_loader", options.workers))
     cases = []
     for batch in options.batch_sizes or (8,):
-        common = {"batch_size": batch, "image_size": options.image_size}
+        common = {"batch_size": batch, "image_size": options.pixels}
         contestants = [
             Contestant(
                 name,
@@ -168,7 +242,7 @@ def pipeline(options: CaseOptions) -> list[Case]:
             )
             for name, factory, workers in variants
         ]
-        title = f"JPEG files to batches, batch {batch}, {options.image_size} px"
+        title = f"JPEG files to batches, batch {batch}, {options.pixels} px"
         # The folder's name stays out of the record.
         images = "rendered" if options.images is None else "photographs"
         cases.append(Case("pipeline", title, contestants, {"images": images, **common}))
@@ -180,6 +254,8 @@ CASES: dict[str, Callable[[CaseOptions], list[Case]]] = {
     "convolution": convolution,
     "training": training,
     "inference": inference,
+    "recurrent": recurrent,
+    "attention": attention,
     "loss-scaling": loss_scaling,
     "pipeline": pipeline,
 }
@@ -187,7 +263,7 @@ CASES: dict[str, Callable[[CaseOptions], list[Case]]] = {
 
 def _networks(options: CaseOptions, batch_sizes: Sequence[int]) -> list[tuple[str, dict[str, Any]]]:
     """Return a network for each batch size, in words and as options of a factory."""
-    model, size = options.model, options.image_size
+    model, size = options.model, options.pixels
     return [
         (
             f"{model}, batch {batch}, {size} px",
@@ -223,7 +299,7 @@ def _case(
 
 
 def _takes_part(library: str, dtype: str, options: CaseOptions, model: Optional[str]) -> bool:
-    if dtype not in options.dtypes:
+    if dtype not in (options.dtypes or DTYPES):
         return False
     if library == "pytorch":
         has_model = model is None or model in PYTORCH_MODELS

@@ -3,7 +3,8 @@
 It imports neither MXNet nor the rest of this package, because other interpreters run it too. The
 arguments are the place of a factory (``module:function`` or ``file.py:function``) and its options
 as JSON. The factory returns a function without arguments, which does its work once and waits for
-it, and a dictionary of facts about it.
+it, and a dictionary of facts about it. With a number as the fact ``calls`` a run is as many calls,
+and its seconds are those of one of them.
 
 Each answer is one line of JSON on the original standard output; everything else that is printed
 goes to the standard error stream. First comes ``{"facts": ..., "imported_mib": ...}``, then for
@@ -41,13 +42,15 @@ def main() -> None:
     factory = _find(sys.argv[1])
     imported = _peak_memory_mib()
     run, facts = factory(**json.loads(sys.argv[2]))
+    calls = facts.get("calls", 1)
     answer(facts=facts, imported_mib=imported)
     waiting_since = time.process_time()
     while sys.stdin.readline():
         idle_cpu_s = time.process_time() - waiting_since
         began = time.perf_counter()
-        run()
-        seconds = time.perf_counter() - began
+        for _ in range(calls):
+            run()
+        seconds = (time.perf_counter() - began) / calls
         answer(seconds=seconds, peak_memory_mib=_peak_memory_mib(), idle_cpu_s=idle_cpu_s)
         waiting_since = time.process_time()
 

@@ -1,4 +1,4 @@
-"""Figures of a benchmark: ratios as bars, and cost against arithmetic; as PNG files.
+"""Figures of a benchmark: ratios as bars or dots, and cost against arithmetic; as PNG files.
 
 Matplotlib is imported only when one is drawn. Each format has the look of
 :data:`mpgluon.plots.FORMAT_LOOKS`. Figures can be read without colour: bars have their names and
@@ -11,27 +11,33 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean, mode
 from typing import Any, Optional
 
 import numpy as np
 
 from benchmarks.growth import growth
+from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult
-from benchmarks.report import duration
+from benchmarks.report import compared, duration
+from mpgluon.diagnostics.timing import Quartiles
 from mpgluon.plots import FORMAT_LOOKS
 
-__all__ = ["draw_growth", "draw_ratios", "save_figure"]
+__all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
 
 _FILE: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "pad_inches": 0.15}
+# What a float16 step may take: docs/performance.md.
+_TARGET = 1.35
 # Where the numbers beside a panel end, in units of its width.
 _RATIO_AT, _TIME_AT = 1.08, 1.2
+_COLUMN = 0.11  # the width of narrower columns of numbers
 _WHISKERS: dict[str, Any] = {"color": "black", "capsize": 3}
 _RIM: dict[str, Any] = {"color": "white", "capsize": 4, "linewidth": 3.5, "capthick": 3}  # on black
 _FORMAT = re.compile(r"\b(autocast float16|float32|float16|bfloat16)\b")  # in a contestant's name
 
 
 def save_figure(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
-    """Write the figure of :func:`draw_ratios`, or of :func:`draw_growth` for sweeps, to a PNG file.
+    """Write the figure of :func:`draw_ratios`, or of what else suits the cases, to a PNG file.
 
     It is about 1200 pixels wide, of sweeps 1440.
     """
@@ -39,6 +45,10 @@ def save_figure(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
 
     if cases[0].name == "scale":
         size, draw = (12.0, 7.0), draw_growth
+    elif cases[0].name == "memory":
+        size, draw = (10.0, 5.5), draw_memory
+    elif cases[0].name.startswith("zoo"):
+        size, draw = (10.0, 2.5 + 0.28 * len(cases)), draw_networks
     else:
         rows = sum(len(case.results) + len(case.failures) + 1.5 for case in cases)
         size, draw = (10.0, 1.2 + 0.28 * rows), draw_ratios
@@ -86,7 +96,7 @@ def _draw_case(axes: Any, case: CaseResult) -> None:
     for place, result in enumerate(case.results):
         ratio = case.relative(result)
         if ratio is not None:
-            color = _color(result.name)
+            color = _look(result.name)["color"]
             slower = {"facecolor": "white", "hatch": "///"} if ratio.median >= 1 else {}
             look = {"facecolor": color, "edgecolor": color, **slower}
             axes.barh(place, ratio.median - 1, left=1, height=0.7, **look)
@@ -107,18 +117,107 @@ def _draw_case(axes: Any, case: CaseResult) -> None:
     axes.set_title(case.title, loc="left", fontsize="medium")
 
 
-def _color(name: str) -> str:
-    """Return the colour of the format in a contestant's name, grey if there is none."""
+def _look(name: str) -> Mapping[str, Any]:
+    """Return the look of the format in a contestant's name, grey if there is none."""
     found = _FORMAT.search(name)
     if found is None:
-        return "0.5"
-    return str(FORMAT_LOOKS[found[0].replace("autocast ", "mixed_")]["color"])
+        return {"color": "0.5"}
+    return FORMAT_LOOKS[found[0].replace("autocast ", "mixed_")]
 
 
-def _write_beside(axes: Any, right: float, place: int, words: str) -> None:
+def _write_beside(axes: Any, right: float, place: float, words: str) -> None:
     """Write to the right of a row, up to a place in units of the panel's width."""
     where = axes.get_yaxis_transform()
     axes.text(right, place, words, ha="right", va="center", transform=where)
+
+
+def draw_networks(figure: Any, cases: Sequence[CaseResult]) -> Any:
+    """Draw the ratios of all networks to their baselines as dots with quartiles; return the panel.
+
+    Networks are sorted by the ratio of the first contestant after the baseline; below them are the
+    geometric means. Medians and the baseline's time are written beside each. The figure is an empty
+    one with a constrained layout.
+    """
+    axes = figure.subplots()
+    found = compared(cases)
+    first = next(iter(found.values()), {})
+    order = sorted(range(len(cases)), key=lambda at: first[at].median if at in first else 0.0)
+    for line, style in ((1.0, "-"), (_TARGET, "--")):
+        axes.axvline(line, color="0.4", linewidth=1, linestyle=style, zorder=1)
+    mean_at = len(cases) + 0.5
+    axes.axhline(len(cases) - 0.25, color="0.4", linewidth=1)
+    for column, (name, ratios) in enumerate(found.items()):
+        mean = geometric_mean(ratio.median for ratio in ratios.values())
+        rows = [row for row, at in enumerate(order) if at in ratios] + [mean_at]
+        shown = [ratios[at] for at in order if at in ratios] + [Quartiles(mean, mean, mean)]
+        low, middle, high = np.array(shown).T
+        look = {**_look(name), "linestyle": "none", "capsize": 2, "markersize": 5}
+        beside = 0.36 * (column - (len(found) - 1) / 2)
+        places = np.array(rows) + beside
+        axes.errorbar(middle, places, xerr=[middle - low, high - middle], label=name, **look)
+        right = 1 + _COLUMN * (column + 1)
+        _write_beside(axes, right, -1.2, _heading(name))
+        for row, ratio in zip(rows, middle):
+            _write_beside(axes, right, row, f"{ratio:.2f}")
+    right = 1 + _COLUMN * (len(found) + 1.1)
+    _write_beside(axes, right, -1.2, _heading(cases[0].baseline))
+    for row, at in enumerate(order):
+        base = [one.time for one in cases[at].results if one.name == cases[at].baseline]
+        _write_beside(axes, right, row, duration(base[0].median) if base else "no result")
+    sizes = [tuple(case.settings[name] for name in ("batch_size", "image_size")) for case in cases]
+    usual = mode(sizes)
+    names = [
+        cases[at].settings["model"] + ", batch {}, {} px".format(*sizes[at]) * (sizes[at] != usual)
+        for at in order
+    ]
+    title = "training step, batch {}, {} px unless a row has others".format(*usual)
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_yticks([*range(len(names)), mean_at], [*names, "geometric mean"])
+    axes.set_ylim(mean_at + 0.7, -0.7)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    if found:
+        figure.legend(loc="outside lower center", ncols=len(found), frameon=False)
+    axes.set_xlabel(
+        f"time of a training step over that of {cases[0].baseline} (left is faster); dashed: "
+        f"{_TARGET}; whiskers: quartiles of the rounds"
+    )
+    return axes
+
+
+def _heading(name: str) -> str:
+    """Return a contestant's name in a narrow column."""
+    return name.removeprefix("mpgluon ").replace(" ", "\n")
+
+
+def draw_memory(figure: Any, cases: Sequence[CaseResult]) -> Any:
+    """Draw the peak memory of each contestant against the batch size; return the panel.
+
+    The limit of memory, if there is one, is a line, and the legend has the largest batches within
+    it. The figure is an empty one with a constrained layout.
+    """
+    axes = figure.subplots()
+    limit = cases[0].settings["memory_limit_mib"]
+    for name, peaks in peaks_by_batch(cases).items():
+        largest = None if limit is None else largest_batch(peaks, limit)
+        within = "" if largest is None else f": {largest} images within the limit"
+        mib = [peak.mib for peak in peaks.values()]
+        axes.plot(list(peaks), mib, label=name + within, markerfacecolor="none", **_look(name))
+    if limit is not None:
+        axes.axhline(limit, color="0.4", linewidth=1, linestyle="--", zorder=1)
+        where = axes.get_yaxis_transform()
+        axes.text(0.01, limit, f"limit: {limit:.0f} MiB", va="bottom", transform=where)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("peak memory of the process (MiB)")
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, loc="lower right")
+    title = "training step of {model}, {image_size} px".format_map(cases[0].settings)
+    axes.set_title(title, loc="left", fontsize="medium")
+    return axes
 
 
 def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:

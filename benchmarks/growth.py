@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from benchmarks.cases import CaseOptions
+from benchmarks.cases import DTYPES, CaseOptions
 from benchmarks.contestant import Contestant
 from benchmarks.race import Case, CaseResult, Conditions, race
 
@@ -33,11 +33,11 @@ def sweeps(options: CaseOptions) -> list[Case]:
     the image size.
     """
     batch, *_ = options.batch_sizes or (8,)
-    middle = {"model": options.model, "batch_size": batch, "image_size": options.image_size}
+    middle = {"model": options.model, "batch_size": batch, "image_size": options.pixels}
     words = {"model": options.model, "batch_size": f"batch {batch}"}
-    words["image_size"] = f"{options.image_size} px"
+    words["image_size"] = f"{options.pixels} px"
     cases = []
-    for dtype in options.dtypes:
+    for dtype in options.dtypes or DTYPES:
         common = {
             "library": "mpgluon",
             "dtype": dtype,

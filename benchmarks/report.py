@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import zip_longest
+from statistics import geometric_mean
 from typing import Callable, Optional
 
 from benchmarks.growth import growth
+from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult, Result
 from benchmarks.record import BenchmarkRecord
 from mpgluon.diagnostics.timing import Quartiles
 from mpgluon.tables import Table
 
-__all__ = ["case_report", "case_table", "duration", "growth_table", "heading", "rounded"]
+__all__ = [
+    "case_report",
+    "case_table",
+    "compared",
+    "duration",
+    "growth_table",
+    "heading",
+    "memory_table",
+    "networks_table",
+    "rounded",
+]
 
 
 def heading(record: BenchmarkRecord) -> str:
@@ -87,7 +101,7 @@ def _row(case: CaseResult, result: Result) -> list[str]:
     return [
         result.name,
         *_with_quartiles(result.time, rounded),
-        *_with_quartiles(case.relative(result), lambda ratio: f"{ratio:.3f}"),
+        *_with_quartiles(case.relative(result), _ratio),
         "-" if speed is None else rounded(speed),
         "-" if memory is None else f"{memory:.0f}",
     ]
@@ -99,6 +113,74 @@ def _with_quartiles(
     if value is None:
         return "-", "-"
     return in_words(value.median), f"{in_words(value.lower)} to {in_words(value.upper)}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def compared(cases: Sequence[CaseResult]) -> dict[str, dict[int, Quartiles]]:
+    """Return the ratios of each contestant but the baseline, by the places of their cases.
+
+    Cases without the baseline or the contestant are left out.
+    """
+    found: dict[str, dict[int, Quartiles]] = {}
+    for place, case in enumerate(cases):
+        for result in case.results:
+            relative = case.relative(result)
+            if result.name != case.baseline and relative is not None:
+                found.setdefault(result.name, {})[place] = relative
+    return found
+
+
+def networks_table(cases: Sequence[CaseResult]) -> Table:
+    """Return a row for each network, the baseline's time and the ratios of the others to it.
+
+    Below are the geometric mean of the networks' medians and the largest, with its network.
+    """
+    found = compared(cases)
+    rows = []
+    for place, case in enumerate(cases):
+        network = [str(case.settings[name]) for name in ("model", "batch_size", "image_size")]
+        base = [one.time for one in case.results if one.name == case.baseline]
+        cells = [_with_quartiles(base[0] if base else None, rounded)]
+        cells += [_with_quartiles(ratios.get(place), _ratio) for ratios in found.values()]
+        rows.append([*network, *(words for pair in cells for words in pair)])
+    means, largest = ["geometric mean", *[""] * 4], ["largest", *[""] * 4]
+    for ratios in found.values():
+        medians = {place: ratio.median for place, ratio in ratios.items()}
+        worst = max(medians, key=lambda place: medians[place])
+        means += [_ratio(geometric_mean(medians.values())), f"of {len(medians)}"]
+        largest += [_ratio(medians[worst]), cases[worst].settings["model"]]
+    headings = ["network", "batch", "px", f"{cases[0].baseline} (s)", "quartiles"]
+    headings += [words for name in found for words in (name, "quartiles")]
+    return Table(headings, [*rows, means, largest])
+
+
+def memory_table(cases: Sequence[CaseResult]) -> Table:
+    """Return a row for each batch size: peaks, the same without the libraries, and their ratios.
+
+    ``relative`` is the peak over the first contestant's. With a limit of memory the last row has
+    the largest batches that fit, "-" for one that was not found.
+    """
+    found = peaks_by_batch(cases)
+    base = next(iter(found.values()), {})
+    sizes = sorted({batch for peaks in found.values() for batch in peaks})
+    columns = [["batch", *map(str, sizes)]]
+    for name, peaks in found.items():
+        known = [peaks.get(batch) for batch in sizes]
+        columns.append([f"{name} (MiB)", *("-" if p is None else f"{p.mib:.0f}" for p in known)])
+        columns.append(["own", *("-" if p is None else f"{p.own_mib:.0f}" for p in known)])
+        both = {batch: peaks[batch].mib / base[batch].mib for batch in peaks if batch in base}
+        columns.append(["relative", *(_ratio(both[n]) if n in both else "-" for n in sizes)])
+    limit = cases[0].settings["memory_limit_mib"]
+    if limit is not None:
+        columns[0].append(f"largest within {limit:.0f} MiB")
+        for peaks, column in zip(found.values(), columns[1::3]):
+            largest = largest_batch(peaks, limit)
+            column.append("-" if largest is None else str(largest))
+    headings, *rows = zip_longest(*columns, fillvalue="")
+    return Table(headings, rows)
 
 
 def growth_table(case: CaseResult) -> Table:

@@ -20,6 +20,7 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib_amp
 from mxnet.gluon import nn
 
+from benchmarks.sequences import TOKENS, build_sequence_network
 from mpgluon import amp, native
 from mpgluon.cast.block import cast_block
 from mpgluon.deployment import inference_network
@@ -29,7 +30,7 @@ from mpgluon.numerics.loss_scale import as_loss_scale
 from mpgluon.numerics.policy import Policy
 from mpgluon.training.networks import build_network
 
-__all__ = ["inference", "layer", "training"]
+__all__ = ["inference", "layer", "sequence_training", "training"]
 
 Prepared = tuple[Callable[[], mx.nd.NDArray], dict[str, Any]]
 
@@ -104,10 +105,49 @@ def training(
     if counted:
         facts["multiply_adds"] = alignment_report(net, images.shape).multiply_adds
     _prepare(net, library, dtype, autocast=autocast, emulate=emulate)
+    return _training_step(net, images, labels, library, loss_scale), facts
+
+
+def sequence_training(
+    *,
+    library: str,
+    dtype: str,
+    loss_scale: Optional[str],
+    kind: str,
+    layers: int,
+    width: int,
+    length: int,
+    batch_size: int,
+    device: str = "cpu",
+    autocast: bool = False,
+    calls: int = 1,
+) -> Prepared:
+    """Prepare a training step of :func:`benchmarks.sequences.build_sequence_network`.
+
+    ``length`` is that of the sequences, in tokens; the others are as there and in `training`. A
+    run is ``calls`` steps, one after the other.
+    """
+    (ctx,) = _begin(library, device)
+    net = build_sequence_network(kind, layers=layers, width=width, ctx=ctx)
+    tokens = mx.nd.random.randint(0, TOKENS, shape=(length + 1, batch_size), ctx=ctx)
+    facts = {"calls": calls, **_facts(library, dtype, net)}
+    _prepare(net, library, dtype, autocast=autocast)
+    return _training_step(net, tokens[:-1], tokens[1:], library, loss_scale), facts
+
+
+def _training_step(
+    net: gluon.HybridBlock,
+    inputs: mx.nd.NDArray,
+    labels: mx.nd.NDArray,
+    library: str,
+    loss_scale: Optional[str],
+) -> Callable[[], mx.nd.NDArray]:
+    """Return a step of SGD on one batch; it raises RuntimeError if the loss scale skips it."""
+    parameters = net.collect_params()
     options = {"learning_rate": _LEARNING_RATE, "momentum": 0.9}
-    if dtype == "float16" and not autocast:
+    if any(np.dtype(parameter.dtype) == np.float16 for parameter in parameters.values()):
         options["multi_precision"] = True
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    trainer = gluon.Trainer(parameters, "sgd", options)
     scaled: Callable[[Any], Any] = nullcontext
     if loss_scale is not None and library == "contrib.amp":
         contrib_amp.init_trainer(trainer)
@@ -117,13 +157,14 @@ def training(
         amp.init_trainer(trainer, scale)
         scaled = partial(amp.scale_loss, trainer=trainer)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    size = len(labels)
 
     def train() -> mx.nd.NDArray:
         with autograd.record():
-            loss = loss_fn(net(images), labels)
+            loss = loss_fn(net(inputs), labels)
             with scaled(loss) as scaled_loss:
                 autograd.backward(scaled_loss)
-        trainer.step(batch_size)
+        trainer.step(size)
         mx.nd.waitall()
         return loss
 
@@ -143,7 +184,7 @@ def training(
     if library == "mpgluon" and loss_scale == "dynamic":
         for _ in range(_MARGIN):
             scale.update(grads_finite=False)
-    return step, facts
+    return step
 
 
 def inference(
@@ -151,6 +192,7 @@ def inference(
     library: str,
     dtype: str,
     folded: bool = False,
+    calls: int = 1,
     model: str,
     batch_size: int,
     image_size: int,
@@ -159,12 +201,12 @@ def inference(
     """Prepare a prediction.
 
     ``folded`` makes mpgluon's network for inference: without BatchNorm, and fused by oneDNN where
-    that is right.
+    that is right. A run is ``calls`` predictions, one after the other.
     """
     (ctx,) = _begin(library, device)
     net = build_network(model, classes=_CLASSES, image_size=image_size, devices=[ctx])
     images, _ = _batch(batch_size, image_size, ctx)
-    facts = {"images": batch_size, **_facts(library, dtype, net)}
+    facts = {"images": batch_size, "calls": calls, **_facts(library, dtype, net)}
     if folded:
         net = inference_network(net, dtype, fuse_for=images)
         if not net.fused:

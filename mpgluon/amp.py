@@ -68,6 +68,10 @@ def init_trainer(
     With ``multi_precision=True`` it also keeps FP32 masters of float16 weights, which begin with
     the values from before the cast and follow weights that are set or loaded later.
 
+    A skipped step leaves no NaN in BatchNorm's running statistics either, if they are among the
+    Trainer's parameters, as in ``net.collect_params()``: statistics that are not finite go back to
+    their values from before the step.
+
     Parameters
     ----------
     trainer : gluon.Trainer

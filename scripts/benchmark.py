@@ -3,6 +3,11 @@
     python scripts/benchmark.py all --output results       # what `make benchmark` does
     python scripts/benchmark.py training inference --model resnet18_v1
     python scripts/benchmark.py scale --output results     # time and memory against size
+    python scripts/benchmark.py zoo --output results       # many networks in float16
+    python scripts/benchmark.py memory --memory-limit 8GiB # the largest batch that fits, too
+
+"all" takes about ten minutes on two cores. zoo, zoo-small, memory and scale take longer (zoo about
+25 minutes): they are run by name, one at a time, and have records of their own.
 
 Ratios are per round to the first contestant, so what slows down a whole round cancels. With
 --output a record (JSON) and a plot (PNG) are written.
@@ -12,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -22,15 +27,23 @@ from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
 from benchmarks.figures import save_figure
 from benchmarks.growth import measure, sweeps
 from benchmarks.machine import file_stem, usable_cores
-from benchmarks.race import Conditions, race
+from benchmarks.memory import memory, parse_memory, with_largest_batches
+from benchmarks.race import Case, CaseResult, Conditions, race
 from benchmarks.record import BenchmarkRecord, begin_record, write_record
-from benchmarks.report import case_report, heading
+from benchmarks.report import case_report, heading, memory_table, networks_table
+from benchmarks.zoo import zoo, zoo_small
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
 from mpgluon.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_PYTHON = ROOT / ".venv-torch" / "bin" / "python"
+# Cases that are run by name, and the rounds of those that do not take 11.
+LONG_CASES = {"zoo": zoo, "zoo-small": zoo_small, "memory": memory, "scale": sweeps}
+ROUNDS: dict[Optional[str], int] = {"memory": 1, "scale": 5}
+# Whose contestants run one after the other, so that each has the memory to itself.
+ALONE = ("memory", "scale")
+TABLES = {"zoo": networks_table, "zoo-small": networks_table, "memory": memory_table}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -52,16 +65,20 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "cases", nargs="+", choices=["all", *CASES, "scale"], metavar="CASE",
-        help=f"{', '.join(CASES)}; all of these; or scale, by itself",
+        "cases", nargs="+", choices=["all", *CASES, *LONG_CASES], metavar="CASE",
+        help=f"{', '.join(CASES)}; all of these; or, by itself, {', '.join(LONG_CASES)}",
     )  # fmt: skip
     add = parser.add_argument
-    add("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES, help="formats (all)")
+    add("--dtype", nargs="+", choices=DTYPES,
+        help="formats (all; zoo, memory, recurrent and attention float32 and float16)")  # fmt: skip
     add("--model", default="resnet50_v1", help="of MXNet's or gluoncv's zoo (%(default)s)")
-    add("--batch-size", nargs="+", type=positive, help="(8; inference 1 and 32)")
-    add("--image-size", type=positive, default=224, help="pixels (%(default)s)")
+    add("--models", nargs="+", metavar="MODEL", help="of the cases zoo and zoo-small (a list)")
+    add("--batch-size", nargs="+", type=positive,
+        help="(8; inference 1 and 32; recurrent 25; attention 16; memory 8, 16, 32; zoo-small "
+        "20; for CIFAR's networks in the zoo 32)")  # fmt: skip
+    add("--image-size", type=positive, help="pixels (224; in the zoo the network's own)")
     add("--device", default="cpu", help="cpu or gpu:0 (%(default)s)")
-    add("--rounds", type=positive, help="runs of each that count (11; scale 5)")
+    add("--rounds", type=positive, help="runs of each that count (11; scale 5, memory 1)")
     add("--warm-up", type=int, default=2, help="runs of each before (%(default)s)")
     add("--threads", type=positive, help="of each contestant (all usable cores)")
     add("--limit", type=float, default=300, metavar="SECONDS",
@@ -73,11 +90,14 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--images", metavar="DIR",
         help="a folder of images per class for the pipeline (rendered ones in data/)")  # fmt: skip
     add("--workers", type=positive, default=2, help="that decode images (%(default)s)")
+    add("--memory-limit", type=parse_memory, metavar="SIZE",
+        help="such as 8GiB: memory finds the largest batch whose peak is within it")  # fmt: skip
     add("--output", type=Path, metavar="PATH",
         help="a .json file, or a folder in which the machine names it")  # fmt: skip
     options = parser.parse_args(arguments)
-    if "scale" in options.cases and len(options.cases) > 1:
-        parser.error("scale is measured by itself: it needs the memory for its largest network")
+    for name in LONG_CASES:
+        if name in options.cases and len(options.cases) > 1:
+            parser.error(f"{name} is measured by itself, and has a record of its own")
     if options.torch_python is not None and not options.torch_python.exists():
         parser.error(f"--torch-python: there is no {options.torch_python}")
     return options
@@ -85,15 +105,16 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Time the cases; the status is 1 if a contestant has no result."""
-    by_itself = options.cases == ["scale"]
+    by_itself = options.cases[0] if options.cases[0] in LONG_CASES else None
     conditions = Conditions(
         threads=options.threads or usable_cores(),
-        rounds=options.rounds or (5 if by_itself else 11),
+        rounds=options.rounds or ROUNDS.get(by_itself, 11),
         warm_up=options.warm_up,
         limit_s=options.limit,
     )
     choices = CaseOptions(
         model=options.model,
+        models=options.models,
         batch_sizes=options.batch_size,
         image_size=options.image_size,
         device=options.device,
@@ -102,21 +123,30 @@ def run(options: argparse.Namespace) -> int:
         torch_python=None if by_itself else find_torch(options),
         images=options.images,
         workers=options.workers,
+        memory_limit_mib=options.memory_limit,
     )
     names = list(CASES) if "all" in options.cases else list(dict.fromkeys(options.cases))
-    cases = sweeps(choices) if by_itself else [c for name in names for c in CASES[name](choices)]
-    time_one = measure if by_itself else race
+    cases = [case for name in names for case in {**CASES, **LONG_CASES}[name](choices)]
+
+    def run_one(case: Case) -> CaseResult:
+        time_one = measure if by_itself in ALONE else race
+        return time_one(case, conditions, progress=sys.stderr.isatty())
+
     if options.output is not None:
         make_folder(options.output)
+    results: Iterable[CaseResult] = map(run_one, cases)
+    if by_itself == "memory":
+        results = with_largest_batches(results, choices, run_one)
     record = begin_record(conditions)
     print(heading(record))
-    for case in cases:
-        result = time_one(case, conditions, progress=sys.stderr.isatty())
+    for result in results:
         record = record.with_case(result)
         print()
         print(case_report(result), flush=True)
+    if by_itself in TABLES:
+        print(f"\n{TABLES[by_itself](record.cases)}")
     if options.output is not None:
-        write(record, options, by_itself=by_itself)
+        write(record, options, suffix=f"-{by_itself}" if by_itself else "")
     return 1 if record.failures else 0
 
 
@@ -141,11 +171,11 @@ def make_folder(output: Path) -> None:
         raise disk_error(error, folder, "start again") from error
 
 
-def write(record: BenchmarkRecord, options: argparse.Namespace, *, by_itself: bool) -> None:
+def write(record: BenchmarkRecord, options: argparse.Namespace, *, suffix: str) -> None:
     """Write the record, and the plot beside it."""
     path: Path = options.output
     if path.suffix != ".json":
-        path /= f"{file_stem(record.machine, options.device)}{'-scale' * by_itself}.json"
+        path /= f"{file_stem(record.machine, options.device)}{suffix}.json"
     write_record(record, path)
     measured = [case for case in record.cases if case.results]
     plot = path.with_suffix(".png")

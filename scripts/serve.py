@@ -3,7 +3,8 @@
     python scripts/serve.py runs/latest
 
 Drop a photograph on it: the five likeliest categories appear, with their probabilities from the
-network in FP32 and in 16 bits, and how long each took. Nothing that is sent is kept.
+network in FP32, float16 and bfloat16, and how long a forward pass of each takes. Nothing that is
+sent is kept.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from werkzeug.exceptions import HTTPException
 from mpgluon.deployment import ServingMetadata
 from mpgluon.deployment.classify import Classifier, NotAPhotographError
 from mpgluon.errors import DataError, MpgluonError
-from mpgluon.native.bfloat16 import has_native_bfloat16
+from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.training.runs import open_run
 
 MAX_REQUEST_BYTES = 16 * 2**20
 _PAGE = Path(__file__).resolve().parent / "serve_page"
+_MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆"}  # of Matplotlib
 _HEADERS = {
     # The page loads its own few files and shows the user's photograph; no more.
     "Content-Security-Policy": (
@@ -51,8 +53,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument(
         "--dtype",
-        choices=["bfloat16", "float16"],
-        help="the 16-bit format, default: bfloat16 where the processor has it, else float16",
+        action="append",
+        choices=["float16", "bfloat16"],
+        help="a 16-bit format; may be given twice, default: both",
     )
     parser.add_argument(
         "--host",
@@ -68,8 +71,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             raise ValueError(f"--port must be from 0 to 65535, received {options.port}")
         run = open_run(options.run, mx.cpu())
         size = run.config.image_size
-        dtype = options.dtype or ("bfloat16" if has_native_bfloat16() else "float16")
-        classifier = Classifier(run.net, run.classes, image_size=size, dtype=dtype)
+        dtypes = options.dtype or ["float16", "bfloat16"]
+        classifier = Classifier(run.net, run.classes, image_size=size, dtype=dtypes)
         listening = socket.create_server((str(options.host), options.port))
     except (ValueError, OSError, MpgluonError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -124,11 +127,19 @@ def create_app(
         return flask.render_template(
             "index.html",
             classifier=classifier,
+            marks={name: _MARKS[look["marker"]] for name, look in FORMAT_LOOKS.items()},
             title=title,
             about=about,
             centre_crop=ServingMetadata.centre_crop,
             max_bytes=MAX_REQUEST_BYTES,
         )
+
+    @app.get("/formats.css")
+    def colours() -> flask.Response:
+        """Give what belongs to a format its colour, the one that it has in figures."""
+        looks = FORMAT_LOOKS.items()
+        rules = [f".{name} {{ --accent: {look['color']}; }}\n" for name, look in looks]
+        return flask.Response("".join(rules), mimetype="text/css")
 
     @app.post("/classify")
     def classify() -> Any:

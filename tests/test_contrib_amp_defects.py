@@ -116,6 +116,26 @@ def test_contrib_amp_backs_off_one_step_late():
     assert moved == [False, True, True, True]
 
 
+def test_contrib_amp_leaves_nan_in_the_running_statistics_of_a_network_that_overflowed():
+    def run(library):
+        net = nn.HybridSequential()
+        net.add(nn.BatchNorm(in_channels=1), nn.Dense(1, in_units=1))
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        library.init_trainer(trainer)
+        for largest in (1.0, math.inf, 1.0):
+            with autograd.record():
+                loss = net(mx.nd.array([[0.0], [largest]])).sum()
+                with library.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+            trainer.step(2)
+        assert np.isfinite(net[1].weight.data().asscalar())  # the step was skipped
+        return net(mx.nd.zeros((1, 1))).asscalar()
+
+    assert math.isnan(run(Contrib))
+    assert math.isfinite(run(amp))
+
+
 def test_contrib_amp_skips_nothing_on_several_devices():
     def run(library):
         weight = one_weight(ctx=DEVICES)

@@ -27,7 +27,7 @@ def test_casts_round_every_number_and_every_tie_as_numpy_does():
     assert narrow.asnumpy().tobytes() == expected.tobytes()
     wide = native.invoke("_mpgluon_widen_11_5", narrow)
     assert wide.asnumpy().tobytes() == expected.astype(np.float32).tobytes()
-    rounded = native.invoke("_mpgluon_round_value_11_5", mx.nd.array(values))
+    rounded = native.invoke("_mpgluon_plain_value_11_5", mx.nd.array(values))
     assert rounded.asnumpy().tobytes() == wide.asnumpy().tobytes()
 
 
@@ -48,13 +48,12 @@ def test_each_format_is_rounded_to_as_its_widths_say(fmt):
     ).astype(np.float32)
     expected = round_to(values, fmt)
     data = mx.nd.array(values)
-    for operator in ("round_value", "plain_both"):
-        rounded = native.invoke(native.operator(operator, fmt), data)
-        assert rounded.asnumpy().tobytes() == expected.tobytes()
+    rounded = native.invoke(native.operator("plain_both", fmt), data)
+    assert rounded.asnumpy().tobytes() == expected.tobytes()
     codes = native.invoke(native.operator("narrow", fmt), data)
     wide = native.invoke(native.operator("widen", fmt), codes)
     assert wide.asnumpy().tobytes() == expected.tobytes()
-    nan = native.invoke(native.operator("round_value", fmt), mx.nd.array([np.nan, -np.nan]))
+    nan = native.invoke(native.operator("plain_value", fmt), mx.nd.array([np.nan, -np.nan]))
     assert np.isnan(nan.asnumpy()).all()
 
 
@@ -63,16 +62,13 @@ def test_each_format_is_rounded_to_as_its_widths_say(fmt):
 @pytest.mark.parametrize(
     ("operator", "forward", "backward"),
     [
-        ("round_value", True, False),
-        ("round_gradient", False, True),
-        ("round_both", True, True),
+        ("plain_value", True, False),
         ("plain_gradient", False, True),
         ("plain_both", True, True),
-        ("plain", False, False),
     ],
 )
 def test_roundings_round_values_gradients_or_both(operator, forward, backward, grad_req, fmt):
-    operator = "_mpgluon_plain" if operator == "plain" else native.operator(operator, fmt)
+    operator = native.operator(operator, fmt)
     random = np.random.RandomState(0)
     values, gradient = random.standard_normal((2, 3, 37)).astype(np.float32)
     x = mx.nd.array(values)
@@ -112,24 +108,22 @@ def through_float16(symbol):
 @pytest.mark.parametrize("channels", [5, 8, 16, 24])
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("settings", [(1e-3, 0.9, 0, 0), (1e-5, 0.5, 1, 0), (1e-5, 0.9, 0, 1)])
-@pytest.mark.parametrize("convolution", [True, False], ids=["blocked", "plain"])
-@pytest.mark.parametrize("rounding", ["_mpgluon_round_value_11_5", "_mpgluon_pack_11_5"])
+@pytest.mark.parametrize("images", [4, 5])
 def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
-    channels, train, settings, convolution, rounding
+    channels, train, settings, images
 ):
     options = dict(zip(("eps", "momentum", "fix_gamma", "use_global_stats"), settings))
     results = []
     for own in (False, True):
-        data = mx.sym.var("data")
-        if convolution:  # oneDNN's layout; casts make it plain
-            data = mx.sym.Convolution(data, kernel=(1, 1), num_filter=channels, no_bias=True)
-        data = mx.sym.identity(data) if own else through_float16(data)
+        data = mx.sym.identity(mx.sym.var("data"))
+        data = data if own else through_float16(data)
         net = mx.sym.BatchNorm(data, name=native.node_name("norm|0", *settings), **options)
-        json = (net if own else through_float16(net)).tojson(remove_amp_cast=False)
-        if own:
-            json = json.replace('"op": "BatchNorm"', '"op": "_mpgluon_batch_norm_11_5"')
-            json = json.replace('"op": "_copy"', f'"op": "{rounding}"')
-        shape = (4, channels, 9, 7)
+        net = mx.sym.identity(net) if own else through_float16(net)
+        json = net.tojson(remove_amp_cast=False)
+        for theirs, ours in (("_copy", "pack"), ("BatchNorm", "batch_norm"), ("_copy", "unpack")):
+            if own:
+                json = json.replace(f'"op": "{theirs}"', f'"op": "_mpgluon_{ours}_11_5"', 1)
+        shape = (images, channels, 9, 7)
         executor = mx.sym.load_json(json).simple_bind(mx.cpu(), data=shape)
         random = np.random.RandomState(0)
         for array in (*executor.arg_arrays, *executor.aux_arrays):
@@ -147,45 +141,47 @@ def test_batch_normalization_has_the_rounded_bits_of_mxnets_on_plain_arrays(
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-@pytest.mark.parametrize("rounds_gradient", [True, False])
+@pytest.mark.parametrize("weight_dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
     ("operator", "own_operator", "options", "weight_shape"),
     [
-        (
-            "Convolution",
-            "_mpgluon_convolution_11_5",
-            {"kernel": (3, 3), "num_filter": 32},
-            (32, 16, 3, 3),
-        ),
-        ("FullyConnected", "_mpgluon_fully_connected_11_5", {"num_hidden": 7}, (7, 16 * 81)),
+        ("Convolution", "_mpgluon_convolution_11_5", {"kernel": (3, 3)}, (32, 16, 3, 3)),
+        ("FullyConnected", "_mpgluon_fully_connected_11_5", {}, (7, 16 * 81)),
     ],
 )
-def test_products_take_float16_weights_as_behind_a_cast(
-    operator, own_operator, options, weight_shape, rounds_gradient, grad_req
+def test_products_take_weights_in_codes_or_in_fp32_as_behind_casts(
+    operator, own_operator, options, weight_shape, weight_dtype, grad_req
 ):
     random = np.random.RandomState(0)
     data, weight, former = (
-        random.standard_normal(shape).astype("float16")
+        random.standard_normal(shape).astype("float32")
         for shape in ((4, 16, 9, 9), weight_shape, weight_shape)
     )
+    units = {"num_filter" if "kernel" in options else "num_hidden": weight_shape[0]}
+    to_codes, to_fp32 = ("pack", "unpack") if "kernel" in options else ("narrow", "widen")
     results = []
     for own in (False, True):
         image, kernel = mx.sym.var("data"), mx.sym.var("weight")
-        if not own and rounds_gradient:
+        if not own:
             image = through_float16(image)
-        wide = kernel if own else mx.sym.amp_cast(kernel, dtype="float32")
-        name = native.node_name("product", rounds_gradient)
-        net = getattr(mx.sym, operator)(image, wide, name=name, **options)
+            if weight_dtype == "float32":
+                kernel = mx.sym.amp_cast(kernel, dtype="float16")
+            kernel = mx.sym.amp_cast(kernel, dtype="float32")
+        image = image if not own else mx.sym.identity(image)
+        net = getattr(mx.sym, operator)(image, kernel, name="product", **options, **units)
+        net = mx.sym.identity(net) if own else through_float16(net)
         json = net.tojson(remove_amp_cast=False)
         if own:
+            json = json.replace('"op": "_copy"', f'"op": "_mpgluon_{to_codes}_11_5"', 1)
+            json = json.replace('"op": "_copy"', f'"op": "_mpgluon_{to_fp32}_11_5"', 1)
             json = json.replace(f'"op": "{operator}"', f'"op": "{own_operator}"')
         arguments = {
             "data": mx.nd.array(data, dtype="float32"),
-            "weight": mx.nd.array(weight, dtype="float16"),
-            f"{name}_bias": mx.nd.arange(weight_shape[0], dtype="float32"),
+            "weight": mx.nd.array(weight, dtype=weight_dtype),
+            "product_bias": mx.nd.arange(weight_shape[0], dtype="float32"),
         }
         gradients = {key: mx.nd.ones_like(array) for key, array in arguments.items()}
-        gradients["weight"][:] = mx.nd.array(former, dtype="float16")
+        gradients["weight"][:] = mx.nd.array(former, dtype=weight_dtype)
         executor = mx.sym.load_json(json).bind(
             mx.cpu(), arguments, args_grad=gradients, grad_req=grad_req
         )
@@ -193,23 +189,14 @@ def test_products_take_float16_weights_as_behind_a_cast(
             executor.forward(is_train=True)
             executor.backward(mx.nd.ones_like(executor.outputs[0]) * 0.37)
         results.append([*executor.outputs, *gradients.values()])
-        assert gradients["weight"].dtype == np.float16
+        assert gradients["weight"].dtype == np.dtype(weight_dtype)
     for one, other in zip(*results):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 
 
 @pytest.mark.parametrize("name", ["norm", "norm|0.001|0.9|0|0", "0" * 20, "|" * 9])
-@pytest.mark.parametrize(
-    ("operator", "own_operator", "options"),
-    [
-        ("BatchNorm", "_mpgluon_batch_norm_11_5", {}),
-        ("FullyConnected", "_mpgluon_fully_connected_11_5", {"num_hidden": 7}),
-    ],
-)
-def test_a_node_without_its_settings_is_refused_before_it_computes(
-    operator, own_operator, options, name
-):
-    net = getattr(mx.sym, operator)(mx.sym.var("data"), name=name, **options)
-    json = net.tojson().replace(f'"op": "{operator}"', f'"op": "{own_operator}"')
-    with pytest.raises(mx.MXNetError, match=rf"{own_operator} needs \d settings in the name"):
-        mx.sym.load_json(json).infer_type(data="float32")
+def test_a_node_without_its_settings_is_refused_before_it_computes(name):
+    net = mx.sym.BatchNorm(mx.sym.var("data"), name=name)
+    json = net.tojson().replace('"op": "BatchNorm"', '"op": "_mpgluon_batch_norm_11_5"')
+    with pytest.raises(mx.MXNetError, match=r"_batch_norm_11_5 needs \d settings in the name"):
+        mx.sym.load_json(json).infer_type(data="float16")

@@ -11,7 +11,8 @@ any      CPU    emulated: operands widened to FP32, computed, the result rounded
 bfloat16 CPU    where oneDNN has bfloat16 products of its own and emulation is not requested:
                 convolutions and dense layers by oneDNN in bfloat16, other products emulated
                 as above; between them FP32, except that a hybridized graph stays in bfloat16
-                from a convolution through BatchNorm, ReLU and sums to the next
+                from a convolution through BatchNorm, ReLU and sums to the next, and computes
+                a convolution of images in FP32 on rounded operands (graph/bfloat16.py)
 ======== ====== ==========================================================================
 
 References

@@ -18,6 +18,7 @@ from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
 from mpgluon import native
+from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
 from mpgluon.cast.arrays import (
     Format,
@@ -40,7 +41,7 @@ from mpgluon.cast.stand_in import (
 )
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
-from mpgluon.graph.bfloat16 import cast_without_copies
+from mpgluon.graph.bfloat16 import compute_natively
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.numerics.dtypes import Array, cast, dtype_name
 
@@ -207,9 +208,16 @@ class PolicyForward:
         if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":
             if self.kept and arithmetic.format not in (self.traced_formats or ()):
                 return None
-            return partial(hold_on_grid, fmt=arithmetic.format, native=native.available())
+            parameters = self.block.collect_params().values()
+            return partial(
+                hold_on_grid,
+                fmt=arithmetic.format,
+                rounded={p.name for p in parameters if fp32.is_rounded(p)},
+                native=native.available(),
+            )
         if isinstance(arithmetic, NativeBfloat16) and not self.kept and native.available():
-            return cast_without_copies
+            parameters = self.block.collect_params().values()
+            return partial(compute_natively, shapes={p.name: p.shape or () for p in parameters})
         return None
 
     def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

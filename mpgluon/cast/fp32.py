@@ -14,9 +14,10 @@ from mxnet import gluon
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.numerics.dtypes import cast
 
-__all__ = ["fp32_value", "known", "narrow", "remember", "restore"]
+__all__ = ["fp32_value", "is_rounded", "known", "mark_rounded", "narrow", "remember", "restore"]
 
 _ATTRIBUTE = "mpgluon_fp32"
+_ROUNDED = "mpgluon_rounded"
 
 
 def known(parameter: gluon.Parameter) -> Optional[mx.nd.NDArray]:
@@ -35,6 +36,19 @@ def remember(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
     """
     if cast_of(parameter) is not None:
         vars(parameter)[_ATTRIBUTE] = value
+
+
+def mark_rounded(parameter: gluon.Parameter) -> None:
+    """Say that an FP32 parameter only ever holds numbers of the format that its block computes in.
+
+    Graphs that are traced later do not round it again.
+    """
+    vars(parameter)[_ROUNDED] = True
+
+
+def is_rounded(parameter: gluon.Parameter) -> bool:
+    """Whether a parameter was marked so."""
+    return _ROUNDED in vars(parameter)
 
 
 def narrow(parameter: gluon.Parameter) -> None:

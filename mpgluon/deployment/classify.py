@@ -1,4 +1,4 @@
-"""Classifying a photograph, given as bytes, with a network in FP32 and in 16 bits.
+"""Classifying a photograph, given as bytes, with a network in FP32 and in 16-bit formats.
 
 The bytes may be untrusted: the size of the image is checked before it is decoded. The server is
 ``scripts/serve.py``.
@@ -11,8 +11,10 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Optional, Union
 
 import mxnet as mx
 import numpy as np
@@ -20,8 +22,10 @@ import numpy.typing as npt
 from mxnet import gluon
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from mpgluon.cast.arithmetic import arithmetic_of
 from mpgluon.data.augment import centre_crop, normalized_levels
 from mpgluon.data.images import MAX_IMAGE_PIXELS
+from mpgluon.data.shapes import render_image
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import DataError
 
@@ -31,7 +35,9 @@ __all__ = ["Classifier", "Guess", "NotAPhotographError", "Prediction", "read_pho
 # program.
 _FORMATS = ("JPEG", "PNG", "WEBP")
 _GUESSES = 5
-_CALLS = 5
+_WARM_UP = 5  # calls: the first traces the network, others may bring weights into new layouts
+_CALLS = 5  # for each photograph, in a row: a network finds its weights in the caches then
+_REMEMBERED = 25  # calls, so that a time is one of five photographs
 
 
 class NotAPhotographError(DataError):
@@ -54,24 +60,34 @@ class Prediction:
     ----------
     dtype : str
         ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+    arithmetic : {"native", "emulated"}
+        Whether the processor multiplies in this format, or FP32 arrays hold its numbers: then the
+        probabilities are those of a processor that does, and the time is not.
     latency_ms : float
-        From the pixels to the logits of this photograph, batch of 1, milliseconds: the median of
-        five calls, in turn with those of the network in the other format.
+        Of the network's forward pass on one image, from its pixels to its logits, milliseconds:
+        the median of the latest calls, five for each photograph.
+    calls : int
+        The number of these calls, at most 25.
     guesses : tuple of Guess
         At most five, likeliest first. Empty if a logit is not finite, as after an overflow in a
         float16 network.
+    others : tuple of Guess
+        What this network says of the categories that are guesses in other formats only.
     """
 
     dtype: str
+    arithmetic: str
     latency_ms: float
+    calls: int
     guesses: tuple[Guess, ...]
+    others: tuple[Guess, ...]
 
 
 class Classifier:
-    """A network in FP32 and in 16 bits, which may be called from several threads.
+    """A network in FP32 and in 16-bit formats, which may be called from several threads.
 
     Calls wait for each other, since MXNet is not thread-safe; so at most one photograph is in
-    memory decoded.
+    memory decoded. Each network has predicted a rendered image a few times when this returns.
 
     Parameters
     ----------
@@ -81,8 +97,13 @@ class Classifier:
         The categories, in the order of the logits.
     image_size : int
         Side of the network's input in pixels.
-    dtype : {"bfloat16", "float16"}
-        The 16-bit format.
+    dtype : {"bfloat16", "float16"} or sequence of these
+        The 16-bit formats.
+
+    Attributes
+    ----------
+    arithmetic : dict from str to str
+        ``"native"`` or ``"emulated"`` for each format, FP32 first.
 
     Raises
     ------
@@ -96,26 +117,32 @@ class Classifier:
         classes: Sequence[str],
         *,
         image_size: int,
-        dtype: str = "bfloat16",
+        dtype: Union[str, Sequence[str]] = "bfloat16",
     ) -> None:
-        if dtype not in ("bfloat16", "float16"):
-            raise ValueError(f"dtype must be bfloat16 or float16, received {dtype!r}")
+        dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
+        if not dtypes or not {"bfloat16", "float16"}.issuperset(dtypes):
+            raise ValueError(f"dtype must be bfloat16 or float16, or both; received {dtype!r}")
         self.classes = tuple(classes)
         self.image_size = image_size
-        self.dtype = dtype
+        self.arithmetic = {
+            "float32": "native",
+            **{name: arithmetic_of(name, "cpu").kind for name in dtypes},
+        }
         self._levels = normalized_levels()
         self._lock = threading.Lock()
-        self._networks = {name: inference_network(net, name) for name in ("float32", dtype)}
-        # The first call of a hybridized network traces it, which no photograph should wait for.
-        for network in self._networks.values():
-            (logits,) = network(mx.nd.zeros((1, 3, image_size, image_size))).asnumpy()
+        self._networks = {name: inference_network(net, name) for name in self.arithmetic}
+        self._times_ms: dict[str, deque[float]] = {}
+        rendered = self._images(centre_crop(render_image(0, 0), image_size))
+        for name in self._networks:
+            logits = self._logits(name, rendered, _WARM_UP)
             if len(logits) != len(self.classes):
                 raise ValueError(
                     f"the network has {len(logits)} logits, but classes names {len(self.classes)}"
                 )
+        self._times_ms = {}
 
-    def __call__(self, photograph: bytes) -> tuple[Prediction, Prediction]:
-        """Return the predictions of the FP32 and the 16-bit network, in this order.
+    def __call__(self, photograph: bytes) -> tuple[Prediction, ...]:
+        """Return the predictions of the FP32 network and then of each 16-bit one.
 
         Raises
         ------
@@ -123,30 +150,59 @@ class Classifier:
             As :func:`read_photograph` does.
         """
         with self._lock:
-            pixels = read_photograph(photograph, self.image_size)
-            channels = [values[pixels[..., i]] for i, values in enumerate(self._levels)]
-            images = mx.nd.array(np.stack(channels)[np.newaxis], dtype="float32")
-            images.wait_to_read()
-            times_ms: dict[str, list[float]] = {dtype: [] for dtype in self._networks}
-            logits = {}
-            for _ in range(_CALLS):
-                for dtype, network in self._networks.items():
-                    start = time.perf_counter()
-                    (logits[dtype],) = network(images).asnumpy()
-                    times_ms[dtype].append(1000 * (time.perf_counter() - start))
-        one, other = (
-            Prediction(dtype, statistics.median(times_ms[dtype]), self._guesses(logits[dtype]))
-            for dtype in self._networks
+            images = self._images(read_photograph(photograph, self.image_size))
+            logits = {name: self._logits(name, images, _CALLS) for name in self._networks}
+            times_ms = {name: tuple(times) for name, times in self._times_ms.items()}
+        probabilities = {name: _probabilities(found) for name, found in logits.items()}
+        likeliest = {
+            name: [] if found is None else list((-found).argsort(kind="stable")[:_GUESSES])
+            for name, found in probabilities.items()
+        }
+        shown = dict.fromkeys(category for found in likeliest.values() for category in found)
+        return tuple(
+            Prediction(
+                name,
+                self.arithmetic[name],
+                statistics.median(times_ms[name]),
+                len(times_ms[name]),
+                self._guesses(found, likeliest[name]),
+                self._guesses(found, [one for one in shown if one not in likeliest[name]]),
+            )
+            for name, found in probabilities.items()
         )
-        return one, other
 
-    def _guesses(self, logits: npt.NDArray[np.float32]) -> tuple[Guess, ...]:
-        if not np.isfinite(logits).all():
+    def _images(self, pixels: npt.NDArray[np.uint8]) -> mx.nd.NDArray:
+        """Return the network's input for one image: shape (1, 3, size, size), FP32."""
+        channels = [values[pixels[..., i]] for i, values in enumerate(self._levels)]
+        images = mx.nd.array(np.stack(channels)[np.newaxis], dtype="float32")
+        images.wait_to_read()
+        return images
+
+    def _logits(self, name: str, images: mx.nd.NDArray, calls: int) -> npt.NDArray[np.float32]:
+        """Return the logits of the network in one format, and remember the times of its calls."""
+        times_ms = self._times_ms.setdefault(name, deque(maxlen=_REMEMBERED))
+        logits: npt.NDArray[np.float32]
+        for _ in range(calls):
+            start = time.perf_counter()
+            (logits,) = self._networks[name](images).asnumpy()
+            times_ms.append(1000 * (time.perf_counter() - start))
+        return logits
+
+    def _guesses(
+        self, probabilities: Optional[npt.NDArray[np.float64]], categories: Iterable[int]
+    ) -> tuple[Guess, ...]:
+        if probabilities is None:
             return ()
-        weights = np.exp(logits.astype(np.float64) - logits.max())
-        probabilities = weights / weights.sum()
-        likeliest = (-probabilities).argsort(kind="stable")[:_GUESSES]
-        return tuple(Guess(self.classes[i], float(probabilities[i])) for i in likeliest)
+        return tuple(Guess(self.classes[i], float(probabilities[i])) for i in categories)
+
+
+def _probabilities(logits: npt.NDArray[np.float32]) -> Optional[npt.NDArray[np.float64]]:
+    """Return the softmax of logits, or ``None`` if one is not finite."""
+    if not np.isfinite(logits).all():
+        return None
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
+    return probabilities
 
 
 def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:

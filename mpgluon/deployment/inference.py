@@ -18,6 +18,8 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.gluon import nn
 
+from mpgluon import native
+from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.arrays import arrays_in
 from mpgluon.cast.block import apply_policy
@@ -103,13 +105,21 @@ class InferenceNetwork(gluon.HybridBlock):
             dtype = np.dtype(parameter.dtype).name
             parameter.set_data(cast(mx.nd.array(values[name], dtype="float32"), dtype))
 
-    def keep_weights_in_bfloat16(self) -> None:
-        """Round weights and biases of convolutions and dense layers now, and not in each call."""
+    def keep_weights_in(self, dtype: str) -> None:
+        """Keep weights and biases of convolutions and dense layers, rounded already, in a dtype.
+
+        Parameters
+        ----------
+        dtype : {"float32", "float16", "bfloat16"}
+            ``"bfloat16"`` rounds now, and not in each call. ``"float32"`` takes twice the memory of
+            float16, and each call takes the numbers as they are.
+        """
         for parameter in self._weights:
-            values = cast(parameter.data(parameter.list_ctx()[0]), "bfloat16")
-            parameter.dtype = BFLOAT16_DTYPE
+            values = cast(parameter.data(parameter.list_ctx()[0]), dtype)
+            parameter.dtype = BFLOAT16_DTYPE if dtype == "bfloat16" else dtype
             parameter.initialize(mx.init.Zero(), ctx=parameter.list_ctx(), force_reinit=True)
             parameter.set_data(values)
+            fp32.mark_rounded(parameter)
 
     def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:  # noqa: N803
         """Compute the recording; in a cast block ``F`` is the cast's stand-in."""
@@ -152,7 +162,8 @@ def inference_network(
     dtype : {"bfloat16", "float16", "float32"}
         ``"bfloat16"`` is for a CPU; on one with instructions for it, weights and biases of
         convolutions and dense layers are stored in it, the others in FP32. ``"float16"``
-        parameters take half the memory. ``"float32"`` folds only.
+        parameters take half the memory on a GPU; on a CPU those of convolutions and dense layers
+        are the same numbers in FP32 arrays. ``"float32"`` folds only.
     inputs : sequence of str
         A name for each argument of the network.
     ctx : Context or sequence of Context, optional
@@ -193,8 +204,11 @@ def inference_network(
         apply_policy(result, _POLICIES[dtype])
     devices = [ctx] if isinstance(ctx, mx.Context) else list(ctx)
     result.set_values(recording.values, devices)
+    on_cpu = all(device.device_type == "cpu" for device in devices)
     if dtype == "bfloat16" and bfloat16.has_native_bfloat16():
-        result.keep_weights_in_bfloat16()
+        result.keep_weights_in("bfloat16")
+    elif dtype == "float16" and on_cpu and native.available():
+        result.keep_weights_in("float32")
     result.hybridize(**_STATIC)
     emulated = dtype in _POLICIES and policy_arithmetic(_POLICIES[dtype], "cpu").kind == "emulated"
     if fuse_for is not None and not emulated and devices[0].device_type == "cpu":

@@ -73,8 +73,8 @@ def export_mxnet(
     if device not in ("cpu", "gpu"):
         raise ValueError(f'device must be "cpu" or "gpu"; received {device!r}')
     result = inference_network(net, dtype, inputs=inputs, ctx=mx.cpu())
-    if dtype == "bfloat16":
-        result.keep_weights_in_bfloat16()
+    if dtype != "float32":
+        result.keep_weights_in(dtype)
     with mx.Context(device):
         symbol = symbol_of(result, inputs)
     parameters = result.collect_params()

@@ -1,8 +1,7 @@
 """A flight recorder: one file for each step that is skipped, with all that the step needs.
 
 While steps are finite it keeps references to their batches, the random states, and a copy of the
-running statistics, which one operator makes. Weights are read when a step was skipped, which has
-left them as they were.
+running statistics. Weights are read when a step was skipped, which has left them as they were.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.archive import Arrays
@@ -33,6 +32,7 @@ from mpgluon.errors import CheckpointError
 from mpgluon.options import at_least
 from mpgluon.random_states import random_states
 from mpgluon.trainer import inside
+from mpgluon.trainer.statistics import RunningStatistics
 from mpgluon.trainer.step import state_of
 
 __all__ = ["FlightRecorder"]
@@ -112,7 +112,8 @@ class FlightRecorder:
         self._folder, self._keep = Path(folder), keep
         self._names = {"network": network, "loss": loss}
         self._parameters = net._collect_params_with_prefix()
-        self._statistics = _Statistics(self._parameters)
+        self._statistics = RunningStatistics(self._parameters.values())
+        self._before: dict[mx.Context, NDArray] = {}  # the statistics before the first pass
         self._passes: list[_Pass] = []
         self._loss_scale = 1.0
         self._position = (-1, -1)
@@ -202,7 +203,7 @@ class FlightRecorder:
         if seed is None:
             seed = int(np.random.SeedSequence(now).generate_state(1)[0] >> 1)
         self._random_states = random_states(seed)
-        self._statistics.copy()
+        self._before = self._statistics.copy()
 
     def _on_skip(self, _: float) -> None:
         self._record("skipped", skipped=True)
@@ -247,7 +248,14 @@ class FlightRecorder:
             ]
             for number, one in enumerate(self._passes)
         ]
-        statistics = self._statistics.values()
+        # Of now, if there were no values before the first pass.
+        rows = (self._before or self._statistics.copy()).values()
+        values = [self._statistics.split(row.asnumpy()) for row in rows]
+        statistics = {
+            name: [of_device[parameter] for of_device in values]
+            for name, parameter in self._parameters.items()
+            if parameter in self._statistics.parameters
+        }
         for name, parameter in self._parameters.items():
             arrays[f"parameter/{name}"] = parameter.list_data()[0].asnumpy()
             master = fp32.known(parameter)
@@ -284,51 +292,3 @@ class FlightRecorder:
         if about not in self._warned_of:
             self._warned_of.add(about)
             _logger.warning("%s", message)
-
-
-class _Statistics:
-    """Copies of all running statistics on all devices, made by one operator for each device.
-
-    Parameters
-    ----------
-    parameters : dict from name to Parameter
-        Of a network; its statistics are the FP32 ones that autograd never differentiates.
-    """
-
-    def __init__(self, parameters: dict[str, gluon.Parameter]) -> None:
-        self._statistics = {
-            name: parameter
-            for name, parameter in parameters.items()
-            if not parameter._differentiable and np.dtype(parameter.dtype) == np.float32
-        }
-        self._copies: list[NDArray] = []
-
-    def copy(self) -> None:
-        """Copy the values; does not wait.
-
-        A static graph's statistics can be read before they are written, but ``trainer.step`` has
-        waited for the gradients, which BatchNorm's backward pass computes together with them.
-        """
-        self._copies = []
-        parameters = self._statistics.values()
-        if not parameters or any(parameter._data is None for parameter in parameters):
-            return
-        with autograd.pause():
-            self._copies = [
-                mx.nd.concat(*(array.reshape(-1) for array in arrays), dim=0)
-                for arrays in zip(*(parameter.list_data() for parameter in parameters))
-            ]
-
-    def values(self) -> dict[str, list[Any]]:
-        """Return the copies for each device; the values of now for those before the first pass."""
-        if not self._copies:
-            return {n: [a.asnumpy() for a in p.list_data()] for n, p in self._statistics.items()}
-        values: dict[str, list[Any]] = {name: [] for name in self._statistics}
-        for copy in self._copies:
-            flat, begin = copy.asnumpy(), 0
-            for name, parameter in self._statistics.items():
-                shape = parameter.shape
-                end = begin + int(np.prod(shape))
-                values[name].append(flat[begin:end].reshape(shape))
-                begin = end
-        return values

@@ -144,7 +144,7 @@ class RecordedStep:
             for number, value in enumerate(part.inputs)
             if any(not _is_finite(array.values) for array in _arrays_in(value))
         ]
-        # Running statistics are not used in training, and infinite after any earlier overflow.
+        # Running statistics are not used in training, and may be infinite where no step is skipped.
         known = {**self.parameters, **self.masters}
         return found + [
             name

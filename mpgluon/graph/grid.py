@@ -1,28 +1,19 @@
-"""Rewriting the graph of a 16-bit network on a CPU so that its values stay in FP32 arrays.
+"""Rewriting the graph of a 16-bit network on a CPU so that its values stay in 16-bit arrays.
 
-In the graph that a cast network traces, casts mark where its format begins and ends. Executed as it
-is, every operator narrows its result and the next one widens it again. The rewritten graph holds
-the same numbers in FP32 arrays instead, *on the format's grid*: it rounds where the casts round,
-forward and backward, and nowhere else. Its results are equal bit for bit to an imperative run.
+In the graph that a cast network traces, casts mark where its format begins and ends: an operator
+takes FP32 copies of 16-bit values, and a cast rounds its FP32 result. The rewritten graph has one
+native operator in place of an operator and the casts around it. That takes and returns 16-bit
+codes, computes in FP32 in memory that all operators share, and rounds once, forward and backward.
+Results are equal bit for bit to those of the graph with casts.
 
-=========================== =================== ====================
-in the traced graph         forward             backward
-=========================== =================== ====================
-cast from FP32 to float16   rounds              the gradient passes
-cast from float16 to FP32   the value passes    rounds the gradient
-=========================== =================== ====================
+Codes lie as MXNet's arrays do, *plain*, or *packed*: with their channels in blocks, as oneDNN's
+convolutions compute. Operators without a native one run behind casts, on plain arrays.
 
-A rounding that would change nothing is left out: ReLU and moves keep values on the grid, ReLU and
-sums keep gradients there. Where several operators take a value, MXNet's float16 arrays round each
-sum of two of their gradients, and so does the rewritten graph. A format that MXNet's arrays do not
-have is held in FP32 arrays in imperative runs too: the sum of the gradients is rounded once, where
-the value was rounded.
-
-With the native operators, arrays also stay in oneDNN's blocked layouts from one convolution to the
-next. MXNet's other operators add in an order that depends on the layout; they receive plain arrays,
-as they would behind a cast, and so do their gradients. What is kept for the backward pass is kept
-in 16 bits where that saves memory: the weight of a convolution or dense layer, and the result of a
-convolution or sum that BatchNorm takes.
+Where several operators take a value, MXNet's float16 arrays round each sum of two of their
+gradients, and so does the rewritten graph, by native operators that supply two consumers each. A
+format that MXNet's arrays do not have is held in FP32 arrays in imperative runs: the sum of the
+gradients is rounded once, where the value was rounded. There, values whose gradients are sums of
+more than two terms are widened before they are handed on.
 
 References
 ----------
@@ -32,13 +23,15 @@ the order of its operands. It adds up to four of them from right to left, more f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Optional, Union
+from collections import defaultdict
+from collections.abc import Container, Mapping
+from itertools import count
+from typing import NamedTuple, Optional, Union
 
+import numpy as np
 from mxnet.symbol import Symbol
 
-from mpgluon.graph.grid_analysis import Analysis, Consumer
-from mpgluon.graph.grid_operators import Operators
+from mpgluon import native
 from mpgluon.graph.nodes import MOVES, Entry, Graph, Key, Node
 from mpgluon.numerics.formats import FLOAT16, FloatFormat
 
@@ -47,8 +40,44 @@ __all__ = ["ROUNDING", "hold_on_grid"]
 ROUNDING = "__mpgluon_rounding__"
 """The attribute of the casts in a graph that round FP32 values to a format MXNet does not have."""
 
-_MOVES = MOVES | {"zeros_like", "ones_like"}  # values and gradients stay on the grid
+PLAIN, PACKED, WIDE = "plain", "packed", "wide"  # how a 16-bit value is held; WIDE: as FP32 numbers
+
+Consumer = tuple[Optional[Node], int]
+"""What takes a value: a node (``None`` for the graph's results) and the position of the operand."""
+
+_CODE_BITS = 8  # significant bits that codes have room for, in formats other than float16
+_WITHOUT_GRADIENT = frozenset({"BlockGrad", "zeros_like", "ones_like"})
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
+_NUMBERS = count()
+
+_SCALARS = frozenset(f"_{name}_scalar" for name in ("mul", "div", "plus", "minus", "rminus"))
+
+# The native operators, and how the operators that they stand for take and return codes; ``None``
+# is as they come, all alike.
+_NATIVE: dict[str, tuple[str, Optional[str]]] = {
+    "Convolution": ("convolution", PACKED),
+    "FullyConnected": ("fully_connected", PLAIN),
+    "BatchNorm": ("batch_norm", PACKED),
+    "elemwise_add": ("add", None),
+    "Activation": ("relu", None),
+    **{name: (f"on_copies_{name}", None) for name in ("clip", "elemwise_mul", *_SCALARS)},
+}
+_POOLING = {"max": ("on_packed_copies_Pooling", PACKED), "avg": ("on_copies_Pooling", PLAIN)}
+_PRODUCTS = ("Convolution", "FullyConnected")
+
+
+def _native_operator(node: Node) -> Optional[tuple[str, Optional[str]]]:
+    """Return what :data:`_NATIVE` says of a node."""
+    if node.operator == "Pooling" and node.options.get("layout") in (None, "None", "NCHW"):
+        return _POOLING.get(node.options.get("pool_type", "max"))
+    return _NATIVE.get(node.operator)
+
+
+class _Value(NamedTuple):
+    """A 16-bit value in the new graph."""
+
+    entry: Entry
+    held: str  # PLAIN, PACKED or WIDE
 
 
 def hold_on_grid(
@@ -56,9 +85,10 @@ def hold_on_grid(
     dtypes: Mapping[str, Union[str, FloatFormat]],
     *,
     fmt: FloatFormat = FLOAT16,
+    rounded: Container[str] = (),
     native: bool,
 ) -> Symbol:
-    """Return a graph with the same results and gradients, whose 16-bit values are FP32 arrays.
+    """Return a graph with the same results and gradients that computes with native operators.
 
     Parameters
     ----------
@@ -69,9 +99,11 @@ def hold_on_grid(
         Of every argument and auxiliary state; ``fmt`` itself for FP32 arrays on its grid.
     fmt : FloatFormat
         The 16-bit format.
+    rounded : container of str
+        The FP32 arguments whose values are numbers of the format already.
     native : bool
-        Whether to use the native operators; otherwise pairs of casts round, as in the traced graph
-        of a format other than float16.
+        Whether there are native operators; without them, and in formats that have no 16-bit codes,
+        the graph stays as it is.
 
     Returns
     -------
@@ -79,16 +111,14 @@ def hold_on_grid(
         Its arguments and results have the names, the order and the dtypes of the old one's; those
         of a format other than float16 are FP32 arrays.
     """
-    if not native and fmt != FLOAT16:
+    if not native or (fmt != FLOAT16 and fmt.significand_bits > _CODE_BITS):
         return symbol
     graph = Graph.read(symbol)
     if fmt != FLOAT16:
         graph = _marked_as_float16(graph)
     on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
     graph.infer({name: "float16" if name in on_grid else str(dtypes[name]) for name in dtypes})
-    analysis = Analysis(graph)
-    operators = Operators(fmt, analysis, native=native)
-    return Graph(_Rewriting(analysis, operators, on_grid).heads()).symbol()
+    return Graph(_Rewriting(graph, fmt, on_grid, rounded).heads()).symbol()
 
 
 def _marked_as_float16(graph: Graph) -> Graph:
@@ -106,163 +136,320 @@ def _marked_as_float16(graph: Graph) -> Graph:
     return Graph(graph.heads)
 
 
+def _narrows(node: Node) -> bool:
+    """Whether a node is a cast from FP32 to float16."""
+    return node.casts_to("float16") and node.inputs[0].value.dtype == "float32"
+
+
+def _widens(node: Optional[Node]) -> bool:
+    """Whether a node is a cast from float16 to FP32."""
+    return node is not None and node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
+
+
+def _copies(node: Node) -> bool:
+    """Whether a node returns its FP32 operand unchanged."""
+    return node.operator == "_copy" and node.inputs[0].value.dtype == "float32"
+
+
 class _Rewriting:
     """One rewriting, operands first.
 
     Parameters
     ----------
-    graph : Analysis
-    operators : Operators
+    graph : Graph
+        Its dtypes were inferred. "float16" stands for the format.
+    fmt : FloatFormat
     on_grid : set of str
-        The variables whose FP32 arrays are on the format's grid.
+        The variables of the format whose arrays are FP32.
+    rounded : container of str
+        The FP32 variables whose values need no rounding.
     """
 
-    def __init__(self, graph: Analysis, operators: Operators, on_grid: set[str]) -> None:
-        self.graph, self.operators, self.on_grid = graph, operators, on_grid
+    def __init__(
+        self, graph: Graph, fmt: FloatFormat, on_grid: set[str], rounded: Container[str]
+    ) -> None:
+        self.graph, self.format, self.on_grid, self.rounded = graph, fmt, on_grid, rounded
         # Whether MXNet has arrays of the format, and rounds the sum of each two gradients in them.
-        self.in_arrays = operators.format == FLOAT16
+        self.in_arrays = fmt == FLOAT16
+        # In the order in which MXNet collects the gradients that they return.
+        self.consumers: defaultdict[Key, list[Consumer]] = defaultdict(list)
+        for position, entry in enumerate(graph.heads):
+            self.consumers[entry.key].append((None, position))
+        for node in reversed(graph.nodes):
+            for position, entry in enumerate(node.inputs):
+                self.consumers[entry.key].append((node, position))
         self.new: dict[Key, Entry] = {}  # what replaces a value that was not float16
-        self.operands: dict[Consumer, Entry] = {}  # what a consumer of a float16 value takes
+        self.results: dict[Node, _Value] = {}  # of native operators, rounded already
+        self.operands: dict[Consumer, _Value] = {}  # what a consumer of a 16-bit value takes
 
     def heads(self) -> list[Entry]:
         """Rewrite the graph and return its results."""
         for node in self.graph.nodes:
             self._rewrite(node)
-        results = []
-        for position, entry in enumerate(self.graph.heads):
-            if entry.value.dtype != "float16":
-                results.append(self.new[entry.key])
-            elif self.in_arrays:
-                results.append(self.operators.cast(self.operands[None, position], "float16"))
-            else:
-                results.append(self.operands[None, position])
-        return results
+        return [
+            self._take((None, position), PLAIN if self.in_arrays else WIDE)
+            if entry.value.dtype == "float16"
+            else self.new[entry.key]
+            for position, entry in enumerate(self.graph.heads)
+        ]
 
     def _rewrite(self, node: Node) -> None:
-        if self.graph.narrows(node):
-            operand = node.inputs[0]
-            origin, value = self.graph.origin(operand), self.new[operand.key]
-            if not self.operators.is_free(origin):
-                value = self.operators.plain(value)
-            is_rounded = (
-                operand.key in self.graph.values_on_grid
-                or "result" in self.operators.rounds(origin)
-            )
-            self._supply((node, 0), value, round_it=not is_rounded)
-        elif self.graph.widens(node):
-            self.new[node, 0] = self.operands[node, 0]
-        elif self.graph.copies(node):
-            self.new[node, 0] = self.new[node.inputs[0].key]
+        if node.is_variable:
+            self._rewrite_variable(node)
+        elif _narrows(node):
+            self._rewrite_narrowing(node)
+        elif _widens(node):
+            consumer = self._only_consumer((node, 0))[0]
+            if not self._takes_codes(consumer, node):
+                self.new[node, 0] = self._rounding_gradients(node)
+        elif _copies(node):
+            if node.inputs[0].key in self.new:
+                self.new[node, 0] = self.new[node.inputs[0].key]
+            else:  # of the result of a native operator
+                self.results[node] = self.results[node.inputs[0].node]
+        elif self._is_native(node):
+            self.results[node] = self._native(node)
+        elif any(entry.value.dtype == "float16" for entry in node.inputs):
+            if self.in_arrays and node.operator in _SCALARS:
+                self._rewrite_scalar(node)
+            else:
+                self._rewrite_move(node)
         else:
-            self._rewrite_operator(node)
+            inputs = [self.new[e.key]._replace(version=e.version) for e in node.inputs]
+            self._provide(node, Node(node.operator, node.name, node.attributes, inputs, node.rest))
 
-    def _rewrite_operator(self, node: Node) -> None:
-        narrow = [entry.value.dtype == "float16" for entry in node.inputs]
-        moves = node.operator in _MOVES and any(narrow) and all(narrow)
+    # ---- Nodes of each kind.
+
+    def _rewrite_variable(self, node: Node) -> None:
+        if node.outputs[0].dtype != "float16":
+            self.new[node, 0] = Entry(node)
+            return
+        held = WIDE if node.name in self.on_grid else PLAIN
+        for consumer in self.consumers[node, 0]:  # MXNet itself adds their gradients
+            self.operands[consumer] = _Value(Entry(node), held)
+
+    def _rewrite_narrowing(self, node: Node) -> None:
+        operand = node.inputs[0]
+        if operand.node in self.results:
+            self._supply((node, 0), self.results[operand.node])
+        elif not self._is_rounded_weight(node):
+            wanted = {self._wants(consumer) for consumer in self.consumers[node, 0]}
+            held = PACKED if PACKED in wanted else PLAIN
+            value = _Value(self.new[operand.key], WIDE)
+            self._supply((node, 0), _Value(self._converted(value, held), held))
+
+    def _rewrite_move(self, node: Node) -> None:
+        """Rewrite an operator on 16-bit values themselves: as a rule it only moves them."""
+        joins = node.operator == "Concat" and node.options.get("dim", 1) == 1
+        held = PACKED if joins else PLAIN
+        if not self.in_arrays and (node.operator not in MOVES or self._is_sum(node)):
+            held = WIDE
+        inputs = [
+            self._take((node, position), held)
+            if entry.value.dtype == "float16"
+            else self.new[entry.key]
+            for position, entry in enumerate(node.inputs)
+        ]
+        operator = native.operator("concat", self.format) if held == PACKED else node.operator
+        self._provide(node, Node(operator, node.name, node.attributes, inputs, node.rest), held)
+
+    def _rewrite_scalar(self, node: Node) -> None:
+        """Rewrite an operator on a float16 array and a number, which MXNet rounds to float16."""
+        value = self.operands[node, 0]
+        scalar = np.float16(np.float32(float(node.attributes["scalar"])))
+        attributes = {**node.attributes, "scalar": repr(float(scalar))}
+        operator = native.operator(_NATIVE[node.operator][0], self.format)
+        made = Node(operator, node.name, attributes, [value.entry], node.rest)
+        self._provide(node, made, value.held)
+
+    def _provide(self, node: Node, made: Node, held: str = PLAIN) -> None:
+        """Let a node's outputs be those of a new one."""
+        for number, output in enumerate(node.outputs):
+            if output.dtype == "float16":
+                self._supply((node, number), _Value(Entry(made, number), held))
+            else:
+                self.new[node, number] = Entry(made, number)
+
+    # ---- Native operators.
+
+    def _is_native(self, node: Node) -> bool:
+        """Whether there is a native operator for a node and the casts around it."""
+        if _native_operator(node) is None or not self._becomes_codes(node):
+            return False
+        options = node.options
+        if node.operator == "Activation" and options["act_type"] != "relu":
+            return False
+        if node.operator == "BatchNorm":
+            fits = options.get("axis", 1) == 1 and not options.get("output_mean_var", False)
+            return fits and self._is_widened_for(node, 0)
+        taken = 2 if node.operator in _PRODUCTS else len(node.inputs)
+        return all(self._is_widened_for(node, position) for position in range(taken))
+
+    def _becomes_codes(self, node: Node) -> bool:
+        """Whether a node's result is rounded, once, and nothing else becomes of it."""
+        consumer = self._only_consumer((node, 0))[0]
+        if consumer is None or len(node.outputs) != 1:
+            return False
+        return _narrows(consumer) or (_copies(consumer) and self._becomes_codes(consumer))
+
+    def _is_widened_for(self, node: Node, position: int) -> bool:
+        """Whether an operand of a node is a 16-bit value that was widened for it alone."""
+        widening = node.inputs[position].node
+        return _widens(widening) and self.consumers[widening, 0] == [(node, position)]
+
+    def _takes_codes(self, node: Optional[Node], widening: Node) -> bool:
+        """Whether the operator in a node's place takes what was widened as it was before."""
+        if node is None or not self._is_native(node):
+            return False
+        taken = {"BatchNorm": 1, "Convolution": 2, "FullyConnected": 2}
+        position = [entry.node for entry in node.inputs].index(widening)
+        return position < taken.get(node.operator, len(node.inputs))
+
+    def _native(self, node: Node) -> _Value:
+        """Return the result of the native operator in a node's place."""
+        found = _native_operator(node)
+        assert found is not None
+        (operator, held), name = found, node.name
+        if held is None:
+            held = self.operands[node.inputs[0].node, 0].held
+            held = PLAIN if held == WIDE else held
+        if node.operator == "BatchNorm":
+            options = node.options
+            name = native.node_name(
+                name,
+                options.get("eps", 1e-3),
+                options.get("momentum", 0.9),
+                options.get("fix_gamma", True),
+                options.get("use_global_stats", False),
+            )
         inputs = []
         for position, entry in enumerate(node.inputs):
-            if moves:
-                inputs.append(self.operators.plain(self.operands[node, position]))
-            elif narrow[position]:
-                value = self.operands[node, position]
-                inputs.append(self.operators.cast(value, "float16") if self.in_arrays else value)
-            elif self.operators.takes_codes(node, position):
-                inputs.append(self.new[entry.key])
-            elif self.graph.widens(entry.node) and not self.operators.is_free(node):
-                inputs.append(self.operators.plain(self.new[entry.key]))
-            else:
+            if not self._takes_codes(node, entry.node):
                 inputs.append(self.new[entry.key]._replace(version=entry.version))
-        made = self.operators.in_place_of(node, inputs)
-        for index, output in enumerate(node.outputs):
-            key, entry = (node, index), Entry(made, index)
-            if output.dtype != "float16":
-                self.new[key] = entry
-            elif moves:
-                self._supply(key, self.operators.plain(entry))
-            elif self._operand_as_codes(self.graph.only_consumer(key)[0]) is not None:
-                self.operands[self.graph.consumers[key][0]] = entry
-            elif node.name in self.on_grid:
-                self._supply(key, entry)
-            else:  # a variable, or an operator that computes in float16
-                wide = self.operators.cast(entry, "float32")
-                self._supply(key, wide, gradient_is_rounded=True)
-
-    def _operand_as_codes(self, widening: Optional[Node]) -> Optional[int]:
-        """Return as which operand an operator takes, as codes, the value that is widened for it."""
-        if widening is None or not self.graph.widens(widening):
-            return None
-        behind, position = (self.graph.consumers[widening, 0] or [(None, 0)])[0]
-        if behind is None or not self.operators.takes_codes(behind, position):
-            return None
-        return position
-
-    def _needs_rounding(self, consumer: Optional[Node]) -> bool:
-        """Whether the gradient that a consumer of a 16-bit value returns must be rounded."""
-        if consumer is None or not self.graph.widens(consumer):
-            return False
-        behind, position = self.graph.only_consumer((consumer, 0))
-        rounds_itself = (
-            behind is not None and position == 0 and "gradient" in self.operators.rounds(behind)
+            elif position == 1 and node.operator in _PRODUCTS:
+                inputs.append(self._weight(entry.node))
+                if inputs[1].node.name in self.rounded or inputs[1].node.name in self.on_grid:
+                    operator += "_rounded"
+            else:
+                inputs.append(self._take((entry.node, 0), held))
+        made = Node(
+            native.operator(operator, self.format), name, node.attributes, inputs, node.rest
         )
-        return (consumer, 0) not in self.graph.gradients_on_grid and not rounds_itself
+        return _Value(Entry(made), held)
 
-    def _supply(
-        self, key: Key, value: Entry, *, round_it: bool = False, gradient_is_rounded: bool = False
-    ) -> None:
-        """Supply every consumer of a 16-bit value, and round gradients as they add.
+    def _weight(self, widening: Node) -> Entry:
+        """Return a product's weight: codes, or FP32 numbers that the operator rounds itself."""
+        source = widening.inputs[0].node
+        if _narrows(source) and self._is_rounded_weight(source):
+            return self.new[source.inputs[0].key]
+        value = self.operands[widening, 0]
+        return value.entry if value.held == WIDE else self._converted(value, PLAIN)
 
-        Parameters
-        ----------
-        key : Key
-            The value.
-        value : Entry
-            The FP32 value that replaces it.
-        round_it : bool
-            Whether that must be rounded first.
-        gradient_is_rounded : bool
-            Whether the gradient of ``value`` is rounded in any case.
+    def _is_rounded_weight(self, narrowing: Node) -> bool:
+        """Whether a value is rounded only to be the weight of a native product."""
+        widening, _ = self._only_consumer((narrowing, 0))
+        if not _widens(widening):
+            return False
+        assert widening is not None
+        product, position = self._only_consumer((widening, 0))
+        return (
+            position == 1
+            and product is not None
+            and product.operator in _PRODUCTS
+            and self._is_native(product)
+        )
+
+    # ---- 16-bit values and their consumers.
+
+    def _only_consumer(self, key: Key) -> Consumer:
+        """Return the one consumer of a value; ``(None, 0)`` if there are none or several."""
+        consumers = self.consumers[key]
+        return consumers[0] if len(consumers) == 1 else (None, 0)
+
+    def _wants(self, consumer: Consumer) -> Optional[str]:
+        """Return how a consumer takes a 16-bit value, ``None`` if that is all the same."""
+        node, _ = consumer
+        if not _widens(node):
+            return PLAIN
+        assert node is not None
+        behind = self._only_consumer((node, 0))[0]
+        if behind is not None and self._takes_codes(behind, node):
+            found = _native_operator(behind)
+            return found[1] if found else None
+        return PLAIN
+
+    def _take(self, consumer: Consumer, held: str) -> Entry:
+        """Return what a consumer takes, held as it wants."""
+        return self._converted(self.operands[consumer], held)
+
+    def _rounding_gradients(self, widening: Node) -> Entry:
+        """Return FP32 numbers whose gradient is rounded."""
+        value = self.operands[widening, 0]
+        if value.held == WIDE:
+            value = _Value(self._converted(value, PLAIN), PLAIN)
+        return self._converted(value, WIDE)
+
+    def _supply(self, key: Key, value: _Value) -> None:
+        """Supply every consumer of a 16-bit value, and round gradients as they add."""
+        consumers = self.consumers[key]
+        if not self.in_arrays and value.held != WIDE and self._is_sum(key[0], key[1]):
+            value = _Value(self._converted(value, WIDE), WIDE)
+        adding = [one for one in consumers if one[0] is None or not self._ends_gradients(one[0])]
+        for consumer in consumers:
+            self.operands[consumer] = value
+        if value.held == WIDE or len(adding) < 2:
+            return
+        # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the third
+        # consumer is supplied beside what supplies the first two.
+        as_added = adding if len(adding) > _FROM_THE_RIGHT else adding[::-1]
+        for consumer in as_added[:0:-1]:
+            fork = self._node("fork", value.entry).node
+            value = value._replace(entry=Entry(fork, 0))
+            self.operands[consumer] = value._replace(entry=Entry(fork, 1))
+        self.operands[as_added[0]] = value
+
+    @staticmethod
+    def _ends_gradients(node: Node) -> bool:
+        return node.operator in _WITHOUT_GRADIENT
+
+    def _is_sum(self, node: Node, number: int = 0) -> bool:
+        """Whether a value's gradients, of a format without arrays, are added before a rounding.
+
+        Two of a value that is rounded itself can be added and rounded by one operator.
         """
-        consumers = self.graph.consumers[key]
-        node = key[0]
-        rounds = [self._needs_rounding(consumer) for consumer, _ in consumers]
-        # On a grid only the sum of all gradients is rounded, where the value was.
-        rounds_sum = self.in_arrays or self.graph.narrows(node)
-        if len(consumers) == 1:
-            only = consumers[0][0]
-            is_sum = not self.in_arrays and (only is None or not self.graph.widens(only))
-            backward = (rounds[0] or (is_sum and rounds_sum)) and not gradient_is_rounded
-            self._supply_one(consumers[0], value, forward=round_it, backward=backward)
-            return
-        if self.graph.narrows(node) and self.graph.rounds_before_relu(node):
-            value = self.operators.round(value, forward=round_it, backward=False)
-            for consumer, backward in zip(consumers, rounds):
-                self._supply_one(consumer, value, forward=False, backward=backward)
-            return
-        # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the first two
-        # consumers take the value behind two nodes that round, the third behind one. Copies keep
-        # the order of sums that are not rounded.
-        levels = [self.operators.round(value, forward=round_it, backward=rounds_sum)]
-        for _ in consumers[2:]:
-            levels.append(
-                self.operators.round(levels[-1], forward=False, backward=True)
-                if self.in_arrays
-                else self.operators.copy(levels[-1])
-            )
-        as_collected = list(zip(consumers, rounds))
-        as_added = as_collected if len(consumers) > _FROM_THE_RIGHT else as_collected[::-1]
-        for number, (consumer, backward) in enumerate(as_added):
-            level = levels[len(consumers) - 1 - max(number, 1)]
-            self._supply_one(consumer, level, forward=False, backward=backward)
+        if self.in_arrays:
+            return False
+        if not _narrows(node):
+            taken = [self.consumers[node, one] for one in range(len(node.outputs))]
+            return any(len(by) > 1 or None in dict(by) for by in taken)
+        consumers = self.consumers[node, number]
+        if len(consumers) != 2:
+            return len(consumers) > 2
+        return any(
+            consumer is None or (not _widens(consumer) and self._is_sum(consumer))
+            for consumer, _ in consumers
+        )
 
-    def _supply_one(
-        self, consumer: Consumer, value: Entry, *, forward: bool, backward: bool
-    ) -> None:
-        position = self._operand_as_codes(consumer[0])
-        if position == 0:
-            self.operands[consumer] = self.operators.pack(value)
-        elif position == 1:
-            self.operands[consumer] = self.operators.narrow(value)
-        else:
-            self.operands[consumer] = self.operators.round(
-                value, forward=forward, backward=backward
-            )
+    # ---- New nodes.
+
+    def _converted(self, value: _Value, held: str) -> Entry:
+        """Return a value that is held in another way."""
+        operator = {
+            (PLAIN, WIDE): "widen",
+            (PACKED, WIDE): "unpack",
+            (WIDE, PLAIN): "narrow",
+            (WIDE, PACKED): "pack",
+            (PLAIN, PACKED): "_mpgluon_block",
+            (PACKED, PLAIN): "_mpgluon_unblock",
+        }.get((value.held, held))
+        return value.entry if operator is None else self._node(operator, value.entry)
+
+    def _node(self, operator: str, entry: Entry) -> Entry:
+        """Return the result of a native operator on one value."""
+        if not operator.startswith("_"):
+            operator = native.operator(operator, self.format)
+        number = str(next(_NUMBERS))
+        # MXNet merges equal nodes, and would then add gradients before they are rounded.
+        attributes = {"__mpgluon_grid__": number}
+        name = f"grid{number}_{operator.strip('_')}"
+        return Entry(Node(operator, name, attributes, [entry]))

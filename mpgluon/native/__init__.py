@@ -88,7 +88,7 @@ def operator(name: str, fmt: FloatFormat) -> str:
     Parameters
     ----------
     name : str
-        Without the format, such as ``"round_both"``; operators.cc has the list.
+        Without the format, such as ``"plain_both"``; operators.cc has the list.
     fmt : FloatFormat
         Any that FP32 can hold. Operators that read or write 16-bit codes take formats with up to 8
         significant bits, or float16.
@@ -117,7 +117,7 @@ def node_name(name: str, *settings: float) -> str:
 
 
 def invoke(
-    name: str, *operands: mx.nd.NDArray, out: Optional[mx.nd.NDArray] = None
+    name: str, *operands: mx.nd.NDArray, out: Optional[mx.nd.NDArray] = None, **options: int
 ) -> mx.nd.NDArray:
     """Call one of the operators on arrays on a CPU; does not wait.
 
@@ -129,8 +129,11 @@ def invoke(
         As many as it takes, of the dtypes that it takes.
     out : NDArray, optional
         Where to write the result.
+    **options : int
+        Of an operator that takes the place of one of MXNet's, that one's.
     """
-    return _imperative_invoke(_handle(name), operands, (), (), out, False, False)
+    values = tuple(map(str, options.values()))
+    return _imperative_invoke(_handle(name), operands, tuple(options), values, out, False, False)
 
 
 @cache

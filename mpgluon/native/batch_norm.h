@@ -1,8 +1,9 @@
 // Batch normalization of 16-bit values, bit for bit as oneDNN computes it on plain FP32 arrays.
 //
-// oneDNN adds the elements of a channel one after the other, image by image. So does this, for
-// several channels at a time: which channels are done together changes no bit. It must be compiled
-// without contraction to fused operations. Results and gradients are then rounded to the format.
+// oneDNN adds the elements of a channel one after the other, image by image, or divides the images
+// among the threads and adds up their parts. So does this, for several channels at a time: which
+// channels are done together changes no bit. It must be compiled
+// without contraction to fused operations. Data, results and gradients are codes of the format.
 #ifndef MPGLUON_BATCH_NORM_H_
 #define MPGLUON_BATCH_NORM_H_
 
@@ -17,8 +18,7 @@ struct Shape {
   int64_t images, channels, pixels;
 };
 
-// L neighbouring channels: in a block of L, or L planes beside each other. X is float, or uint16_t
-// for codes of the format.
+// L neighbouring channels: in a block of L, or L planes beside each other.
 template <class Format, int L, bool kBlocked>
 struct Group {
   Format format;
@@ -27,89 +27,94 @@ struct Group {
 
   int64_t start(int64_t image) const { return (image * shape.channels + first) * shape.pixels; }
 
-  // Call each(offset, lane, x) for every element x, each channel's in the order of memory.
-  template <class X, class Each>
-  void visit(const X* x, const Each& each) const {
-    for (int64_t image = 0; image < shape.images; ++image)
-      for (int64_t pixel = 0; pixel < shape.pixels; ++pixel) {
-        float values[L];
-        if (kBlocked) load<L>(values, x + start(image) + pixel * L);
-        for (int lane = 0; lane < L; ++lane) {
-          const int64_t i = start(image) + (kBlocked ? pixel * L + lane : lane * shape.pixels + pixel);
-          each(i, lane, kBlocked ? values[lane] : value_at(x, i));
+  // Add each(part, lane, x...), a number or two for each element, in the order of memory, in as many
+  // parts as there are ranges of images.
+  template <int kSums, class Each, class... Codes>
+  void add_up(int parts, float (&sums)[kSums][L], const Each& each, const Codes*... x) const {
+    for (int part = 0; part < parts; ++part) {
+      float some[kSums][L] = {};
+      for (int64_t image = beginning(part, parts); image < beginning(part + 1, parts); ++image)
+        for (int64_t pixel = 0; pixel < shape.pixels; ++pixel) {
+          const int64_t from = start(image) + (kBlocked ? pixel * L : pixel);
+          visit_lanes([&](int lane, auto... values) { each(some, lane, values...); },
+                      lanes_at(x + from)...);
         }
-      }
+      for (int i = 0; i < kSums; ++i)
+        for (int lane = 0; lane < L; ++lane) sums[i][lane] += some[i][lane];
+    }
   }
 
-  // Write result(offset, lane, x), rounded, for every element x.
-  template <class X, class Result>
-  void write(float* y, const X* x, const Result& result) const {
+  // The first image of a part; the first parts have one more where they cannot be equal.
+  int64_t beginning(int part, int parts) const {
+    const int64_t more = shape.images % parts;
+    return part * (shape.images / parts) + (part < more ? part : more);
+  }
+
+  // Write result(lane, x...), rounded, for every element.
+  template <class Result, class... Codes>
+  void write(uint16_t* y, const Result& result, const Codes*... x) const {
     constexpr int kAtOnce = kBlocked ? L : 16;
     for (int lane = 0; lane < (kBlocked ? 1 : L); ++lane)
       for (int64_t image = 0; image < shape.images; ++image) {
         const int64_t from = start(image) + (kBlocked ? 0 : lane * shape.pixels);
         const int64_t end = from + (kBlocked ? L : 1) * shape.pixels;
-        float values[kAtOnce];
         int64_t i = from;
-        for (; i + kAtOnce <= end; i += kAtOnce) {
-          load<kAtOnce>(values, x + i);
-          for (int j = 0; j < kAtOnce; ++j)
-            values[j] = result(i + j, kBlocked ? j : lane, values[j]);
-          if (kAtOnce == 16) format.round_to(y + i, values);
-          else format.round_8_to(y + i, values);
-        }
-        for (; i < end; ++i) y[i] = format.round_one(result(i, lane, value_at(x, i)));
+        for (; i + kAtOnce <= end; i += kAtOnce)
+          write_some<kAtOnce>(y + i, lane, result, neighbours<kAtOnce>(x + i)...);
+        for (; i < end; ++i) y[i] = format.narrow_one(result(lane, format.widen_one(x[i])...));
       }
   }
 
   float count() const { return static_cast<float>(shape.images * shape.pixels); }
 
-  template <class X>
-  void statistics(const X* x, float* mean, float* variance) const {
-    float sum[L] = {}, average[L];
-    visit(x, [&](int64_t, int lane, float value) { sum[lane] += value; });
-    for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane] = sum[lane] / count();
-    float squares[L] = {};
-    visit(x, [&](int64_t, int lane, float value) {
-      const float m = value - average[lane];
-      squares[lane] += m * m;
-    });
-    for (int lane = 0; lane < L; ++lane) variance[first + lane] = squares[lane] / count();
+  void statistics(const uint16_t* x, int parts, float* mean, float* variance) const {
+    float sum[1][L] = {}, squares[1][L] = {}, average[L];
+    add_up(parts, sum, [](auto& some, int lane, float value) { some[0][lane] += value; }, x);
+    for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane] = sum[0][lane] / count();
+    add_up(
+        parts, squares,
+        [&](auto& some, int lane, float value) {
+          const float m = value - average[lane];
+          some[0][lane] += m * m;
+        },
+        x);
+    for (int lane = 0; lane < L; ++lane) variance[first + lane] = squares[0][lane] / count();
   }
 
-  template <class X>
-  void normalize(const X* x, const float* mean, const float* variance, const float* gamma,
-                 const float* beta, float eps, float* y) const {
+  void normalize(const uint16_t* x, const float* mean, const float* variance, const float* gamma,
+                 const float* beta, float eps, uint16_t* y) const {
     float average[L], scale[L], shift[L];
     for (int lane = 0; lane < L; ++lane) {
       average[lane] = mean[first + lane];
       scale[lane] = gamma[first + lane] / std::sqrt(variance[first + lane] + eps);
       shift[lane] = beta[first + lane];
     }
-    write(y, x, [&](int64_t, int lane, float value) {
-      return scale[lane] * (value - average[lane]) + shift[lane];
-    });
+    write(
+        y,
+        [&](int lane, float value) { return scale[lane] * (value - average[lane]) + shift[lane]; },
+        x);
   }
 
-  template <class X>
-  void sum_gradients(const X* x, const float* dy, const float* mean, const float* variance,
-                     float eps, float* dgamma, float* dbeta) const {
-    float average[L], dg[L] = {}, db[L] = {};
+  void sum_gradients(const uint16_t* x, const uint16_t* dy, int parts, const float* mean,
+                     const float* variance, float eps, float* dgamma, float* dbeta) const {
+    float average[L], sums[2][L] = {};
     for (int lane = 0; lane < L; ++lane) average[lane] = mean[first + lane];
-    visit(x, [&](int64_t i, int lane, float value) {
-      dg[lane] += (value - average[lane]) * dy[i];
-      db[lane] += dy[i];
-    });
+    add_up(
+        parts, sums,
+        [&](auto& some, int lane, float value, float gradient) {
+          some[0][lane] += (value - average[lane]) * gradient;
+          some[1][lane] += gradient;
+        },
+        x, dy);
     for (int lane = 0; lane < L; ++lane) {
-      dgamma[first + lane] = dg[lane] * inverse(variance[first + lane], eps);
-      dbeta[first + lane] = db[lane];
+      dgamma[first + lane] = sums[0][lane] * inverse(variance[first + lane], eps);
+      dbeta[first + lane] = sums[1][lane];
     }
   }
 
-  template <class X>
-  void gradient_of_data(const X* x, const float* dy, const float* mean, const float* variance,
+  void gradient_of_data(const uint16_t* x, const uint16_t* dy, const float* mean, const float* variance,
                         const float* gamma, float eps, const float* dgamma, const float* dbeta,
-                        float* dx) const {
+                        uint16_t* dx) const {
     float average[L], inverses[L], scale[L], dg[L], mean_db[L];
     const float n = count();
     for (int lane = 0; lane < L; ++lane) {
@@ -119,39 +124,64 @@ struct Group {
       dg[lane] = dgamma[first + lane];
       mean_db[lane] = dbeta[first + lane] / n;
     }
-    write(dx, x, [&](int64_t i, int lane, float value) {
-      const float mean_part =
-          mean_db[lane] + (value - average[lane]) * dg[lane] * inverses[lane] / n;
-      return (dy[i] - mean_part) * scale[lane];
-    });
+    write(
+        dx,
+        [&](int lane, float value, float gradient) {
+          const float mean_part =
+              mean_db[lane] + (value - average[lane]) * dg[lane] * inverses[lane] / n;
+          return (gradient - mean_part) * scale[lane];
+        },
+        x, dy);
   }
 
   static float inverse(float variance, float eps) { return 1.0f / std::sqrt(variance + eps); }
 
  private:
-  // Load neighbours of FP32 numbers or codes as FP32.
   template <int kCount>
-  void load(float* values, const float* x) const {
-    for (int j = 0; j < kCount; ++j) values[j] = x[j];
-  }
+  struct Values {
+    float at[kCount];
+  };
+
+  // Return neighbours as FP32.
   template <int kCount>
-  void load(float* values, const uint16_t* x) const {
-    if (kCount == 16) format.widen_to(values, x);
-    else if (kCount == 8) format.widen_8_to(values, x);
-    else for (int j = 0; j < kCount; ++j) values[j] = format.widen_one(x[j]);
+  Values<kCount> neighbours(const uint16_t* x) const {
+    Values<kCount> made;
+    if (kCount == 16) format.widen_to(made.at, x);
+    else if (kCount == 8) format.widen_8_to(made.at, x);
+    else for (int j = 0; j < kCount; ++j) made.at[j] = format.widen_one(x[j]);
+    return made;
   }
 
-  float value_at(const float* x, int64_t i) const { return x[i]; }
-  float value_at(const uint16_t* x, int64_t i) const { return format.widen_one(x[i]); }
+  // Return the elements of all lanes at a pixel.
+  Values<L> lanes_at(const uint16_t* x) const {
+    if (kBlocked) return neighbours<L>(x);
+    Values<L> made;
+    for (int lane = 0; lane < L; ++lane) made.at[lane] = format.widen_one(x[lane * shape.pixels]);
+    return made;
+  }
+
+  template <class Each, class... Arrays>
+  static void visit_lanes(const Each& each, const Arrays&... x) {
+    for (int lane = 0; lane < L; ++lane) each(lane, x.at[lane]...);
+  }
+
+  template <int kCount, class Result, class... Arrays>
+  void write_some(uint16_t* y, int lane, const Result& result, const Arrays&... x) const {
+    float values[kCount];
+    for (int j = 0; j < kCount; ++j) values[j] = result(kBlocked ? j : lane, x.at[j]...);
+    if (kCount == 16) format.narrow_to(y, values);
+    else format.narrow_8_to(y, values);
+  }
 };
 
-// Call each(group) for groups that cover all channels of arrays in a layout, in parallel.
+// Call each(group) for groups that cover all channels from one on of arrays in a layout, in parallel.
 template <class Format, class Each>
-void for_groups(const Format& format, const Shape& shape, int layout, const Each& each) {
-  const int64_t lanes = layout == 1 ? 8 : layout;
-  const int64_t groups = (shape.channels + lanes - 1) / lanes;
+void for_groups(const Format& format, const Shape& shape, int layout, int64_t from,
+                const Each& each) {
+  const int64_t lanes = layout == 1 ? 8 : layout, before = from / lanes;
+  const int64_t groups = (shape.channels + lanes - 1) / lanes - before;
   in_parallel(groups, [&](int64_t number) {
-    const int64_t first = number * lanes;
+    const int64_t first = (before + number) * lanes;
     if (layout == 16) {
       each(Group<Format, 16, true>{format, shape, first});
     } else if (layout == 8) {

@@ -1,4 +1,4 @@
-// Batch normalization in the layout of its data; the result and the gradient are rounded.
+// Batch normalization of packed codes; the result and the gradients of data are packed codes too.
 #ifndef MPGLUON_BATCH_NORM_OPERATOR_H_
 #define MPGLUON_BATCH_NORM_OPERATOR_H_
 
@@ -40,25 +40,47 @@ Shape shape_of(const NDArray& array) {
 
 float* values(const NDArray& array) { return array.data().dptr<float>(); }
 
-bool same_bits(const std::vector<float>& ours, const NDArray& theirs) {
-  return std::memcmp(ours.data(), values(theirs), ours.size() * sizeof(float)) == 0;
-}
+// Two sums for each channel: mean and variance, or the gradients of gamma and beta.
+struct Sums {
+  std::vector<float> one, other;
 
-// Whether MXNet's own operator gives the same bits for data of a shape and a number of threads. How
-// it divides the sums of a channel among threads is unknown, so both compute the first time.
+  explicit Sums(int64_t channels) : one(channels), other(channels) {}
+  Sums(const NDArray& one, const NDArray& other, int64_t channels)
+      : one(values(one), values(one) + channels), other(values(other), values(other) + channels) {}
+
+  bool same_bits(const Sums& theirs, size_t channel) const {
+    return std::memcmp(&one[channel], &theirs.one[channel], sizeof(float)) == 0 &&
+           std::memcmp(&other[channel], &theirs.other[channel], sizeof(float)) == 0;
+  }
+};
+
+// For how many of the last channels MXNet's own operator divides the images among the threads, by the
+// shape of the data and the number of threads. It depends on the size of caches: so both compute
+// until only one answer is left.
 class Agreement {
  public:
-  enum Answer { kUnknown, kYes, kNo };
+  static constexpr int64_t kUnknown = -1, kNone = -2;  // none: it adds in yet another order
 
-  Answer answer(const Shape& shape) {
+  int64_t divided(const Shape& shape) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = known_.find(key(shape));
     return found == known_.end() ? kUnknown : found->second;
   }
 
-  void note(const Shape& shape, bool yes) {
+  // Compare sums of one part and of one part for each thread with MXNet's.
+  void compare(const Shape& shape, const Sums& whole, const Sums& in_parts, const Sums& theirs) {
+    const int64_t threads = omp_get_max_threads();
+    std::vector<int64_t> answers;
+    for (int64_t divided = 0; divided <= shape.channels; ++divided) {
+      if (divided >= threads && divided < shape.channels) continue;
+      bool same = true;
+      for (int64_t c = 0; c < shape.channels; ++c)
+        same = same && (c < shape.channels - divided ? whole : in_parts).same_bits(theirs, c);
+      if (same) answers.push_back(divided);
+    }
+    if (answers.size() > 1 && threads > 1) return;
     std::lock_guard<std::mutex> lock(mutex_);
-    known_[key(shape)] = yes ? kYes : kNo;
+    known_[key(shape)] = answers.empty() ? kNone : answers[0];
   }
 
  private:
@@ -68,29 +90,52 @@ class Agreement {
   }
 
   std::mutex mutex_;
-  std::map<Key, Answer> known_;
+  std::map<Key, int64_t> known_;
 };
 
-// Let MXNet's operator compute, on plain FP32 arrays.
+// Return sums(group, parts, one, other) of all channels, those of the last ones in parts.
+template <class Format, class Function>
+Sums sums_of(const Format& format, const Shape& shape, int layout, int64_t divided,
+             const Function& sums) {
+  Sums made(shape.channels), in_parts(shape.channels);
+  if (divided < shape.channels)
+    for_groups(format, shape, layout, 0,
+               [&](const auto& group) { sums(group, 1, made.one.data(), made.other.data()); });
+  if (divided > 0) {
+    const int64_t from = shape.channels - divided;
+    for_groups(format, shape, layout, from, [&](const auto& group) {
+      sums(group, omp_get_max_threads(), in_parts.one.data(), in_parts.other.data());
+    });
+    std::copy(in_parts.one.begin() + from, in_parts.one.end(), made.one.begin() + from);
+    std::copy(in_parts.other.begin() + from, in_parts.other.end(), made.other.begin() + from);
+  }
+  return made;
+}
+
+NDArray copy_of(const NDArray& array) {
+  const NDArray made = fresh(array, mshadow::kFloat32);
+  std::copy_n(values(array), array.shape().Size(), values(made));
+  return made;
+}
+
+// Let MXNet's operator compute, on plain FP32 arrays, out[0], which is codes.
 template <class Format>
 void mxnet_batch_norm(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
-                      const OpContext& ctx, Arrays in, const Requests& req, const Arrays& out) {
+                      const OpContext& ctx, Arrays in, const Requests& req, Arrays out) {
+  Slot slot = kDataSlot;
   for (NDArray& array : in)
-    array = plain(array.dtype() == mshadow::kFloat16 ? unpack(format, array) : array);
-  call(op, attrs, ctx, in, req, out);
-}
-
-// Call use(numbers) with those of an array, FP32 or packed codes.
-template <class Use>
-void with_numbers(const NDArray& array, const Use& use) {
-  if (array.dtype() == mshadow::kFloat16) use(packed_numbers(array));
-  else use(static_cast<const float*>(address(array)));
-}
-
-// Return the layout of what is normalized, 0 where MXNet's own operator must do it.
-int layout_of_data(const NDArray& data) {
-  if (data.shape().ndim() != 4) return 0;
-  return data.dtype() == mshadow::kFloat16 ? packed_layout(data.shape()) : layout_of(data);
+    if (holds_codes(array)) {
+      const NDArray packed = array;
+      array = scratch(packed, slot);
+      unpack_plain(format, packed, array);
+      slot = kGradientSlot;
+    }
+  const NDArray codes = out[0];
+  Requests requests = req;
+  out[0] = scratch(codes, kResultSlot);
+  requests[0] = mxnet::kWriteTo;
+  call(op, attrs, ctx, in, requests, out);
+  pack(format, out[0], req[0], codes);
 }
 
 Agreement forward_agreement, backward_agreement;  // of all formats: of sums before they are rounded
@@ -98,44 +143,44 @@ Agreement forward_agreement, backward_agreement;  // of all formats: of sums bef
 template <class Format>
 void batch_norm(const Format& format, const NodeAttrs& attrs, const OpContext& ctx,
                 const Arrays& in, const Requests& req, const Arrays& out) {
-  Agreement& agreement = forward_agreement;
   const Settings settings(attrs);
   const float eps = settings.eps;
-  const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
-  const int layout = layout_of_data(in[kData]);
+  const int layout = packed_layout(in[kData].shape());
   const Shape shape = shape_of(in[kData]);
-  std::vector<float> mean(shape.channels), variance(shape.channels), inverse(shape.channels);
-  Agreement::Answer same = layout == 0 ? Agreement::kNo : Agreement::kYes;
-  if (layout != 0 && batch_statistics) {
-    same = agreement.answer(shape);
-    if (same != Agreement::kNo)
-      with_numbers(in[kData], [&](const auto* x) {
-        for_groups(format, shape, layout, [&](const auto& group) {
-          group.statistics(x, mean.data(), variance.data());
-        });
-      });
-  } else {
-    mean.assign(values(in[kMovingMean]), values(in[kMovingMean]) + shape.channels);
-    variance.assign(values(in[kMovingVar]), values(in[kMovingVar]) + shape.channels);
-  }
-  for (int64_t c = 0; c < shape.channels; ++c)
-    inverse[c] = inverse_deviation(variance[c], settings.eps);
-  if (same != Agreement::kYes) {
-    for (const NDArray& array : out) const_cast<NDArray&>(array).InvalidateMKLDNNData();
+  const uint16_t* x = codes_of(in[kData]);
+  const auto statistics = [&](const auto& group, int parts, float* mean, float* variance) {
+    group.statistics(x, parts, mean, variance);
+  };
+  const auto inverses = [&](std::vector<float> variance) {
+    for (float& one : variance) one = inverse_deviation(one, settings.eps);
+    return variance;
+  };
+  const auto mxnets = [&] {
     mxnet_batch_norm(format, mxnet_forward, attrs, ctx, in, req, out);
-    if (same == Agreement::kUnknown)
-      agreement.note(shape, same_bits(mean, out[kMean]) && same_bits(inverse, out[kInvStd]));
-    return round_in_place(format, out[kOut]);
+  };
+  if (in[kData].shape().ndim() != 4 || req[kOut] == mxnet::kAddTo) return mxnets();
+  Sums found(in[kMovingMean], in[kMovingVar], shape.channels);
+  if (ctx.is_train && !settings.use_global_stats) {
+    const int64_t divided = forward_agreement.divided(shape);
+    if (divided == Agreement::kNone) return mxnets();
+    if (divided == Agreement::kUnknown) {
+      Sums whole = sums_of(format, shape, layout, 0, statistics);
+      Sums in_parts = sums_of(format, shape, layout, shape.channels, statistics);
+      for (Sums* sums : {&whole, &in_parts}) sums->other = inverses(sums->other);
+      mxnets();
+      return forward_agreement.compare(shape, whole, in_parts,
+                                       Sums(out[kMean], out[kInvStd], shape.channels));
+    }
+    found = sums_of(format, shape, layout, divided, statistics);
   }
   if (settings.fix_gamma) std::fill_n(values(in[kGamma]), shape.channels, 1.0f);
   const float *gamma = values(in[kGamma]), *beta = values(in[kBeta]);
-  with_numbers(in[kData], [&](const auto* x) {
-    float* y = prepare(out[kOut], layout);
-    for_groups(format, shape, layout, [&](const auto& group) {
-      group.normalize(x, mean.data(), variance.data(), gamma, beta, eps, y);
-    });
+  uint16_t* y = codes_of(out[kOut]);
+  for_groups(format, shape, layout, 0, [&](const auto& group) {
+    group.normalize(x, found.one.data(), found.other.data(), gamma, beta, eps, y);
   });
-  std::copy(mean.begin(), mean.end(), values(out[kMean]));
+  std::copy(found.one.begin(), found.one.end(), values(out[kMean]));
+  const std::vector<float> inverse = inverses(found.other);
   std::copy(inverse.begin(), inverse.end(), values(out[kInvStd]));
 }
 
@@ -144,68 +189,64 @@ enum { kOutGrad, kSavedMean, kSavedInvStd, kSavedData, kSavedGamma, kSavedBeta, 
 template <class Format>
 void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpContext& ctx,
                          const Arrays& in, const Requests& req, const Arrays& out) {
-  Agreement& agreement = backward_agreement;
   const Settings settings(attrs);
   const float eps = settings.eps;
-  if (req[0] == mxnet::kAddTo || req[0] == mxnet::kNullOp)
-    return separately(format, req, out, [&](const Requests& requests, const Arrays& results) {
-      batch_norm_backward(format, attrs, ctx, in, requests, results);
-    });
-  NDArray dy = in[kOutGrad], x = in[kSavedData];
-  const Shape shape = shape_of(x);
+  const NDArray& data = in[kSavedData];
+  const Shape shape = shape_of(data);
   const bool batch_statistics = ctx.is_train && !settings.use_global_stats;
-  const bool ours = x.shape().ndim() == 4 && batch_statistics;
-  const Agreement::Answer same = ours ? agreement.answer(shape) : Agreement::kNo;
-  if (same == Agreement::kNo) {
-    mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, req, out);
-    return round_in_place(format, out[0]);
-  }
-  int layout = layout_of_data(x);
-  if (x.dtype() == mshadow::kFloat16) dy = in_layout(dy, layout);
-  else if (layout == 0 || layout_of(dy) != layout) dy = plain(dy), x = plain(x), layout = 1;
-
+  int64_t divided = data.shape().ndim() == 4 && batch_statistics
+                        ? backward_agreement.divided(shape)
+                        : Agreement::kNone;
+  if (divided == Agreement::kNone)
+    return mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, req, out);
+  const int layout = packed_layout(data.shape());
+  const uint16_t *x = codes_of(data), *dy = codes_of(in[kOutGrad]);
   const float *mean = values(in[kSavedMean]), *inverse = values(in[kSavedInvStd]);
-  std::vector<float> variance(shape.channels), dgamma(shape.channels), dbeta(shape.channels);
-  std::vector<float> moving_mean(shape.channels), moving_var(shape.channels);
+  std::vector<float> variance(shape.channels);
+  for (int64_t c = 0; c < shape.channels; ++c)
+    variance[c] = variance_of(inverse[c], settings.eps);
+  const auto gradients_of = [&](const uint16_t* dy) {
+    return [&, dy](const auto& group, int parts, float* dgamma, float* dbeta) {
+      group.sum_gradients(x, dy, parts, mean, variance.data(), eps, dgamma, dbeta);
+    };
+  };
+  if (divided == Agreement::kUnknown) {
+    // Of data as its own gradient: real ones may be the same in any order.
+    Sums whole = sums_of(format, shape, layout, 0, gradients_of(x));
+    Sums in_parts = sums_of(format, shape, layout, shape.channels, gradients_of(x));
+    Arrays operands = in, results = out;
+    operands[kOutGrad] = data;
+    for (int i : {kOldMean, kOldVar}) operands[i] = copy_of(in[i]);
+    for (int i : {1, 2}) results[i] = fresh(out[i], mshadow::kFloat32);
+    const Requests requests = {mxnet::kNullOp, mxnet::kWriteTo, mxnet::kWriteTo};
+    mxnet_batch_norm(format, mxnet_backward, attrs, ctx, operands, requests, results);
+    const Sums theirs(results[1], results[2], shape.channels);
+    if (settings.fix_gamma) whole.one = in_parts.one = theirs.one;  // MXNet makes none
+    backward_agreement.compare(shape, whole, in_parts, theirs);
+    divided = backward_agreement.divided(shape);
+  }
+  if (divided < 0) return mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, req, out);
+  Sums found = sums_of(format, shape, layout, divided, gradients_of(dy));
   const float rest = 1.0f - settings.momentum;
   for (int64_t c = 0; c < shape.channels; ++c) {
-    variance[c] = variance_of(inverse[c], settings.eps);
-    moving_mean[c] = values(in[kOldMean])[c] * settings.momentum + mean[c] * rest;
-    moving_var[c] = values(in[kOldVar])[c] * settings.momentum + variance[c] * rest;
+    float &moving_mean = values(in[kOldMean])[c], &moving_var = values(in[kOldVar])[c];
+    moving_mean = moving_mean * settings.momentum + mean[c] * rest;
+    moving_var = moving_var * settings.momentum + variance[c] * rest;
   }
-  const float* grad = address(dy);
-  with_numbers(x, [&](const auto* data) {
-    for_groups(format, shape, layout, [&](const auto& group) {
-      group.sum_gradients(data, grad, mean, variance.data(), eps, dgamma.data(), dbeta.data());
+  const std::vector<float> ones(shape.channels, 1.0f);
+  const float* gamma = settings.fix_gamma ? ones.data() : values(in[kSavedGamma]);
+  const bool adds = req[0] == mxnet::kAddTo;
+  const NDArray dx = adds ? fresh(out[0], mshadow::kFloat16) : out[0];
+  if (req[0] != mxnet::kNullOp)
+    for_groups(format, shape, layout, 0, [&](const auto& group) {
+      group.gradient_of_data(x, dy, mean, variance.data(), gamma, eps, found.one.data(),
+                             found.other.data(), codes_of(dx));
     });
-  });
-  if (same == Agreement::kUnknown) {
-    const Arrays grads = {out[0], fresh(out[1], mshadow::kFloat32),
-                          fresh(out[2], mshadow::kFloat32)};
-    const Requests write = {req[0], mxnet::kWriteTo, mxnet::kWriteTo};
-    mxnet_batch_norm(format, mxnet_backward, attrs, ctx, in, write, grads);
-    agreement.note(shape, (settings.fix_gamma || same_bits(dgamma, grads[1])) &&
-                              same_bits(dbeta, grads[2]) && same_bits(moving_mean, in[kOldMean]) &&
-                              same_bits(moving_var, in[kOldVar]));
-    dgamma.assign(values(grads[1]), values(grads[1]) + shape.channels);
-    dbeta.assign(values(grads[2]), values(grads[2]) + shape.channels);
-    round_in_place(format, out[0]);
-  } else {
-    std::copy(moving_mean.begin(), moving_mean.end(), values(in[kOldMean]));
-    std::copy(moving_var.begin(), moving_var.end(), values(in[kOldVar]));
-    const std::vector<float> ones(shape.channels, 1.0f);
-    const float* gamma = settings.fix_gamma ? ones.data() : values(in[kSavedGamma]);
-    float* dx = address(out[0]) == grad ? address(out[0]) : prepare(out[0], layout);
-    with_numbers(x, [&](const auto* data) {
-      for_groups(format, shape, layout, [&](const auto& group) {
-        group.gradient_of_data(data, grad, mean, variance.data(), gamma, eps, dgamma.data(),
-                               dbeta.data(), dx);
-      });
-    });
-    if (settings.fix_gamma) std::fill(dgamma.begin(), dgamma.end(), 0.0f);
-  }
+  if (adds)
+    add_codes(format, codes_of(out[0]), codes_of(dx), dx.shape().Size(), codes_of(out[0]));
+  if (settings.fix_gamma) std::fill(found.one.begin(), found.one.end(), 0.0f);
   for (int which : {1, 2}) {
-    const std::vector<float>& grads = which == 1 ? dgamma : dbeta;
+    const std::vector<float>& grads = which == 1 ? found.one : found.other;
     float* to = values(out[which]);
     for (int64_t c = 0; c < shape.channels; ++c)
       if (req[which] == mxnet::kAddTo) to[c] += grads[c];
@@ -213,13 +254,11 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
   }
 }
 
-bool infer_backward_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
-  const mxnet::TShape& data = in->at(kSavedData);
-  if (!mxnet::shape_is_known(data)) return false;
-  in->at(kOutGrad) = out->at(0) = data;
-  for (size_t i = 1; i < in->size(); ++i)
-    if (i != kSavedData) in->at(i) = mxnet::TShape({data[1]});
-  for (size_t i = 1; i < out->size(); ++i) out->at(i) = mxnet::TShape({data[1]});
+bool infer_types(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  Settings{attrs};  // a node without them is refused before it computes
+  std::fill(in->begin(), in->end(), mshadow::kFloat32);
+  std::fill(out->begin(), out->end(), mshadow::kFloat32);
+  in->at(kData) = out->at(kOut) = mshadow::kFloat16;
   return true;
 }
 
@@ -227,18 +266,13 @@ template <class Format>
 void register_batch_norm(const Format& format, const std::string& suffix) {
   mxnet_forward = nnvm::Op::Get("BatchNorm");
   mxnet_backward = nnvm::Op::Get("_backward_BatchNorm");
-  Operator backward =
-      in_place_of(mxnet_backward, "_mpgluon_batch_norm_backward" + suffix,
-                  [format](const auto&... all) { batch_norm_backward(format, all...); },
-                  old_function(infer_types_beside<kSavedData, -1>));
-  // MXNet gives a result of a backward operator the type of the operand whose gradient it is.
-  backward.set<nnvm::TIsBackward>("TIsBackward", false)
-      .set<mxnet::FInferShape>("FInferShape", old_function(infer_backward_shape));
-  Operator forward =
-      in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix,
-                  [format](const auto&... all) { batch_norm(format, all...); },
-                  old_function(infer_types_with_settings<kData, 4>));
-  forward.set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
+  Operator backward = in_place_of(
+      mxnet_backward, "_mpgluon_batch_norm_backward" + suffix,
+      [format](const auto&... all) { batch_norm_backward(format, all...); });
+  Operator forward = in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix,
+                                 [format](const auto&... all) { batch_norm(format, all...); });
+  forward.set<nnvm::FInferType>("FInferType", old_function(infer_types))
+      .set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
 }
 
 }  // namespace batch_normalization

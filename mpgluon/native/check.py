@@ -37,7 +37,7 @@ def check(path: str) -> None:
     _same(native.invoke("_mpgluon_narrow_11_5", single), half)
     _same(native.invoke("_mpgluon_widen_11_5", half), mx.nd.amp_cast(half, dtype="float32"))
     for fmt in (FLOAT16, BFLOAT16):
-        rounded = native.invoke(native.operator("round_value", fmt), single)
+        rounded = native.invoke(native.operator("plain_value", fmt), single)
         np.testing.assert_array_equal(rounded.asnumpy(), round_to(values, fmt))
     other = half.copy()
     other[3, 15, 4, 3:] = 0
@@ -97,7 +97,7 @@ def _check_graph(values: NDArray[np.float32]) -> None:
         _same(one, other)
 
 
-_CONVOLUTION, _NORM = native.node_name("conv", True), native.node_name("bn", 1e-3, 0.9, 0, 0)
+_NORM = native.node_name("bn", 1e-3, 0.9, 0, 0)
 
 
 def _graph_with_casts() -> mx.sym.Symbol:
@@ -107,24 +107,26 @@ def _graph_with_casts() -> mx.sym.Symbol:
 
 
 def _own_graph() -> mx.sym.Symbol:
-    data, weight = mx.sym.var("data"), mx.sym.var("weight")
-    json = _layers(data, weight, mx.sym.identity).tojson(remove_amp_cast=False)
+    data, weight = mx.sym.identity(mx.sym.var("data")), mx.sym.var("weight")
+    graph = mx.sym.identity(_layers(data, weight, lambda symbol: symbol))
+    json = graph.tojson(remove_amp_cast=False)
     for theirs, own in (
-        ("Convolution", "_mpgluon_convolution_11_5"),
-        ("_copy", "_mpgluon_pack_11_5"),
-        ("BatchNorm", "_mpgluon_batch_norm_11_5"),
+        ("_copy", "pack"),
+        ("Convolution", "convolution"),
+        ("BatchNorm", "batch_norm"),
+        ("Activation", "relu"),
+        ("_copy", "unpack"),
     ):
-        json = json.replace(f'"op": "{theirs}"', f'"op": "{own}"', 1)
-    return mx.sym.load_json(json.replace('"op": "_copy"', '"op": "_mpgluon_round_both_11_5"'))
+        json = json.replace(f'"op": "{theirs}"', f'"op": "{native.operator(own, FLOAT16)}"', 1)
+    return mx.sym.load_json(json)
 
 
 def _layers(
     data: mx.sym.Symbol, weight: mx.sym.Symbol, rounded: Callable[[mx.sym.Symbol], mx.sym.Symbol]
 ) -> mx.sym.Symbol:
-    options = {"kernel": (3, 3), "num_filter": 16, "no_bias": True, "name": _CONVOLUTION}
-    out = mx.sym.Convolution(data, weight, **options)
+    out = mx.sym.Convolution(data, weight, kernel=(3, 3), num_filter=16, no_bias=True, name="conv")
     out = mx.sym.BatchNorm(rounded(out), fix_gamma=False, name=_NORM)
-    return mx.sym.Activation(rounded(out), act_type="relu")
+    return rounded(mx.sym.Activation(rounded(out), act_type="relu"))
 
 
 def _through_float16(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

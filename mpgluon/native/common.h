@@ -30,8 +30,17 @@ inline bool dense(const NodeAttrs&, const int, mxnet::DispatchMode* mode, std::v
 // Let one of MXNet's operators compute.
 inline void call(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
                  const Requests& req, const Arrays& out) {
-  static const auto& functions = table<FComputeEx>("FComputeEx<cpu>");
-  functions.data_[op->index_].first(attrs, ctx, in, req, out);
+  static const auto& on_arrays = table<FComputeEx>("FComputeEx<cpu>");
+  static const auto& on_blobs = table<FCompute>("FCompute<cpu>");
+  static const auto& any_layout = table<bool>("TIsMKLDNN");
+  // Some have functions of arrays for sparse ones only.
+  const auto& rows = any_layout.data_;
+  if (op->index_ < rows.size() && rows[op->index_].second != 0 && rows[op->index_].first)
+    return on_arrays.data_[op->index_].first(attrs, ctx, in, req, out);
+  Blobs operands, results;
+  for (const NDArray& array : in) operands.push_back(array.data());
+  for (const NDArray& array : out) results.push_back(array.data());
+  on_blobs.data_[op->index_].first(attrs, ctx, operands, req, results);
 }
 
 // Apply a function of chunks, in place or not, to an array in whatever layout it is.
@@ -70,39 +79,11 @@ void round_in_place(const Format& format, const NDArray& array) {
   round_array(format, array, mxnet::kWriteInplace, array);
 }
 
-// Round FP32 numbers to codes.
-template <class Format>
-void narrow_blob(const Format& format, const TBlob& in, OpReqType req, const TBlob& out) {
-  if (req == mxnet::kNullOp) return;
-  const float* x = static_cast<const float*>(in.dptr_);
-  uint16_t* y = static_cast<uint16_t*>(out.dptr_);
-  if (req == mxnet::kAddTo) {
-    for (size_t i = 0; i < in.Size(); ++i)
-      y[i] = format.narrow_one(format.widen_one(y[i]) + format.round_one(x[i]));
-    return;
-  }
-  for_all(in.Size(), [&](int64_t i) { format.narrow_to(y + i, x + i); },
-          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
-}
-
 // Write the FP32 values of n codes.
 template <class Format>
 void widen_codes(const Format& format, const uint16_t* x, int64_t n, float* y) {
   for_all(n, [&](int64_t i) { format.widen_to(y + i, x + i); },
           [&](int64_t i) { y[i] = format.widen_one(x[i]); });
-}
-
-// Let compute(requests, results) write the gradient of the data to an array of its own; then write
-// or add it, rounded, as requested.
-template <class Format, class Compute>
-void separately(const Format& format, const Requests& req, const Arrays& out,
-                const Compute& compute) {
-  Arrays separate = out;
-  Requests requests = req;
-  separate[0] = fresh(out[0], mshadow::kFloat32);
-  requests[0] = mxnet::kWriteTo;
-  compute(requests, separate);
-  round_array(format, separate[0], req[0], out[0]);
 }
 
 // Return the gradient function of one of MXNet's operators, with another operator to compute it.
@@ -114,25 +95,6 @@ inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op
     entries[0].node->attrs.op = own_backward;  // the first member of a node's first member
     return entries;
   };
-}
-
-// The types of an operator whose operand kCodes may be 16-bit codes, and whose result kGradient, if
-// that is not -1, is the gradient of this operand and has its type. All else is FP32.
-template <int kCodes, int kGradient>
-bool infer_types_beside(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
-  for (int i = 0; i < static_cast<int>(in->size()); ++i)
-    if (i != kCodes) in->at(i) = mshadow::kFloat32;
-  for (int i = 0; i < static_cast<int>(out->size()); ++i)
-    out->at(i) = i == kGradient ? in->at(kCodes) : mshadow::kFloat32;
-  return in->at(kCodes) != -1;
-}
-
-// The same for an operator with settings: a node without them is refused before it computes.
-template <int kCodes, int kSettings>
-bool infer_types_with_settings(const NodeAttrs& attrs, std::vector<int>* in,
-                               std::vector<int>* out) {
-  settings_of<kSettings>(attrs);
-  return infer_types_beside<kCodes, -1>(attrs, in, out);
 }
 
 inline void inherit_all(Operator* made, const nnvm::Op* from) {
@@ -153,14 +115,13 @@ inline void inherit_all(Operator* made, const nnvm::Op* from) {
 }
 
 // Register an operator that takes the place of one of MXNet's, under another name.
-inline Operator in_place_of(const nnvm::Op* op, const std::string& name, const FComputeEx& compute,
-                            const nnvm::FInferType& types) {
+inline Operator in_place_of(const nnvm::Op* op, const std::string& name,
+                            const FComputeEx& compute) {
   Operator made(name, op->num_inputs, op->num_outputs);
   made.op().get_num_inputs = op->get_num_inputs;
   made.op().get_num_outputs = op->get_num_outputs;
   inherit_all(&made, op);
-  made.set<nnvm::FInferType>("FInferType", types)
-      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+  made.set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
       .set<FComputeEx>("FComputeEx<cpu>", compute);
   return made;
 }

@@ -15,9 +15,9 @@ namespace mpgluon {
 
 struct Float16 {
   void round_to(float* y, const float* x) const { mpgluon::round_to(y, x); }
-  void round_8_to(float* y, const float* x) const { mpgluon::round_8_to(y, x); }
   float round_one(float x) const { return mpgluon::round_one(x); }
   void narrow_to(uint16_t* y, const float* x) const { mpgluon::narrow_to(y, x); }
+  void narrow_8_to(uint16_t* y, const float* x) const { mpgluon::narrow_8_to(y, x); }
   uint16_t narrow_one(float x) const { return mpgluon::narrow_one(x); }
   void widen_to(float* y, const uint16_t* x) const { mpgluon::widen_to(y, x); }
   void widen_8_to(float* y, const uint16_t* x) const { mpgluon::widen_8_to(y, x); }
@@ -53,12 +53,12 @@ class Grid {
   uint16_t narrow_one(float x) const { return static_cast<uint32_t>(bits(round_one(x))) >> 16; }
   float widen_one(uint16_t x) const { return number(static_cast<uint32_t>(x) << 16); }
 
-  void round_to(float* y, const float* x) const { round<kChunk>(y, x); }
-  void round_8_to(float* y, const float* x) const { round<8>(y, x); }
-  void narrow_to(uint16_t* y, const float* x) const {
-    const Grid format = *this;
-    for (int i = 0; i < kChunk; ++i) y[i] = format.narrow_one(x[i]);
+  void round_to(float* y, const float* x) const {
+    const Grid format = *this;  // which no write to y changes, so that several are done at a time
+    for (int i = 0; i < kChunk; ++i) y[i] = format.round_one(x[i]);
   }
+  void narrow_to(uint16_t* y, const float* x) const { narrow<kChunk>(y, x); }
+  void narrow_8_to(uint16_t* y, const float* x) const { narrow<8>(y, x); }
   void widen_to(float* y, const uint16_t* x) const { widen<kChunk>(y, x); }
   void widen_8_to(float* y, const uint16_t* x) const { widen<8>(y, x); }
 
@@ -74,9 +74,9 @@ class Grid {
     return made;
   }
   template <int kCount>
-  void round(float* y, const float* x) const {
-    const Grid format = *this;  // which no write to y changes, so that several are done at a time
-    for (int i = 0; i < kCount; ++i) y[i] = format.round_one(x[i]);
+  void narrow(uint16_t* y, const float* x) const {
+    const Grid format = *this;
+    for (int i = 0; i < kCount; ++i) y[i] = format.narrow_one(x[i]);
   }
   template <int kCount>
   void widen(float* y, const uint16_t* x) const {

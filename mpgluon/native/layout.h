@@ -62,41 +62,47 @@ inline float* prepare(const NDArray& result, int layout) {
   return address(array);
 }
 
-// The layout of 16-bit codes that only the native operators read: it follows from the shape.
+// The layout of 16-bit codes that only the native operators read: it follows from the shape. It is that
+// of oneDNN's convolutions, to which it reorders blocks of another size slowly, and plain arrays fast.
 inline int packed_layout(const mxnet::TShape& shape) {
-  if (shape.ndim() == 4) {
 #ifdef __AVX512F__
-    if (shape[1] % 16 == 0) return 16;
+  constexpr int kBlock = 16;
+#else
+  constexpr int kBlock = 8;
 #endif
-    if (shape[1] % 8 == 0) return 8;
-  }
-  return 1;
+  return shape.ndim() == 4 && shape[1] % kBlock == 0 ? kBlock : 1;
 }
 
 inline NDArray fresh(const NDArray& like, int dtype) {
   return NDArray(like.shape(), like.ctx(), false, dtype);
 }
 
-// Copy plain numbers into blocks of channels.
-template <class Y, class Convert>
-void block(const float* x, Y* y, const mxnet::TShape& shape, int channels, const Convert& convert) {
+// Call each(plain, blocked) for the two places of every element of an array in blocks of channels.
+// Tiles of as many pixels as channels stay in the cache while they are turned.
+template <class Each>
+void for_places(const mxnet::TShape& shape, int channels, const Each& each) {
   const int64_t pixels = shape[2] * shape[3], blocks = shape[0] * shape[1] / channels;
   in_parallel(blocks, [&](int64_t number) {
     const int64_t start = number * channels * pixels;
-    for (int64_t pixel = 0; pixel < pixels; ++pixel)
+    for (int64_t first = 0; first < pixels; first += channels) {
+      const int64_t last = std::min<int64_t>(first + channels, pixels);
       for (int64_t lane = 0; lane < channels; ++lane)
-        y[start + pixel * channels + lane] = convert(x[start + lane * pixels + pixel]);
+        for (int64_t pixel = first; pixel < last; ++pixel)
+          each(start + lane * pixels + pixel, start + pixel * channels + lane);
+    }
   });
 }
 
-// Return an array in a layout: the array itself, or a copy.
-inline NDArray in_layout(const NDArray& array, int layout) {
-  if (layout_of(array) == layout) return array;
-  const NDArray from = plain(array);
-  if (layout == 1) return from;
-  const NDArray made = fresh(array, mshadow::kFloat32);
-  block(address(from), prepare(made, layout), array.shape(), layout, [](float x) { return x; });
-  return made;
+// Copy plain numbers into blocks of channels.
+template <class X, class Y, class Convert>
+void block(const X* x, Y* y, const mxnet::TShape& shape, int channels, const Convert& convert) {
+  for_places(shape, channels, [&](int64_t plain, int64_t blocked) { y[blocked] = convert(x[plain]); });
+}
+
+// Copy numbers in blocks of channels to their plain places.
+template <class X, class Y, class Convert>
+void unblock(const X* x, Y* y, const mxnet::TShape& shape, int channels, const Convert& convert) {
+  for_places(shape, channels, [&](int64_t plain, int64_t blocked) { y[plain] = convert(x[blocked]); });
 }
 
 }  // namespace mpgluon

@@ -1,11 +1,14 @@
 // The operators of mpgluon's native library. See graph/grid.py for their use.
 //
 // An operator that rounds exists once for each format, and its name ends in the format's widths:
-// _mpgluon_round_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
+// _mpgluon_plain_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
 #include "batch_norm_operator.h"
+#include "bfloat16.h"
+#include "codes.h"
 #include "common.h"
 #include "packing.h"
 #include "products.h"
+#include "sums.h"
 
 namespace mpgluon {
 namespace {
@@ -20,7 +23,6 @@ bool infer_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
 }
 
 std::vector<std::pair<int, int>> in_place(const NodeAttrs&) { return {{0, 0}}; }
-std::vector<bool> unchanged(const NodeAttrs&) { return {true}; }
 
 // ---- Values that pass unchanged.
 
@@ -31,7 +33,21 @@ void pass_values(const NDArray& in, OpReqType req, const NDArray& out) {
               [](float x) { return x; });
 }
 
-// ---- From codes to FP32.
+// ---- Between FP32 and plain codes.
+
+template <class Format>
+void narrow_blob(const Format& format, const TBlob& in, OpReqType req, const TBlob& out) {
+  if (req == mxnet::kNullOp) return;
+  const float* x = static_cast<const float*>(in.dptr_);
+  uint16_t* y = static_cast<uint16_t*>(out.dptr_);
+  if (req == mxnet::kAddTo) {
+    for (size_t i = 0; i < in.Size(); ++i)
+      y[i] = format.narrow_one(format.widen_one(y[i]) + format.round_one(x[i]));
+    return;
+  }
+  for_all(in.Size(), [&](int64_t i) { format.narrow_to(y + i, x + i); },
+          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
+}
 
 template <class Format>
 void widen_blob(const Format& format, const TBlob& in, OpReqType req, const TBlob& out) {
@@ -41,6 +57,19 @@ void widen_blob(const Format& format, const TBlob& in, OpReqType req, const TBlo
   const int64_t n = in.Size();
   if (req != mxnet::kAddTo) return widen_codes(format, x, n, y);
   for (int64_t i = 0; i < n; ++i) y[i] += format.widen_one(x[i]);
+}
+
+// Widen packed codes to a plain array.
+template <class Format>
+void unpack(const Format& format, const NDArray& in, OpReqType req, const NDArray& out) {
+  if (req == mxnet::kNullOp) return;
+  if (req != mxnet::kAddTo) return unpack_plain(format, in, out);
+  const NDArray apart = fresh(out, mshadow::kFloat32);
+  unpack_plain(format, in, apart);
+  const NDArray former = plain(out);
+  const float *x = address(apart), *y = address(former);
+  float* sum = prepare(out, 1);
+  for (size_t i = 0; i < out.shape().Size(); ++i) sum[i] = y[i] + x[i];
 }
 
 // ---- How many elements of a weight are not their rounded master.
@@ -76,22 +105,6 @@ void count_differences(const NodeAttrs&, const OpContext&, const Blobs& in, cons
   *static_cast<float*>(out[0].dptr_) = static_cast<float>(differences);
 }
 
-// ---- Casts between FP32 and bfloat16: oneDNN's, with gradients that can be added to.
-
-// oneDNN's cast overwrites what it should add to; so it writes apart, and MXNet's copy adds.
-void cast_bfloat16(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
-                   const Requests& req, const Arrays& out) {
-  if (req[0] == mxnet::kNullOp) return;
-  static const nnvm::Op *cast = nnvm::Op::Get("amp_cast"), *copy = nnvm::Op::Get("_copy");
-  // Inference in FP32 leaves weights in layouts from which oneDNN does not cast.
-  const bool is_weight = in[0].dtype() == mshadow::kFloat32 && layout_of(in[0]) == 0;
-  const NDArray from = is_weight ? plain(in[0]) : in[0];
-  if (req[0] != mxnet::kAddTo) return call(cast, attrs, ctx, {from}, req, out);
-  const NDArray apart = fresh(out[0], out[0].dtype());
-  call(cast, attrs, ctx, {from}, {mxnet::kWriteTo}, {apart});
-  call(copy, attrs, ctx, {apart}, req, out);
-}
-
 // ---- Registration.
 
 // Return what MXNet calls, from a function of one operand and one result.
@@ -123,35 +136,24 @@ Operator unary(const std::string& name) {
   return made;
 }
 
-// An operator on FP32 arrays in any layout.
-Operator elementwise_operator(const std::string& name, const FComputeEx& compute,
-                              const std::string& gradient) {
-  return on_any_layout(unary<mshadow::kFloat32, mshadow::kFloat32>(name), compute)
-      .set<nnvm::FInplaceOption>("FInplaceOption", in_place)
-      .set_gradient(gradient);
-}
-
-// The same, but without TIsMKLDNN the operator receives plain arrays.
+// An operator on FP32 arrays; without TIsMKLDNN it receives plain ones.
 void plain_operator(const std::string& name, const FComputeEx& compute,
                     const std::string& gradient) {
-  elementwise_operator(name, compute, gradient).set<bool>("TIsMKLDNN", false);
+  on_any_layout(unary<mshadow::kFloat32, mshadow::kFloat32>(name), compute)
+      .set<nnvm::FInplaceOption>("FInplaceOption", in_place)
+      .set<bool>("TIsMKLDNN", false)
+      .set_gradient(gradient);
 }
 
 template <class Format>
 void register_format(const Format& format, const std::string& suffix) {
   const FComputeEx round_values =
       on_arrays([format](const auto&... all) { round_array(format, all...); });
-  const std::string round = "_mpgluon_round_value" + suffix;
-  elementwise_operator(round, round_values, "_copy");
-  elementwise_operator("_mpgluon_round_both" + suffix, round_values, round);
-  elementwise_operator("_mpgluon_round_gradient" + suffix, on_arrays(pass_values), round)
-      .set<nnvm::FInplaceIdentity>("FInplaceIdentity", unchanged);
-
-  // The same on plain arrays, for imperative runs.
-  const std::string plain = "_mpgluon_plain_value" + suffix;
-  plain_operator(plain, round_values, "_copy");
-  plain_operator("_mpgluon_plain_both" + suffix, round_values, plain);
-  plain_operator("_mpgluon_plain_gradient" + suffix, on_arrays(pass_values), plain);
+  // On plain arrays, for imperative runs.
+  const std::string value = "_mpgluon_plain_value" + suffix;
+  plain_operator(value, round_values, "_copy");
+  plain_operator("_mpgluon_plain_both" + suffix, round_values, value);
+  plain_operator("_mpgluon_plain_gradient" + suffix, on_arrays(pass_values), value);
 
   constexpr int kHalf = mshadow::kFloat16, kSingle = mshadow::kFloat32;
   const std::string narrow = "_mpgluon_narrow" + suffix, widen = "_mpgluon_widen" + suffix;
@@ -159,22 +161,37 @@ void register_format(const Format& format, const std::string& suffix) {
   const FCompute from_codes = on_blobs([format](const auto&... all) { widen_blob(format, all...); });
   unary<kSingle, kHalf>(narrow).set<FCompute>("FCompute<cpu>", to_codes).set_gradient(widen);
   unary<kHalf, kSingle>(widen).set<FCompute>("FCompute<cpu>", from_codes).set_gradient(narrow);
-  on_any_layout(unary<kSingle, kHalf>("_mpgluon_pack" + suffix),
+  const std::string to_packed = "_mpgluon_pack" + suffix, from_packed = "_mpgluon_unpack" + suffix;
+  on_any_layout(unary<kSingle, kHalf>(to_packed),
                 on_arrays([format](const auto&... all) { pack(format, all...); }))
-      .set_gradient("_copy");  // what unpacks returns an FP32 gradient
+      .set_gradient(from_packed);
+  on_any_layout(unary<kHalf, kSingle>(from_packed),
+                on_arrays([format](const auto&... all) { unpack(format, all...); }))
+      .set_gradient(to_packed);
 
   batch_normalization::register_batch_norm(format, suffix);
   products::register_products(format, suffix);
+  codes::register_codes(format, suffix);
 }
 
 void register_common() {
-  plain_operator("_mpgluon_plain", on_arrays(pass_values), "_mpgluon_plain");
+  for (const bool to_blocks : {true, false}) {
+    const char* name = to_blocks ? "_mpgluon_block" : "_mpgluon_unblock";
+    on_any_layout(unary<mshadow::kFloat16, mshadow::kFloat16>(name),
+                  on_arrays(to_blocks ? move_codes<true> : move_codes<false>))
+        .set_gradient(to_blocks ? "_mpgluon_unblock" : "_mpgluon_block");
+  }
 
   constexpr int kSingle = mshadow::kFloat32;
   constexpr int kBfloat = mshadow::kBfloat16;
-  const char *to_bfloat = "_mpgluon_to_bfloat16", *from_bfloat = "_mpgluon_from_bfloat16";
-  on_any_layout(unary<kSingle, kBfloat>(to_bfloat), cast_bfloat16).set_gradient(from_bfloat);
-  on_any_layout(unary<kBfloat, kSingle>(from_bfloat), cast_bfloat16).set_gradient(to_bfloat);
+  const auto casts = [](const std::string& suffix, const FComputeEx& cast) {
+    const std::string to = "_mpgluon_to_bfloat16" + suffix, from = "_mpgluon_from_bfloat16" + suffix;
+    on_any_layout(unary<kSingle, kBfloat>(to), cast).set_gradient(from);
+    on_any_layout(unary<kBfloat, kSingle>(from), cast).set_gradient(to);
+  };
+  casts("", bfloat16::cast<false>);
+  casts("_in_blocks", bfloat16::cast<true>);
+  sums::register_sums();
 
   Operator count("_mpgluon_count_differences", 2, 1);
   count.set<mxnet::FInferShape>("FInferShape", old_function(infer_count_shape))

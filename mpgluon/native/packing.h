@@ -1,33 +1,71 @@
-// Codes that only the native operators read, in a layout that follows from the shape. To MXNet they
-// are float16, which has their size.
+// Arrays of 16-bit codes. To MXNet they are float16, which has their size; only the native operators
+// read them.
+//
+// They lie in memory as MXNet's arrays do ("plain"), or with their channels in blocks ("packed"), in
+// the layout that follows from the shape. Which of the two is known when the graph is made.
 #ifndef MPGLUON_PACKING_H_
 #define MPGLUON_PACKING_H_
 
 #include "common.h"
+#include "scratch.h"
 
 namespace mpgluon {
 
-inline uint16_t* packed_numbers(const NDArray& array) {
+inline uint16_t* codes_of(const NDArray& array) {
   return static_cast<uint16_t*>(array.data().dptr_);
 }
 
-// Return FP32 values of packed numbers, in the same layout.
+inline bool holds_codes(const NDArray& array) { return array.dtype() == mshadow::kFloat16; }
+
+// Return FP32 values of codes, which lie in a layout, in the same layout; valid during this call.
 template <class Format>
-NDArray unpack(const Format& format, const NDArray& array) {
-  const NDArray made = fresh(array, mshadow::kFloat32);
-  float* y = prepare(made, packed_layout(array.shape()));
-  widen_codes(format, packed_numbers(array), array.shape().Size(), y);
+NDArray widened(const Format& format, const NDArray& codes, int layout, Slot slot) {
+  const NDArray made = scratch(codes, slot);
+  widen_codes(format, codes_of(codes), codes.shape().Size(), prepare(made, layout));
   return made;
 }
 
-// Round FP32 values in any layout.
 template <class Format>
-void pack(const Format& format, const NDArray& in, OpReqType req, const NDArray& out) {
+NDArray unpack(const Format& format, const NDArray& codes, Slot slot) {
+  return widened(format, codes, packed_layout(codes.shape()), slot);
+}
+
+// Write the FP32 values of packed codes to a plain array.
+template <class Format>
+void unpack_plain(const Format& format, const NDArray& codes, const NDArray& out) {
+  const int layout = packed_layout(codes.shape());
+  const uint16_t* x = codes_of(codes);
+  float* y = prepare(out, 1);
+  if (layout == 1) return widen_codes(format, x, codes.shape().Size(), y);
+  unblock(x, y, codes.shape(), layout, [&](uint16_t one) { return format.widen_one(one); });
+}
+
+// Add codes to others, each sum rounded.
+template <class Format>
+void add_codes(const Format& format, const uint16_t* x, const uint16_t* y, int64_t n, uint16_t* z) {
+  for_all(n,
+          [&](int64_t i) {
+            float one[kChunk], other[kChunk];
+            format.widen_to(one, x + i);
+            format.widen_to(other, y + i);
+            for (int j = 0; j < kChunk; ++j) one[j] += other[j];
+            format.narrow_to(z + i, one);
+          },
+          [&](int64_t i) { z[i] = format.narrow_one(format.widen_one(x[i]) + format.widen_one(y[i])); });
+}
+
+// Round FP32 values, in whatever layout they are, to codes in a layout.
+template <class Format>
+void narrow_array(const Format& format, const NDArray& in, OpReqType req, const NDArray& out,
+                  int layout) {
   if (req == mxnet::kNullOp) return;
-  CHECK_NE(req, mxnet::kAddTo);
+  if (req == mxnet::kAddTo) {
+    const NDArray apart = fresh(out, mshadow::kFloat16);
+    narrow_array(format, in, mxnet::kWriteTo, apart, layout);
+    return add_codes(format, codes_of(out), codes_of(apart), out.shape().Size(), codes_of(out));
+  }
   const auto& shape = in.shape();
-  const int layout = packed_layout(shape);
-  uint16_t* y = packed_numbers(out);
+  uint16_t* y = codes_of(out);
   if (layout_of(in) != layout && layout != 1) {
     const NDArray x = plain(in);
     return block(address(x), y, shape, layout, [&](float one) { return format.narrow_one(one); });
@@ -36,6 +74,29 @@ void pack(const Format& format, const NDArray& in, OpReqType req, const NDArray&
   const float* x = address(array);
   for_all(shape.Size(), [&](int64_t i) { format.narrow_to(y + i, x + i); },
           [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
+}
+
+template <class Format>
+void pack(const Format& format, const NDArray& in, OpReqType req, const NDArray& out) {
+  narrow_array(format, in, req, out, packed_layout(out.shape()));
+}
+
+// Copy plain codes to packed ones, or back.
+template <bool kToBlocks>
+void move_codes_to(const NDArray& in, uint16_t* y) {
+  const int layout = packed_layout(in.shape());
+  const uint16_t* x = codes_of(in);
+  const auto same = [](uint16_t one) { return one; };
+  if (layout == 1) std::memcpy(y, x, in.shape().Size() * sizeof *x);
+  else if (kToBlocks) block(x, y, in.shape(), layout, same);
+  else unblock(x, y, in.shape(), layout, same);
+}
+
+template <bool kToBlocks>
+void move_codes(const NDArray& in, OpReqType req, const NDArray& out) {
+  if (req == mxnet::kNullOp) return;
+  CHECK_NE(req, mxnet::kAddTo);
+  move_codes_to<kToBlocks>(in, codes_of(out));
 }
 
 }  // namespace mpgluon

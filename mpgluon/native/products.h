@@ -1,104 +1,120 @@
-// Convolution and dense layer that take their weight, and return its gradient, in 16-bit codes.
+// Convolution and dense layer on 16-bit codes; the gradients are codes too.
 //
-// MXNet's own operator computes, on an FP32 copy of the weight that is valid during the call.
-// A node has one setting (settings.h): whether the gradient of the data is rounded too.
+// MXNet's own operator computes, on FP32 copies that are valid during the call. The weight may be
+// codes, or FP32 numbers, which are rounded during the call, as their gradient is.
 #ifndef MPGLUON_PRODUCTS_H_
 #define MPGLUON_PRODUCTS_H_
 
-#include <cstdlib>
-
-#include "common.h"
+#include "packing.h"
 
 namespace mpgluon {
 namespace products {
 
-enum { kWeight = 1, kBias = 2, kBackwardWeight = 2 };  // the last among the gradient's operands
+enum { kData, kWeight, kBias };                            // operands, and the results of backward
+enum { kOutGrad, kBackwardData, kBackwardWeight };  // operands of backward
 
-bool rounds_gradient(const NodeAttrs& attrs) { return settings_of<1>(attrs)[0] != 0; }
-
-enum Use { kForWeight, kForGradient, kUses };
-constexpr int64_t kMostKept = 1 << 23;  // numbers: 32 MiB
-
-// An FP32 array for one call, in memory that all calls on this thread share: new memory costs more
-// in page faults than in arithmetic. A dense layer's large array is not worth keeping.
-NDArray scratch(const NDArray& like, Use use) {
-  thread_local float* kept[kUses] = {};
-  thread_local int64_t sizes[kUses] = {};
-  const int64_t needed = like.shape().Size();
-  if (needed > kMostKept) return fresh(like, mshadow::kFloat32);
-  if (sizes[use] < needed) {
-    std::free(kept[use]);
-    sizes[use] = (needed + 15) / 16 * 16;
-    kept[use] = static_cast<float*>(aligned_alloc(64, sizes[use] * sizeof(float)));
-    CHECK(kept[use] != nullptr) << "no memory for " << needed << " numbers";
-  }
-  return NDArray(TBlob(kept[use], like.shape(), mshadow::cpu::kDevMask), like.ctx().dev_id);
+// How the data and the result lie: a dense layer may take four-dimensional data as it is.
+int layout_of_codes(const NDArray& array, bool packed) {
+  return packed ? packed_layout(array.shape()) : 1;
 }
 
+// Return the values of a weight in FP32, on the format's grid.
 template <class Format>
-NDArray widened(const Format& format, const NDArray& weight, bool for_this_call) {
-  if (weight.dtype() != mshadow::kFloat16) return weight;
+NDArray weight_of(const Format& format, const NDArray& weight, bool for_this_call) {
   const NDArray made =
-      for_this_call ? scratch(weight, kForWeight) : fresh(weight, mshadow::kFloat32);
-  widen_codes(format, static_cast<const uint16_t*>(weight.data().dptr_), weight.shape().Size(),
-              made.data().dptr<float>());
+      for_this_call ? scratch(weight, kWeightSlot) : fresh(weight, mshadow::kFloat32);
+  const int64_t n = weight.shape().Size();
+  float* to = made.data().dptr<float>();
+  if (holds_codes(weight)) {
+    widen_codes(format, codes_of(weight), n, to);
+  } else {
+    const NDArray from = plain(weight);  // inference leaves weights in oneDNN's layouts
+    const float* x = address(from);
+    for_all(n, [&](int64_t i) { format.round_to(to + i, x + i); },
+            [&](int64_t i) { to[i] = format.round_one(x[i]); });
+  }
   return made;
 }
 
-template <class Format>
-void forward(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
+// kRounded says that a weight in FP32 is on the grid already.
+template <bool kRounded, class Format>
+void forward(const Format& format, bool packed, const nnvm::Op* op, const NodeAttrs& attrs,
              const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
+  if (req[0] == mxnet::kNullOp) return;
   Arrays wide = in;
+  wide[kData] = widened(format, in[kData], layout_of_codes(in[kData], packed), kDataSlot);
   // For inference MXNet rearranges the weight later, when shared memory would hold another one.
-  wide[kWeight] = widened(format, in[kWeight], ctx.is_train);
-  call(op, attrs, ctx, wide, req, out);
+  if (!kRounded || holds_codes(in[kWeight]))
+    wide[kWeight] = weight_of(format, in[kWeight], ctx.is_train);
+  const NDArray result = scratch(out[0], kResultSlot);
+  call(op, attrs, ctx, wide, {mxnet::kWriteTo}, {result});
+  narrow_array(format, result, req[0], out[0], layout_of_codes(out[0], packed));
 }
 
 template <class Format>
-void backward(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
+void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeAttrs& attrs,
               const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
-  if (rounds_gradient(attrs) && req[0] == mxnet::kAddTo)
-    return separately(format, req, out, [&](const Requests& requests, const Arrays& results) {
-      backward(format, op, attrs, ctx, in, requests, results);
-    });
   Arrays wide = in, results = out;
-  Requests requests = req;
-  wide[kBackwardWeight] = widened(format, in[kBackwardWeight], true);
-  const bool wanted = req[kWeight] != mxnet::kNullOp, codes = out[kWeight].dtype() == mshadow::kFloat16;
+  for (int i : {kOutGrad, kBackwardData})
+    wide[i] = widened(format, in[i], layout_of_codes(in[i], packed),
+                      i == kOutGrad ? kGradientSlot : kDataSlot);
+  wide[kBackwardWeight] = weight_of(format, in[kBackwardWeight], true);
   // MXNet makes the gradient of the bias together with that of the weight: a convolution writes both,
   // wanted or not, and a dense layer neither where the weight's is not wanted.
-  const bool made = wanted || (req.size() > kBias && req[kBias] != mxnet::kNullOp);
-  if (made && (codes || !wanted)) {
-    results[kWeight] = scratch(out[kWeight], kForGradient);
-    requests[kWeight] = mxnet::kWriteTo;
+  const bool wanted = req[kWeight] != mxnet::kNullOp, codes = holds_codes(out[kWeight]);
+  if (wanted || (req.size() > kBias && req[kBias] != mxnet::kNullOp)) {
+    Requests requests = req;
+    requests[kData] = mxnet::kNullOp;
+    const bool in_its_place = wanted && !codes && req[kWeight] != mxnet::kAddTo;
+    if (!in_its_place) {
+      results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);
+      requests[kWeight] = mxnet::kWriteTo;
+    }
+    call(op, attrs, ctx, wide, requests, results);
+    if (wanted && codes) narrow_array(format, results[kWeight], req[kWeight], out[kWeight], 1);
+    else if (in_its_place) round_in_place(format, out[kWeight]);
+    else if (wanted) round_array(format, plain(results[kWeight]), req[kWeight], out[kWeight]);
   }
+  if (req[kData] == mxnet::kNullOp) return;
+  // No one reads the data any more, so its memory may hold the gradient.
+  Requests requests(req.size(), mxnet::kNullOp);
+  requests[kData] = mxnet::kWriteTo;
+  results[kData] = scratch(out[kData], kDataSlot);
   call(op, attrs, ctx, wide, requests, results);
-  if (wanted && codes) {
-    const TBlob gradient = plain(results[kWeight]).data();
-    narrow_blob(format, gradient, req[kWeight], out[kWeight].data());
-  }
-  if (rounds_gradient(attrs) && req[0] != mxnet::kNullOp) round_in_place(format, out[0]);
+  narrow_array(format, results[kData], req[kData], out[kData], layout_of_codes(out[kData], packed));
+}
+
+// The data and the result are codes, and the weight may be. Gradients have the types of what they are
+// the gradients of.
+bool infer_types(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
+  in->at(kData) = out->at(0) = mshadow::kFloat16;
+  for (size_t i = kBias; i < in->size(); ++i) in->at(i) = mshadow::kFloat32;
+  return in->at(kWeight) != -1;
 }
 
 template <class Format>
 void register_one(const Format& format, const std::string& mxnet_name, const std::string& name,
-                  const std::string& suffix) {
+                  const std::string& suffix, bool packed) {
   const nnvm::Op *op = nnvm::Op::Get(mxnet_name), *back = nnvm::Op::Get("_backward_" + mxnet_name);
-  Operator made_backward =
-      in_place_of(back, name + "_backward" + suffix,
-                  [format, back](const auto&... all) { backward(format, back, all...); },
-                  old_function(infer_types_beside<kBackwardWeight, kWeight>));
-  Operator made =
-      in_place_of(op, name + suffix,
-                  [format, op](const auto&... all) { forward(format, op, all...); },
-                  old_function(infer_types_with_settings<kWeight, 1>));
-  made.set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
+  Operator made_backward = in_place_of(
+      back, name + "_backward" + suffix,
+      [format, packed, back](const auto&... all) { backward(format, packed, back, all...); });
+  const auto finish = [op, &made_backward](Operator made) {
+    made.set<nnvm::FInferType>("FInferType", old_function(infer_types))
+        .set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
+  };
+  finish(in_place_of(op, name + suffix, [format, packed, op](const auto&... all) {
+    forward<false>(format, packed, op, all...);
+  }));
+  finish(in_place_of(op, name + "_rounded" + suffix, [format, packed, op](const auto&... all) {
+    forward<true>(format, packed, op, all...);
+  }));
 }
 
 template <class Format>
 void register_products(const Format& format, const std::string& suffix) {
-  register_one(format, "Convolution", "_mpgluon_convolution", suffix);
-  register_one(format, "FullyConnected", "_mpgluon_fully_connected", suffix);
+  register_one(format, "Convolution", "_mpgluon_convolution", suffix, true);
+  register_one(format, "FullyConnected", "_mpgluon_fully_connected", suffix, false);
 }
 
 }  // namespace products

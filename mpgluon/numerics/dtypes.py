@@ -7,11 +7,13 @@ the dtype ``None`` here, and a cast of them works for every dtype that they turn
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import count
 from typing import Optional, Union
 
 import mxnet as mx
 import numpy as np
+import numpy.typing as npt
 from mxnet.symbol import Symbol
 
 from mpgluon import native
@@ -46,8 +48,13 @@ def dtype_name(array: Array) -> Optional[str]:
     """Return ``"float16"``, ``"int32"`` and so on, or ``None`` for a symbol that does not say."""
     if isinstance(array, Symbol):
         return getattr(array, "dtype_of_values", None)
-    dtype = np.dtype(array.dtype)
-    return dtype.names[0] if dtype.names else dtype.name
+    return _name(array.dtype)
+
+
+@cache  # NumPy takes microseconds for a name, and a step asks for hundreds
+def _name(dtype: npt.DTypeLike) -> str:
+    found = np.dtype(dtype)
+    return found.names[0] if found.names else found.name
 
 
 def cast(array: Array, dtype: str) -> Array:

@@ -14,6 +14,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
+from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.reductions import all_finite, global_norm, numbers_of, sums_of_squares
@@ -57,7 +58,8 @@ def look(
     for gradient in gradients:
         per_device.setdefault(gradient.context, []).append(gradient)
     compared = compare_masters(trainer, parameters)
-    sums = [sums_of_squares(arrays) for arrays in per_device.values()]
+    in_any_order = _is_native_bfloat16(parameters)
+    sums = [sums_of_squares(a, in_any_order=in_any_order) for a in per_device.values()]
     numbers = numbers_of([*sums, *(one.difference for one in compared)])
     norms = []
     for arrays in per_device.values():
@@ -66,6 +68,12 @@ def look(
     # ``max`` alone would pass over a NaN.
     norm = max(norms, key=lambda one: (math.isnan(one), one), default=None)
     return Look(norm, [one for one, difference in zip(compared, numbers) if difference != 0])
+
+
+def _is_native_bfloat16(parameters: Sequence[gluon.Parameter]) -> bool:
+    """Whether a CPU computes in native bfloat16, whose last bits are oneDNN's own anyway."""
+    owner = cast_of(parameters[0]) if parameters else None
+    return owner is not None and policy_arithmetic(owner.policy, "cpu").kind == "native"
 
 
 def _norm(gradients: Sequence[NDArray], sum_of_squares: float) -> float:

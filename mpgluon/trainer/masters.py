@@ -25,9 +25,10 @@ from mpgluon.cast.fp32 import fp32_value, known, remember
 from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
-from mpgluon.numerics.reductions import Widened, numbers_of
+from mpgluon.numerics.reductions import numbers_of, widened
 from mpgluon.trainer import inside
 from mpgluon.trainer.scaled_gradients import GradientHolder
+from mpgluon.trainer.updates import Updates
 
 __all__ = [
     "ComparedMaster",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-class MasterWeights(mx.optimizer.Updater):
+class MasterWeights(Updates):
     """Applies an optimizer on one device, to FP32 masters where weights are float16.
 
     Parameters
@@ -64,21 +65,10 @@ class MasterWeights(mx.optimizer.Updater):
     """
 
     def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
-        super().__init__(former.optimizer)
+        super().__init__(former)
         self.masters: dict[int, NDArray] = {}
         self._parameters = parameters
-        self._widened = Widened()
-        self.states, self.states_synced = dict(former.states), dict(former.states_synced)
         self._separate()
-
-    def __call__(
-        self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
-    ) -> None:
-        """Update weights; neither waits nor changes a gradient."""
-        together = max(1, self.optimizer.aggregate_num)
-        for start in range(0, len(index), together):
-            part = slice(start, start + together)
-            self._update(index[part], grad[part], weight[part])
 
     def _update(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
@@ -88,12 +78,12 @@ class MasterWeights(mx.optimizer.Updater):
         grads = list(grad)
         dense = [place for place in narrow if grads[place].stype == "default"]
         if dense:
-            for place, wide in zip(dense, self._widened([grads[place] for place in dense])):
+            for place, wide in zip(dense, widened([grads[place] for place in dense])):
                 grads[place] = wide
         for place in narrow:
             if grads[place].stype != "default":
                 grads[place] = grads[place].astype("float32")
-        super().__call__(list(index), grads, updated)
+        super()._update(index, grads, updated)
         for place in narrow:
             convert_into(weight[place], updated[place])
 
@@ -122,7 +112,7 @@ class MasterWeights(mx.optimizer.Updater):
         master = self.masters[index].as_in_context(weight.context)
         if weight.context.device_type == "cpu" and native.available():
             return native.invoke("_mpgluon_count_differences", weight, master)
-        now, rounded = self._widened([weight, cast(master, "float16")])
+        now, rounded = widened([weight, cast(master, "float16")])
         now -= rounded
         return mx.nd.multi_sum_sq(now, num_arrays=1)
 
@@ -250,10 +240,12 @@ class ComparedMaster(NamedTuple):
 def keep_masters(trainer: gluon.Trainer) -> None:
     """Let a Trainer update float16 weights through FP32 masters, if its optimizer wants any."""
     updaters = inside.updaters_of(trainer)
-    wanted = inside.optimizer_of(trainer).multi_precision
-    if wanted and not any(isinstance(updater, MasterWeights) for updater in updaters):
-        parameters = inside.parameters_of(trainer)
-        inside.replace_updaters(trainer, lambda former: MasterWeights(former, parameters))
+    if inside.optimizer_of(trainer).multi_precision:
+        if not any(isinstance(updater, MasterWeights) for updater in updaters):
+            parameters = inside.parameters_of(trainer)
+            inside.replace_updaters(trainer, lambda former: MasterWeights(former, parameters))
+    elif not any(isinstance(updater, Updates) for updater in updaters):
+        inside.replace_updaters(trainer, Updates)
 
 
 def compare_masters(

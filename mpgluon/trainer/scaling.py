@@ -9,6 +9,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, Callable, NamedTuple, Optional
 
+import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -29,8 +30,9 @@ from mpgluon.trainer.scaled_gradients import (
     with_flag,
     without,
 )
+from mpgluon.trainer.statistics import KeptStatistics
 
-__all__ = ["ScaledTrainer", "scaled"]
+__all__ = ["ScaledTrainer", "repair_statistics", "scaled"]
 
 
 class ScaledTrainer(GradientHolder):
@@ -49,6 +51,8 @@ class ScaledTrainer(GradientHolder):
         What is known of the gradients; replaced as a whole.
     tokens : Tokens
         What losses for this Trainer are multiplied by.
+    statistics : KeptStatistics
+        Running statistics from before the latest losses, if a step may be skipped.
     """
 
     def __init__(self, trainer: gluon.Trainer, loss_scale: LossScale) -> None:
@@ -57,6 +61,7 @@ class ScaledTrainer(GradientHolder):
         shared_scale.join(loss_scale, self)
         self.pending = NOTHING
         self.tokens = Tokens()
+        self.statistics = KeptStatistics(trainer)
         self.seen_graphs = GraphsSeen()
         self._sums = GradientSums(trainer)
         self._open = 0  # blocks in which a loss is being scaled; several threads may have one each
@@ -106,6 +111,8 @@ class ScaledTrainer(GradientHolder):
                 self.forget_others()
                 if scale != 1:  # the next backward pass overwrites them
                     flags_down(with_flag(inside.trained_weights(self.trainer, ("write",))))
+                if self.loss_scale.skips_overflow:
+                    self.statistics.keep()
             if not self._open:
                 self._sums.set_aside()
             self._open += 1
@@ -141,6 +148,7 @@ class ScaledTrainer(GradientHolder):
         Gradients that accumulate are emptied.
         """
         begun, self.pending = self.pending, NOTHING
+        self.statistics.forget()
         self.forget_others()
         shared_scale.abandon_round(self.loss_scale)
         if begun is not NOTHING:
@@ -188,6 +196,16 @@ class ScaledTrainer(GradientHolder):
             for weight, gradient in zip(parameter.list_data(), parameter.list_grad())
             if id(weight) in written or weight._fresh_grad
         ]
+
+
+def repair_statistics() -> None:
+    """Undo what an overflow in a forward pass did to running statistics; waits for the devices.
+
+    To those of all Trainers: a generator's loss goes through the discriminator, too.
+    """
+    mx.nd.waitall()  # the backward pass may still be running where no gradient was wanted
+    for state in [one for one in GradientHolder._known if isinstance(one, ScaledTrainer)]:
+        state.statistics.repair()
 
 
 class _Block(NamedTuple):

@@ -25,7 +25,7 @@ from mpgluon.trainer.look import Look, explain_bad_gradients, look
 from mpgluon.trainer.masters import MasterKeeper, keep_masters, make_masters
 from mpgluon.trainer.pending import NOTHING
 from mpgluon.trainer.scaled_gradients import flags_down, flags_up, with_flag
-from mpgluon.trainer.scaling import ScaledTrainer
+from mpgluon.trainer.scaling import ScaledTrainer, repair_statistics
 
 __all__ = ["TrainerState", "attach", "state_of"]
 
@@ -257,6 +257,7 @@ class TrainerState(ScaledTrainer):
         self.latest = replace(factors, updates_before=None)
         self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
         self.skipped_steps += 1
+        repair_statistics()
         try:
             for callback in self.on_skip:
                 callback(factors.divisor)

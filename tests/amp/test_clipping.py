@@ -24,7 +24,7 @@ from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mpgluon import DynamicLossScale, amp
+from mpgluon import DynamicLossScale, amp, native
 from mpgluon.errors import PrecisionError, TrainerStateError
 from mpgluon.numerics.dtypes import cast
 
@@ -326,6 +326,33 @@ def test_a_step_knows_the_norm_that_clipping_would_have_returned(devices, kvstor
     norms = run(clips=False)
     assert norms == run(clips=True)
     assert len(set(norms)) == len(norms)
+
+
+@pytest.mark.usefixtures("native_operators", "native_bfloat16")
+def test_in_native_bfloat16_a_native_operator_adds_for_the_step_and_for_clipping(monkeypatch):
+    added, invoke = [], native.invoke
+
+    def counting(name, *operands, **options):
+        added.append(name)
+        return invoke(name, *operands, **options)
+
+    monkeypatch.setattr(native, "invoke", counting)
+    net = nn.Dense(3, in_units=4)
+    net.initialize()
+    amp.autocast(net, "bfloat16")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    amp.init_trainer(trainer, 4)
+    norms = []
+    for clips in (False, True):
+        with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 4))), trainer) as scaled:
+            scaled.backward()
+        if clips:
+            norms.append(amp.clip_global_norm(trainer, 1000.0, 2))
+        trainer.step(2)
+        norms.append(amp.gradient_norm(trainer))
+    # Each of the 12 weights and 3 biases has the gradient 2, of a batch of 2.
+    assert norms == [math.sqrt(15)] * 3
+    assert added == ["_mpgluon_sums_of_squares"] * 2
 
 
 def test_the_norm_of_a_clipped_step_is_that_before_clipping():

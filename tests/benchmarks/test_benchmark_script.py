@@ -11,8 +11,10 @@ from helpers import module_from
 from PIL import Image
 
 from benchmarks import cases
+from benchmarks import memory as memory_module
 from benchmarks.contestant import Contestant
 from benchmarks.growth import growth
+from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import Case
 from benchmarks.record import read_record
 
@@ -165,7 +167,7 @@ def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
 ):
     points = [tiny("counts", f"point {n}", multiply_adds=n, mebibytes=n) for n in (1, 4)]
     made = [Case("scale", "a sweep", points, {"sweep": "depth", "fixed": "", "dtype": "float32"})]
-    monkeypatch.setattr(script, "sweeps", lambda _: made)
+    monkeypatch.setitem(script.LONG_CASES, "scale", lambda _: made)
     assert script.main(["scale", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "time grows as the multiply-adds to the power of" in printed
@@ -177,6 +179,75 @@ def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
     assert growth(case).multiply_adds == [1, 4]
 
 
+def test_the_zoo_has_a_table_of_all_its_networks_and_a_record_of_its_own(
+    script, monkeypatch, capsys, tmp_path
+):
+    given = []
+
+    def networks(settings):
+        given.append(settings)
+        names = ("Gluon float32", "mpgluon float16")
+        return [
+            Case(
+                "zoo",
+                f"the step of {model}",
+                [tiny("counts", name, multiply_adds=1, mebibytes=1) for name in names],
+                {"model": model, "batch_size": 8, "image_size": 32},
+            )
+            for model in settings.models
+        ]
+
+    monkeypatch.setitem(script.LONG_CASES, "zoo", networks)
+    assert (
+        script.main(["zoo", "--models", "a", "b", "--rounds", "2", "--output", str(tmp_path)]) == 0
+    )
+    assert given[0].models == ["a", "b"]
+    assert given[0].image_size is given[0].dtypes is None  # the network's own, the case's own
+    printed = capsys.readouterr().out
+    table = printed[printed.index("network ") :].splitlines()
+    assert [line.split()[0] for line in table[1:5]] == ["a", "b", "geometric", "largest"]
+    (path,) = tmp_path.glob("*-zoo.json")
+    assert is_png(path.with_suffix(".png"))
+    assert [len(one.seconds) for case in read_record(path).cases for one in case.results] == [2] * 4
+
+
+def test_the_largest_batch_within_a_limit_is_searched_for_by_the_case_memory_only(
+    script, monkeypatch, capsys, tmp_path
+):
+    def steps(settings):
+        return [
+            Case(
+                "memory",
+                f"batch {batch}",
+                [tiny("counts", "Gluon float32", multiply_adds=1, mebibytes=20 * batch)],
+                {
+                    "model": "some",
+                    "batch_size": batch,
+                    "image_size": 32,
+                    "memory_limit_mib": settings.memory_limit_mib,
+                },
+            )
+            for batch in settings.batch_sizes
+        ]
+
+    monkeypatch.setitem(script.LONG_CASES, "memory", steps)
+    monkeypatch.setattr(memory_module, "memory", steps)
+    given = ["memory", "--batch-size", "1", "2", "--memory-limit", "150MiB"]
+    assert script.main([*given, "--warm-up", "0", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-memory.json")
+    assert is_png(path.with_suffix(".png"))
+    cases_read = read_record(path).cases
+    peaks = peaks_by_batch(cases_read)["Gluon float32"]
+    largest = largest_batch(peaks, 150)
+    assert peaks[largest].mib <= 150 < peaks[largest + 1].mib
+    assert {len(one.seconds) for case in cases_read for one in case.results} == {1}
+    last, _, _ = capsys.readouterr().out.rstrip().rsplit("\n", 2)
+    assert last.splitlines()[-1].split() == ["largest", "within", "150", "MiB", str(largest)]
+    monkeypatch.setitem(cases.CASES, "gemm", steps)
+    assert script.main(["gemm", *given[1:], "--warm-up", "0", "--rounds", "1"]) == 0
+    assert "batch 3" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -186,6 +257,8 @@ def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
         (["gemm", "--image-size", "none"], "--image-size"),
         (["gemm", "--dtype", "float64"], "--dtype"),
         (["gemm", "scale"], "scale is measured by itself"),
+        (["zoo", "all"], "zoo is measured by itself"),
+        (["memory", "--memory-limit", "8"], "--memory-limit: must be such as 8GiB"),
         (["gemm", "--torch-python", "/nowhere/python"], "there is no /nowhere/python"),
         ([], "CASE"),
     ],

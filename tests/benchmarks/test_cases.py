@@ -11,6 +11,11 @@ import pytest
 
 from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
 from benchmarks.contestant import Contestant
+from benchmarks.memory import memory
+from benchmarks.zoo import SMALL_ZOO, ZOO, zoo, zoo_small
+from experiments import parity
+from experiments.reader import ReaderSettings
+from experiments.sentences import LENGTH
 
 EVERYBODY = CaseOptions(torch_python="/some/python")
 
@@ -36,9 +41,9 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
     raise AssertionError(f"{source} has no {function}")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_contestant_can_be_found_and_takes_its_options(name):
-    for case in CASES[name](EVERYBODY):
+@pytest.mark.parametrize("make", [*CASES.values(), zoo, zoo_small, memory])
+def test_every_contestant_can_be_found_and_takes_its_options(make):
+    for case in make(EVERYBODY):
         assert len(set(names(case))) == len(case.contestants) >= 2
         for contestant in case.contestants:
             known, required = arguments_of(contestant)
@@ -98,6 +103,73 @@ def test_batch_sizes_image_size_model_and_device_reach_every_contestant_of_a_net
 
 def test_inference_is_of_one_image_and_of_many():
     assert [case.settings["batch_size"] for case in CASES["inference"](CaseOptions())] == [1, 32]
+
+
+def test_the_zoo_has_a_training_step_of_each_network_at_its_own_size_in_float16():
+    cases = zoo(EVERYBODY)
+    assert [case.settings["model"] for case in cases] == list(ZOO)
+    for case in cases:
+        assert names(case) == ["Gluon float32", "mpgluon float16", "mpgluon autocast float16"]
+        assert {one.options["image_size"] for one in case.contestants} == {
+            case.settings["image_size"]
+        }
+    shapes = {
+        c.settings["model"]: (c.settings["batch_size"], c.settings["image_size"]) for c in cases
+    }
+    unusual = {"inceptionv3": (8, 299)}
+    unusual |= dict.fromkeys(["cifar_resnet20_v1", "cifar_resnet20_v2"], (32, 32))
+    assert shapes == {**dict.fromkeys(ZOO, (8, 224)), **unusual}
+
+
+def test_the_small_zoo_has_the_networks_sizes_and_batches_of_the_parity_runs():
+    assert {one.name: one.image_size for one in parity.NETWORKS} == SMALL_ZOO
+    for case in zoo_small(CaseOptions()):
+        assert case.settings["image_size"] == SMALL_ZOO[case.settings["model"]]
+        assert case.settings["batch_size"] == parity.COMMON["batch_size"]
+        assert case.name == "zoo-small"
+
+
+def test_networks_sizes_batches_and_formats_of_the_zoo_can_be_chosen():
+    chosen = CaseOptions(
+        models=["vgg16", "alexnet"], batch_sizes=(2, 4), image_size=64, dtypes=["bfloat16"]
+    )
+    for make in (zoo, zoo_small):
+        cases = make(chosen)
+        assert [(c.settings["model"], c.settings["batch_size"]) for c in cases] == [
+            ("vgg16", 2),
+            ("vgg16", 4),
+            ("alexnet", 2),
+            ("alexnet", 4),
+        ]
+        for case in cases:
+            assert case.settings["image_size"] == 64
+            assert names(case) == ["Gluon float32", "mpgluon bfloat16"]
+
+
+def test_inference_in_float16_is_folded_too_and_bfloat16_predicts_without_pauses_too():
+    for case in CASES["inference"](CaseOptions(peers=False)):
+        options = {one.name: one.options for one in case.contestants}
+        assert options["mpgluon float16, folded"]["folded"]
+        in_a_row = {name for name, own in options.items() if own.get("calls", 1) > 1}
+        assert in_a_row == {"mpgluon bfloat16, folded, in a row"}
+
+
+def test_sequences_are_trained_in_float32_and_float16():
+    lstm, gru, small = CASES["recurrent"](EVERYBODY)
+    assert lstm.title == "training step, lstm, 2 x 256 units, 35 tokens, batch 25"
+    assert lstm.settings["calls"] == 5
+    assert gru.settings == {**lstm.settings, "kind": "gru"}
+    settings = ReaderSettings()
+    assert small.settings["width"] == settings.hidden
+    assert small.settings["length"] == LENGTH
+    assert {c.settings["batch_size"] for c in (lstm, gru, small)} == {settings.batch_size}
+    interleaved, batch_dot = CASES["attention"](EVERYBODY)
+    assert batch_dot.settings == {**interleaved.settings, "kind": "attention by batch_dot"}
+    for case in (lstm, gru, small, interleaved, batch_dot):
+        assert names(case) == ["Gluon float32", "mpgluon float16", "mpgluon autocast float16"]
+    (one, two, *_) = CASES["attention"](CaseOptions(batch_sizes=[2, 4], dtypes=["bfloat16"]))
+    assert [case.settings["batch_size"] for case in (one, two)] == [2, 4]
+    assert names(one) == ["Gluon float32", "mpgluon bfloat16"]
 
 
 def test_loss_scaling_compares_each_format_with_itself():

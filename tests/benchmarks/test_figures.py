@@ -10,7 +10,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import figures
-from benchmarks.figures import draw_growth, draw_ratios, save_figure
+from benchmarks.figures import (
+    draw_growth,
+    draw_memory,
+    draw_networks,
+    draw_ratios,
+    save_figure,
+)
 from benchmarks.race import CaseResult, Failure, Result
 from mpgluon.plots import FORMAT_LOOKS
 
@@ -48,6 +54,42 @@ SWEEPS = [
     sweep("depth", "float32", 1.0),
     sweep("batch size", "float32", 0.5),
     sweep("depth", "float16", 1.5),
+]
+
+
+def zoo_case(model: str, cast: float, autocast: float, size: int = 224) -> CaseResult:
+    """Return the case of a network that takes 2 s in float32."""
+    return CaseResult(
+        "zoo",
+        "",
+        {"model": model, "batch_size": 8, "image_size": size},
+        "Gluon float32",
+        [
+            result_of("Gluon float32", 2.0, 2.0, 2.0),
+            result_of("mpgluon float16", 2 * cast, 2 * cast, 2.2 * cast),
+            result_of("mpgluon autocast float16", *[2 * autocast] * 3),
+        ],
+    )
+
+
+ZOO = [
+    zoo_case("slow", 1.6, 1.0),
+    zoo_case("fast", 0.9, 1.25, size=32),
+    zoo_case("middle", 1.2, 1.1),
+]
+
+
+def memory_case(batch: int, **peaks: float) -> CaseResult:
+    results = [Result(f"mpgluon {name}", [1.0], mib, 100.0, 0) for name, mib in peaks.items()]
+    settings = {"model": "some", "batch_size": batch, "image_size": 32, "memory_limit_mib": 800.0}
+    return CaseResult("memory", "", settings, "", results)
+
+
+MEMORY = [
+    memory_case(8, float32=500.0, float16=400.0),
+    memory_case(16, float32=900.0, float16=700.0),
+    memory_case(17, float16=801.0),
+    memory_case(10, float32=600.0),
 ]
 
 
@@ -147,6 +189,71 @@ def test_lines_and_bars_have_the_colours_of_their_formats(figure):
     assert axes.patches[1].get_facecolor() == to_rgba("white")
 
 
+def test_networks_are_sorted_and_have_a_dot_for_each_ratio_with_its_quartiles(figure):
+    axes = draw_networks(figure, ZOO)
+    FigureCanvasAgg(figure).draw()
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert labels == ["fast, batch 8, 32 px", "middle", "slow", "geometric mean"]
+    assert axes.get_title("left").startswith("training step, batch 8, 224 px")
+    cast, autocast = (container.lines for container in axes.containers)
+    mean = (0.9 * 1.2 * 1.6) ** (1 / 3)
+    np.testing.assert_allclose(cast[0].get_xdata(), [0.9, 1.2, 1.6, mean])
+    np.testing.assert_allclose(autocast[0].get_xdata()[:3], [1.25, 1.1, 1.0])
+    whiskers = [[x for x, _ in segment] for segment in cast[2][0].get_segments()]
+    np.testing.assert_allclose(whiskers[1:], [[1.2, 1.26], [1.6, 1.68], [mean, mean]])
+    places = np.stack([cast[0].get_ydata(), autocast[0].get_ydata()])
+    np.testing.assert_allclose(places.mean(axis=0)[:3], [0, 1, 2])  # beside each other
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # in reading order
+    for lines, dtype in ((cast, "float16"), (autocast, "mixed_float16")):
+        look = (lines[0].get_color(), lines[0].get_marker())
+        assert look == (color(dtype), FORMAT_LOOKS[dtype]["marker"])
+
+
+def test_the_numbers_of_a_network_stand_beside_it_and_lines_at_1_and_at_the_target(figure):
+    axes = draw_networks(figure, ZOO)
+    rows = {"0.90", "1.25", "2.00 s"}, {"1.20", "1.10", "2.00 s"}, {"1.60", "1.00", "2.00 s"}
+    for row, expected in enumerate(rows):
+        assert {t.get_text() for t in axes.texts if t.get_position()[1] == row} == expected
+    at = [line.get_xdata()[0] for line in axes.lines if set(line.get_ydata()) == {0, 1}]
+    assert at == [1, 1.35]
+
+
+def test_networks_without_a_ratio_are_named_without_dots(figure):
+    failed = CaseResult(
+        "zoo", "", ZOO[0].settings, "Gluon float32", [], [Failure("Gluon float32", "died")]
+    )
+    axes = draw_networks(figure, [failed, ZOO[1]])
+    assert [line.get_xdata().tolist() for line in axes.containers[0].lines[:1]] == [[0.9, 0.9]]
+    assert "no result" in texts(axes)
+
+
+def test_peaks_are_lines_over_the_batch_size_with_the_limit_and_what_fits_within_it(figure):
+    axes = draw_memory(figure, MEMORY)
+    FigureCanvasAgg(figure).draw()
+    first, second, limit = axes.lines
+    np.testing.assert_array_equal(first.get_data(), [[8, 10, 16], [500, 600, 900]])
+    np.testing.assert_array_equal(second.get_data(), [[8, 16, 17], [400, 700, 801]])
+    assert list(limit.get_ydata()) == [800, 800]
+    assert texts(axes) == ["limit: 800 MiB"]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["mpgluon float32", "mpgluon float16: 16 images within the limit"]
+    for line, dtype in ((first, "float32"), (second, "float16")):
+        look = FORMAT_LOOKS[dtype]
+        assert (line.get_color(), line.get_marker()) == (look["color"], look["marker"])
+    assert axes.get_xlim()[0] == axes.get_ylim()[0] == 0
+    assert axes.get_title("left") == "training step of some, 32 px"
+
+
+def test_without_a_limit_there_is_no_line_of_it(figure):
+    free = [
+        CaseResult("memory", "", {**case.settings, "memory_limit_mib": None}, "", case.results)
+        for case in MEMORY
+    ]
+    axes = draw_memory(figure, free)
+    assert len(axes.lines) == 2
+    assert texts(axes) == []
+
+
 def test_a_sweep_of_one_point_is_drawn_without_a_fit(figure):
     alone = sweep("depth", "float32", 1.0)
     time, _ = draw_growth(figure, [CaseResult("", "", alone.settings, "", alone.results[:1])])
@@ -154,7 +261,9 @@ def test_a_sweep_of_one_point_is_drawn_without_a_fit(figure):
     assert time.get_legend().get_texts()[0].get_text() == "float32"
 
 
-@pytest.mark.parametrize(("cases", "width"), [([TRAINING, GEMM], 1200), (SWEEPS, 1440)])
+@pytest.mark.parametrize(
+    ("cases", "width"), [([TRAINING, GEMM], 1200), (SWEEPS, 1440), (ZOO, 1200), (MEMORY, 1200)]
+)
 def test_files_are_pngs_with_something_on_them(cases, width, tmp_path):
     save_figure(tmp_path / "figure.png", cases, title="Some CPU")
     with Image.open(tmp_path / "figure.png") as image:

@@ -58,6 +58,15 @@ def test_seconds_are_those_of_the_run(tmp_path):
     assert result.images_per_second == 4 / result.seconds[0]
 
 
+def test_a_run_may_be_several_calls_of_which_one_is_timed(tmp_path):
+    path = tmp_path / "order"
+    one = tiny("notes", path=str(path), letter="a", seconds=0.05, calls=3)
+    (result,) = run_case(one).results
+    assert path.read_text() == "aaa"
+    assert 0.05 <= result.seconds[0] < 0.15  # three take more
+    assert result.images_per_second == 4 / result.seconds[0]
+
+
 @pytest.mark.parametrize("names", [[], ["a", "b", "a"]])
 def test_contestants_without_a_name_of_their_own_are_refused(names):
     with pytest.raises(ValueError, match=r"need a name each.*'a tiny case'"):

@@ -25,7 +25,14 @@ from benchmarks.machine import (
 )
 from benchmarks.race import CaseResult, Conditions, Failure, Result
 from benchmarks.record import BenchmarkRecord, begin_record, read_record, write_record
-from benchmarks.report import case_report, case_table, duration, heading, rounded
+from benchmarks.report import (
+    case_report,
+    case_table,
+    duration,
+    heading,
+    networks_table,
+    rounded,
+)
 from mpgluon.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,3 +298,35 @@ def test_figures_have_three_significant_digits(value, text):
 )
 def test_short_times_are_in_milliseconds(seconds, text):
     assert duration(seconds) == text
+
+
+# --- tables of several cases -----------------------------------------------------------------
+
+
+def network(model: str, *seconds: float) -> CaseResult:
+    names = ["base", "cast", "autocast"]
+    results = [Result(n, [s] * 3, None, None, 0) for n, s in zip(names, seconds)]
+    return CaseResult(
+        "zoo", "", {"model": model, "batch_size": 8, "image_size": 64}, "base", results
+    )
+
+
+def test_networks_have_a_row_each_then_their_geometric_mean_and_the_largest():
+    table = networks_table([network("one", 2, 2, 2.4), network("two", 0.5, 1, 0.5)])
+    assert table.headings[:5] == ["network", "batch", "px", "base (s)", "quartiles"]
+    assert table.headings[5:] == ["cast", "quartiles", "autocast", "quartiles"]
+    one, two, mean, largest = table.rows
+    assert one[:5] == ["one", "8", "64", "2.00", "2.00 to 2.00"]
+    assert one[5:] == ["1.000", "1.000 to 1.000", "1.200", "1.200 to 1.200"]
+    assert two[5::2] == ["2.000", "1.000"]
+    assert mean == ["geometric mean", *[""] * 4, "1.414", "of 2", "1.095", "of 2"]
+    assert largest == ["largest", *[""] * 4, "2.000", "two", "1.200", "one"]
+
+
+def test_a_network_without_a_result_has_an_empty_cell_and_is_no_part_of_the_mean():
+    failed = network("three", 1.0)
+    table = networks_table([network("one", 2, 3, 2), failed])
+    assert table.rows[1][3:] == ["1.00", "1.00 to 1.00", *["-"] * 4]
+    assert table.rows[2][5:] == ["1.500", "of 1", "1.000", "of 1"]
+    nobody = CaseResult("zoo", "", failed.settings, "base", [])
+    assert [row[3:] for row in networks_table([nobody]).rows] == [["-", "-"], ["", ""], ["", ""]]

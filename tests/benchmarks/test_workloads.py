@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import loading, workloads
 from benchmarks.contestant import Contestant, Process
+from benchmarks.sequences import KINDS
 from mpgluon.data.shapes import render_shapes
 from mpgluon.numerics.loss_scale import DynamicLossScale
 
@@ -154,6 +155,46 @@ def test_a_prediction_is_that_of_the_network_up_to_the_rounding_of_the_format(
     assert logits.shape == (4, 1000)
     assert is_in_format(logits, plain().asnumpy(), dtype)
     assert facts["images"] == 4
+
+
+def test_a_prediction_says_how_often_it_is_called():
+    common = {"library": "gluon", "dtype": "float32", **NETWORK}
+    assert workloads.inference(calls=3, **common)[1]["calls"] == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("library", "dtype", "autocast"),
+    [
+        *((*one, False) for one in MXNET),
+        ("mpgluon", "float16", True),
+    ],
+)
+def test_a_step_on_sequences_changes_the_weights_in_its_format(
+    library, dtype, autocast, kind, monkeypatch
+):
+    monkeypatch.setattr(workloads, "_LEARNING_RATE", 2.0**-4)
+    built = []
+    original = workloads.build_sequence_network
+
+    def build(*arguments, **options):
+        built.append(original(*arguments, **options))
+        return built[-1]
+
+    monkeypatch.setattr(workloads, "build_sequence_network", build)
+    sizes = {"kind": kind, "layers": 2, "width": 16, "length": 5, "batch_size": 3, "calls": 2}
+    scale = {"loss_scale": loss_scale_of(library, dtype), "autocast": autocast}
+    step, facts = workloads.sequence_training(library=library, dtype=dtype, **scale, **sizes)
+    parameters = built[0].collect_params().values()
+    before = [values_of(parameter) for parameter in parameters]
+    losses = [step().asnumpy() for _ in range(3)]
+    assert losses[0].shape == (5,)  # the mean over the sequences at each place
+    assert losses[2].mean() < losses[0].mean() < 1.2 * np.log(1000)
+    assert all((x != values_of(parameter)).any() for x, parameter in zip(before, parameters))
+    formats = {np.dtype(p.dtype).name for p in parameters if p.name.endswith("weight")}
+    assert formats == {"float16" if dtype == "float16" and not autocast else "float32"}
+    assert facts["parameters"] == sum(value.size for value in before)
+    assert facts["calls"] == 2
 
 
 def test_a_network_that_was_not_fused_is_noted(monkeypatch):

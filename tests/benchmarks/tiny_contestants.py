@@ -6,15 +6,15 @@ import sys
 import time
 
 
-def notes(path, letter, seconds=0.0):
-    """Append a letter to a file at each run."""
+def notes(path, letter, seconds=0.0, calls=1):
+    """Append a letter to a file at each call."""
 
     def run():
         with open(path, "a") as file:
             file.write(letter)
         time.sleep(seconds)
 
-    return run, {"images": 4, "versions": {f"library-{letter}": "1.0"}}
+    return run, {"images": 4, "calls": calls, "versions": {f"library-{letter}": "1.0"}}
 
 
 def tells():

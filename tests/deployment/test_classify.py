@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import statistics
 import struct
 import threading
 import time
@@ -23,6 +24,7 @@ from mpgluon.data.images import MAX_IMAGE_PIXELS
 from mpgluon.data.loaders import eval_loader
 from mpgluon.deployment import classify
 from mpgluon.deployment.classify import Classifier, NotAPhotographError, read_photograph
+from mpgluon.native.bfloat16 import has_native_bfloat16
 
 SIZE = 16
 INPUTS = 3 * SIZE**2
@@ -199,7 +201,7 @@ def test_a_network_that_overflows_in_float16_gives_no_guesses_there():
     white = file_of(Image.new("RGB", (20, 20), "white"))
     one, other = classifier_of(net, dtype="float16")(white)
     assert len(one.guesses) == 5
-    assert other.guesses == ()
+    assert other.guesses == other.others == ()
 
 
 def test_there_are_no_more_guesses_than_categories():
@@ -229,11 +231,75 @@ def test_calls_from_several_threads_wait_for_each_other_and_answer_alike(monkeyp
     assert together == alone
 
 
+@pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ["bfloat16", "float16"]])
+def test_each_format_says_what_it_says_alone_and_how_it_is_computed(dtypes):
+    photograph = file_of(some_image())
+    found = classifier_of(linear_network(), dtype=dtypes)(photograph)
+    assert [one.dtype for one in found] == ["float32", *dtypes]
+    kinds = {one.dtype: one.arithmetic for one in found}
+    assert kinds["float32"] == "native"
+    assert kinds["float16"] == "emulated"
+    assert kinds["bfloat16"] == ("native" if has_native_bfloat16() else "emulated")
+    for one in found[1:]:
+        _, alone = classifier_of(linear_network(), dtype=one.dtype)(photograph)
+        assert alone.guesses == one.guesses
+
+
+def test_every_format_gives_a_probability_to_each_category_that_is_shown():
+    net = linear_network()
+    weight, bias = net.collect_params().values()
+    weight.set_data(mx.nd.zeros(weight.shape))
+    # Nearly equal logits: bfloat16 rounds them to one number, and takes the first five.
+    bias.set_data(mx.nd.arange(len(NAMES)) * 2.0**-11 + 1)
+    one, other = classifier_of(net)(file_of(some_image()))
+    assert [guess.category for guess in one.guesses] == list("gfedc")
+    assert [guess.category for guess in other.guesses] == list("abcde")
+    assert [guess.category for guess in one.others] == list("ab")
+    assert {guess.category for guess in other.others} == set("fg")
+    for prediction in (one, other):
+        assert sum(guess.probability for guess in prediction.guesses + prediction.others) == (
+            pytest.approx(1, abs=2.0**-50)  # seven quotients, each rounded once
+        )
+
+
+def test_a_network_is_warm_before_its_first_photograph_and_its_time_is_a_median(monkeypatch):
+    seen, clock = [], [0.0]
+
+    def slow_network(_, dtype):
+        def call(images):
+            seen.append((dtype, images.asnumpy()))
+            clock[0] += 1000.0 if len(seen) <= 10 else len(seen) ** 2 / 1000
+            return mx.nd.zeros((1, len(NAMES)))
+
+        return call
+
+    monkeypatch.setattr(classify, "inference_network", slow_network)
+    monkeypatch.setattr(classify.time, "perf_counter", lambda: clock[0])
+    classifier = classifier_of(None)
+    assert [dtype for dtype, _ in seen] == ["float32"] * 5 + ["bfloat16"] * 5
+    rendered = seen[0][1]
+    assert rendered.shape == (1, 3, SIZE, SIZE)
+    assert len(np.unique(rendered)) > 100  # an image, not a constant
+    assert all(np.array_equal(images, rendered) for _, images in seen)
+    for photograph in range(1, 8):
+        one, other = classifier(file_of(some_image(20 + photograph)))
+        assert [dtype for dtype, _ in seen[-10:]] == ["float32"] * 5 + ["bfloat16"] * 5
+        numbers = range(11, len(seen) + 1)  # of calls, from 1
+        of_one = [n**2 for n in numbers if seen[n - 1][0] == "float32"][-25:]
+        of_other = [n**2 for n in numbers if seen[n - 1][0] == "bfloat16"][-25:]
+        assert one.calls == other.calls == min(5 * photograph, 25)
+        # Times of seconds, of which differences are taken: 2**-52 of some 10 s.
+        assert one.latency_ms == pytest.approx(statistics.median(of_one), abs=1e-9)
+        assert other.latency_ms == pytest.approx(statistics.median(of_other), abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("names", "dtype", "message"),
     [
         (("a", "b"), "bfloat16", "has 7 logits, but classes names 2"),
-        (NAMES, "float32", "must be bfloat16 or float16, received 'float32'"),
+        (NAMES, "float32", "must be bfloat16 or float16, or both; received 'float32'"),
+        (NAMES, ("float16", "float32"), r"received \('float16', 'float32'\)"),
+        (NAMES, (), r"received \(\)"),
     ],
 )
 def test_what_does_not_fit_the_network_is_refused(names, dtype, message):

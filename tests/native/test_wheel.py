@@ -24,7 +24,7 @@ from mpgluon import native
 assert mpgluon.__file__.startswith(sys.argv[1]), mpgluon.__file__
 assert native.load(), native.status()
 values = mx.nd.random.normal(shape=(3, 1001))
-mx.nd.save(sys.argv[2], [values, native.invoke("_mpgluon_round_value_11_5", values)])
+mx.nd.save(sys.argv[2], [values, native.invoke("_mpgluon_plain_value_11_5", values)])
 found = native.status()
 print(found.state, found.level)
 """

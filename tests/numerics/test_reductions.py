@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
+from mpgluon import native
 from mpgluon.numerics.dtypes import cast
 from mpgluon.numerics.formats import FLOAT32
-from mpgluon.numerics.reductions import all_finite, global_norm
+from mpgluon.numerics.reductions import all_finite, global_norm, sums_of_squares
 
 DTYPES = ("float16", "float32", "float64")
 BAD = (math.inf, -math.inf, math.nan)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["MXNet's own", "native operators"])
+def _operators(request, monkeypatch):
+    if request.param:
+        request.getfixturevalue("native_operators")
+    monkeypatch.setattr(native, "available", lambda: request.param)
 
 
 def array(values, dtype="float32", ctx=None):
@@ -211,3 +219,21 @@ def test_a_question_changes_no_array_and_is_not_recorded(question):
     for one, old in zip(arrays, before):
         np.testing.assert_array_equal(one.asnumpy(), old)
     np.testing.assert_array_equal(arrays[1].grad.asnumpy(), [2, 2, 2])
+
+
+# --- sums_of_squares -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_a_native_sum_does_not_depend_on_what_is_summed_beside_it(monkeypatch):
+    monkeypatch.setattr(native, "available", lambda: True)
+    rng = np.random.default_rng(0)
+    sizes = (1, 15, 4095, 4096, 4097, 70000, 3)
+    arrays = [array(rng.standard_normal(size).astype(np.float32)) for size in sizes]
+    together = sums_of_squares(arrays, in_any_order=True).asnumpy()
+    alone = [sums_of_squares([one], in_any_order=True).asnumpy() for one in arrays]
+    assert together.tobytes() == np.concatenate(alone).tobytes()
+    for one, total in zip(arrays, together):
+        expected = math.fsum(float(x) ** 2 for x in one.asnumpy())
+        # At most 256 numbers are added in FP32, and the sums in float64.
+        assert abs(total - expected) <= gamma(258) * expected

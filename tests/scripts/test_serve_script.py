@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import socket
@@ -24,6 +26,7 @@ from mpgluon.training.runs import open_run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "serve.py"
 LIMIT = 16 * 2**20
+FORMATS = ["float32", "float16", "bfloat16"]
 TEXT = b"no photograph"
 
 # Runs a script, and says on stderr which files are opened to be written.
@@ -48,7 +51,8 @@ def script():
 @pytest.fixture(scope="module")
 def classifier(small_run):
     run = open_run(small_run, mx.cpu())
-    return Classifier(run.net, run.classes, image_size=run.config.image_size)
+    dtypes = ("float16", "bfloat16")
+    return Classifier(run.net, run.classes, image_size=run.config.image_size, dtype=dtypes)
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +81,16 @@ def test_an_answer_is_what_the_classifier_says(client, classifier, images):
     assert response.status_code == 200
     assert response.mimetype == "application/json"
     expected = classifier(photograph)
-    assert [found["dtype"] for found in response.json["predictions"]] == ["float32", "bfloat16"]
+    assert [found["dtype"] for found in response.json["predictions"]] == FORMATS
     for found, prediction in zip(response.json["predictions"], expected):
         assert found["latency_ms"] > 0
+        assert found["calls"] == 5
+        assert found["arithmetic"] == classifier.arithmetic[found["dtype"]]
         assert len(found["guesses"]) == 5
-        assert [tuple(guess.values()) for guess in found["guesses"]] == [
-            (guess.category, guess.probability) for guess in prediction.guesses
-        ]
+        for name in ("guesses", "others"):
+            assert [tuple(guess.values()) for guess in found[name]] == [
+                (guess.category, guess.probability) for guess in getattr(prediction, name)
+            ]
 
 
 def cut_short(images) -> bytes:
@@ -112,6 +119,7 @@ def test_what_is_no_photograph_gets_a_status_and_a_sentence(client, images, body
     ("method", "path", "status"),
     [
         ("GET", "/", 200),
+        ("GET", "/formats.css", 200),
         ("GET", "/static/page.js", 200),
         ("GET", "/static/page.css", 200),
         ("GET", "/static/icon.svg", 200),
@@ -153,7 +161,46 @@ def test_only_trusted_names_of_the_host_are_answered(script, classifier, images)
         assert client.post("/classify", data=body, base_url=base).status_code == status
 
 
+@pytest.mark.parametrize("bfloat16", ["native", "emulated"])
+def test_the_page_says_by_which_arithmetic_each_format_is_computed(
+    script, classifier, monkeypatch, bfloat16
+):
+    monkeypatch.setitem(classifier.arithmetic, "bfloat16", bfloat16)
+    client = script.create_app(classifier, title="", about="").test_client()
+    text = " ".join(html.unescape(client.get("/").text).split())
+    assert "native: this processor's own float32 instructions." in text
+    assert "These are a GPU's numbers, not its speed." in text
+    native = "native: this processor's own bfloat16 instructions." in text
+    emulated = "emulated: this processor has no bfloat16 instructions" in text
+    assert (native, emulated) == (bfloat16 == "native", bfloat16 == "emulated")
+
+
 # The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtypes"),
+    [
+        ([], ["float16", "bfloat16"]),
+        (["--dtype", "float16"], ["float16"]),
+        (["--dtype", "bfloat16"], ["bfloat16"]),
+        (["--dtype", "bfloat16", "--dtype", "float16"], ["bfloat16", "float16"]),
+        (["--dtype", "float16", "--dtype", "float16"], ["float16"]),
+    ],
+)
+def test_the_page_shows_fp32_and_the_formats_that_were_asked_for(
+    script, small_run, monkeypatch, arguments, dtypes
+):
+    shown = []
+
+    def create_server(app, **_):
+        page = app.test_client().get("/", base_url="http://127.0.0.1").text
+        shown.extend(re.findall(r'<th scope="col" id="(\w+)" class="\1">', page))
+        return _NoServer()
+
+    monkeypatch.setattr(script.waitress, "create_server", create_server)
+    assert script.main([str(small_run), "--port", "0", *arguments]) == 0
+    assert shown == ["float32", *dtypes]
 
 
 class _NoServer:
@@ -281,29 +328,34 @@ def page(browser, server):
     return browser
 
 
-def cards_of(page) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the name on each card with its categories and probabilities."""
-    page.wait_for("document.querySelectorAll('.card li').length === 10")
-    return page.evaluate(
-        """Array.from(document.querySelectorAll('.card'), (card) => [
-            card.querySelector('h2').innerText,
-            Array.from(card.querySelectorAll('li'), (item) => item.innerText.split('\\n')),
-        ])"""
+def table_of(page) -> dict[str, list[str]]:
+    """Return what is in each row of the table: probabilities with their differences from FP32."""
+    page.wait_for("document.querySelectorAll('tbody tr').length >= 5")
+    rows = page.evaluate(
+        """Array.from(document.querySelectorAll('tbody tr'), (row) =>
+            Array.from(row.cells, (cell) => cell.innerText.split('\\n').join(' ')))"""
     )
+    return {category: cells for category, *cells in rows}
 
 
-def answer_of(server, photograph: Path) -> list[tuple[str, list[tuple[str, str]]]]:
+def answer_of(server, photograph: Path) -> dict[str, list[str]]:
+    """Return what the table has to show."""
     response = requests.post(f"{server}classify", data=photograph.read_bytes(), timeout=60)
-    return [
-        [
-            prediction["dtype"],
-            [
-                [guess["category"], f"{100 * guess['probability']:.2f} %"]
-                for guess in prediction["guesses"]
-            ],
-        ]
-        for prediction in response.json()["predictions"]
+    predictions = response.json()["predictions"]
+    probabilities = [
+        {one["category"]: one["probability"] for one in (*found["guesses"], *found["others"])}
+        for found in predictions
     ]
+    guessed = [one["category"] for found in predictions for one in found["guesses"]]
+    rows = {}
+    for category in dict.fromkeys(guessed):
+        fp32, *others = (100 * found[category] for found in probabilities)
+        cells = [f"{fp32:.2f} %"]
+        for other in others:
+            difference = re.sub(r"[+-](?=0\.00)", "±", f"{other - fp32:+.2f}")
+            cells.append(f"{other:.2f} % {difference}".replace("-", "\N{MINUS SIGN}"))
+        rows[category] = cells
+    return rows
 
 
 def text_of(page, element: str) -> str:
@@ -318,11 +370,17 @@ def assert_nothing_went_wrong(page, server):
             assert event["params"]["request"]["url"].startswith((server, f"blob:{server}"))
 
 
-def test_a_photograph_that_is_chosen_is_shown_with_both_answers(page, server, caltech101_mini):
+def test_a_photograph_that_is_chosen_is_shown_with_all_answers(page, server, caltech101_mini):
     photograph = caltech101_mini / "101_ObjectCategories" / "ketch" / "image_0055.jpg"
     page.choose_file("#file", photograph)
-    assert cards_of(page) == answer_of(server, photograph)
-    assert re.search("both say|disagree", text_of(page, "summary"), re.IGNORECASE)
+    assert table_of(page) == answer_of(server, photograph)
+    assert re.search("All say|They disagree", text_of(page, "summary"))
+    times = page.evaluate(
+        "Array.from(document.querySelectorAll('.latency'), (one) => one.innerText)"
+    )
+    assert len(times) == 3
+    assert all(re.fullmatch(r"\d+\.\d ms", time) for time in times)
+    assert text_of(page, "calls") in ("5", "10", "15", "20", "25")
     assert page.evaluate("document.getElementById('preview').alt") == photograph.name
     page.wait_for("document.getElementById('crop').offsetWidth > 0")
     with Image.open(photograph) as image:
@@ -339,24 +397,98 @@ def test_a_photograph_that_is_chosen_is_shown_with_both_answers(page, server, ca
     assert_nothing_went_wrong(page, server)
 
 
-def test_a_card_has_the_colour_of_its_format(page):
-    for dtype in ("float32", "float16", "bfloat16"):
-        color = page.evaluate(
-            f"""(() => {{
-                const card = document.querySelector('.card');
-                card.id = '{dtype}';
-                return getComputedStyle(card).borderTopColor;
-            }})()"""
+def test_a_format_has_its_colour_and_mark_of_the_figures(page, images):
+    page.choose_file("#file", images[0])
+    table_of(page)
+    for dtype in FORMATS:
+        heading, bar, mark = page.evaluate(
+            f"""[
+                getComputedStyle(document.querySelector('th.{dtype}')).borderBottomColor,
+                getComputedStyle(document.querySelector('td.{dtype} .bar span')).backgroundColor,
+                document.querySelector('th.{dtype} .mark').innerText,
+            ]"""
         )
-        red, green, blue = (round(255 * part) for part in to_rgb(FORMAT_LOOKS[dtype]["color"]))
-        assert color == f"rgb({red}, {green}, {blue})"
+        look = FORMAT_LOOKS[dtype]
+        red, green, blue = (round(255 * part) for part in to_rgb(look["color"]))
+        assert heading == bar == f"rgb({red}, {green}, {blue})"
+        assert mark == {"o": "●", "s": "■", "^": "▲"}[look["marker"]]
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_fits_into_narrow_and_wide_windows(page, images, width):
+    page.send(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=900,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
+    try:
+        page.choose_file("#file", images[0])
+        table_of(page)
+        inside, cells = page.evaluate(
+            """[
+                document.documentElement.scrollWidth <= innerWidth,
+                Array.from(document.querySelectorAll('td, thead th + th'), (cell) =>
+                    cell.scrollWidth <= cell.clientWidth && cell.clientWidth > 80),
+            ]"""
+        )
+        assert inside
+        assert len(cells) >= 3 * 6
+        assert all(cells)
+    finally:
+        page.send("Emulation.clearDeviceMetricsOverride")
+
+
+@pytest.mark.parametrize(
+    ("guesses", "sentence"),
+    [
+        (
+            [[("cat", 0.7)], [("cat", 0.7)], [("cat", 0.7)]],
+            "All say cat; their probabilities are less than 0.01 percentage points apart.",
+        ),
+        (
+            [[("cat", 0.7)], [("cat", 0.71)], [("cat", 0.695)]],
+            "All say cat; their probabilities are at most 1.50 percentage points apart.",
+        ),
+        (
+            [[("cat", 0.7)], [("cat", 0.71)]],
+            "Both say cat; their probabilities are 1.00 percentage points apart.",
+        ),
+        (
+            [[("cat", 0.7)], [("cat", 0.7)], [("dog", 0.7)]],
+            "They disagree: float32 says cat, float16 says cat, bfloat16 says dog.",
+        ),
+        ([[("cat", 0.7)], [], [("cat", 0.7)]], "float16 has no answer: its numbers overflowed."),
+        (
+            [[("cat", 0.7)], [], []],
+            "float16 and bfloat16 have no answer: their numbers overflowed.",
+        ),
+    ],
+)
+def test_the_summary_says_whether_the_formats_agree(page, images, guesses, sentence):
+    predictions = [
+        {
+            "dtype": dtype,
+            "latency_ms": 1,
+            "calls": 5,
+            "guesses": [{"category": name, "probability": share} for name, share in found],
+            "others": [],
+        }
+        for dtype, found in zip(FORMATS, guesses)
+    ]
+    answer = json.dumps({"predictions": predictions})
+    page.evaluate(f"window.fetch = async () => new Response({json.dumps(answer)})")
+    page.choose_file("#file", images[0])
+    page.wait_for("document.querySelectorAll('tbody tr').length >= 1")
+    assert text_of(page, "summary") == sentence
 
 
 def test_a_photograph_may_be_dropped_anywhere(page, server, images):
     for photograph, x in ((images[0], 200), (images[-1], 900)):
         page.drop_file(photograph, x=x, y=300)
         page.wait_for(f"document.getElementById('preview').alt === '{photograph.name}'")
-        assert cards_of(page) == answer_of(server, photograph)
+        assert table_of(page) == answer_of(server, photograph)
     assert_nothing_went_wrong(page, server)
 
 
@@ -372,7 +504,7 @@ def test_the_keyboard_reaches_the_choice_of_a_file_and_readers_hear_what_it_is(p
     )
     assert "Drop a photograph here or choose one" in focused["name"]["value"]
     roles = {node["role"]["value"] for node in nodes}
-    assert {"status", "heading", "article"} <= roles
+    assert {"status", "heading", "columnheader"} <= roles
 
 
 @pytest.mark.parametrize(
@@ -388,15 +520,15 @@ def test_a_wrong_file_gets_a_sentence_and_the_last_answer_goes(
     page, images, tmp_path, content, sentence
 ):
     page.choose_file("#file", images[0])
-    cards_of(page)
+    table_of(page)
     wrong = tmp_path / "wrong.jpg"
     wrong.write_bytes(content)
     page.choose_file("#file", wrong)
     page.wait_for("!document.getElementById('error').hidden")
     assert text_of(page, "error") == sentence
-    assert page.evaluate("document.querySelectorAll('.card li').length") == 0
+    assert page.evaluate("document.querySelectorAll('tbody tr').length") == 0
     page.choose_file("#file", images[0])
-    cards_of(page)
+    table_of(page)
     assert page.evaluate("document.getElementById('error').hidden")
 
 
@@ -404,7 +536,7 @@ def test_names_of_files_are_text_and_not_markup(page, images, tmp_path):
     hostile = tmp_path / "<img src=x onerror=document.title='taken'>.jpg"
     hostile.write_bytes(images[0].read_bytes())
     page.choose_file("#file", hostile)
-    cards_of(page)
+    table_of(page)
     assert page.evaluate("document.getElementById('preview').alt") == hostile.name
     assert page.evaluate("document.querySelectorAll('img').length") == 1
     assert page.evaluate("document.title") == "cifar_resnet20_v1 in 32 and 16 bits"

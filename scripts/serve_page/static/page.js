@@ -1,4 +1,4 @@
-// Sends a photograph as it is, and shows what the two networks answer.
+// Sends a photograph as it is, and shows what the networks answer, one beside the other.
 
 const element = (id) => document.getElementById(id);
 const maxBytes = Number(document.body.dataset.maxBytes);
@@ -67,7 +67,7 @@ function clear() {
   element("preview").removeAttribute("src");
   for (const id of ["error", "frame", "caption"]) element(id).hidden = true;
   element("invitation").hidden = false;
-  for (const list of document.querySelectorAll(".card ol")) list.replaceChildren();
+  document.querySelector("tbody").replaceChildren();
   for (const text of document.querySelectorAll(".latency")) text.textContent = "\u00a0";
 }
 
@@ -83,39 +83,74 @@ function show(file, predictions) {
   element("invitation").hidden = true;
   for (const id of ["frame", "caption"]) element(id).hidden = false;
   element("summary").textContent = summaryOf(predictions);
-  for (const { dtype, latency_ms, guesses } of predictions) {
-    const card = element(dtype);
-    const text = `${latency_ms.toFixed(1)} ms, median of 5 calls`;
-    card.querySelector(".latency").textContent = text;
-    const items = guesses.length ? guesses.map(itemOf) : ["The logits are not finite."];
-    card.querySelector("ol").replaceChildren(...items);
+  element("calls").textContent = predictions[0].calls;
+  for (const { dtype, latency_ms } of predictions) {
+    element(dtype).querySelector(".latency").textContent = `${latency_ms.toFixed(1)} ms`;
   }
+  const guessed = predictions.flatMap(({ guesses }) => guesses.map(({ category }) => category));
+  const rows = [...new Set(guessed)].map((category) => rowOf(category, predictions));
+  document.querySelector("tbody").replaceChildren(...rows);
 }
 
 function summaryOf(predictions) {
-  const [[first], [second]] = predictions.map(({ guesses }) => guesses);
-  const [one, other] = predictions.map(({ dtype }) => dtype);
-  if (!first || !second) return `${first ? other : one} has no answer: its numbers overflowed.`;
-  if (first.category !== second.category) {
-    return `They disagree: ${one} says ${first.category}, ${other} says ${second.category}.`;
+  const silent = predictions.filter(({ guesses }) => !guesses.length).map(({ dtype }) => dtype);
+  if (silent.length) {
+    const [have, their] = silent.length > 1 ? ["have", "their"] : ["has", "its"];
+    return `${silent.join(" and ")} ${have} no answer: ${their} numbers overflowed.`;
   }
-  const difference = 100 * Math.abs(first.probability - second.probability);
-  const apart = difference < 0.005 ? "less than 0.01" : difference.toFixed(2);
-  return `Both say ${first.category}; their probabilities are ${apart} percentage points apart.`;
+  const first = predictions.map(({ dtype, guesses: [{ category }] }) => [dtype, category]);
+  if (new Set(first.map(([, category]) => category)).size > 1) {
+    return `They disagree: ${first.map(([dtype, category]) => `${dtype} says ${category}`).join(", ")}.`;
+  }
+  const category = first[0][1];
+  const probabilities = predictions.map((prediction) => probabilityOf(category, prediction));
+  const difference = 100 * (Math.max(...probabilities) - Math.min(...probabilities));
+  const [who, most] = predictions.length > 2 ? ["All", "at most "] : ["Both", ""];
+  const apart = difference < 0.005 ? "less than 0.01" : `${most}${difference.toFixed(2)}`;
+  return `${who} say ${category}; their probabilities are ${apart} percentage points apart.`;
 }
 
-function itemOf({ category, probability }) {
-  const item = document.createElement("li");
-  const percent = `${(100 * probability).toFixed(2)} %`;
-  for (const [name, text] of [["category", category], ["probability", percent], ["bar", ""]]) {
-    const part = document.createElement("span");
-    part.className = name;
-    part.textContent = text;
-    item.append(part);
+function probabilityOf(category, { guesses, others }) {
+  return [...guesses, ...others].find((guess) => guess.category === category)?.probability;
+}
+
+function rowOf(category, predictions) {
+  const row = document.createElement("tr");
+  const name = partOf("th", "category", category);
+  name.scope = "row";
+  const fp32 = probabilityOf(category, predictions[0]);
+  row.append(name, ...predictions.map((prediction) => cellOf(category, prediction, fp32)));
+  return row;
+}
+
+function cellOf(category, prediction, fp32) {
+  const probability = probabilityOf(category, prediction);
+  const cell = partOf("td", prediction.dtype);
+  if (probability === undefined) {
+    cell.append(partOf("span", "probability", "not finite"));
+    return cell;
   }
-  const filled = document.createElement("span");
-  filled.style.width = `${100 * probability}%`;
-  item.lastChild.setAttribute("aria-hidden", "true");
-  item.lastChild.append(filled);
-  return item;
+  cell.classList.toggle("likeliest", category === prediction.guesses[0].category);
+  const bar = partOf("span", "bar");
+  bar.setAttribute("aria-hidden", "true");
+  bar.append(partOf("span", ""));
+  bar.lastChild.style.width = `${100 * probability}%`;
+  cell.append(partOf("span", "probability", `${(100 * probability).toFixed(2)} %`), bar);
+  if (prediction.dtype !== "float32" && fp32 !== undefined) {
+    cell.append(differenceOf(100 * (probability - fp32)));
+  }
+  return cell;
+}
+
+function differenceOf(percentagePoints) {
+  const digits = Math.abs(percentagePoints).toFixed(2);
+  if (digits === "0.00") return partOf("span", "difference none", "±0.00");
+  return partOf("span", "difference", `${percentagePoints > 0 ? "+" : "−"}${digits}`);
+}
+
+function partOf(kind, name, text = "") {
+  const part = document.createElement(kind);
+  part.className = name;
+  part.textContent = text;
+  return part;
 }

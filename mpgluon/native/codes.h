@@ -1,0 +1,290 @@
+// Operators on arrays of 16-bit codes other than products and batch normalization.
+//
+// Operators on elements take and return codes in either layout, all arrays of a call in the same.
+#ifndef MPGLUON_CODES_H_
+#define MPGLUON_CODES_H_
+
+#include "common.h"
+#include "packing.h"
+
+namespace mpgluon {
+namespace codes {
+
+bool all_codes(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
+  std::fill(in->begin(), in->end(), mshadow::kFloat16);
+  std::fill(out->begin(), out->end(), mshadow::kFloat16);
+  return true;
+}
+
+bool one_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  mxnet::TShape known;
+  for (const auto* shapes : {in, out})
+    for (const mxnet::TShape& shape : *shapes)
+      if (mxnet::shape_is_known(shape)) known = shape;
+  if (!mxnet::shape_is_known(known)) return false;
+  std::fill(in->begin(), in->end(), known);
+  std::fill(out->begin(), out->end(), known);
+  return true;
+}
+
+std::vector<std::pair<int, int>> first_in_place(const NodeAttrs&) { return {{0, 0}}; }
+std::vector<bool> unchanged(const NodeAttrs&) { return {true}; }
+
+// Let compute(y) write codes to an array, or to one apart that is added to it.
+template <class Format, class Compute>
+void write_codes(const Format& format, OpReqType req, const NDArray& out, const Compute& compute) {
+  if (req == mxnet::kNullOp) return;
+  if (req != mxnet::kAddTo) return compute(codes_of(out));
+  const NDArray apart = fresh(out, mshadow::kFloat16);
+  compute(codes_of(apart));
+  add_codes(format, codes_of(out), codes_of(apart), out.shape().Size(), codes_of(out));
+}
+
+// ---- ReLU. oneDNN makes 0 of NaN, and multiplies the gradient by 1 or 0.
+
+template <class Format>
+void relu(const Format& format, const Arrays& in, const Requests& req, const Arrays& out) {
+  const uint16_t* x = codes_of(in[0]);
+  const uint16_t infinity = format.narrow_one(INFINITY);
+  const auto one = [infinity](uint16_t x) -> uint16_t {
+    return static_cast<uint16_t>(x - 1) < infinity ? x : 0;
+  };
+  write_codes(format, req[0], out[0], [&](uint16_t* y) {
+    for_all(out[0].shape().Size(),
+            [&](int64_t i) { for (int64_t j = i; j < i + kChunk; ++j) y[j] = one(x[j]); },
+            [&](int64_t i) { y[i] = one(x[i]); });
+  });
+}
+
+template <class Format>
+void relu_backward(const Format& format, const Arrays& in, const Requests& req,
+                   const Arrays& out) {
+  const uint16_t *dy = codes_of(in[0]), *y = codes_of(in[1]);
+  const uint16_t infinity = format.narrow_one(INFINITY), nan = format.narrow_one(NAN) & 0x7fff;
+  const auto one = [=](uint16_t dy, uint16_t y) -> uint16_t {
+    const uint16_t sign = dy & 0x8000, product = (dy & 0x7fff) < infinity ? sign : dy | nan;
+    return y != 0 ? dy : product;
+  };
+  write_codes(format, req[0], out[0], [&](uint16_t* dx) {
+    for_all(out[0].shape().Size(),
+            [&](int64_t i) { for (int64_t j = i; j < i + kChunk; ++j) dx[j] = one(dy[j], y[j]); },
+            [&](int64_t i) { dx[i] = one(dy[i], y[i]); });
+  });
+}
+
+// ---- Sums.
+
+template <class Format>
+void add(const Format& format, const Arrays& in, const Requests& req, const Arrays& out) {
+  write_codes(format, req[0], out[0], [&](uint16_t* y) {
+    add_codes(format, codes_of(in[0]), codes_of(in[1]), out[0].shape().Size(), y);
+  });
+}
+
+// Supply two consumers of a value, so that the sum of their gradients is rounded.
+void fork(const Arrays& in, const Requests& req, const Arrays& out) {
+  for (int i : {0, 1}) {
+    if (req[i] == mxnet::kNullOp || codes_of(out[i]) == codes_of(in[0])) continue;
+    CHECK_NE(req[i], mxnet::kAddTo);
+    std::memcpy(codes_of(out[i]), codes_of(in[0]), in[0].shape().Size() * sizeof(uint16_t));
+  }
+}
+
+// ---- Concatenation of channels.
+
+// Copy each image's share of one array between it and the joined array.
+template <bool kJoin>
+void copy_shares(const std::vector<uint16_t*>& parts, const std::vector<int64_t>& sizes,
+                 uint16_t* joined, int64_t images) {
+  int64_t all = 0;
+  for (int64_t size : sizes) all += size;
+  in_parallel(images, [&](int64_t image) {
+    uint16_t* place = joined + image * all;
+    for (size_t i = 0; i < parts.size(); place += sizes[i++]) {
+      if (parts[i] == nullptr) continue;
+      uint16_t* part = parts[i] + image * sizes[i];
+      std::memcpy(kJoin ? place : part, kJoin ? part : place, sizes[i] * sizeof(uint16_t));
+    }
+  });
+}
+
+// Join packed arrays, or split one. Blocks of channels stay whole where all arrays have the same.
+template <bool kJoin, class Format>
+void join(const Format& format, const Arrays& parts, const Requests& requests,
+          const NDArray& joined, OpReqType joined_request) {
+  const auto& shape = joined.shape();
+  bool same = true;
+  for (const NDArray& part : parts)
+    same = same && packed_layout(part.shape()) == packed_layout(shape);
+  const auto apart = [](const NDArray& like) { return fresh(like, mshadow::kFloat16); };
+  std::vector<uint16_t*> places;
+  std::vector<int64_t> sizes;
+  Arrays used;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool direct = same && requests[i] != mxnet::kAddTo;
+    used.push_back(direct ? parts[i] : apart(parts[i]));
+    if (kJoin && !same) move_codes<false>(parts[i], mxnet::kWriteTo, used[i]);
+    places.push_back(requests[i] == mxnet::kNullOp ? nullptr : codes_of(used[i]));
+    sizes.push_back(parts[i].shape().Size() / shape[0]);
+  }
+  const NDArray whole = same && joined_request != mxnet::kAddTo ? joined : apart(joined);
+  if (!kJoin && !same) move_codes<false>(joined, mxnet::kWriteTo, whole);
+  copy_shares<kJoin>(places, sizes, codes_of(whole), shape[0]);
+  const auto finish = [&](const NDArray& from, OpReqType req, const NDArray& to) {
+    if (req == mxnet::kNullOp || codes_of(from) == codes_of(to)) return;
+    write_codes(format, req, to, [&](uint16_t* y) {
+      if (same) std::memcpy(y, codes_of(from), to.shape().Size() * sizeof *y);
+      else move_codes_to<true>(from, y);
+    });
+  };
+  if (kJoin) finish(whole, joined_request, joined);
+  else for (size_t i = 0; i < parts.size(); ++i) finish(used[i], requests[i], parts[i]);
+}
+
+// ---- MXNet's operators on FP32 copies.
+
+// Let an operator compute on FP32 copies of codes, and round what it returns. Other arrays, such as
+// the positions of largest elements, it takes as they are.
+template <class Format>
+void on_copies(const Format& format, bool as_plain, const nnvm::Op* op, const NodeAttrs& attrs,
+               const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
+  const Slot for_operands[] = {kDataSlot, kGradientSlot, kWeightSlot};
+  const Slot for_results[] = {kResultSlot, kWeightGradientSlot};
+  Arrays wide = in, results = out;
+  Requests requests = req;
+  // An operator on elements may take packed numbers for plain ones.
+  const auto layout = [&](const NDArray& array) {
+    return as_plain ? 1 : packed_layout(array.shape());
+  };
+  size_t number = 0;
+  for (NDArray& array : wide)
+    if (holds_codes(array))
+      array = widened(format, array, layout(array), for_operands[number++]);
+  number = 0;
+  for (size_t i = 0; i < out.size(); ++i)
+    if (holds_codes(out[i]) && req[i] != mxnet::kNullOp) {
+      results[i] = scratch(out[i], for_results[number++]);
+      requests[i] = mxnet::kWriteTo;
+    }
+  call(op, attrs, ctx, wide, requests, results);
+  for (size_t i = 0; i < out.size(); ++i)
+    if (holds_codes(out[i])) narrow_array(format, results[i], req[i], out[i], layout(out[i]));
+}
+
+// ---- Registration.
+
+// Return what MXNet calls, from a function of operands, requests and results.
+template <class Function>
+FComputeEx computing(const Function& function) {
+  return [function](const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
+                    const Arrays& out) { function(in, req, out); };
+}
+
+Operator elements(const std::string& name, int inputs, int outputs, const FComputeEx& compute) {
+  Operator made(name, inputs, outputs);
+  made.set<mxnet::FInferShape>("FInferShape", old_function(one_shape))
+      .set<nnvm::FInferType>("FInferType", old_function(all_codes))
+      .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
+      .set<nnvm::FInplaceOption>("FInplaceOption", first_in_place)
+      .set<FComputeEx>("FComputeEx<cpu>", compute);
+  return made;
+}
+
+// The operators on elements, and those whose gradients they name, that MXNet computes on copies.
+// Those whose gradients are made from results, before these are rounded, cannot be among them.
+const char* const kOfElements[] = {
+    "clip",         "_backward_clip",       "_mul_scalar",  "_backward_mul_scalar",
+    "_div_scalar",  "_backward_div_scalar", "_plus_scalar", "_minus_scalar",
+    "_rminus_scalar", "elemwise_mul",       "_backward_mul"};
+// An average has other bits in other layouts, and is made of plain arrays.
+const char* const kOfImages[] = {"Pooling", "_backward_Pooling"};
+
+// Return a gradient function whose nodes have the operators with this prefix and suffix.
+nnvm::FGradient gradient_on_copies(const nnvm::Op* op, const std::string& prefix,
+                                   const std::string& suffix) {
+  return [op, prefix, suffix](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
+    static const auto& gradients = table<nnvm::FGradient>("FGradient");
+    auto entries = gradients.data_[op->index_].first(node, grads);
+    for (auto& entry : entries) {
+      const std::string name = entry.node->attrs.op->name;
+      const nnvm::Op* own = dmlc::Registry<nnvm::Op>::Find(prefix + name + suffix);
+      if (own != nullptr) entry.node->attrs.op = own;
+    }
+    return entries;
+  };
+}
+
+bool images_are_codes(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
+  in->at(0) = out->at(0) = mshadow::kFloat16;
+  for (size_t i = 1; i < out->size(); ++i) out->at(i) = mshadow::kInt32;
+  return true;
+}
+
+template <class Format>
+void register_on_copies(const Format& format, const std::string& prefix, const std::string& name,
+                        const std::string& suffix, bool as_plain,
+                        const nnvm::FInferType& types) {
+  const nnvm::Op* op = nnvm::Op::Get(name);
+  Operator made = in_place_of(
+      op, prefix + name + suffix,
+      [=](const auto&... all) { on_copies(format, as_plain, op, all...); });
+  if (name.find("_backward") == 0) return;
+  made.set<nnvm::FInferType>("FInferType", types)
+      .set<nnvm::FGradient>("FGradient", gradient_on_copies(op, prefix, suffix));
+}
+
+template <class Format>
+void register_codes(const Format& format, const std::string& suffix) {
+  const auto with_format = [format](auto function) {
+    return computing([format, function](const auto&... all) { function(format, all...); });
+  };
+  const nnvm::Op *activation = nnvm::Op::Get("Activation"), *sum = nnvm::Op::Get("elemwise_add");
+  Operator back = elements("_mpgluon_relu_backward" + suffix, 2, 1,
+                           with_format([](const auto&... all) { relu_backward(all...); }));
+  Operator forward = elements("_mpgluon_relu" + suffix, 1, 1,
+                              with_format([](const auto&... all) { relu(all...); }));
+  // MXNet's function reads the kind of activation from the node, and makes this kind's gradient.
+  forward.op().attr_parser = back.op().attr_parser = activation->attr_parser;
+  forward.set<nnvm::FGradient>("FGradient", gradient_by(activation, &back.op()));
+
+  Operator sums = elements("_mpgluon_add" + suffix, 2, 1,
+                           with_format([](const auto&... all) { add(all...); }));
+  sums.inherit<nnvm::FListInputNames>("FListInputNames", sum)
+      .set<nnvm::FGradient>(
+          "FGradient", [](const nnvm::ObjectPtr&, const std::vector<nnvm::NodeEntry>& grads) {
+            return std::vector<nnvm::NodeEntry>{grads[0], grads[0]};
+          });
+  elements("_mpgluon_fork" + suffix, 1, 2, computing(fork))
+      .set<nnvm::FInplaceIdentity>("FInplaceIdentity", unchanged)
+      .set_gradient("_mpgluon_add" + suffix);
+
+  const nnvm::Op *concat = nnvm::Op::Get("Concat"), *split = nnvm::Op::Get("_backward_Concat");
+  Operator joined = in_place_of(
+      concat, "_mpgluon_concat" + suffix,
+      computing([format](const Arrays& in, const Requests& req, const Arrays& out) {
+        join<true>(format, in, Requests(in.size(), mxnet::kWriteTo), out[0], req[0]);
+      }));
+  joined.set<nnvm::FInferType>("FInferType", old_function(all_codes))
+      .set_gradient("_mpgluon_split" + suffix);
+  Operator made_split = in_place_of(
+      split, "_mpgluon_split" + suffix,
+      computing([format](const Arrays& in, const Requests& req, const Arrays& out) {
+        join<false>(format, out, req, in[0], mxnet::kWriteTo);
+      }));
+  made_split.op().get_num_inputs = nullptr;
+  made_split.op().num_inputs = 1;  // and not also the arrays that were joined, whose shapes MXNet knows
+
+  const nnvm::FInferType of_elements = old_function(all_codes);
+  const nnvm::FInferType of_images = old_function(images_are_codes);
+  for (const char* name : kOfElements)
+    register_on_copies(format, "_mpgluon_on_copies_", name, suffix, true, of_elements);
+  for (const char* name : kOfImages) {
+    register_on_copies(format, "_mpgluon_on_copies_", name, suffix, true, of_images);
+    register_on_copies(format, "_mpgluon_on_packed_copies_", name, suffix, false, of_images);
+  }
+}
+
+}  // namespace codes
+}  // namespace mpgluon
+
+#endif  // MPGLUON_CODES_H_

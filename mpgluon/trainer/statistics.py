@@ -1,0 +1,119 @@
+"""Running statistics, kept for each step, so that a step that is skipped cannot ruin them.
+
+BatchNorm takes a batch into its running mean and variance before anyone has looked at the
+gradients: in the backward pass, or, with cuDNN, in the forward pass. After an overflow of the
+forward pass they are NaN, and would stay so, since each update keeps a part of the value before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.trainer import inside
+
+__all__ = ["KeptStatistics", "RunningStatistics"]
+
+
+class RunningStatistics:
+    """The FP32 running statistics among some parameters.
+
+    Parameters
+    ----------
+    parameters : iterable of gluon.Parameter
+
+    Attributes
+    ----------
+    parameters : list of gluon.Parameter
+        Those in FP32 that autograd never differentiates, each once.
+    """
+
+    def __init__(self, parameters: Iterable[gluon.Parameter]) -> None:
+        self.parameters = [
+            p for p in dict.fromkeys(parameters) if inside.is_statistic(p) and _is_fp32(p)
+        ]
+        self._flat: list[bool] = []  # asking an array for its shape takes longer than copying it
+
+    def copy(self) -> dict[mx.Context, NDArray]:
+        """Copy all values into one row for each device, by one operator; does not wait.
+
+        A static graph's statistics can be read before they are written, but ``trainer.step`` has
+        waited for the gradients, which BatchNorm's backward pass computes together with them.
+
+        Returns
+        -------
+        dict from a device to NDArray, shape (elements,), FP32
+            Empty if there are none, or one has no values yet or was cast meanwhile.
+        """
+        if not self.parameters or any(p._data is None or not _is_fp32(p) for p in self.parameters):
+            return {}
+        self._flat = self._flat or [len(p.shape) == 1 for p in self.parameters]
+        with autograd.pause():
+            return {
+                context: mx.nd.concat(
+                    *(a if flat else a.reshape(-1) for a, flat in zip(arrays, self._flat)), dim=0
+                )
+                for context, *arrays in zip(
+                    self.parameters[0].list_ctx(), *(p.list_data() for p in self.parameters)
+                )
+            }
+
+    def split(self, row: npt.NDArray[np.float32]) -> dict[gluon.Parameter, npt.NDArray[np.float32]]:
+        """Return the values of each parameter in a copy."""
+        ends = np.cumsum([np.prod(p.shape, dtype=int) for p in self.parameters])
+        parts = np.split(row, ends[:-1])
+        return {p: part.reshape(p.shape) for p, part in zip(self.parameters, parts)}
+
+
+def _is_fp32(parameter: gluon.Parameter) -> bool:
+    return bool(np.dtype(parameter.dtype) == np.float32)
+
+
+class KeptStatistics:
+    """The running statistics of a Trainer's parameters from before its latest losses.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Statistics of a network that it was not given are not known.
+    """
+
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        self._statistics = RunningStatistics(inside.parameters_of(trainer))
+        self._copies: list[dict[mx.Context, NDArray]] = []  # the newest first
+
+    def keep(self) -> None:
+        """Copy the values of now, before the backward pass of a step's first loss; does not wait.
+
+        Where the forward pass has written them already, the values from before it are those that
+        were copied in the step before, so these are kept as well.
+        """
+        self._copies = [self._statistics.copy(), *self._copies[:1]]
+
+    def repair(self) -> None:
+        """Put back the newest values that are finite, on each device with some that are not.
+
+        All statistics of the device go back to one moment. Those that have never been finite stay
+        as they are. The devices must have been waited for.
+        """
+        for device, (context, row) in enumerate(self._statistics.copy().items()):
+            before = row.asnumpy()
+            now = before
+            for copies in self._copies:
+                if context not in copies or copies[context].size != now.size:
+                    continue  # from before the parameters moved to other devices
+                kept = copies[context].asnumpy()
+                if (np.isfinite(kept) & ~np.isfinite(now)).any():
+                    now = kept
+            if now is not before:
+                for parameter, values in self._statistics.split(now).items():
+                    parameter.list_data()[device][:] = values
+
+    def forget(self) -> None:
+        """Forget the copies, since other values have been loaded."""
+        self._copies = []

@@ -1,0 +1,282 @@
+"""Running statistics after an overflow of the forward pass: those from before the skipped step."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+from amp_helpers import (
+    BAD_BATCH,
+    BATCH_SIZE,
+    LOSS,
+    backward,
+    batches,
+    make_net,
+    make_trainer,
+    spoil,
+    trained,
+    weights,
+)
+from helpers import BOTH, STATIC, assert_same_bits, in_sequence
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mpgluon import DynamicLossScale, amp, load_checkpoint, save_checkpoint
+from mpgluon.checkpoint import read_parameters
+
+TWO = [mx.cpu(0), mx.cpu(1)]
+OVERFLOW = 2.0**20  # times images of about 1, in float16
+
+
+def make(way="cast float16", hybridize=False, ctx=None):
+    net = make_net("float16" if way == "cast float16" else "float32", ctx=ctx)
+    if way.startswith("autocast"):
+        amp.autocast(net, way.removeprefix("autocast "))
+    if hybridize:
+        net.hybridize(**STATIC)
+    return net
+
+
+def statistics_of(net):
+    """Return running means and variances, on all devices."""
+    mx.nd.waitall()  # static graphs write them untracked
+    found = [p for name, p in net.collect_params().items() if "running" in name]
+    assert found
+    return [one.asnumpy() for parameter in found for one in parameter.list_data()]
+
+
+def all_finite(arrays):
+    return all(np.isfinite(array).all() for array in arrays)
+
+
+def train(net, trainer, *, bad=None, factor=OVERFLOW, left_out=None):
+    for number, (images, targets) in enumerate(batches()):
+        if number == left_out:
+            continue
+        backward(net, images * factor if number == bad else images, targets, trainer)
+        trainer.step(BATCH_SIZE)
+        assert amp.step_was_skipped(trainer) == (number == bad)
+
+
+@BOTH
+@pytest.mark.parametrize("bad", [0, BAD_BATCH])
+@pytest.mark.parametrize("loss_scale", [128, "dynamic"])
+@pytest.mark.parametrize(
+    ("way", "factor"),
+    [
+        ("cast float16", OVERFLOW),
+        ("autocast float16", OVERFLOW),
+        ("autocast bfloat16", math.inf),
+        ("float32", math.inf),
+    ],
+)
+def test_an_overflow_in_the_forward_pass_leaves_the_statistics_of_a_run_without_that_batch(
+    way, factor, loss_scale, bad, hybridize
+):
+    net, control = make(way, hybridize), make(way, hybridize)
+    scale = DynamicLossScale(128) if loss_scale == "dynamic" else loss_scale
+    train(net, make_trainer(net, loss_scale=scale), bad=bad, factor=factor)
+    train(control, make_trainer(control, loss_scale=128), left_out=bad)
+    assert all_finite(statistics_of(net))
+    assert_same_bits(statistics_of(net), statistics_of(control))
+    assert_same_bits(weights(net), weights(control))
+    images, _ = next(batches())
+    assert all_finite([net(images).asnumpy()])
+
+
+def test_an_overflow_of_gradients_alone_does_not_take_the_batch_out_of_the_statistics():
+    net, control = make(), make()
+    trainer, plain = make_trainer(net, loss_scale=128), make_trainer(control)
+    for number, (images, targets) in enumerate(batches()):
+        backward(net, images, targets, trainer)
+        backward(control, images, targets)
+        if number == BAD_BATCH:
+            before = statistics_of(net)
+            spoil(0, "weight", math.inf)(net)
+        trainer.step(BATCH_SIZE)
+        if number == BAD_BATCH:
+            assert amp.step_was_skipped(trainer)
+            assert_same_bits(statistics_of(net), before)
+            break
+        plain.step(BATCH_SIZE)
+    assert_same_bits(statistics_of(net), statistics_of(control))
+
+
+@pytest.mark.parametrize("overflows", [0, 1, 2])
+def test_an_overflow_in_one_of_the_batches_of_a_step_undoes_them_all(overflows):
+    net = make()
+    for parameter in trained(net):
+        parameter.grad_req = "add"
+    trainer = make_trainer(net, loss_scale=128)
+    (images, targets), *_ = batches()
+    for bad in (None, overflows):
+        before = statistics_of(net)
+        for number in range(3):
+            backward(net, images * (OVERFLOW if number == bad else 1), targets, trainer)
+        trainer.step(3 * BATCH_SIZE)
+    assert amp.step_was_skipped(trainer)
+    assert_same_bits(statistics_of(net), before)
+
+
+def test_only_the_device_that_overflowed_goes_back():
+    net, control = make(ctx=TWO), make(ctx=TWO)
+    for one, factor in ((net, OVERFLOW), (control, 1)):
+        trainer = make_trainer(one, loss_scale=128)
+        for number, (images, targets) in enumerate(batches()):
+            with autograd.record():
+                losses = [
+                    LOSS(one(images.as_in_context(device) * (f if number == BAD_BATCH else 1)), t)
+                    for device, f in zip(TWO, (1, factor))
+                    for t in [targets.as_in_context(device)]
+                ]
+                with amp.scale_loss(losses, trainer) as scaled:
+                    autograd.backward(scaled)
+            if number == BAD_BATCH:
+                break
+            trainer.step(2 * BATCH_SIZE)
+            before = [p.data(TWO[1]).asnumpy() for p in statistics_parameters(one)]
+        trainer.step(2 * BATCH_SIZE)
+    assert amp.skipped_steps(trainer) == 0
+    mx.nd.waitall()
+    first = [[p.data(TWO[0]).asnumpy() for p in statistics_parameters(n)] for n in (net, control)]
+    assert_same_bits(*first)
+    second = [p.data(TWO[1]).asnumpy() for p in statistics_parameters(net)]
+    assert_same_bits(second, before)
+
+
+def statistics_parameters(net):
+    return [p for name, p in net.collect_params().items() if "running" in name]
+
+
+def test_a_checkpoint_after_such_a_step_is_finite_and_the_run_goes_on_from_it(tmp_path, caplog):
+    net = make()
+    trainer = make_trainer(net, loss_scale=DynamicLossScale(128))
+    train(net, trainer, bad=3)
+    path = tmp_path / "after.npz"
+    with caplog.at_level(logging.WARNING):
+        save_checkpoint(path, net, trainer)
+        assert all_finite(read_parameters(path).values())
+    assert not caplog.records
+    resumed = make()
+    resumed_trainer = make_trainer(resumed, loss_scale=DynamicLossScale(128))
+    load_checkpoint(path, resumed, resumed_trainer)
+    for one, its_trainer in ((net, trainer), (resumed, resumed_trainer)):
+        train(one, its_trainer, bad=1)
+    assert_same_bits(statistics_of(net), statistics_of(resumed))
+    assert_same_bits(weights(net), weights(resumed))
+
+
+def test_statistics_that_were_set_between_two_steps_are_those_that_come_back():
+    net = make()
+    trainer = make_trainer(net, loss_scale=128)
+    train(net, trainer)
+    for parameter in statistics_parameters(net):
+        parameter.set_data(mx.nd.full(parameter.shape, 7))
+    images, targets = next(batches())
+    backward(net, images * OVERFLOW, targets, trainer)
+    trainer.step(BATCH_SIZE)
+    assert amp.step_was_skipped(trainer)
+    assert all((values == 7).all() for values in statistics_of(net))
+
+
+def test_a_network_that_a_loss_goes_through_is_repaired_too():
+    # As a discriminator's, by a generator's loss.
+    generator, discriminator = make(), in_sequence(nn.BatchNorm(in_channels=2), nn.Dense(2))
+    discriminator.initialize()
+    trainers = [make_trainer(one, loss_scale=128) for one in (generator, discriminator)]
+    images, targets = next(batches())
+    for factor in (1, math.inf):
+        before = statistics_of(discriminator)
+        backward(discriminator, targets, targets, trainers[1])
+        trainers[1].step(BATCH_SIZE)
+        with autograd.record():
+            loss = LOSS(discriminator(generator(images) * factor), targets)
+            with amp.scale_loss(loss, trainers[0]) as scaled:
+                scaled.backward()
+        trainers[0].step(BATCH_SIZE)
+    assert amp.step_was_skipped(trainers[0])
+    assert_same_bits(statistics_of(discriminator), before)
+
+
+class WrittenInForward(nn.Block):
+    """Keeps a running mean as cuDNN's BatchNorm does: in the forward pass."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.mean = self.params.get(
+            "running_mean", shape=shape, init="zeros", grad_req="null", differentiable=False
+        )
+
+    def forward(self, values):
+        if autograd.is_training():
+            with autograd.pause():
+                mean = self.mean.data()
+                mean[:] = 0.5 * mean + 0.5 * values.mean()
+        return values
+
+
+def network_that_writes_in_forward(shape):
+    """Return a network that squares, with a running mean before and after that."""
+    net = nn.Sequential()
+    net.add(WrittenInForward((1,)), nn.Lambda("square"), WrittenInForward(shape))
+    net.add(nn.Dense(2, in_units=3))
+    net.initialize()
+    return net
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_statistics_that_the_forward_pass_writes_go_back_to_before_it(shape):
+    net = network_that_writes_in_forward(shape)
+    trainer = make_trainer(net, loss_scale=128)
+    train(net, trainer)
+    for _ in range(2):
+        before = statistics_of(net)
+        images, targets = next(batches())
+        backward(net, images * 1e30, targets, trainer)
+        first, second = statistics_of(net)
+        assert np.isfinite(first).all()  # only the squares overflow
+        assert not np.isfinite(second).any()
+        trainer.step(BATCH_SIZE)
+        assert amp.step_was_skipped(trainer)
+        assert_same_bits(statistics_of(net), before)
+        train(net, trainer)
+        assert not np.array_equal(statistics_of(net)[1], before[1])
+
+
+def test_values_from_before_a_load_do_not_come_back(tmp_path):
+    net = network_that_writes_in_forward((1,))
+    trainer = make_trainer(net, loss_scale=128)
+    save_checkpoint(tmp_path / "first.npz", net, trainer)
+    train(net, trainer)
+    old = statistics_of(net)
+    load_checkpoint(tmp_path / "first.npz", net, trainer)
+    images, targets = next(batches())
+    backward(net, images * math.inf, targets, trainer)
+    trainer.step(BATCH_SIZE)
+    assert amp.step_was_skipped(trainer)
+    assert not np.array_equal(statistics_of(net)[0], old[0])
+
+
+def test_a_statistic_that_is_infinite_from_the_beginning_stays_and_hinders_no_other():
+    net = make()
+    limit = net.params.get(
+        "limit", shape=(1,), init=mx.init.Constant(math.inf), grad_req="null", differentiable=False
+    )
+    limit.initialize()
+    control = make()
+    train(net, make_trainer(net, loss_scale=128), bad=BAD_BATCH)
+    train(control, make_trainer(control, loss_scale=128), left_out=BAD_BATCH)
+    assert_same_bits(statistics_of(net), statistics_of(control))
+    assert limit.data() == math.inf
+
+
+def test_a_network_whose_shapes_are_known_after_its_first_batch_is_protected():
+    net = in_sequence(nn.Dense(4), nn.BatchNorm(), nn.Dense(2))
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, 128)
+    train(net, trainer, bad=0, factor=math.inf)
+    assert all_finite(statistics_of(net))

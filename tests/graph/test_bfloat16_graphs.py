@@ -1,0 +1,145 @@
+"""bfloat16 graphs on a CPU: native casts, and first convolutions in FP32 on rounded operands."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import EMULATED, STATIC, assert_same_bits, gradients_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from mpgluon import amp
+from mpgluon.cast.arrays import mark
+from mpgluon.graph.bfloat16 import compute_natively
+from mpgluon.graph.nodes import Graph
+from mpgluon.numerics import dtypes
+
+pytestmark = pytest.mark.usefixtures("native_operators")
+
+
+def operators_in(symbol):
+    return [node.operator for node in Graph.read(symbol).nodes if not node.is_variable]
+
+
+def test_casts_to_bfloat16_and_back_lose_the_identities_that_were_made_with_them():
+    x = mark(mx.sym.var("x"), "float32")
+    there_and_back = dtypes.cast(dtypes.cast(x, "bfloat16"), "float32") + mx.sym.identity(x)
+    assert operators_in(there_and_back).count("_copy") == 3
+    assert operators_in(compute_natively(there_and_back, {"x": "float32"}, shapes={})) == [
+        "_mpgluon_to_bfloat16",
+        "_mpgluon_from_bfloat16_in_blocks",
+        "_copy",  # a user's own
+        "elemwise_add",
+    ]
+
+
+def test_equal_casts_stay_apart_and_unknown_or_other_formats_as_they_were():
+    x = mark(mx.sym.var("x"), "float32")
+    twice = dtypes.cast(x, "bfloat16") + dtypes.cast(x, "bfloat16")
+    nodes = Graph.read(compute_natively(twice, {"x": "float32"}, shapes={})).nodes
+    numbers = [node.attributes for node in nodes if node.operator == "_mpgluon_to_bfloat16"]
+    assert len(numbers) == 2
+    assert numbers[0] != numbers[1]
+    integers = dtypes.cast(mx.sym.var("n"), "bfloat16")  # nobody knows, and int32 is let through
+    found = compute_natively(integers, {"n": "int32"}, shapes={})
+    assert operators_in(found) == operators_in(integers)
+
+
+def test_casts_of_parameters_and_of_values_with_eight_readers_leave_plain_arrays():
+    # MXNet adds eight gradients and more in place, and takes the sum for a plain array.
+    def casts(readers):
+        x = mark(mx.sym.sigmoid(mx.sym.var("x")), "float32")
+        symbol = mx.sym.Group([dtypes.cast(x, "bfloat16") for _ in range(readers)])
+        return set(operators_in(compute_natively(symbol, {"x": "float32"}, shapes={})))
+
+    assert casts(7) == {"sigmoid", "_mpgluon_to_bfloat16_in_blocks"}
+    assert casts(8) == {"sigmoid", "_mpgluon_to_bfloat16"}
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_only_convolutions_of_images_are_computed_in_fp32_and_rounded_after_max_pooling(channels):
+    x, weight = (mark(mx.sym.var(name), "float32") for name in ("x", "weight"))
+    operands = dtypes.cast(x, "bfloat16"), dtypes.cast(weight, "bfloat16")
+    made = mx.sym.Convolution(*operands, kernel=(3, 3), num_filter=8, no_bias=True)
+    made = mx.sym.Activation(made, act_type="relu")
+    pooled = mx.sym.Pooling(dtypes.cast(mark(made, "bfloat16"), "float32"), kernel=(2, 2))
+    symbol = dtypes.cast(mark(pooled, "float32"), "bfloat16")
+    shapes = {"weight": (8, channels, 3, 3)}
+    found = operators_in(
+        compute_natively(symbol, dict.fromkeys(("x", "weight"), "float32"), shapes=shapes)
+    )
+    between = ["Convolution", "Activation"]
+    if channels == 3:
+        rounded = ["_mpgluon_plain_both_8_8"] * 2
+        assert found == [*rounded, *between, "Pooling", "_mpgluon_to_bfloat16_in_blocks"]
+    else:
+        rounded, widened = ["_mpgluon_to_bfloat16"] * 2, "_mpgluon_from_bfloat16_in_blocks"
+        after = [widened, "Pooling", "_mpgluon_to_bfloat16_in_blocks"]
+        assert found == [*rounded, *between, *after]
+
+
+class FirstLayers(nn.HybridSequential):
+    """A convolution of images, and what may come behind it."""
+
+    def __init__(self, channels, filters, groups, behind):
+        super().__init__()
+        options = {"groups": groups, "in_channels": channels, "strides": 2, "padding": 1}
+        with self.name_scope():
+            self.add(nn.Conv2D(filters, 3, **options))
+            for kind in behind:
+                self.add(
+                    {
+                        "norm": nn.BatchNorm,
+                        "relu": lambda: nn.Activation("relu"),
+                        "max": lambda: nn.MaxPool2D(3, 2),
+                        "conv": lambda: nn.Conv2D(4, 1),
+                    }[kind]()
+                )
+
+
+def results(policy, layers, *, hybridize=True, grad_req="write"):
+    mx.random.seed(3)
+    net = FirstLayers(*layers)
+    net.initialize(mx.init.Xavier())
+    images = mx.nd.random.normal(shape=(2, layers[0], 15, 14))
+    net(images)
+    amp.autocast(net, policy)
+    if hybridize:
+        net.hybridize(**STATIC)
+    net.collect_params().setattr("grad_req", grad_req)
+    images.attach_grad(grad_req)
+    for _ in range(2):
+        with autograd.record():
+            result = net(images)
+            loss = (result * result).sum()
+        loss.backward()
+    return {"result": result.asnumpy(), "images": images.grad.asnumpy(), **gradients_of(net)}
+
+
+first_layers = st.tuples(
+    st.sampled_from((1, 2, 3)),
+    st.sampled_from((6, 8, 16, 18, 32)),
+    st.just(1),
+    st.sampled_from(((), ("relu",), ("max",), ("relu", "max"))),
+)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@settings(max_examples=25, deadline=None)
+@given(first_layers, st.sampled_from(("write", "add")))
+def test_a_convolution_of_images_has_the_bits_of_fp32_on_rounded_operands(layers, grad_req):
+    expected = results(EMULATED, layers, hybridize=False, grad_req=grad_req)
+    assert_same_bits(results("bfloat16", layers, grad_req=grad_req), expected)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("behind", [("relu", "max", "conv"), ("max", "conv"), ("norm", "relu")])
+def test_what_follows_a_convolution_of_images_is_as_exact_as_in_emulated_bfloat16(behind):
+    layers = (3, 32, 1, behind)
+    expected, found = results(EMULATED, layers, hybridize=False), results("bfloat16", layers)
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        assert np.linalg.norm(found[name] - array) <= 2.0**-7 * np.linalg.norm(array)

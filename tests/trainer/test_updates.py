@@ -1,0 +1,84 @@
+"""SGD with momentum, weight by weight: the bits of MXNet's updater, and MXNet's own elsewhere."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+from helpers import assert_same_bits, in_sequence, parameters_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from mpgluon import amp
+from mpgluon.trainer import updates
+
+OPTIONS = {"learning_rate": 0.1, "momentum": 0.9}
+settings_of_sgd = st.fixed_dictionaries(
+    {
+        "learning_rate": st.floats(1e-3, 1),
+        "momentum": st.sampled_from((0.0, 0.5, 0.9)),
+        "wd": st.sampled_from((0.0, 1e-4, 0.3)),
+        "clip_gradient": st.sampled_from((None, 0.01)),
+    }
+)
+
+
+def train(optimizer, options, *, own, frozen_first=False):
+    """Return the weights after five steps; a schedule, and factors of single parameters."""
+    mx.random.seed(1)
+    net = in_sequence(nn.Dense(5, in_units=33), nn.Dense(3, in_units=5), nn.Dense(2, in_units=3))
+    net.initialize(mx.init.Normal(0.5))
+    net[1].weight.lr_mult, net[0].bias.wd_mult = 0.5, 2.0
+    net[0].collect_params().setattr("grad_req", "null" if frozen_first else "write")
+    schedule = mx.lr_scheduler.FactorScheduler(1, 0.75, base_lr=options["learning_rate"])
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {**options, "lr_scheduler": schedule})
+    if own:
+        amp.init_trainer(trainer, "none")
+    for step in range(5):
+        if step == 2:
+            net.collect_params().setattr("grad_req", "write")
+        with autograd.record():
+            loss = (net(mx.nd.random.normal(shape=(4, 33))) ** 2).sum()
+        loss.backward()
+        trainer.step(4)
+    return parameters_of(net)
+
+
+@pytest.fixture
+def updated_alone(monkeypatch):
+    """Count the weights that MXNet's operator for one weight updates."""
+    counted, update = [], mx.nd.sgd_mom_update
+    assert updates._one_weight_has_the_same_bits()
+
+    def counting(*args, **kwargs):
+        counted.append(1)
+        return update(*args, **kwargs)
+
+    monkeypatch.setattr(mx.nd, "sgd_mom_update", counting)
+    return counted
+
+
+@settings(max_examples=30, deadline=None)
+@given(settings_of_sgd, st.booleans())
+def test_weights_have_the_bits_of_mxnets_updater(options, frozen_first):
+    expected = train("sgd", options, own=False, frozen_first=frozen_first)
+    assert_same_bits(train("sgd", options, own=True, frozen_first=frozen_first), expected)
+
+
+def test_all_steps_but_the_first_update_weight_by_weight(updated_alone):
+    train("sgd", OPTIONS, own=True)
+    assert len(updated_alone) == 4 * 6
+
+
+@pytest.mark.parametrize("optimizer", ["nag", "lbsgd"])
+def test_other_optimizers_update_as_mxnet_does(optimizer, updated_alone):
+    expected = train(optimizer, OPTIONS, own=False)
+    assert_same_bits(train(optimizer, OPTIONS, own=True), expected)
+    assert not updated_alone
+
+
+def test_where_the_bits_differ_mxnets_updater_stays(updated_alone, monkeypatch):
+    monkeypatch.setattr(updates, "_one_weight_has_the_same_bits", lambda: False)
+    train("sgd", OPTIONS, own=True)
+    assert not updated_alone

@@ -162,9 +162,9 @@ void on_copies(const Format& format, bool as_plain, const nnvm::Op* op, const No
       array = widened(format, array, layout(array), for_operands[number++]);
   number = 0;
   for (size_t i = 0; i < out.size(); ++i)
-    if (holds_codes(out[i]) && req[i] != mxnet::kNullOp) {
+    if (holds_codes(out[i])) {  // wanted or not: MXNet looks at the dtype of both
       results[i] = scratch(out[i], for_results[number++]);
-      requests[i] = mxnet::kWriteTo;
+      if (req[i] != mxnet::kNullOp) requests[i] = mxnet::kWriteTo;
     }
   call(op, attrs, ctx, wide, requests, results);
   for (size_t i = 0; i < out.size(); ++i)

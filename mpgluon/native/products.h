@@ -65,6 +65,7 @@ void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeA
   if (wanted || (req.size() > kBias && req[kBias] != mxnet::kNullOp)) {
     Requests requests = req;
     requests[kData] = mxnet::kNullOp;
+    results[kData] = scratch(out[kData], kResultSlot);  // MXNet may look at its dtype
     const bool in_its_place = wanted && !codes && req[kWeight] != mxnet::kAddTo;
     if (!in_its_place) {
       results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);
@@ -80,6 +81,7 @@ void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeA
   Requests requests(req.size(), mxnet::kNullOp);
   requests[kData] = mxnet::kWriteTo;
   results[kData] = scratch(out[kData], kDataSlot);
+  results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);
   call(op, attrs, ctx, wide, requests, results);
   narrow_array(format, results[kData], req[kData], out[kData], layout_of_codes(out[kData], packed));
 }

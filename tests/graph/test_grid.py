@@ -179,6 +179,59 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
     assert_same_bits(found, expected)
 
 
+class Arithmetic(nn.HybridBlock):
+    """A convolution, and what a function of F and its result returns."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        with self.name_scope():
+            self.layer = nn.Conv2D(16, 3, in_channels=3)
+
+    def hybrid_forward(self, F, x):
+        return self.function(F, self.layer(x))
+
+
+@pytest.mark.usefixtures("native_operators")
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast], ids=["cast", "autocast"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda F, x: (F.clip(x + 3.1, 0, 6) / 6.3 * x) * 0.7 - 0.3,
+        lambda F, x: 1.1 - x * 1e-6,  # float16 has a number near it, and not many digits
+        lambda F, x: F.broadcast_add(x / 1e-4, (x + 7e4).slice_axis(axis=1, begin=0, end=1)),
+        lambda F, x: F.relu(F.log(x)),  # NaN and infinities
+        lambda F, x: F.concat(x, x.slice_axis(axis=1, begin=0, end=9), F.relu(x), dim=1),
+        lambda F, x: F.Pooling(F.relu(x), kernel=(2, 2), stride=(2, 2), pool_type="max"),
+        lambda F, x: F.Pooling(x, kernel=(3, 3), pool_type="avg", count_include_pad=False),
+        lambda F, x: F.Pooling(x, kernel=(2, 2), pool_type="sum"),
+        lambda F, x: F.stop_gradient(x) * x + F.ones_like(x) - F.zeros_like(x),
+        lambda F, x: F.Activation(x, act_type="softrelu") + F.tanh(x),
+    ],
+    ids=lambda function: f"line {function.__code__.co_firstlineno}",
+)
+def test_operators_give_the_same_bits_as_behind_casts(function, cast):
+    def results(*, rewrite):
+        mx.random.seed(0)
+        net = Arithmetic(function)
+        net.initialize(mx.init.Xavier())
+        cast(net)
+        net.hybridize(**STATIC)
+        x = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 9, 9)))
+        with pytest.MonkeyPatch.context() as patch:
+            if not rewrite:
+                patch.setattr(forward, "hold_on_grid", lambda symbol, *_, **__: symbol)
+            with autograd.record():
+                out = net(x)
+                loss = (out.astype("float32") * 3.7).sum()
+            loss.backward()
+        return {"result": out.asnumpy(), **gradients_of(net)}
+
+    found, expected = results(rewrite=True), results(rewrite=False)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
 def emulated_bfloat16(net):
     amp.autocast(net, Policy.parse("emulated_bfloat16"))
 

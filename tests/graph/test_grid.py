@@ -198,7 +198,7 @@ class Arithmetic(nn.HybridBlock):
     "function",
     [
         lambda F, x: (F.clip(x + 3.1, 0, 6) / 6.3 * x) * 0.7 - 0.3,
-        lambda F, x: 1.1 - x * 1e-6,  # float16 has a number near it, and not many digits
+        lambda F, x: 1.1 - F.identity(x) * 1e-6,
         lambda F, x: F.broadcast_add(x / 1e-4, (x + 7e4).slice_axis(axis=1, begin=0, end=1)),
         lambda F, x: F.relu(F.log(x)),  # NaN and infinities
         lambda F, x: F.concat(x, x.slice_axis(axis=1, begin=0, end=9), F.relu(x), dim=1),

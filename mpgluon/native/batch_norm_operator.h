@@ -11,6 +11,7 @@ namespace batch_normalization {
 
 enum { kData, kGamma, kBeta, kMovingMean, kMovingVar };  // operands
 enum { kOut, kMean, kInvStd };                           // results
+enum { kOutGrad, kSavedMean, kSavedInvStd, kSavedData, kSavedGamma, kSavedBeta, kOldMean, kOldVar };
 
 const nnvm::Op *mxnet_forward, *mxnet_backward;
 
@@ -122,13 +123,15 @@ NDArray copy_of(const NDArray& array) {
 template <class Format>
 void mxnet_batch_norm(const Format& format, const nnvm::Op* op, const NodeAttrs& attrs,
                       const OpContext& ctx, Arrays in, const Requests& req, Arrays out) {
+  const bool twice = holds_codes(in[0]) && in.size() > kSavedData && holds_codes(in[kSavedData]) &&
+                     codes_of(in[0]) == codes_of(in[kSavedData]);
   Slot slot = kDataSlot;
   for (NDArray& array : in)
     if (holds_codes(array)) {
       const NDArray packed = array;
       array = scratch(packed, slot);
       unpack_plain(format, packed, array);
-      slot = kGradientSlot;
+      if (!twice) slot = kGradientSlot;
     }
   const NDArray codes = out[0];
   Requests requests = req;
@@ -183,8 +186,6 @@ void batch_norm(const Format& format, const NodeAttrs& attrs, const OpContext& c
   const std::vector<float> inverse = inverses(found.other);
   std::copy(inverse.begin(), inverse.end(), values(out[kInvStd]));
 }
-
-enum { kOutGrad, kSavedMean, kSavedInvStd, kSavedData, kSavedGamma, kSavedBeta, kOldMean, kOldVar };
 
 template <class Format>
 void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpContext& ctx,

@@ -148,6 +148,7 @@ void join(const Format& format, const Arrays& parts, const Requests& requests,
 template <class Format>
 void on_copies(const Format& format, bool as_plain, const nnvm::Op* op, const NodeAttrs& attrs,
                const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
+  // The largest operand is where products have theirs.
   const Slot for_operands[] = {kDataSlot, kGradientSlot, kWeightSlot};
   const Slot for_results[] = {kResultSlot, kWeightGradientSlot};
   Arrays wide = in, results = out;
@@ -156,11 +157,19 @@ void on_copies(const Format& format, bool as_plain, const nnvm::Op* op, const No
   const auto layout = [&](const NDArray& array) {
     return as_plain ? 1 : packed_layout(array.shape());
   };
-  size_t number = 0;
+  Arrays by_size;
+  for (const NDArray& array : in)
+    if (holds_codes(array)) by_size.push_back(array);
+  std::stable_sort(by_size.begin(), by_size.end(), [](const NDArray& one, const NDArray& other) {
+    return one.shape().Size() > other.shape().Size();
+  });
   for (NDArray& array : wide)
-    if (holds_codes(array))
-      array = widened(format, array, layout(array), for_operands[number++]);
-  number = 0;
+    if (holds_codes(array)) {
+      size_t place = 0;
+      while (codes_of(by_size[place]) != codes_of(array)) ++place;
+      array = widened(format, array, layout(array), for_operands[place]);
+    }
+  size_t number = 0;
   for (size_t i = 0; i < out.size(); ++i)
     if (holds_codes(out[i])) {  // wanted or not: MXNet looks at the dtype of both
       results[i] = scratch(out[i], for_results[number++]);

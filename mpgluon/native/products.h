@@ -57,7 +57,7 @@ void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeA
   Arrays wide = in, results = out;
   for (int i : {kOutGrad, kBackwardData})
     wide[i] = widened(format, in[i], layout_of_codes(in[i], packed),
-                      i == kOutGrad ? kGradientSlot : kDataSlot);
+                      i == kOutGrad ? kResultSlot : kDataSlot);
   wide[kBackwardWeight] = weight_of(format, in[kBackwardWeight], true);
   // MXNet makes the gradient of the bias together with that of the weight: a convolution writes both,
   // wanted or not, and a dense layer neither where the weight's is not wanted.
@@ -65,7 +65,7 @@ void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeA
   if (wanted || (req.size() > kBias && req[kBias] != mxnet::kNullOp)) {
     Requests requests = req;
     requests[kData] = mxnet::kNullOp;
-    results[kData] = scratch(out[kData], kResultSlot);  // MXNet may look at its dtype
+    results[kData] = scratch(out[kData], kDataSlot);  // MXNet may look at its dtype, no more
     const bool in_its_place = wanted && !codes && req[kWeight] != mxnet::kAddTo;
     if (!in_its_place) {
       results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);

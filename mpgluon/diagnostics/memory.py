@@ -12,8 +12,8 @@ BatchNorm's is freed, or overwritten by the ReLU. A cast leaves a second copy if
 reads it. Of an operator not in the table, inputs and results are counted.
 
 Activations agree with MXNet's storage profiler within 0.3 MiB in most networks; a 16-bit network
-may keep more, and workspaces come on top (docs/performance.md). Compare policies by totals, and
-leave room.
+may keep more, or, hybridized on a CPU with native operators, less, and workspaces come on top
+(docs/performance.md). Compare policies by totals, and leave room.
 """
 
 from __future__ import annotations

@@ -403,7 +403,7 @@ class _Rewriting:
         # consumer is supplied beside what supplies the first two.
         as_added = adding if len(adding) > _FROM_THE_RIGHT else adding[::-1]
         for consumer in as_added[:0:-1]:
-            fork = self._node("fork", value.entry).node
+            fork = self._node("fork", value.entry, value.entry).node
             value = value._replace(entry=Entry(fork, 0))
             self.operands[consumer] = value._replace(entry=Entry(fork, 1))
         self.operands[as_added[0]] = value
@@ -444,12 +444,12 @@ class _Rewriting:
         }.get((value.held, held))
         return value.entry if operator is None else self._node(operator, value.entry)
 
-    def _node(self, operator: str, entry: Entry) -> Entry:
-        """Return the result of a native operator on one value."""
+    def _node(self, operator: str, *entries: Entry) -> Entry:
+        """Return the first result of a native operator."""
         if not operator.startswith("_"):
             operator = native.operator(operator, self.format)
         number = str(next(_NUMBERS))
         # MXNet merges equal nodes, and would then add gradients before they are rounded.
         attributes = {"__mpgluon_grid__": number}
         name = f"grid{number}_{operator.strip('_')}"
-        return Entry(Node(operator, name, attributes, [entry]))
+        return Entry(Node(operator, name, attributes, list(entries)))

@@ -28,7 +28,6 @@ bool one_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out
 }
 
 std::vector<std::pair<int, int>> first_in_place(const NodeAttrs&) { return {{0, 0}}; }
-std::vector<bool> unchanged(const NodeAttrs&) { return {true}; }
 
 // Let compute(y) write codes to an array, or to one apart that is added to it.
 template <class Format, class Compute>
@@ -81,13 +80,29 @@ void add(const Format& format, const Arrays& in, const Requests& req, const Arra
   });
 }
 
-// Supply two consumers of a value, so that the sum of their gradients is rounded.
+// Supply two consumers of a value, so that the sum of their gradients is rounded. It takes the value
+// twice: then MXNet gives both results its memory.
 void fork(const Arrays& in, const Requests& req, const Arrays& out) {
   for (int i : {0, 1}) {
-    if (req[i] == mxnet::kNullOp || codes_of(out[i]) == codes_of(in[0])) continue;
+    if (req[i] == mxnet::kNullOp || codes_of(out[i]) == codes_of(in[i])) continue;
     CHECK_NE(req[i], mxnet::kAddTo);
-    std::memcpy(codes_of(out[i]), codes_of(in[0]), in[0].shape().Size() * sizeof(uint16_t));
+    std::memcpy(codes_of(out[i]), codes_of(in[i]), in[i].shape().Size() * sizeof(uint16_t));
   }
+}
+
+std::vector<std::pair<int, int>> both_in_place(const NodeAttrs&) { return {{0, 0}, {1, 1}}; }
+std::vector<bool> both_unchanged(const NodeAttrs&) { return {true, true}; }
+
+// Return a gradient function for fork: the sum for the first operand, zeros for the second.
+nnvm::FGradient gradient_of_fork(const std::string& sum) {
+  const nnvm::FGradient add = node_of_gradient(sum);
+  return [add](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
+    static const auto& gradients = table<nnvm::FGradient>("FGradient");
+    static const nnvm::Op* without = nnvm::Op::Get("BlockGrad");
+    auto entries = gradients.data_[without->index_].first(node, grads);
+    entries[0] = add(node, grads)[0];
+    return entries;
+  };
 }
 
 // ---- Concatenation of channels.
@@ -263,9 +278,10 @@ void register_codes(const Format& format, const std::string& suffix) {
           "FGradient", [](const nnvm::ObjectPtr&, const std::vector<nnvm::NodeEntry>& grads) {
             return std::vector<nnvm::NodeEntry>{grads[0], grads[0]};
           });
-  elements("_mpgluon_fork" + suffix, 1, 2, computing(fork))
-      .set<nnvm::FInplaceIdentity>("FInplaceIdentity", unchanged)
-      .set_gradient("_mpgluon_add" + suffix);
+  elements("_mpgluon_fork" + suffix, 2, 2, computing(fork))
+      .set<nnvm::FInplaceOption>("FInplaceOption", both_in_place)
+      .set<nnvm::FInplaceIdentity>("FInplaceIdentity", both_unchanged)
+      .set<nnvm::FGradient>("FGradient", gradient_of_fork("_mpgluon_add" + suffix));
 
   const nnvm::Op *concat = nnvm::Op::Get("Concat"), *split = nnvm::Op::Get("_backward_Concat");
   Operator joined = in_place_of(

@@ -15,6 +15,8 @@ import select
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,16 @@ class Browser:
         data = {"items": [], "files": [str(path.resolve())], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
             self.send("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+    @contextmanager
+    def window(self, width: int, height: int = 900) -> Iterator[None]:
+        """Give the page a window of this size, in pixels."""
+        size = {"width": width, "height": height}
+        self.send("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
+        try:
+            yield
+        finally:
+            self.send("Emulation.clearDeviceMetricsOverride")
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):

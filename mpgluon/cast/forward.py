@@ -205,10 +205,10 @@ class PolicyForward:
         if device_type == "cpu":  # the network may have been on another device when it was cast
             native.load()
         arithmetic = self._arithmetic(device_type)
+        parameters = self.block.collect_params().values()
         if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":
             if self.kept and arithmetic.format not in (self.traced_formats or ()):
                 return None
-            parameters = self.block.collect_params().values()
             return partial(
                 hold_on_grid,
                 fmt=arithmetic.format,
@@ -216,7 +216,6 @@ class PolicyForward:
                 native=native.available(),
             )
         if isinstance(arithmetic, NativeBfloat16) and not self.kept and native.available():
-            parameters = self.block.collect_params().values()
             return partial(compute_natively, shapes={p.name: p.shape or () for p in parameters})
         return None
 

@@ -64,6 +64,8 @@ _NATIVE: dict[str, tuple[str, Optional[str]]] = {
 }
 _POOLING = {"max": ("on_packed_copies_Pooling", PACKED), "avg": ("on_copies_Pooling", PLAIN)}
 _PRODUCTS = ("Convolution", "FullyConnected")
+# How many operands may be codes; of other operators, all.
+_TAKEN = {"BatchNorm": 1, **dict.fromkeys(_PRODUCTS, 2)}
 
 
 def _native_operator(node: Node) -> Optional[tuple[str, Optional[str]]]:
@@ -279,10 +281,10 @@ class _Rewriting:
         options = node.options
         if node.operator == "Activation" and options["act_type"] != "relu":
             return False
-        if node.operator == "BatchNorm":
-            fits = options.get("axis", 1) == 1 and not options.get("output_mean_var", False)
-            return fits and self._is_widened_for(node, 0)
-        taken = 2 if node.operator in _PRODUCTS else len(node.inputs)
+        is_unusual = options.get("axis", 1) != 1 or options.get("output_mean_var", False)
+        if node.operator == "BatchNorm" and is_unusual:
+            return False
+        taken = _TAKEN.get(node.operator, len(node.inputs))
         return all(self._is_widened_for(node, position) for position in range(taken))
 
     def _becomes_codes(self, node: Node) -> bool:
@@ -301,9 +303,8 @@ class _Rewriting:
         """Whether the operator in a node's place takes what was widened as it was before."""
         if node is None or not self._is_native(node):
             return False
-        taken = {"BatchNorm": 1, "Convolution": 2, "FullyConnected": 2}
         position = [entry.node for entry in node.inputs].index(widening)
-        return position < taken.get(node.operator, len(node.inputs))
+        return position < _TAKEN.get(node.operator, len(node.inputs))
 
     def _native(self, node: Node) -> _Value:
         """Return the result of the native operator in a node's place."""

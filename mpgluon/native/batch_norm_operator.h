@@ -236,15 +236,12 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
   }
   const std::vector<float> ones(shape.channels, 1.0f);
   const float* gamma = settings.fix_gamma ? ones.data() : values(in[kSavedGamma]);
-  const bool adds = req[0] == mxnet::kAddTo;
-  const NDArray dx = adds ? fresh(out[0], mshadow::kFloat16) : out[0];
-  if (req[0] != mxnet::kNullOp)
+  write_codes(format, req[0], out[0], [&](uint16_t* dx) {
     for_groups(format, shape, layout, 0, [&](const auto& group) {
       group.gradient_of_data(x, dy, mean, variance.data(), gamma, eps, found.one.data(),
-                             found.other.data(), codes_of(dx));
+                             found.other.data(), dx);
     });
-  if (adds)
-    add_codes(format, codes_of(out[0]), codes_of(dx), dx.shape().Size(), codes_of(out[0]));
+  });
   if (settings.fix_gamma) std::fill(found.one.begin(), found.one.end(), 0.0f);
   for (int which : {1, 2}) {
     const std::vector<float>& grads = which == 1 ? found.one : found.other;

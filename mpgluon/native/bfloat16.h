@@ -8,50 +8,24 @@
 namespace mpgluon {
 namespace bfloat16 {
 
-inline mkldnn::memory::desc blocked_codes(const mxnet::TShape& shape, int block) {
-  mkldnn::memory::desc desc = blocked(shape, block);
-  desc.data.data_type = dnnl_bf16;
-  return desc;
-}
-
-// layout_of for FP32 and bfloat16.
-inline int any_layout_of(const NDArray& array) {
-  if (array.dtype() != mshadow::kBfloat16) return layout_of(array);
-  if (!array.IsMKLDNNData()) return 1;
-  if (array.IsView() || array.shape().ndim() != 4) return 0;
-  for (int block : {16, 8})
-    if (array.shape()[1] % block == 0 && array.GetMKLDNNData(blocked_codes(array.shape(), block)))
-      return block;
-  return 0;
-}
-
-inline uint16_t* codes(const NDArray& array) { return reinterpret_cast<uint16_t*>(address(array)); }
-
-// Return where to write codes in blocks.
-inline uint16_t* prepare_codes(const NDArray& result, int layout) {
-  const_cast<NDArray&>(result).CreateMKLDNNData(blocked_codes(result.shape(), layout));
-  return codes(result);
-}
-
 // Cast an array in blocks of channels to an array in the same blocks.
 inline void cast_blocks(const NDArray& in, int layout, const NDArray& out) {
   static const Grid format(8, 8);
   const int64_t n = in.shape().Size();
-  if (in.dtype() == mshadow::kBfloat16) return widen_codes(format, codes(in), n, prepare(out, layout));
-  const float* x = address(in);
-  uint16_t* y = prepare_codes(out, layout);
-  for_all(n, [&](int64_t i) { format.narrow_to(y + i, x + i); },
-          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
+  float* to = prepare(out, layout);
+  if (in.dtype() == mshadow::kBfloat16)
+    widen_codes(format, reinterpret_cast<uint16_t*>(address(in)), n, to);
+  else narrow_codes(format, address(in), n, reinterpret_cast<uint16_t*>(to));
 }
 
 // oneDNN's cast overwrites what it should add to; so it writes apart, and MXNet's copy adds. Where
 // MXNet adds gradients in place it takes the layout of the sum for plain: such a result must be.
 template <bool kKeepsBlocks>
-void cast(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
-                 const Requests& req, const Arrays& out) {
+void cast(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const Requests& req,
+          const Arrays& out) {
   if (req[0] == mxnet::kNullOp) return;
   static const nnvm::Op *cast = nnvm::Op::Get("amp_cast"), *copy = nnvm::Op::Get("_copy");
-  const int layout = any_layout_of(in[0]);
+  const int layout = layout_of(in[0]);
   if (kKeepsBlocks && layout > 1 && req[0] != mxnet::kAddTo)
     return cast_blocks(in[0], layout, out[0]);
   // Inference in FP32 leaves weights in layouts from which oneDNN does not cast.

@@ -27,18 +27,6 @@ bool one_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out
   return true;
 }
 
-std::vector<std::pair<int, int>> first_in_place(const NodeAttrs&) { return {{0, 0}}; }
-
-// Let compute(y) write codes to an array, or to one apart that is added to it.
-template <class Format, class Compute>
-void write_codes(const Format& format, OpReqType req, const NDArray& out, const Compute& compute) {
-  if (req == mxnet::kNullOp) return;
-  if (req != mxnet::kAddTo) return compute(codes_of(out));
-  const NDArray apart = fresh(out, mshadow::kFloat16);
-  compute(codes_of(apart));
-  add_codes(format, codes_of(out), codes_of(apart), out.shape().Size(), codes_of(out));
-}
-
 // ---- ReLU. oneDNN makes 0 of NaN, and multiplies the gradient by 1 or 0.
 
 template <class Format>
@@ -209,7 +197,7 @@ Operator elements(const std::string& name, int inputs, int outputs, const FCompu
   made.set<mxnet::FInferShape>("FInferShape", old_function(one_shape))
       .set<nnvm::FInferType>("FInferType", old_function(all_codes))
       .set<mxnet::FInferStorageType>("FInferStorageType", old_function(dense))
-      .set<nnvm::FInplaceOption>("FInplaceOption", first_in_place)
+      .set<nnvm::FInplaceOption>("FInplaceOption", in_place)
       .set<FComputeEx>("FComputeEx<cpu>", compute);
   return made;
 }

@@ -27,6 +27,8 @@ inline bool dense(const NodeAttrs&, const int, mxnet::DispatchMode* mode, std::v
   return true;
 }
 
+inline std::vector<std::pair<int, int>> in_place(const NodeAttrs&) { return {{0, 0}}; }
+
 // Let one of MXNet's operators compute.
 inline void call(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
                  const Requests& req, const Arrays& out) {
@@ -77,6 +79,13 @@ void round_array(const Format& format, const NDArray& in, OpReqType req, const N
 template <class Format>
 void round_in_place(const Format& format, const NDArray& array) {
   round_array(format, array, mxnet::kWriteInplace, array);
+}
+
+// Round n FP32 numbers to codes.
+template <class Format>
+void narrow_codes(const Format& format, const float* x, int64_t n, uint16_t* y) {
+  for_all(n, [&](int64_t i) { format.narrow_to(y + i, x + i); },
+          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
 }
 
 // Write the FP32 values of n codes.

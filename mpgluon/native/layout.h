@@ -16,13 +16,14 @@ inline float* address(const NDArray& array) {
                                   array.byte_offset());
 }
 
-// oneDNN's description of (N, C, H, W) in blocks of channels; the block size divides C.
-inline mkldnn::memory::desc blocked(const mxnet::TShape& shape, int block) {
+// oneDNN's description of (N, C, H, W) in blocks of channels, FP32 or bfloat16; the block size
+// divides C.
+inline mkldnn::memory::desc blocked(const mxnet::TShape& shape, int block, int dtype) {
   mkldnn::memory::desc desc;
   std::memset(static_cast<void*>(&desc.data), 0, sizeof desc.data);
   auto& d = desc.data;
   d.ndims = 4;
-  d.data_type = dnnl_f32;
+  d.data_type = dtype == mshadow::kBfloat16 ? dnnl_bf16 : dnnl_f32;
   d.format_kind = dnnl_blocked;
   for (int i = 0; i < 4; ++i) d.dims[i] = d.padded_dims[i] = shape[i];
   auto& blocking = d.format_desc.blocking;
@@ -39,9 +40,11 @@ inline mkldnn::memory::desc blocked(const mxnet::TShape& shape, int block) {
 // Return 1 for NCHW and every other plain array, 8 or 16 for blocks, 0 for other layouts.
 inline int layout_of(const NDArray& array) {
   if (!array.IsMKLDNNData()) return 1;
-  if (array.IsView() || array.shape().ndim() != 4 || array.dtype() != mshadow::kFloat32) return 0;
+  const int dtype = array.dtype();
+  if (dtype != mshadow::kFloat32 && dtype != mshadow::kBfloat16) return 0;
+  if (array.IsView() || array.shape().ndim() != 4) return 0;
   for (int block : {16, 8})
-    if (array.shape()[1] % block == 0 && array.GetMKLDNNData(blocked(array.shape(), block)))
+    if (array.shape()[1] % block == 0 && array.GetMKLDNNData(blocked(array.shape(), block, dtype)))
       return block;
   return 0;
 }
@@ -58,7 +61,7 @@ inline float* prepare(const NDArray& result, int layout) {
     array.InvalidateMKLDNNData();
     return array.data().dptr<float>();
   }
-  array.CreateMKLDNNData(blocked(array.shape(), layout));
+  array.CreateMKLDNNData(blocked(array.shape(), layout, array.dtype()));
   return address(array);
 }
 

@@ -22,8 +22,6 @@ bool infer_type(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
   return true;
 }
 
-std::vector<std::pair<int, int>> in_place(const NodeAttrs&) { return {{0, 0}}; }
-
 // ---- Values that pass unchanged.
 
 void pass_values(const NDArray& in, OpReqType req, const NDArray& out) {
@@ -45,8 +43,7 @@ void narrow_blob(const Format& format, const TBlob& in, OpReqType req, const TBl
       y[i] = format.narrow_one(format.widen_one(y[i]) + format.round_one(x[i]));
     return;
   }
-  for_all(in.Size(), [&](int64_t i) { format.narrow_to(y + i, x + i); },
-          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
+  narrow_codes(format, x, in.Size(), y);
 }
 
 template <class Format>

@@ -25,11 +25,6 @@ NDArray widened(const Format& format, const NDArray& codes, int layout, Slot slo
   return made;
 }
 
-template <class Format>
-NDArray unpack(const Format& format, const NDArray& codes, Slot slot) {
-  return widened(format, codes, packed_layout(codes.shape()), slot);
-}
-
 // Write the FP32 values of packed codes to a plain array.
 template <class Format>
 void unpack_plain(const Format& format, const NDArray& codes, const NDArray& out) {
@@ -54,26 +49,26 @@ void add_codes(const Format& format, const uint16_t* x, const uint16_t* y, int64
           [&](int64_t i) { z[i] = format.narrow_one(format.widen_one(x[i]) + format.widen_one(y[i])); });
 }
 
+// Let compute(y) write codes to an array, or to one apart that is added to it.
+template <class Format, class Compute>
+void write_codes(const Format& format, OpReqType req, const NDArray& out, const Compute& compute) {
+  if (req == mxnet::kNullOp) return;
+  if (req != mxnet::kAddTo) return compute(codes_of(out));
+  const NDArray apart = fresh(out, mshadow::kFloat16);
+  compute(codes_of(apart));
+  add_codes(format, codes_of(out), codes_of(apart), out.shape().Size(), codes_of(out));
+}
+
 // Round FP32 values, in whatever layout they are, to codes in a layout.
 template <class Format>
 void narrow_array(const Format& format, const NDArray& in, OpReqType req, const NDArray& out,
                   int layout) {
-  if (req == mxnet::kNullOp) return;
-  if (req == mxnet::kAddTo) {
-    const NDArray apart = fresh(out, mshadow::kFloat16);
-    narrow_array(format, in, mxnet::kWriteTo, apart, layout);
-    return add_codes(format, codes_of(out), codes_of(apart), out.shape().Size(), codes_of(out));
-  }
-  const auto& shape = in.shape();
-  uint16_t* y = codes_of(out);
-  if (layout_of(in) != layout && layout != 1) {
-    const NDArray x = plain(in);
-    return block(address(x), y, shape, layout, [&](float one) { return format.narrow_one(one); });
-  }
-  const NDArray array = layout == 1 ? plain(in) : in;
-  const float* x = address(array);
-  for_all(shape.Size(), [&](int64_t i) { format.narrow_to(y + i, x + i); },
-          [&](int64_t i) { y[i] = format.narrow_one(x[i]); });
+  write_codes(format, req, out, [&](uint16_t* y) {
+    const bool turned = layout_of(in) != layout && layout != 1;
+    const NDArray x = turned || layout == 1 ? plain(in) : in;
+    if (!turned) return narrow_codes(format, address(x), in.shape().Size(), y);
+    block(address(x), y, in.shape(), layout, [&](float one) { return format.narrow_one(one); });
+  });
 }
 
 template <class Format>

@@ -148,17 +148,8 @@ def test_parts_differ_by_their_pattern_not_by_a_colour(page):
 
 @pytest.mark.parametrize("width", [360, 900, 1400])
 def test_no_width_needs_scrolling_sideways(page, width):
-    page.send(
-        "Emulation.setDeviceMetricsOverride",
-        width=width,
-        height=900,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
-    try:
+    with page.window(width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    finally:
-        page.send("Emulation.clearDeviceMetricsOverride")
 
 
 def test_lines_to_paste_are_as_they_were(page):

@@ -416,14 +416,7 @@ def test_a_format_has_its_colour_and_mark_of_the_figures(page, images):
 
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_fits_into_narrow_and_wide_windows(page, images, width):
-    page.send(
-        "Emulation.setDeviceMetricsOverride",
-        width=width,
-        height=900,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
-    try:
+    with page.window(width):
         page.choose_file("#file", images[0])
         table_of(page)
         inside, cells = page.evaluate(
@@ -436,8 +429,6 @@ def test_the_page_fits_into_narrow_and_wide_windows(page, images, width):
         assert inside
         assert len(cells) >= 3 * 6
         assert all(cells)
-    finally:
-        page.send("Emulation.clearDeviceMetricsOverride")
 
 
 @pytest.mark.parametrize(

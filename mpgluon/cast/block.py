@@ -38,6 +38,7 @@ from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.policy import Policy
+from mpgluon.numerics.reductions import numbers_of
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -308,10 +309,15 @@ def _parameters_that_stay_fp32(
 
 def _warn_of_infinite_weights(narrowed: list[gluon.Parameter]) -> None:
     """Log which finite weights have become infinite."""
+    known = [(parameter, fp32.known(parameter)) for parameter in narrowed]
+    values = [(parameter, value) for parameter, value in known if value is not None]
+    # A copy of a large array to NumPy would start OpenMP threads for this thread too, beside those
+    # that compute; with more threads than cores GCC's runtime lets all of them sleep between loops.
+    largest = numbers_of([mx.nd.max(value) for _, value in values])
+    smallest = numbers_of([mx.nd.min(value) for _, value in values])
     infinite = {}
-    for parameter in narrowed:
-        value = fp32.known(parameter)
-        if value is not None:
+    for (parameter, value), most, least in zip(values, largest, smallest):
+        if not -_INFINITE_FROM < least <= most < _INFINITE_FROM:
             size = np.abs(value.asnumpy())
             count = int((np.isfinite(size) & (size >= _INFINITE_FROM)).sum())
             if count:

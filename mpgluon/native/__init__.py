@@ -78,7 +78,7 @@ def load_library(path: str) -> None:
     library = ctypes.CDLL(path)
     library.mpgluon_register()
     _loaded.append(library)
-    _register(FLOAT16.significand_bits, FLOAT16.exponent_bits)
+    operator("narrow", FLOAT16)
 
 
 @cache
@@ -92,15 +92,28 @@ def operator(name: str, fmt: FloatFormat) -> str:
     fmt : FloatFormat
         Any that FP32 can hold. Operators that read or write 16-bit codes take formats with up to 8
         significant bits, or float16.
+
+    Raises
+    ------
+    ValueError
+        If FP32 cannot hold the format.
     """
-    _register(fmt.significand_bits, fmt.exponent_bits)
-    return f"_mpgluon_{name}_{fmt.significand_bits}_{fmt.exponent_bits}"
+    if not fmt.fits_float32:
+        raise ValueError(
+            f"operators compute in FP32, which cannot hold every {fmt} number; use a format with "
+            "at most 24 significant bits and 8 exponent bits (7 with finite_only)"
+        )
+    suffix = f"_{fmt.significand_bits}_{fmt.exponent_bits}"
+    flags = {"finite": fmt.finite_only, "saturating": fmt.saturates, "without_nan": not fmt.has_nan}
+    suffix += "".join(f"_{flag}" for flag, is_set in flags.items() if is_set)
+    _register(suffix, fmt.significand_bits, fmt.min_exponent, fmt.max, fmt.overflow)
+    return f"_mpgluon_{name}{suffix}"
 
 
 @cache
-def _register(significand_bits: int, exponent_bits: int) -> None:
+def _register(suffix: str, *numbers: float) -> None:
     mx.nd.waitall()  # MXNet's tables of operators grow, and operators that run read them
-    _loaded[-1].mpgluon_register_format(significand_bits, exponent_bits)
+    _loaded[-1].mpgluon_register_format(suffix.encode(), (ctypes.c_float * 4)(*numbers))
 
 
 def node_name(name: str, *settings: float) -> str:

@@ -1,6 +1,6 @@
 // The operators of mpgluon's native library. See graph/grid.py for their use.
 //
-// An operator that rounds exists once for each format, and its name ends in the format's widths:
+// An operator that rounds exists once for each format, and its name ends in the format's numbers:
 // _mpgluon_plain_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
 #include "batch_norm_operator.h"
 #include "bfloat16.h"
@@ -204,12 +204,8 @@ void register_common() {
 // Called once, after the library has been loaded.
 extern "C" void mpgluon_register() { mpgluon::register_common(); }
 
-// Called once for each format, while no operator runs.
-extern "C" void mpgluon_register_format(int significand_bits, int exponent_bits) {
-  const std::string suffix =
-      "_" + std::to_string(significand_bits) + "_" + std::to_string(exponent_bits);
-  if (significand_bits == 11 && exponent_bits == 5)
-    mpgluon::register_format(mpgluon::Float16(), suffix);
-  else
-    mpgluon::register_format(mpgluon::Grid(significand_bits, exponent_bits), suffix);
+// Called once for each format, while no operator runs. The numbers are those that Grid takes.
+extern "C" void mpgluon_register_format(const char* suffix, const float* numbers) {
+  if (std::strcmp(suffix, "_11_5") == 0) mpgluon::register_format(mpgluon::Float16(), suffix);
+  else mpgluon::register_format(mpgluon::grid_of(numbers), suffix);
 }

@@ -8,6 +8,7 @@
 #include "common.h"
 #include "packing.h"
 #include "products.h"
+#include "scaled_products.h"
 #include "sums.h"
 
 namespace mpgluon {
@@ -208,4 +209,14 @@ extern "C" void mpgluon_register() { mpgluon::register_common(); }
 extern "C" void mpgluon_register_format(const char* suffix, const float* numbers) {
   if (std::strcmp(suffix, "_11_5") == 0) mpgluon::register_format(mpgluon::Float16(), suffix);
   else mpgluon::register_format(mpgluon::grid_of(numbers), suffix);
+}
+
+// Called once for each recipe and format between products, while no operator runs.
+extern "C" void mpgluon_register_scaled(const char* suffix, const float* between, const float* value,
+                                        const float* gradient, int sharing) {
+  using namespace mpgluon;
+  const auto how = static_cast<Sharing>(sharing);
+  const products::Recipe recipe{ScaledFormat(value, how), ScaledFormat(gradient, how)};
+  if (between[0] == 11 && between[1] == -14) products::register_scaled(Float16(), recipe, suffix);
+  else products::register_scaled(grid_of(between), recipe, suffix);
 }

@@ -77,8 +77,7 @@ class FloatFormat:
                 "significand_bits counts the hidden bit and is 2 to 53 (float64's); received "
                 f"{self.significand_bits!r} for {self.name}"
             )
-        most = 10 if self.finite_only else 11
-        if not 2 <= self.exponent_bits <= most:
+        if not 2 <= self.exponent_bits <= 11 - self.finite_only:
             raise ValueError(
                 f"exponent_bits is 2 to 11 (float64's), 2 to 10 with finite_only; received "
                 f"{self.exponent_bits!r} for {self.name}"
@@ -147,14 +146,10 @@ BFLOAT16 = FloatFormat("bfloat16", significand_bits=8, exponent_bits=8)
 TFLOAT32 = FloatFormat("tfloat32", significand_bits=11, exponent_bits=8)
 FLOAT8_E5M2 = FloatFormat("float8_e5m2", significand_bits=3, exponent_bits=5)
 FLOAT8_E4M3 = FloatFormat("float8_e4m3", significand_bits=4, exponent_bits=4, finite_only=True)
-FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1 = (
-    FloatFormat(name, significand, exponent, finite_only=True, saturates=True, has_nan=False)
-    for name, significand, exponent in (
-        ("float6_e3m2", 3, 3),
-        ("float6_e2m3", 4, 2),
-        ("float4_e2m1", 2, 2),
-    )
-)
+_NUMBERS_ONLY = {"finite_only": True, "saturates": True, "has_nan": False}
+FLOAT6_E3M2 = FloatFormat("float6_e3m2", significand_bits=3, exponent_bits=3, **_NUMBERS_ONLY)
+FLOAT6_E2M3 = FloatFormat("float6_e2m3", significand_bits=4, exponent_bits=2, **_NUMBERS_ONLY)
+FLOAT4_E2M1 = FloatFormat("float4_e2m1", significand_bits=2, exponent_bits=2, **_NUMBERS_ONLY)
 
 # Those of eight bits and fewer, and the names of all.
 SMALL = (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1)

@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Optional
 
-from mpgluon.numerics.formats import NAMES, SMALL, format_named
+from mpgluon.numerics.formats import format_named
 from mpgluon.numerics.scaling import SHARED_BY, Scaling
 
 __all__ = ["Policy"]
 
 _ALLOWED = {
     "param_dtype": ("float32", "float16"),
-    "compute_dtype": NAMES,
     "output_dtype": ("float32", "float16"),
-    "gradient_dtype": (None, *(fmt.name for fmt in SMALL)),
     "scaling": tuple(SHARED_BY),
     "between_dtype": (None, "bfloat16", "float16"),
 }
@@ -81,6 +79,14 @@ class Policy:
             if value not in allowed:
                 listed = ", ".join(filter(None, allowed))
                 raise ValueError(f"{name} must be one of {listed}; received {value!r}")
+        for name in ("compute_dtype", "gradient_dtype"):
+            fmt = format_named(getattr(self, name) or self.compute_dtype, name)
+            is_small = fmt.exponent_bits + fmt.significand_bits <= 8 and fmt.exponent_bits <= 5
+            if self.between_dtype is not None and not is_small:
+                raise ValueError(
+                    f"between_dtype={self.between_dtype!r} is for operands of 8 bits or fewer, "
+                    f"such as compute_dtype='float8_e4m3'; received {name}={fmt.name!r}"
+                )
         if not isinstance(self.emulate, bool):
             raise ValueError(f"emulate must be True or False, received {self.emulate!r}")
         if self.param_dtype == "float16" and self.compute_dtype != "float16":
@@ -92,11 +98,6 @@ class Policy:
             raise ValueError(
                 "gradient_dtype and scaling say how products round their operands where other "
                 "values have another format; name that too: between_dtype='bfloat16'"
-            )
-        if self.between_dtype is not None and format_named(self.compute_dtype) not in SMALL:
-            raise ValueError(
-                f"between_dtype={self.between_dtype!r} is for operands of 8 bits or fewer, such as "
-                f"compute_dtype='float8_e4m3'; received compute_dtype={self.compute_dtype!r}"
             )
 
     @property
@@ -143,7 +144,8 @@ class Policy:
                 f'"params=float32,compute=float16,output=float32,emulate=false", with '
                 f"{', '.join(_FIELDS)}; received {text!r}"
             )
-        formats: dict[str, Any] = dict.fromkeys(list(_ALLOWED)[:3], "float32")
+        names = ("param_dtype", "compute_dtype", "output_dtype")
+        formats: dict[str, Any] = dict.fromkeys(names, "float32")
         return cls(**{**formats, **chosen, "emulate": _FLAGS[emulate]})
 
 

@@ -49,7 +49,6 @@ def round_scaled(
     block : int, optional
         How many values along ``axis`` share a scale, 32 in MX formats; the last block may be
         shorter. Without it, all values do.
-    axis : int
 
     References
     ----------
@@ -59,8 +58,7 @@ def round_scaled(
     values = np.asarray(x)
     if block is None:
         return _rounded(values, fmt, shared_axis=None)
-    starts = range(block, values.shape[axis], block)
-    parts = np.split(values, list(starts), axis)
+    parts = np.split(values, range(block, values.shape[axis], block), axis)
     return np.concatenate([_rounded(part, fmt, shared_axis=axis) for part in parts], axis)
 
 
@@ -72,9 +70,7 @@ def scale_exponents(largest: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[np.
     return np.asarray(scale.clip(-100, 100))  # so that FP32 holds the numbers divided by it
 
 
-def _rounded(
-    values: npt.NDArray[Any], fmt: FloatFormat, shared_axis: Optional[int]
-) -> npt.NDArray[Any]:
+def _rounded(values: Any, fmt: FloatFormat, shared_axis: Optional[int]) -> npt.NDArray[Any]:
     largest = np.max(np.abs(values), axis=shared_axis, keepdims=True, initial=0)
     finite = np.isfinite(largest)
     scale = scale_exponents(np.where(finite, largest, 0), fmt)

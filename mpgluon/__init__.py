@@ -33,8 +33,14 @@ from mpgluon.errors import (  # noqa: E402
 )
 from mpgluon.numerics.formats import (  # noqa: E402
     BFLOAT16,
+    FLOAT4_E2M1,
+    FLOAT6_E2M3,
+    FLOAT6_E3M2,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
+    TFLOAT32,
     FloatFormat,
     round_to,
 )
@@ -50,9 +56,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BFLOAT16",
+    "FLOAT4_E2M1",
+    "FLOAT6_E2M3",
+    "FLOAT6_E3M2",
+    "FLOAT8_E4M3",
+    "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
     "NORMALIZATION_LAYERS",
+    "TFLOAT32",
     "CastReport",
     "CheckpointError",
     "DataError",

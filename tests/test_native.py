@@ -1,11 +1,26 @@
 """The native operators give the same bits as MXNet's."""
 
+from dataclasses import replace
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 
-from mpgluon import BFLOAT16, FLOAT16, FloatFormat, native, round_to
+from mpgluon import (
+    BFLOAT16,
+    FLOAT4_E2M1,
+    FLOAT6_E2M3,
+    FLOAT6_E3M2,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    TFLOAT32,
+    FloatFormat,
+    native,
+    round_to,
+)
 
 pytestmark = pytest.mark.usefixtures("native_operators")
 
@@ -57,7 +72,63 @@ def test_each_format_is_rounded_to_as_its_widths_say(fmt):
     assert np.isnan(nan.asnumpy()).all()
 
 
-@pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16], ids=str)
+def every_exponent_and_tie(fmt) -> np.ndarray:
+    """Return what a format's significands, ties and neighbours are at each exponent of FP32."""
+    steps = np.arange(2**fmt.significand_bits, 2 ** (fmt.significand_bits + 1))
+    at_one = np.ldexp(steps.astype(np.float32), -fmt.significand_bits)  # every other one is a tie
+    values = np.ldexp(at_one, np.arange(-149, 128)[:, None]).astype(np.float32).ravel().view("u4")
+    positive = np.concatenate([values, values - 1, values + 1, [0, 0x7F7FFFFF, 0x7F800000]])
+    positive = positive.astype("u4").view(np.float32)
+    return np.concatenate([positive, -positive])
+
+
+SMALL = (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1)
+SATURATING = [replace(fmt, name=f"{fmt}_sat", saturates=True) for fmt in (*SMALL[:2], BFLOAT16)]
+OTHERS = [FloatFormat("e4m3", 4, 4), FloatFormat("e7m9_finite", 10, 7, finite_only=True)]
+
+
+@pytest.mark.parametrize("fmt", [*SMALL, *SATURATING, *OTHERS, TFLOAT32, BFLOAT16], ids=str)
+def test_every_float32_exponent_and_every_tie_is_rounded_as_round_to_does(fmt):
+    values = every_exponent_and_tie(fmt)
+    expected = round_to(values, fmt)
+    data = mx.nd.array(values)
+    rounded = native.invoke(native.operator("plain_value", fmt), data)
+    assert rounded.asnumpy().tobytes() == expected.tobytes()
+    if fmt.significand_bits <= 8:
+        codes = native.invoke(native.operator("narrow", fmt), data)
+        wide = native.invoke(native.operator("widen", fmt), codes)
+        assert wide.asnumpy().tobytes() == expected.tobytes()
+    nan = native.invoke(native.operator("plain_value", fmt), mx.nd.array([np.nan, -np.nan]))
+    assert np.isnan(nan.asnumpy()).all()
+
+
+def test_float32_itself_is_a_format_to_which_nothing_is_rounded():
+    values = np.random.RandomState(0).randint(0, 2**32, 2**16, dtype=np.uint32).view(np.float32)
+    values = values[np.isfinite(values)]
+    rounded = native.invoke(native.operator("plain_value", FLOAT32), mx.nd.array(values))
+    assert rounded.asnumpy().tobytes() == values.tobytes()
+
+
+def test_formats_with_the_same_widths_and_other_overflow_have_operators_of_their_own():
+    formats = [FLOAT8_E4M3, FloatFormat("e4m3", 4, 4), SATURATING[0]]
+    operators = {native.operator("plain_value", fmt) for fmt in formats}
+    assert len(operators) == 3
+    overflow = [
+        native.invoke(native.operator("plain_value", fmt), mx.nd.array([1e9])).asscalar()
+        for fmt in formats
+    ]
+    np.testing.assert_array_equal(overflow, np.float32([np.nan, np.inf, 448]))
+
+
+@pytest.mark.parametrize(
+    "fmt", [FloatFormat("x", 25, 8), FloatFormat("x", 8, 9), FloatFormat("x", 8, 8, True)], ids=repr
+)
+def test_a_format_that_fp32_cannot_hold_has_no_operators(fmt):
+    with pytest.raises(ValueError, match="FP32, which cannot hold every x number; use a format"):
+        native.operator("plain_value", fmt)
+
+
+@pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16, FLOAT8_E4M3], ids=str)
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize(
     ("operator", "forward", "backward"),

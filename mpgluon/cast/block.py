@@ -146,7 +146,7 @@ def autocast(
         With or without initialized parameters, hybridized or not.
     dtype : str, NumPy dtype or Policy
         ``"float16"``; ``"bfloat16"``, on a CPU only, native where the processor has it and else
-        emulated; or a policy.
+        emulated; or a policy, such as ``Policy.parse("mixed_float8")``.
     keep_fp32 : iterable of block types, block instances and names of operators
         Blocks that compute in FP32, with everything inside them. Normalization layers need not
         be named: their sums are FP32 under every policy. Operators as for
@@ -204,7 +204,7 @@ def apply_policy(
     device_type = device_type_of(net)
     arithmetic = policy_arithmetic(policy, device_type)
     in_16_bits = [entry.block for entry in plan if not entry.computes_fp32]
-    learned = {block: learned_format(block, policy.compute_dtype) for block in in_16_bits}
+    learned = {block: learned_format(block, policy.values_dtype) for block in in_16_bits}
     graphs = {
         block: ImportedGraph(block) for block in in_16_bits if isinstance(block, gluon.SymbolBlock)
     }
@@ -248,6 +248,9 @@ def apply_policy(
         told_format=tuple(block.name for block in told),
         operators_fp32=tuple(entry for entry in named if isinstance(entry, str)),
         operators_16=compute_16,
+        first_and_last=tuple(entry.block.name for entry in plan if entry.is_edge)
+        if policy.operand_scaling
+        else (),
     )
 
 

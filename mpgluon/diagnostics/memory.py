@@ -329,8 +329,8 @@ def _unforked(entry: Entry) -> Key:
 
 def _operator(node: Node) -> str:
     """Return the name of a node's operator, of a native one the name of MXNet's in its place."""
-    native_name = _NATIVE_NAME.fullmatch(node.operator or "")
-    return _IN_PLACE_OF.get(native_name[1], native_name[1]) if native_name else str(node.operator)
+    native_name = _NATIVE_NAME.fullmatch(node.mxnet_operator)
+    return _IN_PLACE_OF.get(native_name[1], native_name[1]) if native_name else node.mxnet_operator
 
 
 def _reads(node: Node) -> str:

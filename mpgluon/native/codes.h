@@ -32,9 +32,8 @@ bool one_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out
 template <class Format>
 void relu(const Format& format, const Arrays& in, const Requests& req, const Arrays& out) {
   const uint16_t* x = codes_of(in[0]);
-  const uint16_t infinity = format.narrow_one(INFINITY);
-  const auto one = [infinity](uint16_t x) -> uint16_t {
-    return static_cast<uint16_t>(x - 1) < infinity ? x : 0;
+  const auto one = [](uint16_t x) -> uint16_t {
+    return static_cast<uint16_t>(x - 1) < Format::kInfinity ? x : 0;
   };
   write_codes(format, req[0], out[0], [&](uint16_t* y) {
     for_all(out[0].shape().Size(),
@@ -47,9 +46,10 @@ template <class Format>
 void relu_backward(const Format& format, const Arrays& in, const Requests& req,
                    const Arrays& out) {
   const uint16_t *dy = codes_of(in[0]), *y = codes_of(in[1]);
-  const uint16_t infinity = format.narrow_one(INFINITY), nan = format.narrow_one(NAN) & 0x7fff;
+  const uint16_t nan = format.narrow_one(NAN) & 0x7fff;
   const auto one = [=](uint16_t dy, uint16_t y) -> uint16_t {
-    const uint16_t sign = dy & 0x8000, product = (dy & 0x7fff) < infinity ? sign : dy | nan;
+    const uint16_t sign = dy & 0x8000;
+    const uint16_t product = (dy & 0x7fff) < Format::kInfinity ? sign : dy | nan;
     return y != 0 ? dy : product;
   };
   write_codes(format, req[0], out[0], [&](uint16_t* dx) {

@@ -1,11 +1,12 @@
 // Floating-point formats as values: what the operators ask of the one that they round to.
 //
-// A format rounds FP32 numbers to its own (to nearest even, subnormals kept, overflow to infinity)
-// and holds them in 16-bit codes. Float16 has instructions of its own on most processors; Grid takes
-// every other format from its two widths.
+// A format rounds FP32 numbers to its own (to nearest even, subnormals kept) and holds them in 16-bit
+// codes. Float16 has instructions of its own on most processors; Grid takes every other format from a
+// few numbers.
 #ifndef MPGLUON_FORMAT_H_
 #define MPGLUON_FORMAT_H_
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -14,6 +15,7 @@
 namespace mpgluon {
 
 struct Float16 {
+  static constexpr uint16_t kInfinity = 0x7c00;  // its code
   void round_to(float* y, const float* x) const { mpgluon::round_to(y, x); }
   float round_one(float x) const { return mpgluon::round_one(x); }
   void narrow_to(uint16_t* y, const float* x) const { mpgluon::narrow_to(y, x); }
@@ -24,30 +26,32 @@ struct Float16 {
   float widen_one(uint16_t x) const { return mpgluon::widen_one(x); }
 };
 
-// The numbers with so many significant bits and exponent bits, all of which FP32 has. Codes are the
-// upper halves of FP32 numbers, which is enough for up to 8 significant bits; a format with more
-// must not be asked for codes.
+// The numbers with so many significant bits from the subnormals up to a largest one, all of which FP32
+// has. What is larger, infinity too, becomes `beyond`: infinity, NaN or the largest number; NaN stays
+// NaN. Codes are the upper halves of FP32 numbers, which is enough for up to 8 significant bits; a
+// format with more must not be asked for codes.
 class Grid {
  public:
-  Grid(int significand_bits, int exponent_bits)
-      : shift_(24 - significand_bits), mask_(~((1 << shift_) - 1)) {
-    const int max_exponent = (1 << (exponent_bits - 1)) - 1, min_exponent = 1 - max_exponent;
-    smallest_normal_ = (min_exponent + 127) << 23;
-    largest_ = ((max_exponent + 127) << 23) | (0x7fffff & mask_);
+  static constexpr uint16_t kInfinity = 0x7f80;  // the code of it, whether numbers reach it or not
+
+  Grid(int significand_bits, int min_exponent, float largest, float beyond)
+      : shift_(24 - significand_bits), mask_(~((1 << shift_) - 1)),
+        below_half_(shift_ == 0 ? 0 : (1 << (shift_ - 1)) - 1), odd_(shift_ == 0 ? 0 : 1),
+        smallest_normal_((min_exponent + 127) << 23), largest_(bits(largest)),
+        beyond_(bits(beyond)) {
     // Numbers from here on lie as far apart as the format's subnormals.
-    const int32_t spacing = (min_exponent - significand_bits + 1 + 23 + 127) << 23;
-    std::memcpy(&coarse_, &spacing, sizeof coarse_);
+    coarse_ = number((min_exponent - significand_bits + 1 + 23 + 127) << 23);
   }
 
   float round_one(float x) const {
-    constexpr int32_t kInfinity = 0x7f800000, kQuiet = 0x400000;
+    constexpr int32_t kInfiniteBits = 0x7f800000, kQuiet = 0x400000;
     const int32_t all = bits(x), magnitude = all & 0x7fffffff;
-    const int32_t even = (magnitude >> shift_) & 1;
-    const int32_t normal = (magnitude + (1 << (shift_ - 1)) - 1 + even) & mask_;
+    const int32_t even = (magnitude >> shift_) & odd_;
+    const int32_t normal = (magnitude + below_half_ + even) & mask_;
     const int32_t subnormal = bits((number(magnitude) + coarse_) - coarse_);
     int32_t rounded = choose(magnitude < smallest_normal_, subnormal, normal);
-    rounded = choose(rounded > largest_, kInfinity, rounded);
-    rounded = choose(magnitude > kInfinity, (magnitude | kQuiet) & mask_, rounded);
+    rounded = choose(rounded > largest_, beyond_, rounded);
+    rounded = choose(magnitude > kInfiniteBits, (magnitude | kQuiet) & mask_, rounded);
     return number(rounded | (all ^ magnitude));
   }
   uint16_t narrow_one(float x) const { return static_cast<uint32_t>(bits(round_one(x))) >> 16; }
@@ -83,9 +87,14 @@ class Grid {
     for (int i = 0; i < kCount; ++i) y[i] = widen_one(x[i]);
   }
 
-  int32_t shift_, mask_, smallest_normal_, largest_;
+  int32_t shift_, mask_, below_half_, odd_, smallest_normal_, largest_, beyond_;
   float coarse_;
 };
+
+// Return the format of what native/__init__.py says: the constructor's arguments, in that order.
+inline Grid grid_of(const float* numbers) {
+  return Grid(static_cast<int>(numbers[0]), static_cast<int>(numbers[1]), numbers[2], numbers[3]);
+}
 
 }  // namespace mpgluon
 

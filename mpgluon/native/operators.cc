@@ -1,6 +1,6 @@
 // The operators of mpgluon's native library. See graph/grid.py for their use.
 //
-// An operator that rounds exists once for each format, and its name ends in the format's widths:
+// An operator that rounds exists once for each format, and its name ends in the format's numbers:
 // _mpgluon_plain_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
 #include "batch_norm_operator.h"
 #include "bfloat16.h"
@@ -8,6 +8,7 @@
 #include "common.h"
 #include "packing.h"
 #include "products.h"
+#include "scaled_products.h"
 #include "sums.h"
 #include "updates.h"
 
@@ -206,12 +207,18 @@ void register_common() {
 // Called once, after the library has been loaded.
 extern "C" void mpgluon_register() { mpgluon::register_common(); }
 
-// Called once for each format, while no operator runs.
-extern "C" void mpgluon_register_format(int significand_bits, int exponent_bits) {
-  const std::string suffix =
-      "_" + std::to_string(significand_bits) + "_" + std::to_string(exponent_bits);
-  if (significand_bits == 11 && exponent_bits == 5)
-    mpgluon::register_format(mpgluon::Float16(), suffix);
-  else
-    mpgluon::register_format(mpgluon::Grid(significand_bits, exponent_bits), suffix);
+// Called once for each format, while no operator runs. The numbers are those that Grid takes.
+extern "C" void mpgluon_register_format(const char* suffix, const float* numbers) {
+  if (std::strcmp(suffix, "_11_5") == 0) mpgluon::register_format(mpgluon::Float16(), suffix);
+  else mpgluon::register_format(mpgluon::grid_of(numbers), suffix);
+}
+
+// Called once for each recipe and format between products, while no operator runs.
+extern "C" void mpgluon_register_scaled(const char* suffix, const float* between, const float* value,
+                                        const float* gradient, int sharing) {
+  using namespace mpgluon;
+  const auto how = static_cast<Sharing>(sharing);
+  const products::Recipe recipe{ScaledFormat(value, how), ScaledFormat(gradient, how)};
+  if (between[0] == 11 && between[1] == -14) products::register_scaled(Float16(), recipe, suffix);
+  else products::register_scaled(grid_of(between), recipe, suffix);
 }

@@ -1,4 +1,4 @@
-"""Floating-point formats as numbers: what float16, bfloat16 and float32 can hold.
+"""Floating-point formats as numbers: what float16, bfloat16, float8_e4m3 and others can hold.
 
 A format is a few numbers, and rounding to it follows from them, without a table. Networks are
 cast in :mod:`mpgluon.cast`.
@@ -6,47 +6,115 @@ cast in :mod:`mpgluon.cast`.
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "FloatFormat", "format_named", "round_to"]
+__all__ = [
+    "BFLOAT16",
+    "FLOAT4_E2M1",
+    "FLOAT6_E2M3",
+    "FLOAT6_E3M2",
+    "FLOAT8_E4M3",
+    "FLOAT8_E5M2",
+    "FLOAT16",
+    "FLOAT32",
+    "SMALL",
+    "TFLOAT32",
+    "FloatFormat",
+    "format_named",
+    "round_to",
+]
 
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A binary floating-point format with subnormals, infinities and NaN (IEEE 754-2019, 3.3).
+    """A binary floating-point format with subnormals; as a rule with infinities and NaN.
 
     Parameters
     ----------
     name : str
         The name that MXNet and NumPy code uses, such as ``"float16"``.
-    significand_bits : int
+    significand_bits : int, 2 to 53
         Significant bits, the hidden one included (11 for float16).
-    exponent_bits : int
+    exponent_bits : int, 2 to 11
         Width of the exponent field (5 for float16).
+    finite_only : bool
+        Whether the largest exponent holds numbers, as in the OCP formats of 4, 6 and 8 bits other
+        than E5M2, and not infinities and NaN, as IEEE 754 has it.
+    saturates : bool
+        Whether rounding turns what is too large, infinities too, into the largest number. Otherwise
+        that becomes infinite or, in a finite-only format, NaN.
+    has_nan : bool
+        Whether a finite-only format keeps the code with all bits set for NaN (E4M3).
+
+    Raises
+    ------
+    ValueError
+        If a width is out of range, or float64 cannot hold the numbers, or if overflow has no code:
+        a format without NaN has to be finite only and to saturate.
+
+    References
+    ----------
+    IEEE 754-2019, 3.3; Open Compute Project, "8-bit Floating Point Specification", 1.0, 2023, 5,
+    and "Microscaling Formats (MX) Specification", 1.0, 2023, 5.3.
     """
 
     name: str
     significand_bits: int
     exponent_bits: int
+    finite_only: bool = False
+    saturates: bool = False
+    has_nan: bool = True
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.significand_bits <= 53:
+            raise ValueError(
+                "significand_bits counts the hidden bit and is 2 to 53 (float64's); received "
+                f"{self.significand_bits!r} for {self.name}"
+            )
+        if not 2 <= self.exponent_bits <= 11 - self.finite_only:
+            raise ValueError(
+                f"exponent_bits is 2 to 11 (float64's), 2 to 10 with finite_only; received "
+                f"{self.exponent_bits!r} for {self.name}"
+            )
+        if not (self.has_nan or (self.finite_only and self.saturates)):
+            raise ValueError(
+                f"{self.name} has no NaN, so it needs finite_only=True and saturates=True: "
+                "overflow can become nothing but the largest number"
+            )
 
     @property
     def max_exponent(self) -> int:
         """Exponent of the largest finite numbers: they lie in ``[2**e, 2**(e + 1))``."""
-        return int(2 ** (self.exponent_bits - 1) - 1)
+        return int(2 ** (self.exponent_bits - 1) - 1) + self.finite_only
 
     @property
     def min_exponent(self) -> int:
         """Exponent of the smallest normal number."""
-        return 1 - self.max_exponent
+        return int(2 - 2 ** (self.exponent_bits - 1))
 
     @property
     def max(self) -> float:
-        """The largest finite number (65504 for float16)."""
-        return float((2.0 - self.epsilon) * 2.0**self.max_exponent)
+        """The largest finite number (65504 for float16, 448 for float8_e4m3)."""
+        steps_below = 1 + (self.finite_only and self.has_nan)
+        return float((2.0 - steps_below * self.epsilon) * 2.0**self.max_exponent)
+
+    @property
+    def overflow(self) -> float:
+        """What a positive number becomes that is too large: infinity, NaN or ``max``."""
+        if self.saturates:
+            return self.max
+        return math.nan if self.finite_only else math.inf
+
+    @property
+    def fits_float32(self) -> bool:
+        """Whether every number of the format is one of float32."""
+        return self.significand_bits <= 24 and self.exponent_bits <= 8 and self.max_exponent < 128
 
     @property
     def smallest_normal(self) -> float:
@@ -75,28 +143,43 @@ class FloatFormat:
 FLOAT32 = FloatFormat("float32", significand_bits=24, exponent_bits=8)
 FLOAT16 = FloatFormat("float16", significand_bits=11, exponent_bits=5)
 BFLOAT16 = FloatFormat("bfloat16", significand_bits=8, exponent_bits=8)
+TFLOAT32 = FloatFormat("tfloat32", significand_bits=11, exponent_bits=8)
+FLOAT8_E5M2 = FloatFormat("float8_e5m2", significand_bits=3, exponent_bits=5)
+FLOAT8_E4M3 = FloatFormat("float8_e4m3", significand_bits=4, exponent_bits=4, finite_only=True)
+_NUMBERS_ONLY = {"finite_only": True, "saturates": True, "has_nan": False}
+FLOAT6_E3M2 = FloatFormat("float6_e3m2", significand_bits=3, exponent_bits=3, **_NUMBERS_ONLY)
+FLOAT6_E2M3 = FloatFormat("float6_e2m3", significand_bits=4, exponent_bits=2, **_NUMBERS_ONLY)
+FLOAT4_E2M1 = FloatFormat("float4_e2m1", significand_bits=2, exponent_bits=2, **_NUMBERS_ONLY)
 
-_NAMED = {fmt.name: fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
+SMALL = (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1)
+_NAMED = {fmt.name: fmt for fmt in (FLOAT32, TFLOAT32, FLOAT16, BFLOAT16, *SMALL)}
 
 
-def format_named(name: str) -> FloatFormat:
-    """Return the format with a name such as ``"float16"``.
+def format_named(name: str, what: str = "a format") -> FloatFormat:
+    """Return the format with a name such as ``"float16"``, or of widths such as ``"e3m4"``.
+
+    That one has 3 exponent bits, 4 significant bits beside the hidden one, and infinities.
 
     Raises
     ------
     ValueError
-        If there is none.
+        If there is none that FP32 can hold.
     """
+    widths = re.fullmatch(r"e([2-8])m([1-9]|1\d|2[0-3])", str(name))
+    if widths is not None:
+        return FloatFormat(name, int(widths[2]) + 1, int(widths[1]))
     if name not in _NAMED:
-        raise ValueError(f"formats are {', '.join(_NAMED)}; received {name!r}")
+        named = ", ".join(_NAMED)
+        raise ValueError(f"{what} must be one of {named}, e2m1 to e8m23; received {name!r}")
     return _NAMED[name]
 
 
 def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
     """Round to the nearest number of ``fmt``, ties to even, and return it in the dtype of ``x``.
 
-    Correct for every finite input: subnormals of ``fmt`` are kept, values that round past the
-    largest number become infinite, the sign of zero, infinities and NaN pass through.
+    Correct for every input: subnormals of ``fmt`` are kept, and so is the sign of zero.
+    Infinities, and values that round past the largest number, become ``fmt.overflow`` with their
+    sign. NaN stays NaN in every format: one that has no code for it must not hide a failure.
 
     Parameters
     ----------
@@ -128,8 +211,7 @@ def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
             f"round_to takes float32 or float64 values, received {values.dtype}; "
             "convert with .astype('float32') first"
         )
-    too_wide = fmt.significand_bits > 24 or fmt.exponent_bits > 8
-    if too_wide and values.dtype == np.float32:
+    if values.dtype == np.float32 and not fmt.fits_float32:
         raise TypeError(f"float32 cannot hold every {fmt} number; pass float64 values")
     # Work in float64: the product with a power of two and np.rint are then exact for every
     # float32 and float64 input that can round to a finite, nonzero number of `fmt`.
@@ -140,6 +222,6 @@ def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
         spacing_exponent = np.maximum(exponent - 1, fmt.min_exponent) - fmt.significand_bits + 1
         spacing_exponent = np.where(finite, spacing_exponent, 0)
         rounded = np.ldexp(np.rint(np.ldexp(wide, -spacing_exponent)), spacing_exponent)
-        rounded = np.where(np.abs(rounded) > fmt.max, np.copysign(np.inf, wide), rounded)
-        rounded = np.where(finite, rounded, wide)
+        beyond = np.copysign(fmt.overflow, wide)
+        rounded = np.where(np.abs(rounded) > fmt.max, beyond, rounded)  # not so for NaN
         return np.asarray(rounded.astype(values.dtype))

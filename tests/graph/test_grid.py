@@ -258,6 +258,34 @@ def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_nat
 
 @pytest.mark.usefixtures("native_operators")
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "mixed_float8",
+        "compute=float8_e5m2,between=float16,scaling=mx",
+        "compute=float8_e4m3",
+        "compute=float8_e5m2",
+        "compute=e4m7",
+        "compute=tfloat32",
+    ],
+)
+@settings(max_examples=15, deadline=None)
+@given(networks)
+@example(RESIDUAL)
+@example(FAN_OUT)
+@example(MANY_TAKERS)
+def test_formats_that_mxnet_lacks_give_the_same_bits_hybridized_as_imperative(policy, choices):
+    def cast(net):
+        amp.autocast(net, Policy.parse(policy))
+
+    found, expected = run(choices, cast), run(choices, cast, hybridize=False)
+    for result in (expected, found):
+        del result["gradient of the images"]
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.usefixtures("native_operators")
+@pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @settings(max_examples=40, deadline=None)
 @given(networks_of(tuple(kind for kind in LAYERS + OPERATORS if kind != "norm")))
 @example(FAN_OUT)

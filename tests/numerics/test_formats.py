@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,7 +12,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mpgluon.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, round_to
+from mpgluon.numerics.formats import (
+    BFLOAT16,
+    FLOAT4_E2M1,
+    FLOAT6_E2M3,
+    FLOAT6_E3M2,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    TFLOAT32,
+    FloatFormat,
+    round_to,
+)
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -327,3 +339,110 @@ def test_a_format_prints_as_its_name_and_cannot_be_changed():
 def test_the_bytes_of_the_largest_float16_agree_with_the_standard_library():
     assert struct.unpack("<e", b"\xff\x7b") == (FLOAT16.max,)
     assert struct.unpack("<e", b"\x01\x00") == (FLOAT16.smallest_subnormal,)
+
+
+# --- formats of eight bits and fewer ---------------------------------------------------------
+
+SMALL = {
+    FLOAT8_E4M3: "float8_e4m3fn",
+    FLOAT8_E5M2: "float8_e5m2",
+    FLOAT6_E3M2: "float6_e3m2fn",
+    FLOAT6_E2M3: "float6_e2m3fn",
+    FLOAT4_E2M1: "float4_e2m1fn",
+}
+small_formats = pytest.mark.parametrize("fmt", SMALL, ids=str)
+
+
+def their_dtype(fmt):
+    """Return the same format as another library has it."""
+    return np.dtype(getattr(pytest.importorskip("ml_dtypes"), SMALL[fmt]))
+
+
+def numbers_of(fmt):
+    """Return all nonnegative numbers of a format, in the order of the codes."""
+    significands = range(2 ** (fmt.significand_bits - 1), 2**fmt.significand_bits)
+    subnormal = [n * fmt.smallest_subnormal for n in range(significands[0])]
+    normal = [
+        n * 2.0 ** (exponent - fmt.significand_bits + 1)
+        for exponent in range(fmt.min_exponent, fmt.max_exponent + 1)
+        for n in significands
+    ]
+    return np.array(subnormal + normal[: len(normal) - (fmt == FLOAT8_E4M3)], np.float32)
+
+
+def values_around(fmt):
+    """Return all numbers, ties and neighbours, each power of two in FP32, and what overflows."""
+    numbers = numbers_of(fmt)
+    after = np.float32(2 * numbers[-1] - numbers[-2])  # which would come next
+    ends = np.append(numbers, after)
+    ties = (ends[1:] + ends[:-1]) / 2
+    powers = np.ldexp(np.float32(1), np.arange(-149, 128))
+    positive = np.concatenate([ends, ties, powers, 1.75 * powers]).astype(np.float32)
+    positive = positive.view(np.uint32)
+    positive = np.concatenate([positive, positive[1:] - 1, positive + 1]).view(np.float32)
+    return np.concatenate([positive, -positive, np.float32([np.inf, -np.inf])])
+
+
+@small_formats
+def test_every_code_of_a_small_format_is_the_number_that_ml_dtypes_says(fmt):
+    theirs = their_dtype(fmt)
+    bits = 1 + fmt.exponent_bits + fmt.significand_bits - 1
+    values = np.arange(2**bits, dtype=np.uint8).view(theirs).astype(np.float32)
+    finite = values[np.isfinite(values)]
+    np.testing.assert_array_equal(finite[: finite.size // 2], numbers_of(fmt))
+    same_bits(round_to(values[~np.isnan(values)], fmt), values[~np.isnan(values)])
+    assert np.isnan(values).any() == fmt.has_nan
+    assert np.isinf(values).any() == (fmt.overflow == np.inf)
+    assert (finite.max(), finite[1]) == (fmt.max, fmt.smallest_subnormal)
+
+
+@small_formats
+def test_every_tie_neighbour_and_overflow_of_a_small_format_rounds_as_in_ml_dtypes(fmt):
+    theirs, values = their_dtype(fmt), values_around(fmt)
+    expected = values.astype(theirs).astype(np.float32)
+    rounded = round_to(values, fmt)
+    np.testing.assert_array_equal(rounded, expected)
+    same_bits(np.copysign(np.float32(1), rounded), np.copysign(np.float32(1), values))
+
+
+@small_formats
+def test_a_format_that_saturates_differs_only_where_the_other_overflows(fmt):
+    values, saturating = values_around(fmt), replace(fmt, saturates=True)
+    plain, saturated = round_to(values, fmt), round_to(values, saturating)
+    overflows = ~(np.abs(plain) <= fmt.max)
+    assert overflows.any() != fmt.saturates
+    same_bits(saturated[~overflows], plain[~overflows])
+    same_bits(saturated[overflows], np.copysign(np.float32(fmt.max), values[overflows]))
+    assert np.isnan(round_to(np.float32("nan"), saturating))
+
+
+def test_the_largest_numbers_are_those_of_the_specifications():
+    assert [fmt.max for fmt in SMALL] == [448, 57344, 28, 7.5, 6]
+    subnormals = [fmt.smallest_subnormal for fmt in SMALL]
+    assert subnormals == [2.0**-9, 2.0**-16, 2.0**-4, 2.0**-3, 2.0**-1]
+    assert (TFLOAT32.epsilon, TFLOAT32.max_exponent) == (FLOAT16.epsilon, FLOAT32.max_exponent)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "flags", "message"),
+    [
+        ((0, 4), {}, "significand_bits counts the hidden bit and is 2 to 53 .* received 0 for x"),
+        ((1, 4), {}, "is 2 to 53 .* received 1 for x"),
+        ((54, 4), {}, "is 2 to 53 .* received 54 for x"),
+        ((4, 1), {}, "exponent_bits is 2 to 11 .* received 1 for x"),
+        ((4, 12), {}, "exponent_bits is 2 to 11 .* received 12 for x"),
+        ((4, 11), {"finite_only": True}, "2 to 10 with finite_only; received 11 for x"),
+        ((4, 4), {"finite_only": True, "has_nan": False}, "x has no NaN, so it needs finite_only"),
+        ((4, 4), {"saturates": True, "has_nan": False}, "x has no NaN, so it needs finite_only"),
+    ],
+)
+def test_widths_out_of_range_and_overflow_without_a_code_are_refused(numbers, flags, message):
+    with pytest.raises(ValueError, match=message):
+        FloatFormat("x", *numbers, **flags)
+
+
+def test_float32_values_are_refused_for_a_finite_only_format_beyond_float32():
+    wide = FloatFormat("wide", significand_bits=4, exponent_bits=8, finite_only=True)
+    assert round_to(np.float64(2.0**128), wide) == 2.0**128
+    with pytest.raises(TypeError, match="float32 cannot hold every wide number"):
+        round_to(np.float32(1), wide)

@@ -18,8 +18,9 @@ class Policy:
 
     Parameters
     ----------
-    param_dtype : {"float32", "float16"}
-        Format of the parameters, normalization layers apart: those stay FP32.
+    param_dtype : {"float32", "float16", "bfloat16"}
+        Format of the parameters, normalization layers apart: those stay FP32. bfloat16 parameters
+        are FP32 arrays of bfloat16's numbers.
     compute_dtype : {"float32", "float16", "bfloat16"}
         Format of the operands and results of convolutions and matrix products.
     output_dtype : {"float32", "float16"}
@@ -32,8 +33,7 @@ class Policy:
     Raises
     ------
     ValueError
-        If a format is unknown or cannot be used in that place (MXNet's bfloat16 exists inside
-        a computation only).
+        If a format is unknown or cannot be used in that place (MXNet has no bfloat16 results).
 
     Examples
     --------
@@ -49,15 +49,15 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
             value = getattr(self, name)
-            allowed = _FORMATS if name == "compute_dtype" else _FORMATS[:2]
+            allowed = _FORMATS[:2] if name == "output_dtype" else _FORMATS
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; received {value!r}")
         if not isinstance(self.emulate, bool):
             raise ValueError(f"emulate must be True or False, received {self.emulate!r}")
-        if self.param_dtype == "float16" and self.compute_dtype != "float16":
+        if self.param_dtype not in ("float32", self.compute_dtype):
             raise ValueError(
-                f"float16 parameters with {self.compute_dtype} computation round the weights "
-                "and gain nothing; use param_dtype='float32'"
+                f"{self.param_dtype} parameters with {self.compute_dtype} computation round the "
+                "weights and gain nothing; use param_dtype='float32'"
             )
 
     @classmethod

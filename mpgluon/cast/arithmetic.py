@@ -32,6 +32,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 from mxnet.symbol import Symbol
 
+from mpgluon import native
 from mpgluon.cast.arrays import (
     Convert,
     Format,
@@ -48,6 +49,7 @@ from mpgluon.native import bfloat16
 from mpgluon.numerics.dtypes import Array, cast
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.numerics.policy import Policy
+from mpgluon.numerics.scaling import Scaling
 
 __all__ = ["Arithmetic", "OperatorCall", "arithmetic_of", "emulated", "policy_arithmetic"]
 
@@ -233,6 +235,24 @@ class Emulated(Arithmetic):
         return mark(convert_arrays(result, self.narrow), self._marked)
 
 
+class ScaledProducts(Emulated):
+    """Emulated, and products with weights round their operands to formats with little range."""
+
+    _SCALED = frozenset({"Convolution", "FullyConnected"})
+
+    def __init__(self, fmt: FloatFormat, scaling: Scaling) -> None:
+        super().__init__(fmt)
+        self.scaling = scaling
+
+    def compute(self, call: OperatorCall) -> Any:
+        if call.name in self._SCALED:
+            operator = native.scaled_operator(call.name, self.format, self.scaling)
+            operands = arrays_in([*call.args, *call.kwargs.values()])
+            in_graph = any(isinstance(array, Symbol) for array in operands)
+            call = call._replace(function=native.function(operator, of_symbols=in_graph))
+        return super().compute(call)
+
+
 class NativeFloat16(Emulated):
     """float16 on a GPU: MXNet's own kernels where they sum in FP32, emulated elsewhere."""
 
@@ -321,6 +341,7 @@ def _round_to_bfloat16(array: Array) -> Array:
 
 
 emulated = cache(Emulated)  # the same object for the same format
+_scaled_products = cache(ScaledProducts)
 
 
 @cache
@@ -346,6 +367,27 @@ def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False
     return emulated(format_named(compute_dtype))
 
 
-def policy_arithmetic(policy: Policy, device_type: str) -> Arithmetic:
-    """Return the arithmetic of a policy's computation on a kind of device."""
-    return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)
+def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False) -> Arithmetic:
+    """Return the arithmetic of a policy's computation on a kind of device.
+
+    Parameters
+    ----------
+    policy : Policy
+    device_type : str
+    at_edge : bool
+        Whether it is that of the first or last product of a network, whose operands are not scaled.
+
+    Raises
+    ------
+    PrecisionError
+        As for :func:`arithmetic_of`, and for a format that MXNet does not have where there are no
+        native operators.
+    """
+    if device_type == "gpu" or policy.compute_dtype in ("float16", "bfloat16"):
+        return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)
+    if not native.load():
+        raise PrecisionError(
+            f"{policy.compute_dtype} needs the native operators. {native.status().sentence}"
+        )
+    fmt, scaling = format_named(policy.values_dtype), policy.operand_scaling
+    return emulated(fmt) if scaling is None or at_edge else _scaled_products(fmt, scaling)

@@ -17,8 +17,8 @@ from mxnet.symbol import Symbol
 
 from mpgluon import native
 from mpgluon.graph.grid import ROUNDING
-from mpgluon.numerics.dtypes import Array, cast, dtype_name, is_array
-from mpgluon.numerics.formats import FloatFormat
+from mpgluon.numerics.dtypes import Array, cast, dtype_name, is_array, number_of_cast
+from mpgluon.numerics.formats import BFLOAT16, FloatFormat
 
 __all__ = [
     "Convert",
@@ -235,11 +235,14 @@ def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
     """Return FP32 values with the value or the gradient rounded, or both.
 
     Like a cast this leaves plain arrays: MXNet's operators add in an order that depends on the
-    layout. In a graph it is made of MXNet's casts, so that the graph needs nothing but MXNet.
+    layout. In a graph bfloat16 is made of MXNet's casts, so that the graph needs nothing but MXNet,
+    which lacks every other format.
     """
-    if isinstance(array, Symbol):
-        with mx.AttrScope(**{ROUNDING: what}):
-            return cast(cast(array, fmt.name), "float32")
-    if native.available() and array.context.device_type == "cpu":
+    in_graph = isinstance(array, Symbol)
+    if not in_graph and native.available() and array.context.device_type == "cpu":
         return native.invoke(native.operator(f"plain_{what}", fmt), array)
-    return cast(cast(array, fmt.name), "float32")
+    with mx.AttrScope(**{ROUNDING: what}):
+        if fmt == BFLOAT16:
+            return cast(cast(array, fmt.name), "float32")
+        rounding = native.function(native.operator(f"plain_{what}", fmt), of_symbols=in_graph)
+        return rounding(array, attr=number_of_cast())

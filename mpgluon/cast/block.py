@@ -147,7 +147,7 @@ def autocast(
         With or without initialized parameters, hybridized or not.
     dtype : str, NumPy dtype or Policy
         ``"float16"``; ``"bfloat16"``, on a CPU only, native where the processor has it and else
-        emulated; or a policy.
+        emulated; or a policy, such as ``Policy.parse("mixed_float8")``.
     keep_fp32 : iterable of block types, block instances and names of operators
         Blocks that compute in FP32, with everything inside them. Normalization layers need not
         be named: their sums are FP32 under every policy. Operators as for
@@ -205,7 +205,7 @@ def apply_policy(
     device_type = device_type_of(net)
     arithmetic = policy_arithmetic(policy, device_type)
     in_16_bits = [entry.block for entry in plan if not entry.computes_fp32]
-    learned = {block: learned_format(block, policy.compute_dtype) for block in in_16_bits}
+    learned = {block: learned_format(block, policy.values_dtype) for block in in_16_bits}
     graphs = {
         block: ImportedGraph(block) for block in in_16_bits if isinstance(block, gluon.SymbolBlock)
     }
@@ -231,6 +231,7 @@ def apply_policy(
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)
         _warn_of_infinite_weights(narrowed, fmt)
+        fp32.give_memory_back()
     for entry in plan:
         block = entry.block
         _clear_traced_graph(block)
@@ -249,6 +250,9 @@ def apply_policy(
         told_format=tuple(block.name for block in told),
         operators_fp32=tuple(entry for entry in named if isinstance(entry, str)),
         operators_16=compute_16,
+        first_and_last=tuple(entry.block.name for entry in plan if entry.is_edge)
+        if policy.operand_scaling
+        else (),
     )
 
 

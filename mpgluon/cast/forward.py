@@ -248,7 +248,7 @@ class PolicyForward:
         return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
-        return policy_arithmetic(self.network_cast.policy, device_type)
+        return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)
 
 
 def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:

@@ -7,18 +7,31 @@ other format is an FP32 array of that format's numbers. Only this module touches
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Optional
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
+from mpgluon import native
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.numerics.dtypes import cast, convert_into, round_array
 from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
 
-__all__ = ["format_of", "fp32_value", "is_rounded", "known", "mark_rounded", "narrow", "remember",
-           "restore", "write_rounded"]  # fmt: skip
+__all__ = [
+    "format_of",
+    "fp32_value",
+    "give_memory_back",
+    "is_rounded",
+    "known",
+    "mark_rounded",
+    "narrow",
+    "remember",
+    "restore",
+    "write_rounded",
+]
 
 _ATTRIBUTE = "mpgluon_fp32"
 _GRID = "mpgluon_grid"  # the format of a parameter that MXNet has no arrays of
@@ -74,6 +87,14 @@ def narrow(parameter: gluon.Parameter, fmt: FloatFormat) -> None:
     vars(parameter)[_ATTRIBUTE] = value
 
 
+def give_memory_back() -> None:
+    """Let the system have the memory of former FP32 arrays, which glibc would keep for new ones."""
+    mx.nd.waitall()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def restore(parameter: gluon.Parameter) -> None:
     """Make a parameter FP32 again with the values it stands for, and forget them.
 
@@ -111,13 +132,16 @@ def fp32_value(
     Returns
     -------
     NDArray
-        On the device of ``weight``; ``known`` itself, brought up to date, if it is there. Does not
-        wait.
+        On the device of ``weight``; ``known`` itself, brought up to date, if it is there.
     """
-    wide = cast(weight, "float32")
     if known is None:
-        return wide
+        return cast(weight, "float32")
     known = known.as_in_context(weight.context)
+    if fmt == FLOAT16 and weight.context.device_type == "cpu" and native.available():
+        differences = native.invoke("_mpgluon_count_differences", weight, known)
+        if differences.asscalar() == 0:  # as a rule; what follows takes three times its memory
+            return known
+    wide = cast(weight, "float32")
     return mx.nd.where(round_array(known, fmt) == wide, known, wide, out=known)
 
 

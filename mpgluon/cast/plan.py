@@ -39,6 +39,7 @@ KeepFP32 = Iterable[Union[type, gluon.Block, str]]
 
 _MODULES = ("np", "npx")
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})  # of F, not of a global name such as NumPy's
+_PRODUCTS = (nn.Dense, nn.Conv1D, nn.Conv2D, nn.Conv3D)
 _ALWAYS_KEPT = (nn.BatchNorm, nn.BatchNormReLU)
 _CALL_CHILDREN_ONLY = (
     nn.Sequential.forward,
@@ -65,6 +66,9 @@ class BlockPlan(NamedTuple):
         Whether such a block calls it, so that its result must be FP32, on the format's grid.
     rules : mapping from the name of an operator to Rule
         Those that precede the table's in it.
+    is_edge : bool
+        Whether it is the network's first or last convolution or dense layer, in the order in which
+        the blocks were added.
     """
 
     block: gluon.Block
@@ -74,6 +78,7 @@ class BlockPlan(NamedTuple):
     is_beyond_reach: bool
     hands_fp32: bool
     rules: Rules
+    is_edge: bool
 
     @property
     def needs_forward(self) -> bool:
@@ -131,6 +136,8 @@ def plan_of(
         if block not in kept | governed and type(block).forward not in _CALL_CHILDREN_ONLY
     }
     handing_fp32 = {child for block in beyond_reach for child in block._children.values()}
+    products = [block for block in blocks if isinstance(block, _PRODUCTS)]
+    edges = products[:1] + products[-1:]
     rules = rules_of(
         net,
         [block for block in blocks if block in governed - whole],
@@ -146,6 +153,7 @@ def plan_of(
             is_beyond_reach=block in beyond_reach,
             hands_fp32=block in handing_fp32,
             rules=rules.get(block, NO_RULES),
+            is_edge=block in edges,
         )
         for block in blocks
     ]

@@ -56,6 +56,9 @@ class CastReport:
         Names of the blocks that learned the 16-bit format from their own ``cast`` or in ``_dtype``.
     operators_fp32, operators_16 : tuple of str
         The operators that ``keep_fp32`` and ``compute_16`` named, with or without a block.
+    first_and_last : tuple of str
+        Names of the blocks whose products do not round their operands to eight bits or fewer, if
+        the policy has others do so.
     """
 
     policy: Policy
@@ -68,6 +71,7 @@ class CastReport:
     told_format: tuple[str, ...] = ()
     operators_fp32: tuple[str, ...] = ()
     operators_16: tuple[str, ...] = ()
+    first_and_last: tuple[str, ...] = ()
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -83,7 +87,7 @@ class CastReport:
         lines = [
             f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
             f"result {self.policy.output_dtype}",
-            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}, "
+            f"{len(self.cast):6d} blocks compute in {self.policy.values_dtype}, "
             + _ARITHMETIC[self.arithmetic],
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
             f"{_examples(self.kept_fp32)}",
@@ -93,14 +97,21 @@ class CastReport:
             if self.parameters_cast
             else f"{self.parameters_kept:6d} parameters, all left as they were",
         ]
+        scaling = self.policy.operand_scaling
+        if scaling is not None:
+            lines.append(
+                f"convolutions and dense layers round their operands to {scaling.value}, gradients "
+                f"to {scaling.gradient}, {_SCALES[scaling.shared_by]}; the first and the last do "
+                f"not{_examples(self.first_and_last)}"
+            )
         if self.told_format:
             lines.append(
                 f"{len(self.told_format):6d} {_plural('block', self.told_format)} told that the "
-                f"format is {self.policy.compute_dtype}{_examples(self.told_format)}"
+                f"format is {self.policy.values_dtype}{_examples(self.told_format)}"
             )
         for names, dtype in (
             (self.operators_fp32, "float32"),
-            (self.operators_16, self.policy.compute_dtype),
+            (self.operators_16, self.policy.values_dtype),
         ):
             if names:
                 lines.append(
@@ -111,6 +122,11 @@ class CastReport:
         return "\n".join(lines)
 
 
+_SCALES = {
+    "none": "without a scale",
+    "tensor": "with a scale per operand",
+    "mx": "with a scale per block of 32",
+}
 _ARITHMETIC = {
     "native": "natively",
     "emulated": "emulated: in FP32 arithmetic, each result rounded once",

@@ -15,7 +15,7 @@ from mxnet import gluon
 from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.reference import Reference, inner_blocks, sixteen_bits
-from mpgluon.numerics.formats import BFLOAT16, FLOAT16
+from mpgluon.numerics.formats import format_named
 from mpgluon.tables import Table
 
 __all__ = ["Comparison", "LayerError", "Suggestion", "compare_with_fp32", "suggest_keep_fp32"]
@@ -193,7 +193,7 @@ def suggest_keep_fp32(
     """
     with sixteen_bits(net, dtype) as forwards:
         compute_dtype = forwards[0].network_cast.policy.compute_dtype
-        rounding = {"float16": FLOAT16, "bfloat16": BFLOAT16}[compute_dtype].unit_roundoff
+        rounding = format_named(compute_dtype).unit_roundoff
         limit = 32 * rounding if limit is None else limit
         reference = Reference(net, batch, forwards, loss_scale)
         candidates = [

@@ -132,8 +132,8 @@ class _Cures:
             names = f"(*mpgluon.NORMALIZATION_LAYERS, {names})"
             dtype = "" if policy.param_dtype == "float16" else f'"{policy.param_dtype}", '
             return f"mpgluon.cast_block({code_of(net, root)}, {dtype}keep_fp32={names})"
-        dtype = policy.compute_dtype
-        return f'amp.autocast({code_of(net, root)}, "{dtype}", keep_fp32=[{names}])'
+        dtype = f"mpgluon.{policy!r}" if policy.operand_scaling else f'"{policy.compute_dtype}"'
+        return f"amp.autocast({code_of(net, root)}, {dtype}, keep_fp32=[{names}])"
 
     def _cure(self, name: str, casts: tuple[BlockCast, ...], loss_scale: float, code: str) -> Cure:
         try:

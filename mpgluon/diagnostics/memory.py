@@ -291,7 +291,7 @@ def _activations(graph: Graph, parameters: Iterable[str], trained: Iterable[str]
 def _reads(node: Node) -> str:
     if node.operator == "Activation" and node.attributes.get("act_type") == "relu":
         return "o"
-    return _KEPT.get(node.operator, "io")
+    return _KEPT.get(node.mxnet_operator, "io")
 
 
 def _hidden_bytes(node: Node) -> int:

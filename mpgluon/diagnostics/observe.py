@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
+from mpgluon.cast.arrays import arrays_in, convert_arrays, format_of, mark
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.plan import is_hybrid
@@ -293,7 +293,7 @@ class _Watch:
             zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
             zeros.attach_grad()
             taps.append(Seen(block, "output gradient", "", zeros, made=call.made(array)))
-            return mark(mx.nd.elemwise_add(array, zeros), None)
+            return mark(mx.nd.elemwise_add(array, zeros), format_of(array))
 
         return convert_arrays(result, tapped)
 

@@ -13,6 +13,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from mpgluon.cast.arrays import format_of
 from mpgluon.cast.block import blocks_of
 from mpgluon.diagnostics.meanwhile import untouched
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing
@@ -39,6 +40,7 @@ class OverflowReport:
     block, kind : str
         Name and class of the block at work; for a parameter's gradient, of the block that owns it.
     dtype : str
+        The format of its values: a policy may hold them on its grid in FP32 arrays.
     shape : tuple of int
     largest_before : float
         The absolute maximum of its operands: the inputs of the operator, or the gradient before
@@ -254,7 +256,7 @@ class _Watch:
             what=what,
             block=seen.block.name,
             kind=type(seen.block).__name__,
-            dtype=str(dtype_name(seen.array)),
+            dtype=str(format_of(seen.array)),
             shape=tuple(seen.array.shape),
             largest_before=_largest(before),
             loss_scale=self._loss_scale,

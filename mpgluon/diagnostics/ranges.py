@@ -16,6 +16,7 @@ from mxnet import gluon
 from mpgluon.diagnostics.exponents import ExponentHistogram, exponent_histogram
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, round_to
+from mpgluon.numerics.scaling import scale_exponents
 from mpgluon.tables import Table, percent
 
 __all__ = ["ArrayRange", "RangeReport", "range_report"]
@@ -34,8 +35,9 @@ class ArrayRange:
     largest : float
         The absolute maximum, without the loss scale; infinite if a value is not finite.
     overflow_fraction, underflow_fraction, subnormal_fraction : float
-        The shares in [0, 1] of elements that become infinite (or were), that become zero from
-        another value, and that become subnormal.
+        The shares in [0, 1] of elements that are too large, whether they become infinite, NaN or
+        the largest number, or are not finite; that become zero from another value; and that
+        become subnormal.
     exponents : ExponentHistogram
         Without the loss scale.
     """
@@ -60,11 +62,14 @@ class RangeReport:
     fmt : FloatFormat
     loss_scale : float
         That the gradients were multiplied by; outputs have none.
+    scaled : bool
+        Whether each array was multiplied by a scale of its own too.
     """
 
     arrays: Sequence[ArrayRange]
     fmt: FloatFormat
     loss_scale: float
+    scaled: bool = False
 
     def gradients(self) -> list[ArrayRange]:
         """Return the arrays that a loss scale multiplies."""
@@ -113,18 +118,26 @@ class RangeReport:
         for a in sorted(self.arrays, key=loss, reverse=True)[:worst]:
             shares = (a.overflow_fraction, a.underflow_fraction, a.subnormal_fraction)
             rows.append((a.name, a.kind, f"{a.largest:.3g}", *map(percent, shares)))
-        return Table(("array", "what", "largest", "overflow", "underflow", "subnormal"), rows)
+        beyond = "saturated" if self.fmt.saturates else "overflow"
+        return Table(("array", "what", "largest", beyond, "underflow", "subnormal"), rows)
 
     def __str__(self) -> str:
         count = sum(array.overflow_fraction > 0 for array in self.arrays)
+        scaled = ", each array times a scale of its own" if self.scaled else ""
         return (
-            f"{self.fmt.name} at a loss scale of {self.loss_scale:g}: {count} of "
-            f"{len(self.arrays)} arrays overflow\n{self.table()}"
+            f"{self.fmt.name} at a loss scale of {self.loss_scale:g}{scaled}: {count} of "
+            f"{len(self.arrays)} arrays {'saturate' if self.fmt.saturates else 'overflow'}\n"
+            f"{self.table()}"
         )
 
 
 def range_report(
-    net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0, fmt: FloatFormat = FLOAT16
+    net: gluon.Block,
+    batch: Batch,
+    *,
+    loss_scale: float = 1.0,
+    fmt: FloatFormat = FLOAT16,
+    scaled: bool = False,
 ) -> RangeReport:
     """Run one batch and return how all its arrays fit into a format.
 
@@ -137,6 +150,9 @@ def range_report(
     loss_scale : float
         Multiplies the gradients.
     fmt : FloatFormat
+    scaled : bool
+        Whether each array is multiplied by the power of two that takes its largest value to the
+        format's largest numbers, as under ``Policy.parse("mixed_float8")``.
     """
     outputs: list[ArrayRange] = []
     gradients: list[ArrayRange] = []
@@ -146,26 +162,38 @@ def range_report(
             return
         values = values_of(seen.array).astype(np.float64)
         if seen.kind in ("handed on", "output"):
-            outputs.append(_range_of(seen.block.name, seen.kind, values, 1.0, fmt))
+            outputs.append(_range_of(seen.block.name, seen.kind, values, 1.0, fmt, scaled))
         else:
             name = seen.operator or seen.block.name
-            gradients.append(_range_of(name, seen.kind, values / loss_scale, loss_scale, fmt))
+            values /= loss_scale
+            gradients.append(_range_of(name, seen.kind, values, loss_scale, fmt, scaled))
 
     observed_batch(net, batch, note, loss_scale=loss_scale, handed_on=True)
-    return RangeReport([*outputs, *gradients], fmt, loss_scale)
+    return RangeReport([*outputs, *gradients], fmt, loss_scale, scaled)
 
 
 def _range_of(
-    name: str, kind: str, values: npt.NDArray[np.float64], scale: float, fmt: FloatFormat
+    name: str,
+    kind: str,
+    values: npt.NDArray[np.float64],
+    scale: float,
+    fmt: FloatFormat,
+    scaled: bool,
 ) -> ArrayRange:
     size = np.abs(values)
-    rounded = round_to(size * scale, fmt)
+    multiplied = size * scale
+    if scaled and np.isfinite(multiplied).all():
+        exponent = scale_exponents(multiplied.max(initial=0.0), fmt)
+        multiplied = np.ldexp(multiplied, exponent)
+    rounded = round_to(multiplied, fmt)
+    # With float64's exponents, so that a format that saturates does not hide what is too large.
+    without_limit = round_to(multiplied, FloatFormat("", fmt.significand_bits, 11))
     subnormal = (rounded > 0) & (rounded < fmt.smallest_normal)
     return ArrayRange(
         name=name,
         kind=kind,
         largest=float(size.max(initial=0.0)) if np.isfinite(size).all() else math.inf,
-        overflow_fraction=_share(~np.isfinite(rounded)),
+        overflow_fraction=_share(~(without_limit <= fmt.max)),
         underflow_fraction=_share((rounded == 0) & (size > 0)),
         subnormal_fraction=_share(subnormal),
         exponents=exponent_histogram([values]),

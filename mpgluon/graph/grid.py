@@ -72,7 +72,7 @@ def _native_operator(node: Node) -> Optional[tuple[str, Optional[str]]]:
     """Return what :data:`_NATIVE` says of a node."""
     if node.operator == "Pooling" and node.options.get("layout") in (None, "None", "NCHW"):
         return _POOLING.get(node.options.get("pool_type", "max"))
-    return _NATIVE.get(node.operator)
+    return _NATIVE.get(node.mxnet_operator)
 
 
 class _Value(NamedTuple):
@@ -130,11 +130,17 @@ def _marked_as_float16(graph: Graph) -> Graph:
     """
     for node in graph.nodes:
         what = node.attributes.get(ROUNDING)
-        if what is not None and node.casts_to("float32"):
+        if what is None:
+            continue
+        if node.mxnet_operator != node.operator:  # a format that MXNet has no casts for
+            node.operator = node.mxnet_operator
+        elif node.casts_to("float32"):
             copy = node.inputs[0].node  # an identity is in front of each of the two casts
             narrow = copy.inputs[0].node
             node.inputs = narrow.inputs[0].node.inputs
-            node.attributes["dtype"] = "float16" if what == "both" else "float32"
+        else:
+            continue
+        node.attributes["dtype"] = "float16" if what == "both" else "float32"
     return Graph(graph.heads)
 
 
@@ -284,7 +290,7 @@ class _Rewriting:
         is_unusual = options.get("axis", 1) != 1 or options.get("output_mean_var", False)
         if node.operator == "BatchNorm" and is_unusual:
             return False
-        taken = _TAKEN.get(node.operator, len(node.inputs))
+        taken = _TAKEN.get(node.mxnet_operator, len(node.inputs))
         return all(self._is_widened_for(node, position) for position in range(taken))
 
     def _becomes_codes(self, node: Node) -> bool:
@@ -304,7 +310,7 @@ class _Rewriting:
         if node is None or not self._is_native(node):
             return False
         position = [entry.node for entry in node.inputs].index(widening)
-        return position < _TAKEN.get(node.operator, len(node.inputs))
+        return position < _TAKEN.get(node.mxnet_operator, len(node.inputs))
 
     def _native(self, node: Node) -> _Value:
         """Return the result of the native operator in a node's place."""
@@ -327,15 +333,17 @@ class _Rewriting:
         for position, entry in enumerate(node.inputs):
             if not self._takes_codes(node, entry.node):
                 inputs.append(self.new[entry.key]._replace(version=entry.version))
-            elif position == 1 and node.operator in _PRODUCTS:
+            elif position == 1 and node.mxnet_operator in _PRODUCTS:
                 inputs.append(self._weight(entry.node))
                 if inputs[1].node.name in self.rounded or inputs[1].node.name in self.on_grid:
                     operator += "_rounded"
             else:
                 inputs.append(self._take((entry.node, 0), held))
-        made = Node(
-            native.operator(operator, self.format), name, node.attributes, inputs, node.rest
-        )
+        if node.is_scaled:
+            operator = node.operator.replace("_scaled_", "_scaled_codes_")
+        else:
+            operator = native.operator(operator, self.format)
+        made = Node(operator, name, node.attributes, inputs, node.rest)
         return _Value(Entry(made), held)
 
     def _weight(self, widening: Node) -> Entry:
@@ -356,7 +364,7 @@ class _Rewriting:
         return (
             position == 1
             and product is not None
-            and product.operator in _PRODUCTS
+            and product.mxnet_operator in _PRODUCTS
             and self._is_native(product)
         )
 

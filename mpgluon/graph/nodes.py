@@ -83,6 +83,22 @@ class Node:
         return self.operator == VARIABLE
 
     @property
+    def mxnet_operator(self) -> str:
+        """MXNet's name of what it computes, if a format decides on another operator.
+
+        That of a rounding to a format that MXNet lacks is its cast; products that round their
+        operands end in theirs.
+        """
+        if self.operator.startswith("_mpgluon_plain_"):
+            return "amp_cast"
+        return self.operator.rpartition("_")[2] if self.is_scaled else self.operator
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it is a product that rounds its operands to a format with little range."""
+        return self.operator.startswith("_mpgluon_scaled_")
+
+    @property
     def has_subgraph(self) -> bool:
         """Whether it is control flow, whose body is a graph that is not read."""
         return "subgraphs" in self.rest

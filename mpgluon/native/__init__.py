@@ -15,24 +15,29 @@ import ctypes
 import logging
 import struct
 from functools import cache
-from typing import Optional
+from typing import Any, Callable, Optional
 
 import mxnet as mx
 from mxnet.base import _LIB, OpHandle, check_call
 from mxnet.ndarray._internal import _imperative_invoke
+from mxnet.ndarray.register import _make_ndarray_function
+from mxnet.symbol.register import _make_symbol_function
 
 from mpgluon.native.library import Status, build, status
 from mpgluon.numerics.formats import FLOAT16, FloatFormat
+from mpgluon.numerics.scaling import SHARED_BY, Scaling
 
 __all__ = [
     "Status",
     "available",
     "build",
+    "function",
     "invoke",
     "load",
     "load_library",
     "node_name",
     "operator",
+    "scaled_operator",
     "status",
 ]
 
@@ -98,6 +103,40 @@ def operator(name: str, fmt: FloatFormat) -> str:
     ValueError
         If FP32 cannot hold the format.
     """
+    suffix = _suffix(fmt)
+    _register(suffix, _numbers(fmt))
+    return f"_mpgluon_{name}{suffix}"
+
+
+@cache
+def scaled_operator(name: str, between: FloatFormat, scaling: Scaling) -> str:
+    """Return MXNet's name of a product that rounds its operands to scaled formats.
+
+    Parameters
+    ----------
+    name : {"Convolution", "FullyConnected"}
+        It takes that one's arguments.
+    between : FloatFormat
+        Of the operands and results, which are FP32 arrays. An operator on codes of it is there too:
+        its name begins with ``_mpgluon_scaled_codes``.
+    scaling : Scaling
+    """
+    formats = (between, scaling.value, scaling.gradient)
+    suffix = "".join(map(_suffix, formats)) + f"_{scaling.shared_by}"
+    _register_scaled(suffix, SHARED_BY.index(scaling.shared_by), *map(_numbers, formats))
+    return f"_mpgluon_scaled{suffix}_{name}"
+
+
+@cache
+def function(name: str, *, of_symbols: bool) -> Callable[..., Any]:
+    """Return a function of arrays, or of symbols, for one of the operators, as ``mx.nd`` has."""
+    make = _make_symbol_function if of_symbols else _make_ndarray_function
+    made: Callable[..., Any] = make(OpHandle(_handle(name)), name, name)
+    return made
+
+
+def _suffix(fmt: FloatFormat) -> str:
+    """Return what tells a format's operators from those of others."""
     if not fmt.fits_float32:
         raise ValueError(
             f"operators compute in FP32, which cannot hold every {fmt} number; use a format with "
@@ -105,15 +144,25 @@ def operator(name: str, fmt: FloatFormat) -> str:
         )
     suffix = f"_{fmt.significand_bits}_{fmt.exponent_bits}"
     flags = {"finite": fmt.finite_only, "saturating": fmt.saturates, "without_nan": not fmt.has_nan}
-    suffix += "".join(f"_{flag}" for flag, is_set in flags.items() if is_set)
-    _register(suffix, fmt.significand_bits, fmt.min_exponent, fmt.max, fmt.overflow)
-    return f"_mpgluon_{name}{suffix}"
+    return suffix + "".join(f"_{flag}" for flag, is_set in flags.items() if is_set)
+
+
+def _numbers(fmt: FloatFormat) -> tuple[float, ...]:
+    """Return what the native library knows of a format, as format.h takes it."""
+    return fmt.significand_bits, fmt.min_exponent, fmt.max, fmt.overflow
 
 
 @cache
-def _register(suffix: str, *numbers: float) -> None:
+def _register(suffix: str, numbers: tuple[float, ...]) -> None:
     mx.nd.waitall()  # MXNet's tables of operators grow, and operators that run read them
     _loaded[-1].mpgluon_register_format(suffix.encode(), (ctypes.c_float * 4)(*numbers))
+
+
+@cache
+def _register_scaled(suffix: str, sharing: int, *formats: tuple[float, ...]) -> None:
+    mx.nd.waitall()
+    numbers = [(ctypes.c_float * 4)(*one) for one in formats]
+    _loaded[-1].mpgluon_register_scaled(suffix.encode(), *numbers, sharing)
 
 
 def node_name(name: str, *settings: float) -> str:
@@ -130,7 +179,7 @@ def node_name(name: str, *settings: float) -> str:
 
 
 def invoke(
-    name: str, *operands: mx.nd.NDArray, out: Optional[mx.nd.NDArray] = None, **options: int
+    name: str, *operands: mx.nd.NDArray, out: Optional[mx.nd.NDArray] = None, **options: float
 ) -> mx.nd.NDArray:
     """Call one of the operators on arrays on a CPU; does not wait.
 
@@ -142,7 +191,7 @@ def invoke(
         As many as it takes, of the dtypes that it takes.
     out : NDArray, optional
         Where to write the result.
-    **options : int
+    **options : float
         Of an operator that takes the place of one of MXNet's, that one's.
     """
     values = tuple(map(str, options.values()))

@@ -9,7 +9,9 @@
 #include "modes.h"
 #include "packing.h"
 #include "products.h"
+#include "scaled_products.h"
 #include "sums.h"
+#include "updates.h"
 
 namespace mpgluon {
 namespace {
@@ -190,6 +192,7 @@ void register_common() {
   casts("", bfloat16::cast<false>);
   casts("_in_blocks", bfloat16::cast<true>);
   sums::register_sums();
+  updates::register_updates();
 
   Operator count("_mpgluon_count_differences", 2, 1);
   count.set<mxnet::FInferShape>("FInferShape", old_function(infer_count_shape))
@@ -211,4 +214,14 @@ extern "C" void mpgluon_register_format(const char* suffix, const float* numbers
   if (std::strcmp(suffix, "_11_5") == 0) mpgluon::register_format(mpgluon::Float16(), suffix);
   else mpgluon::register_format(grid, suffix);
   mpgluon::modes::register_modes(grid, suffix);
+}
+
+// Called once for each recipe and format between products, while no operator runs.
+extern "C" void mpgluon_register_scaled(const char* suffix, const float* between, const float* value,
+                                        const float* gradient, int sharing) {
+  using namespace mpgluon;
+  const auto how = static_cast<Sharing>(sharing);
+  const products::Recipe recipe{ScaledFormat(value, how), ScaledFormat(gradient, how)};
+  if (between[0] == 11 && between[1] == -14) products::register_scaled(Float16(), recipe, suffix);
+  else products::register_scaled(grid_of(between), recipe, suffix);
 }

@@ -5,7 +5,7 @@
 #ifndef MPGLUON_PRODUCTS_H_
 #define MPGLUON_PRODUCTS_H_
 
-#include "packing.h"
+#include "scaled.h"
 
 namespace mpgluon {
 namespace products {
@@ -18,22 +18,38 @@ int layout_of_codes(const NDArray& array, bool packed) {
   return packed ? packed_layout(array.shape()) : 1;
 }
 
+// Whether oneDNN computes a convolution for inference with the channels of a pixel side by side. It
+// computes the same if this is wrong, but first turns the data around.
+bool computes_channels_last(const NDArray& data, const NDArray& weight) {
+#ifdef __AVX512F__
+  return packed_layout(data.shape()) != 1 && weight.shape()[1] == data.shape()[1];
+#else
+  return false;
+#endif
+}
+
+// Return FP32 memory for a weight. For inference MXNet rearranges the weight later, when memory that
+// calls share would hold another one.
+inline NDArray room_for(const NDArray& weight, bool for_this_call) {
+  return for_this_call ? scratch(weight, kWeightSlot) : fresh(weight, mshadow::kFloat32);
+}
+
 // Return the values of a weight in FP32, on the format's grid.
 template <class Format>
 NDArray weight_of(const Format& format, const NDArray& weight, bool for_this_call) {
-  const NDArray made =
-      for_this_call ? scratch(weight, kWeightSlot) : fresh(weight, mshadow::kFloat32);
-  const int64_t n = weight.shape().Size();
-  float* to = made.data().dptr<float>();
-  if (holds_codes(weight)) {
-    widen_codes(format, codes_of(weight), n, to);
-  } else {
-    const NDArray from = plain(weight);  // inference leaves weights in oneDNN's layouts
-    const float* x = address(from);
-    for_all(n, [&](int64_t i) { format.round_to(to + i, x + i); },
-            [&](int64_t i) { to[i] = format.round_one(x[i]); });
-  }
+  const NDArray made = room_for(weight, for_this_call);
+  fill(format, weight, 1, made);
   return made;
+}
+
+// Let compute(request, result) write FP32 numbers to an array, or to one apart whose codes are made.
+template <class Format, class Compute>
+void write_result(const Format& format, bool packed, OpReqType req, const NDArray& out, Slot slot,
+                  const Compute& compute) {
+  if (!holds_codes(out)) return compute(req, out);
+  const NDArray result = scratch(out, slot);
+  compute(mxnet::kWriteTo, result);
+  narrow_array(format, result, req, out, layout_of_codes(out, packed));
 }
 
 // kRounded says that a weight in FP32 is on the grid already.
@@ -42,23 +58,23 @@ void forward(const Format& format, bool packed, const nnvm::Op* op, const NodeAt
              const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
   if (req[0] == mxnet::kNullOp) return;
   Arrays wide = in;
-  wide[kData] = widened(format, in[kData], layout_of_codes(in[kData], packed), kDataSlot);
-  // For inference MXNet rearranges the weight later, when shared memory would hold another one.
+  if (packed && !ctx.is_train && computes_channels_last(in[kData], in[kWeight]))
+    wide[kData] = widened_channels_last(format, in[kData], kDataSlot);
+  else
+    wide[kData] = widened(format, in[kData], layout_of_codes(in[kData], packed), kDataSlot);
   if (!kRounded || holds_codes(in[kWeight]))
     wide[kWeight] = weight_of(format, in[kWeight], ctx.is_train);
-  const NDArray result = scratch(out[0], kResultSlot);
-  call(op, attrs, ctx, wide, {mxnet::kWriteTo}, {result});
-  narrow_array(format, result, req[0], out[0], layout_of_codes(out[0], packed));
+  write_result(format, packed, req[0], out[0], kResultSlot, [&](OpReqType request, NDArray result) {
+    call(op, attrs, ctx, wide, {request}, {result});
+  });
 }
 
-template <class Format>
-void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeAttrs& attrs,
-              const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
-  Arrays wide = in, results = out;
-  for (int i : {kOutGrad, kBackwardData})
-    wide[i] = widened(format, in[i], layout_of_codes(in[i], packed),
-                      i == kOutGrad ? kResultSlot : kDataSlot);
-  wide[kBackwardWeight] = weight_of(format, in[kBackwardWeight], true);
+// Compute gradients; operands(true) are those for the weight's, operands(false) for the data's.
+template <class Format, class Operands>
+void backward_from(const Format& format, bool packed, const nnvm::Op* op, const NodeAttrs& attrs,
+                   const OpContext& ctx, const Operands& operands, const Requests& req,
+                   const Arrays& out) {
+  Arrays results = out;
   // MXNet makes the gradient of the bias together with that of the weight: a convolution writes both,
   // wanted or not, and a dense layer neither where the weight's is not wanted.
   const bool wanted = req[kWeight] != mxnet::kNullOp, codes = holds_codes(out[kWeight]);
@@ -71,19 +87,32 @@ void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeA
       results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);
       requests[kWeight] = mxnet::kWriteTo;
     }
-    call(op, attrs, ctx, wide, requests, results);
+    call(op, attrs, ctx, operands(true), requests, results);
     if (wanted && codes) narrow_array(format, results[kWeight], req[kWeight], out[kWeight], 1);
     else if (in_its_place) round_in_place(format, out[kWeight]);
     else if (wanted) round_array(format, plain(results[kWeight]), req[kWeight], out[kWeight]);
   }
   if (req[kData] == mxnet::kNullOp) return;
+  const Arrays wide = operands(false);
   // No one reads the data any more, so its memory may hold the gradient.
-  Requests requests(req.size(), mxnet::kNullOp);
-  requests[kData] = mxnet::kWriteTo;
-  results[kData] = scratch(out[kData], kDataSlot);
   results[kWeight] = scratch(out[kWeight], kWeightGradientSlot);
-  call(op, attrs, ctx, wide, requests, results);
-  narrow_array(format, results[kData], req[kData], out[kData], layout_of_codes(out[kData], packed));
+  write_result(format, packed, req[kData], out[kData], kDataSlot, [&](OpReqType req, NDArray result) {
+    Requests requests(out.size(), mxnet::kNullOp);
+    requests[kData] = req;
+    results[kData] = result;
+    call(op, attrs, ctx, wide, requests, results);
+  });
+}
+
+template <class Format>
+void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeAttrs& attrs,
+              const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
+  Arrays wide = in;
+  for (int i : {kOutGrad, kBackwardData})
+    wide[i] = widened(format, in[i], layout_of_codes(in[i], packed),
+                      i == kOutGrad ? kResultSlot : kDataSlot);
+  wide[kBackwardWeight] = weight_of(format, in[kBackwardWeight], true);
+  backward_from(format, packed, op, attrs, ctx, [&](bool) { return wide; }, req, out);
 }
 
 // The data and the result are codes, and the weight may be. Gradients have the types of what they are

@@ -28,6 +28,7 @@ __all__ = [
     "convert_into",
     "dtype_name",
     "is_array",
+    "number_of_cast",
     "round_array",
     "round_stochastically",
 ]
@@ -40,6 +41,15 @@ BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
 CAST_NUMBER = "__mpgluon_cast__"  # the attribute of a cast's nodes in a graph
 _CAST_NUMBERS = count()
 _AMP_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": BFLOAT16_DTYPE}
+
+
+def number_of_cast() -> dict[str, str]:
+    """Return an attribute for the nodes of one cast in a graph.
+
+    MXNet merges equal nodes of a graph, and then adds gradients before rounding them where an
+    imperative run rounds each. A unique number keeps the nodes apart, and the results equal.
+    """
+    return {CAST_NUMBER: str(next(_CAST_NUMBERS))}
 
 
 def is_array(value: object) -> bool:
@@ -92,9 +102,7 @@ def cast(array: Array, dtype: str) -> Array:
     if not isinstance(array, Symbol):
         array = mx.nd.identity(array) if through_identity else array
         return mx.nd.amp_cast(array, dtype=_AMP_DTYPES[dtype])
-    # MXNet merges equal nodes of a graph, and then adds gradients before rounding them where an
-    # imperative run rounds each. A unique number keeps the nodes apart, and the results equal.
-    number = {CAST_NUMBER: str(next(_CAST_NUMBERS))}
+    number = number_of_cast()
     array = mx.sym.identity(array, attr=number) if through_identity else array
     return mx.sym.amp_cast(array, dtype=_AMP_DTYPES[dtype], attr=number)
 

@@ -23,7 +23,9 @@ __all__ = [
     "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
+    "NAMES",
     "ROUNDING_MODES",
+    "SMALL",
     "TFLOAT32",
     "FloatFormat",
     "format_named",
@@ -159,8 +161,10 @@ FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1 = (
     )
 )
 
-_SMALL = (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1)
-_NAMED = {fmt.name: fmt for fmt in (FLOAT32, TFLOAT32, FLOAT16, BFLOAT16, *_SMALL)}
+# Those of eight bits and fewer, and the names of all.
+SMALL = (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1)
+_NAMED = {fmt.name: fmt for fmt in (FLOAT32, TFLOAT32, FLOAT16, BFLOAT16, *SMALL)}
+NAMES = tuple(_NAMED)
 
 
 def format_named(name: str) -> FloatFormat:

@@ -6,10 +6,22 @@ A policy is a plain value. What it means for each operator is decided in :mod:`m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Optional
+
+from mpgluon.numerics.formats import NAMES, SMALL, format_named
+from mpgluon.numerics.scaling import SHARED_BY, Scaling
 
 __all__ = ["Policy"]
 
-_FORMATS = ("float32", "float16", "bfloat16")
+_BETWEEN = ("bfloat16", "float16")
+_ALLOWED = {
+    "param_dtype": ("float32", "float16", "bfloat16"),
+    "compute_dtype": NAMES,
+    "output_dtype": ("float32", "float16"),
+    "gradient_dtype": (None, *(fmt.name for fmt in SMALL)),
+    "scaling": SHARED_BY,
+    "between_dtype": (None, *_BETWEEN),
+}
 
 
 @dataclass(frozen=True)
@@ -21,19 +33,36 @@ class Policy:
     param_dtype : {"float32", "float16", "bfloat16"}
         Format of the parameters, normalization layers apart: those stay FP32. bfloat16 parameters
         are FP32 arrays of bfloat16's numbers.
-    compute_dtype : {"float32", "float16", "bfloat16"}
-        Format of the operands and results of convolutions and matrix products.
+    compute_dtype : str
+        Format of the operands and results of convolutions and matrix products: ``"float32"``,
+        ``"float16"``, ``"bfloat16"``, or on a CPU with native operators ``"tfloat32"``,
+        ``"float8_e4m3"``, ``"float8_e5m2"``, ``"float6_e3m2"``, ``"float6_e2m3"``,
+        ``"float4_e2m1"``.
     output_dtype : {"float32", "float16"}
         Format of what the network returns. FP32 is right for logits: the loss sums
         exponentials.
     emulate : bool
         Whether a CPU computes bfloat16 in FP32 arithmetic even where it has instructions for
-        bfloat16: for equal results on all processors. float16 on a CPU is always computed so.
+        bfloat16: for equal results on all processors. Other formats on a CPU are always computed
+        so.
+    gradient_dtype : str, optional
+        With ``between_dtype``: the format of 8 bits or fewer to which a product rounds the gradient
+        that arrives in the backward pass. ``compute_dtype`` if left out.
+    scaling : {"none", "tensor", "mx"}
+        With ``between_dtype``: which values are multiplied by one power of two before they are
+        rounded: those of an operand, by its largest one, or each block of 32 along the dimension
+        that the product sums over.
+    between_dtype : {"bfloat16", "float16"}, optional
+        Format of all values between products. With it, ``compute_dtype`` (of 8 bits or fewer) is
+        that of the operands of convolutions and dense layers alone: their products are summed in
+        FP32 and rounded to this format. The first and the last of these layers of a network, and
+        all other operators, compute in it.
 
     Raises
     ------
     ValueError
-        If a format is unknown or cannot be used in that place (MXNet has no bfloat16 results).
+        If a format is unknown or cannot be used in that place (MXNet has no bfloat16 results), or
+        if fields contradict each other.
 
     Examples
     --------
@@ -45,13 +74,16 @@ class Policy:
     compute_dtype: str
     output_dtype: str
     emulate: bool = False
+    gradient_dtype: Optional[str] = None
+    scaling: str = "none"
+    between_dtype: Optional[str] = None
 
     def __post_init__(self) -> None:
-        for name in ("param_dtype", "compute_dtype", "output_dtype"):
+        for name, allowed in _ALLOWED.items():
             value = getattr(self, name)
-            allowed = _FORMATS[:2] if name == "output_dtype" else _FORMATS
             if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}; received {value!r}")
+                listed = ", ".join(filter(None, allowed))
+                raise ValueError(f"{name} must be one of {listed}; received {value!r}")
         if not isinstance(self.emulate, bool):
             raise ValueError(f"emulate must be True or False, received {self.emulate!r}")
         if self.param_dtype not in ("float32", self.compute_dtype):
@@ -59,6 +91,30 @@ class Policy:
                 f"{self.param_dtype} parameters with {self.compute_dtype} computation round the "
                 "weights and gain nothing; use param_dtype='float32'"
             )
+        is_small = format_named(self.compute_dtype) in SMALL
+        if self.between_dtype is None and (self.gradient_dtype or self.scaling != "none"):
+            raise ValueError(
+                "gradient_dtype and scaling say how products round their operands where other "
+                "values have another format; name that too: between_dtype='bfloat16'"
+            )
+        if self.between_dtype is not None and not is_small:
+            raise ValueError(
+                f"between_dtype={self.between_dtype!r} is for operands of 8 bits or fewer, such as "
+                f"compute_dtype='float8_e4m3'; received compute_dtype={self.compute_dtype!r}"
+            )
+
+    @property
+    def values_dtype(self) -> str:
+        """The format of values between products."""
+        return self.between_dtype or self.compute_dtype
+
+    @property
+    def operand_scaling(self) -> Optional[Scaling]:
+        """How products round their operands, ``None`` if values between them have that format."""
+        if self.between_dtype is None:
+            return None
+        value, gradient = self.compute_dtype, self.gradient_dtype or self.compute_dtype
+        return Scaling(format_named(value), format_named(gradient), self.scaling)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -70,8 +126,10 @@ class Policy:
             ``"float32"``; ``"float16"``, the cast network (float16 parameters, FP32
             normalization); ``"mixed_float16"`` or ``"mixed_bfloat16"`` (FP32 parameters, 16-bit
             computation); ``"emulated_bfloat16"``, the latter with the same results on every
-            processor; or ``params=…,compute=…,output=…,emulate=…``, where what is left out is
-            float32, and ``emulate`` false.
+            processor; ``"mixed_float8"`` (FP32 parameters, products of float8_e4m3, gradients
+            float8_e5m2, a scale per operand, bfloat16 between products); or
+            ``params=…,compute=…,output=…,emulate=…,gradient=…,scaling=…,between=…``, where what is
+            left out has the default of a :class:`Policy`, or is float32.
 
         Raises
         ------
@@ -80,31 +138,42 @@ class Policy:
         """
         if text in _NAMED:
             return _NAMED[text]
-        parts = [part.partition("=") for part in text.split(",")] if "=" in text else []
-        chosen = {key.strip(): value.strip() for key, _, value in parts}
+        parts = [part.partition("=") for part in text.split(",")]
+        chosen = {_FIELDS.get(key.strip(), ""): value.strip() for key, _, value in parts}
         emulate = chosen.pop("emulate", "false")
-        if (
-            not parts
-            or len(chosen) + ("emulate" in text) != len(parts)
-            or not set(chosen) <= {"params", "compute", "output"}
-            or emulate not in ("true", "false")
-        ):
+        if "" in chosen or len(chosen) + ("emulate" in text) != len(parts) or emulate not in _FLAGS:
             raise ValueError(
                 f"a policy is one of {', '.join(_NAMED)}, or like "
-                f'"params=float32,compute=float16,output=float32,emulate=false"; received {text!r}'
+                f'"params=float32,compute=float16,output=float32,emulate=false", with '
+                f"{', '.join(_FIELDS)}; received {text!r}"
             )
-        return cls(
-            param_dtype=chosen.get("params", "float32"),
-            compute_dtype=chosen.get("compute", "float32"),
-            output_dtype=chosen.get("output", "float32"),
-            emulate=emulate == "true",
-        )
+        formats = dict.fromkeys(("param_dtype", "compute_dtype", "output_dtype"), "float32")
+        fields: dict[str, Any] = {**formats, **chosen, "emulate": _FLAGS[emulate]}
+        return cls(**fields)
 
 
+_FLAGS = {"true": True, "false": False}
+_FIELDS = {
+    "params": "param_dtype",
+    "compute": "compute_dtype",
+    "output": "output_dtype",
+    "emulate": "emulate",
+    "gradient": "gradient_dtype",
+    "scaling": "scaling",
+    "between": "between_dtype",
+}
 _NAMED = {
     "float32": Policy("float32", "float32", "float32"),
     "float16": Policy("float16", "float16", "float32"),
     "mixed_float16": Policy("float32", "float16", "float32"),
     "mixed_bfloat16": Policy("float32", "bfloat16", "float32"),
     "emulated_bfloat16": Policy("float32", "bfloat16", "float32", emulate=True),
+    "mixed_float8": Policy(
+        "float32",
+        "float8_e4m3",
+        "float32",
+        gradient_dtype="float8_e5m2",
+        scaling="tensor",
+        between_dtype="bfloat16",
+    ),
 }

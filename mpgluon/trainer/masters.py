@@ -44,6 +44,9 @@ __all__ = [
     "new_state",
 ]
 
+# Of gradients and weights that are updated natively, with how the gradients are stored.
+_NATIVE_DTYPES = {("float16", "float16", "default"), ("float32", "float32", "default")}
+
 
 class MasterWeights(Updates):
     """Applies an optimizer on one device, to FP32 masters where weights are 16-bit.
@@ -83,6 +86,9 @@ class MasterWeights(Updates):
     ) -> None:
         updated = [self.make_master(i, w) for i, w in zip(index, weight)]
         narrow = [place for place, w in enumerate(weight) if updated[place] is not w]
+        is_float16 = all(dtype_name(weight[place]) == "float16" for place in narrow)
+        if narrow and is_float16 and self._update_natively(index, grad, weight, updated):
+            return
         grads = list(grad)
         dense = [place for place in narrow if grads[place].stype == "default"]
         if dense:
@@ -95,6 +101,26 @@ class MasterWeights(Updates):
         for place in narrow:
             fmt = format_of(self._parameters[index[place]])
             write_rounded(weight[place], updated[place], fmt)
+
+    def _update_natively(
+        self,
+        index: Sequence[int],
+        grad: Sequence[NDArray],
+        weight: Sequence[NDArray],
+        updated: Sequence[NDArray],
+    ) -> bool:
+        """Update masters and weights in one pass each, and return whether that was possible."""
+        dtypes = {(dtype_name(g), dtype_name(w), g.stype) for g, w in zip(grad, weight)}
+        if not native.available() or not dtypes <= _NATIVE_DTYPES:
+            return False
+        options = self._begin_momentum(index, updated)
+        for i, g, w, master, own in zip(index, grad, weight, updated, options or ()):
+            arrays = (master, g, self.states[i])
+            if master is w:
+                mx.nd.sgd_mom_update(*arrays, out=w, **own)
+            else:
+                native.invoke("_mpgluon_sgd_mom_master_update", *arrays, w, out=master, **own)
+        return options is not None
 
     def make_master(self, index: int, weight: NDArray) -> NDArray:
         """Return what the optimizer updates: a master, made if there is none, or an FP32 weight.

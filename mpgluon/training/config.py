@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
+from mpgluon.numerics.formats import format_named
 from mpgluon.numerics.loss_scale import DynamicLossScale, LossScale, as_loss_scale
 from mpgluon.numerics.policy import Policy
 from mpgluon.options import check_options, document_options, option
@@ -45,7 +46,7 @@ class TrainingConfig:
     dtype: str = option(
         "float32",
         "float16 is the cast network with FP32 master weights; bfloat16 is autocast; a policy is "
-        "mixed_float16, emulated_bfloat16 or like params=float32,compute=bfloat16",
+        "mixed_float16, emulated_bfloat16, mixed_float8 or like params=float32,compute=bfloat16",
         metavar="{float32,float16,bfloat16,POLICY}",
         check=_check_dtype,
     )
@@ -58,7 +59,7 @@ class TrainingConfig:
     amp: bool = option(False, "autocast for float16 too: FP32 parameters")
     loss_scale: str = option(
         "auto",
-        "auto is dynamic for float16 and none otherwise; N is a power of two",
+        "auto is dynamic for float16, and none where values have FP32's range; N is a power of two",
         metavar="{auto,dynamic,none,N}",
     )
     growth_interval: Optional[int] = option(
@@ -195,7 +196,8 @@ class TrainingConfig:
         """Return a new loss scale for a run of ``total_steps``."""
         kind = self.loss_scale
         if kind == "auto":
-            kind = "dynamic" if self.policy.compute_dtype == "float16" else "none"
+            has_little_range = format_named(self.policy.values_dtype).exponent_bits < 8
+            kind = "dynamic" if has_little_range else "none"
         if kind != "dynamic":
             return as_loss_scale(kind)
         interval = self.growth_interval

@@ -340,3 +340,15 @@ def test_mxnets_profiler_finds_the_activations_and_a_peak_above_the_total(mode, 
     # Everything is alive at once when the backward pass begins; gradients and workspaces are more.
     assert before >= estimate.total - estimate.activations + batch
     assert max(bytes_held) >= estimate.total
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_rounding_operands_to_eight_bits_keeps_nothing_more_for_the_backward_pass():
+    policies = ("emulated_bfloat16", "mixed_float8")
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3), nn.Conv2D(8, 3, activation="relu"), nn.Dense(CLASSES))
+    estimate = memory_estimate(net, (BATCH, 3, 8, 8), policies=policies)
+    assert not estimate.impossible
+    between, scaled = (of(estimate, name) for name in policies)
+    assert scaled.activations == between.activations > 0
+    assert scaled.parameters == between.parameters

@@ -23,7 +23,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import DynamicLossScale, TrainerStateError, amp
+from mpgluon import DynamicLossScale, Policy, TrainerStateError, amp
 from mpgluon.diagnostics.overflow import OverflowLocator, locate_overflow
 
 both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
@@ -251,3 +251,13 @@ def test_a_parameter_of_no_block_is_named_with_the_network():
     net.scales[0].grad()[:] = math.inf
     trainer.step(1)
     assert (locator.report.block, locator.report.what) == ("loose", "the gradient of loose_scale")
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_nan_from_what_is_too_large_for_a_finite_only_format_is_found_with_its_format():
+    net = make_net(Times(2.0**4, "first_"), InTwoSteps(prefix="square_"))
+    amp.autocast(net, Policy.parse("compute=float8_e4m3"))
+    report = locate_overflow(net, make_batch())
+    assert (report.block, report.what) == ("square", "what broadcast_mul returned")
+    assert report.dtype == "float8_e4m3"
+    assert 21 < report.largest_before <= 448  # whose square is beyond 464

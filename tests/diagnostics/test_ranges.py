@@ -18,7 +18,7 @@ from diagnostics_helpers import (
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import BFLOAT16, DynamicLossScale, amp
+from mpgluon import BFLOAT16, FLOAT4_E2M1, FLOAT8_E4M3, DynamicLossScale, amp
 from mpgluon.diagnostics.ranges import range_report
 
 
@@ -154,3 +154,27 @@ def test_an_empty_output_is_no_trouble():
     net = nn.HybridLambda(lambda F, x: F.slice_axis(x, axis=0, begin=0, end=1), prefix="first_")
     batch = Batch(mx.nd.ones((2, 2)), None, lambda y, _: y)
     assert range_report(net, batch).arrays[0].largest == 1
+
+
+def test_a_format_that_saturates_counts_what_is_too_large_and_says_so():
+    # float4_e2m1: 6 and at most half a spacing more round to 6; zero up to 0.25, subnormal at 0.5.
+    report = range_report(*constants([6.0, 7.0, 7.1, 1e9, 1.0, 0.6, 0.25, 0.0]), fmt=FLOAT4_E2M1)
+    found = gradient_of(report)
+    assert found.overflow_fraction == 3 / 8
+    assert found.underflow_fraction == 1 / 8
+    assert found.subnormal_fraction == 1 / 8
+    assert "arrays saturate" in str(report)
+    assert "saturated" in str(report)
+
+
+def test_with_a_scale_of_its_own_an_array_loses_only_what_is_small_beside_its_largest():
+    # float8_e4m3 spans 2**-9 to 448 = 1.75 * 2**8: 1 becomes 2**8, which leaves 17 powers of two.
+    values = [1.0, -0.5, 2.0**-14, 2.0**-15, 2.0**-17, 1.01 * 2.0**-18, 2.0**-18, 0.0]
+    for unit in (1.0, 2.0**-60, 2.0**60):
+        batch = constants([value * unit for value in values])
+        found = gradient_of(range_report(*batch, fmt=FLOAT8_E4M3, scaled=True))
+        assert found.overflow_fraction == 0
+        assert found.underflow_fraction == 1 / 8
+        assert found.subnormal_fraction == 3 / 8
+    without = gradient_of(range_report(*batch, fmt=FLOAT8_E4M3))
+    assert without.overflow_fraction == 7 / 8

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import doctest
-from dataclasses import FrozenInstanceError, astuple
+from dataclasses import FrozenInstanceError
 from itertools import permutations, product
 
 import pytest
 
 from mpgluon.numerics import policy
+from mpgluon.numerics.formats import FLOAT8_E4M3, FLOAT8_E5M2, SMALL, TFLOAT32
 from mpgluon.numerics.policy import Policy
+from mpgluon.numerics.scaling import Scaling
 
 NAMES = ("float32", "float16", "mixed_float16", "mixed_bfloat16")
 FORMATS = ("float32", "float16", "bfloat16")
@@ -42,9 +44,9 @@ def test_every_possible_policy_survives_being_written_out_in_any_order(formats):
     pairs = [f"{key}={value}" for key, value in zip(("params", "compute", "output"), formats)]
     for emulate in ([], ["emulate=true"]):
         for order in permutations(pairs + emulate):
-            expected = (*formats, bool(emulate))
-            assert astuple(Policy.parse(",".join(order))) == expected
-            assert astuple(Policy.parse(" , ".join(order).replace("=", " = "))) == expected
+            expected = Policy(*formats, emulate=bool(emulate))
+            assert Policy.parse(",".join(order)) == expected
+            assert Policy.parse(" , ".join(order).replace("=", " = ")) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,3 +156,46 @@ def test_a_written_policy_with_an_impossible_format_is_refused_like_a_constructe
         Policy.parse("compute=float16,output")
     with pytest.raises(ValueError, match="param_dtype='float32'"):
         Policy.parse("params=float16")
+
+
+# --- eight bits and fewer --------------------------------------------------------------------
+
+
+def test_mixed_float8_is_e4m3_forward_e5m2_backward_and_bfloat16_between():
+    mixed = Policy.parse("mixed_float8")
+    written = "compute=float8_e4m3,gradient=float8_e5m2,scaling=tensor,between=bfloat16"
+    assert mixed == Policy.parse(written)
+    assert (mixed.param_dtype, mixed.output_dtype) == ("float32", "float32")
+    assert mixed.values_dtype == "bfloat16"
+    assert mixed.operand_scaling == Scaling(FLOAT8_E4M3, FLOAT8_E5M2, "tensor")
+
+
+def test_a_gradient_format_that_is_left_out_is_the_compute_format():
+    scaling = Policy.parse("compute=float8_e5m2,between=float16").operand_scaling
+    assert scaling == Scaling(FLOAT8_E5M2, FLOAT8_E5M2, "none")
+
+
+@pytest.mark.parametrize("fmt", [*SMALL, TFLOAT32], ids=str)
+def test_without_a_format_between_all_values_have_the_compute_format(fmt):
+    policy = Policy.parse(f"compute={fmt}")
+    assert (policy.values_dtype, policy.operand_scaling) == (fmt.name, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("compute=float8_e4m3,gradient=float8_e5m2", "name that too: between_dtype='bfloat16'"),
+        ("compute=float8_e4m3,scaling=mx", "name that too: between_dtype='bfloat16'"),
+        ("compute=float16,between=bfloat16", "is for operands of 8 bits or fewer"),
+        ("compute=tfloat32,between=bfloat16,scaling=mx", "is for operands of 8 bits or fewer"),
+        ("compute=float8_e4m3,between=float32", "between_dtype must be one of bfloat16, float16"),
+        ("compute=float8_e4m3,between=bfloat16,scaling=row", "scaling must be one of none, tensor"),
+        ("compute=float8_e4m3,between=bfloat16,gradient=float16", "gradient_dtype must be one of"),
+        ("params=float8_e4m3", "param_dtype must be one of float32, float16"),
+        ("params=float16,compute=float8_e4m3", "float8_e4m3 computation round the weights"),
+        ("output=float8_e4m3", "output_dtype must be one of float32, float16"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Policy.parse(text)

@@ -110,9 +110,12 @@ def test_dtype_and_amp_say_which_format_parameters_and_computation_have(dtype, a
         ("float16", True, DynamicLossScale),
         ("bfloat16", False, NoLossScale),
         ("bfloat16", True, NoLossScale),
+        ("mixed_float8", False, NoLossScale),  # bfloat16 between products
+        ("compute=float8_e4m3,between=float16", False, DynamicLossScale),
+        ("compute=float8_e5m2", False, DynamicLossScale),
     ],
 )
-def test_auto_is_a_dynamic_scale_for_float16_only(dtype, amp, kind):
+def test_auto_is_a_dynamic_scale_for_formats_with_less_range_than_fp32(dtype, amp, kind):
     assert type(TrainingConfig(dtype=dtype, amp=amp).make_loss_scale(100)) is kind
 
 

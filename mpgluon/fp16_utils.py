@@ -26,8 +26,8 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mpgluon.cast.block import blocks_of
-from mpgluon.cast.fp32 import format_of, fp32_value, known, write_rounded
-from mpgluon.numerics.dtypes import cast
+from mpgluon.cast.fp32 import format_of, fp32_value, known
+from mpgluon.numerics.dtypes import cast, round_array
 from mpgluon.numerics.formats import FLOAT32
 
 __all__ = [
@@ -103,7 +103,7 @@ def master_params_to_model_params(
     for model, master in _pairs(model_params, master_params):
         fmt = format_of(model)
         for weight, value in zip(model.list_data(), master.list_data()):
-            value.copyto(weight) if fmt == FLOAT32 else write_rounded(weight, value, fmt)
+            value.copyto(weight) if fmt == FLOAT32 else round_array(value, fmt, out=weight)
 
 
 def _pairs(

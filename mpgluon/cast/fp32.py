@@ -17,7 +17,7 @@ from mxnet import gluon
 
 from mpgluon import native
 from mpgluon.cast.network_cast import cast_of
-from mpgluon.numerics.dtypes import cast, convert_into, round_array
+from mpgluon.numerics.dtypes import cast, round_array
 from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "narrow",
     "remember",
     "restore",
-    "write_rounded",
 ]
 
 _ATTRIBUTE = "mpgluon_fp32"
@@ -109,11 +108,6 @@ def restore(parameter: gluon.Parameter) -> None:
     parameter.cast("float32")
     if value is not None:
         parameter.set_data(value)
-
-
-def write_rounded(weight: mx.nd.NDArray, value: mx.nd.NDArray, fmt: FloatFormat) -> None:
-    """Write FP32 values to a weight of a format, rounded to nearest even; does not wait."""
-    convert_into(weight, value) if fmt == FLOAT16 else round_array(value, fmt, out=weight)
 
 
 def fp32_value(

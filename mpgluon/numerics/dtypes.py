@@ -131,10 +131,12 @@ def round_array(
 ) -> mx.nd.NDArray:
     """Round an FP32 array to the nearest numbers of a format, with the bits of :func:`round_to`.
 
-    Returns ``out``, which may be ``array``, or a new FP32 array, not recorded by autograd. Formats
-    other than float16 are for arrays on a CPU. Waits only without native operators.
+    Returns ``out``, FP32 (``array`` itself, too) or float16, or a new FP32 array. Formats other
+    than float16 are for a CPU. Not recorded; waits only without native operators.
     """
     if fmt == FLOAT16:
+        if out is not None and dtype_name(out) == "float16":
+            return convert_into(out, array)
         return mx.nd.amp_cast(cast(array, "float16"), dtype="float32", out=out)
     if native.available():
         return native.invoke(native.operator("plain_value", fmt), array, out=out)

@@ -24,7 +24,6 @@ __all__ = [
     "FLOAT16",
     "FLOAT32",
     "NAMES",
-    "ROUNDING_MODES",
     "SMALL",
     "TFLOAT32",
     "FloatFormat",
@@ -33,7 +32,7 @@ __all__ = [
     "round_to",
 ]
 
-ROUNDING_MODES = ("nearest", "toward_zero", "stochastic")
+_MODES = ("nearest", "toward_zero", "stochastic")
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,9 @@ def round_to(
     fmt : FloatFormat
         The format whose numbers are the result's only values.
     mode : {"nearest", "toward_zero", "stochastic"}
-        ``"nearest"``, ties to even. ``"toward_zero"``: finite values then stay finite.
-        ``"stochastic"``: to one of the two neighbours, to the one farther from zero with the
-        probability of the part of their distance that is behind the value, in steps of 2**-24. So
-        the mean is the value itself, exactly for float32 values in the normal range of ``fmt``.
+        Ties go to even; toward zero, finite values stay finite; ``"stochastic"`` takes the neighbour
+        farther from zero with the share of their distance that is behind the value, in steps of
+        2**-24, so that the mean is right, exactly so for float32 normal numbers of ``fmt``.
     key : sequence of int, not negative
         For ``"stochastic"``: what the random bits of each element depend on, beside its place in
         ``x``; such as a seed, the number of the step and that of the array.
@@ -226,9 +224,9 @@ def round_to(
     IEEE 754-2019, 4.3.1 (roundTiesToEven), 4.3.2 (roundTowardZero) and 7.4 (overflow); Croci et
     al., "Stochastic rounding: implementation, error analysis and applications", 2022, 2.
     """
-    if mode not in ROUNDING_MODES or (mode == "stochastic") != (key is not None):
+    if mode not in _MODES or (mode == "stochastic") != (key is not None):
         raise ValueError(
-            f"the rounding mode is one of {', '.join(ROUNDING_MODES)}, and stochastic with a key "
+            f"the rounding mode is one of {', '.join(_MODES)}, and stochastic with a key "
             f"such as (seed, step); received {mode!r} with key={key!r}"
         )
     values = np.asarray(x)
@@ -263,15 +261,8 @@ def round_to(
 
 
 def random_key(key: Sequence[int]) -> np.uint64:
-    """Return the word that a key's random bits are made from.
-
-    Raises
-    ------
-    ValueError
-        If ``key`` is empty or holds anything but integers from 0 on.
-    """
-    numbers = [number if isinstance(number, (int, np.integer)) else -1 for number in key]
-    if not numbers or min(numbers) < 0:
+    """Return the word that a key's random bits are made from, or refuse a bad key."""
+    if len(key) == 0 or not all(isinstance(one, (int, np.integer)) and one >= 0 for one in key):
         raise ValueError(f"a key is integers from 0 on, such as (seed, step); received {key!r}")
     return np.uint64(np.random.SeedSequence([len(key), *key]).generate_state(1, np.uint64)[0])
 

@@ -22,7 +22,7 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon import native
-from mpgluon.cast.fp32 import format_of, fp32_value, known, remember, write_rounded
+from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, dtype_name, round_array
@@ -100,7 +100,7 @@ class MasterWeights(Updates):
         super()._update(index, grads, updated)
         for place in narrow:
             fmt = format_of(self._parameters[index[place]])
-            write_rounded(weight[place], updated[place], fmt)
+            round_array(updated[place], fmt, out=weight[place])
 
     def _update_natively(
         self,

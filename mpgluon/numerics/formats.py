@@ -199,9 +199,8 @@ def round_to(
     fmt : FloatFormat
         The format whose numbers are the result's only values.
     mode : {"nearest", "toward_zero", "stochastic"}
-        Ties go to even; toward zero, finite values stay finite; ``"stochastic"`` takes the neighbour
-        farther from zero with the share of their distance that is behind the value, in steps of
-        2**-24, so that the mean is right, exactly so for float32 normal numbers of ``fmt``.
+        Ties go to even. Toward zero, finite values stay finite. ``"stochastic"`` takes one of the
+        two neighbours so that the mean is the value; its probabilities are multiples of 2**-24.
     key : sequence of int, not negative
         For ``"stochastic"``: what the random bits of each element depend on, beside its place in
         ``x``; such as a seed, the number of the step and that of the array.

@@ -37,7 +37,7 @@ from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
-from mpgluon.numerics.formats import FloatFormat, format_named
+from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.numerics.policy import Policy
 
 __all__ = [
@@ -77,8 +77,7 @@ def cast_block(
         that it has are remembered on the CPU until an optimizer's masters begin with them, or
         :func:`restore`.
     dtype : str, NumPy dtype or Policy
-        ``"float16"``; ``"bfloat16"``, on a CPU only, whose parameters are FP32 arrays of bfloat16's
-        numbers, since MXNet has no such arrays; or a policy with any ``param_dtype``.
+        ``"float16"``; ``"bfloat16"``, in FP32 arrays, on a CPU; or a policy with a ``param_dtype``.
     keep_fp32 : iterable of block types, block instances and names of operators
         Blocks to leave in FP32, with everything inside them. A normalization layer returns its
         result in float16; any other kept block returns FP32, and what follows rounds it.
@@ -226,7 +225,9 @@ def apply_policy(
         narrowed = [
             parameter
             for parameter in parameters
-            if parameter not in stay_fp32 and np.dtype(parameter.dtype) == np.float32
+            if parameter not in stay_fp32
+            and np.dtype(parameter.dtype) == np.float32
+            and (fmt == FLOAT16 or parameter._stype == "default")
         ]
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)
@@ -329,8 +330,7 @@ def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat)
             "%d weights are beyond %s's range (%g) and have become infinite: %s%s; keep "
             "their blocks in FP32 with keep_fp32",
             sum(infinite.values()),
-            fmt,
-            fmt.max,
+            *(fmt, fmt.max),
             named,
             ", …" if len(infinite) > 5 else "",
         )

@@ -33,17 +33,16 @@ void cut_values(const Grid& grid, uint64_t key, const float* x, int64_t n, float
     const Grid format = grid;  // which no write to y changes, so that several are done at a time
     for (int64_t row = first; row < last; ++row) {
       const uint64_t word = mixed(key + row * 0x9e3779b97f4a7c15);
-      const uint32_t high = word >> 32;
-      uint32_t low = word;
-      const int64_t end = std::min(n, (row + 1) * kRow);
-      for (int64_t i = row * kRow; i < end; i += kChunk, low += kChunk * kStep) {
-        const auto cut = [&](uint32_t lane) {
-          const int32_t drawn = kDraws ? draw(low + lane * kStep, high) : 0;
-          y[i + lane] = format.cut_one<kDraws, kHasSubnormals>(x[i + lane], drawn);
-        };
-        if (end - i >= kChunk) for (uint32_t lane = 0; lane < kChunk; ++lane) cut(lane);
-        else for (uint32_t lane = 0; lane < end - i; ++lane) cut(lane);
-      }
+      const uint32_t high = word >> 32, low = word;
+      const float* from = x + row * kRow;
+      float* to = y + row * kRow;
+      const auto cut = [&](uint32_t i) {
+        const int32_t drawn = kDraws ? draw(low + i * kStep, high) : 0;
+        to[i] = format.cut_one<kDraws, kHasSubnormals>(from[i], drawn);
+      };
+      const uint32_t count = std::min(kRow, n - row * kRow);
+      if (count == kRow) for (uint32_t i = 0; i < kRow; ++i) cut(i);
+      else for (uint32_t i = 0; i < count; ++i) cut(i);
     }
   });
 }

@@ -27,7 +27,7 @@ from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, dtype_name, round_array
 from mpgluon.numerics.formats import FLOAT16, FLOAT32
-from mpgluon.numerics.reductions import numbers_of, widened
+from mpgluon.numerics.reductions import numbers_of, sums_of_squares, widened
 from mpgluon.trainer import inside
 from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
 from mpgluon.trainer.scaled_gradients import GradientHolder
@@ -150,7 +150,9 @@ class MasterWeights(Updates):
         fmt = format_of(self._parameters[index])
         if fmt == FLOAT16 and weight.context.device_type == "cpu" and native.available():
             return native.invoke("_mpgluon_count_differences", weight, master)
-        return mx.nd.sum(cast(weight, "float32") != round_array(master, fmt)).reshape(1)
+        rounded = round_array(master, fmt)
+        differs = mx.nd.broadcast_not_equal(cast(weight, "float32"), rounded, out=rounded)
+        return sums_of_squares([differs], in_any_order=True)
 
     def follow(self, index: int, weight: NDArray) -> None:
         """Give a master the elements of a weight that was written outside of the updater."""

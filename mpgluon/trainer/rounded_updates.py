@@ -150,9 +150,10 @@ class RoundedUpdates(Updates):
             return
         for i, w in pairs:
             exact = w.copy() if self.rounding.way == "kahan" else w
-            round_array(exact, formats[i], out=w)
+            round_array(w, formats[i], out=w)
             if exact is not w:
-                self.beside[i] = round_array(exact - w, formats[i])
+                exact -= w
+                self.beside[i] = round_array(exact, formats[i], out=exact)
 
     def _compensate(self, index: int, weight: NDArray) -> None:
         """Add to a weight what it lacks, before the update that the sum is the beginning of.
@@ -161,12 +162,14 @@ class RoundedUpdates(Updates):
         """
         if index not in self.beside:
             return
-        lacks, fmt = (
-            self.beside[index].as_in_context(weight.context),
-            format_of(self._parameters[index]),
-        )
-        is_its_own = round_array(weight + lacks / 2, fmt) == weight
-        mx.nd.where(is_its_own, weight + lacks, weight, out=weight)
+        fmt = format_of(self._parameters[index])
+        lacks = self.beside.pop(index).as_in_context(weight.context)
+        nearby = lacks / 2  # each new array costs more time than the arithmetic
+        nearby += weight
+        round_array(nearby, fmt, out=nearby)
+        is_its_own = mx.nd.broadcast_equal(nearby, weight, out=nearby)
+        lacks += weight
+        mx.nd.where(is_its_own, lacks, weight, out=weight)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return what ``trainer.save_states`` writes."""

@@ -29,6 +29,7 @@ from mpgluon.trainer.rounded_updates import (
 )
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
+from mpgluon.trainer.updates import Updates
 
 __all__ = ["TrainerPlan", "apply_trainer", "export_trainer", "validate_trainer"]
 
@@ -47,7 +48,6 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     Parameters
     ----------
     trainer : gluon.Trainer
-        After :func:`mpgluon.trainer.masters.keep_masters`.
     parameters : mapping from name to Parameter
         The network's, under names that do not depend on the instance.
 
@@ -75,14 +75,19 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         "states": [names[index] for index in updater.states],
         "loss_scale": None,
         "average": of_average,
-        "rounding": updater.export_rounding(names) if _rounding_of(trainer) else None,
+        "rounding": None,
     }
     amp = inside.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
         plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
         plain["skipped_steps"] = amp.skipped_steps
         plain["skips_at_the_floor"] = amp.skips_at_the_floor
-    named = _named(updater.states, updater.beside, names, updater.beside_name)
+    beside, kind = {}, ""
+    if isinstance(updater, Updates):
+        beside, kind = updater.beside, updater.beside_name
+    if isinstance(updater, RoundedUpdates) and _rounding_of(trainer) is not None:
+        plain["rounding"] = updater.export_rounding(names)
+    named = _named(updater.states, beside, names, kind)
     arrays = {name: one.asnumpy() for name, one in named.items()}
     return plain, arrays | {f"{name}{_AVERAGE}": array for name, array in averages.items()}
 

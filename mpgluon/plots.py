@@ -47,6 +47,7 @@ FORMAT_LOOKS: Mapping[str, Mapping[str, Any]] = {
     "float16": {"color": "#0072B2", "marker": "s", "linestyle": "--"},
     "mixed_float16": {"color": "#56B4E9", "marker": "D", "linestyle": "-."},
     "bfloat16": {"color": "#D55E00", "marker": "^", "linestyle": ":"},
+    "mixed_float8": {"color": "#009E73", "marker": "v", "linestyle": (0, (6, 1, 1, 1, 1, 1))},
 }
 
 _EACH_STEP: dict[str, Any] = {"color": "0.65", "linewidth": 1}

@@ -84,7 +84,7 @@ def test_lightness_and_chroma_of_known_colours_are_right():
 
 @pytest.mark.parametrize("key", ["color", "marker", "linestyle"])
 def test_formats_differ_in_colour_mark_and_line_style(key):
-    assert len({look[key] for look in plots.FORMAT_LOOKS.values()}) == len(plots.FORMAT_LOOKS) == 4
+    assert len({look[key] for look in plots.FORMAT_LOOKS.values()}) == len(plots.FORMAT_LOOKS) == 5
 
 
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)

@@ -247,8 +247,7 @@ class ScaledProducts(Emulated):
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._SCALED:
             operator = native.scaled_operator(call.name, self.format, self.scaling)
-            operands = arrays_in([*call.args, *call.kwargs.values()])
-            in_graph = any(isinstance(array, Symbol) for array in operands)
+            in_graph = isinstance(arrays_in([*call.args, *call.kwargs.values()])[0], Symbol)
             call = call._replace(function=native.function(operator, of_symbols=in_graph))
         return super().compute(call)
 
@@ -370,18 +369,9 @@ def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False
 def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False) -> Arithmetic:
     """Return the arithmetic of a policy's computation on a kind of device.
 
-    Parameters
-    ----------
-    policy : Policy
-    device_type : str
-    at_edge : bool
-        Whether it is that of the first or last product of a network, whose operands are not scaled.
-
-    Raises
-    ------
-    PrecisionError
-        As for :func:`arithmetic_of`, and for a format that MXNet does not have where there are no
-        native operators.
+    ``at_edge`` is for the first and the last product of a network, whose operands are not scaled.
+    Raises PrecisionError as :func:`arithmetic_of` does, and for a format that MXNet does not have
+    where there are no native operators.
     """
     if device_type == "gpu" or policy.compute_dtype in ("float16", "bfloat16"):
         return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)

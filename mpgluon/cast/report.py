@@ -8,6 +8,7 @@ from typing import NoReturn
 from mxnet import gluon
 
 from mpgluon.numerics.policy import Policy
+from mpgluon.numerics.scaling import SHARED_BY
 
 __all__ = ["BeyondReach", "CastReport"]
 
@@ -57,8 +58,7 @@ class CastReport:
     operators_fp32, operators_16 : tuple of str
         The operators that ``keep_fp32`` and ``compute_16`` named, with or without a block.
     first_and_last : tuple of str
-        Names of the blocks whose products do not round their operands to eight bits or fewer, if
-        the policy has others do so.
+        Names of the blocks whose products, unlike others', do not round their operands to 8 bits.
     """
 
     policy: Policy
@@ -101,7 +101,7 @@ class CastReport:
         if scaling is not None:
             lines.append(
                 f"convolutions and dense layers round their operands to {scaling.value}, gradients "
-                f"to {scaling.gradient}, {_SCALES[scaling.shared_by]}; the first and the last do "
+                f"to {scaling.gradient}, {SHARED_BY[scaling.shared_by]}; the first and the last do "
                 f"not{_examples(self.first_and_last)}"
             )
         if self.told_format:
@@ -122,11 +122,6 @@ class CastReport:
         return "\n".join(lines)
 
 
-_SCALES = {
-    "none": "without a scale",
-    "tensor": "with a scale per operand",
-    "mx": "with a scale per block of 32",
-}
 _ARITHMETIC = {
     "native": "natively",
     "emulated": "emulated: in FP32 arithmetic, each result rounded once",

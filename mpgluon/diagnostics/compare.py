@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
 from mxnet import gluon
 
@@ -16,6 +16,7 @@ from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.reference import Reference, inner_blocks, sixteen_bits
 from mpgluon.numerics.formats import format_named
+from mpgluon.numerics.policy import Policy
 from mpgluon.tables import Table
 
 __all__ = ["Comparison", "LayerError", "Suggestion", "compare_with_fp32", "suggest_keep_fp32"]
@@ -131,7 +132,11 @@ def _names(blocks: Sequence[gluon.Block]) -> str:
 
 
 def compare_with_fp32(
-    net: gluon.Block, batch: Batch, *, dtype: str = "float16", loss_scale: float = 1.0
+    net: gluon.Block,
+    batch: Batch,
+    *,
+    dtype: Union[str, Policy] = "float16",
+    loss_scale: float = 1.0,
 ) -> Comparison:
     """Compare a network in 16 bits with itself in FP32, on the same batch and the same weights.
 
@@ -143,7 +148,7 @@ def compare_with_fp32(
         Cast or autocast; a network in FP32 is autocast to ``dtype`` meanwhile.
     batch : Batch
         ``Dropout`` layers do nothing meanwhile; other randomness counts as an error.
-    dtype : {"float16", "bfloat16"}
+    dtype : {"float16", "bfloat16"} or Policy
         For a network in FP32.
     loss_scale : float
         Of both runs.

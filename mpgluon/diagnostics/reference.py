@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import mxnet as mx
 import numpy as np
@@ -28,6 +28,7 @@ from mpgluon.diagnostics.observe import (
     values_of,
 )
 from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.numerics.policy import Policy
 
 __all__ = ["Errors", "Reference", "inner_blocks", "input_error", "sixteen_bits"]
 
@@ -235,7 +236,7 @@ def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
 
 
 @contextmanager
-def sixteen_bits(net: gluon.Block, dtype: str) -> Iterator[list[PolicyForward]]:
+def sixteen_bits(net: gluon.Block, dtype: Union[str, Policy]) -> Iterator[list[PolicyForward]]:
     """Yield the forward methods of a cast network; an FP32 network is autocast meanwhile."""
     already = any(forward_of(block) is not None for block in blocks_of(net))
     if not already:

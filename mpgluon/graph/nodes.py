@@ -84,11 +84,7 @@ class Node:
 
     @property
     def mxnet_operator(self) -> str:
-        """MXNet's name of what it computes, if a format decides on another operator.
-
-        That of a rounding to a format that MXNet lacks is its cast; products that round their
-        operands end in theirs.
-        """
+        """MXNet's name of what it computes, whatever the formats."""
         if self.operator.startswith("_mpgluon_plain_"):
             return "amp_cast"
         return self.operator.rpartition("_")[2] if self.is_scaled else self.operator

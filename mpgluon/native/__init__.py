@@ -123,7 +123,7 @@ def scaled_operator(name: str, between: FloatFormat, scaling: Scaling) -> str:
     """
     formats = (between, scaling.value, scaling.gradient)
     suffix = "".join(map(_suffix, formats)) + f"_{scaling.shared_by}"
-    _register_scaled(suffix, SHARED_BY.index(scaling.shared_by), *map(_numbers, formats))
+    _register_scaled(suffix, list(SHARED_BY).index(scaling.shared_by), *map(_numbers, formats))
     return f"_mpgluon_scaled{suffix}_{name}"
 
 

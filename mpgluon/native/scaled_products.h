@@ -1,8 +1,8 @@
 // Convolutions and dense layers whose operands are rounded to formats with little range: data and weight
 // to one, the gradient that arrives to another one. Each is multiplied by a scale before.
 //
-// Those of codes stand for themselves, as in products.h. Others take and return FP32 arrays, which are
-// rounded to the format between products before and after.
+// Each exists on codes, as those in products.h, and on FP32 arrays, where other operators before and
+// behind it round to the format between products.
 #ifndef MPGLUON_SCALED_PRODUCTS_H_
 #define MPGLUON_SCALED_PRODUCTS_H_
 
@@ -65,16 +65,20 @@ void backward_scaled(const Format& format, const Recipe& recipe, bool packed, co
     return fill_scaled(format, scaled, view, array, layout, scratch(array, slot));
   };
   const int layout_of_gradient = layout_of_codes(gradient, packed);
-  Arrays wide;  // the same for both, unless blocks lie along what is summed over
+  Arrays wide = in;
+  wide[kBackwardData] = scratch(data, kDataSlot);  // where no one reads it, its dtype counts
+  wide[kBackwardWeight] = scratch(weight, kWeightSlot);
+  bool filled_gradient = false;
   const auto operands = [&](bool for_weight) {
-    if (!wide.empty() && recipe.value.sharing() != kBlocks) return wide;
-    wide = in;
-    wide[kOutGrad] = filled(recipe.gradient, for_weight ? views.summed_gradient : views.gradient,
-                            gradient, layout_of_gradient, kResultSlot);
-    wide[kBackwardData] = filled(recipe.value, views.summed_data, data,
-                                 layout_of_codes(data, packed), kDataSlot);
-    wide[kBackwardWeight] =
-        filled(recipe.value, views.turned_weight, weight, 1, kWeightSlot);
+    if (!filled_gradient || recipe.gradient.sharing() == kBlocks)  // which lie along the sum
+      wide[kOutGrad] = filled(recipe.gradient, for_weight ? views.summed_gradient : views.gradient,
+                              gradient, layout_of_gradient, kResultSlot);
+    filled_gradient = true;
+    if (for_weight)
+      wide[kBackwardData] = filled(recipe.value, views.summed_data, data,
+                                   layout_of_codes(data, packed), kDataSlot);
+    else
+      wide[kBackwardWeight] = filled(recipe.value, views.turned_weight, weight, 1, kWeightSlot);
     return wide;
   };
   backward_from(format, packed, op, attrs, ctx, operands, req, out);

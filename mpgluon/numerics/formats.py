@@ -7,6 +7,7 @@ cast in :mod:`mpgluon.cast`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -23,7 +24,6 @@ __all__ = [
     "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
-    "NAMES",
     "SMALL",
     "TFLOAT32",
     "FloatFormat",
@@ -64,8 +64,8 @@ class FloatFormat:
 
     References
     ----------
-    IEEE 754-2019, 3.3; Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)",
-    revision 1.0, 2023, 5; "OCP Microscaling Formats (MX) Specification", version 1.0, 2023, 5.3.
+    IEEE 754-2019, 3.3; Open Compute Project, "8-bit Floating Point Specification", 1.0, 2023, 5,
+    and "Microscaling Formats (MX) Specification", 1.0, 2023, 5.3.
     """
 
     name: str
@@ -81,8 +81,7 @@ class FloatFormat:
                 "significand_bits counts the hidden bit and is 2 to 53 (float64's); received "
                 f"{self.significand_bits!r} for {self.name}"
             )
-        most = 10 if self.finite_only else 11
-        if not 2 <= self.exponent_bits <= most:
+        if not 2 <= self.exponent_bits <= 11 - self.finite_only:
             raise ValueError(
                 f"exponent_bits is 2 to 11 (float64's), 2 to 10 with finite_only; received "
                 f"{self.exponent_bits!r} for {self.name}"
@@ -151,31 +150,31 @@ BFLOAT16 = FloatFormat("bfloat16", significand_bits=8, exponent_bits=8)
 TFLOAT32 = FloatFormat("tfloat32", significand_bits=11, exponent_bits=8)
 FLOAT8_E5M2 = FloatFormat("float8_e5m2", significand_bits=3, exponent_bits=5)
 FLOAT8_E4M3 = FloatFormat("float8_e4m3", significand_bits=4, exponent_bits=4, finite_only=True)
-FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1 = (
-    FloatFormat(name, significand, exponent, finite_only=True, saturates=True, has_nan=False)
-    for name, significand, exponent in (
-        ("float6_e3m2", 3, 3),
-        ("float6_e2m3", 4, 2),
-        ("float4_e2m1", 2, 2),
-    )
-)
+_NUMBERS_ONLY = {"finite_only": True, "saturates": True, "has_nan": False}
+FLOAT6_E3M2 = FloatFormat("float6_e3m2", significand_bits=3, exponent_bits=3, **_NUMBERS_ONLY)
+FLOAT6_E2M3 = FloatFormat("float6_e2m3", significand_bits=4, exponent_bits=2, **_NUMBERS_ONLY)
+FLOAT4_E2M1 = FloatFormat("float4_e2m1", significand_bits=2, exponent_bits=2, **_NUMBERS_ONLY)
 
-# Those of eight bits and fewer, and the names of all.
 SMALL = (FLOAT8_E4M3, FLOAT8_E5M2, FLOAT6_E3M2, FLOAT6_E2M3, FLOAT4_E2M1)
 _NAMED = {fmt.name: fmt for fmt in (FLOAT32, TFLOAT32, FLOAT16, BFLOAT16, *SMALL)}
-NAMES = tuple(_NAMED)
 
 
-def format_named(name: str) -> FloatFormat:
-    """Return the format with a name such as ``"float16"``.
+def format_named(name: str, what: str = "a format") -> FloatFormat:
+    """Return the format with a name such as ``"float16"``, or of widths such as ``"e3m4"``.
+
+    That one has 3 exponent bits, 4 significant bits beside the hidden one, and infinities.
 
     Raises
     ------
     ValueError
-        If there is none.
+        If there is none that FP32 can hold.
     """
+    widths = re.fullmatch(r"e([2-8])m([1-9]|1\d|2[0-3])", str(name))
+    if widths is not None:
+        return FloatFormat(name, int(widths[2]) + 1, int(widths[1]))
     if name not in _NAMED:
-        raise ValueError(f"formats are {', '.join(_NAMED)}; received {name!r}")
+        named = ", ".join(_NAMED)
+        raise ValueError(f"{what} must be one of {named}, e2m1 to e8m23; received {name!r}")
     return _NAMED[name]
 
 

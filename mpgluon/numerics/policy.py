@@ -5,22 +5,19 @@ A policy is a plain value. What it means for each operator is decided in :mod:`m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Optional
 
-from mpgluon.numerics.formats import NAMES, SMALL, format_named
+from mpgluon.numerics.formats import format_named
 from mpgluon.numerics.scaling import SHARED_BY, Scaling
 
 __all__ = ["Policy"]
 
-_BETWEEN = ("bfloat16", "float16")
 _ALLOWED = {
     "param_dtype": ("float32", "float16", "bfloat16"),
-    "compute_dtype": NAMES,
     "output_dtype": ("float32", "float16"),
-    "gradient_dtype": (None, *(fmt.name for fmt in SMALL)),
-    "scaling": SHARED_BY,
-    "between_dtype": (None, *_BETWEEN),
+    "scaling": tuple(SHARED_BY),
+    "between_dtype": (None, "bfloat16", "float16"),
 }
 
 
@@ -35,9 +32,8 @@ class Policy:
         are FP32 arrays of bfloat16's numbers.
     compute_dtype : str
         Format of the operands and results of convolutions and matrix products: ``"float32"``,
-        ``"float16"``, ``"bfloat16"``, or on a CPU with native operators ``"tfloat32"``,
-        ``"float8_e4m3"``, ``"float8_e5m2"``, ``"float6_e3m2"``, ``"float6_e2m3"``,
-        ``"float4_e2m1"``.
+        ``"float16"``, ``"bfloat16"``, or on a CPU with native operators any that
+        :mod:`mpgluon.numerics.formats` names.
     output_dtype : {"float32", "float16"}
         Format of what the network returns. FP32 is right for logits: the loss sums
         exponentials.
@@ -84,6 +80,14 @@ class Policy:
             if value not in allowed:
                 listed = ", ".join(filter(None, allowed))
                 raise ValueError(f"{name} must be one of {listed}; received {value!r}")
+        for name in ("compute_dtype", "gradient_dtype"):
+            fmt = format_named(getattr(self, name) or self.compute_dtype, name)
+            is_small = fmt.exponent_bits + fmt.significand_bits <= 8 and fmt.exponent_bits <= 5
+            if self.between_dtype is not None and not is_small:
+                raise ValueError(
+                    f"between_dtype={self.between_dtype!r} is for operands of 8 bits or fewer, "
+                    f"such as compute_dtype='float8_e4m3'; received {name}={fmt.name!r}"
+                )
         if not isinstance(self.emulate, bool):
             raise ValueError(f"emulate must be True or False, received {self.emulate!r}")
         if self.param_dtype not in ("float32", self.compute_dtype):
@@ -91,16 +95,10 @@ class Policy:
                 f"{self.param_dtype} parameters with {self.compute_dtype} computation round the "
                 "weights and gain nothing; use param_dtype='float32'"
             )
-        is_small = format_named(self.compute_dtype) in SMALL
         if self.between_dtype is None and (self.gradient_dtype or self.scaling != "none"):
             raise ValueError(
                 "gradient_dtype and scaling say how products round their operands where other "
                 "values have another format; name that too: between_dtype='bfloat16'"
-            )
-        if self.between_dtype is not None and not is_small:
-            raise ValueError(
-                f"between_dtype={self.between_dtype!r} is for operands of 8 bits or fewer, such as "
-                f"compute_dtype='float8_e4m3'; received compute_dtype={self.compute_dtype!r}"
             )
 
     @property
@@ -147,21 +145,14 @@ class Policy:
                 f'"params=float32,compute=float16,output=float32,emulate=false", with '
                 f"{', '.join(_FIELDS)}; received {text!r}"
             )
-        formats = dict.fromkeys(("param_dtype", "compute_dtype", "output_dtype"), "float32")
-        fields: dict[str, Any] = {**formats, **chosen, "emulate": _FLAGS[emulate]}
-        return cls(**fields)
+        names = ("param_dtype", "compute_dtype", "output_dtype")
+        formats: dict[str, Any] = dict.fromkeys(names, "float32")
+        return cls(**{**formats, **chosen, "emulate": _FLAGS[emulate]})
 
 
 _FLAGS = {"true": True, "false": False}
-_FIELDS = {
-    "params": "param_dtype",
-    "compute": "compute_dtype",
-    "output": "output_dtype",
-    "emulate": "emulate",
-    "gradient": "gradient_dtype",
-    "scaling": "scaling",
-    "between": "between_dtype",
-}
+_FIELDS = {field.name.removesuffix("_dtype"): field.name for field in fields(Policy)}
+_FIELDS["params"] = _FIELDS.pop("param")
 _NAMED = {
     "float32": Policy("float32", "float32", "float32"),
     "float16": Policy("float16", "float16", "float32"),
@@ -169,11 +160,6 @@ _NAMED = {
     "mixed_bfloat16": Policy("float32", "bfloat16", "float32"),
     "emulated_bfloat16": Policy("float32", "bfloat16", "float32", emulate=True),
     "mixed_float8": Policy(
-        "float32",
-        "float8_e4m3",
-        "float32",
-        gradient_dtype="float8_e5m2",
-        scaling="tensor",
-        between_dtype="bfloat16",
+        *("float32", "float8_e4m3", "float32", False, "float8_e5m2", "tensor", "bfloat16")
     ),
 }

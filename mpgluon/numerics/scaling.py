@@ -6,8 +6,8 @@ rounded, and divided by it again. Scales are powers of two, so only the rounding
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Optional
+from dataclasses import replace
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +16,16 @@ from mpgluon.numerics.formats import FloatFormat, round_to
 
 __all__ = ["SHARED_BY", "Scaling", "round_scaled", "scale_exponents"]
 
-SHARED_BY = ("none", "tensor", "mx")
-"""Which values share a scale: none has one, all of an operand, or blocks of 32."""
+SHARED_BY = {
+    "none": "without a scale",
+    "tensor": "with a scale per operand",
+    "mx": "with a scale per block of 32",
+}
+"""Which values share a scale, by the name that a policy has for it."""
 
-_BLOCK = 32
-_MOST = 100  # so that FP32 holds the format's numbers divided by the scale
 
-
-@dataclass(frozen=True)
-class Scaling:
-    """How products round their operands.
-
-    Parameters
-    ----------
-    value, gradient : FloatFormat
-        Of the data and the weight, and of the gradient that arrives in the backward pass.
-    shared_by : {"none", "tensor", "mx"}
-        As in :data:`SHARED_BY`.
-    """
+class Scaling(NamedTuple):
+    """How products round: data and weight, the gradient that arrives, a key of `SHARED_BY`."""
 
     value: FloatFormat
     gradient: FloatFormat
@@ -55,27 +47,19 @@ def round_scaled(
     fmt : FloatFormat
         A format with at most 5 exponent bits. What is too large for the scale saturates.
     block : int, optional
-        How many values along ``axis`` share a scale, 32 in MX formats; the last block of each row
-        may be shorter. Without it, all values do.
-    axis : int
-
-    Returns
-    -------
-    ndarray, same shape and dtype as ``x``
+        How many values along ``axis`` share a scale, 32 in MX formats; the last block may be
+        shorter. Without it, all values do.
 
     References
     ----------
-    Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023, 6.3,
-    for blocks; Mishra et al., "Recipes for pre-training LLMs with MXFP8", 2025, 3, for a scale
-    with which the largest value does not saturate.
+    Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023, 6.3;
+    Mishra et al., "Recipes for pre-training LLMs with MXFP8", 2025, for the scale.
     """
     values = np.asarray(x)
-    if block is not None:
-        rows = np.moveaxis(values, axis, -1)
-        starts = range(0, rows.shape[-1], block)
-        parts = [_rounded(rows[..., i : i + block], fmt, shared_axis=-1) for i in starts]
-        return np.moveaxis(np.concatenate(parts, axis=-1), -1, axis) if parts else values.copy()
-    return _rounded(values, fmt, shared_axis=None)
+    if block is None:
+        return _rounded(values, fmt, shared_axis=None)
+    parts = np.split(values, range(block, values.shape[axis], block), axis)
+    return np.concatenate([_rounded(part, fmt, shared_axis=axis) for part in parts], axis)
 
 
 def scale_exponents(largest: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[np.int64]:
@@ -83,13 +67,11 @@ def scale_exponents(largest: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[np.
     fraction, exponent = np.frexp(np.asarray(largest, np.float64))
     most, highest = np.frexp(fmt.max)
     scale = np.where(fraction > 0, highest - exponent - (fraction > most), 0)
-    return np.asarray(scale.clip(-_MOST, _MOST))
+    return np.asarray(scale.clip(-100, 100))  # so that FP32 holds the numbers divided by it
 
 
-def _rounded(
-    values: npt.NDArray[Any], fmt: FloatFormat, shared_axis: Optional[int]
-) -> npt.NDArray[Any]:
-    largest = np.max(np.abs(values), axis=shared_axis, keepdims=True, initial=0).astype(np.float64)
+def _rounded(values: Any, fmt: FloatFormat, shared_axis: Optional[int]) -> npt.NDArray[Any]:
+    largest = np.max(np.abs(values), axis=shared_axis, keepdims=True, initial=0)
     finite = np.isfinite(largest)
     scale = scale_exponents(np.where(finite, largest, 0), fmt)
     scaled = np.ldexp(values.astype(np.float64), scale)

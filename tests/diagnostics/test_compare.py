@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, amp
+from mpgluon import BFLOAT16, FLOAT16, Policy, amp
 from mpgluon.cast.forward import forward_of
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.overflow import locate_overflow
@@ -562,3 +562,15 @@ def test_the_error_that_stays_above_the_limit_is_said_with_what_was_tried(make, 
     assert "keep nothing more" not in str(suggestion)
     for word in words:
         assert word in str(suggestion)
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_under_a_policy_the_products_of_eight_bits_err_most():
+    net = make_net()
+    scaled = compare_with_fp32(net, make_batch(), dtype=Policy.parse("mixed_float8"))
+    between = compare_with_fp32(net, make_batch(), dtype=Policy.parse("emulated_bfloat16"))
+    assert 0 < between.result < scaled.result < 1
+    # The convolution in the middle; the first one and the dense layer compute in bfloat16.
+    (middle,) = (one for one in scaled.layers if one.block is net[1].convolution)
+    assert middle.introduced == max(one.introduced for one in scaled.layers)
+    assert forward_of(net) is None

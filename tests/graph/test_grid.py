@@ -265,6 +265,7 @@ def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_nat
         "compute=float8_e5m2,between=float16,scaling=mx",
         "compute=float8_e4m3",
         "compute=float8_e5m2",
+        "compute=e4m7",
         "compute=tfloat32",
     ],
 )

@@ -9,7 +9,7 @@ from itertools import permutations, product
 import pytest
 
 from mpgluon.numerics import policy
-from mpgluon.numerics.formats import FLOAT8_E4M3, FLOAT8_E5M2, SMALL, TFLOAT32
+from mpgluon.numerics.formats import FLOAT8_E4M3, FLOAT8_E5M2, SMALL, TFLOAT32, FloatFormat
 from mpgluon.numerics.policy import Policy
 from mpgluon.numerics.scaling import Scaling
 
@@ -175,6 +175,12 @@ def test_a_gradient_format_that_is_left_out_is_the_compute_format():
     assert scaling == Scaling(FLOAT8_E5M2, FLOAT8_E5M2, "none")
 
 
+def test_a_format_may_be_given_by_its_widths():
+    assert Policy.parse("compute=e5m10").compute_dtype == "e5m10"
+    scaling = Policy.parse("compute=e3m4,gradient=e4m2,between=bfloat16").operand_scaling
+    assert scaling == Scaling(FloatFormat("e3m4", 5, 3), FloatFormat("e4m2", 3, 4), "none")
+
+
 @pytest.mark.parametrize("fmt", [*SMALL, TFLOAT32], ids=str)
 def test_without_a_format_between_all_values_have_the_compute_format(fmt):
     policy = Policy.parse(f"compute={fmt}")
@@ -190,7 +196,16 @@ def test_without_a_format_between_all_values_have_the_compute_format(fmt):
         ("compute=tfloat32,between=bfloat16,scaling=mx", "is for operands of 8 bits or fewer"),
         ("compute=float8_e4m3,between=float32", "between_dtype must be one of bfloat16, float16"),
         ("compute=float8_e4m3,between=bfloat16,scaling=row", "scaling must be one of none, tensor"),
-        ("compute=float8_e4m3,between=bfloat16,gradient=float16", "gradient_dtype must be one of"),
+        (
+            "compute=e4m3,between=bfloat16,gradient=float16",
+            "received gradient_dtype='float16'",
+        ),
+        (
+            "compute=e4m3,between=bfloat16,gradient=x",
+            "gradient_dtype must be one of float32",
+        ),
+        ("compute=e6m1,between=bfloat16", "is for operands of 8 bits or fewer"),
+        ("compute=e9m2", "compute_dtype must be one of .* e2m1 to e8m23; received 'e9m2'"),
         ("params=float8_e4m3", "param_dtype must be one of float32, float16"),
         ("params=float16,compute=float8_e4m3", "float8_e4m3 computation round the weights"),
         ("output=float8_e4m3", "output_dtype must be one of float32, float16"),

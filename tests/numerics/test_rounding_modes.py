@@ -102,7 +102,7 @@ def test_stochastic_rounding_takes_one_of_the_two_neighbours(value, fmt, key):
     if below == value:
         assert found == value
         return
-    exponent = max(math.frexp(below)[1] - 1, fmt.min_exponent)
+    exponent = max(math.frexp(below)[1] - 1 if below else -math.inf, fmt.min_exponent)
     above = below + math.copysign(2.0 ** (exponent - fmt.significand_bits + 1), value)
     assert found in (below, above if abs(above) <= fmt.max else math.copysign(fmt.overflow, value))
 

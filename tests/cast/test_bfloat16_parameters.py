@@ -195,6 +195,14 @@ def test_the_memory_of_fp32_arrays_is_counted():
 def test_the_doctor_reads_the_policy():
     net = network()
     mpgluon.cast_block(net, POLICY)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
-    amp.init_trainer(trainer, "none")
-    assert "parameters bfloat16, computation bfloat16" in str(check_training(net, trainer))
+    for masters, way, expected in (
+        (True, "nearest", "5 bfloat16 weights with FP32 masters"),
+        (False, "nearest", "SGD updates 5 bfloat16 weights without FP32 masters"),
+        (False, "kahan", "5 bfloat16 weights without any, updates rounded: kahan"),
+    ):
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": masters})
+        amp.init_trainer(trainer, "none", update_rounding=way)
+        report = str(check_training(net, trainer))
+        assert "parameters bfloat16, computation bfloat16" in report
+        assert expected in report
+        assert ("are lost, 2^-9 at 1.0" in report) == ("SGD" in expected)

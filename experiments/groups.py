@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from experiments import (
     ablations,
+    bfloat16_weights,
     caltech101,
     fine_tuning,
     parity,
@@ -19,6 +20,7 @@ GROUPS: tuple[Group, ...] = (
     caltech101.GROUP,
     fine_tuning.GROUP,
     parity.GROUP,
+    bfloat16_weights.GROUP,
     ablations.GROUP,
     recurrent.GROUP,
     two_losses.GROUP,

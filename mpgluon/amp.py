@@ -30,6 +30,7 @@ from mpgluon.migration import INSTEAD
 from mpgluon.numerics.dtypes import dtype_name
 from mpgluon.numerics.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.trainer import clipping
+from mpgluon.trainer.rounded_updates import UpdateRounding
 from mpgluon.trainer.scaling import scaled
 from mpgluon.trainer.step import attach, state_of
 
@@ -62,10 +63,12 @@ def init_trainer(
     loss_scale: Union[str, float, LossScale] = "dynamic",
     *,
     max_consecutive_skips: Optional[int] = 2000,
+    update_rounding: str = "nearest",
+    rounding_seed: int = 0,
 ) -> None:
     """Give a Trainer a loss scale: its steps then undo the scaling and skip overflows.
 
-    With ``multi_precision=True`` it also keeps FP32 masters of float16 weights, which begin with
+    With ``multi_precision=True`` it also keeps FP32 masters of 16-bit weights, which begin with
     the values from before the cast and follow weights that are set or loaded later.
 
     A skipped step leaves no NaN in BatchNorm's running statistics either, if they are among the
@@ -86,11 +89,20 @@ def init_trainer(
         The number of steps in a row that overflow although the scale can shrink no further (a
         static scale never can) after which ``trainer.step`` raises ``LossScaleCollapseError``. The
         second one is logged as a warning. ``None``: it never raises.
+    update_rounding : {"nearest", "stochastic", "kahan"}
+        How the updates of bfloat16 weights (``mpgluon.cast_block(net, "bfloat16")``) are rounded
+        without masters. ``"nearest"`` loses those below half a unit in a weight's last place, which
+        is logged as a warning; ``"stochastic"`` keeps them in the mean; ``"kahan"`` keeps what was
+        cut off in an array of the same format per weight (docs/optimizers.md).
+    rounding_seed : int
+        Of stochastic rounding. Its random bits depend on the seed, the number of the step (skipped
+        ones apart), the weight and the element, not on devices, threads or other random numbers.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is of another kind or out of range.
+        If an argument is of another kind or out of range, or if ``update_rounding`` has nothing to
+        round: no bfloat16 weights, or weights with masters.
     TrainerStateError
         If the Trainer has a loss scale already, was created with ``update_on_kvstore=True``, or
         has row-sparse weights, which MXNet updates there. Nothing is changed then.
@@ -105,7 +117,8 @@ def init_trainer(
         raise TypeError(f"max_consecutive_skips must be an int or None, received {skips!r}")
     if skips is not None and skips < 1:
         raise ValueError(f"max_consecutive_skips must be at least 1, received {skips}")
-    attach(trainer, as_loss_scale(loss_scale), skips)
+    rounding = UpdateRounding(update_rounding, rounding_seed)
+    attach(trainer, as_loss_scale(loss_scale), skips, rounding)
 
 
 def scale_loss(

@@ -19,6 +19,7 @@ from mxnet.ndarray import NDArray
 from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.cast import fp32
 from mpgluon.errors import CheckpointError
+from mpgluon.numerics.formats import FLOAT32, round_to
 from mpgluon.random_states import random_states, set_random_states, validated_random_states
 from mpgluon.trainer.masters import keep_masters
 from mpgluon.trainer.snapshot import apply_trainer, export_trainer, validate_trainer
@@ -73,11 +74,15 @@ def save_checkpoint(
     state, state_arrays = export_trainer(trainer, parameters)
     arrays = _export_parameters(parameters)
     arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
+    grids = {}
     for name, parameter in parameters.items():
-        value = fp32.known(parameter)
+        value, fmt = fp32.known(parameter), fp32.format_of(parameter)
         if value is not None and f"{name}/master" not in state_arrays:
+            value = fp32.fp32_value(parameter.list_data()[0], value, fmt)
             arrays[f"fp32/{name}"] = value.asnumpy()
-    header = {"trainer": state, "random": random_states(), "extra": extra}
+        if fmt.name != np.dtype(parameter.dtype).name:
+            grids[name] = fmt.name
+    header = {"trainer": state, "random": random_states(), "grids": grids, "extra": extra}
     try:
         write_archive(path, header, arrays)
     except TypeError as error:
@@ -125,7 +130,7 @@ def load_checkpoint(
     path = Path(path)
     header, arrays = read_archive(path)
     parameters = net._collect_params_with_prefix()
-    values, fp32_values = _convert(path, parameters, arrays)
+    values, fp32_values = _convert(path, parameters, arrays, header.get("grids", {}))
     check_parameters(path, parameters, values)
     try:
         plan = validate_trainer(
@@ -268,9 +273,18 @@ def _export_parameters(parameters: Mapping[str, gluon.Parameter]) -> Arrays:
 
 
 def _convert(
-    path: Path, parameters: Mapping[str, gluon.Parameter], arrays: Arrays
+    path: Path,
+    parameters: Mapping[str, gluon.Parameter],
+    arrays: Arrays,
+    grids: Mapping[str, str],
 ) -> tuple[Arrays, Arrays]:
-    """Return a file's parameters in the formats of a network where those are float16 and FP32.
+    """Return a file's parameters in the formats of a network.
+
+    Parameters
+    ----------
+    path, parameters, arrays
+    grids : mapping from name to format
+        Of the file's FP32 arrays of another format's numbers; absent in files from before those.
 
     Returns
     -------
@@ -278,19 +292,20 @@ def _convert(
         Of all parameters, and the FP32 values of those that are of another format in the file.
     """
     values, fp32_values = _part_of(arrays, "parameter"), {}
+    formats = {"float16", "float32", *grids.values()}
     for name in parameters.keys() & values.keys():
-        formats = (values[name].dtype.name, np.dtype(parameters[name].dtype).name)
-        if formats == ("float16", "float32"):
-            values[name] = fp32_values[name] = _widest(name, arrays).astype(np.float32)
-        elif formats == ("float32", "float16"):
-            fp32_values[name] = values[name]
-            with np.errstate(over="ignore"):
-                values[name] = values[name].astype(np.float16)
-            if np.isinf(values[name]).sum() > np.isinf(fp32_values[name]).sum():
-                raise CheckpointError(
-                    f"{path} does not fit this network: {name} has values beyond 65504, which "
-                    "float16 does not hold; keep its block in FP32 with keep_fp32"
-                )
+        fmt = fp32.format_of(parameters[name])
+        found = grids.get(name, values[name].dtype.name)
+        if found == fmt.name or not {found, np.dtype(parameters[name].dtype).name} <= formats:
+            continue
+        wide = fp32_values[name] = _widest(name, arrays).astype(np.float32)
+        with np.errstate(over="ignore"):
+            values[name] = round_to(wide, fmt).astype(parameters[name].dtype)
+        if np.isinf(values[name]).sum() > np.isinf(wide).sum():
+            raise CheckpointError(
+                f"{path} does not fit this network: {name} has values beyond {fmt.max:g}, which "
+                f"{fmt} does not hold; keep its block in FP32 with keep_fp32"
+            )
     return values, fp32_values
 
 
@@ -300,7 +315,7 @@ class _ParameterPlan(NamedTuple):
     parameter: gluon.Parameter
     value: NDArray
     replicas: list[Any]  # one for each device, where those differ
-    fp32_value: Optional[NDArray]  # of a float16 parameter
+    fp32_value: Optional[NDArray]  # of a 16-bit parameter
 
     def remember(self) -> None:
         if self.fp32_value is not None:
@@ -322,6 +337,6 @@ def _plan(
         replicas = []  # the file is from another number of devices
     fp32_value = None
     is_known = name in known or fp32.known(parameter) is not None
-    if is_known and np.dtype(parameter.dtype) == np.float16:
+    if is_known and fp32.format_of(parameter) != FLOAT32:
         fp32_value = mx.nd.array(known.get(name, value), dtype="float32")
     return _ParameterPlan(parameter, mx.nd.array(value, dtype=value.dtype), replicas, fp32_value)

@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import mxnet as mx
-import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
 from mpgluon.cast.block import blocks_of
-from mpgluon.cast.fp32 import fp32_value, known
-from mpgluon.numerics.dtypes import cast
+from mpgluon.cast.fp32 import format_of, fp32_value, known
+from mpgluon.numerics.dtypes import cast, round_array
+from mpgluon.numerics.formats import FLOAT32
 
 __all__ = [
     "bn_to_float32",
@@ -75,7 +75,8 @@ def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
         wd_mult=parameter.wd_mult,
     )
     master.initialize(mx.init.Zero(), ctx=parameter.list_ctx())
-    master.set_data(fp32_value(parameter.list_data()[0], known(parameter)))
+    value = fp32_value(parameter.list_data()[0], known(parameter), format_of(parameter))
+    master.set_data(value)
     return master
 
 
@@ -100,8 +101,9 @@ def master_params_to_model_params(
 ) -> None:
     """Round the masters into the parameters, to nearest even. Does not wait."""
     for model, master in _pairs(model_params, master_params):
-        for weight, master_weight in zip(model.list_data(), master.list_data()):
-            cast(master_weight, np.dtype(model.dtype).name).copyto(weight)
+        fmt = format_of(model)
+        for weight, value in zip(model.list_data(), master.list_data()):
+            value.copyto(weight) if fmt == FLOAT32 else round_array(value, fmt, out=weight)
 
 
 def _pairs(

@@ -37,6 +37,7 @@ from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
+from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.numerics.policy import Policy
 from mpgluon.numerics.reductions import numbers_of
 
@@ -54,7 +55,6 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
-_INFINITE_FROM = 65520.0  # halfway between float16's largest number and the next power of two
 
 
 def cast_block(
@@ -64,10 +64,10 @@ def cast_block(
     keep_fp32: KeepFP32 = NORMALIZATION_LAYERS,
     compute_16: Iterable[str] = (),
 ) -> CastReport:
-    """Cast a network to float16 in place: the parameters, and what it computes.
+    """Cast a network to 16 bits in place: the parameters, and what it computes.
 
     Afterwards the network takes FP32 or float16 input and returns FP32, which is what a loss
-    needs; between, values are float16. Parameters of normalization layers stay FP32. Train it
+    needs; between, values are in the format. Parameters of normalization layers stay FP32. Train it
     with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
     the same code runs with a Tensor Core's arithmetic; see :mod:`mpgluon.cast.arithmetic`.
 
@@ -78,7 +78,7 @@ def cast_block(
         that it has are remembered on the CPU until an optimizer's masters begin with them, or
         :func:`restore`.
     dtype : str, NumPy dtype or Policy
-        ``"float16"``, or a policy with any ``param_dtype``.
+        ``"float16"``; ``"bfloat16"``, in FP32 arrays, on a CPU; or a policy with a ``param_dtype``.
     keep_fp32 : iterable of block types, block instances and names of operators
         Blocks to leave in FP32, with everything inside them. A normalization layer returns its
         result in float16; any other kept block returns FP32, and what follows rounds it.
@@ -120,12 +120,13 @@ def cast_block(
     """
     if isinstance(dtype, Policy):
         return apply_policy(net, dtype, keep_fp32, compute_16)
-    if _name_of(dtype) != "float16":
+    name = _name_of(dtype)
+    if name not in ("float16", "bfloat16"):
         raise ValueError(
-            f"cast_block makes float16 parameters, received dtype={dtype!r}; for bfloat16 use "
-            'amp.autocast(net, "bfloat16"), and for float32 mpgluon.restore(net)'
+            f"cast_block makes float16 or bfloat16 parameters, received dtype={dtype!r}; for "
+            "float32 use mpgluon.restore(net)"
         )
-    return apply_policy(net, Policy.parse("float16"), keep_fp32, compute_16)
+    return apply_policy(net, Policy(name, name, "float32"), keep_fp32, compute_16)
 
 
 def autocast(
@@ -219,16 +220,19 @@ def apply_policy(
         network_cast.adopt(parameter)
         _leave_inference_layout(parameter)
     narrowed = []
-    if policy.param_dtype == "float16":
+    if policy.param_dtype != "float32":
+        fmt = format_named(policy.param_dtype)
         stay_fp32 = _parameters_that_stay_fp32(plan, graphs.values())
         narrowed = [
             parameter
             for parameter in parameters
-            if parameter not in stay_fp32 and np.dtype(parameter.dtype) == np.float32
+            if parameter not in stay_fp32
+            and np.dtype(parameter.dtype) == np.float32
+            and (fmt == FLOAT16 or parameter._stype == "default")
         ]
         for parameter in narrowed:
-            fp32.narrow(parameter)
-        _warn_of_infinite_weights(narrowed)
+            fp32.narrow(parameter, fmt)
+        _warn_of_infinite_weights(narrowed, fmt)
         fp32.give_memory_back()
     for entry in plan:
         block = entry.block
@@ -310,7 +314,7 @@ def _parameters_that_stay_fp32(
     return kept.union(*(graph.normalization_parameters() for graph in graphs))
 
 
-def _warn_of_infinite_weights(narrowed: list[gluon.Parameter]) -> None:
+def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:
     """Log which finite weights have become infinite."""
     known = [(parameter, fp32.known(parameter)) for parameter in narrowed]
     values = [(parameter, value) for parameter, value in known if value is not None]
@@ -319,18 +323,20 @@ def _warn_of_infinite_weights(narrowed: list[gluon.Parameter]) -> None:
     largest = numbers_of([mx.nd.max(value) for _, value in values])
     smallest = numbers_of([mx.nd.min(value) for _, value in values])
     infinite = {}
+    infinite_from = fmt.max + fmt.epsilon / 2 * 2.0**fmt.max_exponent
     for (parameter, value), most, least in zip(values, largest, smallest):
-        if not -_INFINITE_FROM < least <= most < _INFINITE_FROM:
+        if not -infinite_from < least <= most < infinite_from:
             size = np.abs(value.asnumpy())
-            count = int((np.isfinite(size) & (size >= _INFINITE_FROM)).sum())
+            count = int((np.isfinite(size) & (size >= infinite_from)).sum())
             if count:
                 infinite[parameter.name] = count
     if infinite:
         named = ", ".join(f"{count} in {name}" for name, count in list(infinite.items())[:5])
         _logger.warning(
-            "%d weights are beyond float16's range (65504) and have become infinite: %s%s; keep "
+            "%d weights are beyond %s's range (%g) and have become infinite: %s%s; keep "
             "their blocks in FP32 with keep_fp32",
             sum(infinite.values()),
+            *(fmt, fmt.max),
             named,
             ", …" if len(infinite) > 5 else "",
         )

@@ -28,6 +28,7 @@ from mpgluon.cast.arrays import (
     convert_arrays,
     format_of,
     mark,
+    onto_grid,
     widen,
 )
 from mpgluon.cast.frozen import attach_gradients
@@ -44,6 +45,7 @@ from mpgluon.errors import PrecisionError
 from mpgluon.graph.bfloat16 import compute_natively
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.numerics.dtypes import Array, cast, dtype_name
+from mpgluon.numerics.formats import FLOAT16, FLOAT32
 
 __all__ = ["PolicyForward", "forward_of"]
 
@@ -234,6 +236,9 @@ class PolicyForward:
         parameter = self.block._reg_params[name]
         if isinstance(value, Symbol):
             value = mark(value[0], dtype_name(parameter))  # Gluon keeps value itself
+        fmt = fp32.format_of(parameter)
+        if fmt not in (FLOAT16, FLOAT32) and isinstance(self._arithmetic("cpu"), Emulated):
+            return onto_grid(value, fmt)
         return borrow(value)
 
     def _stand_in(self, namespace: Any) -> OperatorNamespace:

@@ -1,7 +1,8 @@
-"""What a float16 parameter stands for in FP32.
+"""What a 16-bit parameter stands for in FP32.
 
-The FP32 values of a parameter that a cast has made float16 are kept on the parameter: first those
-from before the cast, then the optimizer's master weights. Only this module touches them.
+The FP32 values of a parameter that a cast has rounded are kept on the parameter: first those from
+before the cast, then the optimizer's master weights. MXNet has float16 arrays; a parameter of any
+other format is an FP32 array of that format's numbers. Only this module touches either fact.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import sys
 from typing import Optional
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
 from mpgluon import native
 from mpgluon.cast.network_cast import cast_of
-from mpgluon.numerics.dtypes import cast
+from mpgluon.numerics.dtypes import cast, round_array
+from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
 
 __all__ = [
+    "format_of",
     "fp32_value",
     "give_memory_back",
     "is_rounded",
@@ -29,7 +33,14 @@ __all__ = [
 ]
 
 _ATTRIBUTE = "mpgluon_fp32"
+_GRID = "mpgluon_grid"  # the format of a parameter that MXNet has no arrays of
 _ROUNDED = "mpgluon_rounded"
+
+
+def format_of(parameter: gluon.Parameter) -> FloatFormat:
+    """Return the format of a parameter's numbers; wider ones count as FP32."""
+    is_float16 = np.dtype(parameter.dtype) == np.float16
+    return FLOAT16 if is_float16 else vars(parameter).get(_GRID, FLOAT32)
 
 
 def known(parameter: gluon.Parameter) -> Optional[mx.nd.NDArray]:
@@ -63,10 +74,15 @@ def is_rounded(parameter: gluon.Parameter) -> bool:
     return _ROUNDED in vars(parameter)
 
 
-def narrow(parameter: gluon.Parameter) -> None:
-    """Cast an FP32 parameter to float16, and remember a copy of its values on the CPU."""
+def narrow(parameter: gluon.Parameter, fmt: FloatFormat) -> None:
+    """Round an FP32 parameter to a format, and remember a copy of its values on the CPU."""
     value = _on_cpu(parameter) if parameter._data is not None else None
-    parameter.cast("float16")
+    if fmt == FLOAT16:
+        parameter.cast("float16")
+    else:
+        vars(parameter)[_GRID] = fmt
+        for array in parameter._data or ():
+            round_array(array, fmt, out=array)
     vars(parameter)[_ATTRIBUTE] = value
 
 
@@ -85,22 +101,27 @@ def restore(parameter: gluon.Parameter) -> None:
     """
     if _ATTRIBUTE not in vars(parameter):
         return
-    value = vars(parameter).pop(_ATTRIBUTE)
+    value, fmt = vars(parameter).pop(_ATTRIBUTE), format_of(parameter)
+    vars(parameter).pop(_GRID, None)
     if value is not None:
-        value = fp32_value(_on_cpu(parameter), value)
+        value = fp32_value(_on_cpu(parameter), value, fmt)
     parameter.cast("float32")
     if value is not None:
         parameter.set_data(value)
 
 
-def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Return known FP32 values of a float16 weight, with elements widened where it was written.
+def fp32_value(
+    weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray], fmt: FloatFormat = FLOAT16
+) -> mx.nd.NDArray:
+    """Return known FP32 values of a 16-bit weight, with elements widened where it was written.
 
     Parameters
     ----------
-    weight : NDArray, float16
+    weight : NDArray, float16, or FP32 for another format
     known : NDArray of the same shape, FP32, on any device; or None
         An element counts where it rounds to that of ``weight``.
+    fmt : FloatFormat
+        That of ``weight``.
 
     Returns
     -------
@@ -110,12 +131,12 @@ def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.N
     if known is None:
         return cast(weight, "float32")
     known = known.as_in_context(weight.context)
-    if weight.context.device_type == "cpu" and native.available():
+    if fmt == FLOAT16 and weight.context.device_type == "cpu" and native.available():
         differences = native.invoke("_mpgluon_count_differences", weight, known)
         if differences.asscalar() == 0:  # as a rule; what follows takes three times its memory
             return known
-    wide, rounded = cast(weight, "float32"), cast(cast(known, "float16"), "float32")
-    return mx.nd.where(rounded == wide, known, wide, out=known)
+    wide = cast(weight, "float32")
+    return mx.nd.where(round_array(known, fmt) == wide, known, wide, out=known)
 
 
 def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:

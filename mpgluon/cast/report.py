@@ -50,7 +50,7 @@ class CastReport:
     beyond_reach : tuple of BeyondReach
         Blocks with arithmetic that the cast cannot govern.
     parameters_cast, parameters_kept : int
-        Number of parameters (arrays, not elements) that became float16, and of the others.
+        Number of parameters (arrays, not elements) that became 16-bit, and of the others.
     arithmetic : {"native", "emulated"}
         Whether this device computes products in the format, or in FP32, each result rounded once.
     told_format : tuple of str
@@ -91,7 +91,8 @@ class CastReport:
             + _ARITHMETIC[self.arithmetic],
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
             f"{_examples(self.kept_fp32)}",
-            f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}, "
+            f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}"
+            f"{' (FP32 arrays of its numbers)' * (self.policy.param_dtype == 'bfloat16')}, "
             f"{self.parameters_kept} left as they were"
             if self.parameters_cast
             else f"{self.parameters_kept:6d} parameters, all left as they were",

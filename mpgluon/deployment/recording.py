@@ -157,9 +157,9 @@ def _values_of(net: gluon.Block) -> Values:
 
 
 def _fp32_values(parameter: gluon.Parameter) -> npt.NDArray[np.float32]:
-    known = fp32.known(parameter)
+    known, fmt = fp32.known(parameter), fp32.format_of(parameter)
     copies: list[npt.NDArray[np.float32]] = [
-        fp32.fp32_value(data, known).asnumpy().astype(np.float32, copy=False)
+        fp32.fp32_value(data, known, fmt).asnumpy().astype(np.float32, copy=False)
         for data in parameter.list_data()
     ]
     if all(copy.tobytes() == copies[0].tobytes() for copy in copies):

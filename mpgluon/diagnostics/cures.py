@@ -128,9 +128,10 @@ class _Cures:
         ]
         before += [repr(f"{path or net.name}:{operator}") for path, operator in operators]
         names = ", ".join([*before, names])
-        if policy.param_dtype == "float16":
+        if policy.param_dtype != "float32":
             names = f"(*mpgluon.NORMALIZATION_LAYERS, {names})"
-            return f"mpgluon.cast_block({code_of(net, root)}, keep_fp32={names})"
+            dtype = "" if policy.param_dtype == "float16" else f'"{policy.param_dtype}", '
+            return f"mpgluon.cast_block({code_of(net, root)}, {dtype}keep_fp32={names})"
         dtype = f"mpgluon.{policy!r}" if policy.operand_scaling else f'"{policy.compute_dtype}"'
         return f"amp.autocast({code_of(net, root)}, {dtype}, keep_fp32=[{names}])"
 

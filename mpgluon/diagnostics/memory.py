@@ -34,10 +34,12 @@ from mpgluon import amp, native
 from mpgluon.cast.arithmetic import Emulated, policy_arithmetic
 from mpgluon.cast.block import blocks_of, cast_block
 from mpgluon.cast.forward import forward_of
+from mpgluon.cast.fp32 import format_of
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.description import InputShape, trace, unchanged
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.graph.nodes import Entry, Graph, Key, Node
+from mpgluon.numerics.formats import FLOAT32
 from mpgluon.numerics.policy import Policy
 from mpgluon.tables import Table
 from mpgluon.trainer.inside import arrays_of_state
@@ -73,7 +75,9 @@ _KEPT = {
     for name in names.split()
 }
 
-_NATIVE_NAME = re.compile(r"_mpgluon_(?:on_copies_|on_packed_copies_)?(\w+?)(?:_rounded)?(?:_\d+)*")
+_NATIVE_NAME = re.compile(
+    r"_mpgluon_(?:on_copies_|on_packed_copies_)?(\w+?)(?:_rounded)?(?:_\d+_\d+(?:_[a-z]\w*)?)?"
+)
 _IN_PLACE_OF = {
     "convolution": "Convolution",
     "fully_connected": "FullyConnected",
@@ -94,7 +98,7 @@ class PolicyMemory:
         The policy's.
     parameters, gradients, optimizer_state : int
     masters : int
-        FP32 copies of float16 parameters.
+        FP32 copies of 16-bit parameters. (bfloat16 parameters are FP32 arrays themselves.)
     activations : int
         Arrays that wait for the backward pass, the batch included.
     """
@@ -182,7 +186,7 @@ def memory_estimate(
     optimizer : str or Optimizer
         As for ``gluon.Trainer``.
     optimizer_params : dict, optional
-        Without ``multi_precision`` in it, float16 parameters have FP32 masters.
+        Without ``multi_precision`` in it, 16-bit parameters have FP32 masters.
     policies : sequence of str or Policy
         As for :meth:`mpgluon.Policy.parse`.
     ctx : Context, optional
@@ -240,7 +244,7 @@ def _memory_under(
     hybridized: bool,
 ) -> PolicyMemory:
     with unchanged(net):
-        if policy.param_dtype == "float16":
+        if policy.param_dtype != "float32":
             cast_block(net, policy)
         elif policy.compute_dtype != "float32":
             amp.autocast(net, policy)
@@ -249,9 +253,12 @@ def _memory_under(
         rewrite = _rewriting(policy, dtypes) if hybridized and ctx.device_type == "cpu" else None
         graph = trace(net, input_shape, ctx=ctx, rewrite=rewrite)
         trained = {p.name for p in net.collect_params().values() if p.grad_req != "null"}
+        narrow = {name for name, parameter in known.items() if format_of(parameter) != FLOAT32}
     variables = [n for n in graph.nodes if n.is_variable and n.name in known]
     learning = [n.outputs[0] for n in variables if n.name in trained]
-    mastered = [v for v in learning if v.dtype == "float16" and optimizer.multi_precision]
+    mastered = [
+        n.outputs[0] for n in variables if n.name in trained & narrow and optimizer.multi_precision
+    ]
     return PolicyMemory(
         name=name,
         parameters=sum(n.outputs[0].nbytes for n in variables),

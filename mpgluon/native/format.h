@@ -40,8 +40,15 @@ class Grid {
         smallest_normal_((min_exponent + 127) << 23), largest_(bits(largest)),
         beyond_(bits(beyond)) {
     // Numbers from here on lie as far apart as the format's subnormals.
-    coarse_ = number((min_exponent - significand_bits + 1 + 23 + 127) << 23);
+    const int spacing = min_exponent - significand_bits + 1;
+    coarse_ = number((spacing + 23 + 127) << 23);
+    has_subnormals_ = min_exponent > -126;
+    spacing_ = has_subnormals_ ? (spacing + 127) << 23 : 0;  // else perhaps no FP32 number
+    draw_ = number(spacing_) / (1 << 24);
   }
+
+  // Whether some of its subnormals are normal numbers of FP32; others have its bits and fewer.
+  bool has_subnormals() const { return has_subnormals_; }
 
   float round_one(float x) const {
     constexpr int32_t kInfiniteBits = 0x7f800000, kQuiet = 0x400000;
@@ -54,6 +61,28 @@ class Grid {
     rounded = choose(magnitude > kInfiniteBits, (magnitude | kQuiet) & mask_, rounded);
     return number(rounded | (all ^ magnitude));
   }
+  // Cut off what the format does not hold, toward zero; or, if that is more than `draw` 2^-24ths of a
+  // spacing, go on to the number behind. So a random draw makes the result right in the mean.
+  template <bool kDraws, bool kHasSubnormals>
+  float cut_one(float x, int32_t draw) const {
+    constexpr int32_t kInfiniteBits = 0x7f800000, kQuiet = 0x400000;
+    const int32_t all = bits(x), magnitude = all & 0x7fffffff;
+    const int32_t cut = (magnitude & ~mask_) << (24 - shift_);
+    int32_t rounded = (magnitude & mask_) + choose(kDraws && draw < cut, 1 << shift_, 0);
+    if (kHasSubnormals) {  // Positive FP32 numbers compare as their bits do.
+      const float near = (number(magnitude) + coarse_) - coarse_;
+      const float low = near - number(choose(bits(near) > magnitude, spacing_, 0));
+      const int32_t drawn = bits(static_cast<float>(draw) * draw_);
+      const bool goes_on = kDraws && drawn < bits(number(magnitude) - low);
+      const int32_t subnormal = bits(low + number(choose(goes_on, spacing_, 0)));
+      rounded = choose(magnitude < smallest_normal_, subnormal, rounded);
+    }
+    const int32_t over = kDraws ? beyond_ : choose(magnitude < kInfiniteBits, largest_, beyond_);
+    rounded = choose(rounded > largest_, over, rounded);
+    rounded = choose(magnitude > kInfiniteBits, (magnitude | kQuiet) & mask_, rounded);
+    return number(rounded | (all ^ magnitude));
+  }
+
   uint16_t narrow_one(float x) const { return static_cast<uint32_t>(bits(round_one(x))) >> 16; }
   float widen_one(uint16_t x) const { return number(static_cast<uint32_t>(x) << 16); }
 
@@ -87,8 +116,9 @@ class Grid {
     for (int i = 0; i < kCount; ++i) y[i] = widen_one(x[i]);
   }
 
-  int32_t shift_, mask_, below_half_, odd_, smallest_normal_, largest_, beyond_;
-  float coarse_;
+  int32_t shift_, mask_, below_half_, odd_, smallest_normal_, largest_, beyond_, spacing_;
+  float coarse_, draw_;
+  bool has_subnormals_;
 };
 
 // Return the format of what native/__init__.py says: the constructor's arguments, in that order.

@@ -6,6 +6,7 @@
 #include "bfloat16.h"
 #include "codes.h"
 #include "common.h"
+#include "modes.h"
 #include "packing.h"
 #include "products.h"
 #include "scaled_products.h"
@@ -209,8 +210,10 @@ extern "C" void mpgluon_register() { mpgluon::register_common(); }
 
 // Called once for each format, while no operator runs. The numbers are those that Grid takes.
 extern "C" void mpgluon_register_format(const char* suffix, const float* numbers) {
+  const mpgluon::Grid grid = mpgluon::grid_of(numbers);
   if (std::strcmp(suffix, "_11_5") == 0) mpgluon::register_format(mpgluon::Float16(), suffix);
-  else mpgluon::register_format(mpgluon::grid_of(numbers), suffix);
+  else mpgluon::register_format(grid, suffix);
+  mpgluon::modes::register_modes(grid, suffix);
 }
 
 // Called once for each recipe and format between products, while no operator runs.

@@ -7,6 +7,7 @@ the dtype ``None`` here, and a cast of them works for every dtype that they turn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from typing import Optional, Union
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from mxnet.symbol import Symbol
 
 from mpgluon import native
-from mpgluon.numerics.formats import FLOAT16
+from mpgluon.numerics.formats import FLOAT16, FloatFormat, random_key, round_to
 
 __all__ = [
     "BFLOAT16_DTYPE",
@@ -28,6 +29,8 @@ __all__ = [
     "dtype_name",
     "is_array",
     "number_of_cast",
+    "round_array",
+    "round_stochastically",
 ]
 
 Array = Union[mx.nd.NDArray, Symbol]
@@ -121,3 +124,34 @@ def convert_into(out: mx.nd.NDArray, array: mx.nd.NDArray) -> mx.nd.NDArray:
         operator = native.operator("narrow" if dtype == "float16" else "widen", FLOAT16)
         return native.invoke(operator, array, out=out)
     return mx.nd.amp_cast(array, dtype=dtype, out=out)
+
+
+def round_array(
+    array: mx.nd.NDArray, fmt: FloatFormat, *, out: Optional[mx.nd.NDArray] = None
+) -> mx.nd.NDArray:
+    """Round an FP32 array to the nearest numbers of a format, with the bits of :func:`round_to`.
+
+    Returns ``out``, FP32 (``array`` itself, too) or float16, or a new FP32 array. Formats other
+    than float16 are for a CPU. Not recorded; waits only without native operators.
+    """
+    if fmt == FLOAT16:
+        if out is not None and dtype_name(out) == "float16":
+            return convert_into(out, array)
+        return mx.nd.amp_cast(cast(array, "float16"), dtype="float32", out=out)
+    if native.available():
+        return native.invoke(native.operator("plain_value", fmt), array, out=out)
+    rounded = mx.nd.array(round_to(array.asnumpy(), fmt), dtype="float32")
+    return rounded if out is None else rounded.copyto(out)
+
+
+def round_stochastically(
+    arrays: Sequence[mx.nd.NDArray], fmt: FloatFormat, keys: Sequence[Sequence[int]]
+) -> None:
+    """Round FP32 arrays on a CPU in place, with the bits of :func:`round_to` for a key of each."""
+    if not native.available():
+        for array, key in zip(arrays, keys):
+            array[:] = round_to(array.asnumpy(), fmt, "stochastic", key=key)
+        return
+    words = np.stack([random_key(key) for key in keys]).view(np.int32).reshape(-1, 2)
+    for array, one in zip(arrays, mx.nd.array(words, dtype="int32")):
+        native.invoke(native.operator("stochastic", fmt), array, one, out=array)

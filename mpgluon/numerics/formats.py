@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,11 @@ __all__ = [
     "TFLOAT32",
     "FloatFormat",
     "format_named",
+    "random_key",
     "round_to",
 ]
+
+_MODES = ("nearest", "toward_zero", "stochastic")
 
 
 @dataclass(frozen=True)
@@ -174,8 +178,14 @@ def format_named(name: str, what: str = "a format") -> FloatFormat:
     return _NAMED[name]
 
 
-def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
-    """Round to the nearest number of ``fmt``, ties to even, and return it in the dtype of ``x``.
+def round_to(
+    x: npt.ArrayLike,
+    fmt: FloatFormat,
+    mode: str = "nearest",
+    *,
+    key: Optional[Sequence[int]] = None,
+) -> npt.NDArray[Any]:
+    """Round to numbers of ``fmt``, and return them in the dtype of ``x``.
 
     Correct for every input: subnormals of ``fmt`` are kept, and so is the sign of zero.
     Infinities, and values that round past the largest number, become ``fmt.overflow`` with their
@@ -187,6 +197,12 @@ def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
         Integers and lists are taken as float64. The dtype must be at least as wide as ``fmt``.
     fmt : FloatFormat
         The format whose numbers are the result's only values.
+    mode : {"nearest", "toward_zero", "stochastic"}
+        Ties go to even. Toward zero, finite values stay finite. ``"stochastic"`` takes one of the
+        two neighbours so that the mean is the value; its probabilities are multiples of 2**-24.
+    key : sequence of int, not negative
+        For ``"stochastic"``: what the random bits of each element depend on, beside its place in
+        ``x``; such as a seed, the number of the step and that of the array.
 
     Returns
     -------
@@ -198,11 +214,19 @@ def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
     TypeError
         If ``x`` has a dtype other than float32, float64 or an integer, in particular one that
         cannot hold the result.
+    ValueError
+        If ``mode`` is unknown, or ``key`` is not what it needs.
 
     References
     ----------
-    IEEE 754-2019, 4.3.1 (roundTiesToEven) and 7.4 (overflow).
+    IEEE 754-2019, 4.3.1 (roundTiesToEven), 4.3.2 (roundTowardZero) and 7.4 (overflow); Croci et
+    al., "Stochastic rounding: implementation, error analysis and applications", 2022, 2.
     """
+    if mode not in _MODES or (mode == "stochastic") != (key is not None):
+        raise ValueError(
+            f"the rounding mode is one of {', '.join(_MODES)}, and stochastic with a key "
+            f"such as (seed, step); received {mode!r} with key={key!r}"
+        )
     values = np.asarray(x)
     if values.dtype.kind in "iub":
         values = values.astype(np.float64)
@@ -221,7 +245,35 @@ def round_to(x: npt.ArrayLike, fmt: FloatFormat) -> npt.NDArray[Any]:
         _, exponent = np.frexp(wide)  # |wide| lies in [2**(exponent - 1), 2**exponent)
         spacing_exponent = np.maximum(exponent - 1, fmt.min_exponent) - fmt.significand_bits + 1
         spacing_exponent = np.where(finite, spacing_exponent, 0)
-        rounded = np.ldexp(np.rint(np.ldexp(wide, -spacing_exponent)), spacing_exponent)
+        steps = np.ldexp(wide, -spacing_exponent)
+        whole = np.rint(steps) if mode == "nearest" else np.trunc(steps)
+        if key is not None:
+            cut = np.abs(steps - whole)
+            whole += np.copysign(np.ldexp(cut, 24) > _draws(key, cut.size).reshape(cut.shape), wide)
+        rounded = np.ldexp(whole, spacing_exponent)
         beyond = np.copysign(fmt.overflow, wide)
+        if mode == "toward_zero":
+            beyond = np.where(finite, np.copysign(fmt.max, wide), beyond)
         rounded = np.where(np.abs(rounded) > fmt.max, beyond, rounded)  # not so for NaN
         return np.asarray(rounded.astype(values.dtype))
+
+
+def random_key(key: Sequence[int]) -> np.uint64:
+    """Return the word that a key's random bits are made from, or refuse a bad key."""
+    if len(key) == 0 or not all(isinstance(one, (int, np.integer)) and one >= 0 for one in key):
+        raise ValueError(f"a key is integers from 0 on, such as (seed, step); received {key!r}")
+    return np.uint64(np.random.SeedSequence([len(key), *key]).generate_state(1, np.uint64)[0])
+
+
+def _draws(key: Sequence[int], count: int) -> npt.NDArray[Any]:
+    """Return a random number in [0, 2**24) for each element; native/modes.h has the same ones."""
+    row, lane = np.arange(-(-count // 64), dtype=np.uint64), np.arange(64, dtype=np.uint32)
+    with np.errstate(over="ignore"):
+        x = random_key(key) + row * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        low, high = (part.astype(np.uint32)[:, None] for part in (x, x >> np.uint64(32)))
+        y = (low + lane * np.uint32(0x9E3779B9)) * np.uint32(0x7FEB352D)
+        y = ((y ^ y >> np.uint32(15)) + high) * np.uint32(0x846CA68B)
+    return np.asarray((y >> np.uint32(8)).ravel()[:count])

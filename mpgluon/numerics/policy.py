@@ -14,7 +14,7 @@ from mpgluon.numerics.scaling import SHARED_BY, Scaling
 __all__ = ["Policy"]
 
 _ALLOWED = {
-    "param_dtype": ("float32", "float16"),
+    "param_dtype": ("float32", "float16", "bfloat16"),
     "output_dtype": ("float32", "float16"),
     "scaling": tuple(SHARED_BY),
     "between_dtype": (None, "bfloat16", "float16"),
@@ -27,8 +27,9 @@ class Policy:
 
     Parameters
     ----------
-    param_dtype : {"float32", "float16"}
-        Format of the parameters, normalization layers apart: those stay FP32.
+    param_dtype : {"float32", "float16", "bfloat16"}
+        Format of the parameters, normalization layers apart: those stay FP32. bfloat16 parameters
+        are FP32 arrays of bfloat16's numbers.
     compute_dtype : str
         Format of the operands and results of convolutions and matrix products: ``"float32"``,
         ``"float16"``, ``"bfloat16"``, or on a CPU with native operators any that
@@ -56,8 +57,8 @@ class Policy:
     Raises
     ------
     ValueError
-        If a format is unknown or cannot be used in that place (MXNet's bfloat16 exists inside
-        a computation only), or if fields contradict each other.
+        If a format is unknown or cannot be used in that place (MXNet has no bfloat16 results), or
+        if fields contradict each other.
 
     Examples
     --------
@@ -89,10 +90,10 @@ class Policy:
                 )
         if not isinstance(self.emulate, bool):
             raise ValueError(f"emulate must be True or False, received {self.emulate!r}")
-        if self.param_dtype == "float16" and self.compute_dtype != "float16":
+        if self.param_dtype not in ("float32", self.compute_dtype):
             raise ValueError(
-                f"float16 parameters with {self.compute_dtype} computation round the weights "
-                "and gain nothing; use param_dtype='float32'"
+                f"{self.param_dtype} parameters with {self.compute_dtype} computation round the "
+                "weights and gain nothing; use param_dtype='float32'"
             )
         if self.between_dtype is None and (self.gradient_dtype or self.scaling != "none"):
             raise ValueError(

@@ -17,7 +17,8 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.cast import fp32
 from mpgluon.errors import TrainerStateError
-from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.numerics.dtypes import cast, round_array
+from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.numerics.loss_scale import NUMBERS
 from mpgluon.trainer import inside
 from mpgluon.trainer.masters import MasterWeights, keep_masters
@@ -248,7 +249,7 @@ class WeightAverage:
             differences = [one.as_in_context(first.context) - first for one in others]
             return first + mx.nd.add_n(*differences) / (1 + len(others))  # exact if they agree
         updater = inside.updaters_of(self._trainer)[0]
-        if dtype_name(first) == "float16" and isinstance(updater, MasterWeights):
+        if isinstance(updater, MasterWeights):
             return updater.masters.get(index, cast(first, "float32"))
         return cast(first, "float32")
 
@@ -258,14 +259,16 @@ class _Kept(NamedTuple):
 
     parameter: gluon.Parameter
     weights: list[NDArray]  # one for each device
-    fp32_value: Optional[NDArray]  # what was remembered: of a float16 parameter, its master
+    fmt: FloatFormat
+    fp32_value: Optional[NDArray]  # what was remembered: of a 16-bit parameter, its master
 
     def put_back(self) -> None:
         known, kept = self.fp32_value, self.weights[0]
-        if _dtype(self.parameter) != dtype_name(kept):  # the network was restored or cast meanwhile
-            wide = fp32.fp32_value(kept, None if known is None else known.copy())
-            self.parameter.set_data(cast(wide, _dtype(self.parameter)))
-            fp32.remember(self.parameter, wide)
+        if fp32.format_of(self.parameter) != self.fmt:  # the network was restored or cast meanwhile
+            _put(
+                self.parameter,
+                fp32.fp32_value(kept, None if known is None else known.copy(), self.fmt),
+            )
             return
         for weight, before in zip(self.parameter.list_data(), self.weights):
             before.copyto(weight)
@@ -275,18 +278,16 @@ class _Kept(NamedTuple):
 
 def _keep(parameter: gluon.Parameter) -> _Kept:
     weights = [weight.copy() for weight in parameter.list_data()]
-    return _Kept(parameter, weights, fp32.known(parameter))
+    return _Kept(parameter, weights, fp32.format_of(parameter), fp32.known(parameter))
 
 
-def _put(parameter: gluon.Parameter, average: NDArray) -> None:
-    """Give a parameter the value of an average, which it also stands for in FP32."""
-    parameter.set_data(cast(average, _dtype(parameter)))
-    if _dtype(parameter) == "float16":
-        fp32.remember(parameter, average.copy())  # who asks for it may change it
-
-
-def _dtype(parameter: gluon.Parameter) -> str:
-    return np.dtype(parameter.dtype).name
+def _put(parameter: gluon.Parameter, value: NDArray) -> None:
+    """Give a parameter an FP32 value, rounded to its format, which it also stands for in FP32."""
+    fmt = fp32.format_of(parameter)
+    is_wide = fmt in (FLOAT16, FLOAT32)
+    parameter.set_data(cast(value, fmt.name) if is_wide else round_array(value, fmt))
+    if fmt != FLOAT32:
+        fp32.remember(parameter, value.copy())  # who asks for it may change it
 
 
 def _is_averaged(parameter: gluon.Parameter) -> bool:

@@ -4,10 +4,11 @@ MXNet's ``multi_precision`` starts its masters from rounded weights, keeps them 
 set anew, and leaves it to each optimizer to be right about float16: LARS squares float16 numbers
 in float16. Here masters are kept beside the optimizer's states. The optimizer receives them with
 FP32 copies of the gradients, so every update is the FP32 update, bit for bit, whatever the
-optimizer; the float16 weight is then the rounded master.
+optimizer; the 16-bit weight is then the rounded master.
 
 Every Trainer that is made for a cast network has them, with or without a loss scale, if its
 optimizer was created with ``multi_precision=True`` and it does not update inside its kvstore.
+Without masters, :mod:`mpgluon.trainer.rounded_updates` rounds what it writes to bfloat16 weights.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon import native
-from mpgluon.cast.fp32 import fp32_value, known, remember
+from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
-from mpgluon.numerics.dtypes import cast, convert_into, dtype_name
-from mpgluon.numerics.reductions import numbers_of, widened
+from mpgluon.numerics.dtypes import cast, dtype_name, round_array
+from mpgluon.numerics.formats import FLOAT16, FLOAT32
+from mpgluon.numerics.reductions import numbers_of, sums_of_squares, widened
 from mpgluon.trainer import inside
+from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
 from mpgluon.trainer.scaled_gradients import GradientHolder
 from mpgluon.trainer.updates import Updates
 
@@ -39,7 +42,6 @@ __all__ = [
     "keep_masters",
     "make_masters",
     "new_state",
-    "stepped_masters",
 ]
 
 # Of gradients and weights that are updated natively, with how the gradients are stored.
@@ -47,7 +49,7 @@ _NATIVE_DTYPES = {("float16", "float16", "default"), ("float32", "float32", "def
 
 
 class MasterWeights(Updates):
-    """Applies an optimizer on one device, to FP32 masters where weights are float16.
+    """Applies an optimizer on one device, to FP32 masters where weights are 16-bit.
 
     Parameters
     ----------
@@ -59,7 +61,7 @@ class MasterWeights(Updates):
     Raises
     ------
     TrainerStateError
-        If the states are not those of float16 weights: the Trainer stepped before the cast.
+        If the states are not those of 16-bit weights: the Trainer stepped before the cast.
 
     Attributes
     ----------
@@ -67,18 +69,25 @@ class MasterWeights(Updates):
     states : dict from a parameter's index to the optimizer's state for FP32 weights
     """
 
+    beside_name = "master"
+
     def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
         super().__init__(former)
-        self.masters: dict[int, NDArray] = {}
         self._parameters = parameters
         self._separate()
+
+    @property
+    def masters(self) -> dict[int, NDArray]:
+        """The FP32 masters by their parameters' indices."""
+        return self.beside
 
     def _update(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
     ) -> None:
         updated = [self.make_master(i, w) for i, w in zip(index, weight)]
         narrow = [place for place, w in enumerate(weight) if updated[place] is not w]
-        if narrow and self._update_natively(index, grad, weight, updated):
+        is_float16 = all(dtype_name(weight[place]) == "float16" for place in narrow)
+        if narrow and is_float16 and self._update_natively(index, grad, weight, updated):
             return
         grads = list(grad)
         dense = [place for place in narrow if grads[place].stype == "default"]
@@ -90,7 +99,8 @@ class MasterWeights(Updates):
                 grads[place] = grads[place].astype("float32")
         super()._update(index, grads, updated)
         for place in narrow:
-            convert_into(weight[place], updated[place])
+            fmt = format_of(self._parameters[index[place]])
+            round_array(updated[place], fmt, out=weight[place])
 
     def _update_natively(
         self,
@@ -118,10 +128,12 @@ class MasterWeights(Updates):
         A new master has the FP32 value that the weight had before it was cast, if that is known.
         On several devices, see :func:`make_masters`.
         """
-        if not has_master(self.optimizer, weight):
+        parameter = self._parameters[index]
+        if not has_master(self.optimizer, parameter):
             return weight
         if index not in self.masters:
-            self._set_master(index, fp32_value(weight, known(self._parameters[index])))
+            value = fp32_value(weight, known(parameter), format_of(parameter))
+            self._set_master(index, value.copy() if value is weight else value)
         elif self.masters[index].context != weight.context:  # loaded from a file
             self._set_master(index, self.masters[index].as_in_context(weight.context))
         return self.masters[index]
@@ -132,24 +144,25 @@ class MasterWeights(Updates):
         It is not if the weight was written outside of the updater. Does not wait. ``None`` if the
         weight has no master.
         """
-        if index not in self.masters or not has_master(self.optimizer, weight):
+        if index not in self.masters or not has_master(self.optimizer, self._parameters[index]):
             return None
         master = self.masters[index].as_in_context(weight.context)
-        if weight.context.device_type == "cpu" and native.available():
+        fmt = format_of(self._parameters[index])
+        if fmt == FLOAT16 and weight.context.device_type == "cpu" and native.available():
             return native.invoke("_mpgluon_count_differences", weight, master)
-        now, rounded = widened([weight, cast(master, "float16")])
-        now -= rounded
-        return mx.nd.multi_sum_sq(now, num_arrays=1)
+        rounded = round_array(master, fmt)
+        differs = mx.nd.broadcast_not_equal(cast(weight, "float32"), rounded, out=rounded)
+        return sums_of_squares([differs], in_any_order=True)
 
     def follow(self, index: int, weight: NDArray) -> None:
         """Give a master the elements of a weight that was written outside of the updater."""
-        self._set_master(index, fp32_value(weight, self.masters[index]))
+        value = fp32_value(weight, self.masters[index], format_of(self._parameters[index]))
+        self._set_master(index, value)
 
-    def set_all(self, states: dict[int, Any], masters: dict[int, NDArray]) -> None:
+    def set_all(self, states: dict[int, Any], beside: dict[int, NDArray]) -> None:
         """Put states and masters in place of all others."""
-        self.states, self.masters = dict(states), {}
-        self.states_synced = dict.fromkeys(states, True)
-        for index, master in masters.items():
+        super().set_all(states, {})
+        for index, master in beside.items():
             self._set_master(index, master)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
@@ -171,13 +184,12 @@ class MasterWeights(Updates):
     def set_states(self, states: bytes) -> None:
         """Take over what ``trainer.load_states`` reads, with or without masters."""
         super().set_states(states)
-        self.masters = {}
+        self.beside = {}
         self._separate()
 
     def _separate(self) -> None:
         """Take masters out of states in MXNet's arrangement."""
-        narrow = [i for i in self.states if np.dtype(self._parameters[i].dtype) == np.float16]
-        narrow = narrow if self.optimizer.multi_precision else []
+        narrow = [i for i in self.states if has_master(self.optimizer, self._parameters[i])]
         for index in narrow:
             parameter = self._parameters[index]
             probe = mx.nd.ones(parameter.shape, dtype="float16")
@@ -201,24 +213,17 @@ class MasterWeights(Updates):
             remember(parameter, master)
 
 
-def has_master(optimizer: mx.optimizer.Optimizer, weight: NDArray) -> bool:
-    """Whether an optimizer wants an FP32 master of a weight."""
-    return bool(optimizer.multi_precision) and dtype_name(weight) == "float16"
+def has_master(optimizer: mx.optimizer.Optimizer, parameter: gluon.Parameter) -> bool:
+    """Whether an optimizer wants an FP32 master of a parameter."""
+    return bool(optimizer.multi_precision) and format_of(parameter) != FLOAT32
 
 
 def new_state(optimizer: mx.optimizer.Optimizer, index: int, weight: NDArray) -> Any:
     """Return the state with which an optimizer begins: FP32, for a weight with a master."""
-    wide = cast(weight, "float32") if has_master(optimizer, weight) else weight
-    return optimizer.create_state_multi_precision(index, wide)
-
-
-def stepped_masters(updater: mx.optimizer.Updater) -> dict[int, NDArray]:
-    """Return the masters that the optimizer has a state for, by index.
-
-    Others are still what their parameters stood for before the first step.
-    """
-    masters = updater.masters if isinstance(updater, MasterWeights) else {}
-    return {index: master for index, master in masters.items() if index in updater.states}
+    narrow = optimizer.multi_precision and dtype_name(weight) == "float16"
+    return optimizer.create_state_multi_precision(
+        index, cast(weight, "float32") if narrow else weight
+    )
 
 
 def _structure(state: Any) -> Any:
@@ -263,20 +268,21 @@ class ComparedMaster(NamedTuple):
 
 
 def keep_masters(trainer: gluon.Trainer) -> None:
-    """Let a Trainer update float16 weights through FP32 masters, if its optimizer wants any."""
+    """Let a Trainer update 16-bit weights through FP32 masters, if its optimizer wants any."""
     updaters = inside.updaters_of(trainer)
     if inside.optimizer_of(trainer).multi_precision:
         if not any(isinstance(updater, MasterWeights) for updater in updaters):
             parameters = inside.parameters_of(trainer)
             inside.replace_updaters(trainer, lambda former: MasterWeights(former, parameters))
-    elif not any(isinstance(updater, Updates) for updater in updaters):
-        inside.replace_updaters(trainer, Updates)
+    elif not any(isinstance(updater, RoundedUpdates) for updater in updaters):
+        parameters = inside.parameters_of(trainer)
+        inside.replace_updaters(trainer, lambda former: RoundedUpdates(former, parameters))
 
 
 def compare_masters(
     trainer: gluon.Trainer, parameters: Iterable[gluon.Parameter]
 ) -> list[ComparedMaster]:
-    """Compare each float16 weight on each device with its master; does not wait."""
+    """Compare each 16-bit weight on each device with its master; does not wait."""
     compared = []
     indices = {p: i for i, p in enumerate(inside.parameters_of(trainer))}
     trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
@@ -303,7 +309,7 @@ def make_masters(trainer: gluon.Trainer) -> None:
         for index, parameter in enumerate(inside.parameters_of(trainer)):
             if masters is None or index in masters or parameter.grad_req == "null":
                 continue
-            if np.dtype(parameter.dtype) == np.float16:
+            if has_master(updater.optimizer, parameter):
                 updater.make_master(index, parameter.list_data()[device])
 
 
@@ -322,10 +328,17 @@ class MasterKeeper(GradientHolder):
         Raises
         ------
         TrainerStateError
-            If gradients belong to a loss that was scaled for another Trainer.
+            If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
+            weights are updated inside the kvstore, which knows nothing of that format.
         """
         self.refuse_gradients_of_others(suspicious=False)
         self.forget_others()
+        if inside.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
+            raise TrainerStateError(
+                "this Trainer updates weights inside its kvstore, which knows no bfloat16; create "
+                "it with update_on_kvstore=False, or call amp.init_trainer(trainer) before the "
+                "first step"
+            )
         if not inside.updates_in_kvstore(self.trainer):
             keep_masters(self.trainer)
             compared = compare_masters(self.trainer, parameters)

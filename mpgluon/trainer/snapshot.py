@@ -20,15 +20,16 @@ from mxnet.ndarray import NDArray
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.loss_scale import NoLossScale
 from mpgluon.trainer import inside
-from mpgluon.trainer.masters import (
-    MasterWeights,
-    has_master,
-    keep_masters,
-    new_state,
-    stepped_masters,
+from mpgluon.trainer.masters import MasterWeights, has_master, keep_masters, new_state
+from mpgluon.trainer.rounded_updates import (
+    NEAREST,
+    RoundedUpdates,
+    UpdateRounding,
+    grid_weights,
 )
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
+from mpgluon.trainer.updates import Updates
 
 __all__ = ["TrainerPlan", "apply_trainer", "export_trainer", "validate_trainer"]
 
@@ -36,6 +37,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Parameters = Mapping[str, gluon.Parameter]
 
 _AVERAGE = "/average"  # after a parameter's name
+_COMPENSATION = f"/{RoundedUpdates.beside_name}"
 
 
 def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
@@ -73,16 +75,20 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         "states": [names[index] for index in updater.states],
         "loss_scale": None,
         "average": of_average,
+        "rounding": None,
     }
     amp = inside.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
         plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
         plain["skipped_steps"] = amp.skipped_steps
         plain["skips_at_the_floor"] = amp.skips_at_the_floor
-    arrays = {
-        name: one.asnumpy()
-        for name, one in _named(updater.states, stepped_masters(updater), names).items()
-    }
+    beside, kind = {}, ""
+    if isinstance(updater, Updates):
+        beside, kind = updater.beside, updater.beside_name
+    if isinstance(updater, RoundedUpdates) and _rounding_of(trainer) is not None:
+        plain["rounding"] = updater.export_rounding(names)
+    named = _named(updater.states, beside, names, kind)
+    arrays = {name: one.asnumpy() for name, one in named.items()}
     return plain, arrays | {f"{name}{_AVERAGE}": array for name, array in averages.items()}
 
 
@@ -92,13 +98,15 @@ class TrainerPlan:
 
     trainer: gluon.Trainer
     states: list[dict[int, Any]]  # for each device, by a parameter's index; new and filled
-    masters: list[dict[int, NDArray]]  # likewise
+    beside: list[dict[int, NDArray]]  # likewise: masters, or what Kahan's compensation keeps
     optimizer: dict[str, Any]  # attributes
     lr_scheduler: dict[str, Any]  # attributes
     loss_scale: Optional[dict[str, Any]]  # its state; ``None``: the Trainer keeps its own
     skips: dict[str, int]  # attributes of the Trainer's state
     averages: dict[int, NDArray]  # by a parameter's index
     average_updates: int
+    rounding: Optional[UpdateRounding]  # ``None`` if updates are not rounded
+    numbers: dict[int, int]  # of the arrays, for stochastic rounding
 
 
 def validate_trainer(
@@ -143,20 +151,26 @@ def validate_trainer(
     arrays = {name: array for name, array in arrays.items() if name not in averages}
     of_average = plain.get("average")  # absent in files from before there were averages
     new_averages = _validated_averages(trainer, of_average, averages, indices)
-    states, masters = [], []
+    of_rounding = plain.get("rounding")  # absent in files from before there was any
+    rounding, numbers = _validated_rounding(trainer, of_rounding, indices)
+    compensates = rounding is not None and of_rounding and rounding.way == "kahan"
+    if not compensates:
+        arrays = {n: a for n, a in arrays.items() if not n.endswith(_COMPENSATION)}
+    states, beside = [], []
     trained = inside.parameters_of(trainer)
     stepped = [indices[name] for name in plain["states"]]
     for device in range(len(inside.updaters_of(trainer))):
         weights = {i: trained[i].list_data()[device] for i in stepped}
         states.append({i: new_state(optimizer, i, weight) for i, weight in weights.items()})
-        masters.append(
+        beside.append(
             {
                 i: mx.nd.empty(weight.shape, ctx=weight.context, dtype="float32")
                 for i, weight in weights.items()
-                if has_master(optimizer, weight)
+                if has_master(optimizer, trained[i]) or (compensates and grid_weights([trained[i]]))
             }
         )
-        _fill(_named(states[-1], masters[-1], names), arrays, fp32_values)
+        kind = RoundedUpdates.beside_name if compensates else MasterWeights.beside_name
+        _fill(_named(states[-1], beside[-1], names, kind), arrays, fp32_values)
     counts = _update_counts(trainer, plain["update_counts"], indices)
     attributes = {
         "num_update": plain["num_update"],
@@ -172,13 +186,15 @@ def validate_trainer(
     return TrainerPlan(
         trainer,
         states,
-        masters,
+        beside,
         optimizer=attributes,
         lr_scheduler=plain["lr_scheduler"],
         loss_scale=loss_scale,
         skips=skips,
         averages=new_averages,
         average_updates=0 if of_average is None else of_average["updates"],
+        rounding=rounding,
+        numbers=numbers,
     )
 
 
@@ -193,11 +209,11 @@ def apply_trainer(plan: TrainerPlan) -> None:
     for updater in inside.updaters_of(trainer):
         updater.states, updater.states_synced = {}, {}
     keep_masters(trainer)
-    for updater, states, masters in zip(inside.updaters_of(trainer), plan.states, plan.masters):
-        if isinstance(updater, MasterWeights):
-            updater.set_all(states, masters)
-        else:
-            updater.states, updater.states_synced = states, dict.fromkeys(states, True)
+    for updater, states, beside in zip(inside.updaters_of(trainer), plan.states, plan.beside):
+        updater.set_all(states, beside)
+        if plan.rounding is not None:
+            updater.rounding = plan.rounding
+            updater.numbers.update(plan.numbers)
     vars(optimizer).update(plan.optimizer)
     if optimizer.lr_scheduler is not None:
         vars(optimizer.lr_scheduler).update(plan.lr_scheduler)
@@ -232,13 +248,47 @@ def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int,
 
 
 def _named(
-    states: dict[int, Any], masters: dict[int, NDArray], names: dict[int, str]
+    states: dict[int, Any], beside: dict[int, NDArray], names: dict[int, str], kind: str
 ) -> dict[str, NDArray]:
-    """Return all arrays under their parameters' names and their places in the states."""
+    """Return all arrays under their parameters' names and their places in the states.
+
+    What is beside no state is left out: a master is then what its parameter stands for.
+    """
     found = {}
     for index, state in states.items():
         found.update(inside.arrays_of_state(state, names[index]))
-    return {**found, **{f"{names[index]}/master": master for index, master in masters.items()}}
+        if index in beside:
+            found[f"{names[index]}/{kind}"] = beside[index]
+    return found
+
+
+def _rounding_of(trainer: gluon.Trainer) -> Optional[UpdateRounding]:
+    """Return how updates of bfloat16 weights are rounded; ``None`` with masters, or no weights."""
+    masters = inside.optimizer_of(trainer).multi_precision
+    if masters or not grid_weights(inside.parameters_of(trainer)):
+        return None
+    updater = inside.updaters_of(trainer)[0]
+    return updater.rounding if isinstance(updater, RoundedUpdates) else NEAREST
+
+
+def _validated_rounding(
+    trainer: gluon.Trainer, of_file: Optional[dict[str, Any]], indices: dict[str, int]
+) -> tuple[Optional[UpdateRounding], dict[int, int]]:
+    """Return how updates are rounded after loading, and the numbers of the arrays.
+
+    A file without rounded updates leaves the Trainer its own way, and the other way round.
+    """
+    now = _rounding_of(trainer)
+    if of_file is None or now is None:
+        return now, {}
+    numbers = {indices[name]: number for name, number in of_file["numbers"].items()}
+    kept = UpdateRounding(of_file["way"], of_file["seed"], of_file["steps"])
+    if (kept.way, kept.seed) != (now.way, now.seed):
+        raise ValueError(
+            f"its updates were rounded with update_rounding={kept.way!r}, rounding_seed={kept.seed}"
+            f", and this one's with {now.way!r}, {now.seed}; call amp.init_trainer as before saving"
+        )
+    return kept, numbers
 
 
 def _numbers_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, Any]:

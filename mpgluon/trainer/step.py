@@ -24,6 +24,13 @@ from mpgluon.trainer.float16_weights import check_float16_weights
 from mpgluon.trainer.look import Look, explain_bad_gradients, look
 from mpgluon.trainer.masters import MasterKeeper, keep_masters, make_masters
 from mpgluon.trainer.pending import NOTHING
+from mpgluon.trainer.rounded_updates import (
+    NEAREST,
+    RoundedUpdates,
+    UpdateRounding,
+    check_rounding,
+    grid_weights,
+)
 from mpgluon.trainer.scaled_gradients import flags_down, flags_up, with_flag
 from mpgluon.trainer.scaling import ScaledTrainer, repair_statistics
 
@@ -302,12 +309,17 @@ def _discard_gradients(parameters: Sequence[gluon.Parameter]) -> None:
 
 
 def attach(
-    trainer: gluon.Trainer, loss_scale: LossScale, max_consecutive_skips: Optional[int]
+    trainer: gluon.Trainer,
+    loss_scale: LossScale,
+    max_consecutive_skips: Optional[int],
+    rounding: UpdateRounding = NEAREST,
 ) -> TrainerState:
     """Give a Trainer a new state, and return it.
 
     Raises
     ------
+    ValueError
+        If it has no updates to round in another way than to nearest.
     TypeError
         If ``trainer`` is no Gluon Trainer.
     TrainerStateError
@@ -330,10 +342,15 @@ def attach(
         )
     inside.refuse_a_late_beginning(trainer)
     check_float16_weights(trainer)
+    check_rounding(trainer, rounding)
     if loss_scale.skips_overflow:
         inside.refuse_sparse_weights(trainer)
+    if loss_scale.skips_overflow or grid_weights(inside.parameters_of(trainer)):
         inside.keep_updates_out_of_the_kvstore(trainer)
     keep_masters(trainer)
+    for updater in inside.updaters_of(trainer):
+        if isinstance(updater, RoundedUpdates):
+            updater.rounding = rounding
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)
     inside.put_before_reduction(trainer, lambda reduce: lambda: state.reduce_gradients(reduce))
     inside.set_loss_scaler(trainer, state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Optional
+from typing import Any, Optional
 
 import mxnet as mx
 import numpy as np
@@ -24,11 +24,26 @@ class Updates(mx.optimizer.Updater):
     ----------
     former : Updater
         The updater to replace; its states are taken over.
+
+    Attributes
+    ----------
+    beside : dict from a parameter's index to NDArray
+        What subclasses keep beside a state: an FP32 array of the weight's shape.
+    beside_name : str
+        What checkpoints call it.
     """
+
+    beside_name = ""
 
     def __init__(self, former: mx.optimizer.Updater) -> None:
         super().__init__(former.optimizer)
         self.states, self.states_synced = dict(former.states), dict(former.states_synced)
+        self.beside: dict[int, NDArray] = {}
+
+    def set_all(self, states: dict[int, Any], beside: dict[int, NDArray]) -> None:
+        """Put states, and what is kept beside them, in place of all others."""
+        self.states, self.beside = dict(states), dict(beside)
+        self.states_synced = dict.fromkeys(states, True)
 
     def __call__(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]

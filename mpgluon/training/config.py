@@ -50,6 +50,12 @@ class TrainingConfig:
         metavar="{float32,float16,bfloat16,POLICY}",
         check=_check_dtype,
     )
+    update_rounding: Optional[str] = option(
+        None,
+        "train bfloat16 parameters (--dtype params=bfloat16,compute=bfloat16) without FP32 "
+        "masters: updates are rounded to nearest, stochastically, or with Kahan's compensation",
+        choices=("nearest", "stochastic", "kahan"),
+    )
     amp: bool = option(False, "autocast for float16 too: FP32 parameters")
     loss_scale: str = option(
         "auto",
@@ -174,6 +180,11 @@ class TrainingConfig:
             )
         if self.amp and self.dtype not in ("float16", "bfloat16"):
             raise ValueError("amp computes in 16 bits: choose dtype float16 or bfloat16 with it")
+        if self.update_rounding is not None and self.policy.param_dtype != "bfloat16":
+            raise ValueError(
+                "update_rounding is for bfloat16 parameters without masters: choose dtype "
+                f"params=bfloat16,compute=bfloat16 with it, not {self.dtype!r}"
+            )
         self.make_loss_scale(total_steps=1)  # checks loss_scale
 
     @property

@@ -156,7 +156,12 @@ class _Run:
             kvstore=store or "device",
             update_on_kvstore=False,  # momenta stay where a checkpoint finds them
         )
-        amp.init_trainer(self.trainer, config.make_loss_scale(total_steps))
+        amp.init_trainer(
+            self.trainer,
+            config.make_loss_scale(total_steps),
+            update_rounding=config.update_rounding or "nearest",
+            rounding_seed=config.seed,
+        )
         if store is not None:
             store.attach(self.trainer)
         self.average: Optional[WeightAverage] = None

@@ -37,7 +37,8 @@ def make_optimizer(
         "learning_rate": peak,
         "lr_scheduler": schedule,
         "wd": config.weight_decay,
-        "multi_precision": config.policy.param_dtype == "float16",
+        "multi_precision": config.policy.param_dtype != "float32"
+        and config.update_rounding is None,
     }
     if "momentum" in inspect.signature(registry[name].__init__).parameters:
         options["momentum"] = config.momentum

@@ -65,8 +65,9 @@ def test_each_group_has_a_finding_with_a_picture_and_a_way_to_the_details():
     anchors = {re.sub("[^a-z0-9 -]", "", one.lower()).replace(" ", "-") for one in titles}
     assert len(findings) == len(GROUPS)
     for section in findings:
-        assert section.count("](results/") == 1, section
-        assert section.count("**") == 2, section
+        has_run = "Not run yet" not in section
+        assert section.count("](results/") == has_run, section
+        assert section.count("**") == 2 * has_run, section
         (link,) = re.findall(r"\(results-details\.md#([^)]*)\)", section)
         assert link in anchors
 

@@ -50,6 +50,7 @@ def test_a_record_says_what_decides_a_run_and_names_no_folder():
         "data_dir", "output_dir", "dataset", "test_per_class", "classes", "images_per_class",
         "kvstore", "timeout", "sync_batch_norm", "workers", "skip_unreadable", "keep_checkpoints",
         "tensorboard", "accumulate", "ema", "record_overflows",
+        "update_rounding",
     }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-TEXTS = {"dtype": "bfloat16", "dataset": "shapes", "kvstore": "mpi"}
+TEXTS = {"dtype": "bfloat16", "dataset": "shapes", "kvstore": "mpi", "update_rounding": "kahan"}
 KINDS = get_type_hints(TrainingConfig)
 
 

@@ -46,6 +46,7 @@ from mpgluon.training import TrainingConfig
         ("weight_decay", math.nan, "weight_decay must be at least 0, received nan"),
         ("warmup_epochs", 30, r"warmup_epochs \(30\) must be fewer than epochs \(30\)"),
         ("amp", True, "amp computes in 16 bits: choose dtype float16 or bfloat16"),
+        ("update_rounding", "kahan", "for bfloat16 parameters .*compute=bfloat16.*not 'float32'"),
         ("loss_scale", "fixed", "a loss scale is .* received 'fixed'"),
         ("loss_scale", "1000", "must be a power of two.* received 1000"),
         ("loss_scale", "0", "must be a power of two.* received 0"),
@@ -170,8 +171,10 @@ def test_a_config_cannot_be_changed():
         TrainingConfig().epochs = 3
 
 
+BFLOAT16_WEIGHTS = "params=bfloat16,compute=bfloat16"
 OTHER_VALUES = {
     "dtype": "bfloat16",
+    "update_rounding": "kahan",
     "amp": True,
     "loss_scale": "8",
     "growth_interval": 5,
@@ -211,7 +214,8 @@ OTHER_VALUES = {
 
 @pytest.mark.parametrize("name", [field.name for field in fields(TrainingConfig)])
 def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
-    before = TrainingConfig(dtype="float16")
+    dtype = "float16" if name != "update_rounding" else BFLOAT16_WEIGHTS
+    before = TrainingConfig(dtype=dtype)
     after = replace(before, **{name: OTHER_VALUES[name]})
     assert after != before
     expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"

@@ -52,6 +52,11 @@ def test_a_run_that_was_interrupted_after_any_step_ends_as_if_it_had_not_been(
         {"dtype": "float32"},
         {"dtype": "float16", "amp": True},
         {"dtype": "bfloat16"},
+        {"dtype": "params=bfloat16,compute=bfloat16"},
+        *(
+            {"dtype": "params=bfloat16,compute=bfloat16,emulate=true", "update_rounding": way}
+            for way in ("nearest", "stochastic", "kahan")
+        ),
         {"dtype": "float16", "optimizer": "adam", "learning_rate": 1e-3},
         {"model": "mobilenetv3_small", "image_size": 32},  # with dropout
         *(

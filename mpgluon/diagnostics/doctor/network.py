@@ -30,6 +30,7 @@ from mpgluon.trainer.float16_weights import (
     plainly_cast,
 )
 from mpgluon.trainer.masters import MasterKeeper, MasterWeights
+from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
 from mpgluon.trainer.step import TrainerState
 
 __all__ = ["LabelFacts", "TrainerFacts", "TrainingFacts", "gather"]
@@ -42,6 +43,8 @@ class TrainerFacts:
     optimizer: str = "SGD"
     multi_precision: bool = True
     float16_weights: tuple[str, ...] = ()  # names of those that it trains
+    bfloat16_weights: tuple[str, ...] = ()  # likewise, in FP32 arrays
+    update_rounding: str = "nearest"  # of those, without masters
     obstacle: Optional[str] = None  # why it cannot update float16 weights without masters
     # Its loss scale: "mpgluon", "mpgluon, none", "contrib", "none", or the name of a class.
     scaler: str = "mpgluon"
@@ -175,6 +178,10 @@ def _trainer_facts(trainer: gluon.Trainer) -> TrainerFacts:
         optimizer=type(optimizer).__name__,
         multi_precision=bool(optimizer.multi_precision),
         float16_weights=_names(float16_weights(trainer)),
+        bfloat16_weights=_names(grid_weights(inside.parameters_of(trainer))),
+        update_rounding=next(
+            (one.rounding.way for one in updaters if isinstance(one, RoundedUpdates)), "nearest"
+        ),
         obstacle=None if optimizer.multi_precision else obstacle_without_masters(optimizer),
         scaler=_scaler(inside.loss_scaler_of(trainer)),
         keeps_masters=isinstance(inside.loss_scaler_of(trainer), MasterKeeper)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
-from mpgluon.diagnostics.doctor.network import TrainingFacts
+from mpgluon.diagnostics.doctor.network import TrainerFacts, TrainingFacts
 
 __all__ = ["training"]
 
@@ -127,6 +127,8 @@ def _output(facts: TrainingFacts) -> Iterator[Finding]:
 
 def _masters(facts: TrainingFacts) -> Iterator[Finding]:
     trainer = facts.trainer
+    if trainer is not None and trainer.bfloat16_weights:
+        yield _bfloat16_masters(trainer)
     if trainer is None or not trainer.float16_weights:
         return
     weights = f"{len(trainer.float16_weights)} float16 weights"
@@ -154,6 +156,21 @@ def _masters(facts: TrainingFacts) -> Iterator[Finding]:
         )
     else:
         yield ok("masters", f"{weights} with FP32 masters")
+
+
+def _bfloat16_masters(trainer: TrainerFacts) -> Finding:
+    weights = f"{len(trainer.bfloat16_weights)} bfloat16 weights"
+    if trainer.multi_precision:
+        return ok("masters", f"{weights} with FP32 masters")
+    if trainer.update_rounding != "nearest":
+        return ok("masters", f"{weights} without any, updates rounded: {trainer.update_rounding}")
+    return warning(
+        "masters",
+        f"{trainer.optimizer} updates {weights} without FP32 masters",
+        "updates below half a unit in a weight's last place are lost, 2^-9 at 1.0",
+        "create the Trainer's optimizer with multi_precision=True, or call "
+        'amp.init_trainer(trainer, update_rounding="stochastic")',
+    )
 
 
 def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:

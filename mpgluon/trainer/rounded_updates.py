@@ -1,0 +1,186 @@
+"""Updates of 16-bit weights without masters: how what an update loses is dealt with.
+
+MXNet's optimizer updates the FP32 array that holds a bfloat16 weight, and the result is rounded.
+To nearest, an update below half a unit in the weight's last place is lost, each time. Stochastic
+rounding keeps it in the mean. Kahan's compensation keeps what was cut off, in the same format, and
+the next update begins with it. float16 weights are none of this module's: MXNet updates float16
+arrays itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.cast.fp32 import format_of
+from mpgluon.errors import TrainerStateError
+from mpgluon.numerics.dtypes import round_array, round_stochastically
+from mpgluon.numerics.formats import FLOAT16, FLOAT32
+from mpgluon.trainer import inside
+from mpgluon.trainer.updates import Updates
+
+__all__ = ["NEAREST", "RoundedUpdates", "UpdateRounding", "check_rounding", "grid_weights"]
+
+_logger = logging.getLogger(__name__)
+_WAYS = ("nearest", "stochastic", "kahan")
+
+
+@dataclass(frozen=True)
+class UpdateRounding:
+    """How updates are rounded, and what stochastic rounding has counted so far.
+
+    Attributes
+    ----------
+    way : {"nearest", "stochastic", "kahan"}
+    seed : int
+        Of stochastic rounding.
+    steps : int
+        The number of updates so far; a skipped step is none.
+    """
+
+    way: str = "nearest"
+    seed: int = 0
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.way not in _WAYS:
+            raise ValueError(f"update_rounding is one of {', '.join(_WAYS)}; received {self.way!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"rounding_seed must be an int, received {self.seed!r}")
+        if self.seed < 0:
+            raise ValueError(f"rounding_seed must be at least 0, received {self.seed}")
+
+
+NEAREST = UpdateRounding()
+
+
+def grid_weights(parameters: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return the trained parameters that are FP32 arrays of another format's numbers."""
+    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    return [p for p in trained if format_of(p) not in (FLOAT16, FLOAT32)]
+
+
+def check_rounding(trainer: gluon.Trainer, rounding: UpdateRounding) -> None:
+    """Warn of updates that will be lost; changes nothing.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing to round otherwise than to nearest: no bfloat16 weights, or masters.
+    """
+    weights = grid_weights(inside.parameters_of(trainer))
+    masters = bool(inside.optimizer_of(trainer).multi_precision)
+    if rounding.way != NEAREST.way and (masters or not weights):
+        why = (
+            "the optimizer has multi_precision=True and updates FP32 masters"
+            if masters
+            else "this Trainer trains none; cast the network before, with "
+            'mpgluon.cast_block(net, "bfloat16")'
+        )
+        raise ValueError(
+            f"update_rounding={rounding.way!r} is for bfloat16 weights without masters, and {why}"
+        )
+    if rounding.way == NEAREST.way and weights and not masters:
+        _logger.warning(
+            "%d bfloat16 weights (%s first) have no FP32 master: updates below half a unit in a "
+            "weight's last place, 2^-9 at 1.0, are lost; create the Trainer with "
+            '{"multi_precision": True, …}, or call amp.init_trainer(trainer, '
+            'update_rounding="stochastic")',
+            len(weights),
+            weights[0].name,
+        )
+
+
+class RoundedUpdates(Updates):
+    """Applies an optimizer on one device, and rounds what it has written to bfloat16 weights.
+
+    Parameters
+    ----------
+    former : Updater
+        The updater to replace; its states are taken over.
+    parameters : sequence of gluon.Parameter
+        Of the Trainer, by index.
+
+    Attributes
+    ----------
+    rounding : UpdateRounding
+    numbers : dict from a parameter's index to int
+        What distinguishes the random bits of arrays: the index, unless a checkpoint says otherwise.
+    beside : dict from a parameter's index to NDArray
+        Compensations: what rounding has cut off and the weight still lacks. FP32 arrays of the
+        weight's format.
+
+    References
+    ----------
+    Zamirai et al., "Revisiting BFloat16 training", 2020, 3; Kahan, "Further remarks on reducing
+    truncation errors", 1965.
+    """
+
+    beside_name = "compensation"
+
+    def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
+        super().__init__(former)
+        self.rounding = NEAREST
+        self.numbers = {index: index for index in range(len(parameters))}
+        self._parameters = parameters
+
+    def __call__(
+        self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
+    ) -> None:
+        """Update weights and round them; neither waits nor changes a gradient."""
+        formats = {i: format_of(self._parameters[i]) for i in index}
+        pairs = [(i, w) for i, w in zip(index, weight) if formats[i] not in (FLOAT16, FLOAT32)]
+        self.rounding = replace(self.rounding, steps=self.rounding.steps + 1)
+        if self.rounding.way == "kahan":
+            for i, w in pairs:
+                self._compensate(i, w)
+        super().__call__(index, grad, weight)
+        if self.rounding.way == "stochastic":
+            for fmt in {formats[i] for i, _ in pairs}:
+                chosen = [(i, w) for i, w in pairs if formats[i] == fmt]
+                key = (self.rounding.seed, self.rounding.steps)
+                keys = [(*key, self.numbers[i]) for i, _ in chosen]
+                round_stochastically([w for _, w in chosen], fmt, keys)
+            return
+        for i, w in pairs:
+            exact = w.copy() if self.rounding.way == "kahan" else w
+            round_array(w, formats[i], out=w)
+            if exact is not w:
+                exact -= w
+                self.beside[i] = round_array(exact, formats[i], out=exact)
+
+    def _compensate(self, index: int, weight: NDArray) -> None:
+        """Add to a weight what it lacks, before the update that the sum is the beginning of.
+
+        Not where the weight was written meanwhile: there, half of it would change the weight.
+        """
+        if index not in self.beside:
+            return
+        fmt = format_of(self._parameters[index])
+        lacks = self.beside.pop(index).as_in_context(weight.context)
+        nearby = lacks / 2  # each new array costs more time than the arithmetic
+        nearby += weight
+        round_array(nearby, fmt, out=nearby)
+        is_its_own = mx.nd.broadcast_equal(nearby, weight, out=nearby)
+        lacks += weight
+        mx.nd.where(is_its_own, lacks, weight, out=weight)
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """Return what ``trainer.save_states`` writes."""
+        if self.beside:
+            raise TrainerStateError(
+                "trainer.save_states has no place for what Kahan's compensation keeps; save with "
+                "mpgluon.save_checkpoint"
+            )
+        content: bytes = super().get_states(dump_optimizer)
+        return content
+
+    def export_rounding(self, names: dict[int, str]) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the rounding, beside the compensations."""
+        return {**asdict(self.rounding), "numbers": {names[i]: n for i, n in self.numbers.items()}}

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpgluon.numerics.tensor_core import ACCUMULATIONS
+
 __all__ = ["Policy"]
 
 _FORMATS = ("float32", "float16", "bfloat16")
@@ -28,12 +30,16 @@ class Policy:
     emulate : bool
         Whether a CPU computes bfloat16 in FP32 arithmetic even where it has instructions for
         bfloat16: for equal results on all processors. float16 on a CPU is always computed so.
+    accumulation : {"float32", "volta", "ampere", "hopper"}
+        How a CPU sums the products of convolutions, dense layers, ``dot`` and ``batch_dot``: in
+        FP32, or as the Tensor Cores of these GPUs do, which is several times slower and needs
+        the native operators; see :mod:`mpgluon.numerics.tensor_core`.
 
     Raises
     ------
     ValueError
         If a format is unknown or cannot be used in that place (MXNet's bfloat16 exists inside
-        a computation only).
+        a computation only), or if no Tensor Core of that kind computes in the format.
 
     Examples
     --------
@@ -45,6 +51,7 @@ class Policy:
     compute_dtype: str
     output_dtype: str
     emulate: bool = False
+    accumulation: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
@@ -59,6 +66,17 @@ class Policy:
                 f"float16 parameters with {self.compute_dtype} computation round the weights "
                 "and gain nothing; use param_dtype='float32'"
             )
+        kinds = ("float32", *ACCUMULATIONS)
+        if self.accumulation not in kinds:
+            raise ValueError(
+                f"accumulation must be one of {', '.join(kinds)}; received {self.accumulation!r}"
+            )
+        have = ("float16",) if self.accumulation == "volta" else ("float16", "bfloat16")
+        if self.accumulation != "float32" and self.compute_dtype not in have:
+            raise ValueError(
+                f"accumulation={self.accumulation!r} sums products of {' or '.join(have)} numbers "
+                f"as a Tensor Core, received compute_dtype={self.compute_dtype!r}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -70,8 +88,8 @@ class Policy:
             ``"float32"``; ``"float16"``, the cast network (float16 parameters, FP32
             normalization); ``"mixed_float16"`` or ``"mixed_bfloat16"`` (FP32 parameters, 16-bit
             computation); ``"emulated_bfloat16"``, the latter with the same results on every
-            processor; or ``params=…,compute=…,output=…,emulate=…``, where what is left out is
-            float32, and ``emulate`` false.
+            processor; or ``params=…,compute=…,output=…,emulate=…,accumulation=…``, where what is
+            left out is float32, and ``emulate`` false.
 
         Raises
         ------
@@ -86,7 +104,7 @@ class Policy:
         if (
             not parts
             or len(chosen) + ("emulate" in text) != len(parts)
-            or not set(chosen) <= {"params", "compute", "output"}
+            or not set(chosen) <= {"params", "compute", "output", "accumulation"}
             or emulate not in ("true", "false")
         ):
             raise ValueError(
@@ -98,6 +116,7 @@ class Policy:
             compute_dtype=chosen.get("compute", "float32"),
             output_dtype=chosen.get("output", "float32"),
             emulate=emulate == "true",
+            accumulation=chosen.get("accumulation", "float32"),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-from dataclasses import FrozenInstanceError, astuple
+from dataclasses import FrozenInstanceError
 from itertools import permutations, product
 
 import pytest
@@ -43,9 +43,9 @@ def test_every_possible_policy_survives_being_written_out_in_any_order(formats):
     pairs = [f"{key}={value}" for key, value in zip(("params", "compute", "output"), formats)]
     for emulate in ([], ["emulate=true"]):
         for order in permutations(pairs + emulate):
-            expected = (*formats, bool(emulate))
-            assert astuple(Policy.parse(",".join(order))) == expected
-            assert astuple(Policy.parse(" , ".join(order).replace("=", " = "))) == expected
+            expected = Policy(*formats, emulate=bool(emulate))
+            assert Policy.parse(",".join(order)) == expected
+            assert Policy.parse(" , ".join(order).replace("=", " = ")) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,6 +103,27 @@ def test_bfloat16_exists_inside_a_computation_only(field):
     formats = {"param_dtype": "float32", "compute_dtype": "bfloat16", "output_dtype": "float32"}
     with pytest.raises(ValueError, match=f"^{field} must be one of float32, float16; received"):
         Policy(**{**formats, field: "bfloat16"})
+
+
+@pytest.mark.parametrize("value", ["turing", "Hopper", "", None, 16])
+def test_an_unknown_accumulation_is_refused_with_the_choice(value):
+    with pytest.raises(ValueError, match=rf"one of float32, volta, ampere, hopper; .*{value!r}$"):
+        Policy("float32", "float16", "float32", accumulation=value)
+
+
+def test_sums_of_products_that_no_tensor_core_computes_are_refused():
+    with pytest.raises(
+        ValueError, match=r"float16 or bfloat16 numbers .* received compute_dtype='float32'"
+    ):
+        Policy("float32", "float32", "float32", accumulation="hopper")
+    with pytest.raises(ValueError, match=r"'volta' sums products of float16 numbers .*'bfloat16'"):
+        Policy.parse("compute=bfloat16,accumulation=volta")
+
+
+def test_accumulation_is_parsed_and_is_fp32_unless_chosen():
+    assert Policy.parse("mixed_float16").accumulation == "float32"
+    chosen = Policy.parse("compute=float16,accumulation=hopper")
+    assert chosen == Policy("float32", "float16", "float32", accumulation="hopper")
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

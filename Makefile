@@ -61,12 +61,14 @@ test-avx2: environment
 test-slow: environment
 	$(PYTEST) -m slow
 
-# Against PyTorch, in an environment of its own: gluoncv refuses to be imported beside it.
+# Against PyTorch and MMA-Sim, which needs it, in an environment of their own: gluoncv refuses to be
+# imported beside PyTorch. MMA-Sim compiles a file of its own with ninja when it is first imported.
 test-torch: environment
 	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
-		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy)
+		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy \
+		mmasim==2.1.1 ninja==1.13.2 "setuptools<81")
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		tests/benchmarks/test_pytorch_peer.py
+		tests/benchmarks/test_pytorch_peer.py tests/native/test_tensor_core.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.

@@ -69,7 +69,7 @@ def cast_block(
     Afterwards the network takes FP32 or float16 input and returns FP32, which is what a loss
     needs; between, values are in the format. Parameters of normalization layers stay FP32. Train it
     with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
-    the same code runs with a Tensor Core's arithmetic; see :mod:`mpgluon.cast.arithmetic`.
+    products are exact, sums FP32, and results rounded once; see :mod:`mpgluon.cast.arithmetic`.
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -32,7 +33,7 @@ extensions = [
 ]
 
 root_doc = "docs/index"
-include_patterns = ["docs/**", "notebooks/*.ipynb", "*.md", "*/README.md"]
+include_patterns = ["docs/**", "notebooks/*.ipynb", "*.md", "data/README.md", "notebooks/README.md"]
 exclude_patterns = ["docs/_*"]
 
 # --- pages: nothing is executed, headings have GitHub's anchors ---
@@ -87,12 +88,15 @@ public_modules = [
 # --- appearance ---
 html_theme = "furo"
 html_title = "mpgluon"
+templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["_root"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
+highlight_language = "text"
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
@@ -109,6 +113,17 @@ def _without_links_to_folders(app: Sphinx, docname: str, source: list[str]) -> N
     source[0] = _LINK_TO_FOLDER.sub(replaced, source[0])
 
 
+def _with_levels_of_headings(
+    _: Sphinx, __: str, ___: str, context: dict[str, Any], ____: Any
+) -> None:
+    """Complete what Sphinx leaves out of the captions in the sidebar: a heading has a level."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+
+
 def setup(app: Sphinx) -> None:
     """Connect what is only for these pages."""
+    app.connect("html-page-context", _with_levels_of_headings, priority=900)  # after the theme
     app.connect("source-read", _without_links_to_folders)

@@ -55,7 +55,7 @@ def _thumbnail(file: str) -> str:
         picture.convert("RGB").quantize(64).save(small, "png", optimize=True)
         data = base64.b64encode(small.getvalue()).decode()
         return f'<img alt="" role="presentation" src="data:image/png;base64,{data}">'
-    return '<span class="no-picture"></span>'
+    return ""
 
 
 def pictures(notebook: Any) -> Iterator[tuple[Any, bytes]]:

@@ -92,19 +92,25 @@ class OperatorTable(SphinxDirective):
             text.append(f"## {rule.name}\n\n{rule.value[0].upper()}{rule.value[1:]}.\n")
             if rule is table.Rule.FOLLOW:
                 text.append("Every operator that has no entry in another section.\n")
-            if not names:
-                continue
-            text.append(
-                "| operator | operands that are never converted | `compute_16` |\n|---|---|---|"
-            )
-            for name in names:
-                kept = sorted(
-                    str(o) for o in table.excluded_operands(name, (), {}) if isinstance(o, str)
-                )
-                in_16 = "possible" if table.may_be_16_bit(name) else ""
-                text.append(f"| `{name}` | {', '.join(f'`{o}`' for o in kept)} | {in_16} |")
-            text.append("")
+            text += _operators(names)
         return self.parse_text_to_nodes("\n".join(text), allow_section_headings=True)
+
+
+def _operators(names: list[str]) -> Iterator[str]:
+    """Yield a table of operators, or their names alone where there is nothing else to say."""
+    rows = []
+    for name in names:
+        operands = table.excluded_operands(name, (), {})
+        kept = ", ".join(f"`{one}`" for one in sorted(o for o in operands if isinstance(o, str)))
+        rows.append((f"`{name}`", kept, "possible" if table.may_be_16_bit(name) else ""))
+    if not any(kept or in_16 for _, kept, in_16 in rows):
+        yield ", ".join(name for name, _, _ in rows) + ("." if rows else "") + "\n"
+        return
+    used = [True, any(row[1] for row in rows), any(row[2] for row in rows)]
+    titles = ("operator", "operands that are never converted", "`compute_16`")
+    for row in (titles, ("---",) * 3, *rows):
+        yield f"| {' | '.join(cell for cell, show in zip(row, used) if show)} |"
+    yield ""
 
 
 class CommandLine(SphinxDirective):

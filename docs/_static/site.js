@@ -8,5 +8,11 @@ function makeScrollable() {
     }
   }
 }
+// The theme has two asides; a screen reader tells them apart by their names.
+function nameAsides() {
+  document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "Pages");
+  document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "On this page");
+}
+window.addEventListener("DOMContentLoaded", nameAsides);
 window.addEventListener("load", makeScrollable);
 window.addEventListener("resize", makeScrollable);

@@ -159,7 +159,7 @@ wheel: environment
 # The documentation as a site, in build/site. A code block that fails, a warning, a broken link, a public
 # name without a page or a picture without a text stops it. Needs no network but the package index.
 docs: $(DOCS)/.complete
-	$(DOCS)/bin/python -m pytest -q tests/site tests/test_migration.py --ignore tests/site/test_look.py
+	$(DOCS)/bin/python -m pytest -q tests/site tests/test_migration.py
 	rm -rf build/site build/doctrees
 	$(DOCS)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
 
@@ -174,7 +174,7 @@ $(DOCS)/.complete: requirements/docs.txt pyproject.toml
 # with the reason, without Chromium or npm.
 docs-look: docs
 	-command -v npm >/dev/null && npm install --silent --no-save --prefix $(DOCS) axe-core@4.14.1
-	$(DOCS)/bin/python -m pytest -q tests/site/test_look.py
+	$(DOCS)/bin/python -m pytest -q tests/site/look_at_pages.py
 
 lab: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check "jupyterlab>=4"

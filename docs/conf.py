@@ -47,7 +47,7 @@ nitpicky = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
 toc_object_entries_show_parents = "hide"
 

@@ -26,7 +26,7 @@ PAGES = sorted(path for path in SITE.rglob("*.html") if path != SITE / "index.ht
 CUT_OFF = """
 (() => {
   const scrolls = (element) => {
-    for (let box = element; box && box !== document.body; box = box.parentElement) {
+    for (let box = element; box.tagName !== "ARTICLE"; box = box.parentElement) {
       if (/auto|scroll/.test(getComputedStyle(box).overflowX)) return true;
     }
     return false;

@@ -228,6 +228,7 @@ def apply_policy(
         for parameter in narrowed:
             fp32.narrow(parameter)
         _warn_of_infinite_weights(narrowed)
+        fp32.give_memory_back()
     for entry in plan:
         block = entry.block
         _clear_traced_graph(block)

@@ -6,15 +6,27 @@ from before the cast, then the optimizer's master weights. Only this module touc
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Optional
 
 import mxnet as mx
 from mxnet import gluon
 
+from mpgluon import native
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.numerics.dtypes import cast
 
-__all__ = ["fp32_value", "is_rounded", "known", "mark_rounded", "narrow", "remember", "restore"]
+__all__ = [
+    "fp32_value",
+    "give_memory_back",
+    "is_rounded",
+    "known",
+    "mark_rounded",
+    "narrow",
+    "remember",
+    "restore",
+]
 
 _ATTRIBUTE = "mpgluon_fp32"
 _ROUNDED = "mpgluon_rounded"
@@ -58,6 +70,14 @@ def narrow(parameter: gluon.Parameter) -> None:
     vars(parameter)[_ATTRIBUTE] = value
 
 
+def give_memory_back() -> None:
+    """Let the system have the memory of former FP32 arrays, which glibc would keep for new ones."""
+    mx.nd.waitall()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def restore(parameter: gluon.Parameter) -> None:
     """Make a parameter FP32 again with the values it stands for, and forget them.
 
@@ -85,14 +105,16 @@ def fp32_value(weight: mx.nd.NDArray, known: Optional[mx.nd.NDArray]) -> mx.nd.N
     Returns
     -------
     NDArray
-        On the device of ``weight``; ``known`` itself, brought up to date, if it is there. Does not
-        wait.
+        On the device of ``weight``; ``known`` itself, brought up to date, if it is there.
     """
-    wide = cast(weight, "float32")
     if known is None:
-        return wide
+        return cast(weight, "float32")
     known = known.as_in_context(weight.context)
-    rounded = cast(cast(known, "float16"), "float32")
+    if weight.context.device_type == "cpu" and native.available():
+        differences = native.invoke("_mpgluon_count_differences", weight, known)
+        if differences.asscalar() == 0:  # as a rule; what follows takes three times its memory
+            return known
+    wide, rounded = cast(weight, "float32"), cast(cast(known, "float16"), "float32")
     return mx.nd.where(rounded == wide, known, wide, out=known)
 
 

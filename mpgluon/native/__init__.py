@@ -117,7 +117,7 @@ def node_name(name: str, *settings: float) -> str:
 
 
 def invoke(
-    name: str, *operands: mx.nd.NDArray, out: Optional[mx.nd.NDArray] = None, **options: int
+    name: str, *operands: mx.nd.NDArray, out: Optional[mx.nd.NDArray] = None, **options: float
 ) -> mx.nd.NDArray:
     """Call one of the operators on arrays on a CPU; does not wait.
 
@@ -129,7 +129,7 @@ def invoke(
         As many as it takes, of the dtypes that it takes.
     out : NDArray, optional
         Where to write the result.
-    **options : int
+    **options : float
         Of an operator that takes the place of one of MXNet's, that one's.
     """
     values = tuple(map(str, options.values()))

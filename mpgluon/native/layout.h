@@ -37,6 +37,15 @@ inline mkldnn::memory::desc blocked(const mxnet::TShape& shape, int block, int d
   return desc;
 }
 
+// oneDNN's description of FP32 (N, C, H, W) with the channels of each pixel side by side.
+inline mkldnn::memory::desc channels_last(const mxnet::TShape& shape) {
+  mkldnn::memory::desc desc = blocked(shape, shape[1], mshadow::kFloat32);
+  desc.data.format_desc.blocking.inner_nblks = 0;
+  desc.data.format_desc.blocking.inner_blks[0] = desc.data.format_desc.blocking.inner_idxs[0] = 0;
+  desc.data.format_desc.blocking.strides[1] = 1;
+  return desc;
+}
+
 // Return 1 for NCHW and every other plain array, 8 or 16 for blocks, 0 for other layouts.
 inline int layout_of(const NDArray& array) {
   if (!array.IsMKLDNNData()) return 1;
@@ -47,6 +56,11 @@ inline int layout_of(const NDArray& array) {
     if (array.shape()[1] % block == 0 && array.GetMKLDNNData(blocked(array.shape(), block, dtype)))
       return block;
   return 0;
+}
+
+inline bool is_channels_last(const NDArray& array) {
+  return array.IsMKLDNNData() && array.dtype() == mshadow::kFloat32 && !array.IsView() &&
+         array.shape().ndim() == 4 && array.GetMKLDNNData(channels_last(array.shape())) != nullptr;
 }
 
 // Return a plain array: the array itself, or a copy of one in another layout.

@@ -9,6 +9,7 @@
 #include "packing.h"
 #include "products.h"
 #include "sums.h"
+#include "updates.h"
 
 namespace mpgluon {
 namespace {
@@ -189,6 +190,7 @@ void register_common() {
   casts("", bfloat16::cast<false>);
   casts("_in_blocks", bfloat16::cast<true>);
   sums::register_sums();
+  updates::register_updates();
 
   Operator count("_mpgluon_count_differences", 2, 1);
   count.set<mxnet::FInferShape>("FInferShape", old_function(infer_count_shape))

@@ -25,6 +25,31 @@ NDArray widened(const Format& format, const NDArray& codes, int layout, Slot slo
   return made;
 }
 
+// Call each(code, number) for the places of every 16 channels: in blocks, and with the channels of
+// each pixel side by side.
+template <class Each>
+void for_places_channels_last(const mxnet::TShape& shape, const Each& each) {
+  const int64_t pixels = shape[2] * shape[3], blocks = shape[1] / kChunk;
+  in_parallel(shape[0] * pixels, [&](int64_t place) {
+    const int64_t image = place / pixels, pixel = place % pixels;
+    for (int64_t block = 0; block < blocks; ++block)
+      each(((image * blocks + block) * pixels + pixel) * kChunk, (place * blocks + block) * kChunk);
+  });
+}
+
+// The same with the channels of each pixel side by side, of codes in blocks of 16 channels.
+template <class Format>
+NDArray widened_channels_last(const Format& format, const NDArray& codes, Slot slot) {
+  const NDArray made = scratch(codes, slot);
+  const_cast<NDArray&>(made).CreateMKLDNNData(channels_last(codes.shape()));
+  const uint16_t* x = codes_of(codes);
+  float* y = address(made);
+  for_places_channels_last(codes.shape(), [&](int64_t code, int64_t number) {
+    format.widen_to(y + number, x + code);
+  });
+  return made;
+}
+
 // Write the FP32 values of packed codes to a plain array.
 template <class Format>
 void unpack_plain(const Format& format, const NDArray& codes, const NDArray& out) {
@@ -64,6 +89,12 @@ template <class Format>
 void narrow_array(const Format& format, const NDArray& in, OpReqType req, const NDArray& out,
                   int layout) {
   write_codes(format, req, out, [&](uint16_t* y) {
+    if (layout == kChunk && is_channels_last(in)) {
+      const float* x = address(in);
+      return for_places_channels_last(in.shape(), [&](int64_t code, int64_t number) {
+        format.narrow_to(y + code, x + number);
+      });
+    }
     const bool turned = layout_of(in) != layout && layout != 1;
     const NDArray x = turned || layout == 1 ? plain(in) : in;
     if (!turned) return narrow_codes(format, address(x), in.shape().Size(), y);

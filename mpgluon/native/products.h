@@ -18,6 +18,16 @@ int layout_of_codes(const NDArray& array, bool packed) {
   return packed ? packed_layout(array.shape()) : 1;
 }
 
+// Whether oneDNN computes a convolution for inference with the channels of a pixel side by side. It
+// computes the same if this is wrong, but first turns the data around.
+bool computes_channels_last(const NDArray& data, const NDArray& weight) {
+#ifdef __AVX512F__
+  return packed_layout(data.shape()) != 1 && weight.shape()[1] == data.shape()[1];
+#else
+  return false;
+#endif
+}
+
 // Return the values of a weight in FP32, on the format's grid.
 template <class Format>
 NDArray weight_of(const Format& format, const NDArray& weight, bool for_this_call) {
@@ -42,7 +52,10 @@ void forward(const Format& format, bool packed, const nnvm::Op* op, const NodeAt
              const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
   if (req[0] == mxnet::kNullOp) return;
   Arrays wide = in;
-  wide[kData] = widened(format, in[kData], layout_of_codes(in[kData], packed), kDataSlot);
+  if (packed && !ctx.is_train && computes_channels_last(in[kData], in[kWeight]))
+    wide[kData] = widened_channels_last(format, in[kData], kDataSlot);
+  else
+    wide[kData] = widened(format, in[kData], layout_of_codes(in[kData], packed), kDataSlot);
   // For inference MXNet rearranges the weight later, when shared memory would hold another one.
   if (!kRounded || holds_codes(in[kWeight]))
     wide[kWeight] = weight_of(format, in[kWeight], ctx.is_train);

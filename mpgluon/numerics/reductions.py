@@ -23,7 +23,7 @@ __all__ = ["all_finite", "global_norm", "numbers_of", "sums_of_squares", "widene
 
 _SUMS = "_mpgluon_sums_of_squares"
 _ARRAYS_PER_CALL = 200  # operators with a variable number of inputs have a limit
-_ELEMENTS_PER_CALL = 2**22
+_ELEMENTS_PER_CALL = 2**20  # FP32 copies of so many stay in a cache
 
 
 class _Widened(threading.local):

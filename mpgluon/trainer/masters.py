@@ -42,6 +42,9 @@ __all__ = [
     "stepped_masters",
 ]
 
+# Of gradients and weights that are updated natively, with how the gradients are stored.
+_NATIVE_DTYPES = {("float16", "float16", "default"), ("float32", "float32", "default")}
+
 
 class MasterWeights(Updates):
     """Applies an optimizer on one device, to FP32 masters where weights are float16.
@@ -75,6 +78,8 @@ class MasterWeights(Updates):
     ) -> None:
         updated = [self.make_master(i, w) for i, w in zip(index, weight)]
         narrow = [place for place, w in enumerate(weight) if updated[place] is not w]
+        if narrow and self._update_natively(index, grad, weight, updated):
+            return
         grads = list(grad)
         dense = [place for place in narrow if grads[place].stype == "default"]
         if dense:
@@ -86,6 +91,26 @@ class MasterWeights(Updates):
         super()._update(index, grads, updated)
         for place in narrow:
             convert_into(weight[place], updated[place])
+
+    def _update_natively(
+        self,
+        index: Sequence[int],
+        grad: Sequence[NDArray],
+        weight: Sequence[NDArray],
+        updated: Sequence[NDArray],
+    ) -> bool:
+        """Update masters and weights in one pass each, and return whether that was possible."""
+        dtypes = {(dtype_name(g), dtype_name(w), g.stype) for g, w in zip(grad, weight)}
+        if not native.available() or not dtypes <= _NATIVE_DTYPES:
+            return False
+        options = self._begin_momentum(index, updated)
+        for i, g, w, master, own in zip(index, grad, weight, updated, options or ()):
+            arrays = (master, g, self.states[i])
+            if master is w:
+                mx.nd.sgd_mom_update(*arrays, out=w, **own)
+            else:
+                native.invoke("_mpgluon_sgd_mom_master_update", *arrays, w, out=master, **own)
+        return options is not None
 
     def make_master(self, index: int, weight: NDArray) -> NDArray:
         """Return what the optimizer updates: a master, made if there is none, or an FP32 weight.

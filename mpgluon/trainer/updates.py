@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Optional
 
 import mxnet as mx
 import numpy as np
@@ -42,26 +43,41 @@ class Updates(mx.optimizer.Updater):
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
     ) -> None:
         """Update the weights whose learning rates MXNet asks for together."""
+        options = self._begin_momentum(index, weight) if all(map(_is_plain, grad)) else None
+        if options is None:
+            super().__call__(list(index), list(grad), list(weight))
+            return
+        for i, g, w, own in zip(index, grad, weight, options):
+            mx.nd.sgd_mom_update(w, g, self.states[i], out=w, **own)
+
+    def _begin_momentum(
+        self, index: Sequence[int], weight: Sequence[NDArray]
+    ) -> Optional[list[dict[str, float]]]:
+        """Begin an update by SGD with momentum, and return the options of each weight's operator.
+
+        ``None`` if the weights are to be updated otherwise; then nothing has begun.
+        """
         optimizer = self.optimizer
         if not (
             type(optimizer) is mx.optimizer.SGD
             and optimizer.momentum > 0
             and optimizer.aggregate_num > 0
-            and all(self.states_synced.get(i) for i in index)
+            and all(self.states_synced.get(i, True) for i in index)
             and all(map(_is_plain, weight))
-            and all(map(_is_plain, grad))
             and _one_weight_has_the_same_bits()
         ):
-            super().__call__(list(index), list(grad), list(weight))
-            return
+            return None
+        for i, w in zip(index, weight):
+            if i not in self.states:
+                self.states[i] = optimizer.create_state_multi_precision(i, w)
+                self.states_synced[i] = True
         optimizer._set_current_context(weight[0].context.device_id)
         optimizer._update_count(index)
         options = {"momentum": optimizer.momentum, "rescale_grad": optimizer.rescale_grad}
         if optimizer.clip_gradient:
             options["clip_gradient"] = optimizer.clip_gradient
         rates, decays = optimizer._get_lrs(index), optimizer._get_wds(index)
-        for i, g, w, rate, decay in zip(index, grad, weight, rates, decays):
-            mx.nd.sgd_mom_update(w, g, self.states[i], out=w, lr=rate, wd=decay, **options)
+        return [{**options, "lr": rate, "wd": decay} for rate, decay in zip(rates, decays)]
 
 
 def _is_plain(array: NDArray) -> bool:

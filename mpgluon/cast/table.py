@@ -10,7 +10,14 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Union
 
-__all__ = ["Rule", "excluded_operands", "may_be_16_bit", "one_name", "rule_of"]
+__all__ = [
+    "Rule",
+    "excluded_operands",
+    "listed_operators",
+    "may_be_16_bit",
+    "one_name",
+    "rule_of",
+]
 
 
 class Rule(Enum):
@@ -126,6 +133,11 @@ _EXCLUDED: MappingProxyType[str, frozenset[Union[int, str]]] = MappingProxyType(
         "contrib.ROIAlign": frozenset({1, "rois"}),
     }
 )
+
+
+def listed_operators() -> frozenset[str]:
+    """Return the names of all operators about which the table says something."""
+    return frozenset(_RULES) | frozenset(_EXCLUDED)
 
 
 def rule_of(name: str) -> Rule:

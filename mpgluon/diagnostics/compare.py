@@ -2,12 +2,13 @@
 
 Errors are relative: the norm of the difference divided by the norm of the FP32 array. A layer is a
 block that computes something itself, with or without inner blocks; a container is no layer.
+What a network computes with a Tensor Core's sums is compared in :mod:`mpgluon.diagnostics.sums`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Optional, Union
 
 from mxnet import gluon
@@ -15,6 +16,7 @@ from mxnet import gluon
 from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.reference import Reference, inner_blocks, sixteen_bits
+from mpgluon.diagnostics.sums import SumsReport, compare_sums
 from mpgluon.numerics.formats import format_named
 from mpgluon.numerics.policy import Policy
 from mpgluon.tables import Table
@@ -58,11 +60,14 @@ class Comparison:
     result : float
         The relative error of the network's result.
     loss_scale : float
+    sums : SumsReport
+        What other sums than FP32's change; empty if none were asked for.
     """
 
     layers: Sequence[LayerError]
     result: float
     loss_scale: float
+    sums: SumsReport = field(default_factory=SumsReport)
 
     def ranked(self) -> list[LayerError]:
         """Return the layers, the one that introduces the largest error first."""
@@ -79,7 +84,8 @@ class Comparison:
         return Table(headings, rows)
 
     def __str__(self) -> str:
-        return f"relative error of the result: {self.result:.2g}\n{self.table()}"
+        text = f"relative error of the result: {self.result:.2g}\n{self.table()}"
+        return f"{text}\n\n{self.sums}" if self.sums.changes else text
 
 
 @dataclass(frozen=True)
@@ -137,10 +143,13 @@ def compare_with_fp32(
     *,
     dtype: Union[str, Policy] = "float16",
     loss_scale: float = 1.0,
+    accumulation: Sequence[str] = (),
 ) -> Comparison:
     """Compare a network in 16 bits with itself in FP32, on the same batch and the same weights.
 
-    All arrays of the FP32 run are kept in memory meanwhile: take a small batch.
+    With ``accumulation``, also with itself in 16 bits when products are summed as in the Tensor
+    Cores of these GPUs: does it matter which one the network runs on? All arrays of the FP32 run
+    are kept in memory meanwhile: take a small batch.
 
     Parameters
     ----------
@@ -151,11 +160,21 @@ def compare_with_fp32(
     dtype : {"float16", "bfloat16"} or Policy
         For a network in FP32.
     loss_scale : float
-        Of both runs.
+        Of all runs.
+    accumulation : sequence of str
+        Such as ``("volta", "ampere", "hopper")``; see :mod:`mpgluon.numerics.tensor_core`. On a
+        CPU, with native operators, and volta with float16 only. FP32 sums are what these are
+        compared with, whatever the policy of ``net`` says; the errors beside FP32 are the policy's.
+
+    Raises
+    ------
+    ValueError, PrecisionError
+        If an accumulation is unknown or cannot be computed, as :class:`mpgluon.Policy` says.
     """
     with sixteen_bits(net, dtype) as forwards:
         reference = Reference(net, batch, forwards, loss_scale)
         errors = reference.errors()
+        sums = compare_sums(net, reference, forwards, accumulation)
     layers = [
         LayerError(
             block=block,
@@ -166,7 +185,7 @@ def compare_with_fp32(
         )
         for block in reference.layers
     ]
-    return Comparison(layers, errors.of(net, "output"), loss_scale)
+    return Comparison(layers, errors.of(net, "output"), loss_scale, sums)
 
 
 def suggest_keep_fp32(

@@ -12,29 +12,33 @@ BatchNorm's is freed, or overwritten by the ReLU. A cast leaves a second copy if
 reads it. Of an operator not in the table, inputs and results are counted.
 
 Activations agree with MXNet's storage profiler within 0.3 MiB in most networks; a 16-bit network
-may keep more, or, hybridized on a CPU with native operators, less, and workspaces come on top
-(docs/performance.md). Compare policies by totals, and leave room.
+may keep more, and workspaces come on top (docs/performance.md). Compare policies by totals, and
+leave room.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.symbol import Symbol
 
-from mpgluon import amp
+from mpgluon import amp, native
+from mpgluon.cast.arithmetic import Emulated, policy_arithmetic
 from mpgluon.cast.block import blocks_of, cast_block
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.fp32 import format_of
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.description import InputShape, trace, unchanged
-from mpgluon.graph.nodes import Graph, Key, Node
+from mpgluon.graph.grid import hold_on_grid
+from mpgluon.graph.nodes import Entry, Graph, Key, Node
 from mpgluon.numerics.formats import FLOAT32
 from mpgluon.numerics.policy import Policy
 from mpgluon.tables import Table
@@ -69,6 +73,18 @@ _KEPT = {
         "o": "relu sigmoid tanh exp sqrt cbrt softmax log_softmax L2Normalization",
     }.items()
     for name in names.split()
+}
+
+_NATIVE_NAME = re.compile(
+    r"_mpgluon_(?:on_copies_|on_packed_copies_)?(\w+?)(?:_rounded)?(?:_\d+_\d+(?:_[a-z]\w*)?)?"
+)
+_IN_PLACE_OF = {
+    "convolution": "Convolution",
+    "fully_connected": "FullyConnected",
+    "batch_norm": "BatchNorm",
+    **dict.fromkeys(
+        ("add", "fork", "concat", "pack", "unpack", "narrow", "widen", "block", "unblock"), "_copy"
+    ),
 }
 
 
@@ -157,6 +173,7 @@ def memory_estimate(
         "mixed_bfloat16",
     ),
     ctx: Optional[mx.Context] = None,
+    hybridized: bool = False,
 ) -> MemoryEstimate:
     """Count the bytes of a training step under each policy; nothing is allocated.
 
@@ -173,8 +190,12 @@ def memory_estimate(
     policies : sequence of str or Policy
         As for :meth:`mpgluon.Policy.parse`.
     ctx : Context, optional
-        Whose arithmetic to count, by default the current one; ``mx.gpu()`` needs no GPU. float16
-        takes *more* than FP32 on a CPU, where the widened operands wait for the backward pass.
+        Whose arithmetic to count, by default the current one; ``mx.gpu()`` needs no GPU.
+    hybridized : bool
+        Whether to count what a hybridized network keeps on a CPU with native operators: 16-bit
+        arrays, half of FP32's. An imperative float16 step takes *more* than one in FP32 there,
+        because the widened operands wait for the backward pass. All the same on a GPU, and
+        without native operators.
 
     Raises
     ------
@@ -201,7 +222,7 @@ def memory_estimate(
         name = policy if isinstance(policy, str) else str(policy)
         parsed = Policy.parse(policy) if isinstance(policy, str) else policy
         try:
-            found.append(_memory_under(parsed, name, net, input_shape, optimizer, ctx))
+            found.append(_memory_under(parsed, name, net, input_shape, optimizer, ctx, hybridized))
         except PrecisionError as error:
             impossible[name] = str(error)
     return MemoryEstimate(
@@ -220,16 +241,19 @@ def _memory_under(
     input_shape: InputShape,
     optimizer: mx.optimizer.Optimizer,
     ctx: mx.Context,
+    hybridized: bool,
 ) -> PolicyMemory:
     with unchanged(net):
         if policy.param_dtype != "float32":
             cast_block(net, policy)
         elif policy.compute_dtype != "float32":
             amp.autocast(net, policy)
-        graph = trace(net, input_shape, ctx=ctx)
-        trained = {p.name for p in net.collect_params().values() if p.grad_req != "null"}
         known = {p.name: p for p in net.collect_params().values()}
-        narrow = {name for name, p in known.items() if format_of(p) != FLOAT32}
+        dtypes = {name: np.dtype(parameter.dtype).name for name, parameter in known.items()}
+        rewrite = _rewriting(policy, dtypes) if hybridized and ctx.device_type == "cpu" else None
+        graph = trace(net, input_shape, ctx=ctx, rewrite=rewrite)
+        trained = {p.name for p in net.collect_params().values() if p.grad_req != "null"}
+        narrow = {name for name, parameter in known.items() if format_of(parameter) != FLOAT32}
     variables = [n for n in graph.nodes if n.is_variable and n.name in known]
     learning = [n.outputs[0] for n in variables if n.name in trained]
     mastered = [
@@ -246,6 +270,21 @@ def _memory_under(
         ),
         activations=_activations(graph, known, trained),
     )
+
+
+def _rewriting(policy: Policy, dtypes: dict[str, str]) -> Optional[Callable[[Symbol], Symbol]]:
+    """Return how the graph of a hybridized network is rewritten on a CPU, ``None`` if it is not."""
+    if policy.compute_dtype == "float32":
+        return None
+    arithmetic = policy_arithmetic(policy, "cpu")
+    if not isinstance(arithmetic, Emulated):
+        return None
+
+    def rewrite(symbol: Symbol) -> Symbol:
+        known = {name: dtypes.get(name, "float32") for name in symbol.list_inputs()}
+        return hold_on_grid(symbol, known, fmt=arithmetic.format, native=native.load())
+
+    return rewrite
 
 
 def _state_bytes(optimizer: mx.optimizer.Optimizer, shape: tuple[int, ...], dtype: str) -> int:
@@ -277,9 +316,9 @@ def _activations(graph: Graph, parameters: Iterable[str], trained: Iterable[str]
         reached.add(node)
         reads = _reads(node)
         if "i" in reads:
-            kept.update(one.key for one in node.inputs)
+            kept.update(map(_unforked, node.inputs))
         elif reads.isdigit():
-            kept.update(one.key for one in node.inputs[: int(reads)])
+            kept.update(map(_unforked, node.inputs[: int(reads)]))
         if "o" in reads:
             kept.update((node, index) for index in range(len(node.outputs)))
         hidden += _hidden_bytes(node)
@@ -288,17 +327,31 @@ def _activations(graph: Graph, parameters: Iterable[str], trained: Iterable[str]
     )
 
 
+def _unforked(entry: Entry) -> Key:
+    """Return the value that is read; both results of a native fork have its memory."""
+    while str(entry.node.operator).startswith("_mpgluon_fork"):
+        entry = entry.node.inputs[0]
+    return entry.key
+
+
+def _operator(node: Node) -> str:
+    """Return the name of a node's operator, of a native one the name of MXNet's in its place."""
+    native_name = _NATIVE_NAME.fullmatch(node.mxnet_operator)
+    return _IN_PLACE_OF.get(native_name[1], native_name[1]) if native_name else node.mxnet_operator
+
+
 def _reads(node: Node) -> str:
-    if node.operator == "Activation" and node.attributes.get("act_type") == "relu":
+    operator = _operator(node)
+    if operator == "Activation" and node.attributes.get("act_type") == "relu":
         return "o"
-    return _KEPT.get(node.mxnet_operator, "io")
+    return _KEPT.get(operator, "io")
 
 
 def _hidden_bytes(node: Node) -> int:
     """Return the bytes of results that only the operator's own gradient sees."""
     result = node.outputs[0]
-    if node.operator == "Dropout":
+    if _operator(node) == "Dropout":
         return result.nbytes
-    if node.operator == "Pooling" and node.attributes.get("pool_type", "max") == "max":
+    if _operator(node) == "Pooling" and node.attributes.get("pool_type", "max") == "max":
         return prod(result.shape) * 4
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
@@ -22,6 +23,7 @@ from mpgluon.diagnostics.meanwhile import having, untouched
 from mpgluon.diagnostics.observe import (
     Batch,
     BlockCall,
+    Observer,
     Seen,
     observed_batch,
     observing,
@@ -57,6 +59,12 @@ class Errors:
         if difference == 0:
             return 0.0
         return math.sqrt(difference / size) if size else math.inf
+
+    def together(self, kind: str) -> float:
+        """Return the relative error of all arrays of a kind."""
+        found = [sums for (_, other), sums in self._sums.items() if other == kind]
+        difference, size = (sum(one) for one in zip(*found)) if found else (0.0, 0.0)
+        return (math.sqrt(difference / size) if size else math.inf) if difference else 0.0
 
     def finite(self, block: gluon.Block, kind: str) -> bool:
         """Whether all values are finite that are finite in FP32."""
@@ -108,8 +116,22 @@ class Reference:
         inside = inner_blocks(kept)
         chosen = [forward for block, forward in self._forwards.items() if block in inside]
         with having(chosen, "kept", True):
-            observed_batch(self._net, self._batch, compare, loss_scale=self._loss_scale)
+            self._observe(compare)
         return errors
+
+    def _observe(self, observer: Observer) -> None:
+        observed_batch(self._net, self._batch, observer, loss_scale=self._loss_scale)
+
+    def in_16_bits(self) -> Reference:
+        """Return what compares with the network as it computes now, in place of FP32."""
+        made = copy(self)
+        made._arrays = {}
+        self._observe(made._keep)
+        return made
+
+    def _keep(self, seen: Seen) -> None:
+        key = (seen.block, seen.kind, seen.operator)
+        self._arrays.setdefault(key, []).append(values_of(seen.array))
 
     def judged(self, errors: Errors) -> float:
         """Return the error of the result; ``inf`` if a gradient is not finite."""
@@ -157,8 +179,7 @@ class Reference:
         if seen.made and seen.kind in ("handed on", "output") and seen.block not in self.layers:
             self.layers.append(seen.block)
         if seen.kind != "handed on":
-            key = (seen.block, seen.kind, seen.operator)
-            self._arrays.setdefault(key, []).append(values_of(seen.array))
+            self._keep(seen)
         if seen.call is not None and seen.place == 0 and seen.block in self._forwards:
             self._try(seen.call)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import mxnet as mx
 import numpy as np
@@ -61,7 +61,11 @@ def symbol_of(net: gluon.HybridBlock, inputs: Sequence[str]) -> Symbol:
 
 
 def trace(
-    net: gluon.HybridBlock, input_shape: InputShape, *, ctx: Optional[mx.Context] = None
+    net: gluon.HybridBlock,
+    input_shape: InputShape,
+    *,
+    ctx: Optional[mx.Context] = None,
+    rewrite: Optional[Callable[[Symbol], Symbol]] = None,
 ) -> Graph:
     """Return the graph that a network computes for FP32 inputs of given shapes.
 
@@ -74,6 +78,8 @@ def trace(
     ctx : Context, optional
         The device whose arithmetic a cast network would use; the current one by default. It is not
         used and need not exist.
+    rewrite : callable, optional
+        Returns the graph to describe, from the traced one.
 
     Returns
     -------
@@ -90,7 +96,8 @@ def trace(
     shapes = _input_shapes(input_shape)
     names = ["data"] if len(shapes) == 1 else [f"data{i}" for i in range(len(shapes))]
     with unchanged(net), ctx or mx.current_context():
-        graph = Graph.read(symbol_of(net, names))
+        symbol = symbol_of(net, names)
+    graph = Graph.read(symbol if rewrite is None else rewrite(symbol))
     listed = ", ".join(map(str, shapes))
     try:
         complete = graph.infer(dict.fromkeys(names, "float32"), dict(zip(names, shapes)))

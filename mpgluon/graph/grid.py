@@ -23,6 +23,7 @@ the order of its operands. It adds up to four of them from right to left, more f
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Container, Mapping
 from itertools import count
@@ -32,10 +33,14 @@ import numpy as np
 from mxnet.symbol import Symbol
 
 from mpgluon import native
+from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import MOVES, Entry, Graph, Key, Node
 from mpgluon.numerics.formats import FLOAT16, FloatFormat
 
-__all__ = ["ROUNDING", "hold_on_grid"]
+__all__ = ["ACCUMULATION", "ROUNDING", "hold_on_grid"]
+
+ACCUMULATION = "__mpgluon_accumulation__"
+"""The attribute of products in a graph that are not to be summed in FP32, which says how."""
 
 ROUNDING = "__mpgluon_rounding__"
 """The attribute of the casts in a graph that round FP32 values to a format MXNet does not have."""
@@ -112,10 +117,21 @@ def hold_on_grid(
     Symbol
         Its arguments and results have the names, the order and the dtypes of the old one's; those
         of a format other than float16 are FP32 arrays.
+
+    Raises
+    ------
+    PrecisionError
+        If a loop contains a product that is not to be summed in FP32: its body is not rewritten.
     """
     if not native or (fmt != FLOAT16 and fmt.significand_bits > _CODE_BITS):
         return symbol
     graph = Graph.read(symbol)
+    for node in graph.nodes:
+        if node.has_subgraph and ACCUMULATION in json.dumps(node.rest):
+            raise PrecisionError(
+                f"{node.name} is a loop or a branch: its products are summed as in a Tensor Core "
+                "in imperative runs only; do not hybridize the block, or leave accumulation out"
+            )
     if fmt != FLOAT16:
         graph = _marked_as_float16(graph)
     on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
@@ -224,7 +240,10 @@ class _Rewriting:
                 self._rewrite_move(node)
         else:
             inputs = [self.new[e.key]._replace(version=e.version) for e in node.inputs]
-            self._provide(node, Node(node.operator, node.name, node.attributes, inputs, node.rest))
+            operator = node.operator
+            if ACCUMULATION in node.attributes:
+                operator = self._operator(f"on_values_{operator}", node)
+            self._provide(node, Node(operator, node.name, node.attributes, inputs, node.rest))
 
     # ---- Nodes of each kind.
 
@@ -339,12 +358,16 @@ class _Rewriting:
                     operator += "_rounded"
             else:
                 inputs.append(self._take((entry.node, 0), held))
+        operator = self._operator(operator, node)
+        return _Value(Entry(Node(operator, name, node.attributes, inputs, node.rest)), held)
+
+    def _operator(self, name: str, node: Node) -> str:
+        """Return the native operator that rounds and adds as a node does."""
         if node.is_scaled:
-            operator = node.operator.replace("_scaled_", "_scaled_codes_")
-        else:
-            operator = native.operator(operator, self.format)
-        made = Node(operator, name, node.attributes, inputs, node.rest)
-        return _Value(Entry(made), held)
+            return node.operator.replace("_scaled_", "_scaled_codes_")
+        if ACCUMULATION not in node.attributes:
+            return native.operator(name, self.format)
+        return native.accumulating_operator(name, self.format, node.attributes[ACCUMULATION])
 
     def _weight(self, widening: Node) -> Entry:
         """Return a product's weight: codes, or FP32 numbers that the operator rounds itself."""

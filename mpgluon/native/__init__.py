@@ -12,13 +12,15 @@ only report. ``python -m mpgluon.native`` tries again what failed before and pri
 from __future__ import annotations
 
 import ctypes
+import inspect
 import logging
 import struct
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Callable, Optional
 
 import mxnet as mx
-from mxnet.base import _LIB, OpHandle, check_call
+from mxnet.base import _LIB, OpHandle, _Null, check_call
 from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.register import _make_ndarray_function
 from mxnet.symbol.register import _make_symbol_function
@@ -26,13 +28,16 @@ from mxnet.symbol.register import _make_symbol_function
 from mpgluon.native.library import Status, build, status
 from mpgluon.numerics.formats import FLOAT16, FloatFormat
 from mpgluon.numerics.scaling import SHARED_BY, Scaling
+from mpgluon.numerics.tensor_core import ACCUMULATIONS
 
 __all__ = [
     "Status",
+    "accumulating_operator",
     "available",
     "build",
     "function",
     "invoke",
+    "invoke_as",
     "load",
     "load_library",
     "node_name",
@@ -165,6 +170,31 @@ def _register_scaled(suffix: str, sharing: int, *formats: tuple[float, ...]) -> 
     _loaded[-1].mpgluon_register_scaled(suffix.encode(), *numbers, sharing)
 
 
+@cache
+def accumulating_operator(name: str, fmt: FloatFormat, accumulation: str) -> str:
+    """Return MXNet's name of a product that is summed as in a Tensor Core.
+
+    Parameters
+    ----------
+    name : str
+        ``"on_values_"`` and a name of MXNet's, for FP32 arrays of numbers of the format:
+        ``Convolution``, ``FullyConnected``, ``dot`` or ``batch_dot``. Without that, the name of an
+        operator on codes, such as ``"convolution"``.
+    fmt : {FLOAT16, BFLOAT16}
+    accumulation : str
+        A name in :data:`mpgluon.numerics.tensor_core.ACCUMULATIONS`.
+    """
+    numbers = (fmt.significand_bits, fmt.exponent_bits, *ACCUMULATIONS[accumulation])
+    _register_accumulation(_numbers(fmt), *numbers)
+    return "_".join(map(str, ("_mpgluon", name, *numbers)))
+
+
+@cache
+def _register_accumulation(fmt: tuple[float, ...], *numbers: int) -> None:
+    mx.nd.waitall()
+    _loaded[-1].mpgluon_register_accumulation((ctypes.c_float * 4)(*fmt), *numbers)
+
+
 def node_name(name: str, *settings: float) -> str:
     """Return the name of a node whose operator has settings; settings.h says why they are there.
 
@@ -196,6 +226,31 @@ def invoke(
     """
     values = tuple(map(str, options.values()))
     return _imperative_invoke(_handle(name), operands, tuple(options), values, out, False, False)
+
+
+def invoke_as(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> mx.nd.NDArray:
+    """Call one of the operators on what one of MXNet's functions was to be called with.
+
+    Parameters
+    ----------
+    name : str
+        Of an operator that takes the place of ``function``.
+    function : callable
+        Such as ``mx.nd.Convolution``.
+    args, kwargs
+        Its arguments.
+    """
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    operands = [value for value in given.values() if isinstance(value, mx.nd.NDArray)]
+    options = {
+        key: value
+        for key, value in given.items()
+        if not isinstance(value, (mx.nd.NDArray, type(None), type(_Null)))
+        and key not in ("name", "kwargs")
+    }
+    return invoke(name, *operands, **options)
 
 
 @cache

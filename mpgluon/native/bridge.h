@@ -5,7 +5,8 @@
 // reference; where MXNet calls one with an argument by value, old_function() makes it. GCC 10 built
 // the wheel for aarch64 (its .comment says so), with old strings and today's functions. The hash
 // maps inside nnvm::Node differ too, so nothing here looks behind the first two members of
-// nnvm::NodeAttrs, and nodes are made by MXNet's own functions only.
+// nnvm::NodeAttrs, but for the list of options that begins at the same place in each of them
+// (accumulated.h); and nodes are made by MXNet's own functions only.
 #ifndef MPGLUON_BRIDGE_H_
 #define MPGLUON_BRIDGE_H_
 

@@ -1,7 +1,9 @@
 // The operators of mpgluon's native library. See graph/grid.py for their use.
 //
 // An operator that rounds exists once for each format, and its name ends in the format's numbers:
-// _mpgluon_plain_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16).
+// _mpgluon_plain_both_8_8 rounds to 8 significant bits and 8 exponent bits (bfloat16). Where it adds as
+// a Tensor Core does, the number of terms and of fraction bits follow (_16_25: Hopper).
+#include "accumulated.h"
 #include "batch_norm_operator.h"
 #include "bfloat16.h"
 #include "codes.h"
@@ -224,4 +226,17 @@ extern "C" void mpgluon_register_scaled(const char* suffix, const float* between
   const products::Recipe recipe{ScaledFormat(value, how), ScaledFormat(gradient, how)};
   if (between[0] == 11 && between[1] == -14) products::register_scaled(Float16(), recipe, suffix);
   else products::register_scaled(grid_of(between), recipe, suffix);
+}
+
+// Called once for each 16-bit format of operands and each kind of sum, while no operator runs.
+extern "C" void mpgluon_register_accumulation(const float* format, int significand_bits,
+                                              int exponent_bits, int terms, int fraction_bits) {
+  using namespace mpgluon;
+  std::string suffix;
+  for (const int number : {significand_bits, exponent_bits, terms, fraction_bits})
+    suffix += "_" + std::to_string(number);
+  accumulated::register_accumulation({terms, fraction_bits, 2 - (1 << (exponent_bits - 1))}, suffix);
+  const std::string before = accumulated::kPrefix;
+  if (significand_bits == 11) products::register_products(Float16(), suffix, before, suffix);
+  else products::register_products(grid_of(format), suffix, before, suffix);
 }

@@ -22,10 +22,11 @@ int layout_of_codes(const NDArray& array, bool packed) {
 // computes the same if this is wrong, but first turns the data around.
 bool computes_channels_last(const NDArray& data, const NDArray& weight) {
 #ifdef __AVX512F__
-  return packed_layout(data.shape()) != 1 && weight.shape()[1] == data.shape()[1];
+  constexpr bool kSixteenLanes = true;
 #else
-  return false;
+  constexpr bool kSixteenLanes = false;
 #endif
+  return kSixteenLanes && packed_layout(data.shape()) != 1 && weight.shape()[1] == data.shape()[1];
 }
 
 // Return FP32 memory for a weight. For inference MXNet rearranges the weight later, when memory that
@@ -124,9 +125,8 @@ bool infer_types(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) 
 }
 
 template <class Format>
-void register_one(const Format& format, const std::string& mxnet_name, const std::string& name,
-                  const std::string& suffix, bool packed) {
-  const nnvm::Op *op = nnvm::Op::Get(mxnet_name), *back = nnvm::Op::Get("_backward_" + mxnet_name);
+void register_one(const Format& format, const nnvm::Op* op, const nnvm::Op* back,
+                  const std::string& name, const std::string& suffix, bool packed) {
   Operator made_backward = in_place_of(
       back, name + "_backward" + suffix,
       [format, packed, back](const auto&... all) { backward(format, packed, back, all...); });
@@ -142,10 +142,16 @@ void register_one(const Format& format, const std::string& mxnet_name, const std
   }));
 }
 
+// The operators that compute have MXNet's names, or those with something before and after them.
 template <class Format>
-void register_products(const Format& format, const std::string& suffix) {
-  register_one(format, "Convolution", "_mpgluon_convolution", suffix, true);
-  register_one(format, "FullyConnected", "_mpgluon_fully_connected", suffix, false);
+void register_products(const Format& format, const std::string& suffix,
+                       const std::string& before = "", const std::string& after = "") {
+  const auto one = [&](const std::string& computing, const std::string& name, bool packed) {
+    register_one(format, nnvm::Op::Get(before + computing + after),
+                 nnvm::Op::Get(before + "_backward_" + computing + after), name, suffix, packed);
+  };
+  one("Convolution", "_mpgluon_convolution", true);
+  one("FullyConnected", "_mpgluon_fully_connected", false);
 }
 
 }  // namespace products

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from mpgluon.numerics.formats import format_named
 from mpgluon.numerics.scaling import SHARED_BY, Scaling
+from mpgluon.numerics.tensor_core import ACCUMULATIONS
 
 __all__ = ["Policy"]
 
@@ -17,6 +18,7 @@ _ALLOWED = {
     "param_dtype": ("float32", "float16", "bfloat16"),
     "output_dtype": ("float32", "float16"),
     "scaling": tuple(SHARED_BY),
+    "accumulation": ("float32", *ACCUMULATIONS),
     "between_dtype": (None, "bfloat16", "float16"),
 }
 
@@ -53,12 +55,16 @@ class Policy:
         that of the operands of convolutions and dense layers alone: their products are summed in
         FP32 and rounded to this format. The first and the last of these layers of a network, and
         all other operators, compute in it.
+    accumulation : {"float32", "volta", "ampere", "hopper"}
+        How a CPU sums the products of convolutions, dense layers, ``dot`` and ``batch_dot``: in
+        FP32, or as the Tensor Cores of these GPUs do, which is several times slower and needs
+        the native operators; see :mod:`mpgluon.numerics.tensor_core`.
 
     Raises
     ------
     ValueError
-        If a format is unknown or cannot be used in that place (MXNet has no bfloat16 results), or
-        if fields contradict each other.
+        If a format is unknown or cannot be used in that place (MXNet has no bfloat16 results), if
+        fields contradict each other, or if no Tensor Core of that kind computes in the format.
 
     Examples
     --------
@@ -73,6 +79,7 @@ class Policy:
     gradient_dtype: Optional[str] = None
     scaling: str = "none"
     between_dtype: Optional[str] = None
+    accumulation: str = "float32"
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
@@ -100,6 +107,12 @@ class Policy:
                 "gradient_dtype and scaling say how products round their operands where other "
                 "values have another format; name that too: between_dtype='bfloat16'"
             )
+        have = ("float16",) if self.accumulation == "volta" else ("float16", "bfloat16")
+        if self.accumulation != "float32" and self.compute_dtype not in have:
+            raise ValueError(
+                f"accumulation={self.accumulation!r} sums products of {' or '.join(have)} numbers "
+                f"as a Tensor Core, received compute_dtype={self.compute_dtype!r}"
+            )
 
     @property
     def values_dtype(self) -> str:
@@ -126,8 +139,8 @@ class Policy:
             computation); ``"emulated_bfloat16"``, the latter with the same results on every
             processor; ``"mixed_float8"`` (FP32 parameters, products of float8_e4m3, gradients
             float8_e5m2, a scale per operand, bfloat16 between products); or
-            ``params=…,compute=…,output=…,emulate=…,gradient=…,scaling=…,between=…``, where what is
-            left out has the default of a :class:`Policy`, or is float32.
+            ``params=…,compute=…,output=…,emulate=…,gradient=…,scaling=…,between=…,accumulation=…``,
+            where what is left out has the default of a :class:`Policy`, or is float32.
 
         Raises
         ------

@@ -311,8 +311,9 @@ plt.show()
 # answer is right. With one more pair the result is 65520, which rounds to infinity.
 #
 # A *Tensor Core*, the part of a GPU made for this, works in the second way: it multiplies float16
-# numbers exactly and adds in float32. `mpgluon.cast_block` turns a Gluon layer into one that
-# computes with float16 numbers, and on a CPU it follows the same arithmetic.
+# numbers exactly and keeps the running sum in float32. `mpgluon.cast_block` turns a Gluon layer
+# into one that computes with float16 numbers, and on a CPU it works in this way too. (A Tensor Core
+# adds several products at a time, and cuts off where a CPU rounds: some last bits differ.)
 
 # %%
 in_float16 = np.float16(0)

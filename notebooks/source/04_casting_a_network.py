@@ -68,13 +68,18 @@ assert "float16 fully connected layer is currentlyonly supported by CuDNN" in me
 # ## Multiply exactly, add in 32 bits, round once
 #
 # A GPU multiplies FP16 matrices in its *Tensor Cores*. A Tensor Core takes FP16 *operands* (the
-# numbers that go in). It multiplies them exactly, and adds the products in FP32. In the end the
-# sum is rounded to FP16. A CPU can do the same: a product of two 11-bit numbers has at most 22
+# numbers that go in). It multiplies them exactly, and adds the products to a sum in FP32. In the
+# end the sum is rounded to FP16. A CPU can do this: a product of two 11-bit numbers has at most 22
 # bits, and FP32 has room for 24. First in NumPy.
+#
+# In one point the two differ. A CPU rounds after each addition, to the nearest number. A Tensor
+# Core adds 4 to 16 products at a time, and cuts off what does not fit. So a few results in a
+# hundred differ in their last bit. A policy with `accumulation="hopper"` adds as such a GPU does
+# (docs/gpu.md).
 
 
 # %%
-def tensor_core_dense(inputs, weight, bias):
+def dense_with_fp32_sums(inputs, weight, bias):
     """Return inputs · weightᵀ + bias: FP16 operands, FP32 sums, one rounding at the end."""
     wide_inputs = inputs.astype("float16").astype("float32")
     wide_weight = weight.astype("float16").astype("float32")
@@ -102,7 +107,7 @@ def compare_dense(inputs, weight, bias):
     layer.weight.set_data(mx.nd.array(weight))
     layer.bias.set_data(mx.nd.array(bias))
     mpgluon.cast_block(layer)
-    return layer(mx.nd.array(inputs)).asnumpy(), tensor_core_dense(inputs, weight, bias)
+    return layer(mx.nd.array(inputs)).asnumpy(), dense_with_fp32_sums(inputs, weight, bias)
 
 
 shapes = ((16, 512), (32, 512), (32,))

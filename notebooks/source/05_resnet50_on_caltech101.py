@@ -413,7 +413,7 @@ assert by_hand == by_mpgluon == [step["loss_scale"] for step in steps["float16"]
 # ## 5. On a CPU a float16 step costs about what an FP32 step costs
 #
 # MXNet has no float16 matrix products for CPUs (lesson 4). So mpgluon computes each operation in
-# FP32 and rounds its result: the arithmetic is a Tensor Core's, and no time is gained. In a
+# FP32 and rounds its result once, much as a Tensor Core does, and no time is gained. In a
 # hybridized network little is lost, either: the rounding is done by operators in C++, which are
 # compiled when they are first needed. `mpgluon.native.available()` says whether that worked.
 # Without them MXNet's own operators give the same bits, more slowly. bfloat16 is fast where the
@@ -600,7 +600,7 @@ files.cleanup()
 # - All three formats learned, on all of Caltech 101 too. Compare accuracies with their standard
 #   error in hand, and by the mean of the categories where these differ in size.
 # - The loss scale begins too high, loses a few steps, and settles. Its life can be replayed.
-# - On a CPU float16 has a Tensor Core's arithmetic, and about FP32's speed. Measure yours.
+# - On a CPU float16 has exact products, FP32 sums, and about FP32's speed. Measure yours.
 # - Resume from a checkpoint. A parameter file continues another run than the one it came from.
 # - Load FP32 parameters first, cast afterwards. The masters are then unrounded.
 #

@@ -233,7 +233,7 @@ assert gain(0.5, 1000) < 2
 # it says "ok". Elsewhere it is computed like FP16, below, and costs what that costs.
 #
 # FP16 is another matter. MXNet has no FP16 matrix products for CPUs. So `mpgluon` computes in FP32,
-# with a Tensor Core's arithmetic, and rounds each result to FP16 (lesson 4). In a hybridized
+# with exact products, and rounds each result to FP16 once (lesson 4). In a hybridized
 # network the rounding is done by operators of its own, in C++, which are compiled when they are
 # first needed. `mpgluon.native.available()` says whether they are there. Without them, MXNet's own
 # operators give the same bits. So they do in a network that is not hybridized (*imperative*), with

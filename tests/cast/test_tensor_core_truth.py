@@ -1,4 +1,4 @@
-"""Our float16 on a CPU against what Tensor Cores computed, within what the order of sums allows.
+"""Our float16 on a CPU against what Tensor Cores computed, within what their sums allow.
 
 A recording holds operands and results of one device; ``scripts/record_tensor_core_truth.py`` makes
 it. The bound for a difference is derived at `bound`. ``--log-cli-level=INFO`` shows the share of

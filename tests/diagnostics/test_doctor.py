@@ -205,7 +205,7 @@ MACHINES = {
         replace(HEALTHY_GPU, gpus=(replace(A100, driver="450.80.02"),)),
         ("driver", "ok", "450.80.02", "", ""),
     ),
-    "no GPU": (HEALTHY, ("GPU", "note", "none", "Tensor Core's arithmetic", "bfloat16")),
+    "no GPU": (HEALTHY, ("GPU", "note", "none", "FP32 sums and one rounding", "bfloat16")),
     "a CUDA build without a GPU": (
         saying(replace(HEALTHY_GPU, gpus=()), gpus=0),
         ("GPU", "note", "MXNet's build is for CUDA", "shows no GPU", "mxnet==1.9.1"),

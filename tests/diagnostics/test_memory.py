@@ -28,6 +28,21 @@ def two_layers():
     return net
 
 
+class Branches(nn.HybridBlock):
+    """A convolution whose result two others take: BatchNorm, and a sum with what that returns."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first = nn.Conv2D(16, 3, padding=1, in_channels=3, use_bias=False)
+            self.norm = nn.BatchNorm(in_channels=16)
+            self.last = nn.Conv2D(16, 3, padding=1, in_channels=16, use_bias=False)
+
+    def hybrid_forward(self, F, x):
+        x = self.first(x)
+        return self.last(F.Activation(self.norm(x) + x, act_type="relu")).sum()
+
+
 def of(estimate, name):
     return next(one for one in estimate.policies if one.name == name)
 
@@ -257,6 +272,20 @@ def test_the_gradient_of_each_operator_reads_no_array_that_the_table_lets_go(nam
         assert bool(inputs) is ("i" in table)
     if table == "o":
         assert "node(0)" in read
+
+
+@pytest.mark.usefixtures("native_operators")
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16", "emulated_bfloat16"])
+def test_a_hybridized_network_on_a_cpu_keeps_codes_and_rounds_its_weights_in_each_call(policy):
+    shape = (BATCH, 3, 8, 8)
+
+    def estimate(*, hybridized):
+        found = memory_estimate(Branches(), shape, policies=[policy], hybridized=hybridized)
+        return of(found, policy).activations
+
+    # The batch, the first convolution's result and ReLU's.
+    assert estimate(hybridized=True) == 2 * (BATCH * 3 * 64 + 2 * BATCH * 16 * 64)
+    assert estimate(hybridized=False) > 2 * estimate(hybridized=True)
 
 
 STEP = """

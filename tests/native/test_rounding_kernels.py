@@ -1,54 +1,22 @@
 """float16.h alone, compiled for each kind of processor: every number and every tie, as in NumPy."""
 
-import platform
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-from mpgluon.native import processor
-
-HEADERS = Path(processor.__file__).parent
-OPTIONS = ("-std=c++14", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", f"-I{HEADERS}")
-AARCH64_COMPILER, AARCH64_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+from native_builds import EACH_KIND_OF_PROCESSOR, program
 
 
-def here(*names):
-    for name in names:
-        if shutil.which(name) is None:
-            pytest.skip(f"{name} is not installed")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        *((compiler, level) for compiler in ("g++", "clang++") for level in processor.LEVELS),
-        (AARCH64_COMPILER, "armv8-a"),
-    ],
-    ids="-".join,
-)
+@pytest.fixture(scope="module", params=EACH_KIND_OF_PROCESSOR, ids="-".join)
 def convert(request, tmp_path_factory):
     """Return a function that converts an array in one way, by each of the functions for it."""
-    compiler, architecture = request.param
-    command, static = [], []
-    if compiler == AARCH64_COMPILER:
-        here(compiler, AARCH64_EMULATOR)
-        command, static = [AARCH64_EMULATOR], ["-static"]
-    else:
-        here(compiler)
-        if platform.machine() != "x86_64" or architecture not in processor.levels():
-            pytest.skip(f"this processor cannot run {architecture}: it is {processor.level()}")
-    program = tmp_path_factory.mktemp("rounding") / "rounding"
     source = Path(__file__).with_name("rounding.cc")
-    building = [compiler, f"-march={architecture}", *static, *OPTIONS, source, "-o", program]
-    done = subprocess.run(building, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    command = program(source, *request.param, tmp_path_factory.mktemp("rounding"))
 
     def run(way, array, dtype):
         done = subprocess.run(
-            [*command, program, way], input=array.tobytes(), capture_output=True, check=True
+            [*command, way], input=array.tobytes(), capture_output=True, check=True
         )
         return np.frombuffer(done.stdout, dtype).reshape(-1, array.size)
 

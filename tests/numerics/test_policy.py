@@ -104,6 +104,27 @@ def test_a_network_returns_no_bfloat16():
         Policy("float32", "bfloat16", "bfloat16")
 
 
+@pytest.mark.parametrize("value", ["turing", "Hopper", "", None, 16])
+def test_an_unknown_accumulation_is_refused_with_the_choice(value):
+    with pytest.raises(ValueError, match=rf"one of float32, volta, ampere, hopper; .*{value!r}$"):
+        Policy("float32", "float16", "float32", accumulation=value)
+
+
+def test_sums_of_products_that_no_tensor_core_computes_are_refused():
+    with pytest.raises(
+        ValueError, match=r"float16 or bfloat16 numbers .* received compute_dtype='float32'"
+    ):
+        Policy("float32", "float32", "float32", accumulation="hopper")
+    with pytest.raises(ValueError, match=r"'volta' sums products of float16 numbers .*'bfloat16'"):
+        Policy.parse("compute=bfloat16,accumulation=volta")
+
+
+def test_accumulation_is_parsed_and_is_fp32_unless_chosen():
+    assert Policy.parse("mixed_float16").accumulation == "float32"
+    chosen = Policy.parse("compute=float16,accumulation=hopper")
+    assert chosen == Policy("float32", "float16", "float32", accumulation="hopper")
+
+
 @pytest.mark.parametrize(
     ("params", "compute"),
     [

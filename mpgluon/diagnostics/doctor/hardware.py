@@ -69,7 +69,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
         yield note(
             "GPU",
             "none",
-            "float16 runs on the CPU with a Tensor Core's arithmetic: hybridized and with native "
+            "float16 runs on the CPU with FP32 sums and one rounding: hybridized and with native "
             "operators (below), at about FP32's speed",
             'for more use amp.autocast(net, "bfloat16"), if the processor has it (below)',
         )

@@ -1,0 +1,42 @@
+"""The parser of each script's command line, without a run of the script."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+class _ParserReadyError(Exception):
+    """Raised where a script would parse its command line; holds the parser."""
+
+
+@functools.cache
+def parser_of(script: str) -> argparse.ArgumentParser:
+    """Return the parser that a script of ``scripts/`` makes; the script does nothing else."""
+    spec = importlib.util.spec_from_file_location(f"door_{script}", SCRIPTS / f"{script}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    path = list(sys.path)
+    try:
+        spec.loader.exec_module(module)
+        with mock.patch.object(argparse.ArgumentParser, "parse_args", _hand_over):
+            module.main()
+    except _ParserReadyError as ready:
+        parser: argparse.ArgumentParser = ready.args[0]
+        return parser
+    finally:
+        sys.path[:] = path
+    raise RuntimeError(f"scripts/{script}.py does not parse its command line in main()")
+
+
+def _hand_over(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+    raise _ParserReadyError(parser)

@@ -1,0 +1,129 @@
+"""How the site is built: `make docs`.
+
+Sources are the Markdown files of the whole checkout, so that a link works alike on the site and
+where the files are read as they are; so this folder holds the configuration, and its parent is the
+folder of sources. Notebooks are shown with the outputs that they are stored with, and never run.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_extensions")]
+
+import mpgluon  # noqa: E402
+
+project = "mpgluon"
+author = "the authors of mpgluon"
+version = release = mpgluon.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "mathml",
+    "reference",
+    "lessons",
+    "finished_site",
+]
+
+root_doc = "docs/index"
+include_patterns = ["docs/**", "notebooks/*.ipynb", "*.md", "data/README.md", "notebooks/README.md"]
+exclude_patterns = ["docs/_*"]
+
+# --- pages: nothing is executed, headings have GitHub's anchors ---
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "attrs_block"]
+myst_heading_anchors = 4
+
+# --- reference: each name is documented once, by its docstring ---
+nitpicky = True
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_custom_sections = [("Attributes", "params_style")]
+napoleon_use_rtype = False
+toc_object_entries_show_parents = "hide"
+
+# Modules of the reference, in the order in which a reader needs them. A name that several of them
+# have is described at the first.
+public_modules = [
+    "mpgluon",
+    "mpgluon.amp",
+    "mpgluon.fp16_utils",
+    "mpgluon.checkpoint",
+    "mpgluon.estimator",
+    "mpgluon.diagnostics",
+    "mpgluon.diagnostics.observe",
+    "mpgluon.diagnostics.ranges",
+    "mpgluon.diagnostics.compare",
+    "mpgluon.diagnostics.alignment",
+    "mpgluon.diagnostics.memory",
+    "mpgluon.diagnostics.overflow",
+    "mpgluon.diagnostics.exponents",
+    "mpgluon.diagnostics.optimizers",
+    "mpgluon.diagnostics.rerun",
+    "mpgluon.diagnostics.doctor",
+    "mpgluon.deployment",
+    "mpgluon.distributed",
+    "mpgluon.data",
+    "mpgluon.data.loaders",
+    "mpgluon.training",
+    "mpgluon.training.networks",
+    "mpgluon.weights",
+    "mpgluon.zoo",
+    "mpgluon.plots",
+    "mpgluon.tables",
+    "mpgluon.native",
+    "mpgluon.errors",
+    "mpgluon.cast",
+]
+
+# --- appearance ---
+html_theme = "furo"
+html_title = "mpgluon"
+templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_extra_path = ["_root"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+highlight_language = "text"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+
+# A link to a folder of the checkout has no page to lead to.
+_LINK_TO_FOLDER = re.compile(r"\[([^][]*)\]\(([^)#:]+)\)")
+
+
+def _without_links_to_folders(app: Sphinx, docname: str, source: list[str]) -> None:
+    folder = Path(app.env.doc2path(docname)).parent
+
+    def replaced(link: re.Match[str]) -> str:
+        return link[1] if (folder / link[2]).is_dir() else link[0]
+
+    source[0] = _LINK_TO_FOLDER.sub(replaced, source[0])
+
+
+def _with_levels_of_headings(
+    _: Sphinx, __: str, ___: str, context: dict[str, Any], ____: Any
+) -> None:
+    """Complete what Sphinx leaves out of the captions in the sidebar: a heading has a level."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what is only for these pages."""
+    app.connect("html-page-context", _with_levels_of_headings, priority=900)  # after the theme
+    app.connect("source-read", _without_links_to_folders)

@@ -1,0 +1,133 @@
+"""Whose Tensor Core: what sums of another kind change, beside what 16 bits change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnostics_helpers import make_batch, make_net
+from mxnet import autograd
+
+import mpgluon
+from mpgluon import amp
+from mpgluon.cast.forward import forward_of
+from mpgluon.diagnostics.compare import compare_with_fp32
+from mpgluon.diagnostics.sums import Change, SumsReport
+
+KINDS = ("volta", "ampere", "hopper")
+
+
+@pytest.fixture(scope="module")
+def summed(native_operators):  # noqa: ARG001
+    """Return a comparison of an FP32 network, and its parameters before and after."""
+    net = make_net()
+    before = [p.data().asnumpy() for p in net.collect_params().values()]
+    comparison = compare_with_fp32(net, make_batch(), accumulation=KINDS)
+    after = [p.data().asnumpy() for p in net.collect_params().values()]
+    return net, comparison, before, after
+
+
+def test_each_tensor_core_changes_something_and_less_than_the_format_does(summed):
+    net, comparison, before, after = summed
+    report = comparison.sums
+    assert list(report.changes) == list(KINDS)
+    assert set(report.beside_fp32) == {net, *(layer.block for layer in comparison.layers)}
+    for changes in report.changes.values():
+        assert 0 < changes[net].gradient <= 1.5 * report.beside_fp32[net].gradient
+        assert changes[net].output <= 1.5 * report.beside_fp32[net].output
+    assert forward_of(net) is None
+    for one, other in zip(before, after):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_errors_beside_fp32_are_those_without_other_sums(summed):
+    net, comparison, _, _ = summed
+    alone = compare_with_fp32(net, make_batch())
+    assert alone.sums.changes == {}
+    assert "Tensor Core" not in str(alone)
+    assert [vars(layer) for layer in alone.layers] == [vars(layer) for layer in comparison.layers]
+    for layer in alone.layers:
+        found = comparison.sums.beside_fp32[layer.block]
+        if layer.block is not net:
+            assert found == (layer.output, layer.output_gradient, layer.gradient)
+
+
+def test_changes_are_those_between_two_casts(summed):
+    net, comparison, _, _ = summed
+    results = []
+    for kind in ("float32", "volta"):
+        policy = mpgluon.Policy("float32", "float16", "float32", accumulation=kind)
+        amp.autocast(net, policy)
+        with autograd.train_mode():
+            results.append(net(*make_batch().arguments).asnumpy().astype(np.float64))
+        amp.restore(net)
+    change = np.linalg.norm(results[1] - results[0]) / np.linalg.norm(results[0])
+    assert comparison.sums.changes["volta"][net].output == pytest.approx(
+        change, rel=1e-6, abs=1e-12
+    )
+
+
+def test_the_table_and_a_sentence_for_each_kind_say_what_to_conclude(summed):
+    net, comparison, _, _ = summed
+    table = comparison.sums.table(2)
+    expected = [
+        f"{what}: {name}" for what in ("output", "gradient") for name in ("float16", *KINDS)
+    ]
+    assert table.headings[2:] == expected
+    assert table.rows[0][0] == net.name
+    assert len(table.rows) == 3
+    lines = str(comparison).splitlines()[-3:]
+    for kind, line in zip(KINDS, lines):
+        ratio, block, _ = comparison.sums.largest(kind)
+        assert line.startswith(f"{kind} ")
+        assert f"{ratio:.2g}" in line
+        assert block.name in line
+        assert "no array more than other roundings to float16 would" in line
+
+
+def test_a_cast_network_is_compared_with_its_own_policy_again_in_place(native_operators):  # noqa: ARG001
+    net = make_net()
+    policy = mpgluon.Policy("float32", "bfloat16", "float32", accumulation="ampere")
+    amp.autocast(net, policy)
+    comparison = compare_with_fp32(net, make_batch(), accumulation=["hopper"])
+    assert comparison.sums.dtype == "bfloat16"
+    assert forward_of(net).network_cast.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "message"),
+    [
+        ("float16", "turing", "accumulation must be one of float32, volta"),
+        ("bfloat16", "volta", "'volta' sums products of float16 numbers"),
+    ],
+)
+def test_sums_that_there_are_not_are_refused_before_anything_is_compared(dtype, kind, message):
+    net = make_net()
+    with pytest.raises(ValueError, match=message):
+        compare_with_fp32(net, make_batch(), dtype=dtype, accumulation=["hopper", kind])
+    assert forward_of(net) is None
+
+
+def test_what_exceeds_independent_roundings_matters_and_is_named():
+    net = make_net()
+    layer = net[0]
+    own, changed = Change(0.01, 0.02, 0.001), Change(0.004, 0.0, 0.0)
+    for gradient, words in ((0.0014, "changes no array more"), (0.0016, "matters: it changes")):
+        change = changed._replace(gradient=gradient)
+        report = SumsReport(
+            net, "float16", {net: own, layer: own}, {"volta": {net: changed, layer: change}}
+        )
+        assert report.largest("volta") == (pytest.approx(gradient / 0.001), layer, "gradient")
+        *_, said = str(report).splitlines()
+        assert said.startswith(f"volta {words}")
+        assert said.endswith(
+            f"{gradient / 0.001:.2g} times its error, the gradient of {layer.name}"
+        )
+
+
+def test_an_array_that_only_other_sums_change_is_infinitely_changed():
+    net = make_net()
+    exact, changed = Change(0.0, 0.0, 0.0), Change(0.0, 1e-7, 0.0)
+    report = SumsReport(net, "float16", {net: exact}, {"hopper": {net: changed}})
+    assert report.largest("hopper") == (float("inf"), net, "output_gradient")
+    unchanged = SumsReport(net, "float16", {net: exact}, {"hopper": {net: exact}})
+    assert unchanged.largest("hopper")[0] == 0

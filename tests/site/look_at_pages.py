@@ -1,0 +1,103 @@
+"""The finished pages in a browser, at three widths: nothing cut off, and axe-core finds no fault.
+
+`make docs-look` runs it, after `make docs` (its name keeps it out of `make test`, which builds no
+site). Every request has to be for a file of the site.
+
+References
+----------
+axe-core, https://github.com/dequelabs/axe-core: contrast, names, landmarks, and whether all that
+scrolls can be reached with the keyboard.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from browser import EXECUTABLE, Browser
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "build" / "site"
+AXE = ROOT / ".venv-docs" / "node_modules" / "axe-core" / "axe.min.js"
+WIDTHS = (400, 900, 1400)
+PAGES = sorted(path for path in SITE.rglob("*.html") if path != SITE / "index.html")
+
+# What reaches beyond the window without a box of its own that scrolls.
+CUT_OFF = """
+(() => {
+  const scrolls = (element) => {
+    for (let box = element; box.tagName !== "ARTICLE"; box = box.parentElement) {
+      if (/auto|scroll/.test(getComputedStyle(box).overflowX)) return true;
+    }
+    return false;
+  };
+  const wide = [...document.querySelectorAll("article *")].filter(
+    (e) => e.getBoundingClientRect().right > innerWidth + 1 && !scrolls(e));
+  return wide.slice(0, 3).map((e) => `${e.tagName} ${e.className} ${e.textContent.slice(0, 40)}`);
+})()
+"""
+# The corner of a table may be empty: its first column needs no title.
+FAULTS = """
+axe.run(document, {
+  resultTypes: ["violations"], rules: {"empty-table-header": {enabled: false}},
+}).then((found) => found.violations.map((fault) =>
+  `${fault.id}: ` + fault.nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(" | ")))
+"""
+FOUND = "document.querySelectorAll('#search-results ul.search a')"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not PAGES:
+        pytest.skip("there is no build/site: make docs")
+    if EXECUTABLE is None:
+        pytest.skip("there is no chromium or google-chrome to open the pages in")
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: make docs-look, with npm")
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.mark.parametrize(
+    "page", PAGES or [None], ids=lambda path: path and path.relative_to(SITE).as_posix()
+)
+def test_a_page_is_whole_and_accessible_at_each_width(browser, page):
+    browser.events.clear()
+    for width in WIDTHS:
+        with browser.window(width):
+            browser.open(page.as_uri())
+            assert browser.evaluate(CUT_OFF) == [], f"cut off at {width} pixels"
+            browser.evaluate(AXE.read_text("utf-8"))
+            faults = browser.evaluate(FAULTS)
+            assert not faults, f"axe-core at {width} pixels: " + "\n".join(faults)
+    requested = [
+        e["params"]["request"]["url"]
+        for e in browser.events
+        if e["method"] == "Network.requestWillBeSent"
+    ]
+    outside = [url for url in requested if not url.startswith((SITE.as_uri(), "data:"))]
+    assert outside == []
+    assert not [e for e in browser.events if e["method"] == "Runtime.exceptionThrown"]
+
+
+def test_a_table_that_is_cut_off_is_seen(browser):
+    with browser.window(WIDTHS[0]):
+        browser.open((SITE / "docs" / "index.html").as_uri())
+        browser.evaluate(
+            """document.querySelector("article").insertAdjacentHTML(
+                "beforeend", "<table><tr><td>" + "wide".repeat(200) + "</td></tr></table>")"""
+        )
+        assert browser.evaluate(CUT_OFF)
+
+
+def test_a_search_finds_a_public_name(browser):
+    browser.open(f"{(SITE / 'search.html').as_uri()}?q=clip_global_norm")
+    browser.wait_for(f"{FOUND}.length > 0")
+    links = browser.evaluate(f"Array.from({FOUND}, (link) => link.href)")
+    assert any("reference/amp.html" in link for link in links)
+
+
+def test_the_first_link_reached_with_the_keyboard_leads_to_the_content(browser):
+    browser.open((SITE / "docs" / "index.html").as_uri())
+    browser.press("Tab")
+    assert browser.evaluate("document.activeElement.textContent.trim()") == "Skip to content"

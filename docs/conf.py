@@ -63,6 +63,7 @@ public_modules = [
     "mpgluon.diagnostics.observe",
     "mpgluon.diagnostics.ranges",
     "mpgluon.diagnostics.compare",
+    "mpgluon.diagnostics.sums",
     "mpgluon.diagnostics.alignment",
     "mpgluon.diagnostics.memory",
     "mpgluon.diagnostics.overflow",
@@ -83,6 +84,8 @@ public_modules = [
     "mpgluon.native",
     "mpgluon.errors",
     "mpgluon.cast",
+    "mpgluon.numerics.scaling",
+    "mpgluon.numerics.tensor_core",
 ]
 
 # --- appearance ---

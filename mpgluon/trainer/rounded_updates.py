@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Optional
 
 import mxnet as mx
 from mxnet import gluon
@@ -25,7 +25,8 @@ from mpgluon.numerics.formats import FLOAT16, FLOAT32
 from mpgluon.trainer import inside
 from mpgluon.trainer.updates import Updates
 
-__all__ = ["NEAREST", "RoundedUpdates", "UpdateRounding", "check_rounding", "grid_weights"]
+__all__ = ["NEAREST", "RoundedUpdates", "UpdateRounding", "check_rounding", "grid_weights",
+           "rounding_of", "validated_rounding"]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 _WAYS = ("nearest", "stochastic", "kahan")
@@ -184,3 +185,32 @@ class RoundedUpdates(Updates):
     def export_rounding(self, names: dict[int, str]) -> dict[str, Any]:
         """Return what a checkpoint keeps of the rounding, beside the compensations."""
         return {**asdict(self.rounding), "numbers": {names[i]: n for i, n in self.numbers.items()}}
+
+
+def rounding_of(trainer: gluon.Trainer) -> Optional[UpdateRounding]:
+    """Return how updates of bfloat16 weights are rounded; ``None`` with masters, or no weights."""
+    masters = inside.optimizer_of(trainer).multi_precision
+    if masters or not grid_weights(inside.parameters_of(trainer)):
+        return None
+    updater = inside.updaters_of(trainer)[0]
+    return updater.rounding if isinstance(updater, RoundedUpdates) else NEAREST
+
+
+def validated_rounding(
+    trainer: gluon.Trainer, of_file: Optional[dict[str, Any]], indices: dict[str, int]
+) -> tuple[Optional[UpdateRounding], dict[int, int]]:
+    """Return how updates are rounded after loading, and the numbers of the arrays.
+
+    A file without rounded updates leaves the Trainer its own way, and the other way round.
+    """
+    now = rounding_of(trainer)
+    if of_file is None or now is None:
+        return now, {}
+    numbers = {indices[name]: n for name, n in of_file["numbers"].items() if name in indices}
+    kept = UpdateRounding(of_file["way"], of_file["seed"], of_file["steps"])
+    if (kept.way, kept.seed) != (now.way, now.seed):
+        raise ValueError(
+            f"its updates were rounded with update_rounding={kept.way!r}, rounding_seed={kept.seed}"
+            f", and this one's with {now.way!r}, {now.seed}; call amp.init_trainer as before saving"
+        )
+    return kept, numbers

@@ -22,10 +22,11 @@ from mpgluon.numerics.loss_scale import NoLossScale
 from mpgluon.trainer import inside
 from mpgluon.trainer.masters import MasterWeights, has_master, keep_masters, new_state
 from mpgluon.trainer.rounded_updates import (
-    NEAREST,
     RoundedUpdates,
     UpdateRounding,
     grid_weights,
+    rounding_of,
+    validated_rounding,
 )
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
@@ -85,7 +86,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     beside, kind = {}, ""
     if isinstance(updater, Updates):
         beside, kind = updater.beside, updater.beside_name
-    if isinstance(updater, RoundedUpdates) and _rounding_of(trainer) is not None:
+    if isinstance(updater, RoundedUpdates) and rounding_of(trainer) is not None:
         plain["rounding"] = updater.export_rounding(names)
     named = _named(updater.states, beside, names, kind)
     arrays = {name: one.asnumpy() for name, one in named.items()}
@@ -152,7 +153,7 @@ def validate_trainer(
     of_average = plain.get("average")  # absent in files from before there were averages
     new_averages = _validated_averages(trainer, of_average, averages, indices)
     of_rounding = plain.get("rounding")  # absent in files from before there was any
-    rounding, numbers = _validated_rounding(trainer, of_rounding, indices)
+    rounding, numbers = validated_rounding(trainer, of_rounding, indices)
     compensates = rounding is not None and of_rounding and rounding.way == "kahan"
     if not compensates:
         arrays = {n: a for n, a in arrays.items() if not n.endswith(_COMPENSATION)}
@@ -260,35 +261,6 @@ def _named(
         if index in beside:
             found[f"{names[index]}/{kind}"] = beside[index]
     return found
-
-
-def _rounding_of(trainer: gluon.Trainer) -> Optional[UpdateRounding]:
-    """Return how updates of bfloat16 weights are rounded; ``None`` with masters, or no weights."""
-    masters = inside.optimizer_of(trainer).multi_precision
-    if masters or not grid_weights(inside.parameters_of(trainer)):
-        return None
-    updater = inside.updaters_of(trainer)[0]
-    return updater.rounding if isinstance(updater, RoundedUpdates) else NEAREST
-
-
-def _validated_rounding(
-    trainer: gluon.Trainer, of_file: Optional[dict[str, Any]], indices: dict[str, int]
-) -> tuple[Optional[UpdateRounding], dict[int, int]]:
-    """Return how updates are rounded after loading, and the numbers of the arrays.
-
-    A file without rounded updates leaves the Trainer its own way, and the other way round.
-    """
-    now = _rounding_of(trainer)
-    if of_file is None or now is None:
-        return now, {}
-    numbers = {indices[name]: number for name, number in of_file["numbers"].items()}
-    kept = UpdateRounding(of_file["way"], of_file["seed"], of_file["steps"])
-    if (kept.way, kept.seed) != (now.way, now.seed):
-        raise ValueError(
-            f"its updates were rounded with update_rounding={kept.way!r}, rounding_seed={kept.seed}"
-            f", and this one's with {now.way!r}, {now.seed}; call amp.init_trainer as before saving"
-        )
-    return kept, numbers
 
 
 def _numbers_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, Any]:

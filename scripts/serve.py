@@ -31,7 +31,7 @@ from mpgluon.training.runs import open_run
 
 MAX_REQUEST_BYTES = 16 * 2**20
 _PAGE = Path(__file__).resolve().parent / "serve_page"
-_MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆"}  # of Matplotlib
+_MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # of Matplotlib
 _HEADERS = {
     # The page loads its own few files and shows the user's photograph; no more.
     "Content-Security-Policy": (

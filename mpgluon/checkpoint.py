@@ -18,6 +18,7 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.cast import fp32
+from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.numerics.formats import FLOAT32, round_to
 from mpgluon.random_states import random_states, set_random_states, validated_random_states
@@ -79,7 +80,7 @@ def save_checkpoint(
         value, fmt = fp32.known(parameter), fp32.format_of(parameter)
         if value is not None and f"{name}/master" not in state_arrays:
             value = fp32.fp32_value(parameter.list_data()[0], value, fmt)
-            arrays[f"fp32/{name}"] = value.asnumpy()
+            arrays[f"fp32/{name}"] = to_numpy(value)
         if fmt.name != np.dtype(parameter.dtype).name:
             grids[name] = fmt.name
     header = {"trainer": state, "random": random_states(), "grids": grids, "extra": extra}
@@ -264,10 +265,10 @@ def _export_parameters(parameters: Mapping[str, gluon.Parameter]) -> Arrays:
     """
     arrays: Arrays = {}
     for name, parameter in parameters.items():
-        copies = [data.asnumpy() for data in parameter.list_data()]
+        copies = [to_numpy(data) for data in parameter.list_data()]
         arrays[f"parameter/{name}"] = copies[0]
         if any(copy.tobytes() != copies[0].tobytes() for copy in copies):
-            arrays[f"parameter/{name}"] = parameter._reduce().asnumpy()
+            arrays[f"parameter/{name}"] = to_numpy(parameter._reduce())
             arrays.update({f"replica/{device}/{name}": copy for device, copy in enumerate(copies)})
     return arrays
 
@@ -338,5 +339,5 @@ def _plan(
     fp32_value = None
     is_known = name in known or fp32.known(parameter) is not None
     if is_known and fp32.format_of(parameter) != FLOAT32:
-        fp32_value = mx.nd.array(known.get(name, value), dtype="float32")
-    return _ParameterPlan(parameter, mx.nd.array(value, dtype=value.dtype), replicas, fp32_value)
+        fp32_value = from_numpy(np.asarray(known.get(name, value), np.float32))
+    return _ParameterPlan(parameter, from_numpy(value), replicas, fp32_value)

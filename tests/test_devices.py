@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import mxnet as mx
+import numpy as np
 import pytest
 
-from mpgluon.devices import parse_devices
+from mpgluon.devices import from_numpy, parse_devices, to_numpy
 from mpgluon.errors import PrecisionError
 
 
@@ -47,3 +53,49 @@ def test_a_text_of_another_form_is_refused(text):
 def test_a_device_named_twice_is_refused(text):
     with pytest.raises(ValueError, match=f"each device can be used once; received {text!r}"):
         parse_devices(text)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int32"])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (7, 100_003), (2, 0)])
+def test_copies_in_parts_are_those_of_mxnet(shape, dtype):
+    values = np.random.default_rng(0).integers(0, 200, shape).astype(dtype)
+    array = from_numpy(values)
+    assert (array.context, array.dtype, array.shape) == (mx.cpu(), np.dtype(dtype), shape)
+    copy = to_numpy(array)
+    assert copy.dtype == values.dtype
+    assert np.array_equal(copy, values)
+    assert np.array_equal(copy, array.asnumpy())
+
+
+COPIES = """
+    import os, sys
+    import mxnet as mx, numpy as np
+    import mpgluon
+    from mpgluon.devices import from_numpy, to_numpy
+
+    def threads():
+        mx.nd.waitall()
+        return len(os.listdir("/proc/self/task"))
+
+    values = np.ones(1_000_000, np.float32)
+    net = mx.gluon.nn.Dense(1000, in_units=1000)
+    net.initialize()
+    (net(mx.nd.ones((8, 1000))) * 1).wait_to_read()
+    mx.nd.ones((1000, 1000)).copyto(mx.cpu()).wait_to_read()
+    before = threads()
+    mpgluon.cast_block(net)
+    to_numpy(from_numpy(values))
+    without = threads()
+    mx.nd.array(values)
+    print(without - before, threads() - without)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads by Linux's /proc")
+def test_a_cast_and_copies_in_parts_start_no_threads_for_the_caller_and_mxnets_copy_does():
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    command = [sys.executable, "-c", textwrap.dedent(COPIES)]
+    made = subprocess.run(
+        command, env=environment, check=True, timeout=300, capture_output=True, text=True
+    )
+    assert made.stdout.split() == ["0", "2"]

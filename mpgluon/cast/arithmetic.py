@@ -32,13 +32,11 @@ why one FP32 operation rounded to float16 is the correctly rounded float16 opera
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from functools import cache, partial
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any
 
 import mxnet as mx
-import numpy as np
 from mxnet.symbol import Symbol
 
 from mpgluon import native
@@ -47,12 +45,12 @@ from mpgluon.cast.arrays import (
     Format,
     arrays_in,
     convert_arrays,
-    format_of,
     mark,
     onto_grid,
     widen,
 )
-from mpgluon.cast.table import Rule, excluded_operands
+from mpgluon.cast.calls import LOOPS, OperatorCall
+from mpgluon.cast.table import Rule
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.grid import ACCUMULATION
 from mpgluon.native import bfloat16
@@ -61,79 +59,7 @@ from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.numerics.policy import Policy
 from mpgluon.numerics.scaling import Scaling
 
-__all__ = ["Arithmetic", "OperatorCall", "arithmetic_of", "emulated", "policy_arithmetic"]
-
-# The arguments of a loop that are its body, and the states that it passes from round to round.
-_LOOPS = {
-    "contrib.foreach": ("body", "init_states"),
-    "contrib.while_loop": ("func", "loop_vars"),
-}
-_CASTS = frozenset({"Cast", "cast"})
-_CREATORS = frozenset({"zeros", "ones", "full"})
-
-
-class OperatorCall(NamedTuple):
-    """One call of an operator, before the formats are decided; ``name`` as in the table."""
-
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def excluded(self) -> frozenset[Union[int, str]]:
-        """The operands that the format does not concern, as positions and keywords."""
-        return excluded_operands(self.name, self.args, self.kwargs)
-
-    def run(self, convert: Optional[Convert] = None) -> Any:
-        """Call the operator, with its operands converted if ``convert`` is given."""
-        call = self if convert is None else self.converted(convert)
-        return call.function(*call.args, **call.kwargs)
-
-    def converted(self, convert: Convert) -> OperatorCall:
-        """Return the call with the operands converted that a format concerns."""
-        skip = self.excluded
-        args = tuple(
-            arg if i in skip else convert_arrays(arg, convert) for i, arg in enumerate(self.args)
-        )
-        kwargs = {
-            key: arg if key in skip else convert_arrays(arg, convert)
-            for key, arg in self.kwargs.items()
-        }
-        return self._replace(args=args, kwargs=kwargs)
-
-    def with_fp32_states(self) -> OperatorCall:
-        """Return a loop whose states are FP32 before and after each round of its body.
-
-        MXNet requires one format for all rounds, and the body's results may have another format
-        than the first states.
-        """
-        body_name, states_name = _LOOPS[self.name]
-        arguments = inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
-        body = arguments[body_name]
-
-        def with_wide_states(*given: Any) -> Any:
-            outputs, states = body(*given)
-            return outputs, convert_arrays(states, widen)
-
-        arguments[body_name] = with_wide_states
-        arguments[states_name] = convert_arrays(arguments[states_name], widen)
-        return self._replace(args=(), kwargs=arguments)
-
-    def formats(self) -> set[Optional[Format]]:
-        """Return the floating formats of the operands; ``None`` among them is an unknown."""
-        skip = self.excluded
-        args = [arg for i, arg in enumerate(self.args) if i not in skip]
-        kwargs = [arg for key, arg in self.kwargs.items() if key not in skip]
-        formats = {format_of(array) for array in arrays_in(args + kwargs)}
-        return {fmt for fmt in formats if not isinstance(fmt, str) or "float" in fmt}
-
-    def requested_format(self) -> Optional[str]:
-        """Return the format that a cast or a creation names, ``None`` where it names none."""
-        dtype = self.kwargs.get("dtype") if self.name in _CASTS | _CREATORS else None
-        if self.name in _CASTS and len(self.args) > 1:
-            dtype = self.args[1]
-        return None if dtype is None else np.dtype(dtype).name
+__all__ = ["Arithmetic", "arithmetic_of", "emulated", "policy_arithmetic"]
 
 
 def _each_output(result: Any) -> Any:
@@ -158,7 +84,7 @@ class Arithmetic(ABC):
             return self.follow(call)
         if rule is Rule.MOVE:
             return self.move(call)
-        if call.name in _LOOPS:
+        if call.name in LOOPS:
             return call.with_fp32_states().run()
         dtype = call.requested_format()
         return call.run() if dtype is None else mark(call.run(), dtype)

@@ -18,8 +18,9 @@ from typing import Any, Callable, Optional, Union
 import mxnet as mx
 from mxnet.symbol import Symbol
 
-from mpgluon.cast.arithmetic import Arithmetic, OperatorCall, arithmetic_of, emulated
+from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
+from mpgluon.cast.calls import OperatorCall
 from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.formats import FloatFormat

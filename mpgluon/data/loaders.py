@@ -18,12 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
-import mxnet as mx
-
 from mpgluon.data.augment import Augmentation
 from mpgluon.data.images import ImageFolder
 from mpgluon.data.reader import Batch, BatchReader, Failure, begin_worker, read_in_worker
 from mpgluon.data.sampler import EpochBatchSampler
+from mpgluon.devices import from_numpy
 from mpgluon.errors import DataError
 from mpgluon.options import at_least
 
@@ -201,10 +200,7 @@ class ImageLoader:
                         "now; repair or remove them"
                     )
                 if len(labels):
-                    yield (
-                        mx.nd.array(images, ctx=mx.cpu(), dtype=images.dtype),
-                        mx.nd.array(labels, ctx=mx.cpu(), dtype=labels.dtype),
-                    )
+                    yield from_numpy(images), from_numpy(labels)
             finished = True
         finally:
             if finished:

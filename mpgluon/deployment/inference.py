@@ -25,6 +25,7 @@ from mpgluon.cast.arrays import arrays_in
 from mpgluon.cast.block import apply_policy
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import Recording, record
+from mpgluon.devices import from_numpy
 from mpgluon.graph.nodes import Node
 from mpgluon.graph.replay import replay
 from mpgluon.native import bfloat16
@@ -103,7 +104,7 @@ class InferenceNetwork(gluon.HybridBlock):
         self.initialize(mx.init.Zero(), ctx=list(ctx))
         for parameter, name in self._names.items():
             dtype = np.dtype(parameter.dtype).name
-            parameter.set_data(cast(mx.nd.array(values[name], dtype="float32"), dtype))
+            parameter.set_data(cast(from_numpy(values[name]), dtype))
 
     def keep_weights_in(self, dtype: str) -> None:
         """Keep weights and biases of convolutions and dense layers, rounded already, in a dtype.

@@ -16,6 +16,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.cast import fp32
+from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.dtypes import cast, round_array
 from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
@@ -210,7 +211,7 @@ class WeightAverage:
     def export(self, names: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what a checkpoint keeps: plain values, and arrays by their parameters' names."""
         self.refuse_while_swapped_in("save_checkpoint")
-        arrays = {names[index]: array.asnumpy() for index, array in self._arrays.items()}
+        arrays = {names[index]: to_numpy(array) for index, array in self._arrays.items()}
         return {"decay": self.decay, "updates": self.updates}, arrays
 
     def loaded(self, arrays: Mapping[int, npt.NDArray[Any]]) -> dict[int, NDArray]:
@@ -234,7 +235,7 @@ class WeightAverage:
                     f"its average of {parameters[index].name} is {array.dtype} of shape "
                     f"{array.shape}, and this one's {wide} of shape {weight.shape}"
                 )
-            found[index] = mx.nd.array(array, ctx=weight.context, dtype=wide)
+            found[index] = from_numpy(array).as_in_context(weight.context)
         return found
 
     def set_all(self, arrays: dict[int, NDArray], updates: int) -> None:

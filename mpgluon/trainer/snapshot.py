@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
+from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
 from mpgluon.numerics.loss_scale import NoLossScale
 from mpgluon.trainer import inside
@@ -89,7 +90,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
     if isinstance(updater, RoundedUpdates) and rounding_of(trainer) is not None:
         plain["rounding"] = updater.export_rounding(names)
     named = _named(updater.states, beside, names, kind)
-    arrays = {name: one.asnumpy() for name, one in named.items()}
+    arrays = {name: to_numpy(one) for name, one in named.items()}
     return plain, arrays | {f"{name}{_AVERAGE}": array for name, array in averages.items()}
 
 

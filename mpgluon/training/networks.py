@@ -13,6 +13,7 @@ from mxnet import gluon
 
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.checkpoint import check_parameters
+from mpgluon.devices import from_numpy
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.training.config import TrainingConfig
@@ -160,5 +161,5 @@ def _load_state_dict(net: gluon.Block, path: Path, classes: int) -> list[str]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     for name, value in values.items():
-        parameters[name].set_data(mx.nd.array(value, dtype="float32"))
+        parameters[name].set_data(from_numpy(value))
     return fresh

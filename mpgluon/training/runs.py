@@ -15,6 +15,7 @@ import numpy as np
 from mxnet import gluon
 
 from mpgluon.checkpoint import check_parameters, read_extra, read_parameters
+from mpgluon.devices import from_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.networks import build_network
@@ -103,7 +104,7 @@ def restored_network(
     values = {name: value.astype(np.float32) for name, value in read_parameters(checkpoint).items()}
     check_parameters(checkpoint, parameters, values)
     for name, parameter in parameters.items():
-        parameter.set_data(mx.nd.array(values[name], dtype="float32"))
+        parameter.set_data(from_numpy(values[name]))
     return net
 
 

@@ -163,11 +163,28 @@ struct Convolution {
   Sizes shift, backwards;
 };
 
+constexpr Sizes kDense{1, 1, 1};  // points side by side
+
+// Multiply the matrices of each group; the steps are from one group's numbers to the next one's.
+inline void multiply_groups(const Accumulation& how, int64_t groups, Matrix left, int64_t left_step,
+                            Matrix right, int64_t right_step, float* to, int64_t step,
+                            const Places& rows, const Places& columns) {
+  for (int64_t group = 0; group < groups; ++group) {
+    multiply(how, left, right, to + group * step, rows, columns);
+    left.values += left_step;
+    right.values += right_step;
+  }
+}
+
+// Return the data with the margin that the kernel meets.
+inline std::vector<float> framed_data(const Convolution& c, const float* data) {
+  return spread(data, c.images * c.groups * c.channels, c.image, kDense, c.pad, c.frame);
+}
+
 inline void convolve(const Accumulation& how, const Convolution& c, const float* data,
                      const float* weight, const float* bias, float* result) {
   const int64_t one = volume(c.frame), points = volume(c.kernel), pixels = volume(c.places);
-  const Sizes dense{1, 1, 1};
-  const auto framed = spread(data, c.images * c.groups * c.channels, c.image, dense, c.pad, c.frame);
+  const auto framed = framed_data(c, data);
   const int64_t window = c.channels * points;
   Matrix left{weight, counted(c.filters, window), counted(window, 1)};
   Matrix right{framed.data(),
@@ -176,11 +193,8 @@ inline void convolve(const Accumulation& how, const Convolution& c, const float*
   const Places rows = counted(c.filters, pixels);
   const Places columns =
       pairs(counted(c.images, c.groups * c.filters * pixels), counted(pixels, 1));
-  for (int64_t group = 0; group < c.groups; ++group) {
-    multiply(how, left, right, result + group * c.filters * pixels, rows, columns);
-    left.values += c.filters * window;
-    right.values += c.channels * one;
-  }
+  multiply_groups(how, c.groups, std::move(left), c.filters * window, std::move(right), c.channels * one,
+                  result, c.filters * pixels, rows, columns);
   if (bias == nullptr) return;
   in_parallel(c.images * c.groups * c.filters, [&](int64_t i) {
     for (int64_t j = 0; j < pixels; ++j) result[i * pixels + j] += bias[i % (c.groups * c.filters)];
@@ -190,8 +204,7 @@ inline void convolve(const Accumulation& how, const Convolution& c, const float*
 inline void convolve_back_to_weight(const Accumulation& how, const Convolution& c,
                                     const float* gradient, const float* data, float* result) {
   const int64_t one = volume(c.frame), points = volume(c.kernel), pixels = volume(c.places);
-  const Sizes dense{1, 1, 1};
-  const auto framed = spread(data, c.images * c.groups * c.channels, c.image, dense, c.pad, c.frame);
+  const auto framed = framed_data(c, data);
   Matrix left{gradient, counted(c.filters, pixels),
               pairs(counted(c.images, c.groups * c.filters * pixels), counted(pixels, 1))};
   Matrix right{framed.data(), pairs(counted(c.channels, one), grid(c.kernel, c.dilate, c.frame)),
@@ -199,17 +212,13 @@ inline void convolve_back_to_weight(const Accumulation& how, const Convolution& 
                      grid(c.places, c.stride, c.frame))};
   const int64_t window = c.channels * points;
   const Places rows = counted(c.filters, window), columns = counted(window, 1);
-  for (int64_t group = 0; group < c.groups; ++group) {
-    multiply(how, left, right, result + group * c.filters * window, rows, columns);
-    left.values += c.filters * pixels;
-    right.values += c.channels * one;
-  }
+  multiply_groups(how, c.groups, std::move(left), c.filters * pixels, std::move(right), c.channels * one,
+                  result, c.filters * window, rows, columns);
 }
 
 inline void convolve_back_to_data(const Accumulation& how, const Convolution& c,
                                   const float* gradient, const float* weight, float* result) {
   const int64_t one = volume(c.around), points = volume(c.kernel), pixels = volume(c.image);
-  const Sizes dense{1, 1, 1};
   const auto framed =
       spread(gradient, c.images * c.groups * c.filters, c.places, c.stride, c.shift, c.around);
   const int64_t last = (c.reach[0] * c.around[1] + c.reach[1]) * c.around[2] + c.reach[2];
@@ -217,16 +226,13 @@ inline void convolve_back_to_data(const Accumulation& how, const Convolution& c,
   Matrix left{weight, counted(c.channels, points),
               pairs(counted(c.filters, window), counted(points, 1))};
   Matrix right{framed.data() + last,
-               pairs(counted(c.images, c.groups * c.filters * one), grid(c.image, dense, c.around)),
+               pairs(counted(c.images, c.groups * c.filters * one), grid(c.image, kDense, c.around)),
                pairs(counted(c.filters, one), grid(c.kernel, c.backwards, c.around))};
   const Places rows = counted(c.channels, pixels);
   const Places columns =
       pairs(counted(c.images, c.groups * c.channels * pixels), counted(pixels, 1));
-  for (int64_t group = 0; group < c.groups; ++group) {
-    multiply(how, left, right, result + group * c.channels * pixels, rows, columns);
-    left.values += c.filters * window;
-    right.values += c.filters * one;
-  }
+  multiply_groups(how, c.groups, std::move(left), c.filters * window, std::move(right), c.filters * one,
+                  result, c.channels * pixels, rows, columns);
 }
 
 void convolution(const Accumulation& how, const NodeAttrs& attrs, const Arrays& in,

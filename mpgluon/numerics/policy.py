@@ -173,6 +173,9 @@ _NAMED = {
     "mixed_bfloat16": Policy("float32", "bfloat16", "float32"),
     "emulated_bfloat16": Policy("float32", "bfloat16", "float32", emulate=True),
     "mixed_float8": Policy(
-        *("float32", "float8_e4m3", "float32", False, "float8_e5m2", "tensor", "bfloat16")
+        *("float32", "float8_e4m3", "float32"),
+        gradient_dtype="float8_e5m2",
+        scaling="tensor",
+        between_dtype="bfloat16",
     ),
 }

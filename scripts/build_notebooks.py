@@ -20,6 +20,17 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 PARAMETERS = "parameters"  # the tag of the cell that says FAST = False
 TIMEOUT_S = 1800  # for one cell
 
+# What a reader need not see at first is folded: the tag of a cell in a source, the tag by which the
+# site folds or leaves it out, and what the fold is called. Jupyter hides the same parts.
+FOLDED = {
+    PARAMETERS: ("remove-cell", ""),
+    "setup": ("hide-input", "the set-up"),
+    "plot": ("hide-input", "the code of the picture"),
+    "claim": ("hide-cell", "the check of this claim"),
+    "solution": ("hide-cell", "a solution"),
+    "unseen": ("remove-cell", ""),
+}
+
 Notebook = Any
 nbformat: Any = untyped_nbformat
 
@@ -95,11 +106,28 @@ def read(source: Path) -> Notebook:
     notebook = jupytext.read(source, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:02d}"  # the same in every build
+        _fold(cell)
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
     return notebook
+
+
+def _fold(cell: Notebook) -> None:
+    """Give a cell the metadata by which the site and Jupyter fold it."""
+    tags = cell.metadata.get("tags", [])
+    for tag in FOLDED.keys() & set(tags):
+        folding, name = FOLDED[tag]
+        cell.metadata["tags"] = [*tags, folding]
+        cell.metadata["jupyter"] = {"source_hidden": True}
+        if folding != "hide-input":
+            cell.metadata["jupyter"]["outputs_hidden"] = True
+        if name:
+            cell.metadata["mystnb"] = {
+                "code_prompt_show": f"Show {name}",
+                "code_prompt_hide": f"Hide {name}",
+            }
 
 
 def product_of(source: Path) -> Path:

@@ -109,7 +109,7 @@ def describe_pictures(_: Sphinx, docname: str, source: list[str]) -> None:
     for cell, _ in pictures(notebook):
         text = cell.metadata.get("alt") or describe_picture(cell.source)
         if text:
-            cell.metadata["mystnb"] = {"image": {"alt": text}}
+            cell.metadata.setdefault("mystnb", {})["image"] = {"alt": text}
     source[0] = nbformat.writes(notebook)
 
 

@@ -356,7 +356,7 @@ for dtype, of_seeds in points.items():
     mean = (f"{of_seeds.mean():.1f}", f"{difference.mean():+.1f}")
     rows += [(NAMES[dtype], *mean, interval, skipped)]
 print(f"{recorded['float16'][0]['config']['model']} on Caltech 101, {len(of_seeds)} seeds")
-print(Table(("format", "points", "minus FP32", "95 % interval", "skipped steps"), rows))
+print(Table(("format", "mean (points)", "minus FP32", "95 % interval", "skipped steps"), rows))
 
 # %% tags=["plot"] alt="Three nearly equal curves; differences to FP32 around zero"
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")

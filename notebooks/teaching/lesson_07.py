@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -83,8 +84,8 @@ def batch_that_keeps_a_v100_busy(answer: Any) -> Verdict:
         f"a V100 needs {OPERATIONS_PER_BYTE:.1f} in FP16."
     )
     if intensity < OPERATIONS_PER_BYTE:
-        busy = intensity / OPERATIONS_PER_BYTE
-        return Verdict(False, f"{found} Its Tensor Cores would be busy {busy:.1%} of the time.")
+        busy = math.floor(100 * intensity / OPERATIONS_PER_BYTE)
+        return Verdict(False, f"{found} Its Tensor Cores would be busy {busy} % of the time.")
     if _intensity(batch - 1) >= OPERATIONS_PER_BYTE:
         return Verdict(False, f"{found} That is enough, but a smaller batch is, too.")
     return Verdict(True, f"{found} With one image less it would be too few.")

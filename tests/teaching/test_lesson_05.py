@@ -23,6 +23,16 @@ def load_then_cast_by_gluon(net, path):
     net.cast("float16")
 
 
+def cast_then_load(net, path):
+    mpgluon.cast_block(net)
+    net.load_parameters(path)
+
+
+def cast_then_load_rounded(net, path):
+    mpgluon.cast_block(net)
+    net.load_parameters(path, cast_dtype=True)
+
+
 def only_cast(net, _):
     mpgluon.cast_block(net)
 
@@ -82,7 +92,9 @@ def test_05_3_loading_before_the_cast_brings_every_number_to_the_masters():
 @pytest.mark.parametrize(
     ("function", "meaning"),
     [
-        (load_then_cast_by_gluon, "rounded to FP16 first: load, then cast"),
+        (cast_then_load_rounded, "rounded to FP16 first: load, then cast"),
+        (cast_then_load, "ends in an error: Failed loading Parameter"),
+        (load_then_cast_by_gluon, "does not train afterwards: MXNetError"),
         (only_cast, "not from the file"),
         (only_load, "are float32, not float16"),
     ],

@@ -68,8 +68,8 @@ def test_07_2_the_smallest_batch_that_keeps_a_v100_busy(capsys):
 @pytest.mark.parametrize(
     ("batch", "meaning"),
     [
-        (139, "would be busy 82.9% of the time"),  # as many as operations per byte
-        (175, "would be busy 99.6% of the time"),
+        (139, "would be busy 82 % of the time"),  # as many as operations per byte
+        (175, "would be busy 99 % of the time"),
         (512, "a smaller batch is, too"),
         (0, "at least one image"),
     ],

@@ -234,8 +234,8 @@ plt.show()
 
 # %% [markdown]
 # Operators that begin with `_backward_` belong to the backward pass. MXNet calls a ReLU
-# `Activation` and a dense layer `FullyConnected`. `add_n` adds the gradients of a result that was
-# used more than once.
+# `Activation` and a dense layer `FullyConnected`. `broadcast_add` is the sum at the end of a
+# residual block.
 
 # %% tags=["claim"]
 assert conv_share > 0.5
@@ -289,7 +289,6 @@ assert gain(0.5, 1000) < 2
 doctor = {finding.topic: finding for finding in check_machine().findings}["bfloat16"]
 has_bfloat16 = doctor.level == "ok"
 print(f"BF16: {doctor.level}: {doctor.what}. {doctor.why}".strip())
-print("operators in C++:", mpgluon.native.available())
 
 
 def in_format(name):
@@ -313,6 +312,7 @@ rows = [
     for name, q in to_fp32.items()
 ]
 print(Table(("format", "s per step", "lower quartile", "ratio to FP32", "upper quartile"), rows))
+print("operators in C++:", mpgluon.native.available())
 
 # %% [markdown]
 # A ratio below 1 means faster than FP32. Other networks gain and lose other amounts. This is a
@@ -486,7 +486,7 @@ for name, peak in PEAK.items():
     look = {**FORMAT_LOOKS["float32" if name == "FP32" else "float16"], "marker": ""}
     shown = reach[reach > (needed["FP32"] if name == "FP16" else 0)]
     axes.loglog(shown, np.minimum(peak, BANDWIDTH * shown) / 1e12, **look)
-    axes.text(2000, 1.15 * peak / 1e12, f"roof of {name}", ha="right", color=look["color"])
+    axes.text(2000, 1.4 * peak / 1e12, f"roof of {name}", ha="right", color=look["color"])
 axes.text(0.7, 1.1, "both roofs are one", ha="right")
 words = {"Convolution": "convolutions", "FullyConnected": "dense layer", "Activation": "ReLUs"}
 marks = {"Convolution": "o", "FullyConnected": "*", "BatchNorm": "D", "Activation": "^"}

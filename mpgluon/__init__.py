@@ -52,7 +52,7 @@ from mpgluon.numerics.loss_scale import (  # noqa: E402
 from mpgluon.numerics.policy import Policy  # noqa: E402
 from mpgluon.trainer.average import WeightAverage  # noqa: E402
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BFLOAT16",

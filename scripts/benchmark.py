@@ -186,7 +186,7 @@ def write(record: BenchmarkRecord, options: argparse.Namespace, *, suffix: str) 
         save_figure(plot, measured, title=title)
         plots.append(plot)
     training = [case for case in measured if case.name == "training"]
-    if training and len(training) < len(measured):  # the picture for README.md
+    if training and len(training) < len(measured):  # the picture for docs/index.md
         plots.append(path.with_name(f"{path.stem}-training.png"))
         save_figure(plots[-1], training, title=title)
     print(f"\nwritten: {' and '.join(map(str, [path, *plots]))}")

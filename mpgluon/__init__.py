@@ -1,4 +1,4 @@
-"""Mixed-precision training for MXNet Gluon: float16 and bfloat16 on GPUs and on any CPU.
+"""Mixed-precision training for MXNet Gluon: float16 and bfloat16 on CPUs, float16 on GPUs.
 
 The public names, in the order in which a program needs them.
 """

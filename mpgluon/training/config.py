@@ -124,7 +124,7 @@ class TrainingConfig:
     # Goyal et al., "Accurate, Large Minibatch SGD", 2017, 2.1: the peak changes in proportion.
     reference_batch_size: Optional[int] = option(
         None,
-        "the global batch for which the learning rate is meant; with another one the rate is scaled",
+        "the global batch that the learning rate is for; with another one the rate is scaled",
         within="[1, inf)",
         metavar="N",
     )

@@ -80,7 +80,9 @@ def fences_of(text: str) -> list[Fence]:
 def sides_of(diff: str) -> list[str]:
     """Return the program before a diff, and after it."""
     return [
-        "".join(line[1:] for line in diff.splitlines(keepends=True) if line[0] in f" \n{side}")
+        "".join(
+            line[1:] or "\n" for line in diff.splitlines(keepends=True) if line[0] in f" \n{side}"
+        )
         for side in "-+"
     ]
 

@@ -79,12 +79,9 @@ def fences_of(text: str) -> list[Fence]:
 
 def sides_of(diff: str) -> list[str]:
     """Return the program before a diff, and after it."""
-    return [
-        "".join(
-            line[1:] or "\n" for line in diff.splitlines(keepends=True) if line[0] in f" \n{side}"
-        )
-        for side in "-+"
-    ]
+    lines = diff.splitlines()
+    kept = ([line for line in lines if line[:1] in ("", " ", side)] for side in "-+")
+    return ["".join(f"{line[1:]}\n" for line in side) for side in kept]
 
 
 def blocks_of(text: str) -> list[Block]:

@@ -268,7 +268,8 @@ for (name, losses), look in zip(ordinary_losses.items(), (FP16, WITHOUT)):
     axes.plot(losses, markevery=every, **look)
     axes.text(1.01 * STEPS, losses[-1], name, va="center", color=FP16["color"])
 axes.set(title="From an ordinary start both learn, but one learns slowly", xlabel="step")
-axes.set(ylabel="loss (log scale)", yscale="log", xlim=(0, STEPS))
+axes.set(ylabel="loss", xlim=(0, STEPS))
+axes.set_ylim(bottom=0)
 axes.spines[["right", "top"]].set_visible(False)
 plt.show()
 
@@ -322,7 +323,7 @@ for axes, end in ((whole, 8000), (part, 40)):
     axes.plot(alone_at[:end], markevery=marks, **WITHOUT)
     axes.set(xlabel="step", ylabel="weight (no unit)")
 whole.set(title="Without a master the weight never moves", ylim=(0.98, 1.28))
-whole.text(2600, 1.21, "master and copy\n(one covers the other)")
+whole.text(2600, 1.17, "master and copy\n(one covers the other)")
 whole.text(4000, 1.01, "FP16 without a master", color=FP16["color"])
 part.set(title="The first 40 steps: the copy climbs in stairs")
 part.text(18, master_at[21], "FP32 master  ", ha="right")
@@ -388,10 +389,9 @@ assert abs(hand_losses[-1] / fp32_losses[-1] - 1) < 0.02
 model_params, master_params = fp16_utils.prep_param_lists(make_net())
 before_cast = make_net(cast=False)[0].weight.data()
 copy, master = model_params[0].data().astype("float32"), master_params[0].data()
-print(
-    "copy and weight before the cast differ by up to", (copy - before_cast).abs().max().asscalar()
-)
-print("master and weight before the cast differ by", (master - before_cast).abs().max().asscalar())
+for name, array in (("copies", copy), ("masters", master)):
+    difference = (array - before_cast).abs().max().asscalar()
+    print(f"largest difference of the {name} from the weights before the cast: {difference:.2g}")
 
 # %% tags=["claim"]
 assert (copy != before_cast).sum() > 0

@@ -410,7 +410,7 @@ for first, (name, totals) in zip((0, 100, 200), sums.items()):  # marks that do 
 axes.set(title="3000 ones, added one by one", xlim=(0, 3000))
 axes.set(xlabel="number of ones added", ylabel="sum (no unit)")
 axes.spines[["right", "top"]].set_visible(False)
-axes.text(1130, 980, "The lines coincide until a sum stops.")
+axes.text(1250, 850, "The lines coincide until a sum stops.")
 plt.show()
 
 # %% [markdown]
@@ -454,7 +454,7 @@ for pairs in (4094, 4095):
     layer = nn.Dense(1, in_units=pairs, use_bias=False)
     layer.initialize(mx.init.Constant(4))
     mpgluon.cast_block(layer)
-    print(f"{pairs} pairs, by a layer:", layer(mx.nd.full((1, pairs), 4)).asscalar().astype(float))
+    print(f"{pairs} pairs, by a layer:", float(layer(mx.nd.full((1, pairs), 4)).asscalar()))
 
 # %% tags=["claim"]
 assert in_fp16 == 32768 == 2048 * 16

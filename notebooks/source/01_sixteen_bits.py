@@ -72,14 +72,14 @@ assert np.nextafter(np.float16(1), np.float16(2)) == 1 + 2**-10
 # %% [markdown]
 # ## Second accident: a small gradient becomes zero
 #
-# Gradients can be tiny. The smallest positive FP16 number is $2^{-24}$, about 0.00000006. What is
-# smaller than half of it becomes zero, and a gradient of zero teaches nothing.
+# Gradients can be tiny. The smallest positive FP16 number is $2^{-24}$, about 0.00000006. Half of
+# it and less becomes zero, and a gradient of zero teaches nothing.
 
 # %%
 gradient = 1e-8
 print("the gradient in FP16:", np.float16(gradient))
 scaled = np.float16(gradient * 4096)
-print("scaled, stored in FP16, and divided in FP32:", np.float32(scaled) / 4096)
+print(f"scaled, stored in FP16, and divided in FP32: {np.float32(scaled) / 4096:.3g}")
 
 # %% [markdown]
 # The second line is the remedy, a *loss scale*: multiply the loss by a power of two, and with it

@@ -42,7 +42,7 @@ from mpgluon.tables import Table
 from teaching import check, widget
 
 formats = {"FP16": FLOAT16, "BF16": BFLOAT16, "FP32": FLOAT32}
-np.seterr(over="ignore", invalid="ignore")  # overflow and NaN are what this lesson is about
+_ = np.seterr(over="ignore", invalid="ignore")  # this lesson is about overflow and NaN
 
 # %% [markdown]
 # ## First accident: a small update of a weight is lost
@@ -407,7 +407,7 @@ for first, (name, totals) in zip((0, 100, 200), sums.items()):  # marks that do 
     look = {**FORMAT_LOOKS[formats[name].name], "markevery": (first, 300)}
     axes.plot(np.arange(1, 3001), totals, **look)
     axes.text(3040, totals[-1], f"{name}: {totals[-1]:.0f}", va="center", color=look["color"])
-axes.set(title="3000 ones, added one by one", xlim=(0, 3000))
+axes.set(title="3000 ones, added one by one: two sums stop", xlim=(0, 3000))
 axes.set(xlabel="number of ones added", ylabel="sum (no unit)")
 axes.spines[["right", "top"]].set_visible(False)
 axes.text(1250, 850, "The lines coincide until a sum stops.")

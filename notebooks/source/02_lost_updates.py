@@ -149,7 +149,8 @@ curves.text(0.5 * STEPS, 0.655, "FP16 without masters", ha="center", va="top", c
 curves.text(
     0.35 * STEPS, 0.42, "FP32, and FP16 with masters:\none line covers the other", va="bottom"
 )
-curves.set(title="Training loss", xlabel="step", ylabel="loss", ylim=(0, 0.75))
+curves.set(title="Without masters the loss\nis a level line", ylim=(0, 0.75))
+curves.set(xlabel="step", ylabel="training loss")
 side = np.linspace(-1.15, 1.15, 81)
 grid = np.stack([*(axis.ravel() for axis in np.meshgrid(side, side)), np.ones(81**2)], axis=1)
 for plane, net, name in zip(planes, (without, with_masters), ("without masters", "with masters")):
@@ -232,6 +233,7 @@ for place, style, text, side in (
 ):
     axes.axvline(place, color="black", linestyle=style)
     axes.text(place, 1.02, text, ha=side, transform=axes.get_xaxis_transform())
+axes.set_title("Without masters every update is lost", pad=22)
 axes.set(xlim=(-26, -8), ylabel="number of weights", xlabel="log2 of |update / weight|")
 plt.show()
 

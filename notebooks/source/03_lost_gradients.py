@@ -87,7 +87,8 @@ for edge in (-24, -14, 16):
     axes.axvline(edge - 0.5, color="black", linewidth=1)
 for middle, name in ((-27.5, "lost"), (-19.5, "subnormal"), (0.5, "normal"), (17.5, "too large")):
     axes.text(middle, 300, name, ha="center")
-axes.set(xlim=(-30.5, 19.5), ylim=(0.005, 800), xlabel="exponent", ylabel="relative error (%)")
+axes.set(xlim=(-30.5, 19.5), ylim=(0.005, 800), xlabel="exponent e", ylabel="relative error (%)")
+axes.yaxis.set_major_formatter("{x:g}")
 axes.set_title("FP16 loses a small number digit by digit, and then altogether")
 plt.show()
 

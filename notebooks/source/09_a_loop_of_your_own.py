@@ -560,7 +560,7 @@ def noise():
     return mx.nd.array(random.normal(size=(64, 2)))
 
 
-def make_player(outputs, init_scale):
+def make_player(outputs, init_scale, weight_decay=0.0):
     """Return a network of two layers in FP16, and its Trainer."""
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(16, in_units=2, activation="relu"))
@@ -568,7 +568,7 @@ def make_player(outputs, init_scale):
     net.initialize(mx.init.Xavier())
     mpgluon.cast_block(net)
     net.hybridize(static_alloc=True, static_shape=True)
-    options = {"learning_rate": 0.01, "beta1": 0.5, "multi_precision": True}
+    options = {"learning_rate": 0.01, "beta1": 0.5, "wd": weight_decay, "multi_precision": True}
     trainer = gluon.Trainer(net.collect_params(), "adam", options)
     amp.init_trainer(trainer, mpgluon.DynamicLossScale(init_scale=init_scale))
     return net, trainer
@@ -577,7 +577,8 @@ def make_player(outputs, init_scale):
 # %%
 mx.random.seed(0)
 generator, g_trainer = make_player(outputs=2, init_scale=2.0**24)
-discriminator, d_trainer = make_player(outputs=1, init_scale=2.0**10)
+# Weight decay in the discriminator keeps the two from running in circles.
+discriminator, d_trainer = make_player(outputs=1, init_scale=2.0**10, weight_decay=0.1)
 first_points = generator(noise()).asnumpy()
 
 scales, skips = [], []

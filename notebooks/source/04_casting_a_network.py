@@ -49,8 +49,8 @@ assert mpgluon.BFLOAT16.max_exponent == mpgluon.FLOAT32.max_exponent
 # %% [markdown]
 # ## Gluon's own cast ends in an error on a CPU
 #
-# Gluon has a method for the job: `net.cast("float16")`. It makes FP16 numbers of the *parameters*
-# (weights and biases). We cast one dense layer and give it an FP16 input. This cell fails **on
+# Gluon has a method for the job: `net.cast("float16")`. It rounds the *parameters* (weights and
+# biases) to FP16. We cast one dense layer and give it an FP16 input. This cell fails **on
 # purpose**.
 
 # %%
@@ -172,7 +172,7 @@ assert set(formats_of(kept_by_gluon).values()) == {"float16"}
 # 2. how many blocks compute in FP16. *Emulated* is what a CPU does (a section below is about it);
 #    on a GPU the line says *natively*;
 # 3. which blocks were kept in FP32. `cast_block` keeps all normalization layers: BatchNorm,
-#    LayerNorm, GroupNorm and InstanceNorm. (Gluon's `net.cast` keeps BatchNorm only);
+#    LayerNorm, GroupNorm and InstanceNorm (Gluon's `net.cast` keeps BatchNorm only);
 # 4. how many parameters were cast.
 #
 # A block whose arithmetic cannot be cast has a fifth line, *beyond reach*, with advice.
@@ -270,8 +270,8 @@ assert np.allclose(loss.asnumpy(), loss_by_hand, atol=1e-5)
 # nothing warns you. (MXNet adds in FP16 on a CPU, unless the environment variable
 # `MXNET_SAFE_ACCUMULATION` is 1.)
 #
-# In a cast network, softmax and all other sums are FP32. And the network returns FP32, so a loss
-# function behind it computes in FP32 too.
+# In a cast network, softmax, means and sums of many numbers are FP32. And the network returns FP32,
+# so a loss function behind it computes in FP32 too.
 #
 # ## Squares must be FP32: in FP16 they overflow from 256 on
 #
@@ -567,6 +567,9 @@ assert (np.abs(by_mpgluon - by_hand.astype("float64")) <= one_step + fp32_order)
 # also adds several products at a time and cuts off what does not fit. `accumulation="hopper"` in a
 # policy makes a CPU add like that:
 # [what a Tensor Core computes](../docs/gpu.md#what-a-tensor-core-computes).)
+#
+# So FP16 on a CPU is for learning, testing and debugging: the numbers are a GPU's, the speed is
+# not (lesson 07 measures it).
 #
 # ## BF16 is native where the processor has it
 #

@@ -114,6 +114,7 @@ skipped = sum(event["skipped"] for event in fp16_history)
 axes.text(9, 2**13, f"crosses: {skipped} of {len(fp16_history)} steps are skipped")
 axes.set(xlabel="step", title="Every step is skipped, until the loss scale can fall no further")
 axes.xaxis.get_major_locator().set_params(integer=True)
+axes.set_yticks([2**exponent for exponent in (0, 4, 8, 12, 16)])
 plt.show()
 
 # %% tags=["claim"]
@@ -239,7 +240,8 @@ data = {name: (h.exponents, h.counts, h.zeros) for name, h in named.items()}
 plots.draw_exponents(axes, data)
 axes.get_legend().remove()
 axes.text(2, 8.5, "what layers return", ha="right")
-axes.text(17.5, 7, f"squares inside energy:\n{too_large:.0%} are too large")
+words = f"squares inside\nenergy: {too_large:.0%}\nare too large"
+axes.text(17, 7, words, bbox={"color": "white", "pad": 2})
 axes.set_title("What layers return fits into FP16, the squares inside energy do not", pad=10)
 plt.show()
 
@@ -337,9 +339,9 @@ figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
 for start, (dtype, history) in enumerate((("float32", fp32_history), ("float16", cured_history))):
     look = {**plots.FORMAT_LOOKS[dtype], "markevery": (5 * start, 10)}
     axes.plot(*zip(*((event["step"], event["loss"]) for event in history)), **look)
-for name, dtype, at, place in (
-    ("FP32", "float32", steps // 3, (40, 30)),
-    ("FP16, energy in FP32", "float16", steps // 2 + 5, (40, 34)),
+for name, dtype, at, place in (  # each at a mark of its own
+    ("FP32", "float32", steps // 30 * 10, (40, 30)),
+    ("FP16, energy in FP32", "float16", steps // 20 * 10 + 5, (40, 34)),
 ):
     axes.annotate(
         name,

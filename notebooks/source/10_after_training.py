@@ -319,9 +319,9 @@ for dtype, name in (("float16", "FP16"), ("bfloat16", "BF16")):
 ends = np.array([max(lead.min(), 2 * error["float16"].min()), lead.max()])
 axes.plot(ends, ends / 2, color="0.5", linewidth=1)
 axes.annotate(
-    "half the lead: above this line a decision can change",
-    (ends[1], ends[1] / 2),
-    xytext=(0, 5),
+    "half the lead:\na decision can change above it",
+    (np.sqrt(ends.prod()), np.sqrt(ends.prod()) / 2),  # the middle of the line
+    xytext=(-12, 0),
     textcoords="offset points",
     ha="right",
     color="0.35",

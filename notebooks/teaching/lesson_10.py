@@ -107,9 +107,9 @@ def share_of_the_weights(answer: Any) -> Verdict:
         return Verdict(False, f"{measured}, and {share:.0f} % is another result.")
     return Verdict(
         True,
-        f"{measured}. Independent errors add like the sides of a right angle: "
-        f"{found:.0f} % of the whole leave {np.sqrt(max(0.0, 1e4 - found**2)):.0f} % for the "
-        "rounding between the layers.",
+        f"{measured}. Independent errors add like the sides of a right-angled triangle: beside "
+        f"{found:.0f} % the rounding between the layers has "
+        f"{np.sqrt(max(0.0, 1e4 - found**2)):.0f} %.",
     )
 
 

@@ -1,0 +1,660 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # What comes after sixteen bits?
+#
+# Newer GPUs multiply numbers of eight bits, and newer processors train weights in sixteen bits
+# without a copy in 32. A format of eight bits has 256 codes. This lesson shows what makes training
+# with so few numbers possible, and what breaks without it. On a CPU, mpgluon rounds to any format
+# that you describe, so you can try all of it here.
+#
+# ## What you will be able to do
+#
+# - write down the numbers of a format from the widths of its fields;
+# - say when a format needs a scale, and which values should share one;
+# - train a network with products in eight bits, and recognise the failure without scales;
+# - train BF16 weights without a copy in FP32, with stochastic rounding or Kahan's compensation;
+# - find out whether a network cares whose Tensor Core adds its products.
+#
+# You should know lessons 01 to 03: formats, lost updates, lost gradients. FP32 stands for what code
+# calls `float32`, BF16 for `bfloat16`. FP8 has two formats, E4M3 (`float8_e4m3`) and E5M2
+# (`float8_e5m2`).
+
+# %% tags=["parameters"]
+FAST = False  # the build's fast mode says True: the same code on less data
+
+# %% tags=["setup"]
+import logging
+
+import matplotlib.pyplot as plt
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import (
+    BFLOAT16,
+    FLOAT4_E2M1,
+    FLOAT6_E2M3,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FloatFormat,
+    Policy,
+    amp,
+    diagnostics,
+    round_to,
+)
+from mpgluon.data.shapes import render_image
+from mpgluon.numerics.scaling import round_scaled
+from mpgluon.numerics.tensor_core import ACCUMULATIONS
+from mpgluon.plots import FORMAT_LOOKS
+from mpgluon.tables import Table
+from mpgluon.training.networks import build_network
+from teaching import check
+
+logging.getLogger("mpgluon").setLevel(logging.ERROR)  # it warns of what we do on purpose
+FP32, BF16, FP8 = (FORMAT_LOOKS[name] for name in ("float32", "bfloat16", "mixed_float8"))
+OTHERS = [
+    {"color": "#CC79A7", "marker": "D", "linestyle": "--"},
+    {"color": "#E69F00", "marker": "P", "linestyle": "-."},
+    {"color": "0.45", "marker": "x", "linestyle": ":"},
+]
+
+# %% [markdown]
+# ## A format is a few numbers: from six bits to eight
+#
+# Lesson 01 drew all numbers of a format with six bits: 1 for the sign, 3 for the exponent, 2 for
+# the fraction. Two more bits can go to the fraction or to the exponent. E4M3 and E5M2 have one and
+# two more exponent bits; the digits of their names are the widths of the two fields.
+#
+# ![The bits of a number in lesson 01's six-bit format, in E4M3 and in E5M2: sign, exponent,
+# fraction; and E4M3's code for NaN](figures/11_formats.svg)
+#
+# E4M3 differs from the older formats in one more way. Those give the largest exponent to infinity
+# and NaN. E4M3 has no infinity, and its exponent of ones holds numbers, except for one code, which
+# is NaN. That is the last line but three of the function, which is otherwise lesson 01's.
+
+
+# %%
+def decode(code, exponent_bits, fraction_bits, finite_only):
+    sign = -1.0 if code >> (exponent_bits + fraction_bits) else 1.0
+    field = (code >> fraction_bits) % 2**exponent_bits
+    fraction = (code % 2**fraction_bits) / 2**fraction_bits
+    ones = field == 2**exponent_bits - 1
+    if ones and not finite_only:
+        return sign * np.inf if fraction == 0 else np.nan
+    if ones and fraction == 1 - 2**-fraction_bits:
+        return np.nan
+    bias = 2 ** (exponent_bits - 1) - 1
+    leading, exponent = (0, 1 - bias) if field == 0 else (1, field - bias)
+    return sign * (leading + fraction) * 2.0**exponent
+
+
+SIX_BITS = FloatFormat("six bits", significand_bits=3, exponent_bits=3)
+numbers = {}
+for f in (SIX_BITS, FLOAT8_E4M3, FLOAT8_E5M2):
+    fraction_bits = f.significand_bits - 1  # the hidden 1 is a significant bit, and not stored
+    codes = range(2 ** (1 + f.exponent_bits + fraction_bits))
+    values = np.array([decode(c, f.exponent_bits, fraction_bits, f.finite_only) for c in codes])
+    numbers[f] = np.unique(values[np.isfinite(values)])
+headings = ["format", "numbers", "largest", "smallest", "spacing above 1", "too large becomes"]
+rows = []
+for f, n in numbers.items():
+    sizes = (f.max, f.smallest_subnormal, f.epsilon, f.overflow)
+    rows.append([f.name, str(len(n)), *(f"{size:g}" for size in sizes)])
+print(Table(headings, rows))
+
+# %% tags=["claim"]
+for f, all_numbers in numbers.items():
+    assert all_numbers.max() == f.max
+    assert all_numbers[all_numbers > 0].min() == f.smallest_subnormal
+    assert np.array_equal(round_to(all_numbers, f), all_numbers)
+    between = (all_numbers[:-1] + all_numbers[1:]) / 2
+    assert np.isin(round_to(between, f), all_numbers).all()
+assert [len(n) for n in numbers.values()] == [55, 253, 247]
+
+# %% tags=["plot"] alt="Three rows of marks on a logarithmic axis, one mark for each positive number: the six-bit format from 1/16 to 14, E4M3 from 2 to the power -9 to 448, E5M2 from 2 to the power -16 to 57344; E4M3's marks are the densest"
+figure, axes = plt.subplots(figsize=(10, 2.9), layout="constrained")
+for row, ((f, all_numbers), look) in enumerate(zip(numbers.items(), (OTHERS[1], FP8, OTHERS[0]))):
+    positive = all_numbers[all_numbers > 0]
+    axes.vlines(positive, row - 0.28, row + 0.28, color=look["color"], linewidth=1)
+    steps = 2 ** (f.significand_bits - 1)
+    words = f"{steps} steps\nper power of two"
+    axes.text(positive[-1] * 1.4, row, words, va="center", color="0.25")
+axes.set_xscale("log", base=2)
+axes.set(yticks=range(3), yticklabels=[f.name for f in numbers], xlim=(2**-17, 2**22))
+axes.invert_yaxis()
+axes.set(title="E5M2 has the range, E4M3 the digits (a line for each positive number)")
+axes.set(xlabel="value")
+plt.show()
+
+# %% [markdown]
+# What to notice: all of E4M3 lies within 18 powers of two, and of a network's numbers the gradients
+# alone may spread over more. So eight bits are a matter of where on this axis the numbers are.
+#
+# ## Without a scale, a network in eight bits learns slowly or not at all
+#
+# The network and the images are those of lesson 03: a ResNet of 20 layers, and ten shapes of 32
+# pixels. FP8 is used as on a GPU: only the operands of convolutions and dense layers have eight
+# bits, E4M3 in the forward pass and E5M2 for the gradients that arrive in the backward pass. The
+# products are added in FP32. The values between the layers are BF16, the parameters FP32, and the
+# first and the last layer compute in BF16. A `Policy` says all this in one line.
+
+# %% tags=["setup"]
+IMAGES_PER_CLASS, EPOCHS = (8, 6) if FAST else (16, 16)
+pixels, labels = [], []
+for number in range(IMAGES_PER_CLASS * 10):
+    drawing = render_image(number % 10, number // 10).convert("RGB").resize((32, 32))
+    pixels.append(np.asarray(drawing).transpose(2, 0, 1) / 127.5 - 1)  # from -1 to 1
+    labels.append(number % 10)
+images, labels = mx.nd.array(pixels), mx.nd.array(labels, dtype="int32")
+batches = [(images[i : i + 40], labels[i : i + 40]) for i in range(0, len(images), 40)]
+cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def mean_loss(logits, labels):
+    return cross_entropy(logits, labels).mean()
+
+
+def make_network():
+    mx.random.seed(0)  # the same initial weights every time
+    return build_network("cifar_resnet20_v1", classes=10, image_size=32, devices=[mx.cpu()])
+
+
+# %%
+def train(policy=None):
+    """Train in FP32, or under a policy; return the mean loss of each epoch."""
+    net = make_network()
+    if policy is not None:
+        amp.autocast(net, Policy.parse(policy))
+    net.hybridize(static_alloc=True, static_shape=True)
+    options = {"learning_rate": 0.02, "momentum": 0.9}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    curve = np.zeros(EPOCHS)
+    for epoch in range(EPOCHS):
+        for batch_images, batch_labels in batches:
+            with autograd.record():
+                loss = mean_loss(net(batch_images), batch_labels)
+            loss.backward()
+            trainer.step(1)
+            curve[epoch] += loss.asscalar() / len(batches)
+    return curve
+
+
+UNSCALED = "compute=float8_e4m3,gradient=float8_e5m2,between=bfloat16,scaling=none"
+curves = {"FP32": train(), "FP8 without a scale": train(UNSCALED)}
+for name, curve in curves.items():
+    print(f"{name}: loss {curve[0]:.2f} in the first epoch, {curve[-1]:.2f} in the last")
+
+# %% tags=["claim"]
+assert curves["FP32"][-1] < 0.75 * curves["FP32"][0]
+assert curves["FP8 without a scale"][-1] > 1.2 * curves["FP32"][-1]
+
+# %% [markdown]
+# Nothing failed, and no message appeared. `range_report` says why: it runs one batch in FP32 and
+# counts what a format would make of each array. (An *output gradient* is the gradient of the loss
+# with respect to what a layer returned. It is what arrives at a product in the backward pass.)
+
+# %%
+net = make_network()
+batch = diagnostics.Batch(*batches[0], mean_loss)
+report = diagnostics.range_report(net, batch, fmt=FLOAT8_E5M2)
+print(report.table(worst=6))
+
+
+def mean_loss_of(report, kind):
+    """Return the shares that become zero and subnormal, on average over arrays of a kind."""
+    arrays = [array for array in report.arrays if array.kind == kind]
+    shares = [(array.underflow_fraction, array.subnormal_fraction) for array in arrays]
+    return np.mean(shares, axis=0)
+
+
+zero, subnormal = mean_loss_of(report, "output gradient")
+print(f"output gradients in E5M2: {zero:.0%} become zero, {subnormal:.0%} subnormal")
+
+# %% tags=["claim"]
+assert zero + subnormal > 0.5
+
+# %% [markdown]
+# ## A scale for each tensor moves its values to where the format has its numbers
+#
+# Lesson 03 moved all gradients by one loss scale. The formats of eight bits are too short for one
+# scale that suits every layer. So each operand gets its own, in each step: the largest power of two
+# that keeps the largest value within the format. Values are multiplied by it, rounded, and divided
+# by it again. A power of two changes exponents only, so the rounding is the only loss.
+
+
+# %%
+def round_with_a_scale(values, f):
+    largest = np.abs(values).max()
+    scale = 2.0 ** np.floor(np.log2(f.max / largest))
+    return round_to(values * scale, f) / scale
+
+
+rng = np.random.default_rng(0)
+gradient = rng.normal(size=10_000) * 2.0**-20
+for name, rounded in (
+    ("as it is", round_to(gradient, FLOAT8_E5M2)),
+    ("with a scale", round_with_a_scale(gradient, FLOAT8_E5M2)),
+):
+    error = np.linalg.norm(rounded - gradient) / np.linalg.norm(gradient)
+    print(f"{name:12}: {np.mean(rounded == 0):6.1%} are zero, relative error {error:.1%}")
+
+# %% tags=["claim"]
+assert np.mean(round_to(gradient, FLOAT8_E5M2) == 0) > 0.99
+assert error < FLOAT8_E5M2.unit_roundoff
+assert np.array_equal(rounded, round_scaled(gradient, FLOAT8_E5M2))
+
+# %% [markdown]
+# The checks compare with mpgluon's own function, `mpgluon.numerics.scaling.round_scaled`. Below is
+# what a scale does to the output gradient of one layer of the network: the one that would lose most
+# without it.
+
+# %% tags=["plot"] alt="Two histograms of exponents of one layer's output gradient: as it is, nearly all of it lies left of E5M2's smallest number; multiplied by its scale, it lies within E5M2's normal range"
+worst = max(
+    (array for array in report.arrays if array.kind == "output gradient"),
+    key=lambda array: array.underflow_fraction,
+)
+scale = 2.0 ** np.floor(np.log2(FLOAT8_E5M2.max / worst.largest))
+figure, axes = plt.subplots(figsize=(10, 3.6), layout="constrained")
+normal = (FLOAT8_E5M2.min_exponent, FLOAT8_E5M2.max_exponent + 1)
+axes.axvspan(*normal, color="0.9", linewidth=0)
+axes.axvspan(normal[0] - 2, normal[0], facecolor="0.95", edgecolor="0.75", hatch="//", linewidth=0)
+for name, histogram, look in (
+    ("as it is", worst.exponents, OTHERS[2]),
+    (f"times its scale, $2^{{{np.log2(scale):.0f}}}$", worst.exponents.times(scale), FP8),
+):
+    share = 100 * histogram.counts / histogram.counts.sum()
+    axes.step(histogram.exponents, share, where="post", color=look["color"], linewidth=2)
+    top = np.argmax(share)
+    axes.text(histogram.exponents[top], share[top] + 0.7, name, ha="center", color=look["color"])
+axes.text(np.mean(normal), 1, "E5M2: normal numbers", ha="center", color="0.35")
+axes.text(normal[0] - 2.3, 1, "zero", ha="right", color="0.35")
+axes.set(xlim=(-40, 17), ylim=(0, None), xlabel="exponent e of a value of size $2^e$ to $2^{e+1}$")
+axes.margins(y=0.15)
+axes.set(ylabel="share of values (%)", title=f"The output gradient of {worst.name}")
+plt.show()
+
+# %% [markdown]
+# `mixed_float8` is the name of the policy with such scales. It needs no loss scale, since each
+# gradient has its own. Besides, `scaling=mx` shares a scale among 32 values only, which the next
+# section explains.
+
+# %%
+curves["FP8, mixed_float8"] = train("mixed_float8")
+curves["FP8, scaling=mx"] = train(UNSCALED.replace("none", "mx"))
+for name, curve in curves.items():
+    print(f"{name:20} loss {curve[0]:.2f} in the first epoch, {curve[-1]:.2f} in the last")
+
+# %% tags=["claim"]
+assert abs(curves["FP8, mixed_float8"][-1] / curves["FP32"][-1] - 1) < 0.1
+assert abs(curves["FP8, scaling=mx"][-1] / curves["FP32"][-1] - 1) < 0.1
+
+# %% tags=["plot"] alt="Training loss over epochs: FP32, mixed_float8 and scaling=mx fall together; FP8 without a scale stays above them"
+figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
+for (name, curve), look in zip(curves.items(), (FP32, OTHERS[2], FP8, OTHERS[0])):
+    axes.plot(1 + np.arange(EPOCHS), curve, label=name, markerfacecolor="none", **look)
+axes.set(xlabel="epoch", ylabel="training loss", title="With scales, eight bits follow FP32")
+axes.set_ylim(bottom=0)
+axes.legend()
+plt.show()
+
+# %% [markdown]
+# One network and one seed show that it can work. [The results](../docs/results.md) have three
+# networks with five seeds each, on photographs.
+#
+# ## One outlier takes the digits of all values that share its scale
+#
+# The largest value decides the scale. If it is far larger than the others, they land among the
+# format's smallest numbers, or at zero. Then it helps to let fewer values share a scale. The *MX*
+# formats have one power of two for each block of 32 values along the dimension that a product sums
+# over. So an outlier harms its own block only.
+
+# %%
+activations = rng.normal(size=(64, 256))
+activations[rng.random(activations.shape) < 0.001] *= 200  # one value in a thousand
+rows = []
+errors = {}
+for f in (FLOAT8_E5M2, FLOAT8_E4M3, FLOAT6_E2M3, FLOAT4_E2M1):
+    whole, blocks = round_scaled(activations, f), round_scaled(activations, f, block=32)
+    small = np.abs(activations) < 5
+    errors[f] = [
+        np.median(np.abs(r - activations)[small] / np.abs(activations)[small])
+        for r in (whole, blocks)
+    ]
+    zeros = [np.mean(r[small] == 0) for r in (whole, blocks)]
+    rows.append([f.name, *(f"{error:.1%}" for error in errors[f]), *(f"{z:.1%}" for z in zeros)])
+headings = ["format", "error, one scale", "error, blocks of 32", "zero, one scale", "zero, blocks"]
+print(Table(headings, rows))
+
+# %% tags=["claim"]
+assert errors[FLOAT8_E4M3][0] < 0.05
+assert errors[FLOAT8_E5M2][0] < 0.1
+assert errors[FLOAT4_E2M1][0] == 1 > 2 * errors[FLOAT4_E2M1][1]
+assert errors[FLOAT6_E2M3][0] > 2 * errors[FLOAT6_E2M3][1]
+
+# %% [markdown]
+# The errors are medians, relative to each value, of all values but the outliers. E4M3 and E5M2
+# have range enough for outliers of this size, and one scale is as good as many. The formats of six
+# and four bits have not: with one scale, nearly all values become zero. So formats of four and six
+# bits are used with blocks, and formats of eight bits in both ways.
+#
+# ## Gradients need range, data and weights need digits
+#
+# Why two formats? The same report with a scale for each array, once for each format, shows what
+# each kind of array would lose. (*Handed on* are the arrays that a layer passes to the next one.)
+
+# %%
+rows, lost = [], {}
+for f in (FLOAT8_E4M3, FLOAT8_E5M2):
+    scaled_report = diagnostics.range_report(net, batch, fmt=f, scaled=True)
+    for kind in ("output", "output gradient"):
+        lost[f, kind] = mean_loss_of(scaled_report, kind)
+        shares = [f"{share:.2%}" for share in lost[f, kind]]
+        rows.append([f.name, kind, *shares, f"{f.unit_roundoff:.1%}"])
+print(Table(["format", "array", "becomes zero", "subnormal", "largest error of others"], rows))
+
+# %% tags=["claim"]
+for kind in ("output", "output gradient"):
+    assert lost[FLOAT8_E5M2, kind].sum() < lost[FLOAT8_E4M3, kind].sum()
+assert lost[FLOAT8_E4M3, "output gradient"].sum() > 2 * lost[FLOAT8_E4M3, "output"].sum()
+
+# %% [markdown]
+# Outputs lose little in either format, and E4M3 rounds the rest twice as finely. Of the gradients,
+# E4M3 loses more: they spread over more powers of two. E5M2 holds them.
+#
+# ## With scales, even lesson 01's six bits train
+#
+# mpgluon takes any format of up to eight bits, by its widths: `e3m2` is the format of lesson 01.
+# Nothing changes but the name. A GPU could not do this; a CPU rounds to it as to any other.
+
+# %%
+six_bits = {
+    "six bits, one scale per tensor": train("compute=e3m2,between=bfloat16,scaling=tensor"),
+    "six bits, blocks of 32": train("compute=e3m2,between=bfloat16,scaling=mx"),
+}
+for name, curve in six_bits.items():
+    print(f"{name}: loss {curve[-1]:.2f} in the last epoch, in FP32 {curves['FP32'][-1]:.2f}")
+
+# %% tags=["claim"]
+assert six_bits["six bits, blocks of 32"][-1] < 0.75 * curves["FP32"][0]
+
+# %% [markdown]
+# ## Stochastic rounding lets lost updates arrive, on average
+#
+# Lesson 02 kept a copy of each weight in FP32, since a weight of 16 bits loses every small update.
+# There are two ways to do without that copy. Both are for BF16, whose range is FP32's.
+#
+# *Stochastic rounding* takes one of the two neighbours by chance, the nearer one more often, so
+# that the mean is right. *Kahan's compensation* keeps what rounding cut off in a second BF16
+# number, and adds it to the next update. Here are a thousand updates of 0.0004 to a weight of 1.
+# Rounded to nearest, each is lost, as in lesson 01. The random bits come from a key, here a seed and
+# the number of the step, so every run repeats.
+
+# %%
+UPDATE, STEPS = 0.0004, 1000
+weights = {name: [1.0] for name in ("nearest", "stochastic", "Kahan")}
+missing = 0.0
+for step in range(STEPS):
+    weights["nearest"].append(float(round_to(weights["nearest"][-1] + UPDATE, BFLOAT16)))
+    moved = weights["stochastic"][-1] + UPDATE
+    weights["stochastic"].append(float(round_to(moved, BFLOAT16, "stochastic", key=(0, step))))
+    moved = weights["Kahan"][-1] + (UPDATE + missing)
+    weights["Kahan"].append(float(round_to(moved, BFLOAT16)))
+    missing = float(round_to(moved - weights["Kahan"][-1], BFLOAT16))
+print({name: values[-1] for name, values in weights.items()}, f"exact: {1 + STEPS * UPDATE:g}")
+
+# %% tags=["claim"]
+assert weights["nearest"][-1] == 1
+assert abs(weights["stochastic"][-1] - 1.4) < 0.2
+assert abs(weights["Kahan"][-1] - 1.4) < BFLOAT16.epsilon
+with_many_keys = round_to(np.full(100_000, 1 + UPDATE), BFLOAT16, "stochastic", key=(0, 0))
+assert abs(with_many_keys.mean() - (1 + UPDATE)) < 1e-4
+
+# %% tags=["plot"] alt="A weight over a thousand steps: rounded to nearest it stays at 1; with Kahan's compensation it follows the straight line to 1.4 in small stairs; stochastically rounded it wanders around that line"
+LOOKS = {"nearest": OTHERS[2], "stochastic": OTHERS[0], "Kahan": OTHERS[1]}
+figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+axes.plot([0, STEPS], [1, 1 + STEPS * UPDATE], color="0.8", linewidth=5)
+for (name, values), at in zip(weights.items(), ((700, 1.015), (480, 1.13), (190, 1.19))):
+    axes.step(range(STEPS + 1), values, where="post", color=LOOKS[name]["color"])
+    words = {"Kahan": "Kahan's compensation", "nearest": "rounded to nearest"}
+    axes.text(*at, words.get(name, "rounded stochastically"), color=LOOKS[name]["color"])
+axes.text(560, 1.27, "exact: the wide line", color="0.4", ha="right")
+axes.set(xlabel="step", ylabel="BF16 weight", title="A thousand updates of 0.0004")
+plt.show()
+
+# %% [markdown]
+# ## Lesson 02's network learns with BF16 weights alone
+#
+# Lesson 02 had a network that learns nothing without masters: 256 hidden units, which tell the
+# points of a disc from those of a ring, and a start at which every update is too small. Here it is
+# again, in BF16, where updates are lost eight times sooner. `multi_precision=True` keeps masters in
+# FP32. Without it, `update_rounding` says how the updated weight is rounded.
+
+# %% tags=["setup"]
+STEPS = 800 if FAST else 3000
+drawn = np.random.default_rng(0)  # points and start are those of lesson 02
+radius = np.concatenate([drawn.uniform(0, 0.5, 64), drawn.uniform(0.7, 1, 64)])
+angle = drawn.uniform(0, 2 * np.pi, 128)
+points = np.stack([radius * np.cos(angle), radius * np.sin(angle), np.ones(128)], axis=1)
+inputs, is_ring = mx.nd.array(points), mx.nd.array(np.arange(128) >= 64)
+loss_fn = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+one_of_each_pair = drawn.choice([-1, 1], (128, 3)) * drawn.uniform(0.5, 1.5, (128, 3))
+
+
+def make_disc_network():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(256, in_units=3, use_bias=False, activation="relu"))
+    net.add(nn.Dense(1, in_units=256, use_bias=False))
+    net.initialize()
+    net[0].weight.set_data(mx.nd.array(np.concatenate([one_of_each_pair, one_of_each_pair])))
+    net[1].weight.set_data(mx.nd.array([[1] * 128 + [-1] * 128]))
+    return net
+
+
+# %%
+def train_bfloat16(masters=False, **rounding):
+    """Return the loss of each step, and the share of points with the right label."""
+    net = make_disc_network()
+    mpgluon.cast_block(net, "bfloat16")
+    net.hybridize(static_alloc=True, static_shape=True)
+    options = {"learning_rate": 0.0005, "multi_precision": masters}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, "none", **rounding)
+    losses = []
+    for _ in range(STEPS):
+        with autograd.record():
+            loss = loss_fn(net(inputs), is_ring)
+        loss.backward()
+        trainer.step(len(inputs))
+        losses.append(loss.mean())
+    accuracy = float(((net(inputs) > 0)[:, 0] == is_ring).mean().asscalar())
+    return np.array([loss.asscalar() for loss in losses]), accuracy
+
+
+disc = {
+    "FP32 masters": train_bfloat16(masters=True),
+    "nearest": train_bfloat16(update_rounding="nearest"),
+    "stochastic": train_bfloat16(update_rounding="stochastic"),
+    "Kahan": train_bfloat16(update_rounding="kahan"),
+}
+rows = [
+    (name, f"{losses[0]:.3f}", f"{losses[-1]:.3f}", f"{accuracy:.0%}")
+    for name, (losses, accuracy) in disc.items()
+]
+print(Table(("updates", "loss, first step", "loss, last step", "accuracy"), rows))
+
+# %% tags=["claim"]
+last = {name: losses[-1] for name, (losses, _) in disc.items()}
+assert len(set(disc["nearest"][0])) == 1
+assert disc["nearest"][1] == 0.5
+assert last["stochastic"] < (0.8 if FAST else 0.5) * last["nearest"]
+assert abs(last["Kahan"] / last["FP32 masters"] - 1) < 0.05
+assert min(disc[name][1] for name in ("FP32 masters", "stochastic", "Kahan")) > 0.95
+
+# %% tags=["plot"] alt="Loss against step. With updates rounded to nearest it is a level line at 0.69. With FP32 masters, with Kahan's compensation and with stochastic rounding it falls, the first two on one line."
+figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
+every = STEPS // 10
+for place, (name, (losses, _)) in enumerate(disc.items()):
+    look = {**(BF16 if name == "FP32 masters" else LOOKS[name]), "markerfacecolor": "none"}
+    axes.plot(losses, label=name, markevery=(place * every // 4, every), **look)
+axes.set(xlabel="step", ylabel="loss", ylim=(0, 0.75), title="BF16 weights, updated in four ways")
+axes.legend(loc="lower left")
+plt.show()
+
+# %% [markdown]
+# Kahan's compensation covers the curve of masters. It keeps a second number of 16 bits for each
+# weight, half the memory of an FP32 master. Stochastic rounding keeps nothing at all, and pays with
+# noise. [docs/optimizers.md](../docs/optimizers.md#bfloat16-weights) has the details.
+#
+# ## Whose Tensor Core? The sums differ, but most networks do not care
+#
+# A Tensor Core adds a few products and the sum so far at a time. It shifts them to the largest
+# exponent among them, cuts off what does not fit, and adds the rest. How many at a time, and how
+# many bits are kept, depends on the generation.
+
+# %%
+print("generation: (products at a time, fraction bits):", ACCUMULATIONS)
+
+
+def tensor_core_sum(a, b, terms, fraction_bits):
+    exponent_of = lambda x: np.frexp(x)[1] - 1  # noqa: E731
+    total = 0.0
+    for start in range(0, len(a), terms):
+        part = slice(start, start + terms)
+        values = np.append(a[part] * b[part], total)
+        top = np.append(exponent_of(a[part]) + exponent_of(b[part]), exponent_of(total)).max()
+        unit = 2.0 ** (top - fraction_bits)
+        total = float(round_to(np.trunc(values / unit).sum() * unit, FLOAT32, "toward_zero"))
+    return total
+
+
+a, b = (round_to(rng.random(4096), FLOAT16) for _ in range(2))
+exact = float(a @ b)
+for name, numbers_of in ACCUMULATIONS.items():
+    total = tensor_core_sum(a, b, *numbers_of)
+    print(f"{name:7} {total:.6f}, relative error {total / exact - 1:+.1e}")
+
+# %% tags=["claim"]
+for name, numbers_of in ACCUMULATIONS.items():
+    layer = nn.Dense(1, in_units=4096, use_bias=False)
+    layer.initialize()
+    layer.weight.set_data(mx.nd.array(b[None]))
+    amp.autocast(layer, Policy.parse(f"compute=float16,accumulation={name}"))
+    total = tensor_core_sum(a, b, *numbers_of)
+    assert total < exact
+    assert layer(mx.nd.array(a[None])).asscalar() == round_to(total, FLOAT16)
+
+# %% [markdown]
+# All of them are too small: cutting off has one direction. A policy computes with these sums, on a
+# CPU, as in the hidden check. What no GPU has is refused. That is the failure of this lesson that
+# we provoke.
+
+# %%
+message = ""
+try:
+    Policy.parse("compute=bfloat16,accumulation=volta")
+except ValueError as error:
+    message = str(error)
+print(f"ValueError: {message}")
+
+# %% tags=["claim"]
+assert "sums products of float16 numbers" in message
+
+# %% [markdown]
+# Does it matter to a network? `compare_with_fp32` runs one batch with each kind of sums. The
+# yardstick is the error that FP16 (`float16`) makes in any case.
+
+# %%
+few = diagnostics.Batch(images[:8], labels[:8], mean_loss) if FAST else batch
+comparison = diagnostics.compare_with_fp32(net, few, accumulation=tuple(ACCUMULATIONS))
+print(comparison.sums.table(worst=3))
+for name in ACCUMULATIONS:
+    ratio, layer, array = comparison.sums.largest(name)
+    print(f"{name}: at most {ratio:.2f} times FP16's own error, the {array} of {layer.name}")
+
+# %% tags=["claim"]
+assert all(comparison.sums.largest(name)[0] < 1.5 for name in ACCUMULATIONS)
+
+# %% [markdown]
+# Runs whose roundings are independent differ by $\sqrt 2$ times the error of each. So this network
+# cannot tell one generation's sums from another's, or from any other rounding. With longer sums, of
+# larger images and batches, ask again
+# ([docs/diagnostics.md](../docs/diagnostics.md#whose-tensor-core)).
+#
+# ## Summary
+#
+# - A format is a few numbers. E4M3 has the digits, E5M2 the range, and both need scales.
+# - A scale per tensor is a power of two from the largest value. A scale per block of 32 keeps
+#   outliers apart; formats of four and six bits need it.
+# - `mixed_float8` trains like FP32 here. Without scales the same formats do not.
+# - BF16 weights need no FP32 copy if updates are rounded stochastically or with Kahan's
+#   compensation.
+# - Tensor Cores of different generations add differently, by less than FP16 rounds.
+#
+# ## Exercises
+
+# %% [markdown]
+# **11.1** The largest absolute value of a gradient is 0.003. By which power of two is it multiplied
+# before it is rounded to E5M2? Hand in the scale, a number.
+
+# %%
+answer = ...
+check("11.1", answer)
+
+# %% tags=["solution"]
+# The largest power of two with which the largest value stays within the format.
+scale = 2.0 ** np.floor(np.log2(FLOAT8_E5M2.max / 0.003))
+assert check("11.1", scale)
+
+# %% [markdown]
+# **11.2** A tensor's values spread evenly over 12 powers of two, and share one scale. Which format
+# of six bits makes the smallest relative errors, the largest of them counted? Hand in a
+# `FloatFormat`. (The sign takes one bit; significant bits include one that is not stored.)
+
+# %%
+answer = ...  # such as FloatFormat("mine", significand_bits=3, exponent_bits=3)
+check("11.2", answer)
+
+# %% tags=["solution"]
+# All ways to spend six bits; a format needs at least two bits of each kind.
+values = 2.0 ** np.linspace(-12, 0, 1201)
+candidates = [FloatFormat(f"e{e}m{5 - e}", 6 - e, e) for e in (2, 3, 4)]
+largest_errors = [np.abs(round_scaled(values, f) / values - 1).max() for f in candidates]
+assert check("11.2", candidates[np.argmin(largest_errors)])
+
+# %% [markdown]
+# **11.3** A BF16 weight stands at 1, and each step adds $2^{-12}$, rounded stochastically. After
+# how many steps does it move for the first time, on average? Hand in a number of steps.
+
+# %%
+answer = ...
+check("11.3", answer)
+
+# %% tags=["solution"]
+# It moves by one spacing, with the probability that makes the mean right: update / spacing. So it
+# waits for the inverse of that, on average.
+assert check("11.3", BFLOAT16.epsilon / 2.0**-12)
+
+# %% [markdown]
+# ## References
+#
+# - Open Compute Project, "OCP 8-bit Floating Point Specification (OFP8)", 1.0, 2023, and "OCP
+#   Microscaling Formats (MX) Specification", 1.0, 2023.
+# - Micikevicius et al., "FP8 Formats for Deep Learning", 2022, on E4M3, E5M2 and scales.
+# - Mishra et al., "Recipes for Pre-training LLMs with MXFP8", 2025, on scales of blocks.
+# - Croci et al., "Stochastic rounding: implementation, error analysis and applications", 2022.
+# - Zamirai et al., "Revisiting BFloat16 Training", 2020, on stochastic rounding and Kahan's
+#   compensation of weights.
+# - Xie et al., "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores", 2025.
+
+# %% [markdown]
+# [← 10 What happens after training?](10_after_training.ipynb) · [All lessons](README.md)

@@ -19,7 +19,7 @@ __all__ = ["GROUP"]
 @dataclass(frozen=True)
 class _Sums(Variants):
     group, base = "tensor_core_sums", "float16"
-    networks = (Network("cifar_resnet20_v1", 32, 0.004, epochs=12),)
+    networks = (Network("cifar_resnet20_v1", 32, 0.002),)
     ways: ClassVar[Ways] = {
         "float32": {"dtype": "float32"},
         "float16": {"dtype": "mixed_float16"},

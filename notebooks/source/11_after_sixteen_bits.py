@@ -57,7 +57,6 @@ from mpgluon.numerics.scaling import round_scaled
 from mpgluon.numerics.tensor_core import ACCUMULATIONS
 from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
-from mpgluon.training.networks import build_network
 from teaching import check
 
 logging.getLogger("mpgluon").setLevel(logging.ERROR)  # it warns of what we do on purpose
@@ -137,99 +136,95 @@ axes.set(xlabel="value")
 plt.show()
 
 # %% [markdown]
-# What to notice: all of E4M3 lies within 18 powers of two, and of a network's numbers the gradients
-# alone may spread over more. So eight bits are a matter of where on this axis the numbers are.
+# What to notice: all of E4M3 lies within 18 powers of two, and the gradients of one network may
+# spread over more. So the question is where on this axis the numbers of a network are.
 #
-# ## Without a scale, a network in eight bits learns slowly or not at all
+# ## Without a scale, layers in eight bits learn nothing
 #
-# The network and the images are those of lesson 03: a ResNet of 20 layers, and ten shapes of 32
-# pixels. FP8 is used as on a GPU: only the operands of convolutions and dense layers have eight
-# bits, E4M3 in the forward pass and E5M2 for the gradients that arrive in the backward pass. The
-# products are added in FP32. The values between the layers are BF16, the parameters FP32, and the
-# first and the last layer compute in BF16. A `Policy` says all this in one line.
+# A network of four dense layers squeezes images of ten shapes through 32 numbers, and draws them
+# again. The loss is a mean over all pixels of all images, so its gradients are small.
+#
+# FP8 is used as on a GPU. Only the operands of products have eight bits: E4M3 in the forward pass,
+# E5M2 for the gradient that arrives in the backward pass. Products are added in FP32. Values
+# between the layers are BF16, parameters FP32, and the first and the last layer compute in BF16. A
+# `Policy` says all this in one line.
 
 # %% tags=["setup"]
-IMAGES_PER_CLASS, EPOCHS = (8, 6) if FAST else (16, 16)
-pixels, labels = [], []
-for number in range(IMAGES_PER_CLASS * 10):
-    drawing = render_image(number % 10, number // 10).convert("RGB").resize((32, 32))
-    pixels.append(np.asarray(drawing).transpose(2, 0, 1) / 127.5 - 1)  # from -1 to 1
-    labels.append(number % 10)
-images, labels = mx.nd.array(pixels), mx.nd.array(labels, dtype="int32")
-batches = [(images[i : i + 40], labels[i : i + 40]) for i in range(0, len(images), 40)]
-cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+IMAGES, STEPS = 160, 120 if FAST else 400
+pixels = [render_image(n % 10, n // 10).convert("L").resize((32, 32)) for n in range(IMAGES)]
+images = mx.nd.array(np.stack([np.asarray(image).ravel() / 255 for image in pixels]))
 
 
-def mean_loss(logits, labels):
-    return cross_entropy(logits, labels).mean()
+def mean_loss(outputs, wanted):
+    return ((outputs - wanted) ** 2).mean()
 
 
 def make_network():
     mx.random.seed(0)  # the same initial weights every time
-    return build_network("cifar_resnet20_v1", classes=10, image_size=32, devices=[mx.cpu()])
+    net = nn.HybridSequential()
+    net.add(nn.Dense(256, activation="relu", in_units=1024), nn.Dense(32, in_units=256))
+    net.add(nn.Dense(256, activation="relu", in_units=32))
+    net.add(nn.Dense(1024, activation="sigmoid", in_units=256))
+    net.initialize(mx.init.Xavier())
+    return net
 
 
 # %%
 def train(policy=None):
-    """Train in FP32, or under a policy; return the mean loss of each epoch."""
+    """Train in FP32, or under a policy; return the network and the loss of each step."""
     net = make_network()
     if policy is not None:
         amp.autocast(net, Policy.parse(policy))
     net.hybridize(static_alloc=True, static_shape=True)
-    options = {"learning_rate": 0.02, "momentum": 0.9}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    curve = np.zeros(EPOCHS)
-    for epoch in range(EPOCHS):
-        for batch_images, batch_labels in batches:
-            with autograd.record():
-                loss = mean_loss(net(batch_images), batch_labels)
-            loss.backward()
-            trainer.step(1)
-            curve[epoch] += loss.asscalar() / len(batches)
-    return curve
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.002})
+    losses = []
+    for _ in range(STEPS):
+        with autograd.record():
+            loss = mean_loss(net(images), images)
+        loss.backward()
+        trainer.step(1)
+        losses.append(loss)
+    return net, np.array([loss.asscalar() for loss in losses])
 
 
 UNSCALED = "compute=float8_e4m3,gradient=float8_e5m2,between=bfloat16,scaling=none"
-curves = {"FP32": train(), "FP8 without a scale": train(UNSCALED)}
-for name, curve in curves.items():
-    print(f"{name}: loss {curve[0]:.2f} in the first epoch, {curve[-1]:.2f} in the last")
+nets, curves = {}, {}
+for name, policy in {"FP32": None, "FP8 without scales": UNSCALED}.items():
+    nets[name], curves[name] = train(policy)
+    print(
+        f"{name}: loss {curves[name][0]:.3f} in the first step, {curves[name][-1]:.4f} in the last"
+    )
 
 # %% tags=["claim"]
-assert curves["FP32"][-1] < 0.75 * curves["FP32"][0]
-assert curves["FP8 without a scale"][-1] > 1.2 * curves["FP32"][-1]
+assert curves["FP8 without scales"][-1] > 1.5 * curves["FP32"][-1]
 
 # %% [markdown]
-# Nothing failed, and no message appeared. `range_report` says why: it runs one batch in FP32 and
-# counts what a format would make of each array. (An *output gradient* is the gradient of the loss
-# with respect to what a layer returned. It is what arrives at a product in the backward pass.)
+# Nothing failed, and no message appeared. `range_report` says what happened: it runs one batch in
+# FP32 and counts what a format would make of each array. (An *output gradient* is the gradient of
+# the loss with respect to what a layer returned. It is what arrives at a product in the backward
+# pass.)
 
 # %%
-net = make_network()
-batch = diagnostics.Batch(*batches[0], mean_loss)
-report = diagnostics.range_report(net, batch, fmt=FLOAT8_E5M2)
+batch = diagnostics.Batch(images, images, mean_loss)
+report = diagnostics.range_report(nets["FP32"], batch, fmt=FLOAT8_E5M2)
 print(report.table(worst=6))
-
-
-def mean_loss_of(report, kind):
-    """Return the shares that become zero and subnormal, on average over arrays of a kind."""
-    arrays = [array for array in report.arrays if array.kind == kind]
-    shares = [(array.underflow_fraction, array.subnormal_fraction) for array in arrays]
-    return np.mean(shares, axis=0)
-
-
-zero, subnormal = mean_loss_of(report, "output gradient")
-print(f"output gradients in E5M2: {zero:.0%} become zero, {subnormal:.0%} subnormal")
+lost = [array.underflow_fraction for array in report.arrays if array.kind == "output gradient"]
 
 # %% tags=["claim"]
-assert zero + subnormal > 0.5
+assert np.mean(lost) > 0.9
 
 # %% [markdown]
+# Nearly all output gradients become zero in E5M2, though it has FP16's exponents. Where the
+# gradient is zero, a layer and all layers before it stand still. Mostly the last layer learns
+# here, from the BF16 gradient that it receives. One loss scale would help this network, as in
+# lesson 03. But E4M3 has to hold weights and data too, and no loss scale moves those.
+#
 # ## A scale for each tensor moves its values to where the format has its numbers
 #
-# Lesson 03 moved all gradients by one loss scale. The formats of eight bits are too short for one
-# scale that suits every layer. So each operand gets its own, in each step: the largest power of two
-# that keeps the largest value within the format. Values are multiplied by it, rounded, and divided
-# by it again. A power of two changes exponents only, so the rounding is the only loss.
+# So each operand gets a scale of its own, in each step: the largest power of two that keeps the
+# largest value within the format. Values are multiplied by it, rounded, and divided by it again. A
+# power of two changes exponents only, so the rounding is the only loss. We try it on a gradient of
+# our network, that of the 32 numbers in its middle.
 
 
 # %%
@@ -239,155 +234,181 @@ def round_with_a_scale(values, f):
     return round_to(values * scale, f) / scale
 
 
-rng = np.random.default_rng(0)
-gradient = rng.normal(size=10_000) * 2.0**-20
-for name, rounded in (
-    ("as it is", round_to(gradient, FLOAT8_E5M2)),
-    ("with a scale", round_with_a_scale(gradient, FLOAT8_E5M2)),
-):
-    error = np.linalg.norm(rounded - gradient) / np.linalg.norm(gradient)
-    print(f"{name:12}: {np.mean(rounded == 0):6.1%} are zero, relative error {error:.1%}")
+def relative_error(rounded, values):
+    return np.linalg.norm(rounded - values) / np.linalg.norm(values)
+
+
+middle = nets["FP32"][:2](images)
+middle.attach_grad()
+with autograd.record():
+    loss = mean_loss(nets["FP32"][2:](middle), images)
+loss.backward()
+gradient = middle.grad.asnumpy().astype(np.float64)
+alone, scaled = round_to(gradient, FLOAT8_E5M2), round_with_a_scale(gradient, FLOAT8_E5M2)
+for name, rounded in (("as it is", alone), ("with a scale", scaled)):
+    zeros = np.mean((rounded == 0) & (gradient != 0))
+    print(f"{name:12}: {zeros:6.1%} become zero, error {relative_error(rounded, gradient):.1%}")
 
 # %% tags=["claim"]
-assert np.mean(round_to(gradient, FLOAT8_E5M2) == 0) > 0.99
-assert error < FLOAT8_E5M2.unit_roundoff
-assert np.array_equal(rounded, round_scaled(gradient, FLOAT8_E5M2))
+assert np.mean(alone == 0) > 0.5
+assert relative_error(scaled, gradient) < FLOAT8_E5M2.unit_roundoff
+assert np.array_equal(scaled, round_scaled(gradient, FLOAT8_E5M2))  # mpgluon's own function
 
-# %% [markdown]
-# The checks compare with mpgluon's own function, `mpgluon.numerics.scaling.round_scaled`. Below is
-# what a scale does to the output gradient of one layer of the network: the one that would lose most
-# without it.
-
-# %% tags=["plot"] alt="Two histograms of exponents of one layer's output gradient: as it is, nearly all of it lies left of E5M2's smallest number; multiplied by its scale, it lies within E5M2's normal range"
-worst = max(
-    (array for array in report.arrays if array.kind == "output gradient"),
-    key=lambda array: array.underflow_fraction,
-)
-scale = 2.0 ** np.floor(np.log2(FLOAT8_E5M2.max / worst.largest))
-figure, axes = plt.subplots(figsize=(10, 3.6), layout="constrained")
+# %% tags=["plot"] alt="Histogram of the exponents of the gradient, twice. As it is, most of it lies to the left of the numbers of E5M2. Multiplied by its scale, all of it lies within the normal numbers of E5M2."
+largest = np.abs(gradient).max()
+shift = int(np.floor(np.log2(FLOAT8_E5M2.max / largest)))
+exponents = np.floor(np.log2(np.abs(gradient[gradient != 0])))
+bins = np.arange(-45, 18)
+figure, axes = plt.subplots(figsize=(10, 3.4), layout="constrained")
 normal = (FLOAT8_E5M2.min_exponent, FLOAT8_E5M2.max_exponent + 1)
-axes.axvspan(*normal, color="0.9", linewidth=0)
-axes.axvspan(normal[0] - 2, normal[0], facecolor="0.95", edgecolor="0.75", hatch="//", linewidth=0)
-for name, histogram, look in (
-    ("as it is", worst.exponents, OTHERS[2]),
-    (f"times its scale, $2^{{{np.log2(scale):.0f}}}$", worst.exponents.times(scale), FP8),
-):
-    share = 100 * histogram.counts / histogram.counts.sum()
-    axes.step(histogram.exponents, share, where="post", color=look["color"], linewidth=2)
-    top = np.argmax(share)
-    axes.text(histogram.exponents[top], share[top] + 0.7, name, ha="center", color=look["color"])
-axes.text(np.mean(normal), 1, "E5M2: normal numbers", ha="center", color="0.35")
-axes.text(normal[0] - 2.3, 1, "zero", ha="right", color="0.35")
-axes.set(xlim=(-40, 17), ylim=(0, None), xlabel="exponent e of a value of size $2^e$ to $2^{e+1}$")
-axes.margins(y=0.15)
-axes.set(ylabel="share of values (%)", title=f"The output gradient of {worst.name}")
+axes.axvspan(*normal, color="0.92", linewidth=0)
+axes.axvspan(
+    normal[0] - 2, normal[0], facecolor="white", edgecolor="0.8", hatch="////", linewidth=0
+)
+for place, look in ((0, OTHERS[2]), (shift, FP8)):
+    weights_of_bars = np.full(len(exponents), 100 / len(exponents))
+    axes.hist(
+        exponents + place, bins, weights=weights_of_bars, histtype="step", color=look["color"], lw=2
+    )
+    words = "as it is" if place == 0 else f"times its scale, $2^{{{shift}}}$"
+    axes.text(np.median(exponents) + place - 3, 21, words, ha="center", color=look["color"])
+axes.text(-5, 22.5, "normal numbers of E5M2", ha="center", color="0.35")
+axes.text(-41.5, 22.5, "left of the hatched part: becomes zero", color="0.35")
+axes.set(xlim=(-42, 17), ylim=(0, 25), ylabel="share of values (%)")
+axes.set(xlabel="exponent e of values from $2^e$ to $2^{e+1}$ (hatched: subnormal numbers)")
+axes.set(title="One power of two moves a gradient into the range of E5M2")
 plt.show()
 
 # %% [markdown]
-# `mixed_float8` is the name of the policy with such scales. It needs no loss scale, since each
-# gradient has its own. Besides, `scaling=mx` shares a scale among 32 values only, which the next
-# section explains.
+# `mixed_float8` is the name of the policy with such scales. It needs no loss scale.
 
 # %%
-curves["FP8, mixed_float8"] = train("mixed_float8")
-curves["FP8, scaling=mx"] = train(UNSCALED.replace("none", "mx"))
+nets["FP8, mixed_float8"], curves["FP8, mixed_float8"] = train("mixed_float8")
 for name, curve in curves.items():
-    print(f"{name:20} loss {curve[0]:.2f} in the first epoch, {curve[-1]:.2f} in the last")
+    print(f"{name:18} loss {curve[-1]:.4f} in the last step")
 
 # %% tags=["claim"]
-assert abs(curves["FP8, mixed_float8"][-1] / curves["FP32"][-1] - 1) < 0.1
-assert abs(curves["FP8, scaling=mx"][-1] / curves["FP32"][-1] - 1) < 0.1
+assert abs(curves["FP8, mixed_float8"][-1] / curves["FP32"][-1] - 1) < 0.25
 
-# %% tags=["plot"] alt="Training loss over epochs: FP32, mixed_float8 and scaling=mx fall together; FP8 without a scale stays above them"
-figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
-for (name, curve), look in zip(curves.items(), (FP32, OTHERS[2], FP8, OTHERS[0])):
-    axes.plot(1 + np.arange(EPOCHS), curve, label=name, markerfacecolor="none", **look)
-axes.set(xlabel="epoch", ylabel="training loss", title="With scales, eight bits follow FP32")
-axes.set_ylim(bottom=0)
+# %% tags=["plot"] alt="Left: loss against step. FP32 and mixed_float8 fall together; FP8 without scales stays far above them. Right: five shapes as they are, and as the three networks draw them: FP32 and mixed_float8 draw them alike, the network without scales draws blurred ones."
+figure, (axes, pictures) = plt.subplots(
+    1, 2, figsize=(11, 3.9), layout="constrained", gridspec_kw={"width_ratios": (1.2, 1)}
+)
+looks = {"FP32": FP32, "FP8 without scales": OTHERS[2], "FP8, mixed_float8": FP8}
+for place, (name, curve) in enumerate(curves.items()):
+    look = {**looks[name], "markerfacecolor": "none"}
+    axes.plot(curve, label=name, markevery=(place * STEPS // 30, STEPS // 10), **look)
+axes.set(yscale="log", xlabel="step", ylabel="loss", title="With scales, FP8 follows FP32")
 axes.legend()
+drawn = {"image": images, **{name: net(images) for name, net in nets.items()}}
+rows = [np.concatenate(list(d[:5].asnumpy().reshape(5, 32, 32)), axis=1) for d in drawn.values()]
+pictures.imshow(np.concatenate(rows), cmap="gray", vmin=0, vmax=1)
+pictures.set_yticks(32 * np.arange(4) + 16, ["image", "FP32", "no scales", "mixed_float8"])
+pictures.set(xticks=[], title="What the networks draw")
 plt.show()
 
 # %% [markdown]
-# One network and one seed show that it can work. [The results](../docs/results.md) have three
+# One small network and one seed show that it can work. [The results](../docs/results.md) have three
 # networks with five seeds each, on photographs.
 #
 # ## One outlier takes the digits of all values that share its scale
 #
 # The largest value decides the scale. If it is far larger than the others, they land among the
-# format's smallest numbers, or at zero. Then it helps to let fewer values share a scale. The *MX*
-# formats have one power of two for each block of 32 values along the dimension that a product sums
-# over. So an outlier harms its own block only.
+# format's smallest numbers, or at zero. Then fewer values should share a scale. The *MX* formats
+# have one power of two for each block of 32 values along the dimension that a product sums over, so
+# an outlier harms its own block only.
 
 # %%
-activations = rng.normal(size=(64, 256))
-activations[rng.random(activations.shape) < 0.001] *= 200  # one value in a thousand
-rows = []
-errors = {}
-for f in (FLOAT8_E5M2, FLOAT8_E4M3, FLOAT6_E2M3, FLOAT4_E2M1):
-    whole, blocks = round_scaled(activations, f), round_scaled(activations, f, block=32)
-    small = np.abs(activations) < 5
-    errors[f] = [
-        np.median(np.abs(r - activations)[small] / np.abs(activations)[small])
-        for r in (whole, blocks)
-    ]
-    zeros = [np.mean(r[small] == 0) for r in (whole, blocks)]
-    rows.append([f.name, *(f"{error:.1%}" for error in errors[f]), *(f"{z:.1%}" for z in zeros)])
+rng = np.random.default_rng(0)
+values = rng.normal(size=(64, 256))
+values[rng.random(values.shape) < 0.001] *= 200  # one value in a thousand
+usual = np.abs(values) < 5
 headings = ["format", "error, one scale", "error, blocks of 32", "zero, one scale", "zero, blocks"]
+rows, errors = [], {}
+for f in (FLOAT8_E5M2, FLOAT8_E4M3, FLOAT6_E2M3, FLOAT4_E2M1):
+    both = round_scaled(values, f), round_scaled(values, f, block=32)
+    errors[f] = [np.median(np.abs(rounded / values - 1)[usual]) for rounded in both]
+    zeros = [np.mean(rounded[usual] == 0) for rounded in both]
+    rows.append([f.name, *(f"{share:.1%}" for share in (*errors[f], *zeros))])
 print(Table(headings, rows))
 
 # %% tags=["claim"]
-assert errors[FLOAT8_E4M3][0] < 0.05
-assert errors[FLOAT8_E5M2][0] < 0.1
-assert errors[FLOAT4_E2M1][0] == 1 > 2 * errors[FLOAT4_E2M1][1]
-assert errors[FLOAT6_E2M3][0] > 2 * errors[FLOAT6_E2M3][1]
+for f in (FLOAT8_E4M3, FLOAT8_E5M2):
+    assert errors[f][0] < f.unit_roundoff
+    assert errors[f][1] <= errors[f][0]
+for f in (FLOAT6_E2M3, FLOAT4_E2M1):
+    assert errors[f][0] == 1 > 4 * errors[f][1]
 
 # %% [markdown]
-# The errors are medians, relative to each value, of all values but the outliers. E4M3 and E5M2
-# have range enough for outliers of this size, and one scale is as good as many. The formats of six
-# and four bits have not: with one scale, nearly all values become zero. So formats of four and six
-# bits are used with blocks, and formats of eight bits in both ways.
+# The errors are medians of the relative errors of all values but the outliers. E4M3 and E5M2 have
+# range enough for outliers of this size, and one scale is as good as many. The formats of six and
+# four bits have not: with one scale, nearly all values become zero. So those are used with blocks,
+# and formats of eight bits in both ways.
 #
-# ## Gradients need range, data and weights need digits
+# ## E4M3 is finer, E5M2 forgives a scale that does not fit
 #
-# Why two formats? The same report with a scale for each array, once for each format, shows what
-# each kind of array would lose. (*Handed on* are the arrays that a layer passes to the next one.)
+# Why two formats of eight bits? We round the gradient from above with all kinds of scales, and not
+# only the best one.
 
 # %%
-rows, lost = [], {}
-for f in (FLOAT8_E4M3, FLOAT8_E5M2):
-    scaled_report = diagnostics.range_report(net, batch, fmt=f, scaled=True)
-    for kind in ("output", "output gradient"):
-        lost[f, kind] = mean_loss_of(scaled_report, kind)
-        shares = [f"{share:.2%}" for share in lost[f, kind]]
-        rows.append([f.name, kind, *shares, f"{f.unit_roundoff:.1%}"])
-print(Table(["format", "array", "becomes zero", "subnormal", "largest error of others"], rows))
+shifts = np.arange(-30, 45)
+by_shift = {
+    f: np.array([relative_error(round_to(gradient * 2.0**s, f) / 2.0**s, gradient) for s in shifts])
+    for f in (FLOAT8_E4M3, FLOAT8_E5M2)
+}
+for f, error in by_shift.items():
+    fits = error < 0.1
+    print(f"{f.name}: least error {np.nanmin(error):.1%}; below 10 % with {fits.sum()} scales")
 
 # %% tags=["claim"]
-for kind in ("output", "output gradient"):
-    assert lost[FLOAT8_E5M2, kind].sum() < lost[FLOAT8_E4M3, kind].sum()
-assert lost[FLOAT8_E4M3, "output gradient"].sum() > 2 * lost[FLOAT8_E4M3, "output"].sum()
+finer, wider = by_shift[FLOAT8_E4M3], by_shift[FLOAT8_E5M2]
+assert 1.8 < np.nanmin(wider) / np.nanmin(finer) < 2.2
+assert (wider < 0.1).sum() >= (finer < 0.1).sum() + 10
+
+# %% tags=["plot"] alt="Relative error of a gradient against the exponent of the scale, for E4M3 and E5M2. Both fall from 100 percent to a level floor and end where values overflow. The floor of E4M3 is half as high, that of E5M2 is more than twice as wide."
+figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+for (f, error), look in zip(by_shift.items(), (FP8, OTHERS[0])):
+    finite = np.isfinite(error)
+    axes.plot(shifts[finite], 100 * error[finite], **{**look, "markersize": 4})
+    end = np.flatnonzero(finite)[-1]
+    words = f"{f.name}:\nlarger scales overflow"
+    axes.text(shifts[end] + 0.8, 100 * error[end], words, va="center", color=look["color"])
+axes.set(yscale="log", xlabel="s, when the gradient is multiplied by $2^s$ and rounded")
+axes.set(ylabel="relative error (%)", xlim=(shifts[0], 58), ylim=(1.5, 130))
+axes.set(title="Half the error with E4M3, twice the choice of scales with E5M2")
+plt.show()
 
 # %% [markdown]
-# Outputs lose little in either format, and E4M3 rounds the rest twice as finely. Of the gradients,
-# E4M3 loses more: they spread over more powers of two. E5M2 holds them.
+# With the right scale, E4M3 is the better format, for gradients too. E5M2 has about as many powers
+# of two to spare as it has exponents more. That matters where a scale is an old one (NVIDIA's
+# *delayed* scaling takes it from earlier steps), or where values of very different sizes share one.
+# So recipes with a scale per tensor use E5M2 for gradients. With blocks of 32, Mishra et al. use
+# E4M3 for everything.
 #
 # ## With scales, even lesson 01's six bits train
 #
-# mpgluon takes any format of up to eight bits, by its widths: `e3m2` is the format of lesson 01.
-# Nothing changes but the name. A GPU could not do this; a CPU rounds to it as to any other.
+# mpgluon takes any format of up to eight bits, also by its widths: `e3m2` is the format of lesson
+# 01. Nothing changes but the name in the policy. For a GPU somebody would have to build it.
 
 # %%
-six_bits = {
-    "six bits, one scale per tensor": train("compute=e3m2,between=bfloat16,scaling=tensor"),
-    "six bits, blocks of 32": train("compute=e3m2,between=bfloat16,scaling=mx"),
+smaller = {
+    "six bits, a scale per tensor": "compute=e3m2,between=bfloat16,scaling=tensor",
+    "six bits, blocks of 32": "compute=e3m2,between=bfloat16,scaling=mx",
+    "four bits, a scale per tensor": "compute=float4_e2m1,between=bfloat16,scaling=tensor",
+    "four bits, blocks of 32": "compute=float4_e2m1,between=bfloat16,scaling=mx",
 }
-for name, curve in six_bits.items():
-    print(f"{name}: loss {curve[-1]:.2f} in the last epoch, in FP32 {curves['FP32'][-1]:.2f}")
+for name, policy in smaller.items():
+    _, curves[name] = train(policy)
+print(Table(("products in", "last loss"), [(name, f"{c[-1]:.4f}") for name, c in curves.items()]))
 
 # %% tags=["claim"]
-assert six_bits["six bits, blocks of 32"][-1] < 0.75 * curves["FP32"][0]
+for name in smaller:
+    assert curves[name][-1] < curves["FP8 without scales"][-1]
+assert abs(curves["six bits, blocks of 32"][-1] / curves["FP32"][-1] - 1) < 0.35
 
 # %% [markdown]
+# Six bits with scales do better than eight without. (First and last layer are BF16 in all rows.)
+#
 # ## Stochastic rounding lets lost updates arrive, on average
 #
 # Lesson 02 kept a copy of each weight in FP32, since a weight of 16 bits loses every small update.
@@ -396,21 +417,21 @@ assert six_bits["six bits, blocks of 32"][-1] < 0.75 * curves["FP32"][0]
 # *Stochastic rounding* takes one of the two neighbours by chance, the nearer one more often, so
 # that the mean is right. *Kahan's compensation* keeps what rounding cut off in a second BF16
 # number, and adds it to the next update. Here are a thousand updates of 0.0004 to a weight of 1.
-# Rounded to nearest, each is lost, as in lesson 01. The random bits come from a key, here a seed and
-# the number of the step, so every run repeats.
+# Rounded to nearest, each is lost, as in lesson 01. The random bits come from a key, here a seed
+# and the number of the step, so every run repeats.
 
 # %%
-UPDATE, STEPS = 0.0004, 1000
+UPDATE, UPDATES = 0.0004, 1000
 weights = {name: [1.0] for name in ("nearest", "stochastic", "Kahan")}
 missing = 0.0
-for step in range(STEPS):
+for step in range(UPDATES):
     weights["nearest"].append(float(round_to(weights["nearest"][-1] + UPDATE, BFLOAT16)))
     moved = weights["stochastic"][-1] + UPDATE
     weights["stochastic"].append(float(round_to(moved, BFLOAT16, "stochastic", key=(0, step))))
     moved = weights["Kahan"][-1] + (UPDATE + missing)
     weights["Kahan"].append(float(round_to(moved, BFLOAT16)))
     missing = float(round_to(moved - weights["Kahan"][-1], BFLOAT16))
-print({name: values[-1] for name, values in weights.items()}, f"exact: {1 + STEPS * UPDATE:g}")
+print({name: values[-1] for name, values in weights.items()}, f"exact: {1 + UPDATES * UPDATE:g}")
 
 # %% tags=["claim"]
 assert weights["nearest"][-1] == 1
@@ -422,9 +443,9 @@ assert abs(with_many_keys.mean() - (1 + UPDATE)) < 1e-4
 # %% tags=["plot"] alt="A weight over a thousand steps: rounded to nearest it stays at 1; with Kahan's compensation it follows the straight line to 1.4 in small stairs; stochastically rounded it wanders around that line"
 LOOKS = {"nearest": OTHERS[2], "stochastic": OTHERS[0], "Kahan": OTHERS[1]}
 figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
-axes.plot([0, STEPS], [1, 1 + STEPS * UPDATE], color="0.8", linewidth=5)
+axes.plot([0, UPDATES], [1, 1 + UPDATES * UPDATE], color="0.8", linewidth=5)
 for (name, values), at in zip(weights.items(), ((700, 1.015), (480, 1.13), (190, 1.19))):
-    axes.step(range(STEPS + 1), values, where="post", color=LOOKS[name]["color"])
+    axes.step(range(UPDATES + 1), values, where="post", color=LOOKS[name]["color"])
     words = {"Kahan": "Kahan's compensation", "nearest": "rounded to nearest"}
     axes.text(*at, words.get(name, "rounded stochastically"), color=LOOKS[name]["color"])
 axes.text(560, 1.27, "exact: the wide line", color="0.4", ha="right")
@@ -440,7 +461,7 @@ plt.show()
 # FP32. Without it, `update_rounding` says how the updated weight is rounded.
 
 # %% tags=["setup"]
-STEPS = 800 if FAST else 3000
+DISC_STEPS = 800 if FAST else 3000
 drawn = np.random.default_rng(0)  # points and start are those of lesson 02
 radius = np.concatenate([drawn.uniform(0, 0.5, 64), drawn.uniform(0.7, 1, 64)])
 angle = drawn.uniform(0, 2 * np.pi, 128)
@@ -470,7 +491,7 @@ def train_bfloat16(masters=False, **rounding):
     trainer = gluon.Trainer(net.collect_params(), "sgd", options)
     amp.init_trainer(trainer, "none", **rounding)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(DISC_STEPS):
         with autograd.record():
             loss = loss_fn(net(inputs), is_ring)
         loss.backward()
@@ -496,13 +517,13 @@ print(Table(("updates", "loss, first step", "loss, last step", "accuracy"), rows
 last = {name: losses[-1] for name, (losses, _) in disc.items()}
 assert len(set(disc["nearest"][0])) == 1
 assert disc["nearest"][1] == 0.5
-assert last["stochastic"] < (0.8 if FAST else 0.5) * last["nearest"]
-assert abs(last["Kahan"] / last["FP32 masters"] - 1) < 0.05
+for name in ("stochastic", "Kahan"):
+    assert abs(last[name] / last["FP32 masters"] - 1) < 0.15
 assert min(disc[name][1] for name in ("FP32 masters", "stochastic", "Kahan")) > 0.95
 
-# %% tags=["plot"] alt="Loss against step. With updates rounded to nearest it is a level line at 0.69. With FP32 masters, with Kahan's compensation and with stochastic rounding it falls, the first two on one line."
+# %% tags=["plot"] alt="Loss against step. With updates rounded to nearest it is a level line at 0.69. With FP32 masters, with Kahan's compensation and with stochastic rounding it falls to about 0.15, nearly on one line."
 figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
-every = STEPS // 10
+every = DISC_STEPS // 10
 for place, (name, (losses, _)) in enumerate(disc.items()):
     look = {**(BF16 if name == "FP32 masters" else LOOKS[name]), "markerfacecolor": "none"}
     axes.plot(losses, label=name, markevery=(place * every // 4, every), **look)
@@ -511,9 +532,12 @@ axes.legend(loc="lower left")
 plt.show()
 
 # %% [markdown]
-# Kahan's compensation covers the curve of masters. It keeps a second number of 16 bits for each
-# weight, half the memory of an FP32 master. Stochastic rounding keeps nothing at all, and pays with
-# noise. [docs/optimizers.md](../docs/optimizers.md#bfloat16-weights) has the details.
+# What to notice: rounded to nearest, not one weight moves, as in lesson 02. With the other two the
+# network learns as with masters, and three of the four curves nearly cover each other. Stochastic
+# rounding keeps nothing beside the weight. Kahan's compensation keeps a second number of 16 bits,
+# half of an FP32 master, and loses what is too small even for that one.
+# [docs/optimizers.md](../docs/optimizers.md#bfloat16-weights) has the details, and
+# [docs/results.md](../docs/results.md) real networks.
 #
 # ## Whose Tensor Core? The sums differ, but most networks do not care
 #
@@ -570,12 +594,13 @@ print(f"ValueError: {message}")
 assert "sums products of float16 numbers" in message
 
 # %% [markdown]
-# Does it matter to a network? `compare_with_fp32` runs one batch with each kind of sums. The
-# yardstick is the error that FP16 (`float16`) makes in any case.
+# Does it matter to our network? `compare_with_fp32` runs one batch with each kind of sums. The
+# yardstick is the error that FP16 (`float16`) makes in any case. (FP16 needs the loss scale.)
 
 # %%
-few = diagnostics.Batch(images[:8], labels[:8], mean_loss) if FAST else batch
-comparison = diagnostics.compare_with_fp32(net, few, accumulation=tuple(ACCUMULATIONS))
+comparison = diagnostics.compare_with_fp32(
+    nets["FP32"], batch, loss_scale=2.0**12, accumulation=tuple(ACCUMULATIONS)
+)
 print(comparison.sums.table(worst=3))
 for name in ACCUMULATIONS:
     ratio, layer, array = comparison.sums.largest(name)
@@ -585,17 +610,17 @@ for name in ACCUMULATIONS:
 assert all(comparison.sums.largest(name)[0] < 1.5 for name in ACCUMULATIONS)
 
 # %% [markdown]
-# Runs whose roundings are independent differ by $\sqrt 2$ times the error of each. So this network
-# cannot tell one generation's sums from another's, or from any other rounding. With longer sums, of
-# larger images and batches, ask again
-# ([docs/diagnostics.md](../docs/diagnostics.md#whose-tensor-core)).
+# Two runs in FP16 whose roundings have nothing in common differ by 1.4 times the error of each.
+# These sums change far less. This network does not care; with larger images and batches sums are
+# longer, so ask again for yours ([docs/diagnostics.md](../docs/diagnostics.md#whose-tensor-core)).
 #
 # ## Summary
 #
 # - A format is a few numbers. E4M3 has the digits, E5M2 the range, and both need scales.
 # - A scale per tensor is a power of two from the largest value. A scale per block of 32 keeps
 #   outliers apart; formats of four and six bits need it.
-# - `mixed_float8` trains like FP32 here. Without scales the same formats do not.
+# - `mixed_float8` trains like FP32 here. Without scales the same formats lose nearly all gradients.
+# - With a scale that fits, E4M3 is finer; E5M2 forgives one that does not.
 # - BF16 weights need no FP32 copy if updates are rounded stochastically or with Kahan's
 #   compensation.
 # - Tensor Cores of different generations add differently, by less than FP16 rounds.

@@ -8,8 +8,8 @@
 # %% [markdown]
 # # What comes after sixteen bits?
 #
-# Newer GPUs multiply numbers of eight bits, and newer processors train weights in sixteen bits
-# without a copy in 32. A format of eight bits has 256 codes. This lesson shows what makes training
+# Newer GPUs multiply numbers of eight bits, and networks are trained with weights of sixteen bits
+# and no copy in 32. A format of eight bits has 256 codes. This lesson shows what makes training
 # with so few numbers possible, and what breaks without it. On a CPU, mpgluon rounds to any format
 # that you describe, so you can try all of it here.
 #
@@ -78,8 +78,8 @@ OTHERS = [
 # fraction; and E4M3's code for NaN](figures/11_formats.svg)
 #
 # E4M3 differs from the older formats in one more way. Those give the largest exponent to infinity
-# and NaN. E4M3 has no infinity, and its exponent of ones holds numbers, except for one code, which
-# is NaN. That is the last line but three of the function, which is otherwise lesson 01's.
+# and NaN. E4M3 has no infinity: its largest exponent holds numbers, except for one code, which is
+# NaN. The function below is that of lesson 01 with this case, `finite_only`, added.
 
 
 # %%
@@ -214,7 +214,7 @@ lost = [array.underflow_fraction for array in report.arrays if array.kind == "ou
 assert np.mean(lost) > 0.9
 
 # %% [markdown]
-# Nearly all output gradients become zero in E5M2, though it has FP16's exponents. Where the
+# Nearly all output gradients become zero in E5M2, which has as many exponents as FP16. Where the
 # gradient is zero, a layer and all layers before it stand still. Mostly the last layer learns
 # here, from the BF16 gradient that it receives. One loss scale would help this network, as in
 # lesson 03. But E4M3 has to hold weights and data too, and no loss scale moves those.
@@ -379,11 +379,11 @@ axes.set(title="Half the error with E4M3, twice the choice of scales with E5M2")
 plt.show()
 
 # %% [markdown]
-# With the right scale, E4M3 is the better format, for gradients too. E5M2 has about as many powers
-# of two to spare as it has exponents more. That matters where a scale is an old one (NVIDIA's
-# *delayed* scaling takes it from earlier steps), or where values of very different sizes share one.
-# So recipes with a scale per tensor use E5M2 for gradients. With blocks of 32, Mishra et al. use
-# E4M3 for everything.
+# With the right scale, E4M3 is the better format, for gradients too. E5M2 has twice the error, and
+# works with many more scales. That matters where a scale is an old one (NVIDIA's *delayed* scaling
+# takes it from earlier steps), or where values of very different sizes share one. So recipes with a
+# scale per tensor use E5M2 for gradients, and Mishra et al., with blocks of 32, use E4M3 for
+# everything.
 #
 # ## With scales, even lesson 01's six bits train
 #
@@ -539,7 +539,7 @@ plt.show()
 # [docs/optimizers.md](../docs/optimizers.md#bfloat16-weights) has the details, and
 # [docs/results.md](../docs/results.md) real networks.
 #
-# ## Whose Tensor Core? The sums differ, but most networks do not care
+# ## Whose Tensor Core? The sums differ, and our network does not care
 #
 # A Tensor Core adds a few products and the sum so far at a time. It shifts them to the largest
 # exponent among them, cuts off what does not fit, and adds the rest. How many at a time, and how
@@ -563,24 +563,28 @@ def tensor_core_sum(a, b, terms, fraction_bits):
 
 a, b = (round_to(rng.random(4096), FLOAT16) for _ in range(2))
 exact = float(a @ b)
+layer = nn.Dense(1, in_units=4096, use_bias=False)
+layer.initialize()
+layer.weight.set_data(mx.nd.array(b[None]))
+rows, by_hand, by_layer = [], {}, {}
 for name, numbers_of in ACCUMULATIONS.items():
-    total = tensor_core_sum(a, b, *numbers_of)
-    print(f"{name:7} {total:.6f}, relative error {total / exact - 1:+.1e}")
+    by_hand[name] = tensor_core_sum(a, b, *numbers_of)
+    amp.autocast(layer, Policy.parse(f"compute=float16,accumulation={name}"))
+    by_layer[name] = layer(mx.nd.array(a[None])).asnumpy().item()
+    amp.restore(layer)
+    error = by_hand[name] / exact - 1
+    rows.append((name, f"{by_hand[name]:.4f}", f"{error:+.1e}", f"{by_layer[name]}"))
+print(Table(("sum as on", "by hand", "relative error", "by a layer, rounded to FP16"), rows))
 
 # %% tags=["claim"]
-for name, numbers_of in ACCUMULATIONS.items():
-    layer = nn.Dense(1, in_units=4096, use_bias=False)
-    layer.initialize()
-    layer.weight.set_data(mx.nd.array(b[None]))
-    amp.autocast(layer, Policy.parse(f"compute=float16,accumulation={name}"))
-    total = tensor_core_sum(a, b, *numbers_of)
+for name, total in by_hand.items():
     assert total < exact
-    assert layer(mx.nd.array(a[None])).asscalar() == round_to(total, FLOAT16)
+    assert by_layer[name] == round_to(total, FLOAT16)
 
 # %% [markdown]
-# All of them are too small: cutting off has one direction. A policy computes with these sums, on a
-# CPU, as in the hidden check. What no GPU has is refused. That is the failure of this lesson that
-# we provoke.
+# All sums are too small: cutting off has one direction. The more bits a generation keeps, the
+# closer it comes. `accumulation=` in a policy makes a layer on a CPU add in this way. What no GPU
+# has is refused. That is the failure of this lesson that we provoke.
 
 # %%
 message = ""
@@ -628,8 +632,8 @@ assert all(comparison.sums.largest(name)[0] < 1.5 for name in ACCUMULATIONS)
 # ## Exercises
 
 # %% [markdown]
-# **11.1** The largest absolute value of a gradient is 0.003. By which power of two is it multiplied
-# before it is rounded to E5M2? Hand in the scale, a number.
+# **11.1** The largest absolute value of a gradient is 0.003. By which scale does `mixed_float8`
+# multiply it, before it rounds to E5M2? Hand in a number.
 
 # %%
 answer = ...
@@ -641,9 +645,9 @@ scale = 2.0 ** np.floor(np.log2(FLOAT8_E5M2.max / 0.003))
 assert check("11.1", scale)
 
 # %% [markdown]
-# **11.2** A tensor's values spread evenly over 12 powers of two, and share one scale. Which format
-# of six bits makes the smallest relative errors, the largest of them counted? Hand in a
-# `FloatFormat`. (The sign takes one bit; significant bits include one that is not stored.)
+# **11.2** A tensor's values spread evenly over 12 powers of two, and share one scale. With which
+# format of six bits is the largest of the relative errors smallest? Hand in a `FloatFormat`. (The
+# sign takes one bit; significant bits include one that is not stored.)
 
 # %%
 answer = ...  # such as FloatFormat("mine", significand_bits=3, exponent_bits=3)

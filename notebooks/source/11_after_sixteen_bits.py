@@ -13,6 +13,13 @@
 # with so few numbers possible, and what breaks without it. On a CPU, mpgluon rounds to any format
 # that you describe, so you can try all of it here.
 #
+# ![Nine formats from FP32 to four bits, one below the other, each with its largest number and its
+# significant bits. FP32, TF32 and BF16 need nothing, FP16 a loss scale, FP8 a scale for each tensor,
+# FP6 and FP4 a scale for each block of 32 values](figures/11_formats.svg)
+#
+# The drawing is the way of this lesson, from top to bottom: with fewer bits the range gets shorter,
+# and more scales are needed.
+#
 # ## What you will be able to do
 #
 # - write down the numbers of a format from the widths of its fields;
@@ -73,9 +80,6 @@ OTHERS = [
 # Lesson 01 drew all numbers of a format with six bits: 1 for the sign, 3 for the exponent, 2 for
 # the fraction. Two more bits can go to the fraction or to the exponent. E4M3 and E5M2 have one and
 # two more exponent bits; the digits of their names are the widths of the two fields.
-#
-# ![The bits of a number in lesson 01's six-bit format, in E4M3 and in E5M2: sign, exponent,
-# fraction; and E4M3's code for NaN](figures/11_formats.svg)
 #
 # E4M3 differs from the older formats in one more way. Those give the largest exponent to infinity
 # and NaN. E4M3 has no infinity: its largest exponent holds numbers, except for one code, which is

@@ -125,10 +125,12 @@ assert [fp16_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
 
 # %% [markdown]
 # A few skipped steps at the beginning are normal: the loss scale is looking for its place. Here it
-# falls all the way. So the gradients are not merely too large, they are broken. The message names
-# the first *parameter* whose gradient is not finite, `filters_weight`. There we notice the damage;
-# it need not have begun there. (A NaN, "not a number", comes from infinite numbers, for instance
-# as infinity minus infinity.)
+# falls all the way. And the loss itself is NaN ("not a number", such as infinity minus infinity).
+# It is computed before any gradient. So the gradients are not merely too large: something breaks in
+# the forward pass.
+#
+# The message names the first *parameter* whose gradient is not finite, `filters_weight`. There we
+# notice the damage; it need not have begun there.
 #
 # ![A trail. The symptom, every step is skipped and the scale falls to 1, leads to the tool
 # locate_overflow, which runs the batch again and looks inside. It names the place: block, operator,
@@ -256,9 +258,9 @@ assert returned.shares()["overflow"] == 0
 #
 # ## The other layers are innocent
 #
-# Overflow is the loudest error, but not the only one. Before we accuse `energy` alone, we compare
-# each layer with itself in FP32. Errors are *relative*: the length of the difference divided by the
-# length of the FP32 result. By hand for the filters:
+# Nobody can miss an overflow, but there are smaller errors. Before we accuse `energy` alone, we
+# compare each layer with itself in FP32. Errors are *relative*: the length of the difference divided
+# by the length of the FP32 result. By hand for the filters:
 
 
 # %%
@@ -367,8 +369,8 @@ assert np.abs(losses[1] - losses[0]).max() < 0.1
 #
 # ## Summary
 #
-# - A loss that is NaN, and a loss scale that falls to 1, mean broken numbers in the forward pass,
-#   and not merely large gradients. No loss scale helps.
+# - A loss scale that falls to 1 says that no scale helps. A loss that is NaN says why: something
+#   breaks in the forward pass, which the scale cannot change.
 # - `OverflowLocator` (in a training run) and `locate_overflow` (for one batch) name the block and
 #   the operator of the first number that is not finite.
 # - `range_report` says what fits into FP16, and recommends a loss scale. It does not see what stays
@@ -385,7 +387,7 @@ assert np.abs(losses[1] - losses[0]).max() < 0.1
 
 # %% [markdown]
 # **06.1** Cure the layer itself. Write `energy(F, x)`, which computes the same as
-# `Energy.hybrid_forward`, but without an overflow in FP16, with nothing kept in FP32. (Which
+# `Energy.hybrid_forward` and does not overflow in a cast network, without `keep_fp32`. (Which
 # operators compute in FP32 in a cast network? [This table](../docs/reference/operators.md) says.)
 # Hand in the function. The check casts the network with it, and trains it.
 

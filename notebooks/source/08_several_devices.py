@@ -417,8 +417,8 @@ assert (small.astype("float32") / 512 > 0).all()
 #   With a seed for each process, some images would be seen twice and others never.
 # - **Rank 0 writes.** All ranks have the same weights, so one of them writes checkpoints and logs.
 #
-# Below is a whole program, for as many processes as you like. It trains the layer that `amp` trained
-# above. In the second step, rank 1 meets an infinity. Two things differ from a loop on one
+# Below is a whole program, for as many processes as you like. It trains the layer of the section
+# about `amp`. In the second step, rank 1 meets an infinity. Two things differ from a loop on one
 # device: `MpiKVStore` adds gradients over all processes, in FP32, and `trainer.step` gets the size
 # of the batch of all processes.
 

@@ -1,0 +1,65 @@
+"""The lessons' drawings stand alone, say in words what they show, and are where a lesson looks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+DRAWINGS = sorted((NOTEBOOKS / "figures").glob("*.svg"))
+SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
+SVG = "{http://www.w3.org/2000/svg}"
+
+each_drawing = pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.stem)
+
+
+@each_drawing
+def test_a_drawing_has_a_title_and_a_description(path):
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == f"{SVG}svg"
+    assert root.get("role") == "img"
+    texts = {child.get("id"): (child.text or "").strip() for child in root[:2]}
+    assert list(texts) == root.get("aria-labelledby").split() == ["title", "desc"]
+    assert 0 < len(texts["title"]) < len(texts["desc"])
+
+
+@each_drawing
+def test_a_drawing_needs_nothing_from_outside(path):
+    root = ElementTree.parse(path).getroot()
+    allowed = {"svg", "title", "desc", "style", "marker", "rect", "circle", "path", "text"}
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} <= allowed
+    text = path.read_text("utf-8").replace(f'xmlns="{SVG[1:-1]}"', "")
+    assert not re.search(r"href|//|@import|<!DOCTYPE|<\?xml-", text)
+    inside = {element.get("id") for element in root.iter()}
+    assert set(re.findall(r"url\(#(\w+)\)", text)) <= inside
+    assert text.count("url(") == text.count("url(#")
+
+
+@each_drawing
+def test_a_drawing_is_legible_on_any_page(path):
+    root = ElementTree.parse(path).getroot()
+    width, height = (float(root.get(name)) for name in ("width", "height"))
+    assert root.get("viewBox") == f"0 0 {width:g} {height:g}"
+    assert width == 720
+    background = root.find(f"{SVG}rect")
+    assert [background.get(name) for name in ("width", "height", "fill")] == [
+        f"{width:g}",
+        f"{height:g}",
+        "#ffffff",
+    ]
+    sizes = re.findall(r"font(?:-size)?: ([\d.]+)px", root.find(f"{SVG}style").text)
+    assert sizes
+    assert min(map(float, sizes)) >= 13
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_the_drawings_that_a_lesson_names_exist_and_have_an_alternative_text(source):
+    text = source.read_text("utf-8")
+    named = re.findall(r"!\[([^]]*)\]\((figures/[^)]*)\)", text)
+    assert text.count("figures/") == len(named)
+    for alternative, file in named:
+        assert (NOTEBOOKS / file).is_file(), f"{source.name} names {file}"
+        assert len(alternative.replace("# ", "").split()) > 3

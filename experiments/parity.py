@@ -163,14 +163,6 @@ class Parity(SeededRows):
                 ])  # fmt: skip
         return rows
 
-    def readme_table(self, network: str) -> list[list[str]]:
-        """Return the cells of README's table: accuracy, skipped steps and step time by format."""
-        return [
-            [row, accuracy, f"{skipped} of {steps}", relative]
-            for name, row, accuracy, _, skipped, steps, _, _, relative, _ in self.table()
-            if name.startswith(f"{network},") and row in FORMATS
-        ]
-
     @cached_property
     def pooled(self) -> dict[str, PairedComparison]:
         """Each row beside FP32 over all networks and seeds."""

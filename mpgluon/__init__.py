@@ -1,4 +1,4 @@
-"""Mixed-precision training for MXNet Gluon: float16 and bfloat16 on GPUs and on any CPU.
+"""Mixed-precision training for MXNet Gluon: float16 and bfloat16 on CPUs, float16 on GPUs.
 
 The public names, in the order in which a program needs them.
 """
@@ -52,7 +52,7 @@ from mpgluon.numerics.loss_scale import (  # noqa: E402
 from mpgluon.numerics.policy import Policy  # noqa: E402
 from mpgluon.trainer.average import WeightAverage  # noqa: E402
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BFLOAT16",

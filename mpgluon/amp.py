@@ -92,7 +92,7 @@ def init_trainer(
     update_rounding : {"nearest", "stochastic", "kahan"}
         How the updates of bfloat16 weights (``mpgluon.cast_block(net, "bfloat16")``) are rounded
         without masters. ``"nearest"`` loses those below half a unit in a weight's last place, which
-        is logged as a warning; ``"stochastic"`` keeps them in the mean; ``"kahan"`` keeps what was
+        is logged as a warning; ``"stochastic"`` keeps them on average; ``"kahan"`` keeps what was
         cut off in an array of the same format per weight (docs/optimizers.md).
     rounding_seed : int
         Of stochastic rounding. Its random bits depend on the seed, the number of the step (skipped
@@ -150,7 +150,7 @@ def scale_loss(
     Raises
     ------
     TypeError, ValueError
-        If a loss is no NDArray, or ``trainer`` is an empty list or names a Trainer twice.
+        If a loss is not an NDArray, or ``trainer`` is an empty list or names a Trainer twice.
     TrainerStateError
         If a Trainer has no loss scale yet, if several have different ones, if the gradients would
         mix with others that cannot be added to them, or if the loss is being scaled already.
@@ -202,7 +202,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
 
     The factor is folded into the step, like the division by S: no gradient is written, and
     float16 gradients whose true values underflow count in full. Gradients are summed over devices
-    (and processes) here instead of in the step; change neither them nor weights between the two.
+    (and processes) here, not in the step: do not change gradients or weights between the two.
     Waits for the devices once, in place of the step.
 
     Parameters
@@ -223,10 +223,10 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
     Raises
     ------
     ValueError, TypeError
-        If ``max_norm`` or ``batch_size`` is no positive number.
+        If ``max_norm`` or ``batch_size`` is not a positive number.
     TrainerStateError
         If the Trainer has no loss scale yet, if it was called already since the last step, if
-        there is no gradient, or, from ``trainer.step``, if the batch size is another one there.
+        there is no gradient, or, from ``trainer.step``, if it received another batch size.
 
     References
     ----------

@@ -82,7 +82,7 @@ def read_archive(
         header: dict[str, Any] = json.loads(arrays.pop("header").tobytes())
         found, version = header["format"], header["version"]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise CheckpointError(f"{path} is no {kind.format}: it has no header") from None
+        raise CheckpointError(f"{path} is not an {kind.format}: it has no header") from None
     if (found, version) != (kind.format, kind.version):
         raise CheckpointError(
             f"{path} is a {found!r} of version {version}; this mpgluon reads version "
@@ -110,5 +110,5 @@ def _read_arrays(path: Path, only: Optional[str], kind: Kind) -> Arrays:
         *(zipfile.error, zlib.error),
     ) as error:
         raise CheckpointError(
-            f"{path} is damaged or no {kind.name} ({error}); use an earlier one"
+            f"{path} is damaged or not a {kind.name} ({error}); use an earlier one"
         ) from error

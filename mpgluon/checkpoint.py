@@ -43,8 +43,9 @@ def save_checkpoint(
 
     The file is written under another name beside ``path``, flushed to the disk and renamed, so
     that a crash at any moment leaves either the old file or the new one. Waits for the device.
-    MXNet does not tell the state of its random generators, so they are given a new seed, drawn from
-    themselves, which the file keeps: this run and one that goes on from the file draw the same.
+    MXNet does not expose the state of its random generators, so they are seeded anew, with a number
+    drawn from them that the file contains: this run and one that continues from the file draw the
+    same numbers.
     Weights that are infinite or NaN are written too, and a warning is logged.
 
     Parameters
@@ -100,7 +101,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Bring a network, its Trainer and the random states back to where a file left them.
 
-    A step that was begun, with a scaled loss and no ``trainer.step`` yet, is forgotten. Weights
+    A step in progress, with a scaled loss and no ``trainer.step`` yet, is discarded. Weights
     that are infinite or NaN are loaded as they are, and a warning is logged.
 
     Parameters
@@ -108,8 +109,8 @@ def load_checkpoint(
     path : str or Path
         What :func:`save_checkpoint` wrote.
     net : gluon.Block
-        As it was then: same structure, initialized. It may be cast otherwise: an FP32 parameter
-        takes the master of a float16 one, and the other way round, bit for bit.
+        Initialized, with the structure that it had then. Its cast may be another one: an FP32
+        parameter takes the master of a float16 one, and the reverse, bit for bit.
     trainer : gluon.Trainer
         Made for ``net`` in the same way as then, its loss scale and `mpgluon.WeightAverage`
         included. If parameters are of another format than in the file, one of the two may have no
@@ -223,7 +224,7 @@ def _warn_of_bad_weights(path: Path, values: Arrays, fate: str) -> None:
     ]
     if bad:
         _logger.warning(
-            "%s holds weights that are not finite, %s%s: a run that goes on from it trains "
+            "%s holds weights that are not finite, %s%s: a run that continues from it trains "
             "nothing; it %s",
             path,
             ", ".join(bad[:3]),

@@ -18,7 +18,7 @@ __all__ = [
 
 
 class MpgluonError(Exception):
-    """The base of all exceptions that are mpgluon's own."""
+    """The base class of mpgluon's exceptions."""
 
 
 class PrecisionError(MpgluonError):
@@ -30,7 +30,7 @@ class TrainerStateError(MpgluonError):
 
 
 class LossScaleCollapseError(MpgluonError):
-    """Step after step overflows with a loss scale that can shrink no further."""
+    """Every step overflows, with a loss scale that cannot shrink any further."""
 
 
 class DataError(MpgluonError):

@@ -41,7 +41,7 @@ def build_network(
     try:
         logits = _first_image(net, image_size, devices[0])
     except TypeError as error:
-        raise ValueError(f"{name!r} is no image classifier: {error}") from None
+        raise ValueError(f"{name!r} is not an image classifier: {error}") from None
     except (ValueError, mx.MXNetError) as error:
         reason = str(error).strip().splitlines()[-1]
         advice = "; choose a larger --image-size" if _is_about_size(reason) else ""
@@ -52,7 +52,7 @@ def build_network(
     shapes = [tuple(part.shape) for part in _parts(logits)]
     if shapes != [(1, classes)]:
         raise ValueError(
-            f"{name!r} is no classifier for {classes} classes: it turns one image into "
+            f"{name!r} is not a classifier for {classes} classes: it turns one image into "
             f"{', '.join(map(str, shapes))}, not (1, {classes}); choose another --model"
         )
     return net
@@ -131,4 +131,4 @@ def _gluoncv_network(name: str, classes: int) -> gluon.HybridBlock:
         ) from None
     # Detectors and pose networks take other options, or download a backbone.
     except (TypeError, KeyError, OSError) as error:
-        raise ValueError(f"{name!r} is no image classifier: {error}") from None
+        raise ValueError(f"{name!r} is not an image classifier: {error}") from None

@@ -71,25 +71,25 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--dtype", nargs="+", choices=DTYPES,
         help="formats (all; zoo, memory, recurrent and attention float32 and float16)")  # fmt: skip
-    add("--model", default="resnet50_v1", help="of MXNet's or gluoncv's zoo (%(default)s)")
-    add("--models", nargs="+", metavar="MODEL", help="of the cases zoo and zoo-small (a list)")
+    add("--model", default="resnet50_v1", help="a network of either model zoo (%(default)s)")
+    add("--models", nargs="+", metavar="MODEL", help="networks of zoo and zoo-small (a list)")
     add("--batch-size", nargs="+", type=positive,
         help="(8; inference 1 and 32; recurrent 25; attention 16; memory 8, 16, 32; zoo-small "
         "20; for CIFAR's networks in the zoo 32)")  # fmt: skip
     add("--image-size", type=positive, help="pixels (224; in the zoo the network's own)")
     add("--device", default="cpu", help="cpu or gpu:0 (%(default)s)")
-    add("--rounds", type=positive, help="runs of each that count (11; scale 5, memory 1)")
-    add("--warm-up", type=int, default=2, help="runs of each before (%(default)s)")
-    add("--threads", type=positive, help="of each contestant (all usable cores)")
+    add("--rounds", type=positive, help="runs of each contestant (11; scale 5, memory 1)")
+    add("--warm-up", type=int, default=2, help="runs before those, not counted (%(default)s)")
+    add("--threads", type=positive, help="threads of each contestant (all usable cores)")
     add("--limit", type=float, default=300, metavar="SECONDS",
-        help="for the start of a contestant, and for each run (%(default)s)")  # fmt: skip
+        help="limit for a contestant's start and each run (%(default)s)")  # fmt: skip
     add("--peers", action=argparse.BooleanOptionalAction, default=True,
         help="mxnet.contrib.amp, Gluon's DataLoader and PyTorch take part")  # fmt: skip
     add("--torch-python", type=Path, metavar="PATH",
         help="an interpreter with PyTorch (.venv-torch/bin/python if there is one)")  # fmt: skip
     add("--images", metavar="DIR",
         help="a folder of images per class for the pipeline (rendered ones in data/)")  # fmt: skip
-    add("--workers", type=positive, default=2, help="that decode images (%(default)s)")
+    add("--workers", type=positive, default=2, help="processes that decode images (%(default)s)")
     add("--memory-limit", type=parse_memory, metavar="SIZE",
         help="such as 8GiB: memory finds the largest batch whose peak is within it")  # fmt: skip
     add("--output", type=Path, metavar="PATH",
@@ -186,7 +186,7 @@ def write(record: BenchmarkRecord, options: argparse.Namespace, *, suffix: str) 
         save_figure(plot, measured, title=title)
         plots.append(plot)
     training = [case for case in measured if case.name == "training"]
-    if training and len(training) < len(measured):  # the picture for README.md
+    if training and len(training) < len(measured):  # the picture for docs/index.md
         plots.append(path.with_name(f"{path.stem}-training.png"))
         save_figure(plots[-1], training, title=title)
     print(f"\nwritten: {' and '.join(map(str, [path, *plots]))}")

@@ -46,7 +46,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--batch-size", type=positive, default=8)
     parser.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--device", default="cpu", help="cpu or gpu:0")
-    parser.add_argument("--seed", type=int, default=0, help="of random weights and images")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random weights and images")
     parser.add_argument("--output", metavar="FILE", default="report.html")
     options = parser.parse_args(arguments)
     try:

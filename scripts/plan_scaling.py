@@ -219,14 +219,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Parse the command line; plan, or measure a link."""
     parser = argparse.ArgumentParser(description="Plan training on many GPUs; see docs/scaling.md.")
     add = parser.add_argument
-    add("--model", default="resnet50_v1", help="of MXNet's or gluoncv's zoo (%(default)s)")
+    add("--model", default="resnet50_v1", help="a network of either model zoo (%(default)s)")
     add("--gpus", type=positive, nargs="+", default=[8, 64, 1024], help="%(default)s")
     add("--gpus-per-machine", type=positive, default=8, help="%(default)s")
-    add("--link-gbit-per-s", type=float, help="of a machine, one way (some networks by name)")
-    add("--latency-us", type=float, default=LATENCY_US, help="of a hop (%(default)s)")
-    add("--images-per-second", nargs="+", metavar="FORMAT=N", help="of one GPU (an A100)")
+    add("--link-gbit-per-s", type=float, help="a machine's link, one way (some by name)")
+    add("--latency-us", type=float, default=LATENCY_US, help="latency of a hop (%(default)s)")
+    add("--images-per-second", nargs="+", metavar="FORMAT=N", help="speed of one GPU (an A100)")
     add("--measure", action="store_true", help="measure sums over mpirun's processes instead")
-    add("--rounds", type=positive, default=15, help="of --measure (%(default)s)")
+    add("--rounds", type=positive, default=15, help="rounds of --measure (%(default)s)")
     add("--document", type=Path, metavar="FILE", help="fill in its tables and draw its figure")
     options = parser.parse_args(arguments)
     try:

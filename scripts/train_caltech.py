@@ -41,7 +41,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         default=False,
         choices=("auto",),
         metavar="auto",
-        help="continue from the newest checkpoint in --output-dir; auto begins if there is none",
+        help="continue from the newest checkpoint in --output-dir; auto starts anew without one",
     )
     return parser.parse_args(arguments)
 

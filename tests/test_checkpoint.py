@@ -485,7 +485,7 @@ def test_a_truncated_file_is_refused(saved, share):
     _, path = saved
     content = path.read_bytes()
     path.write_bytes(content[: min(int(share * len(content)), len(content) - 1)])
-    assert_refused(path, Training(seed=1), "damaged or no checkpoint .*; use an earlier one")
+    assert_refused(path, Training(seed=1), "damaged or not a checkpoint .*; use an earlier one")
 
 
 def test_a_flipped_bit_in_the_middle_of_an_array_is_refused(saved):
@@ -496,7 +496,7 @@ def test_a_flipped_bit_in_the_middle_of_an_array_is_refused(saved):
     assert content.count(weight) == 1
     content[place + len(weight) // 2] ^= 1
     path.write_bytes(content)
-    assert_refused(path, Training(seed=1), "is damaged or no checkpoint")
+    assert_refused(path, Training(seed=1), "is damaged or not a checkpoint")
 
 
 def test_a_flipped_bit_anywhere_is_refused_or_makes_no_difference(tmp_path):
@@ -545,13 +545,13 @@ def header(**fields) -> np.ndarray:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "damaged or no checkpoint"),
-        (b"a line of text\n" * 50, "damaged or no checkpoint"),
-        (npy(np.zeros(3)), "damaged or no checkpoint"),
-        (npz(weights=np.zeros(3)), "no mpgluon checkpoint: it has no header"),
-        (npz(header=np.zeros(3)), "no mpgluon checkpoint: it has no header"),
-        (npz(header=header(a=1)), "no mpgluon checkpoint: it has no header"),
-        (npz(header=np.array([print, None])), "damaged or no checkpoint .*allow_pickle=False"),
+        (b"", "damaged or not a checkpoint"),
+        (b"a line of text\n" * 50, "damaged or not a checkpoint"),
+        (npy(np.zeros(3)), "damaged or not a checkpoint"),
+        (npz(weights=np.zeros(3)), "not an mpgluon checkpoint: it has no header"),
+        (npz(header=np.zeros(3)), "not an mpgluon checkpoint: it has no header"),
+        (npz(header=header(a=1)), "not an mpgluon checkpoint: it has no header"),
+        (npz(header=np.array([print, None])), "damaged or not a checkpoint .*allow_pickle=False"),
         (
             npz(header=header(format="another checkpoint", version=1)),
             "is a 'another checkpoint' of version 1; this mpgluon reads version 2",
@@ -574,7 +574,7 @@ def test_a_file_that_claims_to_be_encrypted_is_refused(saved):
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(content)
-    assert_refused(path, Training(seed=1), "damaged or no checkpoint .*encrypted")
+    assert_refused(path, Training(seed=1), "damaged or not a checkpoint .*encrypted")
 
 
 @pytest.mark.parametrize("generator", ["python", "numpy", "mxnet"])
@@ -794,14 +794,14 @@ def test_an_optimizer_with_other_states_is_refused(saved):
 
 def test_a_trainer_without_the_loss_scale_is_refused(saved):
     _, path = saved
-    assert_refused(path, Training(scaled=False), "only one of the two has a loss scale; call amp")
+    assert_refused(path, Training(scaled=False), "only one of the two Trainers has a loss scale")
 
 
 def test_a_trainer_with_a_loss_scale_is_refused_for_a_file_without(tmp_path):
     training = Training(scaled=False)
     training.train(1)
     save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
-    assert_refused(tmp_path / "c.npz", Training(), "only one of the two has a loss scale")
+    assert_refused(tmp_path / "c.npz", Training(), "only one of the two Trainers has a loss scale")
 
 
 def test_a_loss_scale_of_another_kind_is_refused(saved):

@@ -203,5 +203,5 @@ def test_a_damaged_average_is_refused(tmp_path):
         assert file["trainer/4.weight/average"].tobytes() == value
     content[content.rindex(value) + len(value) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="is damaged or no checkpoint"):
+    with pytest.raises(CheckpointError, match="is damaged or not a checkpoint"):
         load_checkpoint(path, training.net, training.trainer)

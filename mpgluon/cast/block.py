@@ -89,8 +89,8 @@ def cast_block(
         ``"broadcast_add"``. ``(*mpgluon.NORMALIZATION_LAYERS, …)`` adds to the default.
     compute_16 : iterable of str
         Operators that otherwise return FP32 (``"softmax"``, ``"mean"``), named in the same way:
-        computed in FP32 as before, with results in the 16-bit format. Called as ``F.mean(x)``;
-        methods (``x.mean()``) are not meant.
+        computed in FP32 as before, with results in the 16-bit format. This affects calls like
+        ``F.mean(x)``, not methods (``x.mean()``).
 
     Returns
     -------
@@ -112,10 +112,10 @@ def cast_block(
 
     Notes
     -----
-    A graph that was traced before is thrown away, here and in everything inside ``net``; call
+    A graph that was traced before is discarded, here and in everything inside ``net``; call
     ``hybridize`` again on a larger block that contains ``net``. In a ``hybrid_forward``,
-    ``F is mx.nd`` is false, and an operator called as ``mx.nd.…`` is out of reach. A block that
-    is added later is not cast: restore, and cast again. ``net.export`` keeps the casts, unlike
+    ``F is mx.nd`` is false, and an operator called as ``mx.nd.…`` is not cast. Nor is a block that
+    is added later: restore, and cast again. ``net.export`` keeps the casts, unlike
     Gluon's own default (``remove_amp_cast=True``); the exported graph needs MXNet only.
     """
     if isinstance(dtype, Policy):

@@ -57,8 +57,8 @@ def rules_of(
     Raises
     ------
     TypeError, ValueError
-        If a name is no text, no operator of MXNet, or no block among these; if the format of an
-        operator cannot be changed so; if both arguments name the same.
+        If a name is not text, or names neither an operator of MXNet nor a block among these; if the
+        format of an operator cannot be changed like this; if both arguments name the same operator.
     """
     wishes = [_read("keep_fp32", text, Rule.FLOAT32) for text in keep_fp32]
     wishes += [_read("compute_16", text, Rule.NORMALIZE) for text in compute_16]

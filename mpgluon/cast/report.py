@@ -23,7 +23,7 @@ class BeyondReach:
 
     @classmethod
     def of(cls, block: gluon.Block) -> BeyondReach:
-        """Describe a block that is no HybridBlock and calls operators in its ``forward``."""
+        """Describe a block that is not a HybridBlock and calls operators in its ``forward``."""
         return cls(
             name=block.name,
             kind=type(block).__name__,
@@ -46,7 +46,7 @@ class CastReport:
         Names of the blocks that compute in 16 bits.
     kept_fp32 : tuple of str
         Names of the blocks with parameters that stay FP32: normalization layers, whose results
-        are in the 16-bit format all the same, and whatever ``keep_fp32`` named.
+        are in the 16-bit format nevertheless, and those that ``keep_fp32`` named.
     beyond_reach : tuple of BeyondReach
         Blocks with arithmetic that the cast cannot govern.
     parameters_cast, parameters_kept : int
@@ -75,7 +75,7 @@ class CastReport:
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
-            "a cast is a property of the network and no context: call amp.autocast(net) once, "
+            "a cast is a property of the network, not a context: call amp.autocast(net) once, "
             "without `with`, before the Trainer is made; the network is cast until "
             "amp.restore(net), now too"
         )

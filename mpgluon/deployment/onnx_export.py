@@ -95,7 +95,7 @@ def read_metadata(path: Union[str, Path]) -> ServingMetadata:
     ValueError
         If onnx is not installed.
     DataError
-        If the file is missing, is no ONNX file, or was not written by ``export_onnx``.
+        If the file is missing, is not an ONNX file, or was not written by ``export_onnx``.
     """
     onnx = _import_onnx()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -126,6 +126,6 @@ def _import_onnx() -> ModuleType:
     except ImportError as error:
         raise ValueError(
             f"ONNX export needs the package onnx ({error}); install it with "
-            "'pip install mpgluon[onnx]'"
+            "'pip install onnx onnxruntime'"
         ) from error
     return onnx

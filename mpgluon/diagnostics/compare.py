@@ -1,7 +1,7 @@
 """A network in 16 bits beside itself in FP32, layer by layer, and which layers to keep in FP32.
 
 Errors are relative: the norm of the difference divided by the norm of the FP32 array. A layer is a
-block that computes something itself, with or without inner blocks; a container is no layer.
+block that computes something itself, with or without inner blocks; a container is not a layer.
 What a network computes with a Tensor Core's sums is compared in :mod:`mpgluon.diagnostics.sums`.
 """
 
@@ -61,7 +61,7 @@ class Comparison:
         The relative error of the network's result.
     loss_scale : float
     sums : SumsReport
-        What other sums than FP32's change; empty if none were asked for.
+        What sums other than FP32's change; empty if none were requested.
     """
 
     layers: Sequence[LayerError]
@@ -147,9 +147,9 @@ def compare_with_fp32(
 ) -> Comparison:
     """Compare a network in 16 bits with itself in FP32, on the same batch and the same weights.
 
-    With ``accumulation``, also with itself in 16 bits when products are summed as in the Tensor
-    Cores of these GPUs: does it matter which one the network runs on? All arrays of the FP32 run
-    are kept in memory meanwhile: take a small batch.
+    With ``accumulation``, the network in 16 bits is also compared with itself when products are
+    summed as in the Tensor Cores of these GPUs, which shows whether it matters on which of them it
+    runs. All arrays of the FP32 run are kept in memory meanwhile: take a small batch.
 
     Parameters
     ----------
@@ -202,9 +202,9 @@ def suggest_keep_fp32(
     Adds the layers that introduce the largest errors, one after the other, runs the network with
     them and their inner blocks in FP32, and finally drops those without which it is as good:
     within the limit, or with an error that is larger by a tenth at most. A gradient that is not
-    finite counts as an infinite error; finite ones are not judged: a ReLU that opens or closes
-    changes them much. Neither the network as a whole nor a normalization layer is tried: the one
-    would be FP32 training, and the other returns 16 bits in any case.
+    finite counts as an infinite error. Finite gradients are not judged, since a ReLU that opens or
+    closes changes them much. Neither the network as a whole nor a normalization layer is tried: the
+    first would be FP32 training, and the second returns 16 bits in any case.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ class ExponentHistogram:
         """Return the histogram of the numbers times a power of two, in float32's range."""
         shift = round(math.log2(scale))
         if scale != 2.0**shift:
-            raise ValueError(f"only a power of two moves exponents as a whole, received {scale!r}")
+            raise ValueError(f"scale must be a power of two, received {scale!r}")
         moved = np.zeros_like(self.counts)
         places = np.arange(len(moved)) + shift
         inside = (places >= 0) & (places < len(moved))

@@ -53,8 +53,8 @@ class FlightRecorder:
     A file ``overflow-<step>.npz`` holds inputs, labels, parameters with their FP32 masters, running
     statistics, loss scale, random states, casts, versions and machine, so that
     `mpgluon.diagnostics.replay` or ``scripts/replay.py`` can run the step again elsewhere. It holds
-    no code: the network and the loss are named. A folder that cannot be written is warned of once,
-    and training goes on.
+    no code: the network and the loss are named. If the folder cannot be written, one warning is
+    logged, and training goes on.
 
     Parameters
     ----------
@@ -131,9 +131,9 @@ class FlightRecorder:
     def step(self, inputs: Any, labels: Any, *, seed: Optional[int] = None) -> Iterator[None]:
         """Tell the recorder the batch of a forward and backward pass; put it around them.
 
-        ``trainer.step`` may be inside or behind; if gradients accumulate (``grad_req="add"``), each
-        pass has a block of its own. The arrays are not copied: do not overwrite them before the
-        step.
+        ``trainer.step`` may be inside the block or after it; if gradients accumulate
+        (``grad_req="add"``), each pass has a block of its own. The arrays are not copied: do not
+        overwrite them before the step.
 
         Parameters
         ----------
@@ -144,10 +144,10 @@ class FlightRecorder:
             The second argument of the loss; a list has one for each device if ``inputs`` is a list.
             NDArrays, numbers, text, and tuples or lists of them can be recorded.
         seed : int, optional
-            With which MXNet's generators are seeded before the first pass of a step, because they
-            do not tell their state: dropout masks can then be drawn again. By default made of the
-            numbers of updates and skipped steps, which a resumed run has too. Seed different
-            processes differently.
+            The seed of MXNet's generators before the first pass of a step. They do not expose
+            their state, and with a seed a replay draws the same dropout masks. By default it is
+            made of the numbers of updates and skipped steps, which are the same in a resumed
+            run. Seed different processes differently.
 
         Raises
         ------

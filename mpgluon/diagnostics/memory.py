@@ -193,9 +193,9 @@ def memory_estimate(
         Whose arithmetic to count, by default the current one; ``mx.gpu()`` needs no GPU.
     hybridized : bool
         Whether to count what a hybridized network keeps on a CPU with native operators: 16-bit
-        arrays, half of FP32's. An imperative float16 step takes *more* than one in FP32 there,
-        because the widened operands wait for the backward pass. All the same on a GPU, and
-        without native operators.
+        arrays, half of FP32's. There, an imperative float16 step takes *more* memory than one in
+        FP32, because the widened operands wait for the backward pass. On a GPU, and without native
+        operators, this makes no difference.
 
     Raises
     ------

@@ -69,7 +69,7 @@ def named_loss(name: str) -> Callable[[Any, Any], Any]:
     try:
         loss: Callable[[Any, Any], Any] = found(**arguments)
     except TypeError as error:
-        raise ValueError(f"{name!r} is no call of gluon.loss.{kind}: {error}") from None
+        raise ValueError(f"{name!r} is not a call of gluon.loss.{kind}: {error}") from None
     return loss
 
 

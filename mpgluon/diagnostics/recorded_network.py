@@ -218,5 +218,5 @@ def code_of(net: gluon.Block, path: str) -> str:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no name of a block")
+        raise TypeError(f"{value!r} is not the name of a block")
     return value

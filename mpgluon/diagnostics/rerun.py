@@ -138,9 +138,9 @@ def replay(
 ) -> Replay:
     """Run a recorded step again on CPUs, find where it overflowed, and try what would have helped.
 
-    The code that the file names is imported and called: open files of people whose names of
-    functions you would type yourself. MXNet's generators are seeded; those of Python and NumPy
-    continue afterwards as before.
+    The code that the file names is imported and called: check the names in a file from somebody
+    else first. MXNet's generators are seeded; those of Python and NumPy continue afterwards as
+    before.
 
     Parameters
     ----------

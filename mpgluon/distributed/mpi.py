@@ -145,7 +145,7 @@ class MpiProcesses(Processes):
             elif deadline.passed():
                 late = [rank for rank in range(self.world_size) if rank not in came]
                 raise DistributedError(
-                    f"{_ranks(late)} did not come within {timeout:g} s to: {purpose}. "
+                    f"{_ranks(late)} did not arrive within {timeout:g} s at: {purpose}. "
                     f"{_ranks(list(came))} waited there"
                 )
         self._finish(notices)
@@ -167,7 +167,7 @@ class MpiProcesses(Processes):
             if message is not None:
                 return message.recv()
             if deadline.passed():
-                raise DistributedError(f"Rank 0 did not come within {timeout:g} s to: {purpose}")
+                raise DistributedError(f"Rank 0 did not arrive within {timeout:g} s at: {purpose}")
 
     def _finish(self, requests: list[Any], eager_s: float = _EAGER_S) -> bool:
         """Wait until requests are complete; return whether they are within the time limit."""

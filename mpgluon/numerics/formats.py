@@ -162,7 +162,7 @@ _NAMED = {fmt.name: fmt for fmt in (FLOAT32, TFLOAT32, FLOAT16, BFLOAT16, *SMALL
 def format_named(name: str, what: str = "a format") -> FloatFormat:
     """Return the format with a name such as ``"float16"``, or of widths such as ``"e3m4"``.
 
-    That one has 3 exponent bits, 4 significant bits beside the hidden one, and infinities.
+    ``"e3m4"`` has 3 exponent bits, 4 significant bits beside the hidden one, and infinities.
 
     Raises
     ------

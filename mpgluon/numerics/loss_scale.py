@@ -76,7 +76,7 @@ class LossScale(ABC):
         ------
         ValueError
             If the state is of another kind of loss scale, lacks a field, or holds a scale that
-            is no power of two; nothing is changed.
+            is not a power of two; nothing is changed.
         """
         expected = self.state_dict()
         if state.get("kind") != expected["kind"]:

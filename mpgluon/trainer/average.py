@@ -40,8 +40,8 @@ class WeightAverage:
         with average.swapped_in():
             evaluate(net)
 
-    It is FP32 on the first device, whatever the network is: of the FP32 masters of float16 weights,
-    or of FP32 parameters. After the first step it is the weights, and after each further one
+    It averages the FP32 masters of float16 weights, or FP32 parameters, in FP32 on the first
+    device. After the first step it equals the weights, and after each further one
     ``decay * average + (1 - decay) * weights``: the average of about the last
     ``1 / (1 - decay)`` steps. ``mpgluon.save_checkpoint`` and ``load_checkpoint`` include it.
 
@@ -61,7 +61,7 @@ class WeightAverage:
     Raises
     ------
     TypeError, ValueError
-        If ``trainer`` is no Gluon Trainer, or ``decay`` no number in (0, 1).
+        If ``trainer`` is not a Gluon Trainer, or ``decay`` not a number in (0, 1).
     TrainerStateError
         If the Trainer has an average already, updates inside its kvstore, or has row-sparse
         weights.
@@ -74,9 +74,9 @@ class WeightAverage:
     average: the network keeps its values. One that is frozen later keeps its average, which
     approaches its value.
 
-    Where a weight is relatively nearer to its average than about ``2**-24 / (1 - decay)``, which
-    is 6e-5 for 0.999, the average stands still. In float16 that would be ``2**-11 / (1 - decay)``:
-    half of the weight.
+    Where the relative difference of a weight and its average is below about
+    ``2**-24 / (1 - decay)``, which is 6e-5 for 0.999, the average stands still. In float16 that
+    would be ``2**-11 / (1 - decay)``: half of the weight.
 
     References
     ----------

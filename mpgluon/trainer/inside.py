@@ -121,7 +121,7 @@ def refuse_a_late_beginning(trainer: gluon.Trainer) -> None:
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     if "dist" in kind and not trainer._kv_initialized:
         raise TrainerStateError(
-            f"with kvstore {kind!r} this Trainer would begin inside its first step, where the "
+            f"with kvstore {kind!r} this Trainer would set it up inside its first step, where the "
             "processes race and every other run goes wrong; call "
             "mpgluon.distributed.begin(trainer) before init_trainer and before the first forward "
             "pass, or use mpgluon.distributed.MpiKVStore"

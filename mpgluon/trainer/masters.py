@@ -329,15 +329,15 @@ class MasterKeeper(GradientHolder):
         ------
         TrainerStateError
             If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
-            weights are updated inside the kvstore, which knows nothing of that format.
+            weights are updated inside the kvstore, which does not support that format.
         """
         self.refuse_gradients_of_others(suspicious=False)
         self.forget_others()
         if inside.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
             raise TrainerStateError(
-                "this Trainer updates weights inside its kvstore, which knows no bfloat16; create "
-                "it with update_on_kvstore=False, or call amp.init_trainer(trainer) before the "
-                "first step"
+                "this Trainer updates weights inside its kvstore, which does not support "
+                "bfloat16; create it with update_on_kvstore=False, or call "
+                "amp.init_trainer(trainer) before the first step"
             )
         if not inside.updates_in_kvstore(self.trainer):
             keep_masters(self.trainer)

@@ -284,8 +284,8 @@ def _validated_loss_scale(
         return None
     if (of_file is None) != (scale is None):
         raise ValueError(
-            "only one of the two has a loss scale; call amp.init_trainer before loading exactly "
-            "if it was called before saving"
+            "only one of the two Trainers has a loss scale; call amp.init_trainer before loading "
+            "if, and only if, it was called before saving"
         )
     if scale is not None and of_file is not None:
         copy.copy(scale).load_state_dict(of_file)

@@ -153,7 +153,7 @@ class TrainerState(ScaledTrainer):
             )
         if outside:
             raise TrainerStateError(
-                "the loss that was scaled has not gone backward, but another one has, whose "
+                "the scaled loss had no backward pass, but another loss had one, whose "
                 f"gradients the step would divide by {now.scale:g}; call backward on what "
                 "amp.scale_loss yields: with amp.scale_loss(loss, trainer) as scaled: "
                 "autograd.backward(scaled)"
@@ -230,9 +230,9 @@ class TrainerState(ScaledTrainer):
         if abs(factor) < 1 and self.loss_scale.can_shrink:
             return False
         raise TrainerStateError(
-            f"the loss scale {factors.divisor:g} is out of reach: the step would multiply "
-            f"gradients by {factor:g}, which is no normal FP32 number; choose one between 2**-100 "
-            "and 2**100"
+            f"the loss scale {factors.divisor:g} cannot be used: the step would multiply "
+            f"gradients by {factor:g}, which is not a normal FP32 number; choose one between "
+            "2**-100 and 2**100"
         )
 
     def gradients_are_finite(self) -> bool:
@@ -321,7 +321,7 @@ def attach(
     ValueError
         If it has no updates to round in another way than to nearest.
     TypeError
-        If ``trainer`` is no Gluon Trainer.
+        If ``trainer`` is not a Gluon Trainer.
     TrainerStateError
         If it has a state already, or would race with other processes when it begins, or updates
         weights inside the kvstore, where a step cannot be skipped: because it was told so, or

@@ -38,7 +38,7 @@ class RunCheckpoints:
         if resume is True and not self._newest_first():
             raise CheckpointError(
                 f"{config.output_dir} holds no checkpoint to resume; check --output-dir, or write "
-                "--resume=auto to begin where there is none"
+                "--resume=auto to start a new run in it"
             )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -90,13 +90,14 @@ class TrainingConfig:
     )
     train_per_class: int = option(
         30,
-        "training images per class; the rest is for testing, unless a folder train says which",
+        "training images per class, unless --data-dir has folders train and test; the rest is for "
+        "testing",
         within="[1, inf)",
     )
     test_per_class: Optional[int] = option(
         None,
-        "at most so many test images per class (all that are left); the protocol of the "
-        "literature on Caltech 101 is 30 for training and up to 50 for testing",
+        "test images per class, at most (all that are left); the protocol of the literature on "
+        "Caltech 101 is 30 for training and up to 50 for testing",
         within="[1, inf)",
         metavar="N",
     )
@@ -104,32 +105,32 @@ class TrainingConfig:
         224, "side of the network's square input", within="[1, inf)", metavar="PIXELS"
     )
     min_crop_area: float = option(
-        0.25, "least share of an image that a training crop covers", within="(0, 1]"
+        0.25, "smallest share of an image that a training crop covers", within="(0, 1]"
     )
     batch_size: int = option(32, "images per device and batch", within="[1, inf)", free=True)
     accumulate: int = option(
         1,
-        "batches per step, whose gradients add up: the memory of one, the step of all of them",
+        "batches whose gradients add up to one step, with the memory of one batch",
         within="[1, inf)",
         metavar="N",
         free=True,
     )
     epochs: int = option(30, "passes over the training images", within="[1, inf)")
     # A single epoch has no warm-up.
-    warmup_epochs: int = option(2, "epochs in which the learning rate climbs", within="[0, inf)")
+    warmup_epochs: int = option(2, "epochs in which the learning rate rises", within="[0, inf)")
     learning_rate: float = option(
-        0.05, "its peak; a cosine takes it down to zero", within="(0, inf)"
+        0.05, "the peak; a cosine schedule lowers it to zero", within="(0, inf)"
     )
     # Goyal et al., "Accurate, Large Minibatch SGD", 2017, 2.1: the peak changes in proportion.
     reference_batch_size: Optional[int] = option(
         None,
-        "the global batch that the learning rate is meant for; it is scaled to the one there is",
+        "the global batch that the learning rate is for; with another one the rate is scaled",
         within="[1, inf)",
         metavar="N",
     )
-    momentum: float = option(0.9, "for optimizers that have one", within="[0, 1)")
+    momentum: float = option(0.9, "for optimizers that have a momentum", within="[0, 1)")
     weight_decay: float = option(1e-4, "L2 penalty", within="[0, inf)")
-    optimizer: str = option("sgd", "any of MXNet's")
+    optimizer: str = option("sgd", "the name of an optimizer of MXNet")
     ema: Optional[float] = option(
         None,
         "test and keep the average of the weights over about the last 1 / (1 - DECAY) steps, an "
@@ -138,7 +139,7 @@ class TrainingConfig:
         metavar="DECAY",
     )
     devices: str = option(
-        "cpu", "cpu, gpu (of several processes, each its own), gpu:0,1", free=True
+        "cpu", "cpu; gpu:0,1; or gpu, which gives each of several processes its own", free=True
     )
     kvstore: str = option(
         "device",
@@ -155,11 +156,13 @@ class TrainingConfig:
     )
     sync_batch_norm: bool = option(False, "BatchNorm over the devices of a process together")
     workers: int = option(2, "processes that decode images", within="[0, inf)", free=True)
-    seed: int = option(0, "of everything random", within="[0, inf)")
+    seed: int = option(0, "the seed of all random numbers", within="[0, inf)")
     skip_unreadable: bool = option(
         False, "leave out images that cannot be decoded, and list them, instead of ending"
     )
-    keep_checkpoints: int = option(2, "how many of the newest stay", within="[1, inf)", free=True)
+    keep_checkpoints: int = option(
+        2, "how many of the newest are kept", within="[1, inf)", free=True
+    )
     record_overflows: int = option(
         0,
         "record the newest N steps that were skipped, or whose loss was not finite, in the folder "

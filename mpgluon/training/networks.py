@@ -115,7 +115,7 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
     Raises
     ------
     CheckpointError
-        If the file is no parameter file, or does not fit; every difference is named, and
+        If the file is not a parameter file, or does not fit; every difference is named, and
         nothing is changed.
     """
     if not path.is_file():

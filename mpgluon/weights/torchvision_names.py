@@ -66,7 +66,7 @@ def values_for(
     shapes : mapping from name to tuple of int
         Of the network's parameters, by their place in it (``"features.0.weight"``), in its order.
     classes : int
-        A head with this many rows in the network and another number in the file is new.
+        If the head has this many rows in the network and another number in the file, it is new.
 
     Returns
     -------

@@ -8,22 +8,22 @@
 # %% [markdown]
 # # Why does a network in 16 bits need a copy of its weights in 32?
 #
-# A step of training adds a small number to each weight. In float16 many of these sums come out as
-# the old weight, and the network learns less, or nothing, without any error. The remedy is old and
-# simple: keep a copy of each weight in float32 (FP32 for short), add to that, and round it to
-# float16 for the forward pass. The copy is called the *master weight*.
+# A step of training adds a small number to each weight. In FP16 (`float16`) many of these sums are
+# rounded back to the old weight. The network then learns less, or nothing at all, and no error is
+# raised. The remedy is to keep a copy of each weight in FP32 (`float32`), to add the updates to
+# that copy, and to round it to FP16 for the forward pass. The copy is called the *master weight*.
 #
 # ## What you will be able to do
 #
-# - Say which updates a float16 weight loses, from the ratio of update to weight.
-# - Train a float16 network with master weights, by hand, and see each copy.
+# - Say which updates an FP16 weight loses, from the ratio of update to weight.
+# - Train an FP16 network with master weights by hand, and know where each copy is.
 # - Get the same weights, bit for bit, from `multi_precision=True` and from `mpgluon.amp`.
 # - Look up what your optimizer does without masters.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
 
-# %%
+# %% tags=["setup"]
 import warnings
 
 import matplotlib.pyplot as plt
@@ -33,361 +33,552 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import FLOAT16, amp, fp16_utils, round_to
+from mpgluon import BFLOAT16, FLOAT16, amp, fp16_utils, round_to
 from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
 from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from teaching import check
 
-# %% [markdown]
-# ## A thousand updates that never happen
-#
-# The first float16 above 1 is $1 + 2^{-10}$, about 1.001. So $1 + 0.0001$ is rounded back to 1.
-# The second update starts from 1 again and is lost in the same way, and so is the thousandth.
-
-# %%
-weight, master = np.float16(1), np.float32(1)
-for _ in range(1000):
-    weight += np.float16(0.0001)
-    master += np.float32(0.0001)
-print(f"after 1000 updates: float16 {float(weight)}, float32 {master:.4f}")
-assert weight == 1
-assert abs(master - 1.1) < 1e-4
-assert weight == round_to(1 + 0.0001, FLOAT16)
-
-# %% [markdown]
-# ## An update below 1/4096 of its weight is always lost, one above 1/2048 never
-#
-# An update survives if it is more than half the spacing of the numbers around the weight. The
-# spacing of float16 lies between 1/2048 and 1/1024 of the weight, depending on where between two
-# powers of two the weight is. So half of it lies between 1/4096 and 1/2048. We try every normal
-# float16, upwards and downwards. (Subnormal numbers, below $2^{-14}$, have wider spacing still.)
-
-# %%
-numbers = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
-normal = numbers[np.isfinite(numbers) & (np.abs(numbers) >= FLOAT16.smallest_normal)]
-normal = normal[np.abs(normal) < 2**15]  # so that no sum overflows
-ratios = [2**-13, 2**-12, 0.75 * 2**-11, 1.001 * 2**-11, 2**-10]
-lost = {}
-for ratio in ratios:
-    up, down = (round_to(normal + sign * normal * ratio, FLOAT16) == normal for sign in (1, -1))
-    lost[ratio] = (up.mean() + down.mean()) / 2
-    print(f"update = weight / {1 / ratio:6.1f}: {lost[ratio]:6.1%} are lost")
-assert lost[2**-13] == lost[2**-12] == 1
-assert 0 < lost[0.75 * 2**-11] < 1
-assert lost[1.001 * 2**-11] == lost[2**-10] == 0
-
-# %% [markdown]
-# ## A master weight collects what float16 would lose
-#
-# Now a weight that learns. The loss is $(w - 1.25)^2 / 2$, its gradient is $w - 1.25$, the
-# learning rate is 0.001, and we begin at 1. Once without a master: the float16 weight is updated
-# in place. Once with one: the forward pass sees the float16 copy, the update goes to the float32
-# master, and the copy is made anew after each step.
-
-# %%
-steps, rate, target = 8000, np.float32(0.001), np.float16(1.25)
-alone, copy, master = np.float16(1), np.float16(1), np.float32(1)
-history = []
-for _ in range(steps):
-    alone = alone - np.float16(rate) * (alone - target)
-    gradient = copy - target  # a float16, as in a network
-    master = master - rate * np.float32(gradient)
-    copy = np.float16(master)
-    history.append((alone, copy, master))
-alone_at, copy_at, master_at = np.array(history, dtype=np.float64).T
-print(f"after {steps} steps: alone {alone_at[-1]}, copy {copy_at[-1]}, master {master_at[-1]:.5f}")
-assert np.all(alone_at == 1)
-assert copy_at[-1] == 1.25
-assert abs(master_at[-1] - 1.25) <= FLOAT16.epsilon / 2
-assert np.array_equal(copy_at, round_to(master_at, FLOAT16))
-
-# %%
-figure, (whole, part) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+STEPS = 600 if FAST else 2000
 FP32, FP16 = FORMAT_LOOKS["float32"], FORMAT_LOOKS["float16"]  # as in all lessons
 WITHOUT = {**FP16, "linestyle": ":", "marker": "x"}
-for axes, end in ((whole, steps), (part, 40)):
-    every = end // 10
-    axes.plot(master_at[:end], label="float32 master", markevery=every, **FP32)
-    look = {**FP16, "markevery": (every // 2, every)}
-    axes.step(np.arange(end), copy_at[:end], where="post", label="its float16 copy", **look)
-    axes.plot(alone_at[:end], label="float16 without a master", markevery=every, **WITHOUT)
-    axes.set(xlabel="step", ylabel="weight (no unit)")
-whole.set(title="The weight without a master never moves")
-part.set(title="The first 40 steps: the copy climbs in stairs")
-whole.legend()
-plt.show()
 
-# %% [markdown]
-# What to notice: the copy stands still for several steps while the master collects, and then it
-# jumps by one spacing. Nothing is lost, it only arrives later. At the end the copy is 1.25
-# exactly, so its gradient is zero, and the master rests within half a spacing of it.
-#
-# ## Most updates of a network are that small
-#
-# A small network is to learn a sine from 128 points. `mpgluon.cast_block` casts it to float16,
-# also on a CPU. First we train it in FP32 and look at the updates: what share of them is below
-# 1/2048 of its weight? Those are in danger, and all below 1/4096 would be lost for certain.
+# 128 points: half of them in a disc (label 0), half in a ring around it (label 1).
+drawn = np.random.default_rng(0)
+radius = np.concatenate([drawn.uniform(0, 0.5, 64), drawn.uniform(0.7, 1, 64)])
+angle = drawn.uniform(0, 2 * np.pi, 128)
+points = np.stack([radius * np.cos(angle), radius * np.sin(angle), np.ones(128)], axis=1)
+inputs, labels = mx.nd.array(points), mx.nd.array(np.arange(128) >= 64, dtype="int32")
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
-# %%
-inputs = mx.nd.array(np.linspace(-1, 1, 128)[:, None])
-targets = mx.nd.sin(4 * inputs)
-loss_fn = gluon.loss.L2Loss()
-SGD = {"learning_rate": 0.05}
-STEPS = 800 if FAST else 2000
+# The start: 128 pairs of hidden units. Both units of a pair have the same input weights, of a size
+# from 1/2 to 3/2, and the opposite output weights: 1 and -1, or -1 and 1.
+one_of_each_pair = drawn.choice([-1, 1], (128, 3)) * drawn.uniform(0.5, 1.5, (128, 3))
+hidden_start = mx.nd.array(np.concatenate([one_of_each_pair, one_of_each_pair]))
+output_start = mx.nd.array([[1] * 128 + [-1] * 128, [-1] * 128 + [1] * 128])
 
 
-# %%
-def make_net(cast=True):
-    mx.random.seed(0)
+def make_net(cast=True, ordinary=False):
+    """Return the network at its start, cast to FP16 or not."""
     net = nn.HybridSequential()
-    net.add(nn.Dense(32, in_units=1, activation="tanh"))
-    net.add(nn.Dense(32, in_units=32, activation="tanh"), nn.Dense(1, in_units=32))
-    net.initialize(mx.init.Xavier(magnitude=3))
+    net.add(nn.Dense(256, in_units=3, use_bias=False, activation="relu"))
+    net.add(nn.Dense(2, in_units=256, use_bias=False))
+    mx.random.seed(0)
+    net.initialize(mx.init.Uniform(1.5))
+    if not ordinary:
+        net[0].weight.set_data(hidden_start)
+        net[1].weight.set_data(output_start)
     if cast:
         mpgluon.cast_block(net)
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 
 
+def weights_of(net):
+    """Return all weights of a network in one array."""
+    parameters = net.collect_params().values()
+    return np.concatenate([parameter.data().asnumpy().ravel() for parameter in parameters])
+
+
+def accuracy(net):
+    """Return the share of points with the right label."""
+    return float((net(inputs).argmax(axis=1) == labels.astype("float32")).mean().asscalar())
+
+
+# %% [markdown]
+# ## Of two equal networks one learns, and the other learns nothing
+#
+# The task is small: 128 points in a plane, half of them in a disc, half in a ring around it. The
+# network has 256 hidden units and two outputs, one for the disc and one for the ring. (Its third
+# input is always 1, which takes the place of a bias.)
+#
+# `mpgluon.cast_block` casts the network to FP16, also on a CPU. This is the training loop, as in
+# plain Gluon:
+
 # %%
-def train(net, trainer, steps):
+SGD = {"learning_rate": 0.0005}
+
+
+def train(net, options, steps=STEPS):
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
     losses = []
     for _ in range(steps):
         with autograd.record():
-            loss = loss_fn(net(inputs), targets)
+            loss = loss_fn(net(inputs), labels)
         loss.backward()
         trainer.step(len(inputs))
         losses.append(loss.mean())
     return [loss.asscalar() for loss in losses]
 
 
-# %%
-fp32_net = make_net(cast=False)
-fp32_trainer = gluon.Trainer(fp32_net.collect_params(), "sgd", SGD)
-fp32_losses = train(fp32_net, fp32_trainer, STEPS)
-print(f"loss at the beginning {fp32_losses[0]:.4f}, after {STEPS} steps {fp32_losses[-1]:.4f}")
-assert fp32_losses[-1] < fp32_losses[0]
+# %% [markdown]
+# We train the network three times, with the same start, data, learning rate and number of steps:
+# in FP32, in FP16 with master weights (`multi_precision=True`), and in FP16 without. The last one
+# is the default of MXNet's optimizers. MXNet prints a warning for it, which we catch and show.
 
 # %%
-matrix = fp32_net[1].weight
-update = SGD["learning_rate"] * matrix.grad().asnumpy().astype(np.float64) / len(inputs)
-ratio = np.abs(update / matrix.data().asnumpy()).ravel()
-in_danger, certain = (ratio < 2**-11).mean(), (ratio < 2**-12).mean()
-assert in_danger > certain > 0.5
-print(f"{len(ratio)} weights: {in_danger:.1%} in danger, {certain:.1%} certainly lost")
+fp32_net, with_masters, without = make_net(cast=False), make_net(), make_net()
+fp32_losses = train(fp32_net, SGD)
+with_losses = train(with_masters, {**SGD, "multi_precision": True})
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    without_losses = train(without, {**SGD, "multi_precision": False})
+message = next(str(one.message) for one in caught if "float16" in str(one.message))
+print(f"UserWarning: {message}\n")
 
-figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
-axes.hist(np.log2(ratio), bins=np.arange(-30, 1), color="0.7", edgecolor="black")
-axes.axvline(-12, color="black", linestyle="--", label="below: lost for certain")
-axes.axvline(-11, color="black", linestyle=":", label="above: never lost")
-axes.set(title=f"Updates of one layer after {STEPS} steps", ylabel="number of weights")
-axes.set_xlabel("log2 of |update / weight|")
-axes.legend()
+start = weights_of(make_net())
+runs = {"FP32": (fp32_net, fp32_losses), "FP16, masters": (with_masters, with_losses)}
+runs["FP16, no masters"] = (without, without_losses)
+rows = [
+    (name, f"{losses[-1]:.4f}", f"{accuracy(net):.0%}", str((weights_of(net) != start).sum()))
+    for name, (net, losses) in list(runs.items())[1:]
+]
+rows.insert(0, ("FP32", f"{fp32_losses[-1]:.4f}", f"{accuracy(fp32_net):.0%}", "-"))
+print(Table(("training", "loss", "accuracy", f"weights of {len(start)} that moved"), rows))
+
+# %% tags=["plot"] alt="Without masters: a level loss, a plain grey plane. With: both learn."
+figure, panels = plt.subplots(
+    1, 3, figsize=(11, 3.9), layout="constrained", gridspec_kw={"width_ratios": (1.35, 1, 1)}
+)
+curves, *planes = panels
+every = STEPS // 10
+curves.plot(fp32_losses, markevery=every, **FP32)
+curves.plot(with_losses, markevery=(every // 2, every), **FP16)
+curves.plot(without_losses, markevery=every, **WITHOUT)
+curves.text(0.5 * STEPS, 0.655, "FP16 without masters", ha="center", va="top", color=FP16["color"])
+curves.text(
+    0.35 * STEPS, 0.42, "FP32, and FP16 with masters:\none line covers the other", va="bottom"
+)
+curves.set(title="Without masters the loss\nis a level line", ylim=(0, 0.75))
+curves.set(xlabel="step", ylabel="training loss")
+side = np.linspace(-1.15, 1.15, 81)
+grid = np.stack([*(axis.ravel() for axis in np.meshgrid(side, side)), np.ones(81**2)], axis=1)
+for plane, net, name in zip(planes, (without, with_masters), ("without masters", "with masters")):
+    share = mx.nd.softmax(net(mx.nd.array(grid)))[:, 1].asnumpy().reshape(81, 81)
+    image = plane.pcolormesh(side, side, share, cmap="PuOr", vmin=0, vmax=1, shading="nearest")
+    for marker, some in (("o", points[:64]), ("X", points[64:])):
+        plane.plot(*some[:, :2].T, marker, markersize=6, color="white", markeredgecolor="black")
+    plane.set(title=f"FP16 {name}:\naccuracy {accuracy(net):.0%}", aspect="equal")
+    plane.set(xticks=[], yticks=[])
+figure.colorbar(image, ax=planes, label="probability of ring (x)", shrink=0.8)
 plt.show()
 
 # %% [markdown]
-# What to notice: most updates lie to the left of the dashed line. A float16 weight would not feel
-# them at all. A smaller learning rate moves the whole heap further to the left.
+# What to notice: without masters the loss is a level line. It stays at $\ln 2$, about 0.693, the
+# loss of a coin toss: the network gives both answers the probability 0.5 everywhere. Not one weight
+# has moved. With masters, and everything else equal, it learns the task as well as in FP32.
 #
-# ## Pure float16 training learns less, and MXNet warns of it
-#
-# `multi_precision=False` is the default of MXNet's optimizers: they then update the float16
-# weights themselves. This is the one failure that we provoke in this notebook. MXNet goes on, but
-# it warns, so we catch the warning and print it. The network still learns something: from the few
-# updates that are large enough.
+# Two things about the start make the failure so complete. The hidden units come in pairs that
+# cancel in the output, so the network knows nothing at first. And no weight begins near zero. A
+# section below shows what happens from an ordinary start.
 
-# %%
+# %% tags=["claim"]
 assert not mx.optimizer.create("sgd").multi_precision
-pure_net = make_net()
-pure_trainer = gluon.Trainer(pure_net.collect_params(), "sgd", {**SGD, "multi_precision": False})
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    pure_losses = train(pure_net, pure_trainer, STEPS)
-messages = {str(one.message) for one in caught if one.category is UserWarning}
-print(*messages)
-print(f"loss after {STEPS} steps: {pure_losses[-1]:.4f}, in FP32: {fp32_losses[-1]:.4f}")
-assert any("Accumulating with float16" in message for message in messages)
-assert pure_losses[-1] > 1.1 * fp32_losses[-1]
+assert "Accumulating with float16" in message
+assert np.array_equal(weights_of(without), start)
+assert len(set(without_losses)) == 1
+assert abs(without_losses[0] - np.log(2)) < 1e-4
+assert 0.4 < accuracy(without) < 0.6
+assert accuracy(with_masters) == accuracy(fp32_net) > 0.95
+assert max(abs(a - b) for a, b in zip(with_losses, fp32_losses)) < 0.005
+assert with_losses[-1] < without_losses[-1] / 2
 
 # %% [markdown]
-# ## Master weights by hand: three extra lines per training loop
+# ## An update below 1/4096 of its weight is always lost, one above 1/2048 never
 #
-# `mpgluon.fp16_utils` has the parts. `prep_param_lists` returns the parameters of the network (the
-# *model*) and an FP32 master of each. The Trainer is given the masters, so they are what the
-# optimizer updates. Before the step, the float16 gradients are copied to the masters'. After it,
-# the masters are rounded into the model.
+# An update survives if it is more than half the spacing of the numbers around the weight. The
+# spacing of FP16 lies between 1/2048 and 1/1024 of the weight, depending on where between two
+# powers of two the weight is. So half of it lies between 1/4096 and 1/2048. We try every normal
+# FP16 number, upwards and downwards. (Subnormal numbers have an even wider spacing, relative to
+# their size. [Lesson 01](01_sixteen_bits.ipynb) shows them.)
+
+# %%
+numbers = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
+normal = numbers[np.isfinite(numbers) & (np.abs(numbers) >= FLOAT16.smallest_normal)]
+normal = normal[np.abs(normal) < 2**15]  # so that no sum overflows
+lost = {}
+for ratio in (1 / 8192, 1 / 4096, 1 / 3000, 1 / 2047, 1 / 1024):
+    up, down = (round_to(normal + sign * normal * ratio, FLOAT16) == normal for sign in (1, -1))
+    lost[ratio] = (up.mean() + down.mean()) / 2
+    print(f"update = weight / {1 / ratio:.0f}: {lost[ratio]:6.1%} are lost")
+
+# %% tags=["claim"]
+assert lost[1 / 8192] == lost[1 / 4096] == 1
+assert 0 < lost[1 / 3000] < 1
+assert lost[1 / 2047] == lost[1 / 1024] == 0
+
+# %% [markdown]
+# ## All updates of the network that learns nothing are that small
+#
+# Here is the ratio of update to weight for all weights of the network without masters.
 
 
 # %%
-def train_by_hand(net, steps):
-    model_params, master_params = fp16_utils.prep_param_lists(net)
+def update_ratios(net):
+    parameters = net.collect_params().values()
+    gradients = np.concatenate([p.grad().asnumpy().ravel() for p in parameters]).astype(np.float64)
+    return np.abs(SGD["learning_rate"] * gradients / len(inputs) / weights_of(net))
+
+
+ratios = update_ratios(without)
+print(f"the largest update is 1/{1 / ratios.max():.0f} of its weight")
+
+# %% tags=["plot"] alt="Histogram of |update / weight|: every bar lies left of 1/4096."
+figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
+bins = np.arange(-26, -8, 0.5)
+axes.hist(np.log2(ratios[ratios > 0]), bins=bins, color="0.75", edgecolor="black")
+for place, style, text, side in (
+    (-12, "--", "lost for certain ", "right"),
+    (-11, ":", " never lost", "left"),
+):
+    axes.axvline(place, color="black", linestyle=style)
+    axes.text(place, 1.02, text, ha=side, transform=axes.get_xaxis_transform())
+axes.set_title("Without masters every update is lost", pad=22)
+axes.set(xlim=(-26, -8), ylabel="number of weights", xlabel="log2 of |update / weight|")
+plt.show()
+
+# %% [markdown]
+# What to notice: every bar lies to the left of the dashed line, which is 1/4096. So the first step
+# changes no weight. The second step computes the same gradients again, loses the same updates, and
+# so does each step after it. More steps do not help.
+
+# %% tags=["claim"]
+assert 0 < ratios.max() < 2**-12
+
+# %% [markdown]
+# ## An ordinary start hides the failure
+#
+# Initializers draw weights around zero. Some of them are tiny, the spacing of FP16 is fine there,
+# and so they keep their updates. We draw the start from `mx.init.Uniform(1.5)` and train again.
+
+# %%
+ordinary = {"with masters": make_net(ordinary=True), "without": make_net(ordinary=True)}
+first_loss = float(loss_fn(ordinary["without"](inputs), labels).mean().asscalar())
+ordinary_losses = {
+    name: train(net, {**SGD, "multi_precision": name == "with masters"})
+    for name, net in ordinary.items()
+}
+lost_share = (update_ratios(ordinary["without"]) < 2**-12).mean()
+print(f"loss at the start: {first_loss:.2f}")
+for name, losses in ordinary_losses.items():
+    print(f"loss after {STEPS} steps, {name}: {losses[-1]:.3f}")
+print(f"without masters, {lost_share:.0%} of the updates in the last step were lost for certain")
+
+# %% tags=["plot"] alt="From an ordinary start the loss falls quickly with masters, slowly without."
+figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
+for (name, losses), look in zip(ordinary_losses.items(), (FP16, WITHOUT)):
+    axes.plot(losses, markevery=every, **look)
+    axes.text(1.01 * STEPS, losses[-1], name, va="center", color=FP16["color"])
+axes.set(title="From an ordinary start both learn, but one learns slowly", xlabel="step")
+axes.set(ylabel="loss", xlim=(0, STEPS))
+axes.set_ylim(bottom=0)
+axes.spines[["right", "top"]].set_visible(False)
+plt.show()
+
+# %% [markdown]
+# What to notice: this is the dangerous case. The loss falls, so nothing seems wrong. But most
+# updates are lost, and the network learns much more slowly than it could. A larger learning rate
+# would help for a while. Later in every training, updates become small again.
+
+# %% tags=["claim"]
+end_with, end_without = (losses[-1] for losses in ordinary_losses.values())
+assert 1.5 * end_with < end_without < 0.9 * first_loss
+assert lost_share > 0.8
+
+# %% [markdown]
+# ## A master weight collects what FP16 loses
+#
+# ![One step of training with master weights: the FP32 master is rounded to an FP16 copy, forward
+# and backward pass use the copy, the FP16 gradient is converted to FP32, and the update is added to
+# the master](figures/02_step.svg)
+#
+# The drawing follows one step. The FP32 master is rounded to an FP16 copy. The forward and the
+# backward pass use the copy. Their gradient is converted to FP32, and the update is computed there
+# and added to the master. The next step begins with a new copy. In the example the copy is still
+# 1, but the master is already 1.00012.
+#
+# Now the same from scratch, with a single weight. The loss is $(w - 1.25)^2 / 2$, its gradient is
+# $w - 1.25$, the learning rate is 0.001, and the weight begins at 1.
+
+# %%
+rate, target = np.float32(0.001), np.float16(1.25)
+alone, copy, master = np.float16(1), np.float16(1), np.float32(1)
+history = []
+for _ in range(8000):
+    # without a master: the FP16 weight itself is updated
+    alone = alone - np.float16(rate) * (alone - target)
+    # with a master: the forward pass sees the copy, the update goes to the master
+    gradient = copy - target
+    master = master - rate * np.float32(gradient)
+    copy = np.float16(master)
+    history.append((alone, copy, master))
+print(f"after 8000 steps: alone {alone}, copy {copy}, master {master:.5f}")
+
+# %% tags=["plot"] alt="A master and its copy rise to 1.25; a weight without a master stays at 1."
+alone_at, copy_at, master_at = np.array(history, dtype=np.float64).T
+figure, (whole, part) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+for axes, end in ((whole, 8000), (part, 40)):
+    marks = end // 10
+    axes.plot(master_at[:end], markevery=marks, **FP32)
+    look = {**FP16, "markevery": (marks // 2, marks)}
+    axes.step(np.arange(end), copy_at[:end], where="post", **look)
+    axes.plot(alone_at[:end], markevery=marks, **WITHOUT)
+    axes.set(xlabel="step", ylabel="weight (no unit)")
+whole.set(title="Without a master the weight never moves", ylim=(0.98, 1.28))
+whole.text(2600, 1.17, "master and copy\n(one covers the other)")
+whole.text(4000, 1.01, "FP16 without a master", color=FP16["color"])
+part.set(title="The first 40 steps: the copy climbs in stairs")
+part.text(18, master_at[21], "FP32 master  ", ha="right")
+part.text(30, copy_at[27], "its FP16 copy", color=FP16["color"], va="top")
+part.text(20, 1.0004, "FP16 without a master", color=FP16["color"])
+plt.show()
+
+# %% [markdown]
+# What to notice: the copy stands still for several steps while the master collects updates. Then
+# the copy jumps by one spacing. Nothing is lost, it only arrives later. At the end the copy is
+# exactly
+# 1.25, so its gradient is zero, and the master stays within half a spacing of it.
+
+# %% tags=["claim"]
+assert np.all(alone_at == 1)
+assert copy_at[-1] == 1.25
+assert abs(master_at[-1] - 1.25) <= FLOAT16.epsilon / 2
+assert np.array_equal(copy_at, round_to(master_at, FLOAT16))
+
+# %% [markdown]
+# ## Master weights by hand need three extra lines
+#
+# `mpgluon.fp16_utils` has the parts. `prep_param_lists` returns the parameters of the network (the
+# *model*) and an FP32 master of each. The Trainer receives the masters, so the optimizer updates
+# those. Before the step, the FP16 gradients are copied to the masters. After it, the masters are
+# rounded into the model.
+
+
+# %%
+def train_by_hand(net, steps=STEPS):
+    model_params, master_params = fp16_utils.prep_param_lists(net)  # 1
     trainer = gluon.Trainer(master_params, "sgd", SGD)
     losses = []
     for _ in range(steps):
         with autograd.record():
-            loss = loss_fn(net(inputs), targets)
+            loss = loss_fn(net(inputs), labels)
         loss.backward()
-        fp16_utils.model_grads_to_master_grads(model_params, master_params)
+        fp16_utils.model_grads_to_master_grads(model_params, master_params)  # 2
         trainer.step(len(inputs))
-        fp16_utils.master_params_to_model_params(model_params, master_params)
+        fp16_utils.master_params_to_model_params(model_params, master_params)  # 3
         losses.append(loss.mean())
     return [loss.asscalar() for loss in losses], master_params
 
 
-# %%
 hand_net = make_net()
-hand_losses, masters = train_by_hand(hand_net, STEPS)
+hand_losses, masters = train_by_hand(hand_net)
 print(f"loss after {STEPS} steps: {hand_losses[-1]:.4f}, in FP32: {fp32_losses[-1]:.4f}")
+
+# %% tags=["claim"]
 for parameter, master in zip(hand_net.collect_params().values(), masters):
     weight, wide = parameter.data().asnumpy(), master.data().asnumpy()
     assert (weight.dtype, wide.dtype) == (np.float16, np.float32)
     assert np.array_equal(weight, wide.astype(np.float16))
 assert abs(hand_losses[-1] / fp32_losses[-1] - 1) < 0.02
 
-# %%
-figure, (curves, fits) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-every = STEPS // 10
-curves.plot(fp32_losses, label="FP32", markevery=every, **FP32)
-curves.plot(hand_losses, label="float16 with masters", markevery=(every // 2, every), **FP16)
-curves.plot(pure_losses, label="float16 without", markevery=every, **WITHOUT)
-curves.set(title="Training loss", xlabel="step", ylabel="loss (half the squared error)")
-curves.legend()
-fits.plot(inputs.asnumpy(), targets.asnumpy(), color="0.7", linewidth=4, label="target")
-for net, label, look in (
-    (hand_net, "float16 with masters", FP16),
-    (pure_net, "float16 without", WITHOUT),
-):
-    fits.plot(inputs.asnumpy(), net(inputs).asnumpy(), label=label, markevery=16, **look)
-fits.set(title=f"What was learnt after {STEPS} steps", xlabel="input", ylabel="output")
-fits.set_ylim(top=2)
-fits.legend()
-plt.show()
-
 # %% [markdown]
-# Float16 with masters follows FP32 so closely that the two curves cover each other, although every
-# forward and backward pass is in float16.
-#
 # ## Masters begin with the weights from before the cast
 #
 # The cast rounds 0.1 to 0.09997559. A master made from that would begin with the rounding error.
 # `cast_block` remembers the FP32 weights, and masters begin with them.
 
 # %%
-before = [
-    parameter.data().asnumpy() for parameter in make_net(cast=False).collect_params().values()
-]
 model_params, master_params = fp16_utils.prep_param_lists(make_net())
-for value, parameter, master in zip(before, model_params, master_params):
-    assert np.array_equal(master.data().asnumpy(), value)
-    assert np.array_equal(parameter.data().asnumpy(), value.astype(np.float16))
-first, rounded = master_params[2].data(), model_params[2].data().astype("float32")
-print("largest rounding error of the cast:", (first - rounded).abs().max().asscalar())
-assert (first != rounded).sum() > 0
+before_cast = make_net(cast=False)[0].weight.data()
+copy, master = model_params[0].data().astype("float32"), master_params[0].data()
+for name, array in (("copies", copy), ("masters", master)):
+    difference = (array - before_cast).abs().max().asscalar()
+    print(f"largest difference of the {name} from the weights before the cast: {difference:.2g}")
+
+# %% tags=["claim"]
+assert (copy != before_cast).sum() > 0
+assert (master != before_cast).sum() == 0
+assert np.array_equal(copy.asnumpy(), before_cast.asnumpy().astype(np.float16))
 assert round_to(0.1, FLOAT16) == np.float64(0.0999755859375)
 
 # %% [markdown]
 # ## `multi_precision=True` gives the same weights, bit for bit
 #
-# In daily work nobody writes those three lines. Give the Trainer the parameters of the cast
-# network and `"multi_precision": True`, and it keeps the masters. Then the training loop is that
-# of FP32.
+# In daily work you do not write those three lines. Give the Trainer the parameters of the cast
+# network and `"multi_precision": True`, as at the top of this lesson, and it keeps the masters.
 #
-# The module `amp` (automatic mixed precision) has more: `amp.init_trainer` adds a *loss scale*, a
-# number that keeps small gradients from becoming zero. It is the subject of the next notebook, so
-# here it is switched off with `"none"`.
+# The module `amp` (automatic mixed precision) does more: `amp.init_trainer` adds a *loss scale*, a
+# number that keeps small gradients from becoming zero. It is the subject of the [next
+# lesson](03_lost_gradients.ipynb), so here it is switched off with `"none"`.
 
 
 # %%
-def train_with_amp(net, trainer, steps):
+def train_with_amp(net, steps=STEPS):
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {**SGD, "multi_precision": True})
     amp.init_trainer(trainer, "none")
     for _ in range(steps):
         with autograd.record():
-            loss = loss_fn(net(inputs), targets)
+            loss = loss_fn(net(inputs), labels)
             with amp.scale_loss(loss, trainer) as scaled_loss:
                 scaled_loss.backward()
         trainer.step(len(inputs))
 
 
-def bits(net):
-    return [parameter.data().asnumpy().tobytes() for parameter in net.collect_params().values()]
+amp_net = make_net()
+train_with_amp(amp_net)
+ways = {"by hand": hand_net, "multi_precision=True": with_masters, "amp": amp_net}
+by_hand = weights_of(hand_net)
+for name, net in ways.items():
+    print(f"{name}: {(weights_of(net) != by_hand).sum()} of {len(by_hand)} weights differ")
 
+# %% [markdown]
+# The masters are equal too. `mpgluon.restore` takes the cast off a network, and leaves the masters
+# as its FP32 weights:
 
 # %%
-plain_net, amp_net = make_net(), make_net()
-options = {**SGD, "multi_precision": True}
-plain_losses = train(plain_net, gluon.Trainer(plain_net.collect_params(), "sgd", options), STEPS)
-train_with_amp(amp_net, gluon.Trainer(amp_net.collect_params(), "sgd", options), STEPS)
-assert bits(hand_net) == bits(plain_net) == bits(amp_net)
-assert plain_losses == hand_losses
-assert bits(pure_net) != bits(hand_net)
-print("the float16 weights of all three ways are equal")
+hand_masters = np.concatenate([master.data().asnumpy().ravel() for master in masters])
+for name in ("multi_precision=True", "amp"):
+    mpgluon.restore(ways[name])
+    print(f"{name}: {(weights_of(ways[name]) != hand_masters).sum()} masters differ")
 
-for net in (plain_net, amp_net):
-    mpgluon.restore(net)  # takes the cast off: the network gets its masters as FP32 weights
-    assert bits(net) == [master.data().asnumpy().tobytes() for master in masters]
-print("and so are the masters")
+# %% tags=["claim"]
+assert by_hand.dtype == np.float16
+assert hand_masters.dtype == np.float32
+for name in ("multi_precision=True", "amp"):
+    assert weights_of(ways[name]).tobytes() == hand_masters.tobytes()
+assert np.array_equal(hand_masters.astype(np.float16), by_hand)
+assert hand_losses == with_losses
+assert not np.array_equal(by_hand, start)
 
 # %% [markdown]
 # ## With masters every optimizer of MXNet takes the steps of FP32
 #
 # `report_on_optimizer` runs an optimizer for 50 steps in several ways, on the same gradients, and
 # compares the weights with FP32 training. Errors are in *units of the last place*: 1 is the
-# spacing of the numbers around the weight. The errors without masters are in the units of float16,
-# those of the masters in the much smaller units of FP32. (The last one in the list, `test`, is one
-# that MXNet uses in its own tests.)
+# spacing of the numbers around the weight. The errors without masters are in units of FP16, those
+# of the masters in the much smaller units of FP32. (The last one in the list, `test`, is an
+# optimizer from MXNet's own tests.)
 
 # %%
 names = ("adam", "lars", "rmsprop", "sgd") if FAST else optimizer_names()
 reports = [report_on_optimizer(name) for name in names]
 rows = []
 for report in reports:
-    without = report.without_masters
-    without = without if isinstance(without, str) else f"error {without:,.1f}"
+    outcome = report.without_masters
+    outcome = outcome if isinstance(outcome, str) else f"error {outcome:,.1f}"
     advice = report.advice.split(";")[0]  # behind the semicolon: what happens without masters
-    rows.append((report.name, without, f"{report.masters:g}", advice))
+    rows.append((report.name, outcome, f"{report.masters:g}", advice))
 print(Table(("optimizer", "without masters", "error of masters", "what to use"), rows))
+
+# %% [markdown]
+# With the masters of `mpgluon` the error is 0 for all of them: the optimizer receives FP32 masters
+# and FP32 copies of the gradients, and never a 16-bit number. LARS shows why. For a network that
+# was not cast by `mpgluon`, MXNet leaves `multi_precision` to each optimizer, and the one of LARS
+# is wrong.
+#
+# Without masters some optimizers raise an error, some lose updates, and Adam returns NaN ("not a
+# number"). Adam adds $10^{-8}$ to a divisor so that it is never zero. In FP16, $10^{-8}$ is zero:
+
+# %%
+print("1e-8 in FP16:", np.float16(1e-8))
+
+# %% tags=["claim"]
 assert all(report.masters == 0 for report in reports)
 # report.mxnet: the error of MXNet's own masters, in FP32's units
 assert [report.name for report in reports if report.mxnet > 1.5] == ["lars"]
 outcomes = {report.name: report.without_masters for report in reports}
 assert (outcomes["adam"], outcomes["rmsprop"]) == ("NaN", "raises")
 assert outcomes["sgd"] > 1
-
-# %% [markdown]
-# With the masters of `mpgluon` the error is 0 everywhere: the optimizer is given FP32 masters and
-# FP32 copies of the gradients, and never meets a 16-bit number. LARS is the reason for doing it
-# that way. MXNet's own `multi_precision`, for networks that were not cast by `mpgluon`, leaves it
-# to each optimizer to be careful, and LARS is not.
-#
-# Without masters some raise an error, some lose updates, and Adam returns NaN (not a number). Adam
-# divides by a number to which it adds $10^{-8}$ so that it is never zero. In float16, $10^{-8}$ is
-# zero.
-
-# %%
-print("1e-8 in float16:", np.float16(1e-8))
 assert np.float16(1e-8) == 0
 
 # %% [markdown]
 # ## Summary
 #
-# - A float16 weight loses every update below 1/4096 of itself, for ever.
-# - A master weight in FP32 collects them. The network sees its rounded copy.
-# - `cast_block` and `multi_precision=True` do this; by hand it is three lines and the same bits.
-# - `multi_precision=False` is MXNet's default. With float16 weights it is never what you want.
+# - An FP16 weight loses every update below 1/4096 of itself, in every step. A network can learn
+#   nothing because of it, without an error.
+# - A master weight in FP32 collects the updates. The network sees its rounded copy.
+# - `cast_block` and `multi_precision=True` do this. By hand it takes three lines, and gives the
+#   same bits.
+# - `multi_precision=False` is MXNet's default. Do not use it with FP16 weights.
+#
+# There is another remedy, which needs no copy: *stochastic rounding* rounds up or down at random,
+# so that small updates survive on average. [Lesson 11](11_after_sixteen_bits.ipynb) repeats the
+# experiment of this lesson with BF16 (`bfloat16`), which loses even more updates, and with
+# stochastic rounding.
 #
 # ## Exercises
 #
-# 1. Count the bytes per weight for weights, gradients and masters: FP32 training, and float16
-#    training with `multi_precision=True`. (Equal, and below 10. What 16 bits save is elsewhere: in
-#    the arrays between the layers.)
-# 2. How large must the learning rate be at least for the weight of the third section to move
-#    without a master? (About two thousandths.)
-# 3. bfloat16 has 8 significant bits. Below which ratio of update to weight does a bfloat16 weight
-#    lose every update? (About two thousandths.)
-#
+# Replace `...` by your answer and run the cell.
+
+# %% [markdown]
+# **02.1** Adam keeps two running averages for each weight. How many bytes does FP16 training with
+# masters take for each weight: for the weight, its gradient, its master, and the averages? (The
+# answer is a number of bytes.)
+
+# %%
+answer = ...
+check("02.1", answer)
+
+
+# %% tags=["solution"]
+# Ask the arrays themselves, in FP32 and in FP16 with masters. Both need the same: 16 bits save
+# memory elsewhere, in the arrays between the layers.
+def bytes_of(arrays):
+    if isinstance(arrays, (list, tuple)):
+        return sum(map(bytes_of, arrays))
+    return np.dtype(arrays.dtype).itemsize  # of one element
+
+
+total = {}
+for dtype in ("float32", "float16"):
+    weight = mx.nd.ones(8, dtype=dtype)
+    weight.attach_grad()
+    adam = mx.optimizer.create("adam", multi_precision=dtype == "float16")
+    state = adam.create_state_multi_precision(0, weight)  # with the master, if there is one
+    total[dtype] = bytes_of([weight, weight.grad, state])
+print(total)
+assert check("02.1", total["float16"])
+
+# %% [markdown]
+# **02.2** The single weight above begins at 1, and its target is 1.25. How large must the learning
+# rate be at least, so that the weight moves without a master? (The answer is a learning rate, to
+# within five percent.)
+
+# %%
+answer = ...
+check("02.2", answer)
+
+# %% tags=["solution"]
+# The first update is rate * 0.25. It must be more than half the spacing above 1, which is 2**-11.
+smallest_rate = FLOAT16.epsilon / 2 / 0.25
+print(f"more than {smallest_rate:.6f}")
+assert check("02.2", smallest_rate)
+
+# %% [markdown]
+# **02.3** BF16 has 8 significant bits. Below which ratio of update to weight does a BF16 weight
+# lose every update? (The answer is a ratio, to within five percent; for FP16 it would be 1/4096.)
+
+# %%
+answer = ...
+check("02.3", answer)
+
+# %% tags=["solution"]
+# Three significant bits less than FP16: the spacing and the limit are eight times as large.
+limit = 8 / 4096
+every_bf16 = 1 + np.arange(2**7) / 2**7  # from 1 up to 2
+lost = [round_to(every_bf16 * (1 + sign * limit), BFLOAT16) == every_bf16 for sign in (1, -1)]
+print(f"update = weight / {1 / limit:.0f}: {np.mean(lost):.0%} are lost")
+assert check("02.3", limit)
+
+# %% [markdown]
 # ## References
 #
 # - Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.1, "FP32 master copy of
 #   weights".
 # - NVIDIA, "Training With Mixed Precision" user guide, on master weights.
 # - IEEE 754-2019, 4.3.1 (rounding to nearest, ties to even).
+# - Chizat, Oyallon, Bach, "On Lazy Training in Differentiable Programming", NeurIPS 2019, for the
+#   start with pairs that cancel.
+#
+# [← 01 Which numbers do sixteen bits hold?](01_sixteen_bits.ipynb) · [All lessons](README.md) ·
+# [03 Where do small gradients go? →](03_lost_gradients.ipynb)

@@ -8,25 +8,33 @@
 # %% [markdown]
 # # Where do small gradients go?
 #
-# A network that trains well in 32 bits may stop learning in 16. Nothing fails and no message
-# appears: its smallest gradients have become zero on the way. This notebook finds them, and brings
-# them back with one multiplication.
+# A network that learns well in 32 bits can stop learning in 16. Nothing fails and no message
+# appears: its smallest gradients have become zero on the way. In this lesson you find them, and
+# bring them back with one multiplication.
 #
 # ## What you will be able to do
 #
-# - read a histogram of exponents, and say which gradients FP16 would lose;
-# - scale a loss by hand, and undo it in the one place where nothing is lost;
-# - let the scale find itself, and recognise a healthy run by its skipped steps;
-# - clip and accumulate gradients, and train with two losses, in the right order.
+# - read a histogram of gradients, and say which of them FP16 would lose;
+# - scale a loss by hand, and undo the scaling in the one place where nothing is lost;
+# - let the scale find its own level, and recognise a healthy run by its skipped steps.
 #
 # You should have written a training loop with `autograd.record`, `backward` and `trainer.step`.
-# FP32 and FP16 stand for the formats that code calls `float32` and `float16`. Everything runs on a
-# CPU.
+# FP32 and FP16 are the formats that code calls `float32` and `float16`. Everything runs on a CPU.
+#
+# ![Three histograms of gradients over the range of FP16. First: the gradients lie too far to the
+# left, partly below FP16's smallest number. Second: multiplied by the loss scale they have moved
+# to the right, and all lie inside FP16's range. Third: divided by the loss scale in FP32 they are
+# back in their old place, and complete.](figures/03_loss_scale.svg)
+#
+# The drawing is the whole lesson. Some gradients lie in front of FP16's range: they are too small
+# for it. Multiply the loss by a **loss scale** $S$, and all gradients move into the range together.
+# The backward pass happens there. Then the optimizer divides by $S$ in FP32, which holds the small
+# numbers as well.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
 
-# %%
+# %% tags=["setup"]
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
@@ -39,14 +47,15 @@ from mpgluon.diagnostics.exponents import batch_exponents
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.training.networks import build_network
+from teaching import check, widget
 
 IMAGES_PER_CLASS, EPOCHS = (8, 8) if FAST else (16, 12)
 
 # %% [markdown]
-# ## Too small for FP16 means zero
+# ## FP16 rounds small numbers to zero
 #
 # A floating-point number is $m \times 2^e$ with $1 \le m < 2$. The **exponent** $e$ tells how large
-# it is, and FP16 keeps only 5 bits for it. From small to large, FP16 knows four ranges:
+# it is, and FP16 has only 5 bits for it. From small to large, there are four ranges:
 #
 # | magnitude | name | what FP16 does |
 # |---|---|---|
@@ -54,28 +63,51 @@ IMAGES_PER_CLASS, EPOCHS = (8, 8) if FAST else (16, 12)
 # | $2^{-24}$ to $2^{-14}$ | subnormal | keeps it, with fewer digits the smaller it is |
 # | $2^{-14}$ to $2^{16}$ | normal | keeps it with 11 binary digits |
 # | from $2^{16}$ | too large | makes it infinite: it **overflows** (65504 is the last number) |
+#
+# We take one number in each power of two, $1.3 \times 2^e$, and let FP16 round it.
 
 # %%
-print("exact value    in FP16   relative error")
-errors = {}
-for exponent in (-10, -14, -20, -24, -26):
-    exact = 1.3 * 2.0**exponent
-    errors[exponent] = abs(float(np.float16(exact)) - exact) / exact
-    print(f"1.3 x 2^{exponent} {np.float16(exact):11.3g} {errors[exponent]:16.2%}")
-assert max(errors[-10], errors[-14]) < 2.0**-11  # normal: at most half a unit of the last digit
-assert 2.0**-11 < errors[-20] < errors[-24] < errors[-26] == 1  # subnormal, and lost
-assert np.isinf(np.float16([65504, 2.0**16])).tolist() == [False, True]  # too large
+exponents = np.arange(-30, 18)
+exact = 1.3 * 2.0**exponents
+with np.errstate(over="ignore"):  # the largest become infinite
+    in_fp16 = exact.astype(np.float16).astype(float)
+errors = np.abs(in_fp16 - exact) / exact
+
+print("exact value   in FP16    relative error")
+for e in (-10, -14, -20, -24, -26):
+    print(f"1.3 x 2^{e}{in_fp16[e + 30]:12.3g} {errors[e + 30]:14.2%}")
+
+# %% tags=["plot"] alt="FP16's relative error at each exponent: tiny, then doubling, then 100 %"
+figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
+finite = np.isfinite(in_fp16)
+axes.semilogy(
+    exponents[finite], 100 * errors[finite], **{**plots.FORMAT_LOOKS["float16"], "linestyle": ""}
+)
+for edge in (-24, -14, 16):
+    axes.axvline(edge - 0.5, color="black", linewidth=1)
+for middle, name in ((-27.5, "lost"), (-19.5, "subnormal"), (0.5, "normal"), (17.5, "too large")):
+    axes.text(middle, 300, name, ha="center")
+axes.set(xlim=(-30.5, 19.5), ylim=(0.005, 800), xlabel="exponent e", ylabel="relative error (%)")
+axes.yaxis.set_major_formatter("{x:g}")
+axes.set_title("FP16 loses a small number digit by digit, and then altogether")
+plt.show()
+
+# %% tags=["claim"]
+error_of = dict(zip(exponents.tolist(), errors))
+assert max(error_of[-10], error_of[-14]) < 2.0**-11  # normal: at most half of the last digit
+assert 2.0**-11 < error_of[-20] < error_of[-24] < error_of[-26] == 1  # subnormal, and lost
+assert np.isfinite(in_fp16).tolist() == (exponents < 16).tolist()
 
 # %% [markdown]
-# The step from normal to lost is not a cliff: between them lie ten powers of two in which a number
-# loses about one binary digit for each. The last row is gone altogether.
+# The step from normal to lost is not a cliff. Between them lie ten powers of two, and in each a
+# number has one binary digit less. On the right there is a cliff: 65504 is followed by infinity.
 #
-# ## Something to train
+# ## Gradients are much smaller than weights
 #
-# Ten shapes, drawn on a noisy background and shrunk to 32 x 32 pixels, and a ResNet with 20 layers
-# for images of that size. `build_network` takes it from GluonCV's collection and initialises it.
+# We need something to train: ten shapes, drawn on a noisy background and shrunk to 32 x 32 pixels,
+# and a ResNet with 20 layers for images of that size.
 
-# %%
+# %% tags=["setup"]
 pixels, labels = [], []
 for number in range(IMAGES_PER_CLASS * 10):
     drawing = render_image(number % 10, number // 10).convert("RGB").resize((32, 32))
@@ -84,7 +116,8 @@ for number in range(IMAGES_PER_CLASS * 10):
 images, labels = mx.nd.array(pixels), mx.nd.array(labels, dtype="int32")
 batches = [(images[i : i + 40], labels[i : i + 40]) for i in range(0, len(images), 40)]
 
-figure, axes = plt.subplots(1, 10, figsize=(10, 1.5), layout="constrained")
+# %% tags=["plot"] alt="One picture of each class, from disc and square to arrow and heart"
+figure, axes = plt.subplots(1, 10, figsize=(9, 1.4), layout="constrained")
 for place, name, picture in zip(axes, class_names(), pixels):
     place.imshow((picture.transpose(1, 2, 0) + 1) / 2)
     place.set_title(name, fontsize="small")
@@ -107,19 +140,13 @@ def make_network():
 
 net = make_network()
 print(f"{sum(p.data().size for p in net.collect_params().values()):,} parameters")
-assert images.shape == (IMAGES_PER_CLASS * 10, 3, 32, 32)
 
 # %% [markdown]
-# `cross_entropy` gives one loss for each image. We take their mean ourselves, so gradients arrive
+# `cross_entropy` gives one loss for each image. We take their mean ourselves. So gradients are
 # already divided by the number of images, and each step will be `trainer.step(1)`.
 #
-# ## Gradients use another part of the range than weights
-#
-# First with NumPy: run one batch in FP32, take the gradient of every weight, and count. Then the
-# same with mpgluon, which also looks at numbers that NumPy cannot reach: the **activation
-# gradients**. These are the gradients of the loss with respect to what each layer returned. The
-# backward pass hands them from layer to layer, and computes the weights' gradients from them. A
-# `Batch` is what mpgluon needs to run the network: images, labels and the loss function.
+# First with NumPy: run one batch in FP32, take the gradient of every weight, and count how many
+# lie in each of FP16's ranges.
 
 # %%
 with autograd.record():
@@ -136,11 +163,18 @@ by_hand = {
 }
 print({name: f"{share:.2%}" for name, share in by_hand.items()})
 
+# %% [markdown]
+# Then the same with mpgluon, which also looks at numbers that NumPy cannot reach: the **activation
+# gradients**. These are the gradients of the loss with respect to what each layer returned. The
+# backward pass hands them from layer to layer, and computes the weights' gradients from them.
+# A `Batch` is what mpgluon needs to run the network: images, labels and the loss function.
+
 # %%
 first_batch = Batch(*batches[0], mean_loss)
 untrained = batch_exponents(net, first_batch)
 print(untrained)
 
+# %% tags=["claim"]
 of_weights = untrained.overall()["weights"].shares()
 of_gradients = untrained.overall()["gradients"].shares()
 before = untrained.overall()["activation gradients"]
@@ -148,14 +182,16 @@ assert of_gradients == by_hand
 assert before.shares()["normal"] < of_gradients["normal"] < of_weights["normal"]
 
 # %% [markdown]
-# Look at the rows. Weights and activations are at home in FP16. Activation gradients are not: a
-# large part of them is subnormal already. (The column *zero* is the share of true zeros among all
-# numbers; the other columns are shares of the rest. ReLU makes zeros, and they cost nothing.)
+# Compare the rows. Weights and activations fit FP16 well. Activation gradients do not: a large part
+# of them is subnormal before training has begun. (The column *zero* is the share of true zeros
+# among all numbers; the other columns are shares of the rest. ReLU makes zeros, and they cost
+# nothing.)
 #
 # ## The better a network gets, the smaller its gradients
 #
-# Where the loss is smallest the gradient is zero. On the way there it shrinks, and more and more of
-# it falls below what FP16 can hold. We train in FP32 and look again.
+# Where the loss has its minimum, the gradient is zero. On the way there it shrinks, and more and
+# more of it falls below what FP16 can hold. We train in FP32 and look again. (Leave the argument
+# `weight` at 1 for now; a later section needs it.)
 
 
 # %%
@@ -169,10 +205,11 @@ def train_fp32(net, weight=1.0):
         for batch_images, batch_labels in batches:
             with autograd.record():
                 loss = mean_loss(net(batch_images), batch_labels)
-                autograd.backward(loss * weight)
+                weighted_loss = loss * weight
+            weighted_loss.backward()
             trainer.step(1)
             curve[epoch] += loss.asscalar() / len(batches)
-    mx.nd.waitall()  # MXNet works in the background; who looks into a network waits for it first
+    mx.nd.waitall()  # MXNet works in the background; wait before you look into a network
     return curve
 
 
@@ -180,107 +217,143 @@ def train_fp32(net, weight=1.0):
 net = make_network()
 fp32_curve = train_fp32(net)
 print(f"loss: {fp32_curve[0]:.2f} in the first epoch, {fp32_curve[-1]:.2f} in the last")
+
+before = untrained.overall()["activation gradients"]
 after = batch_exponents(net, first_batch).overall()["activation gradients"]
+lost_before, lost_after = before.shares()["lost"], after.shares()["lost"]
+print(f"lost in FP16: {lost_before:.2%} before training, {lost_after:.2%} after")
+for histogram in (before, after):
+    shares = np.cumsum(histogram.counts) / histogram.counts.sum()
+    first, last = histogram.exponents[np.searchsorted(shares, (0.01, 0.99))]
+    print(f"98 % of them have an exponent from {first} to {last}")
+
+# %% tags=["plot"] alt="Histograms before and after training: the second lies further left"
 spread = {"before": before, "after": after}
 spread = {f"{name} training": (h.exponents, h.counts, h.zeros) for name, h in spread.items()}
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 plots.draw_exponents(axes, spread)
-figure.suptitle("Activation gradients: training moves them to the left")
+figure.suptitle("Training moves the activation gradients to the left")
 plt.show()
-lost_before, lost_after = before.shares()["lost"], after.shares()["lost"]
-print(f"lost in FP16: {lost_before:.2%} before training, {lost_after:.2%} after")
+
+# %% tags=["claim"]
 assert fp32_curve[-1] < fp32_curve[0]
 assert lost_after > 2 * lost_before
 assert after.counts[after.exponents >= -4].sum() < 0.01 * after.counts.sum()
-
-# %%
 widths = []
 for histogram in (before, after):
     shares = np.cumsum(histogram.counts) / histogram.counts.sum()
-    first, last = histogram.exponents[np.searchsorted(shares, (0.01, 0.99))]
-    widths.append(int(last - first))
-    print(f"98 % of them have an exponent from {first} to {last}")
+    widths.append(np.diff(np.searchsorted(shares, (0.01, 0.99))))
 assert abs(widths[0] - widths[1]) <= 3
 
 # %% [markdown]
-# Two things to notice. The histogram has moved to the left and is about as wide as before. And from
+# Notice two things. The histogram has moved to the left and is about as wide as before. And from
 # $2^{-4}$ up to $2^{16}$, half of the forty powers of two that FP16 has, there is hardly a number.
-# That is the idea of this notebook: the gradients are not too *different* for FP16, they are in the
+# That is the idea of this lesson: the gradients are not too *different* for FP16, they are in the
 # wrong *place*.
 #
-# ## Multiplying the loss moves the whole histogram
+# ## One multiplication moves all gradients
 #
 # The gradient of $S \cdot \text{loss}$ is $S$ times the gradient of the loss. This holds for
-# activation gradients too, because each layer's backward pass is linear in the gradient that it is
-# given. So one multiplication, before `backward`, moves every gradient. $S$ is the **loss scale**.
-# We take a power of two: then only exponents change, and nothing is rounded. mpgluon can tell the
-# largest one at which no gradient of this batch overflows; it leaves a factor of two for others.
+# activation gradients too, because the backward pass of each layer is linear in the gradient that
+# it receives. So one multiplication, before `backward`, moves every gradient. We take a power of
+# two for $S$: then only exponents change, and nothing is rounded.
+#
+# Find a good $S$ yourself. These are the activation gradients of the trained network. How far can
+# you move them before the first one overflows?
+
+# %% tags=["plot"]
+widget("loss_scale", counts={int(e): int(n) for e, n in zip(after.exponents, after.counts) if n})
+
+# %% [markdown]
+# (Here *zero* begins below $2^{-25}$: between $2^{-25}$ and $2^{-24}$ a number is rounded up to
+# $2^{-24}$. The histograms of mpgluon call that lost as well, since no digit of it is right.)
+#
+# mpgluon finds the largest power of two at which no gradient of this batch overflows, and leaves a
+# factor of two for other batches. We run the backward pass once more, this time of
+# $S \cdot \text{loss}$.
 
 # %%
 S = range_report(net, first_batch).recommended_loss_scale()
 scaled_batch = Batch(*batches[0], lambda logits, labels: S * mean_loss(logits, labels))
 scaled = batch_exponents(net, scaled_batch).overall()["activation gradients"]
+print(f"S = 2^{np.log2(S):.0f}: {scaled.shares()['lost']:.3%} lost, without it {lost_after:.1%}")
 
+# %% tags=["plot"] alt="The same histogram twice; times S it lies in the normal numbers"
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 histogram = (after.exponents, after.counts, after.zeros)
 plots.draw_exponents(axes, {"activation gradients": histogram}, loss_scale=S)
-figure.suptitle(f"The same gradients times S = {S:.0f}")
+figure.suptitle(
+    f"Multiplying the loss by $2^{{{np.log2(S):.0f}}}$ moves all of them into the range"
+)
 plt.show()
+
+# %% tags=["claim"]
 assert (scaled.counts == after.times(S).counts).all()
 assert scaled.shares()["lost"] < lost_after / 10
 assert scaled.shares()["overflow"] == 0
 
 # %% [markdown]
-# The assertion compares a real backward pass of $S \cdot \text{loss}$ with the old histogram moved
-# along the axis: each count is the same.
+# The real backward pass of $S \cdot \text{loss}$ gives the old histogram, moved along the axis:
+# each count is the same.
 #
-# ## Never divide an FP16 gradient
+# ## The division belongs in the optimizer
 #
-# The optimizer must not see gradients that are $S$ times too large, so somebody has to divide
-# by $S$. Dividing the FP16 gradient itself is tempting and wrong. The quotient has to fit into FP16
-# again, and that was the problem.
+# The optimizer must not see gradients that are $S$ times too large, so something has to divide by
+# $S$. It is tempting to divide the FP16 gradient itself, and wrong: the quotient has to fit into
+# FP16 again, and that was the problem.
 
 # %%
 scale = 2.0**16
 true_gradient = 1.5 * 2.0**-26  # too small for FP16
 fp16_gradient = np.float16(true_gradient * scale)  # what the backward pass leaves
-print(f"divided in FP16: {fp16_gradient / np.float16(2.0**8) / np.float16(2.0**8)}")
-print(f"divided in FP32: {np.float32(fp16_gradient) / np.float32(scale)}")
-
-weight, gradient = mx.nd.ones(1, dtype="float16"), mx.nd.array([fp16_gradient], dtype="float16")
-sgd = mx.optimizer.SGD(learning_rate=1.0, rescale_grad=1 / scale, multi_precision=True)
-momentum_and_master = sgd.create_state_multi_precision(0, weight)
-momentum_and_master[1][:] = 0  # the FP32 master weight; 0, so that the update can be seen
-sgd.update_multi_precision(0, weight, gradient, momentum_and_master)
-print(f"master weight after one step: {momentum_and_master[1].asscalar()}")
-assert np.float16(fp16_gradient / np.float16(2.0**8)) / np.float16(2.0**8) == 0
-assert momentum_and_master[1].asscalar() == -true_gradient
+# FP16 cannot hold 2^16, so we divide by 2^8 twice.
+divided_in_fp16 = fp16_gradient / np.float16(2.0**8) / np.float16(2.0**8)
+divided_in_fp32 = np.float32(fp16_gradient) / np.float32(scale)
+print(f"divided in FP16: {divided_in_fp16}")
+print(f"divided in FP32: {divided_in_fp32}")
 
 # %% [markdown]
-# (FP16 cannot hold $2^{16}$, so the first line divides by $2^8$ twice.)
+# MXNet's optimizers divide in FP32 already. With `multi_precision=True` they keep an FP32 copy of
+# each weight, its **master weight** ([lesson 02](02_lost_updates.ipynb)). They widen the gradient
+# to FP32, multiply it by their argument `rescale_grad`, and update the master. So `rescale_grad` is
+# the right place for $1/S$.
+
+# %%
+weight, gradient = mx.nd.zeros(1, dtype="float16"), mx.nd.array([fp16_gradient], dtype="float16")
+sgd = mx.optimizer.SGD(learning_rate=1.0, rescale_grad=1 / scale, multi_precision=True)
+state = sgd.create_state_multi_precision(0, weight)
+sgd.update_multi_precision(0, weight, gradient, state)
+master = state[1].asscalar()
+print(f"master weight after one step from 0: {master}")
+
+# %% tags=["claim"]
+assert divided_in_fp16 == 0
+assert master == -true_gradient == -divided_in_fp32
+
+# %% [markdown]
+# You know `rescale_grad` already: `trainer.step(n)` sets it to $1/n$. **Loss scaling by hand** is
+# therefore two changed lines:
 #
-# With `multi_precision=True` the optimizer keeps an FP32 copy of each weight, its **master
-# weight**. It widens the gradient to FP32, multiplies it by `rescale_grad` and updates the master.
-# So `rescale_grad` is the right place for $1/S$. You know it already: `trainer.step(n)` sets it to
-# $1/n$. **Loss scaling by hand** is therefore two changes to a loop:
-#
-# ```python
-# (S * loss).backward()
-# trainer.step(n * S)
+# ```diff
+# -loss.backward()
+# -trainer.step(1)
+# +(S * loss).backward()
+# +trainer.step(1 * S)
 # ```
 #
-# With a fixed $S$ this is *static* loss scaling. It has worked with scales from 8 to 32768, and you
-# have to try which. Too small, and gradients are lost; too large, and they overflow.
+# With a fixed $S$ this is *static* loss scaling. It has worked with scales from 8 to 32768, and
+# you have to try which one. If it is too small, gradients are lost; if it is too large, they
+# overflow.
 #
-# ## The scale can find itself
+# ## The scale can find its own level
 #
-# An overflow is easy to see: infinities and NaN go through everything that follows and end in
-# the gradients. So one can be bold. *Dynamic* loss scaling keeps $S$ as large as it fits:
+# An overflow is easy to see: infinities and NaN pass through everything that follows and end in
+# the gradients. So we can afford to try. *Dynamic* loss scaling keeps $S$ as large as possible:
 #
-# - Gradients are not all finite: **skip** this step, and halve $S$ for the next one.
+# - The gradients are not all finite: **skip** this step, and halve $S$ for the next one.
 # - They were finite for `growth_interval` steps in a row: double $S$.
 #
-# That is a rule on plain numbers. Here it is in Python, beside mpgluon's.
+# That is a rule on plain numbers. Here it is in Python, and below it mpgluon's, which must agree.
 
 
 # %%
@@ -292,25 +365,40 @@ def next_scale(scale, good_steps, finite, growth_interval):
     return scale, good_steps + 1
 
 
+# %%
 dynamic = mpgluon.DynamicLossScale(init_scale=2.0**16, growth_interval=5)
-by_hand = [(2.0**16, 0)]
+by_hand, with_mpgluon = [(2.0**16, 0)], [(2.0**16, 0)]
 for finite in np.random.default_rng(0).random(200) < 0.9:  # one step in ten overflows
     by_hand.append(next_scale(*by_hand[-1], finite, growth_interval=5))
     dynamic.update(grads_finite=bool(finite))
-    assert (dynamic.scale, dynamic.growth_tracker) == by_hand[-1]
-print(f"S went from {min(by_hand)[0]:.0f} to {max(by_hand)[0]:.0f}")
+    with_mpgluon.append((dynamic.scale, dynamic.growth_tracker))
+print(f"in 200 steps S was between {min(by_hand)[0]:.0f} and {max(by_hand)[0]:.0f}")
+print("by hand and with mpgluon the same:", by_hand == with_mpgluon)
+
+# %% tags=["claim"]
+assert by_hand == with_mpgluon
 
 # %% [markdown]
-# ## By hand and with `amp`, bit for bit the same
+# ## Three lines of `amp` do the same, bit for bit
 #
 # In a training loop mpgluon needs three lines: `amp.init_trainer` gives the Trainer a loss scale,
-# `amp.scale_loss` multiplies the loss by it, and `trainer.step` divides and skips by itself.
-# Forgetting the first one is the usual mistake. The next cell makes it on purpose.
+# and `amp.scale_loss`, with `backward` inside it, multiplies the loss by that scale.
+# `trainer.step` divides and skips by itself:
 #
-# After that come both loops, on the network in FP16. `mpgluon.cast_block` casts its weights, except
-# those of BatchNorm, and returns the results of the last layer in FP32, so that the loss is FP32.
-# In the loop by hand, `init_trainer` with `"none"` asks for no scaling: it only lets both loops
-# begin with the same master weights, those from before the cast.
+# ```diff
+#  trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+# +amp.init_trainer(trainer)
+#
+#  for images, labels in batches:
+#      with autograd.record():
+#          loss = mean_loss(net(images), labels)
+# -    loss.backward()
+# +        with amp.scale_loss(loss, trainer) as scaled_loss:
+# +            autograd.backward(scaled_loss)
+#      trainer.step(1)
+# ```
+#
+# The usual mistake is to forget the first line. Let us make it on purpose.
 
 # %%
 trainer = gluon.Trainer(make_network().collect_params(), "sgd", {"learning_rate": 0.01})
@@ -321,7 +409,12 @@ try:
 except mpgluon.TrainerStateError as error:
     message = str(error)
 print(f"TrainerStateError: {message}")
-assert "call amp.init_trainer(trainer)" in message
+
+# %% [markdown]
+# Now both loops, by hand and with `amp`, on the network in FP16. `mpgluon.cast_block` casts its
+# weights, except those of BatchNorm, and returns the results of the last layer in FP32, so that
+# the loss is FP32. For the loop by hand, `init_trainer` with `"none"` asks for no scaling: then
+# both loops begin with the same master weights, those from before the cast.
 
 
 # %%
@@ -343,7 +436,6 @@ def all_finite(net):
 
 # %%
 hand_net, hand_trainer = make_fp16("none")
-amp_net, amp_trainer = make_fp16(mpgluon.DynamicLossScale(init_scale=2.0**19, growth_interval=2))
 scale, good_steps, skipped = 2.0**19, 0, 0
 for step in range(8):
     batch_images, batch_labels = batches[step % len(batches)]
@@ -355,8 +447,10 @@ for step in range(8):
         hand_trainer.step(scale)
     scale, good_steps = next_scale(scale, good_steps, finite, growth_interval=2)
     skipped += not finite
+print(f"by hand:  skipped {skipped} of 8 steps, S = {scale:.0f}")
 
 # %%
+amp_net, amp_trainer = make_fp16(mpgluon.DynamicLossScale(init_scale=2.0**19, growth_interval=2))
 for step in range(8):
     batch_images, batch_labels = batches[step % len(batches)]
     with autograd.record():
@@ -364,22 +458,26 @@ for step in range(8):
         with amp.scale_loss(loss, amp_trainer) as scaled_loss:
             autograd.backward(scaled_loss)
     amp_trainer.step(1)
-print(f"skipped {amp.skipped_steps(amp_trainer)} of 8, S = {amp.loss_scale(amp_trainer):.0f}")
-assert 0 < amp.skipped_steps(amp_trainer) == skipped < 8
-assert amp.loss_scale(amp_trainer) == scale
+skipped_by_amp, amp_scale = amp.skipped_steps(amp_trainer), amp.loss_scale(amp_trainer)
+print(f"with amp: skipped {skipped_by_amp} of 8 steps, S = {amp_scale:.0f}")
+
 pairs = list(zip(hand_net.collect_params().values(), amp_net.collect_params().values()))
-assert all((a.data().asnumpy() == b.data().asnumpy()).all() for a, b in pairs)
+equal = sum((a.data().asnumpy() == b.data().asnumpy()).all() for a, b in pairs)
+print(f"{equal} of {len(pairs)} arrays of parameters are equal, bit for bit")
+
+# %% tags=["claim"]
+assert "call amp.init_trainer(trainer)" in message
+assert 0 < skipped_by_amp == skipped < 8
+assert amp_scale == scale
+assert equal == len(pairs)
 
 # %% [markdown]
-# ## The learning rate needs no retuning
+# ## The learning rate stays as it was
 #
 # Some losses are small from the start: a mean over all pixels of an image, or one term of many with
 # a small weight. We imitate one by multiplying our loss by $2^{-12}$, as a mean over 64 x 64 pixels
 # would, and the learning rate by $2^{12}$ in return. In FP32 that changes nothing at all: scaling
-# by a power of two is exact, so every weight stays the same, bit for bit.
-#
-# The cells after that train FP16 on the small loss, once without and once with a loss scale. No
-# learning rate, momentum or number of epochs is changed.
+# by a power of two is exact, and every weight stays the same, bit for bit.
 
 # %%
 small_net = make_network()
@@ -387,8 +485,10 @@ small_curve = train_fp32(small_net, weight=2.0**-12)
 pairs = list(zip(net.collect_params().values(), small_net.collect_params().values()))
 identical = all((a.data().asnumpy() == b.data().asnumpy()).all() for a, b in pairs)
 print(f"{len(pairs)} arrays of parameters, all bit-identical: {identical}")
-assert identical
-assert (small_curve == fp32_curve).all()
+
+# %% [markdown]
+# Now FP16, without and with a loss scale: first on the loss itself, then on the small one. No
+# learning rate, momentum or number of epochs is changed.
 
 
 # %%
@@ -409,28 +509,46 @@ def train_fp16(net, trainer, weight=1.0):
 
 
 # %%
-curves = {"FP32": fp32_curve}
-for name, loss_scale in {"FP16 without scale": "none", "FP16 with scale": "dynamic"}.items():
-    curves[name], _ = train_fp16(*make_fp16(loss_scale, weight=2.0**-12), weight=2.0**-12)
-figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-fp32, fp16 = (plots.FORMAT_LOOKS[name] for name in ("float32", "float16"))
-looks = (fp32, {**fp16, "linestyle": ":", "marker": "x"}, fp16)
-for (name, curve), look in zip(curves.items(), looks):
-    axes.plot(range(1, EPOCHS + 1), curve, label=name, markerfacecolor="none", **look)
+own_curve, _ = train_fp16(*make_fp16("none"))
+without_scale, _ = train_fp16(*make_fp16("none", weight=2.0**-12), weight=2.0**-12)
+with_scale, _ = train_fp16(*make_fp16("dynamic", weight=2.0**-12), weight=2.0**-12)
+print("loss in the last epoch")
+print(f"FP32                                {fp32_curve[-1]:6.3f}")
+print(f"FP16, no scale                      {own_curve[-1]:6.3f}")
+print(f"FP16, no scale, the small loss      {without_scale[-1]:6.3f}")
+print(f"FP16, loss scale, the small loss    {with_scale[-1]:6.3f}")
+
+# %% tags=["plot"] alt="Loss curves: FP16 with a loss scale falls like FP32, without one less"
+figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+epochs, fp16 = range(1, EPOCHS + 1), plots.FORMAT_LOOKS["float16"]
+axes.plot(epochs, fp32_curve, **plots.FORMAT_LOOKS["float32"])
+axes.plot(epochs, with_scale, **{**fp16, "markersize": 10, "markerfacecolor": "none"})
+axes.plot(epochs, without_scale, **{**fp16, "linestyle": ":", "marker": "x"})
+middle = EPOCHS // 2
+axes.annotate("FP16 without a loss scale", (middle + 0.5, without_scale[middle] + 0.15))
+axes.annotate(
+    "FP32 (black) and FP16 with a\nloss scale (squares) coincide",
+    (middle + 0.5, fp32_curve[middle] + 0.2),
+)
 axes.set(xlabel="epoch", ylabel="training loss (mean of the epoch)", ylim=(0, None))
-axes.set_title("The same hyperparameters, with and without a loss scale")
-axes.legend()
+axes.set_title("The small loss: FP16 needs a loss scale, and no new learning rate")
 plt.show()
-print("last epoch:", {name: round(float(curve[-1]), 3) for name, curve in curves.items()})
-distance = np.abs(curves["FP16 with scale"] - fp32_curve).max()
-print(f"largest distance between FP16 with scale and FP32: {distance:.3f}")
-assert distance < 0.1 * fp32_curve[0]
-assert curves["FP16 without scale"][-1] > 1.5 * fp32_curve[-1]
+
+# %% tags=["claim"]
+assert identical
+assert (small_curve == fp32_curve).all()
+assert np.abs(with_scale - fp32_curve).max() < 0.1 * fp32_curve[0]
+assert without_scale[-1] > 1.5 * fp32_curve[-1]
+assert abs(own_curve[-1] - fp32_curve[-1]) < 0.1 * abs(without_scale[-1] - fp32_curve[-1])
 
 # %% [markdown]
-# The circles lie on the FP32 line. After the division the gradients are the true ones, so nothing
+# The squares lie on the FP32 line. After the division the gradients are the true ones, so nothing
 # that was tuned in FP32 has to be tuned again. The dotted run got the same images and the same
 # learning rate, but parts of its gradients were zero.
+#
+# Look at the second row of the numbers too: on the loss itself this network learns in FP16 without
+# any scale. You cannot know that beforehand for a network of yours. A loss scale is an insurance,
+# and a cheap one.
 #
 # ## A skipped step now and then is a healthy sign
 #
@@ -441,12 +559,16 @@ assert curves["FP16 without scale"][-1] > 1.5 * fp32_curve[-1]
 # %%
 growing = mpgluon.DynamicLossScale(init_scale=2.0**24, growth_interval=4)
 _, events = train_fp16(*make_fp16(growing))
+print(f"{sum(event['skipped'] for event in events)} of {len(events)} steps were skipped")
 
+# %% tags=["plot"] alt="The loss scale of each step; it falls, climbs, and is halved at skips"
 figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
 plots.draw_loss_scale(axes, events)
 axes.set_xlabel("step")
-axes.set_title("The life of a loss scale")
+axes.set_title("S falls until it fits, then grows until it meets the ceiling again")
 plt.show()
+
+# %% tags=["claim"]
 scales = [event["loss_scale"] for event in events]
 falls = [later < earlier for earlier, later in zip(scales, scales[1:])]
 assert falls == [event["skipped"] for event in events[:-1]]  # S falls where a step was skipped
@@ -455,132 +577,97 @@ assert max(np.diff(scales)) > 0  # ... and it grew later
 
 # %% [markdown]
 # At first each step is skipped, until $S$ fits: no weight is touched, and each try costs one batch.
-# Then $S$ climbs until it meets its ceiling, where the largest gradient times $S$ overflows.
-# As gradients shrink in training, the ceiling rises. A skip now and then is the scale touching it.
-# Skips without end are not healthy: then something is infinite whatever the scale.
+# Then $S$ climbs until it meets its ceiling, where the largest gradient times $S$ overflows. As
+# gradients shrink in training, the ceiling rises. A skip now and then is the scale touching it.
 #
-# ## Accumulate first, clip by the true norm, step last
-#
-# A batch that is too large for memory can be cut into parts whose gradients **accumulate**: with
-# `grad_req="add"`, `backward` adds to a gradient instead of replacing it. **Clipping** shrinks all
-# gradients together, so that their common norm is at most `max_norm`. The norm that counts is that
-# of the sum, in true units. So the order is: all backward passes with the same $S$, one clip, one
-# step. (Then set the gradients to zero. Here each step begins with a new layer instead.)
-#
-# Gluon's own `gluon.utils.clip_global_norm` knows nothing of $S$. It sees a norm that is $S$ times
-# too large and clips far too much. We take one layer with eight weights, for which NumPy tells the
-# true gradient, and a static scale: `amp.init_trainer` takes a number for that.
-
-# %%
-generator = np.random.default_rng(0)
-x = generator.normal(size=(16, 8)).astype(np.float32)
-y = generator.normal(size=(16, 1)).astype(np.float32)
-x_nd, y_nd, squared_error = mx.nd.array(x), mx.nd.array(y), gluon.loss.L2Loss()
-start = np.ones((1, 8), dtype=np.float32)
-true_gradient = (x @ start.T - y).T @ x / 16  # of half the squared error, mean of 16 rows
-true_norm = float(np.linalg.norm(true_gradient))
-
-
-# %%
-def clipped_step(clip, parts):
-    layer = gluon.nn.Dense(1, in_units=8, use_bias=False, weight_initializer="ones")
-    layer.initialize()
-    layer.weight.grad_req = "add"
-    trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, 2.0**10)
-    pieces = (gluon.utils.split_data(array, parts) for array in (x_nd, y_nd))
-    for part_x, part_y in zip(*pieces):
-        with autograd.record():
-            loss = squared_error(layer(part_x), part_y)
-            with amp.scale_loss(loss, trainer) as scaled_loss:
-                autograd.backward(scaled_loss)
-    norm = clip(layer, trainer)
-    trainer.step(16)
-    return norm, np.linalg.norm(layer.weight.data().asnumpy() - start)
-
-
-# %%
-max_norm = true_norm / 2  # clipping should halve the step
-print(f"true norm {true_norm:.4f}, clipped to {max_norm:.4f}")
-for parts in (1, 2):
-    norm, size = clipped_step(lambda _, trainer: amp.clip_global_norm(trainer, max_norm, 16), parts)
-    print(f"amp, parts: {parts}     norm {norm:.4f}, the weights moved by {size:.4f}")
-    assert np.allclose((norm, size), (true_norm, max_norm), rtol=1e-5)
-
-norm, size = clipped_step(
-    lambda layer, _: gluon.utils.clip_global_norm([layer.weight.grad()], max_norm), parts=2
-)
-print(f"gluon.utils       norm {norm:.1f}, the weights moved by {size:.7f}")
-assert np.isclose(norm, true_norm * 2**10 * 16, rtol=1e-5)
-assert np.isclose(size, max_norm / (2**10 * 16), rtol=1e-2)
-
-# %% [markdown]
-# Gluon's function is wrong by $S$, and by the batch size too, since `trainer.step` divides by both
-# afterwards. `amp.clip_global_norm` returns the true norm and changes no gradient: it puts the
-# clipping factor where $1/S$ goes, into `rescale_grad`.
-#
-# ## Two losses, two scales
-#
-# Some tasks have two losses, for example a network that draws pictures and one that judges them,
-# and often a Trainer for each. Then each Trainer has its own scale, and an overflow in one leaves
-# the other alone. We make the second loss a million times too large. For comparison, both layers
-# then share one Trainer: it has one scale, and both layers stand still.
-
-
-# %%
-def step_of_both(layers, trainers):
-    """Return which of the two layers moved."""
-    with autograd.record():
-        for number, (layer, size) in enumerate(zip(layers, (1.0, 2.0**20))):
-            loss = squared_error(layer(x_nd), y_nd) * size
-            with amp.scale_loss(loss, trainers[number % len(trainers)]) as scaled_loss:
-                autograd.backward(scaled_loss)
-    for trainer in trainers:
-        trainer.step(16)
-    return [bool((layer.weight.data() != 1).max().asscalar()) for layer in layers]
-
-
-# %%
-for share in (False, True):
-    layers = [gluon.nn.Dense(1, in_units=8, weight_initializer="ones") for _ in range(2)]
-    for layer in layers:
-        layer.initialize()
-        mpgluon.cast_block(layer)
-    groups = [list(layer.collect_params().values()) for layer in layers]
-    groups = [groups[0] + groups[1]] if share else groups
-    options = {"learning_rate": 0.1, "multi_precision": True}
-    trainers = [gluon.Trainer(group, "sgd", options) for group in groups]
-    for trainer in trainers:
-        amp.init_trainer(trainer, mpgluon.DynamicLossScale(init_scale=2.0**10))
-    moved, scales = step_of_both(layers, trainers), [amp.loss_scale(t) for t in trainers]
-    print(f"{len(trainers)} Trainer(s): layers that moved {moved}, scales {scales}")
-    assert moved == [not share, False]
-    assert scales == ([2.0**9] if share else [2.0**10, 2.0**9])
+# Skips without end are not healthy. Then something is infinite whatever the scale, and
+# [lesson 06](06_reading_the_diagnostics.ipynb) finds it.
 
 # %% [markdown]
 # ## Summary
 #
-# - What is below $2^{-25}$, half the smallest number, becomes zero in FP16. Activation gradients
+# - What is below $2^{-25}$, half of the smallest number, becomes zero in FP16. Activation gradients
 #   are the first to get there, and the better the network, the more of them.
 # - Multiply the loss by a power of two $S$ before `backward`: all gradients move together, exactly.
 # - Divide in FP32 inside the optimizer (`rescale_grad`), never the FP16 gradient.
 # - Dynamic scaling halves $S$ and skips the step when something overflows, and doubles it when
 #   nothing has for a while. With `amp` that is `init_trainer`, `scale_loss` and your old `step`.
 # - The optimizer gets the same gradients as in FP32: keep your hyperparameters.
-# - Accumulate, then clip with `amp.clip_global_norm`, then step. One scale for each Trainer.
 #
+# Clipping, accumulation and several losses go into this loop in
+# [lesson 09](09_a_loop_of_your_own.ipynb).
+
+# %% [markdown]
 # ## Exercises
-#
-# 1. Use the sum of the losses (`.sum()`) instead of their mean in `mean_loss`, without training
-#    anew. By how many bins does the histogram move, and what is the recommended $S$ now?
-#    *(Five to six bins to the right: a factor of 40. $S$ is 32 or 64 times smaller.)*
-# 2. A run begins at $2^{16}$, could stand $2^{20}$, and has `growth_interval=2000`. How many steps
-#    pass before it gets there? *(Thousands.)* What does that say about short
-#    runs?
-# 3. Train FP16 without a loss scale on the loss itself (`weight=1.0`). How much worse is the last
-#    epoch than FP32's? *(Far less than with the small loss, perhaps not at all: even at the end
-#    about one activation gradient in ten is lost. Loss scaling is an insurance, and a cheap one.)*
-#
+
+# %% [markdown]
+# **03.1** A loss scale is as large as it can be: multiplied by it, the largest gradient is 60000.
+# Now you take the sum of the 40 losses of a batch instead of their mean. By which number do you
+# have to divide $S$? Hand in the smallest one that works with mpgluon.
+
+# %%
+answer = ...
+check("03.1", answer)
+
+# %% tags=["solution"]
+# The sum is 40 times the mean, and so is each gradient. S must stay a power of two, so it is
+# divided by one. 32 is not enough: 60000 x 40 / 32 is 75000, which FP16 cannot hold.
+largest = 60000
+divisor = 1
+while largest * 40 / divisor > 65504:
+    divisor *= 2
+assert check("03.1", divisor)
+
+# %% [markdown]
+# **03.2** A run of 3,000 steps begins with $S = 2^{16}$. Its gradients could stand $2^{20}$. With
+# the default `growth_interval=2000`, $S$ does not get there. Hand in the largest
+# `growth_interval` with which it does so in the first 1,000 steps.
+
+# %%
+answer = ...
+check("03.2", answer)
+
+# %% tags=["solution"]
+# From 2^16 to 2^20 the scale doubles four times, each time after one interval of good steps.
+# Short runs need a short interval: `mpgluon.training.train` takes a tenth of the run by default.
+doublings = 20 - 16
+assert check("03.2", 1000 // doublings)
+
+# %% [markdown]
+# **03.3** Write one step of loss scaling by hand, without `amp`. The function below is a step
+# without it. It receives a network in FP16, a function `loss_of(net)` that returns its (very
+# small) loss, a Trainer with `multi_precision=True`, and $S$. It returns the $S$ of the next step.
+# Change it so that small gradients survive, the weights move as far as in FP32, and a step that
+# overflows is skipped and halves $S$. (Growing is not asked for.) Then hand in the function.
+
+
+# %%
+def one_step(net, loss_of, trainer, S):
+    with autograd.record():
+        loss = loss_of(net)
+    loss.backward()
+    trainer.step(1)
+    return S
+
+
+answer = ...
+check("03.3", answer)
+
+
+# %% tags=["solution"]
+def one_scaled_step(net, loss_of, trainer, S):
+    with autograd.record():
+        scaled_loss = loss_of(net) * S  # all gradients become S times as large
+    scaled_loss.backward()
+    if not all_finite(net):
+        return S / 2  # the step is skipped: no weight is touched
+    trainer.step(S)  # the optimizer divides by S in FP32
+    return S
+
+
+assert check("03.3", one_scaled_step)
+
+# %% [markdown]
 # ## References
 #
 # - Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2 (loss scaling, with
@@ -588,5 +675,8 @@ for share in (False, True):
 # - NVIDIA, "Training With Mixed Precision" user guide, section "Choosing A Scaling Factor".
 # - IEEE 754-2019, "Standard for Floating-Point Arithmetic", section 3.6 (binary16), 4.3 (rounding)
 #   and 7.4 (overflow).
-# - Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural networks", 2013,
-#   section 3.2 (clipping by the norm).
+
+# %% [markdown]
+# [← 02 Why does a network in 16 bits need a copy of its weights in 32?](02_lost_updates.ipynb) ·
+# [All lessons](README.md) ·
+# [04 What happens to a network that is cast to sixteen bits? →](04_casting_a_network.ipynb)

@@ -8,22 +8,23 @@
 # %% [markdown]
 # # What happens to a network that is cast to sixteen bits?
 #
-# A number takes 32 bits in FP32, the usual format of neural networks, and 16 bits in FP16 and
-# BF16. FP16 (`"float16"` in code) keeps 11 significant bits and ends at 65504. BF16 (`"bfloat16"`)
-# keeps 8 significant bits and reaches as far as FP32. To *cast* a number is to round it to another
-# format.
+# Neural networks usually compute in FP32 (`float32`), with 32 bits for each number. FP16
+# (`float16`) and BF16 (`bfloat16`) have 16 bits. FP16 keeps 11 significant bits and ends at 65504.
+# BF16 keeps 8 significant bits and reaches as far as FP32. To *cast* a number is to round it to
+# another format. To cast a network is to choose a format for each of its numbers.
 #
 # ## What you will be able to do
 #
-# - cast a Gluon network with `mpgluon.cast_block` and read its report;
-# - say which parts must stay in FP32, and show why: statistics, logits, loss, labels;
-# - choose between a cast network and `autocast`, and read a policy;
-# - keep one block in FP32, and take the cast off again.
+# - turn an FP32 training script into an FP16 one with three changes, and read the cast's report;
+# - say what must stay FP32 (sums, squares, labels), and show what happens otherwise;
+# - choose between `cast_block` and `autocast`, and read a policy;
+# - keep one block in FP32, and take a cast off again;
+# - say how a CPU computes in a format for which it has no instructions.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
 
-# %%
+# %% tags=["setup"]
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
@@ -35,17 +36,21 @@ from mpgluon import amp
 from mpgluon.diagnostics.doctor import check_machine, gather
 from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from teaching import check
+from teaching.lesson_04 import make_images
 
 random = np.random.default_rng(0)
+
+# %% tags=["claim"]
 assert [mpgluon.FLOAT16.significand_bits, mpgluon.FLOAT16.max] == [11, 65504]
 assert [mpgluon.BFLOAT16.significand_bits, mpgluon.FLOAT32.significand_bits] == [8, 24]
 assert mpgluon.BFLOAT16.max_exponent == mpgluon.FLOAT32.max_exponent
 
 # %% [markdown]
-# ## Plain MXNet cannot multiply FP16 matrices on a CPU
+# ## Gluon's own cast ends in an error on a CPU
 #
-# Gluon has a method for the job: `net.cast("float16")`. It turns the parameters (weights and
-# biases) into FP16. We cast one dense layer, and give it an FP16 input. This cell fails **on
+# Gluon has a method for the job: `net.cast("float16")`. It rounds the *parameters* (weights and
+# biases) to FP16. We cast one dense layer and give it an FP16 input. This cell fails **on
 # purpose**.
 
 # %%
@@ -58,189 +63,182 @@ try:
 except mx.base.MXNetError as error:
     message = str(error).splitlines()[-1]
 print(message)
+
+# %% tags=["claim"]
 assert "float16 fully connected layer is currentlyonly supported by CuDNN" in message
 
 # %% [markdown]
-# The cast itself worked. The matrix product did not: MXNet's float16 products exist for GPUs only
-# (CuDNN is NVIDIA's library for them). Note `wait_to_read`. MXNet computes in the background, so
-# an error appears only when somebody waits for the result. That makes such errors hard to place.
+# The parameters were cast, but the layer cannot compute: MXNet has FP16 matrix products for GPUs
+# only (CuDNN is NVIDIA's library for them). `mpgluon.cast_block` works on both.
 #
-# ## Multiply exactly, add in 32 bits, round once
+# ## Three changes turn an FP32 script into an FP16 one
 #
-# A GPU multiplies FP16 matrices in its *Tensor Cores*. A Tensor Core takes FP16 *operands* (the
-# numbers that go in). It multiplies them exactly, and adds the products to a sum in FP32. In the
-# end the sum is rounded to FP16. A CPU can do this: a product of two 11-bit numbers has at most 22
-# bits, and FP32 has room for 24. First in NumPy.
-#
-# In one point the two differ. A CPU rounds after each addition, to the nearest number. A Tensor
-# Core adds 4 to 16 products at a time, and cuts off what does not fit. So a few results in a
-# hundred differ in their last bit. A policy with `accumulation="hopper"` adds as such a GPU does
-# (docs/gpu.md).
-
+# Here is a small task. Pictures have 8 x 8 pixels in three colours. Pixels are whole numbers from
+# 0 to 255, as image files store them. One quarter of each picture is brighter, and the network has
+# to say which one. (Gluon calls each layer, and each network of layers, a *block*.)
 
 # %%
-def dense_with_fp32_sums(inputs, weight, bias):
-    """Return inputs · weightᵀ + bias: FP16 operands, FP32 sums, one rounding at the end."""
-    wide_inputs = inputs.astype("float16").astype("float32")
-    wide_weight = weight.astype("float16").astype("float32")
-    wide_bias = bias.astype("float16").astype("float32")
-    return (wide_inputs @ wide_weight.T + wide_bias).astype("float16")
+loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-pairs = random.standard_normal((2, 100_000)).astype("float16")
-products = pairs[0].astype("float32") * pairs[1].astype("float32")
-exact_products = pairs[0].astype("float64") * pairs[1].astype("float64")
-print(f"{np.sum(products == exact_products):,} of {products.size:,} products are exact in FP32")
-assert np.array_equal(products, exact_products)
+def make_net(norm=None):
+    """Return the same FP32 network each time: 3 x 8 x 8 pixels in, 4 classes out."""
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3))
+        net.add(norm() if norm else nn.BatchNorm(in_channels=8))
+        net.add(nn.Activation("relu"), nn.Dense(4, in_units=8 * 8 * 8))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def accuracy_of(net):
+    """Return the share of right answers for 400 new pictures."""
+    images, labels = make_images(400, seed=10_000)
+    return np.mean(net(images).asnumpy().argmax(axis=1) == labels.asnumpy())
+
 
 # %% [markdown]
-# `mpgluon.cast_block` makes a layer compute like this. We compare the two. One thing is left open
-# by our recipe: the *order* in which the products are added. An FP32 sum can depend on it in its
-# last bit. So we compare twice: with multiples of 1/16, whose sums are exact in any order, and
-# with random numbers.
+# The training loop has the three changes marked. `multi_precision` asks the optimizer for *master
+# weights*: FP32 copies, which it updates (lesson 02). The two lines of `amp` multiply the loss by
+# a *loss scale*, so that small gradients do not become zero (lesson 03).
 
 
 # %%
-def compare_dense(inputs, weight, bias):
-    layer = nn.Dense(32, in_units=512)
-    layer.initialize()
-    layer.weight.set_data(mx.nd.array(weight))
-    layer.bias.set_data(mx.nd.array(bias))
-    mpgluon.cast_block(layer)
-    return layer(mx.nd.array(inputs)).asnumpy(), dense_with_fp32_sums(inputs, weight, bias)
+def train(net, loss_scale="dynamic", steps=40):
+    """Train a network; return the loss of each step, and how many steps were skipped."""
+    options = {"learning_rate": 0.02, "momentum": 0.9}
+    options["multi_precision"] = True  # change 2: master weights
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, loss_scale)  # change 3: a loss scale
+    losses = []
+    for step in range(steps):
+        images, labels = make_images(32, seed=step)
+        with autograd.record():
+            loss = loss_fn(net(images), labels)
+            with amp.scale_loss(loss, trainer) as scaled_loss:  # change 3, too
+                autograd.backward(scaled_loss)
+        trainer.step(len(labels))
+        losses.append(float(loss.mean().asscalar()))
+    return losses, amp.skipped_steps(trainer)
 
-
-shapes = ((16, 512), (32, 512), (32,))
-layer_result, our_result = compare_dense(*(random.integers(-32, 33, s) / 16 for s in shapes))
-print("multiples of 1/16: all results equal:", np.array_equal(layer_result, our_result))
-assert np.array_equal(layer_result, our_result)  # bit for bit
 
 # %%
-inputs, weight, bias = (random.standard_normal(s).astype("float16") for s in shapes)
-layer_result, our_result = compare_dense(inputs, weight, bias)
-print(f"random numbers: {np.mean(layer_result == our_result):.1%} of the results are equal")
-sizes = np.abs(inputs).astype("float64") @ np.abs(weight).T.astype("float64") + np.abs(bias)
-one_step = np.spacing(np.abs(our_result)).astype("float64")
-fp32_order = 2 * 513 * 2.0**-24 * sizes  # what the order of 513 terms can change, at most
-assert (np.abs(layer_result - our_result.astype("float64")) <= one_step + fp32_order).all()
+fp16_net = make_net()
+report = mpgluon.cast_block(fp16_net)  # change 1: the network is cast
+fp16_losses, skipped = train(fp16_net)
+
+fp32_net = make_net()
+fp32_losses, _ = train(fp32_net, loss_scale="none")  # in FP32, changes 2 and 3 change nothing
+
+for name, net, losses in (("FP32", fp32_net, fp32_losses), ("FP16", fp16_net, fp16_losses)):
+    print(f"{name}: loss {losses[0]:.2f} -> {losses[-1]:.4f}, accuracy {accuracy_of(net):.1%}")
+print(f"FP16 skipped {skipped} of {len(fp16_losses)} steps until the loss scale was small enough")
+
+# %% tags=["claim"]
+assert min(accuracy_of(fp32_net), accuracy_of(fp16_net)) > 0.95
+assert skipped < 10
 
 # %% [markdown]
-# Multiples of 1/16 agree bit for bit. Random numbers may differ in places: two sums that differ in
-# FP32's last bit can fall on different sides of a border between two FP16 numbers. The assertion
-# allows that one step, and what the order of FP32 additions can change. A GPU adds in yet another
-# order. So it agrees with a CPU up to such steps, and not bit for bit.
+# Both networks have learned the task. Now let us see what the first change did.
 #
-# Why not add in FP16 as well? Because the sum stands still once it is large. The picture shows a
-# running sum of numbers between 0 and 1, that is, the sum after each addition.
+# ## The report says what was cast and what was kept
+#
+# `cast_block` returns a report. We print it, and the format of each parameter.
+
+
+# %%
+def formats_of(net):
+    return {name: np.dtype(p.dtype).name for name, p in net.collect_params().items()}
+
+
+print(report, end="\n\n")
+print(Table(("parameter", "format"), list(formats_of(fp16_net).items())))
+
+# %% tags=["claim"]
+is_norm = {name: "norm" in name for name in formats_of(fp16_net)}
+assert all((f == "float32") == is_norm[name] for name, f in formats_of(fp16_net).items())
+assert report.parameters_kept == sum(is_norm.values())
+kept_by_gluon = make_net(nn.LayerNorm)
+kept_by_gluon(make_images(1, seed=0)[0])  # now all shapes are known
+kept_by_gluon.cast("float16")
+assert set(formats_of(kept_by_gluon).values()) == {"float16"}
+
+# %% [markdown]
+# Line by line:
+#
+# 1. which formats the parameters, the computation and the result have;
+# 2. how many blocks compute in FP16. *Emulated* is what a CPU does (a section below is about it);
+#    on a GPU the line says *natively*;
+# 3. which blocks were kept in FP32. `cast_block` keeps all normalization layers: BatchNorm,
+#    LayerNorm, GroupNorm and InstanceNorm (Gluon's `net.cast` keeps BatchNorm only);
+# 4. how many parameters were cast.
+#
+# A block whose arithmetic cannot be cast has a fifth line, *beyond reach*, with advice.
+#
+# ![A chain of boxes from images to loss. Images are FP32, and are rounded on their way into the
+# convolution. Convolution, ReLU and dense layer compute in FP16, BatchNorm sums in FP32. The
+# result is widened to FP32 for the loss; labels are int32. Above the chain, cast_block: weights
+# are FP16. Below it, autocast: weights are FP32, and each is rounded on its way into the
+# chain](figures/04_casts.svg)
+#
+# The picture shows where numbers change their format. The diamonds are casts. With `cast_block`
+# (upper row) there are two: images are rounded on their way in, and results are widened on their
+# way out. BatchNorm takes FP16 numbers, computes in FP32, and rounds its result. The lower row is
+# for later.
+#
+# BatchNorm and the loss must stay FP32, and labels must not be cast. The next three sections show
+# why. Each begins with a failure.
+#
+# ## Sums must be FP32: in FP16 they stand still
+#
+# We add 20,000 random numbers between 0 and 1, once in FP32 and once in FP16. The picture shows
+# the sum after each addition.
 
 # %%
 numbers = random.uniform(0, 1, 5_000 if FAST else 20_000).astype("float16")
 fp16_sum = np.cumsum(numbers, dtype="float16")  # rounds after every addition
 fp32_sum = np.cumsum(numbers, dtype="float32")
+print(f"mean: FP32 {fp32_sum[-1] / len(numbers):.3f}, FP16 {fp16_sum[-1] / len(numbers):.3f}")
+
+# %% tags=["plot"] alt="Two sums: the one in FP32 grows to the end, in FP16 it stays at 2048."
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
 every = len(numbers) // 10
-axes.plot(fp32_sum, label="added in FP32", markevery=every, **FORMAT_LOOKS["float32"])
-axes.plot(fp16_sum, label="added in FP16", markevery=every, **FORMAT_LOOKS["float16"])
-axes.set(xlabel="numbers added (count)", ylabel="running sum (no unit)")
+for name, sums in (("float32", fp32_sum), ("float16", fp16_sum)):
+    axes.plot(sums, markevery=every, **FORMAT_LOOKS[name])
+middle = len(numbers) * 6 // 10
+axes.annotate(
+    "added in FP32 ",
+    (middle, fp32_sum[middle]),
+    (0, 8),
+    textcoords="offset points",
+    ha="right",
+)
+axes.annotate(
+    "added in FP16",
+    (middle, fp16_sum[middle]),
+    (0, -16),
+    textcoords="offset points",
+    color=FORMAT_LOOKS["float16"]["color"],
+)
+axes.set(xlabel="numbers added", ylabel="sum so far", ylim=(0, None))
 axes.set_title("A sum in FP16 stands still at 2048")
-axes.legend(frameon=False)
-print(f"mean: FP32 {fp32_sum[-1] / len(numbers):.3f}, FP16 {fp16_sum[-1] / len(numbers):.3f}")
+plt.show()
+
+# %% tags=["claim"]
 assert fp16_sum[-1] == 2048
 assert fp32_sum[-1] > 2400
 assert np.spacing(np.float16(2048)) == 2
-plt.show()
 
 # %% [markdown]
-# Above 2048 the distance between FP16 numbers is 2. Adding less than 1 is rounded away, always.
+# Above 2048 the distance between neighbouring FP16 numbers is 2. A number below 1 is less than half
+# of it. So adding it changes nothing, however often.
 #
-# ## `cast_block` casts every layer, but no normalization
-#
-# Here is a small network for images. It has two normalization layers, of different kinds. Gluon
-# calls each layer, and each network of layers, a *block*.
-
-
-# %%
-def make_net():
-    """Return the same FP32 network each time: 3 x 8 x 8 images in, 10 classes out."""
-    mx.random.seed(0)
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(8, 3, padding=1, in_channels=3), nn.BatchNorm(in_channels=8))
-        net.add(nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Flatten())
-        net.add(nn.LayerNorm(in_channels=8), nn.Dense(10, in_units=8))
-    net.initialize(mx.init.Xavier())
-    return net
-
-
-def formats_of(net):
-    return {name: np.dtype(p.dtype).name for name, p in net.collect_params().items()}
-
-
-# %%
-images = mx.nd.array(random.standard_normal((16, 3, 8, 8)))
-by_mxnet, by_mpgluon = make_net(), make_net()
-by_mxnet.cast("float16")
-report = mpgluon.cast_block(by_mpgluon)
-print(report, end="\n\n")
-pairs = zip(formats_of(by_mxnet).items(), formats_of(by_mpgluon).values())
-print(Table(("parameter", "net.cast", "cast_block"), [(n, a, b) for (n, a), b in pairs]))
-is_norm = {name: "norm" in name for name in formats_of(by_mpgluon)}
-assert all((f == "float32") == is_norm[name] for name, f in formats_of(by_mpgluon).items())
-assert report.parameters_kept == sum(is_norm.values())
-assert formats_of(by_mxnet)["net_layernorm0_gamma"] == "float16"
-
-# %% [markdown]
-# The first lines are the report: what was cast, and what was kept. Below it, format by format.
-# `net.cast` keeps BatchNorm in FP32 but not LayerNorm. `cast_block` keeps both (and GroupNorm and
-# InstanceNorm). The next section shows why.
-#
-# ## Statistics must be FP32
-#
-# A normalization layer subtracts the mean of its input and divides by the root of its *variance*:
-# the mean of squared distances from the mean. Squares grow fast. We take *activations* (results of
-# layers) of a size of about 300. FP16 holds each of them.
-
-# %%
-activations = (300 * random.standard_normal((64, 8, 8, 8))).astype("float16")
-with np.errstate(over="ignore"):  # the overflow is what we want to see
-    fp16_squares = np.square(activations - activations.mean(dtype="float32").astype("float16"))
-true_variance = activations.astype("float64").var()
-print(f"largest activation {np.abs(activations).max():.0f}, true variance {true_variance:.0f}")
-print(f"{np.isinf(fp16_squares).mean():.0%} of the FP16 squares are infinite, so is their mean")
-assert float(np.float16(256)) ** 2 > np.finfo("float16").max  # so squares overflow from 256 on
-assert np.isfinite(activations).all()
-assert np.isinf(fp16_squares).any()
-assert true_variance > np.finfo("float16").max  # the variance itself does not fit either
-
-# %% [markdown]
-# (`np.errstate` says that we expect the overflow; NumPy would warn otherwise.) One infinite square
-# makes the variance infinite, and whatever is divided by it zero. In a cast network, BatchNorm
-# takes FP16 numbers, computes in FP32, and rounds only its result. So it must agree, bit for bit,
-# with an FP32 BatchNorm whose result we round ourselves. BatchNorm also remembers statistics for
-# later use; with `momentum=0` those of the latest batch.
-
-# %%
-inputs = mx.nd.array(activations)  # FP32 copies of FP16 numbers
-plain_norm, cast_norm = (nn.BatchNorm(in_channels=8, momentum=0) for _ in range(2))
-plain_norm.initialize()
-cast_norm.initialize()
-mpgluon.cast_block(cast_norm)
-with autograd.record():  # statistics are computed in training only
-    from_plain, from_cast = plain_norm(inputs), cast_norm(inputs)
-from_cast.backward()  # now it has noted the variance of the latest batch
-variances = cast_norm.running_var.data().asnumpy()
-true_variances = activations.astype("float64").var(axis=(0, 2, 3))
-print(f"variance of the first channel: {variances[0]:.0f} in {variances.dtype}")
-assert np.array_equal(from_plain.asnumpy().astype("float16"), from_cast.asnumpy())
-assert variances.dtype == np.float32
-assert np.allclose(variances, true_variances, rtol=1e-3)
-
-# %% [markdown]
-# ## Logits and loss must be FP32
-#
-# *Logits* are what a classifier returns, before the softmax: one number per class. Softmax divides
-# each exponential by the sum of all. With 10,000 equal logits each class has a probability of
-# 0.0001. Let us add the exponentials in FP16, one by one, and then ask MXNet for an FP16 softmax.
+# Such a sum is in the *softmax*, which turns the results of a classifier (*logits*) into
+# probabilities: it divides each exponential by the sum of all. With 10,000 equal logits, each class
+# has the probability 0.0001. We add by hand in FP16, then ask MXNet for an FP16 softmax, and at
+# last put a softmax into a cast network.
 
 # %%
 classes = 10_000
@@ -250,74 +248,142 @@ mxnet_probability = mx.nd.softmax(mx.nd.zeros((1, classes), dtype="float16"))[0,
 softmax = nn.HybridLambda(lambda F, x: F.softmax(x))
 mpgluon.cast_block(softmax)
 cast_probability = softmax(mx.nd.zeros((1, classes), dtype="float16"))[0, 0].asscalar()
-ways = ("FP16 sum by hand", "MXNet's softmax", "cast block", "truth")
+
+ways = ("FP16 sum by hand", "MXNet's FP16 softmax", "softmax in a cast network", "exact")
 found = (fp16_probability, mxnet_probability, cast_probability, 1 / classes)
 rows = [(way, f"{p:.6f}", f"{-np.log(float(p)):.4f}") for way, p in zip(ways, found)]
-print(Table(("softmax of 10,000 zeros", "p", "loss = -log p"), rows))
+print(Table(("softmax of 10,000 zeros", "probability", "loss"), rows))
+
+# %% tags=["claim"]
 assert fp16_probability == 1 / 2048
 assert abs(cast_probability - 1 / classes) < 1e-9
-
-# %%
-logits = by_mpgluon(images)
-labels = mx.nd.array(random.integers(0, 10, 16), dtype="int32")
-loss = gluon.loss.SoftmaxCrossEntropyLoss()(logits, labels)
+images, labels = make_images(16, seed=0)
+logits = fp16_net(images)
+loss = loss_fn(logits, labels)
 wide = logits.asnumpy().astype("float64")
-log_sums = np.log(np.exp(wide).sum(axis=1))
-loss_by_hand = log_sums - wide[np.arange(16), labels.asnumpy()]
-print(f"logits {np.dtype(logits.dtype).name}, loss {np.dtype(loss.dtype).name}")
-error = np.abs(loss.asnumpy() - loss_by_hand).max()
-print(f"largest difference from the loss in float64: {error:.1e}")
+loss_by_hand = np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(16), labels.asnumpy()]
 assert logits.dtype == loss.dtype == np.float32
 assert np.allclose(loss.asnumpy(), loss_by_hand, atol=1e-5)
 
 # %% [markdown]
-# In FP16 the sum stands still at 2048 again. MXNet's own FP16 softmax does the same on a CPU
-# (unless the environment variable `MXNET_SAFE_ACCUMULATION` is 1). A loss that is wrong by so much
-# is still a number: nothing warns you. Inside a cast network, softmax is computed in FP32. And a
-# cast network returns FP32, so the loss function outside of it works in FP32 without further ado.
+# The FP16 sum stands still at 2048 again, so the loss is wrong. It is still an ordinary number, and
+# nothing warns you. (MXNet adds in FP16 on a CPU, unless the environment variable
+# `MXNET_SAFE_ACCUMULATION` is 1.)
 #
-# ## Inputs may be FP16, labels and indices may not
+# In a cast network, softmax, means and sums of many numbers are FP32. And the network returns FP32,
+# so a loss function behind it computes in FP32 too.
 #
-# The first layer rounds its input to FP16. So it does not matter who rounds: rounding twice to the
-# same format changes nothing.
+# ## Squares must be FP32: in FP16 they overflow from 256 on
 #
-# Labels are another matter: FP16 has no 2049. Some recipes cast labels together with the images.
-# With more than 2048 classes they train the wrong ones. The same holds for word numbers that go
-# into an `Embedding`, a table with one row for each word.
+# $256^2 = 65536$ is more than FP16's largest number, 65504, and becomes infinite: it *overflows*.
+# How large are the results of our convolution?
 
 # %%
-from_fp32 = by_mpgluon(images).asnumpy()
-from_fp16 = by_mpgluon(images.astype("float16")).asnumpy()
-cast_labels = np.array([2047, 2048, 2049, 2051]).astype("float16")
-print("labels 2047, 2048, 2049 and 2051 as FP16:", cast_labels.astype(int))
+images, labels = make_images(400, seed=10_000)
+filtered = fp16_net[0](images).asnumpy()
+with np.errstate(over="ignore"):  # NumPy would warn of the overflow that we expect
+    squares = np.square(filtered)
+print(f"the convolution returns {filtered.dtype}, at most {np.abs(filtered).max():.0f}")
+print(f"infinite FP16 squares: {np.isinf(squares).mean():.0%}")
+print(f"pictures with at least one: {np.isinf(squares).any(axis=(1, 2, 3)).mean():.0%}")
+
+# %% tags=["claim"]
+assert float(np.float16(256)) ** 2 > np.finfo("float16").max
+assert np.isfinite(filtered).all()
+assert np.isinf(squares).any(axis=(1, 2, 3)).mean() > 0.99
+
+# %% [markdown]
+# A normalization layer needs such squares: it divides by the root of their mean. One infinite
+# square makes the mean infinite, and whatever is divided by it zero.
+#
+# `cast_block` knows Gluon's normalization layers and computes them in FP32. But it cannot know one
+# that you wrote yourself. Here is one. We train a network with it in FP32, and cast it then.
+
+
+# %%
+class RootMeanSquare(nn.HybridBlock):
+    """Divide the numbers of each image by the root of the mean of their squares."""
+
+    def hybrid_forward(self, F, x):
+        mean = F.mean(F.broadcast_mul(x, x), axis=(1, 2, 3), keepdims=True)
+        return F.broadcast_div(x, F.sqrt(mean))
+
+
+def show_answers(title, net):
+    print(f"{title}: accuracy {accuracy_of(net):.0%}. Logits of two pictures:")
+    print(net(images[:2]).asnumpy().round(2))
+
+
+own_net = make_net(RootMeanSquare)
+train(own_net, loss_scale="none")
+fp32_accuracy = accuracy_of(own_net)
+show_answers("FP32", own_net)
+mpgluon.cast_block(own_net)
+show_answers("FP16", own_net)
+
+# %% tags=["claim"]
+assert fp32_accuracy > 0.95
+assert accuracy_of(own_net) < 0.4
+same = own_net(images).asnumpy()
+assert np.isfinite(same).all()
+assert (same == same[0]).all()
+inputs = mx.nd.array(filtered)  # FP32 copies of FP16 numbers
+plain_norm, cast_norm = (nn.BatchNorm(in_channels=8) for _ in range(2))
+for norm in (plain_norm, cast_norm):
+    norm.initialize()
+mpgluon.cast_block(cast_norm)
+with autograd.record():  # statistics are computed in training only
+    from_plain, from_cast = plain_norm(inputs), cast_norm(inputs)
+assert np.array_equal(from_plain.asnumpy().astype("float16"), from_cast.asnumpy())
+
+# %% [markdown]
+# In FP16 the network gives the same answer to all pictures: zeros arrive at the last layer, and
+# what it returns is its bias. No number is infinite at the end, none is NaN ("not a number", such
+# as 0/0), and there is no warning. We shall repair this network below.
+#
+# ## Labels must not be cast: FP16 has no 2049
+#
+# The distance 2 above 2048 spoils whole numbers too. Some recipes cast labels together with the
+# images.
+
+# %%
+whole_numbers = np.array([2047, 2048, 2049, 2051])
+as_fp16 = whole_numbers.astype("float16").astype(int)
+print(Table(("label", "as FP16"), [(str(a), str(b)) for a, b in zip(whole_numbers, as_fp16)]))
+
+# %% tags=["claim"]
+assert list(as_fp16) == [2047, 2048, 2048, 2052]
 table = nn.Embedding(3000, 1)
 table.initialize()
 mpgluon.cast_block(table)
 rows = table.weight.data().asnumpy()
-found = table(mx.nd.array([2047, 2049], dtype="int32")).asnumpy()
-assert np.array_equal(from_fp32, from_fp16)
-assert not np.array_equal(from_fp32, make_net()(images).asnumpy())  # it did round
-assert list(cast_labels) == [2047, 2048, 2048, 2052]
 assert rows.dtype == np.float16
-assert np.array_equal(found, rows[[2047, 2049]])
+assert np.array_equal(table(mx.nd.array([2047, 2049], dtype="int32")).asnumpy(), rows[[2047, 2049]])
+from_fp32, from_fp16 = (fp16_net(x).asnumpy() for x in (images, images.astype("float16")))
+assert np.array_equal(from_fp32, from_fp16)
 
 # %% [markdown]
-# `cast_block` casts the table, and leaves the indices alone. Keep your labels in `int32`. Gluon's
-# `SoftmaxCrossEntropyLoss` takes them with logits of any format.
+# With more than 2048 classes, such a recipe trains the wrong ones. The same holds for the word
+# numbers that go into an `Embedding`. `cast_block` casts the table of an `Embedding`, and leaves
+# the numbers of its rows alone. Keep your labels in `int32`: Gluon's `SoftmaxCrossEntropyLoss`
+# takes them with logits of any format.
 #
-# ## Autocast: the same numbers from FP32 parameters
+# Images may be FP16 or FP32. The first layer rounds them to FP16 anyway.
 #
-# There is a second way. `amp.autocast` leaves the parameters in FP32, and rounds each of them when
-# it is used. Forward, that is the same arithmetic. What differs is the format of parameters and
-# *gradients* (by how much the loss changes with each parameter). We compare both.
+# ## `autocast` gives the same numbers from FP32 parameters
+#
+# Now to the lower row of the picture. `amp.autocast` leaves the parameters in FP32, and rounds each
+# of them every time it is used. The layers compute with the same numbers as before. What differs is
+# the format of the parameters and of their *gradients*.
 
 
 # %%
-def run(net):
-    """Return logits and gradients of one batch."""
+def logits_and_gradients(net):
+    """Return the logits of one batch, and the gradient of each parameter."""
+    images, labels = make_images(32, seed=0)
     with autograd.record():
         logits = net(images)
-        loss = gluon.loss.SoftmaxCrossEntropyLoss()(logits, labels)
+        loss = loss_fn(logits, labels)
     loss.backward()
     parameters = net.collect_params().items()  # running statistics have no gradient: "null"
     return logits.asnumpy(), {name: p.grad() for name, p in parameters if p.grad_req != "null"}
@@ -325,33 +391,42 @@ def run(net):
 
 cast_net, auto_net = make_net(), make_net()
 mpgluon.cast_block(cast_net)
-print(amp.autocast(auto_net, "float16"))
-(cast_logits, cast_grads), (auto_logits, auto_grads) = run(cast_net), run(auto_net)
+amp.autocast(auto_net, "float16")
+cast_logits, cast_gradients = logits_and_gradients(cast_net)
+auto_logits, auto_gradients = logits_and_gradients(auto_net)
 
-# %%
-rows = [
-    (name, *(np.dtype(grads[name].dtype).name for grads in (cast_grads, auto_grads)))
-    for name in cast_grads
-]
-print(Table(("gradient of", "cast_block", "autocast"), rows))
+rows = []
+for name, gradient in cast_gradients.items():
+    other = auto_gradients[name]
+    is_equal = np.array_equal(gradient.asnumpy(), other.asnumpy())
+    rows.append((name, np.dtype(gradient.dtype).name, np.dtype(other.dtype).name, str(is_equal)))
+print("logits equal:", np.array_equal(cast_logits, auto_logits))
+print(Table(("gradient of", "cast_block", "autocast", "equal"), rows))
+
+# %% tags=["claim"]
 assert np.array_equal(cast_logits, auto_logits)
 assert set(formats_of(auto_net).values()) == {"float32"}
-for name, gradient in cast_grads.items():
-    assert np.array_equal(gradient.asnumpy(), auto_grads[name].asnumpy()), name
+assert all(is_equal == "True" for *_, is_equal in rows)
 
 # %% [markdown]
-# All logits and all gradients are equal bit for bit. Autocast's FP32 gradients hold FP16 numbers:
-# the rounded weight had an FP16 gradient, which was then widened. So autocast needs loss scaling
-# (lesson 3) like a cast network. (Its report counts LayerNorm among the blocks that compute in
-# float16. Autocast decides operator by operator, and that operator it computes in FP32. All
-# parameters stay FP32.) It does not need *master weights*, the FP32 copies of lesson 2: its
-# parameters are FP32 already. The price is memory for them.
+# All logits and all gradients are equal, bit for bit. Which of the two should you take?
+#
+# | | `cast_block` | `autocast` |
+# |---|---|---|
+# | parameters | FP16, and an FP32 master of each in the optimizer | FP32 |
+# | `multi_precision=True` | needed | has no effect |
+# | loss scale for FP16 | needed | needed |
+# | a network for inference | half the memory | the memory of FP32 |
+# | BF16 on a CPU | possible | the usual way |
+#
+# `autocast` needs a loss scale too: its FP32 gradients hold FP16 numbers, which were widened at the
+# end.
 #
 # ## A policy is three formats
 #
-# Which format is used where is called a *policy*. It has three parts: the format of the
-# parameters, that of the computation, and that of the result. `Policy.parse` knows four by name,
-# and reads others.
+# Which format is used where is called a *policy*. It names three formats: those of the parameters,
+# of the computation and of the result. `Policy.parse` knows the usual policies by name, and reads
+# others.
 
 # %%
 named = ("float32", "float16", "mixed_float16", "mixed_bfloat16")
@@ -360,158 +435,291 @@ policies = {text: mpgluon.Policy.parse(text) for text in (*named, custom)}
 rows = [(n, p.param_dtype, p.compute_dtype, p.output_dtype) for n, p in policies.items()]
 print(Table(("policy", "parameters", "computation", "result"), rows))
 
+# %% tags=["claim"]
 other_net = make_net()
 amp.autocast(other_net, policies[custom])
-other_logits = other_net(images)
-print(f"the last one returns {np.dtype(other_logits.dtype).name}")
+other_logits = other_net(make_images(32, seed=0)[0])
 assert other_logits.dtype == np.float16
-assert np.array_equal(other_logits.asnumpy(), from_fp32)
+assert policies["float16"] == report.policy
+assert policies["mixed_float16"] == amp.autocast(make_net(), "float16").policy
 
 # %% [markdown]
-# `"float16"` is `cast_block`. `"mixed_float16"` and `"mixed_bfloat16"` are `autocast` in either
-# format. The custom policy returns FP16. Do that only where no softmax or loss follows.
+# `"float16"` is `cast_block`. `"mixed_float16"` and `"mixed_bfloat16"` are `autocast` in the two
+# formats. Both functions take a policy in place of a format. The last policy makes a network return
+# FP16: use it only where no softmax and no loss follows.
 #
-# ## `check_machine` says what this machine computes by itself
+# ## `restore` takes the cast off
 #
-# On a CPU, mpgluon computes FP16 as in the second section: products and sums in FP32, and results
-# rounded to FP16 numbers. That needs no special processor. BF16 is computed in the same way, unless
-# the processor has instructions for it: then oneDNN, the library behind MXNet's CPU operators, uses
-# them, and BF16 is faster than FP32. `check_machine` looks.
+# Rounding loses bits, and widening FP16 weights does not bring them back. So `cast_block` keeps the
+# FP32 values, and `restore` puts them in place again. We try it with the network that failed.
+
+# %%
+before = make_net()[0].weight.data().asnumpy()
+net = make_net()
+mpgluon.cast_block(net)
+widened = net[0].weight.data().asnumpy().astype("float32")
+mpgluon.restore(net)
+restored = net[0].weight.data().asnumpy()
+print(f"weights that widening leaves changed: {np.mean(widened != before):.0%}")
+print(f"weights that restore leaves changed: {np.mean(restored != before):.0%}")
+
+mpgluon.restore(own_net)
+show_answers("The network that failed, in FP32 again", own_net)
+
+# %% tags=["claim"]
+assert np.array_equal(restored, before)
+assert not np.array_equal(widened, before)
+assert accuracy_of(own_net) == fp32_accuracy
+
+# %% [markdown]
+# ## One block can stay in FP32
+#
+# `keep_fp32` names what a cast leaves alone: kinds of blocks, or single blocks of this very
+# network. What is named keeps FP32 parameters **and** computes in FP32. The default is
+# `mpgluon.NORMALIZATION_LAYERS`; we add our own kind of normalization to it.
+
+# %%
+print(mpgluon.cast_block(own_net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, RootMeanSquare)))
+show_answers("FP16, with RootMeanSquare in FP32", own_net)
+
+# %% tags=["claim"]
+assert abs(accuracy_of(own_net) - fp32_accuracy) < 0.02
+assert set(formats_of(own_net).values()) == {"float16"}
+
+# %% [markdown]
+# The network gives its FP32 answers again, and its weights are FP16.
+#
+# A block is kept **with all blocks in it**. Below, a network has two parts, and the first is itself
+# a network. We keep that one, so only the layer behind it is cast. A part of a network that is cast
+# cannot be cast once more; the last lines try it, and fail **on purpose**.
+
+# %%
+whole = nn.HybridSequential(prefix="whole_")
+whole.add(make_net(), nn.Dense(2, in_units=4, prefix="last_"))
+whole[1].initialize()
+mpgluon.cast_block(whole, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, whole[0]))
+print(Table(("parameter", "format"), list(formats_of(whole).items())), end="\n\n")
+
+message = ""
+try:
+    amp.autocast(whole[1])
+except mpgluon.PrecisionError as error:
+    message = str(error)
+print(message)
+
+# %% tags=["claim"]
+assert all((f == "float32") == name.startswith("net_") for name, f in formats_of(whole).items())
+assert "last is cast already, as a part of whole" in message
+
+# %% [markdown]
+# Finer still: `keep_fp32` also takes the name of an *operator* as text, such as `"Convolution"`.
+# Operators are what a block calls as `F.…`. Exercise 04.3 is about that.
+#
+# ## A CPU multiplies exactly, adds in FP32 and rounds once
+#
+# Most CPUs have no instructions for FP16 products. So how does a CPU compute what a GPU would? A
+# GPU multiplies FP16 matrices in its *Tensor Cores*. They multiply exactly, add in FP32, and round
+# the sum to FP16 at the end. A CPU can do the same: a product of two numbers of 11 bits has at most
+# 22 bits, and FP32 has room for 24. Here is a dense layer that is computed so, in NumPy.
+
+
+# %%
+def dense_with_fp32_sums(inputs, weight, bias):
+    """Return inputs · weightᵀ + bias: FP16 numbers in, FP32 sums, one rounding at the end."""
+    inputs, weight, bias = (x.astype("float16").astype("float32") for x in (inputs, weight, bias))
+    return (inputs @ weight.T + bias).astype("float16")
+
+
+def dense_of_mpgluon(inputs, weight, bias):
+    """Return the same from a cast layer."""
+    layer = nn.Dense(len(weight), in_units=weight.shape[1])
+    layer.initialize()
+    layer.weight.set_data(mx.nd.array(weight))
+    layer.bias.set_data(mx.nd.array(bias))
+    mpgluon.cast_block(layer)
+    return layer(mx.nd.array(inputs)).asnumpy()
+
+
+shapes = ((16, 512), (32, 512), (32,))  # of inputs, weight and bias
+sixteenths = [random.integers(-32, 33, shape) / 16 for shape in shapes]
+any_numbers = [random.standard_normal(shape).astype("float16") for shape in shapes]
+for name, operands in (("multiples of 1/16", sixteenths), ("random numbers", any_numbers)):
+    by_hand, by_mpgluon = dense_with_fp32_sums(*operands), dense_of_mpgluon(*operands)
+    print(f"{name}: {np.mean(by_hand == by_mpgluon):.1%} of the results are equal")
+
+# %% tags=["claim"]
+assert np.array_equal(dense_with_fp32_sums(*sixteenths), dense_of_mpgluon(*sixteenths))
+pairs = random.standard_normal((2, 100_000)).astype("float16")
+exact_products = pairs[0].astype("float64") * pairs[1].astype("float64")
+assert np.array_equal(pairs[0].astype("float32") * pairs[1].astype("float32"), exact_products)
+inputs, weight, bias = (x.astype("float64") for x in any_numbers)
+sizes = np.abs(inputs) @ np.abs(weight).T + np.abs(bias)
+one_step = np.spacing(np.abs(by_hand)).astype("float64")
+fp32_order = 2 * 513 * 2.0**-24 * sizes  # what the order of 513 terms can change, at most
+assert (np.abs(by_mpgluon - by_hand.astype("float64")) <= one_step + fp32_order).all()
+
+# %% [markdown]
+# Multiples of 1/16 agree bit for bit. With random numbers a few results may differ, by one step of
+# FP16: the last bit of an FP32 sum depends on the *order* in which its terms are added, and that
+# may decide how the sum is rounded to FP16.
+#
+# For the same reason a GPU and a CPU agree up to such steps, and not bit for bit. (A Tensor Core
+# also adds several products at a time and cuts off what does not fit. `accumulation="hopper"` in a
+# policy makes a CPU add like that:
+# [what a Tensor Core computes](../docs/gpu.md#what-a-tensor-core-computes).)
+#
+# So FP16 on a CPU is for learning, testing and debugging: the numbers are a GPU's, the speed is
+# not (lesson 07 measures it).
+#
+# ## BF16 is native where the processor has it
+#
+# Some CPUs have instructions for BF16. Then products are computed with them, and BF16 is faster
+# than FP32. On other CPUs, BF16 is emulated like FP16. `check_machine` says which of the two you
+# have, and so does the report of a cast. We compare both formats with FP32.
 
 # %%
 machine = check_machine()
-shown = [finding for finding in machine.findings if finding.topic in ("GPU", "bfloat16")]
-for finding in shown:
-    print(f"{finding.topic}: {finding.what}. {finding.why}".strip())
-bfloat16 = next(finding for finding in shown if finding.topic == "bfloat16")
-is_native = bfloat16.level == "ok"
-instructions = gather().cpu_flags & {"avx512_bf16", "amx_bf16"}  # as the processor lists them
-assert instructions or not is_native
+for finding in machine.findings:
+    if finding.topic == "bfloat16":
+        print(f"{finding.topic}: {finding.what}. {finding.why}".strip())
+        is_native = finding.level == "ok"
 
-# %% [markdown]
-# `print(machine)` shows everything that it looked at.
-#
-# ## BF16 rounds more coarsely than FP16
-#
-# Now autocast in both formats, against FP32.
-
-# %%
-fp32_logits = make_net()(images).asnumpy().astype("float64")
+images = make_images(400, seed=10_000)[0]
+fp32_logits = make_net()(images).asnumpy()
 errors = {}
 for dtype in ("float16", "bfloat16"):
     net = make_net()
     report = amp.autocast(net, dtype)
     difference = np.abs(net(images).asnumpy() - fp32_logits)
     errors[dtype] = difference.mean() / np.abs(fp32_logits).max()
-    print(f"{dtype}: mean error {errors[dtype]:.1e} of the largest logit")
-coarser = errors["bfloat16"] / errors["float16"]
-print(f"bfloat16, {report.arithmetic}, is {coarser:.1f} times as far away")
-assert 2 < coarser < 32  # three bits less are a factor of 8
-results = [net[:count](images).asnumpy() for count in (1, 2)]  # behind layers 1 and 2
-rounded = [mpgluon.round_to(result, mpgluon.BFLOAT16) for result in results]
-is_bfloat16 = [np.array_equal(*pair) for pair in zip(results, rounded)]
-assert is_bfloat16 == [True, report.arithmetic == "emulated"]
+    print(f"{dtype}, {report.arithmetic}: mean error {errors[dtype]:.1e} of the largest logit")
+print(f"BF16's error is {errors['bfloat16'] / errors['float16']:.1f} times as large")
+
+# %% tags=["claim"]
+instructions = gather().cpu_flags & {"avx512_bf16", "amx_bf16"}  # as the processor lists them
+assert instructions or not is_native
+assert is_native == (report.arithmetic == "native")
+assert 2 < errors["bfloat16"] / errors["float16"] < 32
 assert errors["float16"] < 4 * 2.0**-11
 
 # %% [markdown]
-# BF16 has three significant bits less than FP16, so each of its roundings is $2^3$ times as
-# coarse. Native BF16 makes up for some of that by fewer roundings. In FP16, and in emulated BF16,
-# every layer rounds its result. In native BF16, run as here, the convolution and the dense layer
-# do, and what is between stays FP32: the convolution's results are BF16 numbers, those of the
-# BatchNorm behind it are not. What BF16 has instead of digits is FP32's range. So it needs no loss
-# scaling.
+# BF16 has three significant bits less than FP16, so each of its roundings is $2^3 = 8$ times as
+# coarse. (Native BF16 rounds less often: what is between products stays FP32.) In return it has
+# FP32's range: nothing overflows at 65504, and no loss scale is needed.
 #
-# ## One block can stay in FP32
+# ## You may debug imperatively what you train hybridized
 #
-# `keep_fp32` names what to leave alone: types of layers, or layers of this very network. What is
-# named keeps FP32 parameters **and** computes in FP32. Normalization layers are the default, so
-# name them too. With its last layer in FP32, our network returns logits that are not rounded to
-# FP16.
+# Gluon runs a network *imperatively*, operator by operator, or *hybridized*, as one graph that may
+# be rearranged. Hybridized is faster (lesson 07). In FP16 the results are the same, bit for bit.
 
 # %%
-net = make_net()
-last = net[-1]
-report = mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, last))
-print(report)
-kept_logits = net(images).asnumpy()
-for title, values in (("all cast", from_fp32), ("last layer in FP32", kept_logits)):
-    print(f"{title}: {np.mean(values == values.astype('float16')):.0%} of logits are FP16 numbers")
-assert last.name in report.kept_fp32
-assert formats_of(net)[last.weight.name] == "float32"
-assert np.array_equal(from_fp32, from_fp32.astype("float16"))
-assert not np.array_equal(kept_logits, kept_logits.astype("float16"))
+imperative_net, graph_net = make_net(), make_net()
+for net in (imperative_net, graph_net):
+    mpgluon.cast_block(net)
+graph_net.hybridize(static_alloc=True, static_shape=True)
+logits_1, gradients_1 = logits_and_gradients(imperative_net)
+logits_2, gradients_2 = logits_and_gradients(graph_net)
+pairs = [(g.asnumpy(), gradients_2[name].asnumpy()) for name, g in gradients_1.items()]
+equal = [np.array_equal(*pair) for pair in [(logits_1, logits_2), *pairs]]
+print(f"{sum(equal)} of {len(equal)} arrays are equal: the logits, and {len(pairs)} gradients")
+
+# %% tags=["claim"]
+assert all(equal)
+emulated = []
+for hybridized in (False, True):
+    net = make_net()
+    amp.autocast(net, mpgluon.Policy.parse("emulated_bfloat16"))
+    if hybridized:
+        net.hybridize(static_alloc=True, static_shape=True)
+    logits, gradients = logits_and_gradients(net)
+    emulated.append([logits, *(g.asnumpy() for g in gradients.values())])
+assert all(map(np.array_equal, *emulated))
 
 # %% [markdown]
-# ## Hybridized or not: equal bit for bit
+# For BF16 this holds where it is emulated. `Policy.parse("emulated_bfloat16")` asks for that on any
+# processor, and gives the same results on all of them. A graph in native BF16 may keep BF16 where
+# an imperative run has FP32.
 #
-# Gluon runs a network *imperatively*, operator by operator as Python reaches them. `hybridize`
-# turns a network into one graph, which may be rearranged. On a CPU, mpgluon rearranges FP16 graphs
-# itself, to spare casts between layers. (Lesson 7 measures what that gains.) Every rounding stays
-# where it was. So you may debug imperatively what you train hybridized. We compare logits and
-# gradients of one batch, in BF16 too.
-
-# %%
-equal = {}
-for dtype in errors:
-    nets = imperative_net, graph_net = make_net(), make_net()
-    for net in nets:
-        mpgluon.cast_block(net) if dtype == "float16" else amp.autocast(net, dtype)
-    graph_net.hybridize(static_alloc=True, static_shape=True)
-    (logits_1, grads_1), (logits_2, grads_2) = map(run, nets)
-    pairs = [(grads_1[name].asnumpy(), grads_2[name].asnumpy()) for name in grads_1]
-    equal[dtype] = [np.array_equal(*pair) for pair in [(logits_1, logits_2), *pairs]]
-    print(f"{dtype}: {sum(equal[dtype])} of {len(equal[dtype])} arrays are equal")
-assert all(equal["float16"])
-assert all(equal["bfloat16"]) == (not is_native)
-
-# %% [markdown]
-# In native BF16 it is not so: a graph may keep BF16 between layers, where an imperative run hands
-# on FP32. Emulated, BF16 is as equal as FP16. `Policy.parse("emulated_bfloat16")` asks for that on
-# any processor, and gives the same roundings on all of them.
-#
-# ## `restore` brings the FP32 network back
-#
-# Rounding loses bits. Widening the FP16 weights would not bring them back. `cast_block` therefore
-# keeps the FP32 values, and `restore` puts them in place again.
-
-# %%
-net, original = make_net(), make_net()
-mpgluon.cast_block(net)
-widened = net[0].weight.data().asnumpy().astype("float32")
-mpgluon.restore(net)
-restored, before = (n[0].weight.data().asnumpy() for n in (net, original))
-print(f"changed by widening: {np.mean(widened != before):.0%} of the weights")
-print(f"changed by restore: {np.mean(restored != before):.0%}")
-assert np.array_equal(restored, before)
-assert not np.array_equal(widened, before)
-assert np.array_equal(net(images).asnumpy(), original(images).asnumpy())
-
-# %% [markdown]
 # ## Summary
 #
-# - A cast layer multiplies FP16 numbers, adds in FP32 and rounds once. A CPU can do that with a
-#   GPU's arithmetic, up to the order of adding.
-# - Statistics, softmax, logits and loss need FP32: sums stand still at 2048, squares overflow from
-#   256 on.
-# - Labels and indices are never cast: FP16 has no 2049.
-# - `cast_block` has FP16 parameters, `autocast` FP32 parameters; forward and backward give equal
-#   numbers.
-# - `keep_fp32` leaves a block in FP32, `restore` undoes the whole cast.
+# - Three changes turn an FP32 script into an FP16 one: `cast_block`, `multi_precision=True`, and a
+#   loss scale.
+# - Sums, squares and labels must not be FP16: sums stand still at 2048, squares overflow from 256
+#   on, and there is no 2049. `cast_block` keeps Gluon's normalization layers, all sums, and the
+#   result in FP32. A layer of your own that squares its input is up to you.
+# - `cast_block` makes FP16 parameters, `autocast` keeps them FP32. They compute the same numbers.
+# - `keep_fp32` keeps a block in FP32 with all blocks in it. `restore` takes the whole cast off.
+# - A CPU multiplies FP16 numbers exactly, adds in FP32 and rounds once: a Tensor Core's arithmetic,
+#   but for the order of adding.
 #
 # ## Exercises
 #
-# 1. From which $x$ on does $e^x$ overflow in FP16? Find the smallest by trying all positive FP16
-#    numbers. (Expected: about ten.)
-# 2. Give the dense layer of the second section `float16` sums: use `np.cumsum(...,
-#    dtype="float16")` over the products. How much larger does the mean error become with 64
-#    inputs? And with 4,096? (Expected: a few times; then tens of times.)
-# 3. Keep the convolution in FP32 instead of the last layer. Which of the two brings the logits
-#    closer to FP32? (Expected: neither; mean errors of some $10^{-4}$ of the largest logit in
-#    either case.)
-#
+# Each answer is checked by running it. A solution is folded below each.
+
+# %% [markdown]
+# **04.1** Exponentials overflow too. Which is the smallest FP16 number $x$ for which $e^x$ is
+# infinite in FP16? Hand in a number.
+
+# %%
+answer = ...
+check("04.1", answer)
+
+# %% tags=["solution"]
+every_fp16 = np.arange(0x7C00, dtype="uint16").view("float16")  # from 0 to 65504
+with np.errstate(over="ignore"):  # the overflow is what we look for
+    smallest = every_fp16[np.isinf(np.exp(every_fp16))].min()
+# What is at least 65520 is rounded to infinity, so the answer is just above ln 65520.
+print(f"{smallest}; ln 65520 is {np.log(65520):.4f}")
+assert check("04.1", smallest)
+
+# %% [markdown]
+# **04.2** What if the sums of a dense layer were FP16 too? Write
+# `dense_with_fp16_sums(inputs, weight, bias)`: like `dense_with_fp32_sums` above, but every product
+# and the sum after every addition is rounded to FP16. Hand in the function. The check compares its
+# error with that of FP32 sums, for 64 inputs and for 4,096.
+
+
+# %%
+def dense_with_fp16_sums(inputs, weight, bias):
+    return dense_with_fp32_sums(inputs, weight, bias)  # change this
+
+
+answer = ...
+check("04.2", answer)
+
+
+# %% tags=["solution"]
+def with_fp16_sums(inputs, weight, bias):
+    products = inputs[:, None, :] * weight[None, :, :]  # each rounded to FP16
+    sums = np.cumsum(products, axis=-1, dtype="float16")[..., -1]  # rounds after each addition
+    return sums + bias
+
+
+# Not `products.sum(dtype="float16")`, nor `@`: NumPy adds FP16 numbers in FP32 there.
+assert check("04.2", with_fp16_sums)
+
+# %% [markdown]
+# **04.3** We kept the whole block `RootMeanSquare` in FP32: four operators. Only one of them
+# overflows. Cast the network with this one operator in FP32, and all the rest in FP16: which text
+# do you add to `keep_fp32`? Hand in the text.
+
+# %%
+answer = ...
+check("04.3", answer)
+
+# %% tags=["solution"]
+# A mean is FP32 in any case, and the root of an FP32 number stays FP32. The product overflows.
+assert check("04.3", "broadcast_mul")
+
+# %% [markdown]
 # ## References
 #
 # - Micikevicius et al., "Mixed Precision Training", ICLR 2018: section 3.1 (FP32 master copy of
 #   weights) and 3.3 (arithmetic precision: products in FP16, sums in FP32).
 # - NVIDIA, "Training With Mixed Precision" user guide: the chapter on mixed precision training.
 # - IEEE 754-2019, section 3.6 (interchange formats) and 4.3 (rounding).
+# - In these pages: [cast or autocast?](../docs/how-to/cast-or-autocast.md) in short, and how
+#   [each operator](../docs/reference/operators.md) computes.
+#
+# [← 03 Where do small gradients go?](03_lost_gradients.ipynb) · [All lessons](README.md) ·
+# [05 Does ResNet-50 learn as well in sixteen bits? →](05_resnet50_on_caltech101.ipynb)

@@ -8,61 +8,53 @@
 # %% [markdown]
 # # Which layer breaks in sixteen bits?
 #
-# A network learns in FP32 (32-bit numbers) and does not in FP16 (16-bit numbers, `"float16"` in
-# code). FP16 ends at 65504. Somewhere a number was larger: it *overflowed* and became infinite. We
-# plant such a fault, find it with `mpgluon.diagnostics`, and repair it.
+# This lesson is a detective story. A network learns in FP32 (`float32`). In FP16 (`float16`) the
+# same network learns nothing at all. One of its four layers is to blame. We follow the trail from
+# the symptom to the culprit, and to the cure.
 #
 # ## What you will be able to do
 #
-# - tell an overflow of the forward pass, which no loss scale cures, from one of the gradients;
-# - find the block and the operator where the first infinite number appeared;
-# - find out which blocks to keep in FP32, and check that it helps;
-# - read the tables of alignment and memory.
+# - read the symptoms: a loss that is NaN, skipped steps, a loss scale that falls to 1;
+# - find the block and the operator in which the first infinite number appeared;
+# - say why no loss scale helps against it;
+# - find out which blocks to keep in FP32, and check that it helps.
+#
+# You should know casting (lesson 04) and loss scaling (lesson 03).
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
 
-# %%
+# %% tags=["setup"]
 import matplotlib.pyplot as plt
-import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
-from mxnet.gluon.model_zoo import vision
 
 import mpgluon
 from mpgluon import amp, plots
-from mpgluon.diagnostics import alignment, compare, exponents, memory, overflow, ranges
+from mpgluon.diagnostics import compare, exponents, overflow, ranges
 from mpgluon.diagnostics.observe import Batch
+from mpgluon.tables import Table
+from teaching import check
+from teaching.lesson_06 import accuracy_of, loss_fn, make_net, make_sounds, make_trainer, train
+
+steps = 60 if FAST else 150
 
 # %% [markdown]
 # ## In FP32 the network learns
 #
-# Our data are short sounds with one of four pitches. As in most audio files, each number is a
-# whole one between -32768 and 32767. Some sounds are quiet, some are loud.
-
+# Our data are short sounds, each with one of four pitches. As in most audio files, each number is a
+# whole one between -32768 and 32767. Some sounds are quiet, some are loud. FP16 ends at 65504, so
+# it can hold every sound.
 
 # %%
-def make_sounds(count, seed):
-    """Return sounds, shape (count, 1, 256), and which of four pitches each has."""
-    random = np.random.default_rng(seed)
-    pitches = random.integers(0, 4, count)
-    phases = np.array([0.03, 0.06, 0.12, 0.24])[pitches, None] * np.arange(256)
-    tones = np.sin(2 * np.pi * (phases + random.uniform(0, 1, (count, 1))))
-    tones += 0.3 * random.standard_normal((count, 256))  # noise
-    loudness = 2.0 ** random.uniform(5, 14, (count, 1))
-    sounds = np.clip(np.round(tones * loudness), -32768, 32767)
-    return mx.nd.array(sounds[:, None]), mx.nd.array(pitches, dtype="int32")
-
-
 sounds, pitches = make_sounds(32, seed=0)
-print(f"largest number: {np.abs(sounds.asnumpy()).max():.0f}")
-assert np.isfinite(sounds.asnumpy().astype("float16")).all()
+print(f"shape {sounds.shape}, largest number {np.abs(sounds.asnumpy()).max():.0f}")
 
 # %% [markdown]
-# FP16 can hold every sound. The network has four parts: 16 filters (a convolution), the *energy*
-# that passes each filter (the mean of squares; the logarithm makes loud and quiet comparable), a
-# hidden layer and an output layer.
+# The network listens with 16 filters (a convolution over time). Then it takes the *energy* that
+# passes each filter: the mean of squares. Its logarithm makes loud and quiet sounds comparable. A
+# hidden layer and an output layer follow. Here are all four suspects.
 
 
 # %%
@@ -73,201 +65,200 @@ class Energy(nn.HybridBlock):
         return F.log(F.mean(F.broadcast_mul(x, x), axis=2) + 1)
 
 
-# %%
-def make_net():
-    """Return the same FP32 network each time."""
-    mx.random.seed(1)
-    net = nn.HybridSequential(prefix="")
-    net.add(nn.Conv1D(16, 16, strides=4, in_channels=1, use_bias=False, prefix="filters_"))
-    net.add(Energy(prefix="energy_"))
-    net.add(nn.Dense(32, in_units=16, activation="tanh", prefix="hidden_"))
-    net.add(nn.Dense(4, in_units=32, prefix="output_"))
-    net.initialize(mx.init.Xavier())
-    return net
-
-
-# %%
-loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-
-
-def make_trainer(net, loss_scale, **options):
-    settings = {"learning_rate": 0.01, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "adam", settings)
-    amp.init_trainer(trainer, loss_scale, **options)
-    return trainer
-
-
-def accuracy_of(net):
-    test_sounds, test_pitches = make_sounds(400, seed=10_000)
-    found = net(test_sounds).asnumpy().argmax(axis=1)
-    return np.mean(found == test_pitches.asnumpy())
-
-
-# %%
-def train(net, trainer, steps, history):
-    """Train, and append what each step did to ``history``."""
-    for step in range(steps):
-        sounds, pitches = make_sounds(32, seed=step)
-        scale = amp.loss_scale(trainer)
-        with autograd.record():
-            loss = loss_fn(net(sounds), pitches)
-            with amp.scale_loss(loss, trainer) as scaled_loss:
-                autograd.backward(scaled_loss)
-        event = {"step": step + 1, "loss": float(loss.mean().asscalar()), "loss_scale": scale}
-        history.append({**event, "skipped": True})
-        trainer.step(len(pitches))
-        history[-1]["skipped"] = amp.step_was_skipped(trainer)
-
+rows = []
+for layer in make_net(Energy):
+    weights = sum(parameter.data().size for parameter in layer.collect_params().values())
+    rows.append((layer.name, type(layer).__name__, str(weights)))
+print(Table(("layer", "kind", "weights and biases"), rows))
 
 # %% [markdown]
-# `multi_precision` and the two lines with `amp` belong to FP16 training (lessons 2 and 3): FP32
-# copies of the weights, and a *loss scale*, a factor for the loss that keeps small gradients from
-# becoming zero. With FP32 numbers and the loss scale `"none"` they change nothing.
+# We train it in FP32. (`train` is a loop like that of lesson 04, and also notes the loss and the
+# loss scale of each step. In FP32 the loss scale is `"none"`.)
 
 # %%
-steps = 60 if FAST else 150
-fp32_net, fp32_history = make_net(), []
+fp32_net, fp32_history = make_net(Energy), []
 train(fp32_net, make_trainer(fp32_net, "none"), steps, fp32_history)
 first, last = fp32_history[0]["loss"], fp32_history[-1]["loss"]
-print(f"loss: {first:.3f} -> {last:.3f}, accuracy on new sounds: {accuracy_of(fp32_net):.1%}")
+print(f"loss {first:.3f} -> {last:.3f}, accuracy for new sounds {accuracy_of(fp32_net):.1%}")
+
+# %% tags=["claim"]
+assert np.isfinite(sounds.asnumpy().astype("float16")).all()
 assert accuracy_of(fp32_net) > 0.9
 
 # %% [markdown]
-# ## In FP16 every step is skipped, and the loss scale collapses
+# ## The symptom: in FP16 the loss is NaN, and every step is skipped
 #
-# The same with the network cast to FP16. A dynamic loss scale starts at 65536. A step whose
-# gradients are not all finite is *skipped*: the weights stay, and the scale is halved. It cannot
-# fall below 1. When a number of further steps is skipped, mpgluon gives up; we ask it to do so
-# after 5. This cell fails **on purpose**.
+# Now the same in FP16. A step whose gradients are not all finite is *skipped*: the weights stay as
+# they are, and the loss scale is halved, down to 1. mpgluon gives up when a number of further steps
+# is skipped at that scale; we say 5. This cell fails **on purpose**.
 
 # %%
-broken_net, broken_history = make_net(), []
-mpgluon.cast_block(broken_net)
-trainer = make_trainer(broken_net, "dynamic", max_consecutive_skips=5)
-locator = overflow.OverflowLocator(broken_net, trainer)  # for later
+fp16_net, fp16_history = make_net(Energy), []
+mpgluon.cast_block(fp16_net)
+trainer = make_trainer(fp16_net, "dynamic", max_consecutive_skips=5)
+locator = overflow.OverflowLocator(fp16_net, trainer)  # our detective: it will be needed soon
 message = ""
 try:
-    train(broken_net, trainer, steps, broken_history)
+    train(fp16_net, trainer, steps, fp16_history)
 except mpgluon.LossScaleCollapseError as error:
     message = str(error)
-print(f"after {len(broken_history)} steps: {message}")
-assert "5 steps in a row had gradients that are not finite" in message
-assert "nothing is being trained" in message
-assert all(event["skipped"] for event in broken_history)
-assert [broken_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
+for event in fp16_history[:3]:
+    print(f"step {event['step']}: loss {event['loss']}, loss scale {event['loss_scale']:.0f}")
+print(f"… after {len(fp16_history)} steps:\n{message}")
 
-# %%
+# %% tags=["plot"] alt="The loss scale is halved in each step, down to 1; all are skipped."
 figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
-plots.draw_loss_scale(axes, broken_history)
-axes.set(xlabel="step", title="Every step is skipped; the scale falls to its smallest value")
+plots.draw_loss_scale(axes, fp16_history)
+axes.get_legend().remove()
+skipped = sum(event["skipped"] for event in fp16_history)
+axes.text(9, 2**13, f"crosses: {skipped} of {len(fp16_history)} steps are skipped")
+axes.set(xlabel="step", title="Every step is skipped, until the loss scale can fall no further")
 axes.xaxis.get_major_locator().set_params(integer=True)
+axes.set_yticks([2**exponent for exponent in (0, 4, 8, 12, 16)])
 plt.show()
 
+# %% tags=["claim"]
+assert "5 steps in a row had gradients that are not finite" in message
+assert "nothing is being trained" in message
+assert all(event["skipped"] and np.isnan(event["loss"]) for event in fp16_history)
+assert [fp16_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
+
 # %% [markdown]
-# A loss scale that falls all the way is a sign: the gradients are not too large, they are broken.
-# The message names the first *parameter* whose gradient is not finite. The cause may be elsewhere.
+# A few skipped steps at the beginning are normal: the loss scale is looking for its place. Here it
+# falls all the way. So the gradients are not merely too large, they are broken. The message names
+# the first *parameter* whose gradient is not finite, `filters_weight`. There we notice the damage;
+# it need not have begun there. (A NaN, "not a number", comes from infinite numbers, for instance
+# as infinity minus infinity.)
 #
-# ## The first array that is not finite shows the place
+# ![A trail. The symptom, every step is skipped and the scale falls to 1, leads to the tool
+# locate_overflow, which runs the batch again and looks inside. It names the place: block, operator,
+# format, and the largest number before. Then range_report shows what is too large, what is lost,
+# and the best scale. If the forward pass is too large, keep it in FP32; if only gradients are,
+# change the scale. Then train again](figures/06_trail.svg)
 #
-# By hand: we send a batch through the network layer by layer, and look at what each returns.
+# This is the trail that we follow: from the symptom to the place, from the place to the reason, and
+# from the reason to the cure. (On the way, `compare_with_fp32` and `suggest_keep_fp32` check that
+# nobody else is to blame.)
+#
+# ## The place: the first number that is not finite is in `energy`
+#
+# First by hand. We send the batch of the first step through the network, layer by layer, and look
+# at what each layer returns.
 
 # %%
 result, culprit = sounds, None
-for layer in broken_net:
+for layer in fp16_net:
     result = layer(result)
     largest = np.abs(result.asnumpy()).max()
-    print(f"{layer.name:8} {np.dtype(result.dtype).name:8} largest result {largest:.4g}")
+    print(f"{layer.name:8} largest result {largest:.4g}")
     if culprit is None and not np.isfinite(largest):
         culprit = layer
-assert culprit is broken_net[1]
 
 # %% [markdown]
-# It is `energy`. (It returns FP32, because mpgluon computes `log` in FP32. The product before it
-# was FP16.) But this network is a plain chain, and a block may call many operators.
-# `OverflowLocator` looks at every operator of every block. We attached one before training. It
-# costs nothing while all is well. At the first skipped step it ran the network once more,
-# watching.
+# `filters` returned ordinary numbers, and `energy` made something infinite of them. The layers
+# behind it only pass the damage on.
+#
+# That was easy, because this network is a plain chain, and because we knew which batch to take. The
+# `OverflowLocator` does it for any network and any training loop. We attached one before the
+# training. It costs nothing while all is well. At the first skipped step it ran the batch once more
+# and looked at every operator of every block.
 
 # %%
 report = locator.report
 print(report)
-filtered = broken_net[0](sounds).asnumpy()  # of the first step
+filtered = fp16_net[0](sounds).asnumpy()  # what the filters returned
 with np.errstate(over="ignore"):  # NumPy would warn of the overflow that we expect
     squares = np.square(filtered)
-print(f"by hand: {np.isinf(squares).mean():.1%} of the squares are infinite")
+print(f"by hand: {np.isinf(squares).mean():.0%} of the squares are infinite")
+
+# %% tags=["claim"]
+assert culprit is fp16_net[1]
 assert report.block == culprit.name
+assert report.direction == "forward"
 assert report.what == "what broadcast_mul returned"
 assert report.largest_before == np.abs(filtered).max()
 assert np.isfinite(filtered).all()
 assert np.isinf(squares).any()
 
 # %% [markdown]
-# The report says all we need: direction (forward), operator (`broadcast_mul`, the product `x ·
-# x`), block, and how large its input was. The square of that does not fit.
+# The report says where it happened: in the *forward* pass, in the block `energy`, in its operator
+# `broadcast_mul`, the product of `x` with itself. It also says how large the numbers were that came
+# in. They fit into FP16. Their squares do not.
 #
-# ## No loss scale helps a forward overflow
+# ## The reason: what layers return fits, the squares inside `energy` do not
 #
-# The loss scale multiplies the loss, so it moves the gradients. It does not touch the forward
-# pass. Which scale would the gradients like? Look at them where nothing is broken: in the FP32
-# network. From scratch: the largest gradient times $S$ has to stay below 65504, with a factor 2 to
-# spare.
+# Could a smaller loss scale have saved us? The loss scale multiplies the loss, so it changes the
+# gradients. It cannot change the forward pass. `locate_overflow` is the locator for one batch, on
+# demand. We ask it at three very different scales.
 
 # %%
 batch = Batch(sounds, pitches, loss_fn)  # what all diagnostics take
-net = make_net()
+places = set()
+for exponent in (-20, 0, 20):
+    found = overflow.locate_overflow(fp16_net, batch, loss_scale=2.0**exponent)
+    print(f"loss scale 2^{exponent}: {found.direction}, {found.what} in {found.block}")
+    places.add((found.direction, found.block))
+
+# %% tags=["claim"]
+assert places == {("forward", "energy")}
+
+# %% [markdown]
+# The same place each time. Is anything else wrong with this network? `range_report` runs the batch
+# in FP32, where nothing is broken, and says for each array what FP16 would make of it: how much
+# overflows, how much becomes zero (*underflow*), and how much is *subnormal* (below $2^{-14}$,
+# where FP16 has fewer bits).
+
+# %%
+net = make_net(Energy)
+scale = ranges.range_report(net, batch).recommended_loss_scale()
+range_report = ranges.range_report(net, batch, loss_scale=scale)
+print(range_report)
+
+# %% tags=["claim"]
 with autograd.record():
     loss = loss_fn(net(sounds), pitches)
 loss.backward()
-parameter_gradients = [p.grad().asnumpy() for p in net.collect_params().values()]
-largest = max(float(np.abs(gradient).max()) for gradient in parameter_gradients)
-scale_by_hand = 2.0 ** np.floor(np.log2(65504 / 2 / largest))
-range_report = ranges.range_report(net, batch, loss_scale=scale_by_hand)
-print(range_report, "\n")
-print(f"by hand {scale_by_hand:g}, recommended {range_report.recommended_loss_scale():g}")
-assert range_report.recommended_loss_scale() == scale_by_hand
-for scale in (2.0**-20, 1, 2.0**20):
-    where = overflow.locate_overflow(broken_net, batch, loss_scale=scale)
-    assert (where.direction, where.block) == ("forward", "energy")
+largest = max(float(np.abs(p.grad().asnumpy()).max()) for p in net.collect_params().values())
+assert scale == 2.0 ** np.floor(np.log2(65504 / 2 / largest))
+assert not any(array.overflow_fraction for array in range_report.arrays)
 
 # %% [markdown]
-# Each row tells what FP16 would do to an array at that loss scale: which share of it overflows,
-# which becomes zero (*underflow*), and which is *subnormal* (smaller than $2^{-14}$, with fewer
-# bits). (*Largest* is the true value, without the scale. *Handed on* is what a block gives to one
-# inside it, here `hidden` to its activation.) Parameters' gradients are judged, and so are the
-# gradients of what layers return. With the recommended scale no gradient overflows.
+# No array overflows. (The scale is the recommended one: at it, even twice the largest gradient
+# stays below 65504. *Handed on* is what a block gives to another one inside it, here `hidden` to
+# its activation.) So all four layers return numbers that fit, and all gradients fit too.
 #
-# In the FP16 network the overflow stays in `energy` at any scale, as the last lines of the cell
-# check. (`locate_overflow` is the locator for one batch, on demand.) But what every layer *returns*
-# fits! The report cannot see the squares, which live inside a block. The picture shows how often
-# each power of two occurs: in what layers return, in the parameters' gradients, and in those
-# squares.
+# The report judges what layers return. The squares never leave `energy`. The picture adds them: it
+# shows how often each power of two occurs.
 
-# %%
-found, filtered = exponents.batch_exponents(net, batch).overall(), net[0](sounds).asnumpy()
-histograms = {
-    "results of layers": found["activations"],
-    "gradients": found["gradients"],
-    "squares in energy": exponents.exponent_histogram([filtered**2]),
-}
-figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
-data = {name: (h.exponents, h.counts, h.zeros) for name, h in histograms.items()}
+# %% tags=["plot"] alt="What layers return lies within FP16; many squares lie beyond it."
+returned = exponents.batch_exponents(net, batch).overall()["activations"]
+squared = exponents.exponent_histogram([net[0](sounds).asnumpy() ** 2])
+too_large = squared.shares()["overflow"]
+figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
+named = {"returned": returned, "squared": squared}
+data = {name: (h.exponents, h.counts, h.zeros) for name, h in named.items()}
 plots.draw_exponents(axes, data)
-figure.suptitle("What layers return fits into FP16, the squares inside energy do not")
-squares_too_large = histograms["squares in energy"].shares()["overflow"]
-assert abs(squares_too_large - np.mean(filtered[filtered != 0] ** 2 >= 2.0**16)) < 1e-6
-assert squares_too_large > 0.2
-assert histograms["results of layers"].shares()["overflow"] == 0
+axes.get_legend().remove()
+axes.text(2, 8.5, "what layers return", ha="right")
+words = f"squares inside\nenergy: {too_large:.0%}\nare too large"
+axes.text(17, 7, words, bbox={"color": "white", "pad": 2})
+axes.set_title("What layers return fits into FP16, the squares inside energy do not", pad=10)
 plt.show()
 
+# %% tags=["claim"]
+filtered = net[0](sounds).asnumpy()
+assert abs(too_large - np.mean(filtered[filtered != 0] ** 2 >= 2.0**16)) < 1e-6
+assert too_large > 0.2
+assert returned.shares()["overflow"] == 0
+
 # %% [markdown]
-# Squaring doubles every exponent. That moves nearly half of the results beyond FP16's end. A loss
-# scale would only move the gradients' curve.
+# Squaring doubles every exponent, and that moves many of the numbers beyond the end of FP16.
 #
-# ## `compare_with_fp32` ranks the layers
+# ## The other layers are innocent
 #
-# Overflow is the loudest error, not the only one. How far is each layer from itself in FP32?
-# Errors are *relative*: the length of the difference divided by the length of the FP32 result. By
-# hand for the filters: all numbers that go in are rounded to FP16, and so is the result.
+# Overflow is the loudest error, but not the only one. Before we accuse `energy` alone, we compare
+# each layer with itself in FP32. Errors are *relative*: the length of the difference divided by the
+# length of the FP32 result. By hand for the filters:
 
 
 # %%
@@ -276,159 +267,196 @@ def relative_error(result, reference):
     return np.linalg.norm(difference) / np.linalg.norm(reference.astype("float64"))
 
 
-comparison = compare.compare_with_fp32(net, batch)
-fp16_net = make_net()
-mpgluon.cast_block(fp16_net)
-fp16_filtered = fp16_net[0](sounds.astype("float16")).asnumpy()
-by_hand = relative_error(fp16_filtered, filtered)
-introduced = comparison.layers[0].introduced
-print(f"{comparison}\nthe filters by hand: {by_hand:.2g}")
-assert np.isclose(introduced, by_hand, rtol=1e-4)
-assert introduced < mpgluon.FLOAT16.unit_roundoff
-assert comparison.ranked()[0].block is net[1]
+by_hand = relative_error(fp16_net[0](sounds).asnumpy(), filtered)
+print(f"filters: {by_hand:.2g}, one rounding to FP16 at most {mpgluon.FLOAT16.unit_roundoff:.2g}")
 
 # %% [markdown]
-# *Introduced* is the error that a layer makes alone, with all others in FP32: this column ranks
-# them. *Output* includes what earlier layers have done; after `energy` all is infinite. The
-# filters introduce less than one rounding of FP16, at most a relative error of $2^{-11}$. That is
-# what a healthy layer looks like. The last two columns are errors of gradients: of what the layer
-# returned, and of its parameters (0 if it has none). Every `inf` comes from `energy`, also in the
-# rows of healthy layers.
-#
-# ## `suggest_keep_fp32` tries, and does not guess
-#
-# It keeps the worst block in FP32, runs the batch again, and goes on until the error is small.
-# Then it drops blocks without which it is as good.
+# `compare_with_fp32` does it for all layers. *Introduced* is the error that a layer makes alone,
+# while all others compute in FP32. The other columns have the errors with the whole network in
+# FP16: of the layer's output, of the gradient that arrives at it, and of its parameters' gradients.
 
 # %%
+comparison = compare.compare_with_fp32(net, batch)
+print(comparison)
+
+# %% tags=["claim"]
+introduced = {error.block.name: error.introduced for error in comparison.layers}
+assert np.isclose(introduced["filters"], by_hand, rtol=1e-4)
+assert comparison.ranked()[0].block is net[1]
+others = [error for name, error in introduced.items() if name != "energy"]
+assert max(others) < 2 * mpgluon.FLOAT16.unit_roundoff
+
+# %% [markdown]
+# Look at the column *introduced*. Every layer but one makes an error of about one rounding. That is
+# what a healthy layer looks like. (`hidden_tanh` is the activation of `hidden`.) Only `energy`
+# stands out. The other `inf` are its victims: an infinite number spoils everything behind it, and
+# in the backward pass everything before it.
+#
+# ## The cure: keep `energy` in FP32
+#
+# A block that breaks in FP16 can stay in FP32 (lesson 04). Which blocks should? We try each of the
+# four by hand. `suggest_keep_fp32` does the same with a method: it keeps the worst block in FP32,
+# runs the batch again, and goes on until the error is small. Then it leaves out again what is not
+# needed.
+
+# %%
+is_cured = {}
+for place, layer in enumerate(net):
+    trial = make_net(Energy)
+    mpgluon.cast_block(trial, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, trial[place]))
+    is_cured[layer.name] = overflow.locate_overflow(trial, batch) is None
+    print(f"{layer.name:7} in FP32: {'all finite' if is_cured[layer.name] else 'still broken'}")
 suggestion = compare.suggest_keep_fp32(net, batch)
 print(suggestion)
-finite = {}
-for place in range(4):  # from scratch: keep one block after the other
-    trial = make_net()
-    mpgluon.cast_block(trial, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, trial[place]))
-    found_overflow = overflow.locate_overflow(trial, batch)
-    finite[trial[place].name] = found_overflow is None
-print("with one block in FP32, everything is finite:", finite)
-assert finite == {"filters": True, "energy": True, "hidden": False, "output": False}
+
+# %% tags=["claim"]
+assert [name for name, cured in is_cured.items() if cured] == ["filters", "energy"]
 assert list(suggestion.blocks) == [net[1]]
 assert suggestion.error_before == np.inf
 assert suggestion.error_after < 32 * mpgluon.FLOAT16.unit_roundoff
 
 # %% [markdown]
-# Two blocks are candidates, and the one that was not chosen is instructive. If the filters are kept
-# in FP32, they return FP32. A product of two numbers *follows* its operands: `x · x` of FP32
-# numbers is FP32, even in a cast block. The suggestion is the better choice. It leaves the
-# convolution, which is most of the work, in FP16.
+# Two of the four trials are finite. Why does it help to keep `filters` in FP32? Because then they
+# return FP32. The product `x · x` takes the format of its operands: in a cast network too, the
+# product of FP32 numbers is FP32. But the filters are most of the work, and `energy` is little. The
+# suggestion is the better cure.
 #
-# ## Kept in FP32, it trains like FP32
+# ## Cured, the network trains like FP32
 #
-# We begin with the recommended loss scale, so that no step is wasted on finding it.
+# We begin with the recommended loss scale, so that no step is lost in looking for it.
 
 # %%
-repaired_net, repaired_history = make_net(), []
-keep = (*mpgluon.NORMALIZATION_LAYERS, repaired_net[1])
-print(mpgluon.cast_block(repaired_net, keep_fp32=keep))
-start = mpgluon.DynamicLossScale(init_scale=range_report.recommended_loss_scale())
-trainer = make_trainer(repaired_net, start)
-train(repaired_net, trainer, steps, repaired_history)
-print(f"accuracy: FP32 {accuracy_of(fp32_net):.1%}, repaired {accuracy_of(repaired_net):.1%}")
+cured_net, cured_history = make_net(Energy), []
+keep = (*mpgluon.NORMALIZATION_LAYERS, cured_net[1])
+print(mpgluon.cast_block(cured_net, keep_fp32=keep))
+trainer = make_trainer(cured_net, mpgluon.DynamicLossScale(init_scale=scale))
+train(cured_net, trainer, steps, cured_history)
+print(f"accuracy: FP32 {accuracy_of(fp32_net):.1%}, cured FP16 {accuracy_of(cured_net):.1%}")
 print(f"skipped steps: {amp.skipped_steps(trainer)} of {steps}")
-assert abs(accuracy_of(repaired_net) - accuracy_of(fp32_net)) < 0.05
-assert amp.skipped_steps(trainer) <= 3
 
-# %%
+# %% tags=["plot"] alt="Two training losses that fall from 1.5 to 0.01, on each other."
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
-runs = {"FP32": ("float32", fp32_history), "FP16, energy in FP32": ("float16", repaired_history)}
-for first, (name, (dtype, history)) in zip((0, 5), runs.items()):
-    look = {**plots.FORMAT_LOOKS[dtype], "markevery": (first, 10)}
-    axes.plot(*zip(*((event["step"], event["loss"]) for event in history)), label=name, **look)
-axes.set(xlabel="step", ylabel="training loss, mean of -log(p)", yscale="log")
-axes.set_title("The repaired network follows the FP32 run")
-axes.legend(frameon=False)
+for start, (dtype, history) in enumerate((("float32", fp32_history), ("float16", cured_history))):
+    look = {**plots.FORMAT_LOOKS[dtype], "markevery": (5 * start, 10)}
+    axes.plot(*zip(*((event["step"], event["loss"]) for event in history)), **look)
+for name, dtype, at, place in (  # each at a mark of its own
+    ("FP32", "float32", steps // 30 * 10, (40, 30)),
+    ("FP16, energy in FP32", "float16", steps // 20 * 10 + 5, (40, 34)),
+):
+    axes.annotate(
+        name,
+        (fp32_history[at]["step"], fp32_history[at]["loss"]),
+        place,
+        textcoords="offset points",
+        color=plots.FORMAT_LOOKS[dtype]["color"],
+        arrowprops={"arrowstyle": "-", "color": "0.5"},
+    )
+axes.set(xlabel="step", ylabel="training loss", yscale="log")
+axes.set_title("The two curves lie on each other: cured, FP16 trains like FP32")
 plt.show()
 
-# %% [markdown]
-# ## Tensor Cores like multiples of 8
-#
-# Two more tables concern speed and memory on a GPU. Its *Tensor Cores* multiply small tiles of
-# FP16 matrices at a time, with sides of 8 or a multiple. A matrix side that is no multiple of 8
-# has to be padded (filled up with zeros), or a slower way is taken. `alignment_report` finds all
-# matrix products of a network, and computes nothing. As an example, ResNet-18 with 101 classes.
-
-# %%
-resnet = vision.resnet18_v1(classes=101)
-shape = (32, 3, 64, 64)  # images, channels, height, width
-alignment_report = alignment.alignment_report(resnet, shape)
-print(alignment_report)
-classifier = alignment_report.products[-1]
-padded_by_hand = -(-101 // 8) * 8  # rounded up
-assert classifier.advice == f"classes 101 -> {padded_by_hand}"
-assert classifier.multiply_adds == 32 * 512 * 101
-first = alignment_report.products[0]  # 3 channels are padded to 8, in the last layer 101 to 104
-assert alignment_report.padding_cost == first.multiply_adds * 5 // 3 + 32 * 512 * 3
+# %% tags=["claim"]
+assert abs(accuracy_of(cured_net) - accuracy_of(fp32_net)) < 0.05
+assert amp.skipped_steps(trainer) <= 3
+losses = np.array([[event["loss"] for event in run] for run in (fp32_history, cured_history)])
+assert np.abs(losses[1] - losses[0]).max() < 0.1
 
 # %% [markdown]
-# A *multiply-add* is one product and one addition. *Padded* says how much work is added. For the
-# classes it is little: give the last layer 104 classes, three of which never occur. The first
-# layer has three channels, red, green and blue. The advice is to leave that to cuDNN, NVIDIA's
-# library, or to store a fourth, empty channel, and the channels last (that order is called NHWC).
-# *Depthwise* convolutions, which filter each channel by itself, are not padded; ResNet has none.
-#
-# ## FP16 halves what waits, not everything
-#
-# `memory_estimate` counts bytes of one training step from shapes alone. `ctx=mx.gpu()` asks for a
-# GPU's arithmetic; no GPU is needed. We check some columns by hand. With the policy `float16`,
-# which is `cast_block`, parameters of normalization layers still take four bytes each, all others
-# two. Each of those has a *master*, an FP32 copy that the optimizer updates (lesson 2).
-
-# %%
-estimate = memory.memory_estimate(resnet, shape, ctx=mx.gpu())
-print(estimate)
-resnet.initialize()
-resnet(mx.nd.zeros((1, 3, 64, 64)))  # now all shapes are known
-sizes = {name: p.data().size for name, p in resnet.collect_params().items()}
-norms = sum(size for name, size in sizes.items() if "batchnorm" in name)
-others = sum(sizes.values()) - norms
-by_policy = {one.name: one for one in estimate.policies}
-fp32, fp16 = (by_policy[n] for n in ("float32", "float16"))
-assert fp32.parameters == 4 * norms + 4 * others
-assert fp16.parameters == 4 * norms + 2 * others
-assert fp16.masters == 4 * others
-assert fp16.gradients + fp16.masters == fp32.gradients + fp32.parameters - fp16.parameters
-assert fp16.activations < 0.6 * fp32.activations
-
-# %% [markdown]
-# *Activations* are the results that wait for the backward pass. They are about halved, and grow
-# with the batch. Parameters, gradients and masters together take exactly as much as in FP32. So
-# FP16 saves most with large batches. `"mixed_float16"` is `amp.autocast`: FP32 parameters,
-# computation in FP16. Its activations include FP16 copies of the weights. For BF16, the other
-# 16-bit format, there is a line with the reason why MXNet cannot do it on a GPU.
+# The case is closed. One operator of one layer was to blame, and one line cures it. The other three
+# layers compute in FP16.
 #
 # ## Summary
 #
-# - A loss scale that falls to its smallest value means broken numbers, here of the forward pass,
-#   and not merely large gradients.
-# - `OverflowLocator` names block and operator of the first array that is not finite.
-# - `range_report` recommends a loss scale; it judges what layers return, not what is inside them.
+# - A loss that is NaN, and a loss scale that falls to 1, mean broken numbers in the forward pass,
+#   and not merely large gradients. No loss scale helps.
+# - `OverflowLocator` (in a training run) and `locate_overflow` (for one batch) name the block and
+#   the operator of the first number that is not finite.
+# - `range_report` says what fits into FP16, and recommends a loss scale. It does not see what stays
+#   inside a layer.
 # - `compare_with_fp32` ranks the layers by the error that each introduces.
-# - `suggest_keep_fp32` finds what to keep in FP32; `keep_fp32` does it.
-# - `alignment_report` and `memory_estimate` tell what FP16 wants on a GPU, without one.
+# - `suggest_keep_fp32` finds by trial what to keep in FP32, and `keep_fp32` does it.
+#
+# There are more tools, for memory, for shapes and for steps that went wrong on another machine:
+# [see the numbers](../docs/diagnostics.md).
 #
 # ## Exercises
 #
-# 1. Write `F.square(x)` instead of `F.broadcast_mul(x, x)`, and cast everything. mpgluon computes
-#    `square` in FP32. How many steps are skipped? (Expected: fewer than ten at the beginning,
-#    until the scale fits; then none.)
-# 2. Repair the network without `keep_fp32`: divide the sounds by a power of two before they go in.
-#    Which power do you need? (Expected: some hundreds.)
-# 3. How much memory does the float16 policy save, in percent, with a batch of 8? And with 256?
-#    (Expected: a few percent; then tens of percent.)
-#
+# Each answer is checked by running it. A solution is folded below each.
+
+# %% [markdown]
+# **06.1** Cure the layer itself. Write `energy(F, x)`, which computes the same as
+# `Energy.hybrid_forward`, but without an overflow in FP16, with nothing kept in FP32. (Which
+# operators compute in FP32 in a cast network? [This table](../docs/reference/operators.md) says.)
+# Hand in the function. The check casts the network with it, and trains it.
+
+
+# %%
+def energy(F, x):
+    return F.log(F.mean(F.broadcast_mul(x, x), axis=2) + 1)  # change this
+
+
+answer = ...
+check("06.1", answer)
+
+
+# %% tags=["solution"]
+def energy_of_square(F, x):
+    return F.log(F.mean(F.square(x), axis=2) + 1)  # square is computed in FP32
+
+
+def energy_of_small_numbers(F, x):
+    small = x / 256  # fits when squared; the mean is FP32, where 256 · 256 fits
+    return F.log(256 * 256 * F.mean(F.broadcast_mul(small, small), axis=2) + 1)
+
+
+assert check("06.1", energy_of_square)
+assert check("06.1", energy_of_small_numbers)
+
+# %% [markdown]
+# **06.2** Cure the data instead: divide the sounds by a power of two before they go into the FP16
+# network, which stays as it was. Which is the smallest power of two with which no step of the first
+# 60 is skipped, if the loss scale begins at 256? Hand in the number.
+
+# %%
+answer = ...
+check("06.2", answer)
+
+# %% tags=["solution"]
+# The squares must stay below 65504, so the filters' results must stay below 256.
+largest = np.abs(fp16_net[0](sounds).asnumpy()).max()
+at_least = 2.0 ** np.ceil(np.log2(largest / 256))
+print(f"the first batch needs {at_least:.0f}; other sounds are louder, and the filters grow")
+divisor = at_least
+while not check("06.2", divisor):
+    divisor *= 2
+assert check("06.2", divisor)
+
+# %% [markdown]
+# **06.3** The recommended loss scale leaves a factor of 2 for gradients that are larger than those
+# of this batch. Which power of two is the largest loss scale at which **this** batch (`sounds`, as
+# above) does not overflow in the cured network before its training? Hand in the number.
+
+# %%
+answer = ...
+check("06.3", answer)
+
+# %% tags=["solution"]
+trial = make_net(Energy)
+mpgluon.cast_block(trial, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, trial[1]))
+largest_scale = 1.0
+while overflow.locate_overflow(trial, batch, loss_scale=2 * largest_scale) is None:
+    largest_scale *= 2
+assert check("06.3", largest_scale)
+
+# %% [markdown]
 # ## References
 #
 # - Micikevicius et al., "Mixed Precision Training", ICLR 2018: section 3.2 (loss scaling) and 3.3
 #   (arithmetic precision).
-# - NVIDIA, "Training With Mixed Precision" user guide: choosing a scaling factor, and the rules
-#   for sizes that are multiples of 8.
+# - NVIDIA, "Training With Mixed Precision" user guide: choosing a scaling factor.
 # - IEEE 754-2019, section 7.4 (overflow).
+# - In these pages: [troubleshooting by symptom](../docs/troubleshooting.md).
+#
+# [← 05 Does ResNet-50 learn as well in sixteen bits?](05_resnet50_on_caltech101.ipynb) ·
+# [All lessons](README.md) ·
+# [07 Where does the time go, and the memory? →](07_speed_and_memory.ipynb)

@@ -233,7 +233,7 @@ def test_a_step_after_backward_of_the_loss_instead_of_the_scaled_one_is_refused(
                 loss.backward()
     if where == "after it":
         plain_backward(net, images, targets)
-    with pytest.raises(TrainerStateError, match="has not gone backward, but another one has"):
+    with pytest.raises(TrainerStateError, match="had no backward pass, but another loss had one"):
         trainer.step(BATCH_SIZE)
     backward(net, images, targets, trainer)
     trainer.step(BATCH_SIZE)

@@ -184,7 +184,7 @@ def test_another_format_is_refused(tmp_path, dtype):
 
 def test_without_onnx_the_advice_is_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ValueError, match=r"needs the package onnx .*pip install mpgluon\[onnx\]"):
+    with pytest.raises(ValueError, match=r"needs the package onnx .*pip install onnx onnxruntime"):
         export_onnx(small_network(), tmp_path / "net.onnx", METADATA)
     with pytest.raises(ValueError, match="needs the package onnx"):
         read_metadata(tmp_path / "net.onnx")

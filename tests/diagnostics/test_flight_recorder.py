@@ -497,7 +497,7 @@ def test_a_recorder_needs_a_trainer_that_skips_steps(tmp_path):
         ({"network": "no_such_module:make"}, "names no function that can be imported"),
         ({"network": "helpers:no_such_function"}, "names no function that can be imported"),
         ({"loss": "NoSuchLoss"}, "mxnet.gluon.loss has no 'NoSuchLoss'"),
-        ({"loss": "L2Loss(colour='red')"}, "is no call of gluon.loss.L2Loss"),
+        ({"loss": "L2Loss(colour='red')"}, "is not a call of gluon.loss.L2Loss"),
     ],
 )
 def test_bad_options_are_refused_with_what_was_received(tmp_path, options, message):
@@ -556,7 +556,7 @@ def test_the_script_says_in_a_line_what_it_cannot_read(recorded, tmp_path, capsy
     write_archive(newer, header, arrays, RECORDED_STEP._replace(version=2))
     cases = {
         tmp_path / "absent.npz": "there is no recorded step",
-        damaged: "is damaged or no recorded step",
+        damaged: "is damaged or not a recorded step",
         checkpoint: "is a 'mpgluon checkpoint' of version 2; this mpgluon reads version 1 of a",
         newer: "is a 'mpgluon recorded step' of version 2; this mpgluon reads version 1",
     }

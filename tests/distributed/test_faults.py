@@ -50,19 +50,24 @@ def test_a_rank_that_ends_takes_the_others_with_it_at_once(tmp_path, kind, words
 @pytest.mark.parametrize(
     ("kind", "ranks", "culprit", "words"),
     [
-        ("hang", 2, 0, "Rank 0 did not come within 3 s to: sum of 2 gradients, 10 numbers in all"),
+        (
+            "hang",
+            2,
+            0,
+            "Rank 0 did not arrive within 3 s at: sum of 2 gradients, 10 numbers",
+        ),
         pytest.param(
             "stop",
             3,
             1,
-            "Rank 1 did not come within 3 s to: sum of 2 gradients, 10 numbers in all",
+            "Rank 1 did not arrive within 3 s at: sum of 2 gradients, 10 numbers in all",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             "standstill",
             3,
             2,
-            "Rank 2 did not come within 2 s to: a roll call, after 3 s of stands",
+            "Rank 2 did not arrive within 2 s at: a roll call, after 3 s of stands",
             marks=pytest.mark.slow,
         ),
     ],

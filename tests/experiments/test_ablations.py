@@ -200,7 +200,7 @@ def test_numbers_of_the_section_are_those_of_the_records(records, page_of):
 
 def test_the_conclusion_is_withdrawn_if_a_run_with_its_measure_is_worse(page_of):
     records = read_records(ROOT / "results" / "evidence")
-    words = "**Every measure of mixed precision that is left out makes training worse**"
+    words = "**Training gets worse with each part of mixed precision that is left out**"
     assert words in page_of(records, FINDINGS, "results")
     one = records["ablations/underflow/scaled"]
     outcome = Outcome({**one.outcome.figures, "final_loss": 99.0}, one.outcome.curves)

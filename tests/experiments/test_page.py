@@ -34,7 +34,9 @@ def test_each_picture_of_the_page_is_there_and_is_a_picture():
     docs = ROOT / "docs"
     pages = "".join((docs / name).read_text() for name in PAGES)
     shown = set(re.findall(r"!\[[^]]*\]\(results/([^)]+)\.png\)", pages))
-    assert sorted(shown) == sorted(name for group in GROUPS for name in group.pictures)
+    waiting = {group.name for group in GROUPS if f"Not run yet: {group.name}" in pages}
+    done = [group for group in GROUPS if group.name not in waiting]
+    assert sorted(shown) == sorted(name for group in done for name in group.pictures)
     for name in shown:
         with Image.open(docs / "results" / f"{name}.png") as image:
             assert image.width >= 900

@@ -150,7 +150,7 @@ def test_the_control_says_what_skipped_steps_cost(shift, skipped, words, records
             found[name] = replace(one, outcome=replace(one.outcome, figures=figures))
     text = page_of(found, TITLE).split("**Do skipped steps cost accuracy?**")[1]
     assert words in text
-    assert "costs runs as short as these 33.3 % of their steps" in text
+    assert "In runs as short as these, 33.3 % of the steps are skipped" in text
     assert "the seeds 3 and 4, were added after" in text
     assert "had left `float16` at -1.00 points" in text  # 2 of 200
 

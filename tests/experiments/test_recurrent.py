@@ -138,7 +138,7 @@ def test_each_row_is_compared_with_fp32_of_the_same_seeds(record_of, page_of):
     assert text.count(f"| {interval} ") == 6
     assert f"in another order, differs by {interval.replace(' (', ' points (')}" in text
     assert "No row in 16 bits differs from FP32 by more than chance" in text
-    assert "reach 50.0 points after the same training" in text
+    assert "reaches 50.0 points after the same training" in text
     assert "the worst LSTM in FP32 95.0." in text
     assert "Not run yet" not in text
 

@@ -155,7 +155,7 @@ def test_the_pages_sources_are_those_of_the_models_numbers(script):
     assert f"{ethernets} Gbit Ethernet" in text
     hops = f"{script.NVLINK_LATENCY_US} us over NVLink, {script.LATENCY_US} us over a network"
     assert hops in text
-    assert f"{speeds['float16']:,.0f} images/s in float16, {speeds['float32']:,.0f} with" in text
+    assert f"{speeds['float16']:,.0f} images/s in FP16, {speeds['float32']:,.0f} with" in text
 
 
 def test_a_users_cluster_is_in_the_tables(script, capsys):

@@ -114,7 +114,7 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model=ssd_512_resnet50_v1_voc"], "is no image classifier"),
+        (["--model=ssd_512_resnet50_v1_voc"], "is not an image classifier"),
         (["--devices=gpu:99"], "names gpu(99), but this build of MXNet sees"),
         (["--loss-scale=big"], "received 'big'"),
         (["--train-per-class=3"], "train_per_class=3 leaves nothing to test on in 10 of 10"),

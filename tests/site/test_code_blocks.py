@@ -77,14 +77,26 @@ def fences_of(text: str) -> list[Fence]:
     return found
 
 
+def sides_of(diff: str) -> list[str]:
+    """Return the program before a diff, and after it."""
+    lines = diff.splitlines()
+    kept = ([line for line in lines if line[:1] in ("", " ", side)] for side in "-+")
+    return ["".join(f"{line[1:]}\n" for line in side) for side in kept]
+
+
 def blocks_of(text: str) -> list[Block]:
-    """Return the blocks of Python; a ``text`` block right after one is its output."""
+    """Return the blocks of Python; a ``text`` block right after one is its output.
+
+    A ``diff`` is two of them.
+    """
     found: list[Block] = []
     fences = fences_of(text)
     for fence, after in zip(fences, [*fences[1:], None]):
         if fence.language == "python":
             shown = after is not None and after.language == "text" and not after.before
             found.append(Block(fence.text, fence.line, after.text if shown else None))
+        elif fence.language == "diff":
+            found += [Block(side, fence.line, None) for side in sides_of(fence.text)]
     return found
 
 
@@ -211,6 +223,13 @@ def test_only_an_output_right_after_its_block_is_compared():
         Block("print(2)\n", 10, None),
         Block("pass\n", 18, None),
     ]
+
+
+def test_a_diff_is_the_program_before_and_after_it():
+    page = "\n".join(["```diff", " x = 1", "-y = x", "+y = 2", "", " x + y", "```"])
+    before, after = (block.code for block in blocks_of(page))
+    assert before == "x = 1\ny = x\n\nx + y\n"
+    assert after == "x = 1\ny = 2\n\nx + y\n"
 
 
 def test_a_block_that_fails_names_its_line_on_the_page():

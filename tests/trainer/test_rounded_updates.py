@@ -293,7 +293,7 @@ def test_weights_that_the_kvstore_would_update_are_refused():
         with autograd.record():
             loss = layer.weight.data(device).sum()
         loss.backward()
-    with pytest.raises(TrainerStateError, match="kvstore, which knows no bfloat16; create it with"):
+    with pytest.raises(TrainerStateError, match="kvstore, which does not support bfloat16; create"):
         trainer.step(1)
     asked = {"update_on_kvstore": True}
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 0.5}, **asked)

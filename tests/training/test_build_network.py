@@ -117,8 +117,11 @@ def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
     ("name", "message"),
     [
         # Takes other options, has no option "classes", ignores it, and gives two results.
-        ("ssd_512_resnet50_v1_voc", "is no image classifier: 'classes'"),
-        ("simple_pose_resnet18_v1b", "is no image classifier: .*unexpected keyword .*'classes'"),
+        ("ssd_512_resnet50_v1_voc", "is not an image classifier: 'classes'"),
+        (
+            "simple_pose_resnet18_v1b",
+            "is not an image classifier: .*unexpected .*'classes'",
+        ),
         ("hrnet_w18_small_v1_c", r"for 5 classes: .* into \(1, 1000\), not \(1, 5\)"),
         ("nasnet_4_1056", r"for 5 classes: .* into \(1, 5\), \(1, 5\), not \(1, 5\)"),
     ],
@@ -135,7 +138,7 @@ def test_a_network_that_has_to_fetch_a_backbone_is_refused_without_a_network(mon
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(model_zoo, "get_model", fetch)
-    with pytest.raises(ValueError, match="'yolo' is no image classifier: no route to host"):
+    with pytest.raises(ValueError, match="'yolo' is not an image classifier: no route to host"):
         build_network("yolo", classes=5, image_size=32, devices=ONE)
 
 

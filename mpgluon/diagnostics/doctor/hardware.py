@@ -71,7 +71,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
             "none",
             "float16 runs on the CPU with FP32 sums and one rounding: hybridized and with native "
             "operators (below), at about FP32's speed",
-            'for more use amp.autocast(net, "bfloat16"), if the processor has it (below)',
+            'for more speed use amp.autocast(net, "bfloat16"), if the processor has it (below)',
         )
     seen = facts.mxnet.gpus if facts.mxnet is not None else 0
     if not facts.gpus and facts.is_for_cuda and not seen:

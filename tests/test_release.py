@@ -1,0 +1,94 @@
+"""A release: one version in all files, and a source distribution that installs and trains."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+import mpgluon
+from mpgluon.native import compiling
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What a new user does: cast, one training step, and the operators that it used.
+FIRST_STEP = """
+import sys
+
+import mpgluon
+from mpgluon import amp
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+assert mpgluon.__file__.startswith(sys.argv[1]), mpgluon.__file__
+net = nn.HybridSequential()
+net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Flatten())
+net.add(nn.Dense(10, in_units=8 * 6 * 6))
+net.initialize(mx.init.Xavier())
+assert mpgluon.cast_block(net).parameters_cast == 4
+trainer = gluon.Trainer(
+    net.collect_params(), "sgd", {"learning_rate": 0.1, "multi_precision": True}
+)
+amp.init_trainer(trainer, 1024)
+images = mx.nd.random.normal(shape=(4, 3, 8, 8))
+labels = mx.nd.array([0, 1, 2, 3], dtype="int32")
+before = net[-1].weight.data().copy()
+with autograd.record():
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
+    with amp.scale_loss(loss, trainer) as scaled_loss:
+        autograd.backward(scaled_loss)
+trainer.step(4)
+assert not amp.step_was_skipped(trainer)
+assert (net[-1].weight.data() != before).sum().asscalar() > 0
+print(mpgluon.__version__)
+"""
+
+
+def test_package_and_changelog_have_one_version():
+    pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
+    (declared,) = re.findall(r'^version = "(.*)"$', pyproject, re.MULTILINE)
+    newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    assert (declared, newest) == (mpgluon.__version__, mpgluon.__version__)
+
+
+def run(*command: object, **options) -> str:
+    """Return what a command prints; fail with all that it printed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        **options,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_source_distribution_installs_in_a_fresh_environment_and_trains(tmp_path):
+    if not compiling.compiler():
+        pytest.skip("there is no C++ compiler")
+    python = tmp_path / "fresh" / "bin" / "python"
+    venv.create(tmp_path / "fresh", with_pip=True)
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    run(*pip, "build==1.6.1")
+    run(python, "-m", "build", "--sdist", "--outdir", tmp_path / "dist", ROOT)
+    (source,) = (tmp_path / "dist").iterdir()
+    assert source.name == f"mpgluon-{mpgluon.__version__}.tar.gz"
+
+    run(*pip, f"{source}[cpu]")
+    own = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    own.pop("PYTHONPATH", None)
+    where = {"cwd": tmp_path, "env": own}
+    trained = run(python, "-W", "ignore", "-c", FIRST_STEP, tmp_path / "fresh", **where)
+    assert trained.split()[-1] == mpgluon.__version__
+    said = run(python, "-W", "ignore", "-m", "mpgluon.native", **where)
+    assert said.startswith("Native operators: compiled for this processor")

@@ -21,15 +21,15 @@
 # You should have written a training loop with `autograd.record`, `backward` and `trainer.step`.
 # FP32 and FP16 are the formats that code calls `float32` and `float16`. Everything runs on a CPU.
 #
-# ![Three histograms of gradients over the range of FP16. First: the gradients lie too far to the
-# left, partly below FP16's smallest number. Second: multiplied by the loss scale they have moved
-# to the right, and all lie inside FP16's range. Third: divided by the loss scale in FP32 they are
-# back in their old place, and complete.](figures/03_loss_scale.svg)
+# ![Two histograms of gradients over powers of two, with the range of FP16 behind them. Above, the
+# gradients as they are: most lie in front of the range and become zero. Below, the gradients of the
+# loss times S: the same histogram, moved to the right, lies within the range. They are divided by S
+# in FP32, inside the update.](figures/03_loss_scale.svg)
 #
-# The drawing is the whole lesson. Some gradients lie in front of FP16's range: they are too small
-# for it. Multiply the loss by a **loss scale** $S$, and all gradients move into the range together.
-# The backward pass happens there. Then the optimizer divides by $S$ in FP32, which holds the small
-# numbers as well.
+# The drawing is the whole lesson. Above, most gradients lie in front of FP16's range: they are too
+# small for it. Multiply the loss by a **loss scale** $S$, and all gradients move into the range
+# together. The backward pass happens there. Then the optimizer divides by $S$ in FP32, which holds
+# the small numbers as well.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
@@ -49,7 +49,7 @@ from mpgluon.diagnostics.ranges import range_report
 from mpgluon.training.networks import build_network
 from teaching import check, widget
 
-IMAGES_PER_CLASS, EPOCHS = (8, 8) if FAST else (16, 12)
+IMAGES_PER_CLASS, EPOCHS = (8, 8) if FAST else (16, 10)
 
 # %% [markdown]
 # ## FP16 rounds small numbers to zero

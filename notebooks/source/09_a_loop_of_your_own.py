@@ -24,14 +24,14 @@
 # ([lesson 02](02_lost_updates.ipynb)). FP16 and FP32 stand for `float16` and `float32`. Everything
 # runs on a CPU.
 #
-# ![A training step from left to right: the loss or the two losses, scale_loss, backward, the
-# gradients, clipping, the update. A loop leads back from the gradients to the next part of the
-# batch: there gradients accumulate. From scale_loss up to the update all gradients are S times too
-# large.](figures/09_loop.svg)
+# ![A training step as boxes and arrows: forward, one loss or two, scale_loss, backward, gradients
+# times S; from there back to forward while parts of a batch accumulate, then clip_global_norm and
+# trainer.step, which updates the masters if all gradients are finite, and otherwise skips and
+# halves S.](figures/09_loop.svg)
 #
-# Read the drawing from left to right. Everything between `scale_loss` and the update is $S$ times
-# too large. Losses meet before it, parts of a batch meet inside it, and clipping comes last, just
-# before the update divides by $S$.
+# Follow the arrows. From `scale_loss` up to the update, every gradient is $S$ times too large. Two
+# losses meet in `scale_loss`. The parts of a batch meet in the gradients. Clipping comes last,
+# before the step divides by $S$.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
@@ -147,12 +147,12 @@ for images, labels in batches[:1]:
     gradients = amp.unscaled_gradients(trainer)
     trainer.step(len(labels))
 
-print("                  largest in grad()   largest true one")
+print(f"{'':18} largest in grad()   largest true one")
 by_hand = {}
 for parameter in net.collect_params().values():
     raw, true = parameter.grad().asnumpy(), gradients[parameter.name].asnumpy()
     by_hand[parameter.name] = raw.astype("float32") / 2**10  # first widened, then divided
-    print(f"{parameter.name:16} {np.abs(raw).max():18.2f} {np.abs(true).max():18.5f}")
+    print(f"{parameter.name:18} {np.abs(raw).max():17.2f} {np.abs(true).max():18.5f}")
 
 # %% tags=["claim"]
 assert {p.grad().dtype for p in net.collect_params().values()} == {np.float16}
@@ -184,7 +184,7 @@ for parameter in net.collect_params().values():
     scaled = parameter.grad().asnumpy()
     quotients = (scaled.astype("float32") / 2**24).astype("float16")
     lost[parameter.name] = np.mean(quotients[scaled != 0] == 0)
-    print(f"{parameter.name:16} {lost[parameter.name]:6.1%} would become zero")
+    print(f"{parameter.name:18} {lost[parameter.name]:6.1%} would become zero")
 
 # %% [markdown]
 # That is what the loss scale was for. So `amp.unscale`, which divides in place, refuses FP16
@@ -256,10 +256,10 @@ assert all((changed[name] == np.clip(true[name].asnumpy(), -1, 1)).all() for nam
 #
 # It takes the batch size too, because the norm that counts is that of the gradient which the
 # optimizer will use. It returns that norm, and changes no gradient: the factor goes where $1/S$ is,
-# into the step. We take the run from above, and clip its norms at 1.
+# into the step. We take the run from above, and clip its norms at 1.5.
 
 # %%
-max_norm = 1.0
+max_norm = 1.5
 net, trainer = new_run()
 clipped_norms = []
 for images, labels in batches * EPOCHS:
@@ -282,16 +282,16 @@ look = {**plots.FORMAT_LOOKS["float16"], "linestyle": ""}
 axes.plot(steps[above], np.array(clipped_norms)[above], **look)
 axes.plot(steps[~above], np.array(clipped_norms)[~above], markerfacecolor="white", **look)
 axes.axhline(max_norm, color="black")
-axes.annotate("max_norm", (steps[-1], max_norm), (0, 4), textcoords="offset points", ha="right")
+axes.text(1.01, max_norm, "max_norm", va="center", transform=axes.get_yaxis_transform())
 axes.set(xlabel="step", ylabel="true norm of the gradient", ylim=(0, None))
 axes.set_title("Steps above the line (full squares) are clipped to it")
 plt.show()
 
 # %% [markdown]
 # Gluon's own `gluon.utils.clip_global_norm` knows nothing of $S$. It sees a norm that is $S$ times
-# too large, and larger by the batch size as well, and clips far too much. We compare the lengths of
-# the first step. They should be `max_norm`, times the learning rate. (On a CPU Gluon's function
-# does not take FP16 gradients, so both get the FP32 gradients of `amp.autocast`.)
+# too large, and larger by the batch size as well, and clips far too much. We clip the first step at
+# 0.5 with each function, and compare its lengths, divided by the learning rate. (On a CPU Gluon's
+# function does not take FP16 gradients, so both get the FP32 gradients of `amp.autocast`.)
 
 
 # %%
@@ -303,7 +303,7 @@ def with_gluon():
     gluon.utils.clip_global_norm([p.grad() for p in net.collect_params().values()], max_norm)
 
 
-lengths = {}
+max_norm, lengths = 0.5, {}
 for clip in (with_amp, with_gluon):
     net, trainer = new_run(cast=amp.autocast)
     start = [p.data().asnumpy() for p in net.collect_params().values()]
@@ -615,14 +615,15 @@ for column, (name, look) in enumerate(
     left.annotate(f"{name}'s S", (20, values[-1]), (0, 4), textcoords="offset points", ha="right")
 left.set_yscale("log", base=2)
 left.set(xlabel="iteration", ylabel="loss scale S", ylim=(2.0**9, 2.0**25))
+left.set_xticks(range(0, 21, 5))
 left.set_title("Skips (crosses) of one leave the other alone")
 for points, name, look in (
     (samples[-1].asnumpy(), "real", {"color": "black", "marker": "o"}),
-    (first_points, "generated\nbefore", {"color": "0.6", "marker": "+"}),
-    (last_points, "generated\nafter", {"color": "#0072B2", "marker": "x"}),
+    (first_points, "generated before", {"color": "0.6", "marker": "+"}),
+    (last_points, "generated after", {"color": "#0072B2", "marker": "x"}),
 ):
-    right.plot(*points.T, linestyle="", markersize=4, **look)
-    right.annotate(name, points.mean(0), color=look["color"])
+    right.plot(*points.T, linestyle="", markersize=4, label=name, **look)
+right.legend(loc="lower left")
 right.set_title("The generator finds the real points")
 plt.show()
 

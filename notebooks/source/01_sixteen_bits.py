@@ -181,8 +181,8 @@ print(f"{len(finite):,} of 65,536 patterns are finite numbers, {subnormal.sum():
 # All patterns agree with NumPy's `float16`.
 #
 # Now change a number and its format yourself. **Try this:** the drawing below begins with 0.1 in
-# FP16. Make it BF16 (8 exponent bits, 8 significant bits), and watch the rounding error. Then type
-# 70000 and go back to 5 exponent bits.
+# FP16. Make it BF16 (8 exponent bits, 8 significant bits, which the slider calls "significand
+# bits"), and watch the rounding error. Then type 70000 and go back to 5 exponent bits.
 
 # %% tags=["plot"]
 widget("rounding")
@@ -265,9 +265,10 @@ print(Table(headings, rows))
 # (E4M3 does not follow the rules above in one point. It has no infinity, and uses those patterns
 # for larger numbers. This is why it ends at 448.)
 #
-# The next drawing shows range and spacing together. **Try this:** begin with FP16, which is the
-# first position of the sliders, and take one exponent bit more and one significant bit less. How
-# far does the black line become longer, and how much does it rise?
+# The next drawing shows range and spacing together. **Try this:** move the sliders to FP16 (5
+# exponent bits, 11 significant bits), until the black line covers the blue one. Then take one
+# exponent bit more and one significant bit less. How much longer does the black line become, and
+# how much does it rise?
 
 # %% tags=["plot"]
 widget("spacing")

@@ -106,7 +106,7 @@ for event in fp16_history[:3]:
     print(f"step {event['step']}: loss {event['loss']}, loss scale {event['loss_scale']:.0f}")
 print(f"… after {len(fp16_history)} steps:\n{message}")
 
-# %% tags=["plot"] alt="The loss scale is halved in each step, down to 1; all are skipped."
+# %% tags=["plot"] alt="The loss scale of 21 steps: it begins at 2 to the 16, is halved by each step down to 1, and stays there. Each step has a cross: it was skipped."
 figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
 plots.draw_loss_scale(axes, fp16_history)
 axes.get_legend().remove()
@@ -125,10 +125,12 @@ assert [fp16_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
 
 # %% [markdown]
 # A few skipped steps at the beginning are normal: the loss scale is looking for its place. Here it
-# falls all the way. So the gradients are not merely too large, they are broken. The message names
-# the first *parameter* whose gradient is not finite, `filters_weight`. There we notice the damage;
-# it need not have begun there. (A NaN, "not a number", comes from infinite numbers, for instance
-# as infinity minus infinity.)
+# falls all the way. And the loss itself is NaN ("not a number", such as infinity minus infinity).
+# It is computed before any gradient. So the gradients are not merely too large: something breaks in
+# the forward pass.
+#
+# The message names the first *parameter* whose gradient is not finite, `filters_weight`. There we
+# notice the damage; it need not have begun there.
 #
 # ![A trail. The symptom, every step is skipped and the scale falls to 1, leads to the tool
 # locate_overflow, which runs the batch again and looks inside. It names the place: block, operator,
@@ -230,7 +232,7 @@ assert not any(array.overflow_fraction for array in range_report.arrays)
 # The report judges what layers return. The squares never leave `energy`. The picture adds them: it
 # shows how often each power of two occurs.
 
-# %% tags=["plot"] alt="What layers return lies within FP16; many squares lie beyond it."
+# %% tags=["plot"] alt="How often each power of two occurs. What layers return lies inside the range of FP16. The squares inside energy spread twice as wide, and many lie beyond 2 to the 16, where numbers are too large."
 returned = exponents.batch_exponents(net, batch).overall()["activations"]
 squared = exponents.exponent_histogram([net[0](sounds).asnumpy() ** 2])
 too_large = squared.shares()["overflow"]
@@ -256,9 +258,9 @@ assert returned.shares()["overflow"] == 0
 #
 # ## The other layers are innocent
 #
-# Overflow is the loudest error, but not the only one. Before we accuse `energy` alone, we compare
-# each layer with itself in FP32. Errors are *relative*: the length of the difference divided by the
-# length of the FP32 result. By hand for the filters:
+# Nobody can miss an overflow, but there are smaller errors. Before we accuse `energy` alone, we
+# compare each layer with itself in FP32. Errors are *relative*: the length of the difference
+# divided by the length of the FP32 result. By hand for the filters:
 
 
 # %%
@@ -334,7 +336,7 @@ train(cured_net, trainer, steps, cured_history)
 print(f"accuracy: FP32 {accuracy_of(fp32_net):.1%}, cured FP16 {accuracy_of(cured_net):.1%}")
 print(f"skipped steps: {amp.skipped_steps(trainer)} of {steps}")
 
-# %% tags=["plot"] alt="Two training losses that fall from 1.5 to 0.01, on each other."
+# %% tags=["plot"] alt="Training loss over steps, in FP32 and in FP16 with energy in FP32: both fall from 1.5 to below 0.01, and the two curves lie on each other."
 figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
 for start, (dtype, history) in enumerate((("float32", fp32_history), ("float16", cured_history))):
     look = {**plots.FORMAT_LOOKS[dtype], "markevery": (5 * start, 10)}
@@ -367,8 +369,8 @@ assert np.abs(losses[1] - losses[0]).max() < 0.1
 #
 # ## Summary
 #
-# - A loss that is NaN, and a loss scale that falls to 1, mean broken numbers in the forward pass,
-#   and not merely large gradients. No loss scale helps.
+# - A loss scale that falls to 1 says that no scale helps. A loss that is NaN says why: something
+#   breaks in the forward pass, which the scale cannot change.
 # - `OverflowLocator` (in a training run) and `locate_overflow` (for one batch) name the block and
 #   the operator of the first number that is not finite.
 # - `range_report` says what fits into FP16, and recommends a loss scale. It does not see what stays
@@ -385,7 +387,7 @@ assert np.abs(losses[1] - losses[0]).max() < 0.1
 
 # %% [markdown]
 # **06.1** Cure the layer itself. Write `energy(F, x)`, which computes the same as
-# `Energy.hybrid_forward`, but without an overflow in FP16, with nothing kept in FP32. (Which
+# `Energy.hybrid_forward` and does not overflow in a cast network, without `keep_fp32`. (Which
 # operators compute in FP32 in a cast network? [This table](../docs/reference/operators.md) says.)
 # Hand in the function. The check casts the network with it, and trains it.
 
@@ -409,8 +411,8 @@ def energy_of_small_numbers(F, x):
     return F.log(256 * 256 * F.mean(F.broadcast_mul(small, small), axis=2) + 1)
 
 
+check("06.1", energy_of_small_numbers)
 assert check("06.1", energy_of_square)
-assert check("06.1", energy_of_small_numbers)
 
 # %% [markdown]
 # **06.2** Cure the data instead: divide the sounds by a power of two before they go into the FP16

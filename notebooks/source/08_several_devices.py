@@ -26,10 +26,10 @@
 # gradients are summed in FP32. Are all finite? There is one answer for all: both make the same
 # update, or both skip the step and halve S](figures/08_agree.svg)
 #
-# The drawing is this lesson in one picture. Each replica computes gradients in FP16. Their sum is
-# computed in FP32 and sent back to all replicas; that exchange is called *all-reduce*. Every
-# replica then asks the same question of the same sum, so all of them get the same answer: step, or
-# skip and halve the loss scale S.
+# The drawing is this lesson in one picture. Each replica computes gradients in FP16 (`float16`).
+# Their sum is computed in FP32 and sent back to all replicas; that exchange is called *all-reduce*.
+# Every replica then asks the same question of the same sum, so all of them get the same answer:
+# step, or skip and halve the loss scale S.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
@@ -231,7 +231,7 @@ assert agreed_scales == [2.0**7, 2.0**7]
 # ## With `amp`, all devices skip together and the scale falls once
 #
 # After `amp.init_trainer`, every step checks the gradients of all devices after they were added.
-# Here the network is cast to FP16 (`float16`), with FP32 masters. We put an infinity among the
+# Here the network is cast to FP16, with FP32 masters. We put an infinity among the
 # gradients of device 1 in the second step, and of device 0 in the third. The loop is that of one
 # device, with a list of losses in place of one loss.
 
@@ -418,7 +418,7 @@ assert (small.astype("float32") / 512 > 0).all()
 # - **Rank 0 writes.** All ranks have the same weights, so one of them writes checkpoints and logs.
 #
 # Below is a whole program, for as many processes as you like. It trains the layer of the section
-# before last; in the second step, rank 1 meets an infinity. Two things differ from a loop on one
+# about `amp`. In the second step, rank 1 meets an infinity. Two things differ from a loop on one
 # device: `MpiKVStore` adds gradients over all processes, in FP32, and `trainer.step` gets the size
 # of the batch of all processes.
 

@@ -23,6 +23,13 @@ class Verdict(NamedTuple):
     meaning: str
 
 
+class Judged(int):
+    """True or false, as a number that Jupyter does not show below the cell."""
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
 _EXERCISES: dict[str, Callable[[Any], Verdict]] = {}
 
 
@@ -36,7 +43,7 @@ def exercise(number: str) -> Callable[[Callable[[Any], Verdict]], Callable[[Any]
     return mark
 
 
-def check(number: str, answer: Any = ...) -> bool:
+def check(number: str, answer: Any = ...) -> Judged:
     """Print whether an answer is right, and what it means; return whether it is right.
 
     Parameters
@@ -61,10 +68,10 @@ def check(number: str, answer: Any = ...) -> bool:
         raise ValueError(f"there is no exercise {number!r}; there are {known or 'none'}")
     if answer is ...:
         print(f"{number}: replace ... by your answer and run this cell again.")
-        return False
+        return Judged(False)
     verdict = _EXERCISES[number](answer)
     print(f"{number}: {'right' if verdict.right else 'not yet'}. {verdict.meaning}")
-    return verdict.right
+    return Judged(verdict.right)
 
 
 def number_of(answer: Any, unit: str) -> float:

@@ -19,7 +19,7 @@ MEMBERS = (bfloat16_weights.GROUP, eight_bits.GROUP, tensor_core_sums.GROUP)
 TITLES = {  # on the page of findings, and in the details
     "bfloat16_weights": ("bfloat16 weights without masters", "bfloat16 weights without masters"),
     "eight_bits": ("Products in eight bits", "Eight bits"),
-    "tensor_core_sums": ("Whose Tensor Core", "Sums of Tensor Cores"),
+    "tensor_core_sums": ("Sums as Tensor Cores add them", "Sums of Tensor Cores"),
 }
 
 

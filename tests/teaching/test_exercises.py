@@ -24,13 +24,13 @@ def double_of_two(answer):
 
 @pytest.mark.parametrize(("answer", "right"), [(4, True), (5.5, False)])
 def test_an_answer_is_judged_and_its_meaning_printed(answer, right, capsys):
-    assert check("00.99", answer) is right
+    assert check("00.99", answer) == right
     verdict = "right" if right else "not yet"
     assert capsys.readouterr().out == f"00.99: {verdict}. {double_of_two(answer).meaning}\n"
 
 
 def test_an_exercise_without_an_answer_asks_for_one(capsys):
-    assert check("00.99") is False
+    assert not check("00.99")
     assert "replace ..." in capsys.readouterr().out
 
 

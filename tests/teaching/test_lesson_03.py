@@ -23,7 +23,7 @@ from teaching import check
 def test_the_sum_of_forty_losses_needs_a_scale_sixty_four_times_smaller(
     answer, right, meaning, capsys
 ):
-    assert check("03.1", answer) is right
+    assert check("03.1", answer) == right
     assert meaning in capsys.readouterr().out
 
 
@@ -37,7 +37,7 @@ def test_the_sum_of_forty_losses_needs_a_scale_sixty_four_times_smaller(
     ],
 )
 def test_a_short_run_needs_a_short_growth_interval(answer, right, meaning, capsys):
-    assert check("03.2", answer) is right
+    assert check("03.2", answer) == right
     assert meaning in capsys.readouterr().out
 
 

@@ -63,7 +63,7 @@ def test_one_quarter_of_each_picture_is_brighter():
     ],
 )
 def test_an_answer_is_told_what_it_does(number, answer, right, words, capsys):
-    assert check(number, answer) is right
+    assert check(number, answer) == right
     assert words in capsys.readouterr().out
 
 

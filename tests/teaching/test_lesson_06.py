@@ -69,7 +69,7 @@ def test_sounds_are_whole_numbers_of_an_audio_file():
     ],
 )
 def test_an_answer_is_told_what_it_does(number, answer, right, words, capsys):
-    assert check(number, answer) is right
+    assert check(number, answer) == right
     assert words in capsys.readouterr().out
 
 

@@ -71,7 +71,7 @@ def test_other_verdicts_are_told_what_becomes_of_the_replicas(agree, told, capsy
     ],
 )
 def test_the_number_of_workers_is_tried(workers, right, told, capsys):
-    assert check("08.2", workers) is right
+    assert check("08.2", workers) == right
     assert told in capsys.readouterr().out
 
 

@@ -31,7 +31,7 @@ SOURCE = (
     ],
 )
 def test_a_step_of_four_parts_divides_by_all_images(answer, right, meaning, capsys):
-    assert check("09.1", answer) is right
+    assert check("09.1", answer) == right
     assert meaning in capsys.readouterr().out
 
 
@@ -75,7 +75,7 @@ def divided_in_fp16(net, trainer, batch_size):
     ],
 )
 def test_a_logged_gradient_is_compared_with_the_true_one(answer, right, meaning, capsys):
-    assert check("09.2", answer) is right
+    assert check("09.2", answer) == right
     assert meaning in capsys.readouterr().out
 
 
@@ -116,7 +116,7 @@ def halved(net, trainer, losses_of, batch_size):
     ],
 )
 def test_a_step_of_two_losses_is_judged_by_where_the_weights_go(answer, right, meaning, capsys):
-    assert check("09.3", answer) is right
+    assert check("09.3", answer) == right
     assert meaning in capsys.readouterr().out
 
 

@@ -64,7 +64,7 @@ def test_a_fold_that_is_no_function_is_refused():
     ],
 )
 def test_a_lead_is_tried(lead, right, told, capsys):
-    assert check("10.2", lead) is right
+    assert check("10.2", lead) == right
     assert told in capsys.readouterr().out
 
 

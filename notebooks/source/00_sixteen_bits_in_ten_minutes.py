@@ -59,7 +59,7 @@ PHOTOGRAPHS = (
     *("Leopards", "Motorbikes", "chandelier", "ketch"),
 )
 MODEL, IMAGE_SIZE = ("resnet18_v1", 32) if FAST else ("resnet50_v1", 48)  # pixels
-BATCH_SIZE, EPOCHS, TUNING_EPOCHS = (8, 2, 1) if FAST else (20, 10, 6)
+BATCH_SIZE, EPOCHS, TUNING_EPOCHS = (8, 2, 2) if FAST else (20, 10, 6)
 TRAIN, TEST = (8, 4) if FAST else (40, 20)  # images of each category
 
 files = tempfile.TemporaryDirectory()  # all that this page writes

@@ -35,8 +35,7 @@ import numpy as np
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, round_to
-from mpgluon.numerics.formats import FLOAT8_E4M3, FLOAT8_E5M2
+from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FloatFormat, round_to
 from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
 from teaching import check, widget

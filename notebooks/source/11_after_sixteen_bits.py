@@ -191,16 +191,19 @@ def train(policy=None):
     return net, np.array([loss.asscalar() for loss in losses])
 
 
+def at_the_end(curve):
+    """Return the median of the last 50 losses: single steps go up and down."""
+    return np.median(curve[-50:])
+
+
 UNSCALED = "compute=float8_e4m3,gradient=float8_e5m2,between=bfloat16,scaling=none"
 nets, curves = {}, {}
 for name, policy in {"FP32": None, "FP8 without scales": UNSCALED}.items():
     nets[name], curves[name] = train(policy)
-    print(
-        f"{name}: loss {curves[name][0]:.3f} in the first step, {curves[name][-1]:.4f} in the last"
-    )
+    print(f"{name}: loss {curves[name][0]:.3f} at first, {at_the_end(curves[name]):.4f} at the end")
 
 # %% tags=["claim"]
-assert curves["FP8 without scales"][-1] > 1.5 * curves["FP32"][-1]
+assert at_the_end(curves["FP8 without scales"]) > 1.5 * at_the_end(curves["FP32"])
 
 # %% [markdown]
 # Nothing failed, and no message appeared. `range_report` says what happened: it runs one batch in
@@ -211,11 +214,12 @@ assert curves["FP8 without scales"][-1] > 1.5 * curves["FP32"][-1]
 # %%
 batch = diagnostics.Batch(images, images, mean_loss)
 report = diagnostics.range_report(nets["FP32"], batch, fmt=FLOAT8_E5M2)
-print(report.table(worst=6))
-lost = [array.underflow_fraction for array in report.arrays if array.kind == "output gradient"]
+arrays = [array for array in report.arrays if array.kind == "output gradient"]
+rows = [(a.name, f"{a.largest:.1e}", f"{a.underflow_fraction:.1%}") for a in arrays]
+print(Table(("output gradient of", "largest", "becomes zero in E5M2"), rows))
 
 # %% tags=["claim"]
-assert np.mean(lost) > 0.8
+assert np.mean([array.underflow_fraction for array in arrays]) > 0.8
 
 # %% [markdown]
 # Nearly all output gradients become zero in E5M2, which has as many exponents as FP16. Where the
@@ -275,10 +279,10 @@ for place, look in ((0, OTHERS[2]), (shift, FP8)):
         exponents + place, bins, weights=weights_of_bars, histtype="step", color=look["color"], lw=2
     )
     words = "as it is" if place == 0 else f"times its scale, $2^{{{shift}}}$"
-    axes.text(np.median(exponents) + place - 3, 21, words, ha="center", color=look["color"])
-axes.text(-5, 22.5, "normal numbers of E5M2", ha="center", color="0.35")
-axes.text(-41.5, 22.5, "left of the hatched part: becomes zero", color="0.35")
-axes.set(xlim=(-42, 17), ylim=(0, 25), ylabel="share of values (%)")
+    axes.text(np.median(exponents) + place - 2, 24, words, ha="right", color=look["color"])
+axes.text(-5, 34, "normal numbers of E5M2", ha="center", color="0.35")
+axes.text(-41.5, 34, "left of the hatched part: becomes zero", color="0.35")
+axes.set(xlim=(-42, 17), ylim=(0, 38), ylabel="share of values (%)")
 axes.set(xlabel="exponent e of values from $2^e$ to $2^{e+1}$ (hatched: subnormal numbers)")
 axes.set(title="One power of two moves a gradient into the range of E5M2")
 plt.show()
@@ -289,10 +293,10 @@ plt.show()
 # %%
 nets["FP8, mixed_float8"], curves["FP8, mixed_float8"] = train("mixed_float8")
 for name, curve in curves.items():
-    print(f"{name:18} loss {curve[-1]:.4f} in the last step")
+    print(f"{name:18} loss {at_the_end(curve):.4f} at the end")
 
 # %% tags=["claim"]
-assert abs(curves["FP8, mixed_float8"][-1] / curves["FP32"][-1] - 1) < 0.25
+assert abs(at_the_end(curves["FP8, mixed_float8"]) / at_the_end(curves["FP32"]) - 1) < 0.25
 
 # %% tags=["plot"] alt="Left: loss against step. FP32 and mixed_float8 fall together; FP8 without scales stays far above them. Right: five shapes as they are, and as the three networks draw them: FP32 and mixed_float8 draw them alike, the network without scales draws blurred ones."
 figure, (axes, pictures) = plt.subplots(
@@ -371,7 +375,7 @@ finer, wider = by_shift[FLOAT8_E4M3], by_shift[FLOAT8_E5M2]
 assert 1.8 < np.nanmin(wider) / np.nanmin(finer) < 2.2
 assert (wider < 0.1).sum() >= (finer < 0.1).sum() + 10
 
-# %% tags=["plot"] alt="Relative error of a gradient against the exponent of the scale, for E4M3 and E5M2. Both fall from 100 percent to a level floor and end where values overflow. The floor of E4M3 is half as high, that of E5M2 is more than twice as wide."
+# %% tags=["plot"] alt="Relative error of a gradient against the exponent of the scale, for E4M3 and E5M2. Both fall from 100 percent to a level floor and end where values overflow. The floor of E4M3 is half as high, that of E5M2 is wider on both sides."
 figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
 for (f, error), look in zip(by_shift.items(), (FP8, OTHERS[0])):
     finite = np.isfinite(error)
@@ -380,7 +384,7 @@ for (f, error), look in zip(by_shift.items(), (FP8, OTHERS[0])):
     words = f"{f.name}:\nlarger scales overflow"
     axes.text(shifts[end] + 0.8, 100 * error[end], words, va="center", color=look["color"])
 axes.set(yscale="log", xlabel="s, when the gradient is multiplied by $2^s$ and rounded")
-axes.set(ylabel="relative error (%)", xlim=(shifts[0], 58), ylim=(1.5, 130))
+axes.set(ylabel="relative error (%)", xlim=(shifts[0], 53), ylim=(1.5, 130))
 axes.set(title="Half the error with E4M3, twice the choice of scales with E5M2")
 plt.show()
 
@@ -405,12 +409,13 @@ smaller = {
 }
 for name, policy in smaller.items():
     _, curves[name] = train(policy)
-print(Table(("products in", "last loss"), [(name, f"{c[-1]:.4f}") for name, c in curves.items()]))
+ends = {name: at_the_end(curve) for name, curve in curves.items()}
+rows = [(name, f"{loss:.4f}") for name, loss in ends.items()]
+print(Table(("products in", "loss at the end"), rows))
 
 # %% tags=["claim"]
-for name in smaller:
-    assert curves[name][-1] < curves["FP8 without scales"][-1]
-assert abs(curves["six bits, blocks of 32"][-1] / curves["FP32"][-1] - 1) < 0.35
+assert max(ends[name] for name in smaller) < ends["FP8 without scales"]
+assert abs(ends["six bits, blocks of 32"] / ends["FP32"] - 1) < 0.35
 
 # %% [markdown]
 # Six bits with scales do better than eight without. (First and last layer are BF16 in all rows.)

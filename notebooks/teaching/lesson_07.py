@@ -100,7 +100,8 @@ def _gib(batch: int) -> float:
         policies=("float16",),
         ctx=mx.gpu(),
     )
-    return estimate.policies[0].total / 2**30
+    total: int = estimate.policies[0].total
+    return total / 2**30
 
 
 @exercise("07.3")

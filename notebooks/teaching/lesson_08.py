@@ -116,7 +116,7 @@ def workers_at_which_nothing_arrives(answer: Any) -> Verdict:
 def shares_of_an_epoch(answer: Any) -> Verdict:
     _require_function(answer, "share(epoch, rank, world_size, count)")
     count, world_size = 1000, 4
-    orders = []
+    orders: list[npt.NDArray[np.int64]] = []
     for epoch in range(3):
         shares = [np.asarray(answer(epoch, rank, world_size, count)) for rank in range(world_size)]
         sizes = [len(share) for share in shares]

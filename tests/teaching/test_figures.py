@@ -63,3 +63,9 @@ def test_the_drawings_that_a_lesson_names_exist_and_have_an_alternative_text(sou
     for alternative, file in named:
         assert (NOTEBOOKS / file).is_file(), f"{source.name} names {file}"
         assert len(alternative.replace("# ", "").split()) > 3
+
+
+def test_each_lesson_shows_the_drawing_of_its_number():
+    lessons = {source.stem[:2]: source.read_text("utf-8") for source in SOURCES}
+    shown = {number: re.findall(r"figures/([\w.]+)", text) for number, text in lessons.items()}
+    assert shown == {path.stem[:2]: [path.name] for path in DRAWINGS}

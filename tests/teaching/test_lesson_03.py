@@ -86,7 +86,7 @@ def step_of(*, scales=True, divides=True, skips=True, factor=0.5):
     ],
 )
 def test_a_step_by_hand_is_judged_by_the_weights_that_it_leaves(changes, right, meaning, capsys):
-    assert check("03.3", step_of(**changes)) is right
+    assert check("03.3", step_of(**changes)) == right
     assert meaning in capsys.readouterr().out
 
 

@@ -484,6 +484,8 @@ def test_a_static_scale_that_no_step_can_divide_by_is_refused_with_the_range(exp
     amp.init_trainer(trainer, 2.0**exponent)
     with autograd.record(), amp.scale_loss(weight.data() * 0.0, trainer) as scaled:
         scaled.backward()
-    with pytest.raises(TrainerStateError, match=r"no normal FP32 number; choose one between 2\*\*"):
+    with pytest.raises(
+        TrainerStateError, match=r"not a normal FP32 number; choose one between 2\*\*"
+    ):
         trainer.step(8)
     assert weight.data().asscalar() == 1

@@ -45,6 +45,7 @@ demo: environment
 	$(RUN) scripts/train_caltech.py --dtype float16 --dataset shapes --data-dir data \
 		--image-size 48 --batch-size 20 --train-per-class 40 --min-crop-area 0.5 \
 		--epochs 10 --learning-rate 0.02 --output-dir $(DEMO)
+	@echo "Loss, loss scale and accuracy: $(DEMO)/curves.png. Next: notebooks/README.md, docs/start.md"
 
 test: environment lint
 	$(PYTEST) -m "$(QUICK)"

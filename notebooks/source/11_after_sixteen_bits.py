@@ -397,8 +397,8 @@ plt.show()
 #
 # ## With scales, even lesson 01's six bits train
 #
-# mpgluon takes any format of up to eight bits, also by its widths: `e3m2` is the format of lesson
-# 01. Nothing changes but the name in the policy. For a GPU somebody would have to build it.
+# mpgluon takes any format of up to eight bits, also by its widths: `e3m2` is lesson 01's format.
+# Nothing changes but the name in the policy. For a GPU somebody would have to build it.
 
 # %%
 smaller = {

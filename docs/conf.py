@@ -116,17 +116,19 @@ def _without_links_to_folders(app: Sphinx, docname: str, source: list[str]) -> N
     source[0] = _LINK_TO_FOLDER.sub(replaced, source[0])
 
 
-def _with_levels_of_headings(
+def _with_names_and_levels(
     _: Sphinx, __: str, ___: str, context: dict[str, Any], ____: Any
 ) -> None:
-    """Complete what Sphinx leaves out of the captions in the sidebar: a heading has a level."""
+    """Complete what is read aloud: captions in the sidebar have a level, folds their own words."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
+    body = context.get("body", "")
+    context["body"] = body.replace(' aria-label="Toggle hidden content"', "")
 
 
 def setup(app: Sphinx) -> None:
     """Connect what is only for these pages."""
-    app.connect("html-page-context", _with_levels_of_headings, priority=900)  # after the theme
+    app.connect("html-page-context", _with_names_and_levels, priority=900)  # after the theme
     app.connect("source-read", _without_links_to_folders)

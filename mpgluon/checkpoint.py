@@ -22,6 +22,11 @@ from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.numerics.formats import FLOAT32, round_to
 from mpgluon.random_states import random_states, set_random_states, validated_random_states
+from mpgluon.scale_histories import (
+    scale_histories,
+    set_scale_histories,
+    validated_scale_histories,
+)
 from mpgluon.trainer.masters import keep_masters
 from mpgluon.trainer.snapshot import apply_trainer, export_trainer, validate_trainer
 
@@ -39,7 +44,7 @@ _logger = logging.getLogger(__name__)
 def save_checkpoint(
     path: Union[str, Path], net: gluon.Block, trainer: gluon.Trainer, **extra: Any
 ) -> None:
-    """Write parameters, optimizer state, loss scale, weight average and random states to one file.
+    """Write parameters, optimizer state, scales, weight average and random states to one file.
 
     The file is written under another name beside ``path``, flushed to the disk and renamed, so
     that a crash at any moment leaves either the old file or the new one. Waits for the device.
@@ -76,6 +81,7 @@ def save_checkpoint(
     state, state_arrays = export_trainer(trainer, parameters)
     arrays = _export_parameters(parameters)
     arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
+    arrays.update({f"scale_history/{k}": value for k, value in scale_histories(net).items()})
     grids = {}
     for name, parameter in parameters.items():
         value, fmt = fp32.known(parameter), fp32.format_of(parameter)
@@ -145,12 +151,14 @@ def load_checkpoint(
         _plan(parameters[name], name, value, known, arrays) for name, value in values.items()
     ]
     states = validated_random_states(path, header["random"])
+    histories = validated_scale_histories(path, _part_of(arrays, "scale_history"))
     # From here on, nothing is refused.
     for parameter in planned:
         parameter.remember()
     apply_trainer(plan)  # which remembers masters instead
     for parameter in planned:
         parameter.set()
+    set_scale_histories(net, histories)
     set_random_states(states)
     computed = _without_constants(parameters, arrays)
     _warn_of_bad_weights(path, computed, "was loaded; use an earlier one")

@@ -1,9 +1,11 @@
-"""What a record says of the machine and of the installed packages."""
+"""The machine: what a record says of it and of the installed packages, and its memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 from importlib import metadata
 from typing import Any
 
@@ -11,7 +13,7 @@ import mxnet as mx
 
 from mpgluon.processor import processor
 
-__all__ = ["describe_machine", "installed_versions"]
+__all__ = ["describe_machine", "give_memory_back", "installed_versions"]
 
 
 def installed_versions() -> dict[str, str]:
@@ -30,3 +32,11 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "gpus": mx.context.num_gpus(),
     }
+
+
+def give_memory_back() -> None:
+    """Let the system have the memory of former arrays, which glibc would keep for new ones."""
+    mx.nd.waitall()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

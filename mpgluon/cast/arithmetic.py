@@ -34,7 +34,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache, partial
-from typing import Any
+from itertools import repeat
+from typing import Any, Optional
 
 import mxnet as mx
 from mxnet.symbol import Symbol
@@ -188,17 +189,21 @@ class Emulated(Arithmetic):
 
 
 class ScaledProducts(Emulated):
-    """Emulated, and products with weights round their operands to formats with little range."""
+    """Emulated, and products with weights round their operands to formats with little range.
+
+    Made anew for each forward pass of a block, whose products take its ``histories`` in turn.
+    """
 
     _SCALED = frozenset({"Convolution", "FullyConnected"})
 
-    def __init__(self, fmt: FloatFormat, scaling: Scaling) -> None:
+    def __init__(self, fmt: FloatFormat, scaling: Scaling, histories: native.InTurn) -> None:
         super().__init__(fmt)
-        self.scaling = scaling
+        self.scaling, self._histories = scaling, histories
 
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._SCALED:
-            operator = native.scaled_operator(call.name, self.format, self.scaling)
+            name, history = call.name, next(self._histories)
+            operator = native.scaled_operator(name, self.format, self.scaling, history)
             in_graph = isinstance(arrays_in([*call.args, *call.kwargs.values()])[0], Symbol)
             call = call._replace(function=native.function(operator, of_symbols=in_graph))
         return super().compute(call)
@@ -292,7 +297,6 @@ def _round_to_bfloat16(array: Array) -> Array:
 
 
 emulated = cache(Emulated)  # the same object for the same format
-_scaled_products = cache(ScaledProducts)
 
 
 @cache
@@ -318,10 +322,16 @@ def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False
     return emulated(format_named(compute_dtype))
 
 
-def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False) -> Arithmetic:
+def policy_arithmetic(
+    policy: Policy,
+    device_type: str,
+    at_edge: bool = False,
+    histories: Optional[native.InTurn] = None,
+) -> Arithmetic:
     """Return the arithmetic of a policy's computation on a kind of device.
 
     ``at_edge`` is for the first and the last product of a network, whose operands are not scaled.
+    ``histories`` are those from which the scales of a block's products follow, if any.
 
     Raises
     ------
@@ -345,4 +355,4 @@ def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False
     fmt, scaling = format_named(policy.values_dtype), policy.operand_scaling
     if scaling is None or at_edge:
         return emulated(fmt, policy.accumulation)
-    return _scaled_products(fmt, scaling)
+    return ScaledProducts(fmt, scaling, histories or repeat(None))

@@ -37,6 +37,7 @@ from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
+from mpgluon.machine import give_memory_back
 from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
 from mpgluon.numerics.policy import Policy
 from mpgluon.numerics.reductions import numbers_of
@@ -233,7 +234,7 @@ def apply_policy(
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)
         _warn_of_infinite_weights(narrowed, fmt)
-        fp32.give_memory_back()
+        give_memory_back()
     for entry in plan:
         block = entry.block
         _clear_traced_graph(block)

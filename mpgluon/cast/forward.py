@@ -82,6 +82,7 @@ class PolicyForward:
         self.method = "hybrid_forward" if graph or is_hybrid(block) else "forward"
         self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
         setattr(block, self.method, self)
+        self.histories = native.ScaleHistories(network_cast.policy.amax_history)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
@@ -248,7 +249,8 @@ class PolicyForward:
         return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
-        return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)
+        policy, histories = self.network_cast.policy, self.histories.in_turn()
+        return policy_arithmetic(policy, device_type, self.plan.is_edge, histories)
 
 
 def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:

@@ -7,8 +7,6 @@ other format is an FP32 array of that format's numbers. Only this module touches
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from typing import Optional
 
 import mxnet as mx
@@ -23,7 +21,6 @@ from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
 __all__ = [
     "format_of",
     "fp32_value",
-    "give_memory_back",
     "is_rounded",
     "known",
     "mark_rounded",
@@ -84,14 +81,6 @@ def narrow(parameter: gluon.Parameter, fmt: FloatFormat) -> None:
         for array in parameter._data or ():
             round_array(array, fmt, out=array)
     vars(parameter)[_ATTRIBUTE] = value
-
-
-def give_memory_back() -> None:
-    """Let the system have the memory of former FP32 arrays, which glibc would keep for new ones."""
-    mx.nd.waitall()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def restore(parameter: gluon.Parameter) -> None:

@@ -8,7 +8,6 @@ from typing import NoReturn
 from mxnet import gluon
 
 from mpgluon.numerics.policy import Policy
-from mpgluon.numerics.scaling import SHARED_BY
 
 __all__ = ["BeyondReach", "CastReport"]
 
@@ -83,17 +82,14 @@ class CastReport:
     def __exit__(self, *_: object) -> None:
         """Nothing: `with` needs both methods to come to the error of the first."""
 
-    def _sums(self) -> str:
-        made = self.policy.accumulation
-        return "" if made == "float32" else f", summed as {made.title()}'s Tensor Cores do"
-
     def __str__(self) -> str:
+        sums = self.policy.accumulation.title()
         lines = [
             f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
             f"result {self.policy.output_dtype}",
             f"{len(self.cast):6d} blocks compute in {self.policy.values_dtype}, "
             + _ARITHMETIC[self.arithmetic]
-            + self._sums(),
+            + f", summed as {sums}'s Tensor Cores do" * (sums != "Float32"),
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
             f"{_examples(self.kept_fp32)}",
             f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}"
@@ -105,9 +101,8 @@ class CastReport:
         scaling = self.policy.operand_scaling
         if scaling is not None:
             lines.append(
-                f"convolutions and dense layers round their operands to {scaling.value}, gradients "
-                f"to {scaling.gradient}, {SHARED_BY[scaling.shared_by]}; the first and the last do "
-                f"not{_examples(self.first_and_last)}"
+                f"convolutions and dense layers round their operands to {scaling}; the first and "
+                f"the last do not{_examples(self.first_and_last)}"
             )
         if self.told_format:
             lines.append(

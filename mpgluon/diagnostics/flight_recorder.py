@@ -31,6 +31,7 @@ from mpgluon.diagnostics.recorded_step import (
 from mpgluon.errors import CheckpointError
 from mpgluon.options import at_least
 from mpgluon.random_states import random_states
+from mpgluon.scale_histories import scale_histories
 from mpgluon.trainer import inside
 from mpgluon.trainer.statistics import RunningStatistics
 from mpgluon.trainer.step import state_of
@@ -114,6 +115,7 @@ class FlightRecorder:
         self._parameters = net._collect_params_with_prefix()
         self._statistics = RunningStatistics(self._parameters.values())
         self._before: dict[mx.Context, NDArray] = {}  # the statistics before the first pass
+        self._histories: Arrays = {}  # of scales, likewise
         self._passes: list[_Pass] = []
         self._loss_scale = 1.0
         self._position = (-1, -1)
@@ -204,6 +206,7 @@ class FlightRecorder:
             seed = int(np.random.SeedSequence(now).generate_state(1)[0] >> 1)
         self._random_states = random_states(seed)
         self._before = self._statistics.copy()
+        self._histories = scale_histories(self._net)
 
     def _on_skip(self, _: float) -> None:
         self._record("skipped", skipped=True)
@@ -261,6 +264,7 @@ class FlightRecorder:
             master = fp32.known(parameter)
             if master is not None:
                 arrays[f"master/{name}"] = master.asnumpy()
+        arrays.update({f"scale_history/{k}": value for k, value in self._histories.items()})
         for name, copies in statistics.items():
             arrays[f"parameter/{name}"] = copies[0]
             for device, value in enumerate(copies):

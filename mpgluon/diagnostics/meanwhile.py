@@ -10,6 +10,8 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
+from mpgluon.scale_histories import scale_histories, set_scale_histories
+
 __all__ = ["having", "untouched"]
 
 
@@ -31,8 +33,9 @@ def having(objects: Iterable[Any], name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def untouched(net: gluon.Block) -> Iterator[None]:
-    """Restore gradients and running statistics after the block of code."""
+    """Restore gradients, running statistics and scales after the block of code."""
     mx.nd.waitall()  # a static graph's running statistics can be read before they are written
+    histories = scale_histories(net)
     saved: list[tuple[NDArray, NDArray, Any]] = []
     for parameter in net.collect_params().values():
         if parameter.grad_req == "null":
@@ -47,4 +50,5 @@ def untouched(net: gluon.Block) -> Iterator[None]:
             copy.copyto(array)
             if freshness is not None:
                 data, data._fresh_grad = freshness[0], freshness[1]
+        set_scale_histories(net, histories)
         mx.nd.waitall()

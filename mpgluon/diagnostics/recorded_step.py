@@ -25,6 +25,7 @@ from mpgluon.errors import CheckpointError
 from mpgluon.machine import describe_machine, installed_versions
 from mpgluon.numerics.loss_scale import StaticLossScale
 from mpgluon.random_states import RandomStates, validated_random_states
+from mpgluon.scale_histories import validated_scale_histories
 from mpgluon.trainer.step import TrainerState
 
 __all__ = [
@@ -104,6 +105,8 @@ class RecordedStep:
         Values of all parameters, and the FP32 values of those that are float16.
     statistics : dict from a name to a list of arrays
         Running statistics before the step on each device.
+    scale_histories : dict from a name to an array
+        What scales of eight-bit operands followed from, if from earlier steps.
     gradients : dict from a name to a list of GradientMark
         Of each trained parameter that the step used; one for each device.
     versions, machine, environment : dict
@@ -125,6 +128,7 @@ class RecordedStep:
     parameters: Arrays
     masters: Arrays
     statistics: dict[str, list[npt.NDArray[Any]]]
+    scale_histories: Arrays
     gradients: dict[str, list[GradientMark]]
     versions: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -229,6 +233,7 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
         parameters=parts["parameter"],
         masters=parts["master"],
         statistics=statistics,
+        scale_histories=validated_scale_histories(path, _part_of(arrays, "scale_history")),
         gradients={
             str(name): [GradientMark(str(b), str(p), int(n)) for b, p, n in marks]
             for name, marks in dict(header["gradients"]).items()

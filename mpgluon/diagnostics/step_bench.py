@@ -18,6 +18,7 @@ from mpgluon.diagnostics.overflow import FoundOverflow, find_overflow
 from mpgluon.diagnostics.recorded_network import NetworkSettings
 from mpgluon.diagnostics.recorded_step import RecordedStep, fresh_gradients, on_device
 from mpgluon.random_states import set_random_states
+from mpgluon.scale_histories import set_scale_histories
 from mpgluon.trainer import inside
 from mpgluon.trainer.step import state_of
 
@@ -118,6 +119,7 @@ class StepBench:
         for name, copies in self.step.statistics.items():
             for array, value in zip(self._parameters[name].list_data(), copies):
                 array[:] = value
+        set_scale_histories(self.net, self.step.scale_histories)
 
 
 def _fill_in_shape(parameter: gluon.Parameter, value: Optional[npt.NDArray[Any]]) -> None:

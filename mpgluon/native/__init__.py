@@ -15,11 +15,16 @@ import ctypes
 import inspect
 import logging
 import struct
-from collections.abc import Mapping, Sequence
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Callable, Optional
+from itertools import count
+from typing import Any, Callable, ClassVar, Optional
 
 import mxnet as mx
+import numpy as np
+import numpy.typing as npt
 from mxnet.base import _LIB, OpHandle, _Null, check_call
 from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.register import _make_ndarray_function
@@ -31,6 +36,9 @@ from mpgluon.numerics.scaling import SHARED_BY, Scaling
 from mpgluon.numerics.tensor_core import ACCUMULATIONS
 
 __all__ = [
+    "InTurn",
+    "ScaleHistories",
+    "ScaleHistory",
     "Status",
     "accumulating_operator",
     "available",
@@ -113,8 +121,75 @@ def operator(name: str, fmt: FloatFormat) -> str:
     return f"_mpgluon_{name}{suffix}"
 
 
+class ScaleHistory:
+    """The largest absolute values of one product's operands in earlier steps.
+
+    Its operators note them there and make scales of them. A step ends where a forward pass
+    follows a backward pass.
+
+    Parameters
+    ----------
+    steps : int
+        How many are kept.
+
+    Attributes
+    ----------
+    number : int
+        By which the library knows it.
+    shape : tuple of int
+        (3, steps): of data, weight and gradient, oldest first, 0 where nothing is known.
+    """
+
+    _unused: ClassVar[dict[int, list[int]]] = defaultdict(list)  # by steps
+
+    def __init__(self, steps: int) -> None:
+        self.shape = (3, steps)
+        mx.nd.waitall()
+        unused = self._unused[steps]
+        if not unused:
+            unused.append(_loaded[-1].mpgluon_make_history(steps))
+        self.number = unused.pop()
+        _loaded[-1].mpgluon_clear_history(self.number)
+        weakref.finalize(self, unused.append, self.number)
+
+    def values(self, device_id: int) -> npt.NDArray[np.float32]:
+        """Return the values of a device; those of a step without a backward pass are not in it."""
+        made = np.empty(self.shape, np.float32)
+        mx.nd.waitall()
+        _loaded[-1].mpgluon_read_history(self.number, device_id, ctypes.c_void_p(made.ctypes.data))
+        return made
+
+    def set_values(self, device_id: int, values: npt.NDArray[np.float32]) -> None:
+        """Set what :meth:`values` returns, and forget what a step in progress has noted."""
+        given = np.array(values, np.float32, order="C").reshape(self.shape)
+        mx.nd.waitall()
+        address = ctypes.c_void_p(given.ctypes.data)
+        _loaded[-1].mpgluon_write_history(self.number, device_id, address)
+
+
+InTurn = Iterator[Optional[int]]
+"""The numbers of the histories of products, ``None`` for those without one."""
+
+
+class ScaleHistories(list[ScaleHistory]):
+    """Those of a block's products, in the order of its forward pass; none for 0 steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def in_turn(self) -> InTurn:
+        """Yield their numbers, without end; make those that are missing."""
+        for product in count():
+            if self.steps and product == len(self):
+                self.append(ScaleHistory(self.steps))
+            yield self[product].number if self.steps else None
+
+
 @cache
-def scaled_operator(name: str, between: FloatFormat, scaling: Scaling) -> str:
+def scaled_operator(
+    name: str, between: FloatFormat, scaling: Scaling, history: Optional[int] = None
+) -> str:
     """Return MXNet's name of a product that rounds its operands to scaled formats.
 
     Parameters
@@ -125,10 +200,15 @@ def scaled_operator(name: str, between: FloatFormat, scaling: Scaling) -> str:
         Of the operands and results, which are FP32 arrays. An operator on codes of it is there too:
         its name begins with ``_mpgluon_scaled_codes``.
     scaling : Scaling
+    history : int, optional
+        The number of the :class:`ScaleHistory` from which its scales follow; without one they
+        follow from the values that they scale.
     """
     formats = (between, scaling.value, scaling.gradient)
-    suffix = "".join(map(_suffix, formats)) + f"_{scaling.shared_by}"
-    _register_scaled(suffix, list(SHARED_BY).index(scaling.shared_by), *map(_numbers, formats))
+    number = -1 if history is None else history
+    suffix = "".join(map(_suffix, formats)) + f"_{scaling.shared_by}" + f"_{number}" * (number >= 0)
+    sharing = list(SHARED_BY).index(scaling.shared_by)
+    _register_scaled(suffix, sharing, number, *map(_numbers, formats))
     return f"_mpgluon_scaled{suffix}_{name}"
 
 
@@ -164,10 +244,10 @@ def _register(suffix: str, numbers: tuple[float, ...]) -> None:
 
 
 @cache
-def _register_scaled(suffix: str, sharing: int, *formats: tuple[float, ...]) -> None:
+def _register_scaled(suffix: str, sharing: int, history: int, *formats: tuple[float, ...]) -> None:
     mx.nd.waitall()
     numbers = [(ctypes.c_float * 4)(*one) for one in formats]
-    _loaded[-1].mpgluon_register_scaled(suffix.encode(), *numbers, sharing)
+    _loaded[-1].mpgluon_register_scaled(suffix.encode(), *numbers, sharing, history)
 
 
 @cache

@@ -218,14 +218,28 @@ extern "C" void mpgluon_register_format(const char* suffix, const float* numbers
   mpgluon::modes::register_modes(grid, suffix);
 }
 
-// Called once for each recipe and format between products, while no operator runs.
+// Called once for each recipe, format between products and history, while no operator runs.
 extern "C" void mpgluon_register_scaled(const char* suffix, const float* between, const float* value,
-                                        const float* gradient, int sharing) {
+                                        const float* gradient, int sharing, int history) {
   using namespace mpgluon;
   const auto how = static_cast<Sharing>(sharing);
-  const products::Recipe recipe{ScaledFormat(value, how), ScaledFormat(gradient, how)};
+  const products::Recipe recipe{ScaledFormat(value, how), ScaledFormat(gradient, how),
+                                history_numbered(history)};
   if (between[0] == 11 && between[1] == -14) products::register_scaled(Float16(), recipe, suffix);
   else products::register_scaled(grid_of(between), recipe, suffix);
+}
+
+// Return the number of a new history. It stays for good, as the operators that know it do.
+extern "C" int mpgluon_make_history(int steps) { return mpgluon::make_history(steps); }
+
+extern "C" void mpgluon_clear_history(int number) { mpgluon::history_numbered(number)->clear(); }
+
+extern "C" void mpgluon_read_history(int number, int device, float* to) {
+  mpgluon::history_numbered(number)->read(device, to);
+}
+
+extern "C" void mpgluon_write_history(int number, int device, const float* from) {
+  mpgluon::history_numbered(number)->write(device, from);
 }
 
 // Called once for each 16-bit format of operands and each kind of sum, while no operator runs.

@@ -40,8 +40,8 @@ class ScaledFormat {
     return Grid(significand_bits_, min_exponent_ - scale, most, most);
   }
 
-  // Return them for values of which this is the largest. If it is infinite or NaN, every value becomes
-  // NaN: a scale would hide it.
+  // Return them for values of which this is the largest. Larger ones saturate; if it is infinite or NaN,
+  // every value becomes NaN: a scale would hide it.
   Grid grid_for(float largest) const {
     if (largest <= FLT_MAX) return divided(scale_for(largest));
     return Grid(significand_bits_, min_exponent_, -1, NAN);
@@ -154,13 +154,14 @@ void fill(const Format& format, const NDArray& in, int layout, const NDArray& ma
           [&](int64_t i) { to[i] = format.round_one(x[i]); });
 }
 
-// The same, rounded to the scaled format.
-template <class Format>
+// The same, rounded to the scaled format. to_scale_by() takes the largest absolute value of an array.
+template <class Format, class ToScaleBy>
 NDArray fill_scaled(const Format& format, const ScaledFormat& scaled, const View& view,
-                    const NDArray& in, int layout, const NDArray& made) {
+                    const NDArray& in, int layout, const NDArray& made,
+                    const ToScaleBy& to_scale_by) {
   if (scaled.sharing() != kBlocks) {
     const NDArray from = holds_codes(in) ? in : plain(in);
-    const Grid grid = scaled.grid_for(largest_of(format, from));
+    const Grid grid = scaled.grid_for(to_scale_by(largest_of(format, from)));
     fill(Twice<Format>{format, grid}, from, layout, made);
     return made;
   }

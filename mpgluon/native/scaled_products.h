@@ -6,6 +6,7 @@
 #ifndef MPGLUON_SCALED_PRODUCTS_H_
 #define MPGLUON_SCALED_PRODUCTS_H_
 
+#include "history.h"
 #include "products.h"
 
 namespace mpgluon {
@@ -13,6 +14,14 @@ namespace products {
 
 struct Recipe {
   ScaledFormat value, gradient;
+  History* history;  // or nullptr: a scale follows from the values that it scales
+
+  // Return what chooses the value that an operand is scaled by.
+  auto to_scale(Operand operand, const OpContext& ctx, bool note) const {
+    return [this, operand, device = ctx.run_ctx.ctx.dev_id, note](float own) {
+      return history == nullptr ? own : history->largest(device, operand, own, note);
+    };
+  }
 };
 
 // How blocks lie in the operands of each product: along what it sums over. That of a convolution's
@@ -44,11 +53,14 @@ void forward_scaled(const Format& format, const Recipe& recipe, bool packed, con
                     const Requests& req, const Arrays& out) {
   if (req[0] == mxnet::kNullOp) return;
   const Views views(in[kData].shape(), in[kWeight].shape(), out[0].shape().Size());
+  if (recipe.history != nullptr) recipe.history->begin_forward(ctx.run_ctx.ctx.dev_id);
   Arrays wide = in;
   wide[kData] = fill_scaled(format, recipe.value, views.data, in[kData],
-                            layout_of_codes(in[kData], packed), scratch(in[kData], kDataSlot));
+                            layout_of_codes(in[kData], packed), scratch(in[kData], kDataSlot),
+                            recipe.to_scale(kDataOperand, ctx, ctx.is_train));
   wide[kWeight] = fill_scaled(format, recipe.value, views.weight, in[kWeight], 1,
-                              room_for(in[kWeight], ctx.is_train));
+                              room_for(in[kWeight], ctx.is_train),
+                              recipe.to_scale(kWeightOperand, ctx, ctx.is_train));
   write_result(format, packed, req[0], out[0], kResultSlot, [&](OpReqType request, NDArray result) {
     call(op, attrs, ctx, wide, {request}, {result});
   });
@@ -61,8 +73,9 @@ void backward_scaled(const Format& format, const Recipe& recipe, bool packed, co
   const NDArray &gradient = in[kOutGrad], &data = in[kBackwardData], &weight = in[kBackwardWeight];
   const Views views(data.shape(), weight.shape(), gradient.shape().Size());
   const auto filled = [&](const ScaledFormat& scaled, const View& view, const NDArray& array,
-                          int layout, Slot slot) {
-    return fill_scaled(format, scaled, view, array, layout, scratch(array, slot));
+                          int layout, Slot slot, Operand operand) {
+    return fill_scaled(format, scaled, view, array, layout, scratch(array, slot),
+                       recipe.to_scale(operand, ctx, operand == kGradientOperand));
   };
   const int layout_of_gradient = layout_of_codes(gradient, packed);
   Arrays wide = in;
@@ -72,13 +85,13 @@ void backward_scaled(const Format& format, const Recipe& recipe, bool packed, co
   const auto operands = [&](bool for_weight) {
     if (!filled_gradient || recipe.gradient.sharing() == kBlocks)  // which lie along the sum
       wide[kOutGrad] = filled(recipe.gradient, for_weight ? views.summed_gradient : views.gradient,
-                              gradient, layout_of_gradient, kResultSlot);
+                              gradient, layout_of_gradient, kResultSlot, kGradientOperand);
     filled_gradient = true;
     if (for_weight)
       wide[kBackwardData] = filled(recipe.value, views.summed_data, data,
-                                   layout_of_codes(data, packed), kDataSlot);
+                                   layout_of_codes(data, packed), kDataSlot, kDataOperand);
     else
-      wide[kBackwardWeight] = filled(recipe.value, views.turned_weight, weight, 1, kWeightSlot);
+      wide[kBackwardWeight] = filled(recipe.value, views.turned_weight, weight, 1, kWeightSlot, kWeightOperand);
     return wide;
   };
   backward_from(format, packed, op, attrs, ctx, operands, req, out);

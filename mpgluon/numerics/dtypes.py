@@ -108,16 +108,9 @@ def cast(array: Array, dtype: str) -> Array:
 
 
 def convert_into(out: mx.nd.NDArray, array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Write float16 values as FP32, or FP32 values as float16, as :func:`cast` would.
+    """Write float16 values as FP32, or FP32 values as float16, as :func:`cast` would, to ``out``.
 
-    Parameters
-    ----------
-    out, array : NDArray of one shape on one device, one of them float16 and the other FP32
-
-    Returns
-    -------
-    NDArray
-        ``out``. Not recorded by autograd; does not wait.
+    Both have one shape and device. Not recorded by autograd; does not wait.
     """
     dtype = dtype_name(out)
     if array.context.device_type == "cpu" and native.available():

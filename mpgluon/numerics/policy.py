@@ -55,6 +55,10 @@ class Policy:
         that of the operands of convolutions and dense layers alone: their products are summed in
         FP32 and rounded to this format. The first and the last of these layers of a network, and
         all other operators, compute in it.
+    amax_history : int
+        With ``scaling="tensor"``: the scale of an operand follows from its largest values in so
+        many earlier steps, and what is larger saturates ("delayed scaling"); 0: from the values
+        themselves ("current"), as in the first step.
     accumulation : {"float32", "volta", "ampere", "hopper"}
         How a CPU sums the products of convolutions, dense layers, ``dot`` and ``batch_dot``: in
         FP32, or as the Tensor Cores of these GPUs do, which is several times slower and needs
@@ -80,6 +84,7 @@ class Policy:
     scaling: str = "none"
     between_dtype: Optional[str] = None
     accumulation: str = "float32"
+    amax_history: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
@@ -107,6 +112,12 @@ class Policy:
                 "gradient_dtype and scaling say how products round their operands where other "
                 "values have another format; name that too: between_dtype='bfloat16'"
             )
+        steps = self.amax_history
+        if type(steps) is not int or steps < 0 or (steps and self.scaling != "tensor"):
+            raise ValueError(
+                "amax_history is a number of steps from which the scale of scaling='tensor' "
+                f"follows, or 0; received {steps!r} with scaling={self.scaling!r}"
+            )
         have = ("float16",) if self.accumulation == "volta" else ("float16", "bfloat16")
         if self.accumulation != "float32" and self.compute_dtype not in have:
             raise ValueError(
@@ -125,7 +136,8 @@ class Policy:
         if self.between_dtype is None:
             return None
         value, gradient = self.compute_dtype, self.gradient_dtype or self.compute_dtype
-        return Scaling(format_named(value), format_named(gradient), self.scaling)
+        formats = format_named(value), format_named(gradient)
+        return Scaling(*formats, self.scaling, self.amax_history)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -139,8 +151,8 @@ class Policy:
             computation); ``"emulated_bfloat16"``, the latter with the same results on every
             processor; ``"mixed_float8"`` (FP32 parameters, products of float8_e4m3, gradients
             float8_e5m2, a scale per operand, bfloat16 between products); or
-            ``params=…,compute=…,output=…,emulate=…,gradient=…,scaling=…,between=…,accumulation=…``,
-            where what is left out has the default of a :class:`Policy`, or is float32.
+            ``params=…,compute=…,output=…,emulate=…,gradient=…,scaling=…,between=…,accumulation=…,
+            amax_history=…``, where what is left out has a :class:`Policy`'s default, or is float32.
 
         Raises
         ------
@@ -159,8 +171,10 @@ class Policy:
                 f"{', '.join(_FIELDS)}; received {text!r}"
             )
         names = ("param_dtype", "compute_dtype", "output_dtype")
-        formats: dict[str, Any] = dict.fromkeys(names, "float32")
-        return cls(**{**formats, **chosen, "emulate": _FLAGS[emulate]})
+        made: dict[str, Any] = {**dict.fromkeys(names, "float32"), **chosen}
+        if (steps := made.get("amax_history", "")).isdecimal():
+            made["amax_history"] = int(steps)
+        return cls(**{**made, "emulate": _FLAGS[emulate]})
 
 
 _FLAGS = {"true": True, "false": False}

@@ -146,10 +146,6 @@ def all_finite(arrays: Sequence[NDArray]) -> bool:
     arrays : sequence of NDArray, any shapes, dtypes and devices, mixed as they come
         Of a sparse array, the rows that are stored.
 
-    Returns
-    -------
-    bool
-
     Raises
     ------
     ValueError

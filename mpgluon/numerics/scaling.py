@@ -30,6 +30,12 @@ class Scaling(NamedTuple):
     value: FloatFormat
     gradient: FloatFormat
     shared_by: str
+    amax_history: int = 0  # steps, as in a Policy
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        delayed = f" from the largest values of {self.amax_history} steps" * bool(self.amax_history)
+        return f"{self.value}, gradients to {self.gradient}, {SHARED_BY[self.shared_by]}{delayed}"
 
 
 def round_scaled(

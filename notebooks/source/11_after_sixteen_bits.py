@@ -391,7 +391,7 @@ plt.show()
 # %% [markdown]
 # With the right scale, E4M3 is the better format, for gradients too. E5M2 has twice the error, and
 # works with many more scales. That matters where a scale is an old one (NVIDIA's *delayed* scaling
-# takes it from earlier steps), or where values of very different sizes share one. So recipes with a
+# takes it from earlier steps; `amax_history=16` in a policy), or where values of very different sizes share one. So recipes with a
 # scale per tensor use E5M2 for gradients, and Mishra et al., with blocks of 32, use E4M3 for
 # everything.
 #

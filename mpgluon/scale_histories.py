@@ -1,0 +1,88 @@
+"""The histories of delayed scaling: what a network remembers of earlier steps beside its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+
+from mpgluon.archive import Arrays
+from mpgluon.cast.block import blocks_of
+from mpgluon.cast.forward import PolicyForward, forward_of
+from mpgluon.errors import CheckpointError
+from mpgluon.native import ScaleHistory
+
+__all__ = ["scale_histories", "set_scale_histories", "validated_scale_histories"]
+
+
+def scale_histories(net: gluon.Block) -> Arrays:
+    """Return the largest values of earlier steps, from which a network's scales follow.
+
+    Waits for the devices if there are any.
+
+    Returns
+    -------
+    dict from "block/product" to an array of shape (devices, 3, steps)
+        The place of the block among those of the network, and of the product in its forward pass.
+    """
+    devices = _device_ids(net)
+    return {
+        f"{block}/{product}": np.stack([history.values(device) for device in devices])
+        for block, forward in _delayed(net)
+        for product, history in enumerate(forward.histories)
+    }
+
+
+def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Set what :func:`scale_histories` returns, whatever the numbers of devices and steps.
+
+    Products without values know of no earlier steps. A network without such scales stays as it is.
+    """
+    devices = _device_ids(net)
+    for block, forward in _delayed(net):
+        histories = forward.histories
+        given: list[npt.NDArray[Any]] = []
+        while (key := f"{block}/{len(given)}") in values:
+            given.append(values[key])
+        histories += [ScaleHistory(histories.steps) for _ in given[len(histories) :]]
+        for history, of_devices in zip_longest(histories, given):
+            for place, device in enumerate(devices):
+                fitted = np.zeros(history.shape, np.float32)
+                if of_devices is not None:
+                    found = of_devices[place % len(of_devices)][:, -histories.steps :]
+                    fitted[:, -found.shape[1] :] = found
+                history.set_values(device, fitted)
+
+
+def validated_scale_histories(path: Path, values: Arrays) -> Arrays:
+    """Return the values of a file.
+
+    Raises
+    ------
+    CheckpointError
+        If they are not such values.
+    """
+    for name, value in values.items():
+        usable = value.dtype == np.float32 and value.ndim == 3 and value.shape[1] == 3
+        if not usable or not (value.size and (value >= 0).all() and np.isfinite(value).all()):
+            raise CheckpointError(
+                f"{path} is damaged: the largest values of {name} in earlier steps are no FP32 "
+                "numbers of shape (devices, 3, steps) from 0 upward; use an earlier one"
+            )
+    return values
+
+
+def _delayed(net: gluon.Block) -> Iterator[tuple[int, PolicyForward]]:
+    for number, forward in enumerate(map(forward_of, blocks_of(net))):
+        if forward is not None and forward.histories.steps:
+            yield number, forward
+
+
+def _device_ids(net: gluon.Block) -> list[int]:
+    known = [p.list_ctx() for p in net.collect_params().values() if p._data is not None]
+    return [context.device_id for context in known[0]] if known else [0]

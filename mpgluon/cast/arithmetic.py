@@ -34,8 +34,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache, partial
-from itertools import repeat
-from typing import Any, Optional
+from typing import Any
 
 import mxnet as mx
 from mxnet.symbol import Symbol
@@ -50,7 +49,7 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import LOOPS, OperatorCall
+from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall
 from mpgluon.cast.table import Rule
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.grid import ACCUMULATION
@@ -189,20 +188,17 @@ class Emulated(Arithmetic):
 
 
 class ScaledProducts(Emulated):
-    """Emulated, and products with weights round their operands to formats with little range.
-
-    Made anew for each forward pass of a block, whose products take its ``histories`` in turn.
-    """
+    """Emulated, and products with weights round their operands to formats with little range."""
 
     _SCALED = frozenset({"Convolution", "FullyConnected"})
 
-    def __init__(self, fmt: FloatFormat, scaling: Scaling, histories: native.InTurn) -> None:
+    def __init__(self, fmt: FloatFormat, scaling: Scaling) -> None:
         super().__init__(fmt)
-        self.scaling, self._histories = scaling, histories
+        self.scaling = scaling
 
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._SCALED:
-            name, history = call.name, next(self._histories)
+            name, history = call.name, next(AT_WORK.histories)
             operator = native.scaled_operator(name, self.format, self.scaling, history)
             in_graph = isinstance(arrays_in([*call.args, *call.kwargs.values()])[0], Symbol)
             call = call._replace(function=native.function(operator, of_symbols=in_graph))
@@ -297,6 +293,7 @@ def _round_to_bfloat16(array: Array) -> Array:
 
 
 emulated = cache(Emulated)  # the same object for the same format
+_scaled_products = cache(ScaledProducts)
 
 
 @cache
@@ -322,16 +319,10 @@ def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False
     return emulated(format_named(compute_dtype))
 
 
-def policy_arithmetic(
-    policy: Policy,
-    device_type: str,
-    at_edge: bool = False,
-    histories: Optional[native.InTurn] = None,
-) -> Arithmetic:
+def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False) -> Arithmetic:
     """Return the arithmetic of a policy's computation on a kind of device.
 
     ``at_edge`` is for the first and the last product of a network, whose operands are not scaled.
-    ``histories`` are those from which the scales of a block's products follow, if any.
 
     Raises
     ------
@@ -355,4 +346,4 @@ def policy_arithmetic(
     fmt, scaling = format_named(policy.values_dtype), policy.operand_scaling
     if scaling is None or at_edge:
         return emulated(fmt, policy.accumulation)
-    return ScaledProducts(fmt, scaling, histories or repeat(None))
+    return _scaled_products(fmt, scaling)

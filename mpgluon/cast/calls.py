@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
@@ -10,7 +13,10 @@ import numpy as np
 from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, widen
 from mpgluon.cast.table import excluded_operands
 
-__all__ = ["LOOPS", "OperatorCall"]
+__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work"]
+
+AT_WORK = threading.local()
+"""What :func:`at_work` says of the block whose ``hybrid_forward`` this thread is in."""
 
 # The arguments of a loop that are its body, and the states that it passes from round to round.
 LOOPS = {
@@ -19,6 +25,28 @@ LOOPS = {
 }
 _CASTS = frozenset({"Cast", "cast"})
 _CREATORS = frozenset({"zeros", "ones", "full"})
+
+
+@contextmanager
+def at_work(**about: Any) -> Iterator[None]:
+    """Say something of a block meanwhile, in attributes of :data:`AT_WORK`.
+
+    Parameters
+    ----------
+    rules : mapping from the ``one_name`` of an operator to Rule
+        Those that precede the table's, in this block but not in its children.
+    histories : iterator
+        As :meth:`native.ScaleHistories.in_turn` returns, for the products of the block.
+    observer : callable
+        Receives each :class:`OperatorCall` of a Python operator, and its result.
+    """
+    before = dict(vars(AT_WORK))
+    vars(AT_WORK).update(about)
+    try:
+        yield
+    finally:
+        vars(AT_WORK).clear()
+        vars(AT_WORK).update(before)
 
 
 class OperatorCall(NamedTuple):

@@ -31,6 +31,7 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
+from mpgluon.cast.calls import at_work
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.plan import BlockPlan, blocks_of, is_hybrid
@@ -38,7 +39,6 @@ from mpgluon.cast.stand_in import (
     NumPyInterfaceError,
     OperatorNamespace,
     namespace_of,
-    with_rules,
 )
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
@@ -113,7 +113,7 @@ class PolicyForward:
             args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
         try:
-            with with_rules(self.plan.rules):
+            with at_work(rules=self.plan.rules, histories=self.histories.in_turn()):
                 result = self.original(*args, **kwargs)
         except MXNetError as error:
             _explain(error, self.block)
@@ -249,8 +249,7 @@ class PolicyForward:
         return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
-        policy, histories = self.network_cast.policy, self.histories.in_turn()
-        return policy_arithmetic(policy, device_type, self.plan.is_edge, histories)
+        return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)
 
 
 def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:

@@ -7,9 +7,7 @@ follow the operator table in the arithmetic of one compute format. So do ``x + y
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache, wraps
 from numbers import Number
 from types import ModuleType
@@ -20,38 +18,20 @@ from mxnet.symbol import Symbol
 
 from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
-from mpgluon.cast.calls import OperatorCall
+from mpgluon.cast.calls import AT_WORK, OperatorCall
 from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.errors import PrecisionError
 from mpgluon.numerics.formats import FloatFormat
 
-__all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of", "with_rules"]
-
-_here = threading.local()  # its ``rules``: those of the block that this thread is in
+__all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
 
 
 class NumPyInterfaceError(PrecisionError):
     """A cast network has used ``F.np`` or ``F.npx``."""
 
 
-@contextmanager
-def with_rules(rules: Mapping[str, Rule]) -> Iterator[None]:
-    """Let these rules precede the table's, in a block's ``hybrid_forward`` but not in its children.
-
-    Parameters
-    ----------
-    rules : mapping from the ``one_name`` of an operator
-    """
-    before = getattr(_here, "rules", None)
-    _here.rules = rules
-    try:
-        yield
-    finally:
-        _here.rules = before
-
-
 def _rule_here(name: str) -> Rule:
-    rules: Optional[Mapping[str, Rule]] = getattr(_here, "rules", None)
+    rules: Optional[Mapping[str, Rule]] = vars(AT_WORK).get("rules")
     return rules.get(one_name(name)) or rule_of(name) if rules else rule_of(name)
 
 
@@ -130,11 +110,17 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
             rule = rule_of(operator)
         call = OperatorCall(operator, plain, (self, *args), kwargs)
         if isinstance(self.format, FloatFormat):
-            return emulated(self.format).apply(rule, call)
-        if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
-            rule = Rule.MOVE  # a number beside the array is rounded by MXNet's kernel, as on a GPU
-        dtype = "bfloat16" if self.format == "bfloat16" else "float16"
-        return arithmetic_of(dtype, mx.current_context().device_type).apply(rule, call)
+            result = emulated(self.format).apply(rule, call)
+        else:
+            if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
+                rule = Rule.MOVE  # MXNet's kernel rounds a number beside the array, as on a GPU
+            dtype = "bfloat16" if self.format == "bfloat16" else "float16"
+            device_type = mx.current_context().device_type
+            result = arithmetic_of(dtype, device_type).apply(rule, call)
+        observer = vars(AT_WORK).get("observer")
+        if observer is not None:
+            observer(call, result)
+        return result
 
     return method
 

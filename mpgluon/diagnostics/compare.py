@@ -171,7 +171,7 @@ def compare_with_fp32(
     ValueError, PrecisionError
         If an accumulation is unknown or cannot be computed, as :class:`mpgluon.Policy` says.
     """
-    with sixteen_bits(net, dtype) as forwards:
+    with sixteen_bits(net, batch, dtype) as forwards:
         reference = Reference(net, batch, forwards, loss_scale)
         errors = reference.errors()
         sums = compare_sums(net, reference, forwards, accumulation)
@@ -215,7 +215,7 @@ def suggest_keep_fp32(
     at_most : int
         How many blocks to keep.
     """
-    with sixteen_bits(net, dtype) as forwards:
+    with sixteen_bits(net, batch, dtype) as forwards:
         compute_dtype = forwards[0].network_cast.policy.compute_dtype
         rounding = format_named(compute_dtype).unit_roundoff
         limit = 32 * rounding if limit is None else limit

@@ -21,6 +21,7 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.cast.arrays import arrays_in, convert_arrays, format_of, mark
 from mpgluon.cast.block import blocks_of
+from mpgluon.cast.calls import OperatorCall, at_work
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
@@ -33,6 +34,7 @@ __all__ = [
     "BlockCall",
     "Observer",
     "Seen",
+    "complete",
     "observed_batch",
     "observing",
     "values_of",
@@ -120,7 +122,8 @@ class Seen:
         The result of an operator, an array that the block computed and passed to an inner block,
         a result of the block, the gradient of a result, or that of one of the block's parameters.
     operator : str
-        As the block called it, such as ``"FullyConnected"``; for a gradient, the parameter's name;
+        As the block called it, such as ``"FullyConnected"``, or the operator that computes
+        ``x * y``, ``"broadcast_mul"``, in a cast network; for a gradient, the parameter's name;
         otherwise empty.
     array : NDArray
         Valid during the call of the observer; copy what is to be kept.
@@ -159,12 +162,12 @@ def observed_batch(
     """Run a batch forward and backward as in training, and return the parameters' gradients.
 
     Afterwards weights, gradients and running statistics are as before. Random numbers are drawn:
-    each call uses another dropout mask.
+    each call uses another dropout mask. Shapes that are not known yet are taken from the batch.
 
     Parameters
     ----------
     net : gluon.Block
-        With initialized parameters; plain, cast or autocast.
+        Initialized; plain, cast or autocast.
     batch : Batch
         On one device.
     observer : callable
@@ -184,6 +187,7 @@ def observed_batch(
     PrecisionError
         If the loss is float16: scaling it would overflow.
     """
+    complete(net, batch)
     context = batch.arguments[0].context
     taps: list[Seen] = []
     watching = observing(net, observer, operators=operators, handed_on=handed_on, taps=taps)
@@ -212,6 +216,12 @@ def observed_batch(
                     shown.add(parameter)
                     observer(Seen(tap.block, "gradient", parameter.name, gradients[parameter]))
         return gradients
+
+
+def complete(net: gluon.Block, batch: Batch) -> None:
+    """Let a network whose shapes are not all known take them from a batch, in a forward pass."""
+    if any(parameter._deferred_init for parameter in net.collect_params().values()):
+        net(*batch.arguments)
 
 
 @contextmanager
@@ -267,6 +277,13 @@ class _Watch:
         if self.calls:
             self.calls[-1].receive(inner, result)
 
+    def note_python_operator(self, block: gluon.Block, call: OperatorCall, result: Any) -> None:
+        """Show the result of an operator of Python's, such as ``*``, between arrays of a cast."""
+        if self.operators:
+            inputs = tuple(arrays_in([*call.args, *call.kwargs.values()]))
+            for array in arrays_in(result):
+                self.observer(Seen(block, "operator", call.name, array, inputs))
+
     def call(
         self, block: gluon.Block, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
@@ -278,7 +295,8 @@ class _Watch:
         call = BlockCall(block, inputs, kwargs)
         self.calls.append(call)
         try:
-            result = original(*args, **kwargs)
+            with at_work(observer=partial(self.note_python_operator, block)):
+                result = original(*args, **kwargs)
         finally:
             self.calls.pop()
         call.hand_on(result)

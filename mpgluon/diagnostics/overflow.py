@@ -144,6 +144,9 @@ def find_overflow(
 class OverflowLocator:
     """Waits for the first step that is skipped, and reports where its overflow began.
 
+    If gradients overflowed, that may be routine for the first values of a loss scale: when it has
+    sunk as far as it can, the first step that is skipped there replaces the report.
+
     While steps are finite, it only keeps references to their inputs. After a skipped step it runs
     the network forward on those inputs again, imperatively; if every array is finite then, it
     examines the gradients from the last parameter to the first. It logs the report as a warning.
@@ -195,7 +198,7 @@ class OverflowLocator:
 
     def _look(self, loss_scale: float) -> None:
         inputs_of_step, self._inputs = self._inputs, []
-        if self.report is not None:
+        if self.report is not None and not self._was_routine(self.report, loss_scale):
             return
         watch = _Watch(loss_scale)
         with untouched(self._net), autograd.train_mode():
@@ -205,9 +208,15 @@ class OverflowLocator:
         if watch.report is None:
             for seen in reversed(self._gradients()):
                 watch.see(seen)
-        self.report = watch.report
-        if self.report is not None:
+        if watch.report is not None:
+            self.report = watch.report
             _logger.warning("%s", self.report)
+
+    def _was_routine(self, report: OverflowReport, loss_scale: float) -> bool:
+        """Whether a report is of gradients at a larger scale than this, the smallest possible."""
+        now = self._state.loss_scale
+        is_at_the_floor = loss_scale <= now.scale and not now.can_shrink
+        return report.direction == "backward" and is_at_the_floor and loss_scale < report.loss_scale
 
     def _gradients(self) -> list[Seen]:
         """Return the gradients of all parameters, with the block that owns each."""
@@ -245,8 +254,8 @@ class _Watch:
             return
         what = {
             "operator": f"what {seen.operator} returned",
-            "output": "what it returned",
-            "output gradient": "the gradient of what it returned",
+            "output": "what the block returned",
+            "output gradient": "the gradient of what the block returned",
             "gradient": f"the gradient of {seen.operator}",
         }[seen.kind]
         before = self._latest_gradient if backward else seen.inputs

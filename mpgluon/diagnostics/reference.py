@@ -25,6 +25,7 @@ from mpgluon.diagnostics.observe import (
     BlockCall,
     Observer,
     Seen,
+    complete,
     observed_batch,
     observing,
     values_of,
@@ -247,7 +248,7 @@ def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
         cast(cast(one, dtype), "float32") if dtype_name(one) == "float32" else one
         for one in batch.arguments
     )
-    with sixteen_bits(net, dtype) as forwards, having(forwards, "kept", True):
+    with sixteen_bits(net, batch, dtype) as forwards, having(forwards, "kept", True):
         for inputs in (batch.arguments, rounded):
             observed_batch(net, replace(batch, inputs=inputs), see)
     errors, half = Errors(), len(results) // 2
@@ -257,8 +258,11 @@ def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
 
 
 @contextmanager
-def sixteen_bits(net: gluon.Block, dtype: Union[str, Policy]) -> Iterator[list[PolicyForward]]:
+def sixteen_bits(
+    net: gluon.Block, batch: Batch, dtype: Union[str, Policy]
+) -> Iterator[list[PolicyForward]]:
     """Yield the forward methods of a cast network; an FP32 network is autocast meanwhile."""
+    complete(net, batch)  # before its values are rounded
     already = any(forward_of(block) is not None for block in blocks_of(net))
     if not already:
         autocast(net, dtype)

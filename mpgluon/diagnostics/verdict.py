@@ -228,7 +228,7 @@ def _zeros_made(
     dict from block to float
         The share of the nonzero FP32 gradients of its own parameters.
     """
-    with sixteen_bits(net, dtype) as forwards:
+    with sixteen_bits(net, batch, dtype) as forwards:
         with having(forwards, "kept", True):
             reference = _gradients(net, batch, scale)
         inside = inner_blocks(kept)

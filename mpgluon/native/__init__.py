@@ -36,7 +36,6 @@ from mpgluon.numerics.scaling import SHARED_BY, Scaling
 from mpgluon.numerics.tensor_core import ACCUMULATIONS
 
 __all__ = [
-    "InTurn",
     "ScaleHistories",
     "ScaleHistory",
     "Status",
@@ -167,10 +166,6 @@ class ScaleHistory:
         _loaded[-1].mpgluon_write_history(self.number, device_id, address)
 
 
-InTurn = Iterator[Optional[int]]
-"""The numbers of the histories of products, ``None`` for those without one."""
-
-
 class ScaleHistories(list[ScaleHistory]):
     """Those of a block's products, in the order of its forward pass; none for 0 steps."""
 
@@ -178,8 +173,8 @@ class ScaleHistories(list[ScaleHistory]):
         super().__init__()
         self.steps = steps
 
-    def in_turn(self) -> InTurn:
-        """Yield their numbers, without end; make those that are missing."""
+    def in_turn(self) -> Iterator[Optional[int]]:
+        """Yield their numbers without end, and make what is missing; ``None`` for 0 steps."""
         for product in count():
             if self.steps and product == len(self):
                 self.append(ScaleHistory(self.steps))

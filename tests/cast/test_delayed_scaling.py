@@ -365,9 +365,10 @@ def test_policies_say_so_in_words_and_refuse_what_makes_no_sense():
     )
     assert policy == delayed(16)
     assert "from the largest values of 16 steps" in str(amp.autocast(network(), policy))
-    for text in ("scaling=mx,amax_history=4", "amax_history=4", "scaling=tensor,amax_history=-1",
-                 "scaling=tensor,amax_history=many", "scaling=tensor,amax_history=1.5"):  # fmt: skip
+    bad = ("mx,amax_history=4", "none,amax_history=4", "tensor,amax_history=-1",
+           "tensor,amax_history=many", "tensor,amax_history=1.5")  # fmt: skip
+    for text in bad:
         with pytest.raises(ValueError, match="amax_history is a number of steps"):
-            Policy.parse(f"compute=float8_e4m3,between=bfloat16,{text}")
+            Policy.parse(f"compute=float8_e4m3,between=bfloat16,scaling={text}")
     with pytest.raises(ValueError, match="received True"):
         delayed(True)

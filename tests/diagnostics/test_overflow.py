@@ -44,7 +44,7 @@ def test_a_layer_that_overflows_in_forward_is_named_with_its_operator(way, hybri
     net.hybridize(hybridize)
     report = locate_overflow(net, make_batch())
     assert (report.direction, report.block, report.kind) == ("forward", "second", "Times")
-    assert report.what == "what it returned"  # by Python's multiplication, not by an F.something
+    assert report.what == "what broadcast_mul returned"  # by Python's multiplication
     assert (report.dtype, report.shape) == ("float16", (4, 4, 6, 6))
     assert 2.0**12 <= report.largest_before <= 65504
 
@@ -66,7 +66,7 @@ def test_a_layer_that_overflows_only_in_backward_is_named(way, hybridize):
     assert locate_overflow(net, batch, loss_scale=2.0**2) is None
     report = locate_overflow(net, batch, loss_scale=2.0**9)
     assert (report.direction, report.kind) == ("backward", "Activation")
-    assert report.what == "the gradient of what it returned"  # the first that "up" computes
+    assert report.what == "the gradient of what the block returned"  # the first that "up" computes
     assert report.dtype == "float16"
     assert 0 < report.largest_before < 65504
     assert report.loss_scale == 2.0**9
@@ -128,7 +128,10 @@ def test_the_locator_reports_the_first_skipped_step_and_changes_nothing(way, hyb
     report = locator.report
     assert (report.direction, report.block, report.loss_scale) == ("forward", "second", 2)
     assert caplog.messages == [str(report)]
-    assert "the first array that is not finite is what it returned in second (Times)" in str(report)
+    assert (
+        "the first array that is not finite is what broadcast_mul returned in second (Times)"
+        in str(report)
+    )
     assert state_of(net) == state_of(train(locate=False)[0])
 
 
@@ -161,6 +164,47 @@ def test_the_locator_waits_for_one_report_at_a_time_until_it_is_detached():
     train_step(net, trainer, make_batch())
     assert locator.report is None
     assert amp.skipped_steps(trainer) == 4
+
+
+def test_the_locator_looks_again_where_the_loss_scale_can_sink_no_further(caplog):
+    net = make_net(way="float16")
+    trainer = scaled_trainer(net, DynamicLossScale(2.0**3))
+    locator = OverflowLocator(net, trainer)
+    batch = make_batch()
+    loud = Batch(batch.inputs, batch.labels, lambda y, _: y.astype("float32") * 1e38)
+    with caplog.at_level(logging.WARNING, "mpgluon.diagnostics"):
+        for _ in range(6):
+            train_step(net, trainer, loud)
+    assert amp.skipped_steps(trainer) == 6
+    assert locator.report.loss_scale == 1
+    reports = [text for text in caplog.messages if text.startswith("backward")]
+    assert len(reports) == 2  # at 8 and at 1
+    assert reports[1] == str(locator.report)
+
+
+def test_shapes_that_are_not_known_yet_are_taken_from_the_batch():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.Dense(3))
+    net.initialize()
+    mpgluon.cast_block(net)
+    assert locate_overflow(net, make_batch()) is None
+    assert all(parameter.shape[0] for parameter in net.collect_params().values())
+
+
+class Product(nn.HybridBlock):
+    """A product that is too large, between sums that are not."""
+
+    def hybrid_forward(self, F, x):
+        large = x + x
+        return large * large - large
+
+
+@SIXTEEN
+def test_python_operators_are_named_too(way):
+    net = make_net(Times(2.0**9, "large_"), Product(prefix="product_"), way=way)
+    report = locate_overflow(net, make_batch())
+    assert (report.block, report.what) == ("product", "what broadcast_mul returned")
+    assert 256 < report.largest_before < 65504
 
 
 def test_the_locator_needs_a_trainer_that_skips_steps():

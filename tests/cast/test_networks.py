@@ -58,8 +58,6 @@ _IN_ONE_WAY = [
     "resnet18_v2",
     "resnet50_v1",
     "alexnet",
-    "densenet121",
-    "se_resnext50_32x4d",
     "cifar_resnet20_v2",
     "squeezenet1.1",
     "googlenet",

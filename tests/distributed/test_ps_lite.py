@@ -20,7 +20,7 @@ WORKERS = 2
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float16"])
 def test_workers_that_begin_in_time_add_their_gradients(tmp_path, dtype):
     # One rounding of the sum of two float16 numbers is the same on the server as in float32.
     program = [str(HERE / "ps_lite_job.py"), str(WORKERS), str(HERE / "worker_ps_lite.py")]

@@ -334,7 +334,7 @@ def _draw_ranges(axes: Any, *, hatched: bool) -> None:
     ranges = (
         ("lost", low, _SUBNORMAL, "xx"),
         ("subnormal", _SUBNORMAL, _NORMAL, "//"),
-        ("normal in float16", _NORMAL, _TOO_LARGE, ""),
+        ("normal in FP16", _NORMAL, _TOO_LARGE, ""),
         ("too large", _TOO_LARGE, high, "xx"),
     )
     place = {"y": 0.97, "va": "top"} if hatched else {"y": 1.01, "va": "bottom"}

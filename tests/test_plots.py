@@ -298,7 +298,7 @@ def test_a_histogram_of_exponents_is_drawn_in_percent_over_float16s_ranges(axes)
     assert ranges == {
         "lost": (low, -24),
         "subnormal": (-24, -14),
-        "normal in float16": (-14, 16),
+        "normal in FP16": (-14, 16),
         "too large": (16, high),
     }
     hatches = [p.get_hatch() for p in axes.patches if p not in stairs_of(axes)]

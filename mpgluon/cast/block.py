@@ -157,10 +157,6 @@ def autocast(
         As for :func:`mpgluon.cast_block`. Without effect on a processor that has bfloat16 itself:
         there, all values but those of products are FP32.
 
-    Returns
-    -------
-    CastReport
-
     Raises
     ------
     TypeError, ValueError, PrecisionError

@@ -219,7 +219,7 @@ def memory_estimate(
         optimizer = mx.optimizer.create(optimizer, **options)
     found, impossible = [], {}
     for policy in policies:
-        name = policy if isinstance(policy, str) else str(policy)
+        name = str(policy)
         parsed = Policy.parse(policy) if isinstance(policy, str) else policy
         try:
             found.append(_memory_under(parsed, name, net, input_shape, optimizer, ctx, hybridized))

@@ -56,9 +56,8 @@ class Policy:
         FP32 and rounded to this format. The first and the last of these layers of a network, and
         all other operators, compute in it.
     amax_history : int
-        With ``scaling="tensor"``: the scale of an operand follows from its largest values in so
-        many earlier steps, and what is larger saturates ("delayed scaling"); 0: from the values
-        themselves ("current"), as in the first step.
+        With ``scaling="tensor"``: from the largest values of how many earlier steps the scale of an
+        operand follows ("delayed scaling": what is larger saturates); 0: from its own ("current").
     accumulation : {"float32", "volta", "ampere", "hopper"}
         How a CPU sums the products of convolutions, dense layers, ``dot`` and ``batch_dot``: in
         FP32, or as the Tensor Cores of these GPUs do, which is several times slower and needs
@@ -124,6 +123,13 @@ class Policy:
                 f"accumulation={self.accumulation!r} sums products of {' or '.join(have)} numbers "
                 f"as a Tensor Core, received compute_dtype={self.compute_dtype!r}"
             )
+
+    def __str__(self) -> str:
+        """Return a text that :meth:`parse` takes."""
+        named = [name for name, policy in _NAMED.items() if policy == self]
+        all_fields = ((key, getattr(self, field)) for key, field in _FIELDS.items())
+        given = (f"{k}={v}".lower() for k, v in all_fields if v not in (None, 0, "none", "float32"))
+        return named[0] if named else ",".join(given)
 
     @property
     def values_dtype(self) -> str:

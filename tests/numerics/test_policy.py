@@ -182,6 +182,23 @@ def test_a_written_policy_with_an_impossible_format_is_refused_like_a_constructe
 # --- eight bits and fewer --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        *((name, name) for name in ("float32", "float16", "mixed_bfloat16", "mixed_float8")),
+        ("compute=float16", "mixed_float16"),
+        ("params=bfloat16,compute=bfloat16,output=float16,emulate=true", None),
+        ("compute=e3m2,between=float16,scaling=mx", "compute=e3m2,scaling=mx,between=float16"),
+        ("compute=float8_e4m3,between=bfloat16,scaling=tensor,amax_history=16", None),
+        ("compute=float16,accumulation=volta", None),
+    ],
+)
+def test_a_policy_is_written_as_text_that_is_parsed(text, written):
+    policy = Policy.parse(text)
+    assert Policy.parse(str(policy)) == policy
+    assert written is None or str(policy) == written
+
+
 def test_mixed_float8_is_e4m3_forward_e5m2_backward_and_bfloat16_between():
     mixed = Policy.parse("mixed_float8")
     written = "compute=float8_e4m3,gradient=float8_e5m2,scaling=tensor,between=bfloat16"

@@ -78,16 +78,20 @@ class Variants(SeededRows):
         ours = self if self.base in self.ways else parity.Parity(self.records)
         return ours.runs(f"{network.name}/{self.base}")
 
-    def accuracies(self, way: str) -> Any:
-        """Return test accuracies, shape (networks, seeds); NaN without a record."""
-        points = np.full((len(self.networks), len(self.seeds)), np.nan)
+    def figures(self, way: str, name: str) -> Any:
+        """Return a figure of all runs, shape (networks, seeds); NaN without a finite one."""
+        found = np.full((len(self.networks), len(self.seeds)), np.nan)
         for place, network in enumerate(self.networks):
             is_base = way == self.base
             runs = self.base_runs(network) if is_base else self.runs(f"{network.name}/{way}")
             for seed, run in runs.items():
-                accuracy = run.outcome.figures["test_accuracy"]
-                points[place, self.seeds.index(seed)] = 100 * accuracy
-        return points
+                value = run.outcome.figures[name]
+                found[place, self.seeds.index(seed)] = np.nan if value is None else value
+        return found
+
+    def accuracies(self, way: str) -> Any:
+        """Return test accuracies in points, shape (networks, seeds); NaN without a record."""
+        return 100 * self.figures(way, "test_accuracy")
 
     def differences(self, way: str) -> Any:
         """Return a way's accuracies minus the base's, shape (networks, seeds)."""
@@ -95,8 +99,14 @@ class Variants(SeededRows):
 
     @cached_property
     def pooled(self) -> dict[str, PairedComparison]:
-        """Each way beside the base, over all networks and seeds."""
+        """The accuracy of each way beside the base's, over all networks and seeds."""
         return {way: compare(self.differences(way)) for way in self.compared()}
+
+    @cached_property
+    def losses(self) -> dict[str, PairedComparison]:
+        """The final training loss of each way beside the base's, over all networks and seeds."""
+        base = self.figures(self.base, "train_loss")
+        return {way: compare(self.figures(way, "train_loss") - base) for way in self.compared()}
 
     @cached_property
     def corrected(self) -> dict[str, float]:
@@ -142,7 +152,10 @@ class Variants(SeededRows):
     def pooled_table(self) -> list[list[str]]:
         """Return the cells of the table of the ways over all networks and seeds."""
         return [
-            [way, str(one.pairs), mean_and_interval(one), f"{self.corrected[way]:.2g}"]
+            [
+                *(way, str(one.pairs), mean_and_interval(one), f"{self.corrected[way]:.2g}"),
+                mean_and_interval(self.losses[way]),
+            ]
             for way, one in self.pooled.items()
         ]
 

@@ -28,5 +28,5 @@ def test_overflows_of_a_run_are_replayed_from_their_files_alone(
     printed = capsys.readouterr().out
     assert printed.startswith("step 4, skipped at a loss scale of 1.67772e+07\n")
     assert "replayed: the same bits in all" in printed
-    assert "\nbackward: the first array that is not finite is the gradient of what it" in printed
+    assert "\nbackward: the first array that is not finite is the gradient of what the" in printed
     assert printed.endswith("\nlayer: net\n")  # of its logits, which the loss computes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ def scale_histories(net: gluon.Block) -> Arrays:
     dict from "block/product" to an array of shape (devices, 3, steps)
         The place of the block among those of the network, and of the product in its forward pass.
     """
-    devices = _device_ids(net)
+    delayed = _delayed(net)
+    devices = _device_ids(net) if delayed else []  # a flight recorder asks in each step
     return {
         f"{block}/{product}": np.stack([history.values(device) for device in devices])
-        for block, forward in _delayed(net)
+        for block, forward in delayed
         for product, history in enumerate(forward.histories)
     }
 
@@ -43,8 +44,9 @@ def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]
 
     Products without values know of no earlier steps. A network without such scales stays as it is.
     """
-    devices = _device_ids(net)
-    for block, forward in _delayed(net):
+    delayed = _delayed(net)
+    devices = _device_ids(net) if delayed else []
+    for block, forward in delayed:
         histories = forward.histories
         given: list[npt.NDArray[Any]] = []
         while (key := f"{block}/{len(given)}") in values:
@@ -77,10 +79,12 @@ def validated_scale_histories(path: Path, values: Arrays) -> Arrays:
     return values
 
 
-def _delayed(net: gluon.Block) -> Iterator[tuple[int, PolicyForward]]:
-    for number, forward in enumerate(map(forward_of, blocks_of(net))):
-        if forward is not None and forward.histories.steps:
-            yield number, forward
+def _delayed(net: gluon.Block) -> list[tuple[int, PolicyForward]]:
+    return [
+        (number, forward)
+        for number, forward in enumerate(map(forward_of, blocks_of(net)))
+        if forward is not None and forward.histories.steps
+    ]
 
 
 def _device_ids(net: gluon.Block) -> list[int]:

@@ -23,7 +23,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo test test-avx2 test-slow test-torch test-horovod test-third-party test-gpu lint \
+.PHONY: demo test test-avx2 fuzz test-slow test-torch test-horovod test-third-party test-gpu lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -57,8 +57,16 @@ test-avx2: environment
 		tests/cast tests/graph tests/test_native.py tests/native/test_bfloat16.py tests/numerics/test_dtypes.py \
 		tests/numerics/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
-		tests/scripts/test_serve_script.py
+		tests/scripts/test_serve_script.py tests/amp/test_status_flags.py tests/amp/test_intended_infinities.py
 	$(AVX2) $(CHECK_NOTEBOOKS) 05
+
+# Random networks in every format, for MINUTES, from the seed SEED on; one that fails is printed as a
+# reduced program. docs/fuzzing.md says what is compared.
+MINUTES ?= 4
+SEED ?= 0
+
+fuzz: environment
+	PYTHONPATH=.:tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED)
 
 test-slow: environment
 	$(PYTEST) -m slow

@@ -65,7 +65,6 @@ public_modules = [
     "mpgluon.diagnostics.compare",
     "mpgluon.diagnostics.sums",
     "mpgluon.diagnostics.alignment",
-    "mpgluon.diagnostics.memory",
     "mpgluon.diagnostics.overflow",
     "mpgluon.diagnostics.exponents",
     "mpgluon.diagnostics.optimizers",

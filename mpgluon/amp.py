@@ -25,6 +25,7 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.cast.block import autocast, restore
+from mpgluon.cast.status_flags import StepFlags
 from mpgluon.errors import PrecisionError
 from mpgluon.migration import INSTEAD
 from mpgluon.numerics.dtypes import dtype_name
@@ -43,6 +44,7 @@ __all__ = [
     "restore",
     "scale_loss",
     "skipped_steps",
+    "step_flags",
     "step_was_skipped",
     "unscale",
     "unscaled_gradients",
@@ -65,6 +67,7 @@ def init_trainer(
     max_consecutive_skips: Optional[int] = 2000,
     update_rounding: str = "nearest",
     rounding_seed: int = 0,
+    count_underflow: bool = False,
 ) -> None:
     """Give a Trainer a loss scale: its steps then undo the scaling and skip overflows.
 
@@ -97,6 +100,8 @@ def init_trainer(
     rounding_seed : int
         Of stochastic rounding. Its random bits depend on the seed, the number of the step (skipped
         ones apart), the weight and the element, not on devices, threads or other random numbers.
+    count_underflow : bool
+        Whether :func:`step_flags` also counts the results of each layer that rounding makes zero.
 
     Raises
     ------
@@ -118,7 +123,7 @@ def init_trainer(
     if skips is not None and skips < 1:
         raise ValueError(f"max_consecutive_skips must be at least 1, received {skips}")
     rounding = UpdateRounding(update_rounding, rounding_seed)
-    attach(trainer, as_loss_scale(loss_scale), skips, rounding)
+    attach(trainer, as_loss_scale(loss_scale), skips, rounding).count_underflow(count_underflow)
 
 
 def scale_loss(
@@ -195,6 +200,39 @@ def step_was_skipped(trainer: gluon.Trainer) -> bool:
 def skipped_steps(trainer: gluon.Trainer) -> int:
     """Return how many steps of the Trainer were skipped so far."""
     return state_of(trainer).skipped_steps
+
+
+def step_flags(trainer: gluon.Trainer) -> StepFlags:
+    """Return which layers overflowed or made a NaN during the latest step, without a rerun.
+
+    Every rounding of a cast network on a CPU with native operators raises flags of its layer, as
+    those of IEEE 754: *overflow* if a finite FP32 result became infinite, *invalid* if a NaN was
+    made of operands without NaN. The step takes them, and the next one begins without any.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After ``trainer.step``.
+
+    Returns
+    -------
+    StepFlags
+        ``print`` it, or iterate over its layers: each has ``layer`` (the name of the block),
+        ``device``, ``forward`` and ``backward``, and these ``overflow``, ``invalid`` and
+        ``underflow``. It is false if no layer raised a flag. An infinity may be intended, such as a
+        mask of -1e9 that a softmax turns into zeros: a flag alone skips no step.
+
+    Raises
+    ------
+    TrainerStateError
+        If the Trainer has no loss scale yet.
+
+    Notes
+    -----
+    Imperative runs do not note *invalid*. Nothing is noted of native bfloat16 products, on a GPU,
+    and without native operators.
+    """
+    return state_of(trainer).flags
 
 
 def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float) -> float:

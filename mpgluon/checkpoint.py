@@ -20,7 +20,8 @@ from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.cast import fp32
 from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
-from mpgluon.numerics.formats import FLOAT32, round_to
+from mpgluon.fields import check_fields, is_text
+from mpgluon.numerics.formats import FLOAT32, format_named, round_to
 from mpgluon.random_states import random_states, set_random_states, validated_random_states
 from mpgluon.scale_histories import (
     scale_histories,
@@ -137,8 +138,15 @@ def load_checkpoint(
     """
     path = Path(path)
     header, arrays = read_archive(path)
+    header = {"grids": {}, **header}  # absent in files from before those
+    try:
+        check_fields(header, {"trainer": {}, "random": {}, "grids": {str: is_text}, "extra": {}})
+        for grid in header["grids"].values():
+            format_named(grid)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; use an earlier one") from error
     parameters = net._collect_params_with_prefix()
-    values, fp32_values = _convert(path, parameters, arrays, header.get("grids", {}))
+    values, fp32_values = _convert(path, parameters, arrays, header["grids"])
     check_parameters(path, parameters, values)
     try:
         plan = validate_trainer(
@@ -148,7 +156,7 @@ def load_checkpoint(
         raise CheckpointError(f"{path} belongs to another Trainer: {error}") from error
     known = {**_part_of(arrays, "fp32"), **fp32_values}
     planned = [
-        _plan(parameters[name], name, value, known, arrays) for name, value in values.items()
+        _plan(path, parameters[name], name, value, known, arrays) for name, value in values.items()
     ]
     states = validated_random_states(path, header["random"])
     histories = validated_scale_histories(path, _part_of(arrays, "scale_history"))
@@ -174,7 +182,12 @@ def read_extra(path: Union[str, Path]) -> dict[str, Any]:
     CheckpointError
         If the file is missing, damaged or of another kind.
     """
-    extra: dict[str, Any] = read_archive(Path(path), only_header=True)[0]["extra"]
+    header, _ = read_archive(Path(path), only_header=True)
+    try:
+        check_fields(header, {"extra": {}})
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; use an earlier one") from error
+    extra: dict[str, Any] = header["extra"]
     return extra
 
 
@@ -294,7 +307,7 @@ def _convert(
     ----------
     path, parameters, arrays
     grids : mapping from name to format
-        Of the file's FP32 arrays of another format's numbers; absent in files from before those.
+        Of the file's FP32 arrays of another format's numbers.
 
     Returns
     -------
@@ -308,7 +321,12 @@ def _convert(
         found = grids.get(name, values[name].dtype.name)
         if found == fmt.name or not {found, np.dtype(parameters[name].dtype).name} <= formats:
             continue
-        wide = fp32_values[name] = _widest(name, arrays).astype(np.float32)
+        widest = _widest(name, arrays)
+        if widest.dtype.kind != "f":
+            raise CheckpointError(
+                f"{path} is damaged: the FP32 value of {name} is {widest.dtype}; use an earlier one"
+            )
+        wide = fp32_values[name] = widest.astype(np.float32)
         with np.errstate(over="ignore"):
             values[name] = round_to(wide, fmt).astype(parameters[name].dtype)
         if np.isinf(values[name]).sum() > np.isinf(wide).sum():
@@ -338,15 +356,24 @@ class _ParameterPlan(NamedTuple):
 
 
 def _plan(
-    parameter: gluon.Parameter, name: str, value: Any, known: Arrays, arrays: Arrays
+    path: Path, parameter: gluon.Parameter, name: str, value: Any, known: Arrays, arrays: Arrays
 ) -> _ParameterPlan:
     replicas: list[Any] = []
     while (place := f"replica/{len(replicas)}/{name}") in arrays:
         replicas.append(arrays[place])
     if len(replicas) != len(parameter.list_data()):
         replicas = []  # the file is from another number of devices
+    wide = known.get(name, np.asarray(value, np.float32))
+    in_file = arrays[f"parameter/{name}"].dtype
+    expected = [("FP32", wide, np.float32), *(("replica", one, in_file) for one in replicas)]
+    for kind, found, dtype in expected:
+        if (found.shape, found.dtype) != (value.shape, dtype):
+            raise CheckpointError(
+                f"{path} is damaged: the {kind} value of {name} is {found.dtype} of shape "
+                f"{found.shape}; use an earlier one"
+            )
     fp32_value = None
     is_known = name in known or fp32.known(parameter) is not None
     if is_known and fp32.format_of(parameter) != FLOAT32:
-        fp32_value = from_numpy(np.asarray(known.get(name, value), np.float32))
+        fp32_value = from_numpy(wide)
     return _ParameterPlan(parameter, from_numpy(value), replicas, fp32_value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -68,16 +69,21 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
     A reader finds the old file or the new one, never a part of it, and after a power cut, too. An
     exception leaves the old one. A process that is killed in the block leaves a file
-    ``.<name>.<process>.part``.
+    ``.<name>.<process>.part``, which the next call for that name removes. Of a symbolic link, the
+    target is written.
 
     Raises
     ------
     OSError
         If the folder does not exist or cannot be written.
     """
+    path = Path(os.path.realpath(path))
+    _remove_abandoned_parts(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another machine does not see this process
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -85,6 +91,26 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def _remove_abandoned_parts(path: Path) -> None:
+    """Remove the files of processes that ended while they wrote ``path``."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        process = part.name.removeprefix(f".{path.name}.").removesuffix(".part")
+        if fcntl is not None and process.isdecimal() and not _is_running(int(process)):
+            with suppress(OSError), open(part, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def replace(part: Path, path: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -136,6 +137,10 @@ def draw_loss_scale(axes: Any, steps: Sequence[Event]) -> Any:
     skipped = [event for event in steps if event["skipped"]]
     axes.step(*_points(steps, "loss_scale"), "k", where="mid", label="loss scale")
     label = f"skipped: {len(skipped)} of {len(steps)}"
+    places = Counter(event.get("overflow_began_in") for event in skipped)
+    if any(places):
+        for place, number in places.most_common(3):
+            label += f"\n{number} in {place or 'an unknown layer'}"
     axes.plot(*_points(skipped, "loss_scale"), label=label, **_SKIPPED)
     axes.set_yscale("log", base=2)
     axes.set_ylabel("loss scale S")

@@ -56,10 +56,14 @@ def validated_random_states(path: Path, states: dict[str, Any]) -> RandomStates:
         numpy_state = states["numpy"]
         key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
         numpy_state = {**numpy_state, "state": {**numpy_state["state"], "key": key}}
+        if not 0 <= int(numpy_state["state"]["pos"]) <= len(key):  # NumPy does not look
+            raise ValueError(f"position {numpy_state['state']['pos']} of {len(key)}")
+        if gauss is not None:
+            float(gauss)  # Python does not look
         random.Random().setstate(python)
         np.random.RandomState().set_state(numpy_state)
         return RandomStates(python, numpy_state, int(states["mxnet"]))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is damaged: its random states cannot be used ({error!r}); use an earlier one"
         ) from error

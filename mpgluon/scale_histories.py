@@ -14,6 +14,7 @@ from mxnet import gluon
 from mpgluon.archive import Arrays
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import PolicyForward, forward_of
+from mpgluon.cast.network_cast import device_ids
 from mpgluon.errors import CheckpointError
 from mpgluon.native import ScaleHistory
 
@@ -31,7 +32,7 @@ def scale_histories(net: gluon.Block) -> Arrays:
         The place of the block among those of the network, and of the product in its forward pass.
     """
     delayed = _delayed(net)
-    devices = _device_ids(net) if delayed else []  # a flight recorder asks in each step
+    devices = device_ids(net) if delayed else []  # a flight recorder asks in each step
     return {
         f"{block}/{product}": np.stack([history.values(device) for device in devices])
         for block, forward in delayed
@@ -45,7 +46,7 @@ def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]
     Products without values know of no earlier steps. A network without such scales stays as it is.
     """
     delayed = _delayed(net)
-    devices = _device_ids(net) if delayed else []
+    devices = device_ids(net) if delayed else []
     for block, forward in delayed:
         histories = forward.histories
         given: list[npt.NDArray[Any]] = []
@@ -85,8 +86,3 @@ def _delayed(net: gluon.Block) -> list[tuple[int, PolicyForward]]:
         for number, forward in enumerate(map(forward_of, blocks_of(net)))
         if forward is not None and forward.histories.steps
     ]
-
-
-def _device_ids(net: gluon.Block) -> list[int]:
-    known = [p.list_ctx() for p in net.collect_params().values() if p._data is not None]
-    return [context.device_id for context in known[0]] if known else [0]

@@ -1,4 +1,4 @@
-"""Show the effect of 16 bits on a network: ranges, errors, shapes, memory, on one HTML page."""
+"""Show the effect of 16 bits on a network: ranges, errors, shapes, on one HTML page."""
 
 from __future__ import annotations
 

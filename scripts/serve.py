@@ -30,6 +30,8 @@ from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.training.runs import open_run
 
 MAX_REQUEST_BYTES = 16 * 2**20
+_MAX_CONNECTIONS = 500  # waitress waits in select(), which takes no file numbers above 1,023
+_IDLE_SECONDS = 10  # browsers open connections in advance, and connect again without being asked
 _PAGE = Path(__file__).resolve().parent / "serve_page"
 _MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # of Matplotlib
 _HEADERS = {
@@ -91,6 +93,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             max_request_body_size=MAX_REQUEST_BYTES,
             # Above this size a request would be written to a file.
             inbuf_overflow=2 * MAX_REQUEST_BYTES,
+            # Above its limit, 100 by default, waitress lets new connections wait until old ones
+            # end. By default it closes idle ones after 120 to 150 seconds.
+            connection_limit=_MAX_CONNECTIONS,
+            channel_timeout=_IDLE_SECONDS,
+            cleanup_interval=1,
             ident=None,
         )
         if not local:

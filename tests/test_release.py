@@ -53,7 +53,8 @@ print(mpgluon.__version__)
 def test_package_and_changelog_have_one_version():
     pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
     (declared,) = re.findall(r'^version = "(.*)"$', pyproject, re.MULTILINE)
-    newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    newest = next(one for one in headings if one != "Unreleased")
     assert (declared, newest) == (mpgluon.__version__, mpgluon.__version__)
 
 

@@ -44,6 +44,7 @@ from mpgluon.cast.arrays import (
     Convert,
     Format,
     arrays_in,
+    cast_here,
     convert_arrays,
     mark,
     onto_grid,
@@ -86,6 +87,8 @@ class Arithmetic(ABC):
             return self.move(call)
         if call.name in LOOPS:
             return call.with_fp32_states().run()
+        if call.name == "contrib.cond":
+            return call.with_fp32_branches().run()
         dtype = call.requested_format()
         return call.run() if dtype is None else mark(call.run(), dtype)
 
@@ -139,7 +142,7 @@ class Emulated(Arithmetic):
         """Round to the format, once."""
         if self.format != FLOAT16:
             return onto_grid(array, self.format)
-        narrow = cast(array, "float16")
+        narrow = cast_here(array, "float16")
         # A symbol of unknown format would get an identity before it is widened again.
         return mark(narrow, "float16") if isinstance(narrow, Symbol) else narrow
 
@@ -275,7 +278,8 @@ class NativeBfloat16(Arithmetic):
         if call.name == "BatchNorm":
             return bool(call.kwargs.get("axis", 1) == 1)
         if call.name == "Activation":
-            return bool(call.kwargs.get("act_type") == "relu")
+            # oneDNN's makes 0 of NaN; without native operators, what keeps NaN is in FP32.
+            return call.kwargs.get("act_type") == "relu" and native.available()
         return call.name == "elemwise_add"
 
     @staticmethod

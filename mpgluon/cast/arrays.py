@@ -16,9 +16,10 @@ import mxnet as mx
 from mxnet.symbol import Symbol
 
 from mpgluon import native
+from mpgluon.cast.status_flags import layer_option
 from mpgluon.graph.grid import ROUNDING
 from mpgluon.numerics.dtypes import Array, cast, dtype_name, is_array, number_of_cast
-from mpgluon.numerics.formats import BFLOAT16, FloatFormat
+from mpgluon.numerics.formats import BFLOAT16, FLOAT16, FloatFormat
 
 __all__ = [
     "Convert",
@@ -29,6 +30,7 @@ __all__ = [
     "GridArray",
     "arrays_in",
     "borrow",
+    "cast_here",
     "convert_arrays",
     "format_of",
     "mark",
@@ -208,7 +210,20 @@ def widen(array: Array) -> Array:
     fmt = format_of(array)
     if isinstance(fmt, FloatFormat):
         return mark(_rounded(array, fmt, "gradient"), "float32")
-    return cast(array, "float32")
+    return cast_here(array, "float32")
+
+
+def cast_here(array: Array, dtype: str) -> Array:
+    """Cast between float16 and FP32; on a CPU the roundings raise flags of the layer at work.
+
+    They are those of the gradient too.
+    """
+    if isinstance(array, Symbol) or not native.available() or array.context.device_type != "cpu":
+        return cast(array, dtype)
+    if {dtype_name(array), dtype} != {"float16", "float32"}:
+        return cast(array, dtype)
+    operator = native.operator("narrow" if dtype == "float16" else "widen", FLOAT16)
+    return native.invoke(operator, array, **layer_option())
 
 
 def onto_grid(array: Array, fmt: FloatFormat) -> Array:
@@ -240,7 +255,7 @@ def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
     """
     in_graph = isinstance(array, Symbol)
     if not in_graph and native.available() and array.context.device_type == "cpu":
-        return native.invoke(native.operator(f"plain_{what}", fmt), array)
+        return native.invoke(native.operator(f"plain_{what}", fmt), array, **layer_option())
     with mx.AttrScope(**{ROUNDING: what}):
         if fmt == BFLOAT16:
             return cast(cast(array, fmt.name), "float32")

@@ -206,6 +206,7 @@ def apply_policy(
     graphs = {
         block: ImportedGraph(block) for block in in_16_bits if isinstance(block, gluon.SymbolBlock)
     }
+    mx.nd.waitall()  # a running inference may change the layout of a weight
     # Nothing is refused from here on.
     if device_type == "cpu":
         native.load()
@@ -349,9 +350,8 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
         return
     for array in parameter.list_data():
         if array.context.device_type == "cpu":
-            # Reading the address puts the values in order, but if they are still being computed,
-            # MXNet allocates them a second time.
-            array.wait_to_read()
+            # Reading the address puts the values in order. Nothing may still be using them: MXNet
+            # would allocate them a second time, or change their layout again meanwhile.
             check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
 
 

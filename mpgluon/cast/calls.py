@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
+from mxnet.symbol import Symbol
 
 from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, widen
 from mpgluon.cast.table import excluded_operands
@@ -37,6 +39,8 @@ def at_work(**about: Any) -> Iterator[None]:
         Those that precede the table's, in this block but not in its children.
     histories : iterator
         As :meth:`native.ScaleHistories.in_turn` returns, for the products of the block.
+    input_formats : dict from name to Format
+        The inputs of the graph that is being traced.
     observer : callable
         Receives each :class:`OperatorCall` of a Python operator, and its result.
     """
@@ -97,12 +101,23 @@ class OperatorCall(NamedTuple):
         arguments[states_name] = convert_arrays(arguments[states_name], widen)
         return self._replace(args=(), kwargs=arguments)
 
+    def with_fp32_branches(self) -> OperatorCall:
+        """Return a ``contrib.cond`` with results in FP32: MXNet requires one for both branches."""
+        arguments = inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
+
+        def widened(branch: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: convert_arrays(branch(), widen)
+
+        for name in ("then_func", "else_func"):
+            arguments[name] = widened(arguments[name])
+        return self._replace(args=(), kwargs=arguments)
+
     def formats(self) -> set[Optional[Format]]:
         """Return the floating formats of the operands; ``None`` among them is an unknown."""
         skip = self.excluded
         args = [arg for i, arg in enumerate(self.args) if i not in skip]
         kwargs = [arg for key, arg in self.kwargs.items() if key not in skip]
-        formats = {format_of(array) for array in arrays_in(args + kwargs)}
+        formats = {format_of(array) or _inferred(array) for array in arrays_in(args + kwargs)}
         return {fmt for fmt in formats if not isinstance(fmt, str) or "float" in fmt}
 
     def requested_format(self) -> Optional[str]:
@@ -111,3 +126,18 @@ class OperatorCall(NamedTuple):
         if self.name in _CASTS and len(self.args) > 1:
             dtype = self.args[1]
         return None if dtype is None else np.dtype(dtype).name
+
+
+def _inferred(symbol: Symbol) -> Optional[str]:
+    """Return the dtype of a symbol that an operator of MXNet's own has returned, if it is certain.
+
+    An array would say it, and an imperative run computes in the format of its arrays.
+    """
+    inputs: Mapping[str, Optional[Format]] = vars(AT_WORK).get("input_formats", {})
+    formats = {name: inputs[name] for name in symbol.list_arguments() if inputs.get(name)}
+    dtypes = {name: fmt if isinstance(fmt, str) else "float32" for name, fmt in formats.items()}
+    with warnings.catch_warnings():  # MXNet's, about what stays unknown
+        warnings.simplefilter("ignore")
+        _, results, _ = symbol.infer_type_partial(**dtypes)
+    found = {"" if dtype is None else np.dtype(dtype).name for dtype in results or [None]}
+    return None if found & {"", "void16"} or len(found) > 1 else found.pop()

@@ -8,8 +8,9 @@ formats.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from threading import RLock
+from types import MethodType
 from typing import Any, Callable, Optional
 
 import mxnet as mx
@@ -32,18 +33,22 @@ from mpgluon.cast.arrays import (
     widen,
 )
 from mpgluon.cast.calls import at_work
+from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.frozen import attach_gradients
-from mpgluon.cast.network_cast import NetworkCast
+from mpgluon.cast.network_cast import NetworkCast, device_ids
 from mpgluon.cast.plan import BlockPlan, blocks_of, is_hybrid
 from mpgluon.cast.stand_in import (
+    Fp32Namespace,
     NumPyInterfaceError,
     OperatorNamespace,
     namespace_of,
 )
+from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.bfloat16 import compute_natively
 from mpgluon.graph.grid import hold_on_grid
+from mpgluon.graph.kept_nan import keep_nan_in
 from mpgluon.numerics.dtypes import Array, cast, dtype_name
 from mpgluon.numerics.formats import FLOAT16, FLOAT32
 
@@ -80,8 +85,9 @@ class PolicyForward:
         self.plan, self.network_cast, self.graph = plan, network_cast, graph
         self.kept = plan.computes_fp32
         self.method = "hybrid_forward" if graph or is_hybrid(block) else "forward"
-        self.original: Callable[..., Any] = _by_name(block) or getattr(block, self.method)
+        self.replaced = vars(block).get(self.method)  # an imported graph's, as a rule nothing
         setattr(block, self.method, self)
+        make_copyable(block)
         self.histories = native.ScaleHistories(network_cast.policy.amax_history)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
@@ -96,24 +102,59 @@ class PolicyForward:
     def detach(self) -> None:
         """Give the block its own methods back."""
         delattr(self.block, self.method)
+        make_uncopyable(self.block)
         if self.method == "hybrid_forward":
             del self.block._call_cached_op, self.block.export
         if self.graph is not None:
             self.graph.detach()
 
+    @cached_property
+    def original(self) -> Callable[..., Any]:
+        """The block's own method."""
+        own = getattr(type(self.block), self.method)
+        return self.replaced or _by_name(self.block) or MethodType(own, self.block)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs: no graph, and the values of histories, not their numbers."""
+        state = {
+            **vars(self),
+            "histories": self.histories.values(device_ids(self.network_cast.root)),
+        }
+        state |= {"traced_formats": None, "traced_blocks": [], "frozen_matrices": []}
+        state.pop("original", None)
+        return {**state, "is_native": native.available()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a copy, in another process too."""
+        if state.pop("is_native"):
+            native.load()
+        state["histories"] = native.ScaleHistories.of(*state["histories"])
+        vars(self).update(state)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute as the block does, under the policy of the cast."""
         self.network_cast.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
         attach_gradients([self.block])
+        with at_layer(self.network_cast.layers.slot_of(self.block)):
+            return self._compute(args, kwargs)
+
+    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        about: dict[str, Any] = {}
         if self.kept or self.plan.is_beyond_reach:
             args = convert_arrays(args, widen)
-            kwargs = {name: convert_arrays(value, widen) for name, value in kwargs.items()}
+            kwargs = {n: convert_arrays(self._with_dtype(n, v), widen) for n, v in kwargs.items()}
+            if args and args[0] is mx.nd:
+                args = (Fp32Namespace(mx.nd), *args[1:])
         elif self.method == "hybrid_forward":
-            inputs = self._with_traced_formats(args[1:]) if self.tracing else args[1:]
+            inputs = args[1:]
+            if self.tracing:
+                inputs = self._with_traced_formats(inputs)
+                names = [symbol.name for symbol in arrays_in(inputs)]
+                about["input_formats"] = dict(zip(names, self.traced_formats or ()))
             args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
         try:
-            with at_work(rules=self.plan.rules, histories=self.histories.in_turn()):
+            with at_work(rules=self.plan.rules, histories=self.histories.in_turn(), **about):
                 result = self.original(*args, **kwargs)
         except MXNetError as error:
             _explain(error, self.block)
@@ -131,6 +172,7 @@ class PolicyForward:
             result = mark(convert_arrays(result, widen), None)
         if self.tracing:
             self.output_formats = [format_of(array) for array in arrays_in(result)]
+        self.network_cast.layers.finished(self.block)
         return result
 
     def _as_output(self, array: Array) -> Array:
@@ -177,23 +219,25 @@ class PolicyForward:
         return iter(self.output_formats)
 
     def _build_graph(self, args: tuple[Any, ...]) -> None:
-        """Build the block's own graph; on a CPU a faster one with the same bits."""
-        block, rewrite = self.block, self._rewrite_for(arrays_in(args)[0].context.device_type)
+        """Build the block's own graph; on a CPU a faster one with the same bits that keeps NaN."""
+        block, device_type = self.block, arrays_in(args)[0].context.device_type
+        on_cpu = device_type == "cpu"
+        if on_cpu:  # the network may have been on another device when it was cast
+            native.load()
+        rewrite = self._rewrite_for(device_type)
         self.traced_blocks = [
             inner
             for inner in blocks_of(block)
             if any(len(parameter.shape or ()) == 2 for parameter in inner._reg_params.values())
         ]
-        if rewrite is None:
-            type(block)._build_cache(block, *args)
-            return
 
         def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
             data, graph = type(block)._get_graph(block, *args)
             formats = iter(self.traced_formats or ())
             known: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
             known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
-            return data, rewrite(graph, known)
+            graph = graph if rewrite is None else rewrite(graph, known)
+            return data, keep_nan_in(graph) if on_cpu else graph
 
         block._get_graph = rewritten  # while Gluon compiles the graph
         try:
@@ -204,9 +248,7 @@ class PolicyForward:
     def _rewrite_for(
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
-        """Return what rewrites a traced graph before it is compiled, ``None`` for nothing."""
-        if device_type == "cpu":  # the network may have been on another device when it was cast
-            native.load()
+        """Return what rewrites a traced graph for faster arithmetic, ``None`` for nothing."""
         arithmetic = self._arithmetic(device_type)
         parameters = self.block.collect_params().values()
         if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":
@@ -217,6 +259,7 @@ class PolicyForward:
                 fmt=arithmetic.format,
                 rounded={p.name for p in parameters if fp32.is_rounded(p)},
                 native=native.available(),
+                slot_of=self.network_cast.layers.slot_by_name(blocks_of(self.block)),
             )
         if isinstance(arithmetic, NativeBfloat16) and not self.kept and native.available():
             return partial(compute_natively, shapes={p.name: p.shape or () for p in parameters})
@@ -234,13 +277,17 @@ class PolicyForward:
         """Return a parameter's array or symbol as one that knows its format."""
         if name not in self.block._reg_params:
             return convert_arrays(value, borrow)
-        parameter = self.block._reg_params[name]
-        if isinstance(value, Symbol):
-            value = mark(value[0], dtype_name(parameter))  # Gluon keeps value itself
-        fmt = fp32.format_of(parameter)
+        value = self._with_dtype(name, value)
+        fmt = fp32.format_of(self.block._reg_params[name])
         if fmt not in (FLOAT16, FLOAT32) and isinstance(self._arithmetic("cpu"), Emulated):
             return onto_grid(value, fmt)
         return borrow(value)
+
+    def _with_dtype(self, name: str, value: Any) -> Any:
+        """Return a parameter's symbol as one that knows its dtype: an FP32 one needs no cast."""
+        if name in self.block._reg_params and isinstance(value, Symbol):
+            return mark(value[0], dtype_name(self.block._reg_params[name]))  # Gluon keeps value
+        return value
 
     def _stand_in(self, namespace: Any) -> OperatorNamespace:
         if isinstance(namespace, OperatorNamespace):  # handed on by another block
@@ -271,8 +318,9 @@ def _explain(error: MXNetError, block: gluon.Block) -> None:
     """Raise our own error in place of MXNet's if two formats met."""
     if "float16" not in str(error) or "float32" not in str(error):
         return
+    fmt = "bfloat16" if "bfloat16" in str(error) else "float16"
     raise PrecisionError(
-        f"{block.name} ({type(block).__name__}) gave one operator float16 and FP32 arrays. "
+        f"{block.name} ({type(block).__name__}) gave one operator {fmt} and FP32 arrays. "
         "Operators of the F that hybrid_forward receives accept both, and so do +, -, * and / "
         "of arrays that come from them; mx.nd and mx.sym do not. Call the operator as F.…, "
         "cast one array with .astype, or keep the block in FP32 with keep_fp32; a block added "

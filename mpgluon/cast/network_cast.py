@@ -8,9 +8,11 @@ from typing import Any, Callable, Optional
 
 from mxnet import gluon
 
+from mpgluon.cast.copies import make_copyable, make_uncopyable
+from mpgluon.cast.status_flags import Layers
 from mpgluon.numerics.policy import Policy
 
-__all__ = ["NetworkCast", "call_with_new_trainers", "cast_of", "release"]
+__all__ = ["NetworkCast", "call_with_new_trainers", "cast_of", "device_ids", "release"]
 
 _trainer_callbacks: list[Callable[[gluon.Trainer], None]] = []
 
@@ -32,6 +34,8 @@ class NetworkCast:
         Of each block that was told its format, the attributes that this replaced.
     has_computed : bool
         Whether a forward pass of the network has completed.
+    layers : Layers
+        Those whose roundings raise flags.
     """
 
     policy: Policy
@@ -40,17 +44,26 @@ class NetworkCast:
     forward_order: dict[gluon.Parameter, None] = field(default_factory=dict)
     former_attributes: dict[gluon.Block, dict[str, Any]] = field(default_factory=dict)
     has_computed: bool = False
+    layers: Layers = field(default_factory=Layers)
 
     def adopt(self, parameter: gluon.Parameter) -> None:
         """Let :func:`cast_of` find the cast, and callbacks hear of the parameter's Trainers."""
         parameter.mpgluon_cast = self
         parameter._set_trainer = partial(_set_trainer, parameter)
+        make_copyable(parameter)
+
+
+def device_ids(net: gluon.Block) -> list[int]:
+    """Return the numbers of a network's devices."""
+    known = [p.list_ctx() for p in net.collect_params().values() if p._data is not None]
+    return [context.device_id for context in known[0]] if known else [0]
 
 
 def release(parameter: gluon.Parameter) -> None:
     """Take off what :meth:`NetworkCast.adopt` put on, if anything."""
     for name in ("mpgluon_cast", "_set_trainer"):
         vars(parameter).pop(name, None)
+    make_uncopyable(parameter)
 
 
 def cast_of(parameter: gluon.Parameter) -> Optional[NetworkCast]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import mxnet as mx
@@ -20,7 +20,7 @@ from mpgluon.cast.table import Rule, may_be_16_bit, one_name, rule_of
 __all__ = ["NO_RULES", "Rules", "rules_of"]
 
 Rules = Mapping[str, Rule]
-NO_RULES: Rules = MappingProxyType({})
+NO_RULES: Rules = {}
 
 _NAMESPACES = ("", "contrib.", "linalg.")
 _UNTOUCHED = {
@@ -70,7 +70,7 @@ def rules_of(
             raise ValueError(f"keep_fp32 and compute_16 both name {wish.text!r}; choose one")
     named = _names_of(net, blocks)
     general = {wish.operator: wish.rule for wish in wishes if not wish.block}
-    found = dict.fromkeys(blocks, general)
+    found: dict[gluon.Block, Rules] = dict.fromkeys(blocks, general)
     for wish in wishes:
         if wish.block and wish.block not in named:
             raise ValueError(
@@ -79,7 +79,7 @@ def rules_of(
             )
         for block in named[wish.block] if wish.block else ():
             found[block] = {**found[block], wish.operator: wish.rule}
-    return {block: MappingProxyType(rules) for block, rules in found.items()}
+    return found
 
 
 def _read(argument: str, text: Any, rule: Rule) -> _Wish:

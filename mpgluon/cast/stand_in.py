@@ -21,9 +21,11 @@ from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
 from mpgluon.cast.calls import AT_WORK, OperatorCall
 from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.errors import PrecisionError
+from mpgluon.graph.kept_nan import keeping_nan
+from mpgluon.numerics.dtypes import is_array
 from mpgluon.numerics.formats import FloatFormat
 
-__all__ = ["NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
+__all__ = ["Fp32Namespace", "NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
 
 
 class NumPyInterfaceError(PrecisionError):
@@ -68,13 +70,23 @@ class OperatorNamespace:
         return found
 
     def _wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        arithmetic = self._arithmetic
+        arithmetic, function = self._arithmetic, keeping_nan(name, function)
 
         @wraps(function)
         def operator(*args: Any, **kwargs: Any) -> Any:
             return arithmetic.apply(_rule_here(name), OperatorCall(name, function, args, kwargs))
 
         return operator
+
+
+class Fp32Namespace(OperatorNamespace):
+    """``mx.nd`` for a block of a cast network that computes in FP32: its operators keep NaN."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return keeping_nan(name, getattr(self.module, name))
 
 
 @cache
@@ -96,12 +108,16 @@ _BINARY = {
         "pow": "broadcast_power",
     }.items()
 }
+_REFLECTED = frozenset(name for name in _BINARY if name.startswith("__r"))
 _UNARY = {"__neg__": "negative", "__abs__": "abs"}
 _FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(mx.sym, name, None))]
 
 
 def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     plain = getattr(base, method_name)
+    # Python calls this for "other + self" if self's class derives from other's. MXNet's own method
+    # would swap two arrays, and the order in which gradients are added follows that of operands.
+    unreflected = getattr(base, f"__{method_name[3:]}", None) if method_name in _REFLECTED else None
 
     @wraps(plain)
     def method(self: Union[FormatArray, FormatSymbol], *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +125,8 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
         if rule is Rule.NORMALIZE:  # an FP32 array is MXNet's own, and its methods no one governs
             rule = rule_of(operator)
         call = OperatorCall(operator, plain, (self, *args), kwargs)
+        if unreflected is not None and is_array(args[0]):
+            call = call._replace(function=unreflected, args=(args[0], self))
         if isinstance(self.format, FloatFormat):
             result = emulated(self.format).apply(rule, call)
         else:

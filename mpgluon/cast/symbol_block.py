@@ -69,6 +69,15 @@ class ImportedGraph:
                 "layers"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs; it reads the graph again."""
+        return {name: value for name, value in vars(self).items() if name != "graph"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a copy."""
+        vars(self).update(state)
+        self.graph = Graph.read(self.original[1])
+
     def normalization_parameters(self) -> set[gluon.Parameter]:
         """Return the parameters and statistics of normalization operators."""
         names = {

@@ -11,6 +11,7 @@ No block is told bfloat16: it has FP32's range, its arrays are FP32, and ``Block
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,14 @@ __all__ = ["Attributes", "learned_format", "tell", "untell"]
 Attributes = dict[str, Any]
 """Attributes of a block by name; ``_NOTHING`` for those that it did not have."""
 
-_NOTHING = object()
+
+class _Missing(Enum):
+    """The value of an attribute that a block did not have; its copies are the same object."""
+
+    NOTHING = "nothing"
+
+
+_NOTHING = _Missing.NOTHING
 _OF_GLUON = frozenset(vars(gluon.HybridBlock()))
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import logging
+import os
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +18,14 @@ from PIL import Image, ImageFile
 
 from mpgluon.errors import DataError
 
+_logger = logging.getLogger(__name__)
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 # A small file can decode to at most 96 MB: this limit times three bytes.
 MAX_IMAGE_PIXELS = 32_000_000
+_EIGHT_BIT_MODES = frozenset(
+    ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB")
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +61,8 @@ def list_images(
 
     An image is a file in a class folder whose name ends in ``.jpg``, ``.jpeg``, ``.png`` or
     ``.webp`` in upper or lower case. Hidden files and folders and folders without an image are
-    ignored. No file is opened.
+    ignored. Symbolic links are followed, and each real file is listed once: where it lies, or under
+    the first name that links to it. No file is opened.
 
     Parameters
     ----------
@@ -78,14 +87,15 @@ def list_images(
     paths: list[Path] = []
     labels: list[int] = []
     try:
-        folders = {entry.name: entry for entry in tree.iterdir() if entry.is_dir()}
-        for name in sorted(folders):
-            if name.startswith(".") or name in exclude:
-                continue
-            files = sorted(_images_in(folders[name], nested=nested), key=lambda path: path.parts)
+        folders = [
+            entry
+            for entry in tree.iterdir()
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name not in exclude
+        ]
+        for name, files in sorted(_real_images(folders, nested=nested).items()):
             if files:
                 labels += [len(classes)] * len(files)
-                paths += files
+                paths += sorted(files, key=lambda path: path.parts)
                 classes.append(name)
     except OSError as error:
         raise DataError(
@@ -100,12 +110,47 @@ def list_images(
     return ImageFolder(tree, tuple(classes), tuple(paths), np.array(labels, dtype=np.int32))
 
 
-def _images_in(folder: Path, *, nested: bool) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if is_image_name(path.name) and path.is_file():
-            yield path
-        elif nested and not path.name.startswith(".") and path.is_dir():
-            yield from _images_in(path, nested=True)
+def _real_images(folders: Sequence[Path], *, nested: bool) -> dict[str, list[Path]]:
+    """Return the images in each folder by its name, every real file once.
+
+    If several paths lead to a file, the one with the fewest links counts, and then the first by
+    name: an image belongs to the class that it lies in.
+    """
+    images: dict[str, list[Path]] = {folder.name: [] for folder in folders}
+    waiting = [(int(one.is_symlink()), one, os.path.realpath(one), one.name) for one in folders]
+    heapq.heapify(waiting)
+    seen: set[str] = set()
+    repeated: list[Path] = []
+    while waiting:
+        links, path, real, name = heapq.heappop(waiting)
+        if real in seen:
+            repeated.append(path)
+            continue
+        seen.add(real)
+        if path.is_file():  # a link to an image
+            images[name].append(path)
+            continue
+        for child in path.iterdir():
+            is_image = is_image_name(child.name) and child.is_file()
+            if not is_image and (not nested or child.name.startswith(".") or not child.is_dir()):
+                continue
+            if child.is_symlink():
+                heapq.heappush(waiting, (links + 1, child, os.path.realpath(child), name))
+            elif not is_image:
+                heapq.heappush(waiting, (links, child, f"{real}/{child.name}", name))
+            elif f"{real}/{child.name}" in seen:
+                repeated.append(child)
+            else:
+                seen.add(f"{real}/{child.name}")
+                images[name].append(child)
+    if repeated:
+        _logger.warning(
+            "images and folders that are listed already, and reached again through symbolic links, "
+            "are left out: %d, the first is %s",
+            len(repeated),
+            repeated[0],
+        )
+    return images
 
 
 def is_image_name(name: str) -> bool:
@@ -116,8 +161,8 @@ def is_image_name(name: str) -> bool:
 def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
     """Decode one image to RGB.
 
-    Grayscale, palette and CMYK images are converted; transparency is dropped; an EXIF orientation
-    is ignored.
+    Grayscale, palette, CMYK and 16-bit PNG images are converted; transparency is dropped; an EXIF
+    orientation is ignored.
 
     Parameters
     ----------
@@ -131,8 +176,9 @@ def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
     Raises
     ------
     DataError
-        If the file is missing, truncated, not an image, or has more than ``MAX_IMAGE_PIXELS``
-        (32 million) pixels.
+        If the file is missing, truncated, not an image, has more than ``MAX_IMAGE_PIXELS``
+        (32 million) pixels, or has levels of an unknown range, such as those of a floating-point
+        TIFF file.
     """
     with open_image(path) as image:
         return np.array(to_rgb(image))
@@ -165,10 +211,25 @@ def open_image(path: Union[str, Path]) -> Iterator[Image.Image]:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return ``image`` decoded and in mode RGB."""
+    """Return ``image`` decoded and in mode RGB.
+
+    Of 16 bits of a greyscale PNG the upper eight are kept, as Pillow does with 16-bit colours.
+
+    Raises
+    ------
+    ValueError
+        If the image has another mode without levels from 0 to 255.
+    """
     if image.mode == "RGB":
         image.load()
         return image
+    if image.mode.startswith("I") and image.format == "PNG":  # "I" in older versions of Pillow
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode not in _EIGHT_BIT_MODES:  # Pillow would cut off what is above 255
+        raise ValueError(
+            f"its mode is {image.mode}, and only images of 8 bits per channel and greyscale PNG "
+            "files of 16 bits can be converted; save it with 8 bits per channel"
+        )
     if image.mode == "P":
         # Pillow warns when it drops the transparency of a palette, but not that of RGBA.
         image = image.convert("RGBA")

@@ -22,6 +22,7 @@ from mpgluon.errors import DataError
 from mpgluon.files import atomic_write, disk_error, is_file_with, remove_folder, sync_folder
 
 _CHUNK_BYTES = 2**18
+_MAX_DEPTH = 100  # making and removing folders recurses, and Python stops at about 1,000
 _DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError)
 
 
@@ -100,7 +101,8 @@ def unpack_tar_folder(
     ------
     DataError
         If the archive is damaged or lacks the folder, a member is a link or a device or its name
-        leads out of the archive's folder, a limit is exceeded, or the disk is full. Neither
+        leads out of the archive's folder or through more than 100 folders, a limit is exceeded, or
+        the disk is full. Neither
         ``target`` nor the temporary folder is left.
     """
     archive, target = Path(archive), Path(target)
@@ -166,13 +168,18 @@ def _extract_member(
 
 
 def _safe_name(name: str, archive: Path) -> PurePosixPath:
-    """Return ``name`` as a relative path without ``..``, or refuse it."""
+    """Return ``name`` as a relative path of few folders and without ``..``, or refuse it."""
     relative = PurePosixPath(name)
     # A backslash or a drive's colon can lead out of the folder on other systems.
     unsafe = relative.is_absolute() or ".." in relative.parts or any(c in name for c in "\\:\0")
     if unsafe or not name:
         raise DataError(
             f"{archive} was refused: its member {name!r} would be written outside the target"
+        )
+    if len(relative.parts) > _MAX_DEPTH:
+        raise DataError(
+            f"{archive} was refused: its member {name[:40]!r}… is {len(relative.parts):,} folders "
+            f"deep, and the archive expected has at most {_MAX_DEPTH}"
         )
     return relative
 

@@ -216,6 +216,8 @@ def inference_network(
         images = [fuse_for] if isinstance(fuse_for, mx.nd.NDArray) else list(fuse_for)
         in_fp32 = InferenceNetwork(recording, prefix=net.prefix)
         in_fp32.set_values(recording.values, devices)
+        # Imperatively, MXNet cannot infer the batch of a recurrent layer's first states.
+        in_fp32.hybridize()
         _fuse_where_right(result, in_fp32, images)
     return result
 

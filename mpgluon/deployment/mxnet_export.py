@@ -7,9 +7,10 @@ computed at all. Here casts are part of the graph.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 import mxnet as mx
 from mxnet import gluon
@@ -26,6 +27,9 @@ __all__ = ["export_mxnet", "import_mxnet", "operators_for_gpu_only"]
 
 # Which of MXNet's CPU kernels raise on float16 (asynchronously, at the next wait).
 _PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "dot", "batch_dot"})
+# The attribute of an input that names all of them in the order of the network's arguments: a graph
+# has them in the order of their first use, and not those without a use.
+_INPUTS = "__mpgluon_inputs__"
 
 
 def export_mxnet(
@@ -56,7 +60,8 @@ def export_mxnet(
         ``"cpu"`` widens their operands, computes in FP32 and rounds; it runs on a GPU too, slowly.
         One for ``"gpu"`` computes in float16 and cannot run on a CPU. The export needs no GPU.
     inputs : sequence of str
-        A name for each argument of the network.
+        A name for each argument of the network. Their order is in the file, for
+        :func:`import_mxnet`; ``gluon.SymbolBlock.imports`` takes the names in any order.
 
     Returns
     -------
@@ -77,6 +82,9 @@ def export_mxnet(
         result.keep_weights_in(dtype)
     with mx.Context(device):
         symbol = symbol_of(result, inputs)
+    variables = symbol.get_internals()
+    for name in set(inputs) & set(symbol.list_inputs()):
+        variables[name]._set_attr(**{_INPUTS: "\n".join(inputs)})
     parameters = result.collect_params()
     values = {
         f"arg:{name}": parameters[name].data()
@@ -95,9 +103,14 @@ def export_mxnet(
 
 
 def import_mxnet(
-    path: Union[str, Path], *, ctx: Union[mx.Context, None] = None
+    path: Union[str, Path],
+    *,
+    ctx: Union[mx.Context, None] = None,
+    inputs: Optional[Sequence[str]] = None,
 ) -> gluon.SymbolBlock:
     """Load the files of :func:`export_mxnet`, or of Gluon's ``export``.
+
+    The block takes its inputs in the order of the arguments of the network that was exported.
 
     Parameters
     ----------
@@ -105,11 +118,16 @@ def import_mxnet(
         The ``path`` of the export.
     ctx : Context, optional
         By default the current one.
+    inputs : sequence of str, optional
+        The names of the inputs in the order of the network's arguments. Needed for a graph of
+        several inputs only if it is neither from :func:`export_mxnet` nor has Gluon's names
+        (``data0``, ``data1``, …).
 
     Raises
     ------
     CheckpointError
-        If a file is missing or damaged, or a parameter is missing.
+        If a file is missing or damaged, a parameter is missing, or the order of the inputs is
+        unknown.
     PrecisionError
         If ``ctx`` is a CPU, and the graph has operators in float16 or bfloat16 that it lacks.
     """
@@ -121,8 +139,15 @@ def import_mxnet(
     try:
         symbol = mx.sym.load(str(symbol_path))
         values = mx.nd.load(str(parameter_path))
-        names = {name.partition(":")[2] for name in values}
-        inputs = [name for name in symbol.list_inputs() if name not in names]
+        parameters = {name.partition(":")[2] for name in values}
+        free = [name for name in symbol.list_inputs() if name not in parameters]
+        inputs = _recorded_inputs(symbol, free) if inputs is None else list(inputs)
+        missing = [name for name in free if name not in inputs]
+        if missing:
+            raise CheckpointError(
+                f"{parameter_path} has no values of {', '.join(missing)}, and the inputs are "
+                f"{', '.join(inputs)}; the files are not of one export, or inputs is wrong"
+            )
         only_on_gpu = operators_for_gpu_only(symbol, inputs)
         if ctx.device_type == "cpu" and bfloat16.bfloat16_products() == "none":
             in_bfloat16 = _products_in(symbol, inputs, "bfloat16")
@@ -145,6 +170,28 @@ def import_mxnet(
             f"{symbol_path} and {parameter_path} cannot be loaded: "
             f"{str(error).strip().splitlines()[-1]}"
         ) from error
+
+
+def _recorded_inputs(symbol: mx.sym.Symbol, free: Sequence[str]) -> list[str]:
+    """Return the inputs of a graph in the order of the network's arguments.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    free : sequence of str
+        The variables without values, in the order of their first use.
+    """
+    for attributes in symbol.attr_dict().values():
+        if _INPUTS in attributes:
+            return str(attributes[_INPUTS]).split("\n")
+    if all(re.fullmatch(r"data\d+", name) for name in free):  # of Gluon's own export
+        return sorted(free, key=lambda name: int(name.removeprefix("data")))
+    if len(free) > 1:
+        raise CheckpointError(
+            f"the files have no values of {', '.join(free)} and do not say their order; if these "
+            "are the inputs, pass their names as inputs=(…) in the order of the network's arguments"
+        )
+    return list(free)
 
 
 def operators_for_gpu_only(symbol: mx.sym.Symbol, inputs: Sequence[str] = ("data",)) -> list[str]:

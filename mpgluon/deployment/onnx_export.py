@@ -62,7 +62,8 @@ def export_onnx(
         If ``dtype`` is another, onnx is not installed, a parameter has no values, the network
         does not work at that image size, or does not return one logit per class.
     PrecisionError
-        If ONNX cannot express an operator, or a weight is too large for float16.
+        If an operator cannot be written as ONNX, or a weight is too large for float16. The message
+        names the operator, and those that can be written.
     DataError
         If the file cannot be written.
     """

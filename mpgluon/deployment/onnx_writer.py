@@ -47,20 +47,28 @@ def onnx_model(
     Raises
     ------
     PrecisionError
-        If an operator has no equal in ONNX; all of them are named.
+        If an operator is not in the table of those that can be written, or its options have no
+        equal in ONNX; all of them are named.
     ValueError
         If the network does not work on input of those shapes.
     """
+    nodes = [node for node in recording.graph.nodes if not node.is_variable]
+    unknown = [f"{n.name} ({n.operator})" for n in nodes if n.operator not in TRANSLATIONS]
+    if unknown:
+        raise _refusal(unknown, f". The operators that it knows: {', '.join(sorted(TRANSLATIONS))}")
     writer = _Writer(recording, _shapes(recording, input_shapes), dtype)
-    for node in recording.graph.nodes:
-        if not node.is_variable:
-            writer.translate(node)
+    for node in nodes:
+        writer.translate(node)
     if writer.problems:
-        raise PrecisionError(
-            "ONNX export cannot express " + "; ".join(writer.problems) + "; write these blocks "
-            "with other operators, or export the part of the network before them"
-        )
+        raise _refusal(writer.problems)
     return writer.model()
+
+
+def _refusal(problems: list[str], known: str = "") -> PrecisionError:
+    return PrecisionError(
+        f"ONNX export cannot express {'; '.join(problems)}; write these blocks with other "
+        f"operators, or export the part of the network before them{known}"
+    )
 
 
 def _shapes(
@@ -98,12 +106,8 @@ class _Writer:
                 self._set((node, 0), "float32", node.name)
 
     def translate(self, node: Node) -> None:
-        """Add the ONNX nodes of an operator, or note why ONNX cannot express it."""
-        translation = TRANSLATIONS.get(node.operator)
+        """Add the ONNX nodes of an operator, or note why ONNX cannot express its options."""
         inputs = [entry.key for entry in node.inputs]
-        if translation is None:
-            self.problems.append(f"{node.name} ({node.operator})")
-            return
         rule = rule_of(node.operator.replace("_contrib_", "contrib.", 1))
         dtype = self._format_of(rule, inputs)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
@@ -118,7 +122,7 @@ class _Writer:
             dtype=dtype,
         )
         try:
-            name = translation(call)
+            name = TRANSLATIONS[node.operator](call)
         except UnsupportedError as why:
             self.problems.append(f"{node.name} ({node.operator}: {why})")
             name = node.name  # so that later operators are translated, too

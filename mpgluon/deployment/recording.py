@@ -119,6 +119,8 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
                 "network without F.contrib.foreach, while_loop and cond"
             )
         node.inputs = [passed.get(entry.key, entry) for entry in node.inputs]
+        if node.operator == "BatchNorm":  # a graph lacks options that were not given
+            node.attributes = {"eps": "0.001", "fix_gamma": "True", **node.attributes}
         if node.operator in _PASS_THROUGH and node.options.get("mode") != "always":
             passed[node, 0] = node.inputs[0]
             continue

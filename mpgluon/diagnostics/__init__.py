@@ -22,7 +22,6 @@ _HOMES = {
     "diagnose": "report",
     "exponent_histogram": "exponents",
     "locate_overflow": "overflow",
-    "memory_estimate": "memory",
     "range_report": "ranges",
     "replay": "rerun",
     "report_on_optimizer": "optimizers",

@@ -283,6 +283,7 @@ class FlightRecorder:
             "statistics": list(statistics),
             "network_settings": NetworkSettings.of(self._net).as_dict(),
             "gradients": {n: [GradientMark.of(g) for g in found] for n, found in gradients.items()},
+            "flags": [str(layer) for layer in self._state.flags] if skipped else [],
         }
         return header, arrays
 

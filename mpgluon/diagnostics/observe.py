@@ -134,7 +134,9 @@ class Seen:
     made : bool
         Whether the block computed its result itself, and no inner block did.
     call : BlockCall, optional
-        Of the block, where ``kind`` is ``"output"``.
+        The call of the block, where ``kind`` is ``"output"``.
+    onward : NDArray, optional
+        The equal array that goes on in its place where gradients are observed.
     """
 
     block: gluon.Block
@@ -145,6 +147,7 @@ class Seen:
     place: int = 0
     made: bool = True
     call: Optional[BlockCall] = None
+    onward: Optional[NDArray] = None
 
 
 Observer = Callable[[Seen], None]
@@ -300,20 +303,22 @@ class _Watch:
         finally:
             self.calls.pop()
         call.hand_on(result)
-        arrays = tuple(arrays_in(inputs))
-        for place, array in enumerate(arrays_in(result)):
-            self.observer(Seen(block, "output", "", array, arrays, place, call.made(array), call))
         taps = self.taps
-        if taps is None or not autograd.is_recording():
-            return result
 
         def tapped(array: NDArray) -> NDArray:
             zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
             zeros.attach_grad()
+            assert taps is not None
             taps.append(Seen(block, "output gradient", "", zeros, made=call.made(array)))
             return mark(mx.nd.elemwise_add(array, zeros), format_of(array))
 
-        return convert_arrays(result, tapped)
+        is_tapped = taps is not None and autograd.is_recording()
+        returned = convert_arrays(result, tapped) if is_tapped else result
+        arrays = tuple(arrays_in(inputs))
+        for place, (array, onward) in enumerate(zip(arrays_in(result), arrays_in(returned))):
+            made = call.made(array)
+            self.observer(Seen(block, "output", "", array, arrays, place, made, call, onward))
+        return returned
 
 
 class _Spy(OperatorNamespace):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Optional
 
 import mxnet as mx
@@ -15,10 +16,11 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.cast.arrays import format_of
 from mpgluon.cast.block import blocks_of
+from mpgluon.cast.network_cast import cast_of
 from mpgluon.diagnostics.meanwhile import untouched
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, observing
+from mpgluon.diagnostics.observe import Batch, LossFunction, Seen, observed_batch, observing
 from mpgluon.numerics.dtypes import cast, dtype_name
-from mpgluon.numerics.reductions import all_finite
+from mpgluon.numerics.reductions import all_finite, global_norm
 from mpgluon.trainer.inside import update_counts
 from mpgluon.trainer.step import state_of
 
@@ -107,11 +109,17 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class FoundOverflow:
-    """A report, the block that it names, and the ranges of the operands of what overflowed."""
+    """A report, the block that it names, and the ranges of the operands of what overflowed.
+
+    ``operator`` is the operator's name in ``F``, empty if it is not known. ``after`` is the block
+    whose gradient, the last finite one, came before the gradient of a result that is not finite.
+    """
 
     report: OverflowReport
     block: gluon.Block
     operands: tuple[ValueRange, ...]
+    operator: str = ""
+    after: Optional[gluon.Block] = None
 
 
 def locate_overflow(
@@ -134,11 +142,10 @@ def find_overflow(
     net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0
 ) -> Optional[FoundOverflow]:
     """Do what `locate_overflow` does, and return the block and its operands too."""
-    watch = _Watch(loss_scale)
-    observed_batch(net, batch, watch.see, loss_scale=loss_scale, operators=True)
-    if watch.report is None or watch.block is None:
-        return None
-    return FoundOverflow(watch.report, watch.block, watch.operands)
+    watch = _Watch(net, loss_scale)
+    watched = replace(batch, loss_fn=partial(watch.loss_of, batch.loss_fn))
+    observed_batch(net, watched, watch.see, loss_scale=loss_scale, operators=True)
+    return watch.found
 
 
 class OverflowLocator:
@@ -148,8 +155,10 @@ class OverflowLocator:
     sunk as far as it can, the first step that is skipped there replaces the report.
 
     While steps are finite, it only keeps references to their inputs. After a skipped step it runs
-    the network forward on those inputs again, imperatively; if every array is finite then, it
-    examines the gradients from the last parameter to the first. It logs the report as a warning.
+    the network forward on those inputs again, imperatively, for the operator and its operands; if
+    the results are finite then, it examines the gradients from the last parameter to the first.
+    Where the layers' status flags (`mpgluon.amp.step_flags`) name other layers, as after another
+    dropout mask, the first of those is reported. It logs the report as a warning.
     The second run draws random numbers where the network does, so later dropout masks differ.
     Inputs that are overwritten before ``trainer.step`` cannot be run again.
 
@@ -200,17 +209,41 @@ class OverflowLocator:
         inputs_of_step, self._inputs = self._inputs, []
         if self.report is not None and not self._was_routine(self.report, loss_scale):
             return
-        watch = _Watch(loss_scale)
+        watch = _Watch(self._net, loss_scale)
         with untouched(self._net), autograd.train_mode():
             for inputs in inputs_of_step:
                 with observing(self._net, watch.see, operators=True):
                     self._net(*inputs)
-        if watch.report is None:
-            for seen in reversed(self._gradients()):
-                watch.see(seen)
-        if watch.report is not None:
-            self.report = watch.report
+        for seen in reversed(self._gradients()):
+            watch.see(seen)
+        report = self._agreeing(None if watch.found is None else watch.found.report, loss_scale)
+        if report is not None:
+            self.report = report
             _logger.warning("%s", self.report)
+
+    def _agreeing(
+        self, report: Optional[OverflowReport], loss_scale: float
+    ) -> Optional[OverflowReport]:
+        """Return a report, or another one if the flags that the step raised contradict it."""
+        flags = self._state.flags
+        directions = ("forward", "backward") if report is None else (report.direction,)
+        for direction in directions:
+            raised = [layer for layer in flags if any(getattr(layer, direction)[:2])]
+            first = flags.first(direction)
+            agrees = report is not None and report.block in [flag.layer for flag in raised]
+            if first is None or agrees or (report is not None and first.layer == self._net.name):
+                continue  # the network itself rounds the gradient of its result
+            what = "a result that was rounded" if direction == "forward" else "a rounded gradient"
+            return OverflowReport(
+                direction, what, first.layer, first.kind, self._dtype, (), math.nan, loss_scale
+            )
+        return report
+
+    @property
+    def _dtype(self) -> str:
+        """The format that the network computes in."""
+        casts = (cast_of(p) for p in self._net.collect_params().values())
+        return next((one.policy.compute_dtype for one in casts if one is not None), "float32")
 
     def _was_routine(self, report: OverflowReport, loss_scale: float) -> bool:
         """Whether a report is of gradients at a larger scale than this, the smallest possible."""
@@ -231,37 +264,91 @@ class OverflowLocator:
 
 
 class _Watch:
-    """An observer that keeps the first array whose values are not finite, here or later."""
+    """An observer that finds where the first values that are not finite come from.
 
-    def __init__(self, loss_scale: float) -> None:
-        self.report: Optional[OverflowReport] = None
-        self.block: Optional[gluon.Block] = None
-        self.operands: tuple[ValueRange, ...] = ()
-        self._loss_scale = loss_scale
-        self._latest_gradient: tuple[NDArray, ...] = ()
+    A forward pass has overflowed if the network's result has a NaN, or is infinite and so is the
+    loss. Its origin is looked for from there: an infinity that a later operator makes finite, such
+    as in a mask before a softmax, is intended. Where a saturated function makes it finite, 0 * inf
+    can make NaN of a gradient: then it was an overflow all the same.
+    """
+
+    def __init__(self, net: gluon.Block, loss_scale: float) -> None:
+        self.found: Optional[FoundOverflow] = None
+        self._net, self._loss_scale = net, loss_scale
+        self._loss_is_finite = False
+        self._result: Optional[FoundOverflow] = None  # the origin of an infinite result
+        self._origins: dict[int, tuple[NDArray, FoundOverflow]] = {}  # by handle, which stays used
+        self._reached: dict[gluon.Block, FoundOverflow] = {}  # blocks where an infinity came
+        self._latest: Optional[Seen] = None  # the latest gradient, which was finite
+        self._sees_results = False  # gradients of results, and not of parameters alone
+
+    def loss_of(self, loss_fn: LossFunction, result: Any, labels: Any) -> NDArray:
+        """Compute a loss, and note whether it is finite."""
+        loss = loss_fn(result, labels)
+        with autograd.pause():
+            self._loss_is_finite = all_finite([loss])
+        return loss
 
     def see(self, seen: Seen) -> None:
         """Examine an array."""
-        backward = seen.kind in ("output gradient", "gradient")
-        if self.report is not None and (backward or self.report.direction == "backward"):
+        if self.found is not None:
             return
+        if seen.kind in ("output gradient", "gradient"):
+            self._see_gradient(seen)
+            return
+        finite, bad = all_finite([seen.array]), [a for a in seen.inputs if not all_finite([a])]
+        if finite and not (bad and self._origins):
+            return
+        origin = self._reached[seen.block] = self._origin_of(seen, bad)
+        if not finite:
+            for array in (seen.array, seen.onward):
+                if array is not None:
+                    self._origins[_key(array)] = (array, origin)
+            if seen.kind == "output" and seen.block is self._net:
+                if _holds_nan(seen.array):
+                    self.found = origin
+                self._result = self._result or origin
+
+    def _origin_of(self, seen: Seen, bad: list[NDArray]) -> FoundOverflow:
+        """Return where the values of an array come from that are not finite, NaN first."""
+        if _key(seen.array) in self._origins:
+            return self._origins[_key(seen.array)][1]
+        known = [array for array in bad if _key(array) in self._origins]
+        if known:
+            return self._origins[_key(max(known, key=_holds_nan))][1]
+        if self._origins and (bad or not seen.made):  # a copy in another format
+            return list(self._origins.values())[-1][1]
+        return self._report(seen, seen.inputs)
+
+    def _see_gradient(self, seen: Seen) -> None:
+        if self._result is not None and not self._loss_is_finite:
+            self.found = self._result
+            return
+        if not seen.made:  # a container passes on what a block inside it computed
+            return
+        self._sees_results |= seen.kind == "output gradient"
         if all_finite([seen.array]):
-            self._latest_gradient = (seen.array,) if backward else ()
-            if self.report is not None and seen.inputs and not all_finite(seen.inputs):
-                self.report = None  # an intended infinity, such as in a mask before a softmax
+            self._latest = seen
             return
-        if self.report is not None:
-            return
+        latest, source = self._latest, seen.block
+        if latest is not None and seen.kind == "output gradient":
+            source = latest.block
+        if self._reached and not _has_infinity(seen.array):  # NaN alone: of 0 * inf
+            anywhere = None if self._sees_results else list(self._reached.values())[-1]
+            self.found = self._reached.get(source, anywhere)
+        if self.found is None:
+            found = self._report(seen, () if latest is None else (latest.array,))
+            self.found = found if source is seen.block else replace(found, after=source)
+
+    def _report(self, seen: Seen, before: tuple[NDArray, ...]) -> FoundOverflow:
         what = {
             "operator": f"what {seen.operator} returned",
             "output": "what the block returned",
             "output gradient": "the gradient of what the block returned",
             "gradient": f"the gradient of {seen.operator}",
         }[seen.kind]
-        before = self._latest_gradient if backward else seen.inputs
-        self.block, self.operands = seen.block, tuple(map(ValueRange.of, before))
-        self.report = OverflowReport(
-            direction="backward" if backward else "forward",
+        report = OverflowReport(
+            direction="backward" if "gradient" in seen.kind else "forward",
             what=what,
             block=seen.block.name,
             kind=type(seen.block).__name__,
@@ -270,6 +357,22 @@ class _Watch:
             largest_before=_largest(before),
             loss_scale=self._loss_scale,
         )
+        operator = seen.operator if seen.kind == "operator" else ""
+        return FoundOverflow(report, seen.block, tuple(map(ValueRange.of, before)), operator)
+
+
+def _key(array: NDArray) -> int:
+    """Return what tells arrays apart: an array inside a cast may be a second object for another."""
+    number: int = array.handle.value
+    return number
+
+
+def _has_infinity(array: NDArray) -> bool:
+    return bool(np.isinf(cast(array, "float32").asnumpy()).any())
+
+
+def _holds_nan(array: NDArray) -> bool:
+    return math.isnan(global_norm([array]))
 
 
 def _largest(arrays: Iterable[NDArray]) -> float:

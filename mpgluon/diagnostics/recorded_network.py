@@ -5,7 +5,7 @@ Plain values, and back to a network of the same structure. Values of parameters 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.numerics.policy import Policy
 
-__all__ = ["BlockCast", "NetworkSettings", "code_of", "paths_of"]
+__all__ = ["BlockCast", "NetworkSettings", "code_of", "lies_in", "paths_of"]
 
 _FLAGS = {
     "static_alloc": bool,
@@ -42,21 +42,34 @@ class BlockCast(NamedTuple):
     operators_fp32: tuple[tuple[str, str], ...] = ()  # blocks and their operators with own rules
     operators_16: tuple[tuple[str, str], ...] = ()
 
-    def keeping(self, blocks: tuple[str, ...]) -> BlockCast:
-        """Return the cast with more blocks kept in FP32, where operators have no rules."""
-        kept = tuple(dict.fromkeys([*self.kept, *blocks]))
+    def keeping(
+        self, blocks: Sequence[str] = (), operators: Sequence[tuple[str, str]] = ()
+    ) -> BlockCast:
+        """Return the cast with more in FP32, of what lies in it.
 
-        def outside(named: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        Parameters
+        ----------
+        blocks : sequence of str
+            In them operators have no rules of their own any more.
+        operators : sequence of (str, str)
+            Blocks and operators that they call.
+        """
+        blocks = [path for path in blocks if lies_in(path, self.block)]
+        operators = [(path, name) for path, name in operators if lies_in(path, self.block)]
+
+        def outside(named: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
             return tuple(
-                (place, operator)
-                for place, operator in named
-                if not any(f"{place}.".startswith(f"{block}.") for block in blocks)
+                dict.fromkeys(
+                    (place, name)
+                    for place, name in named
+                    if not any(lies_in(place, block) for block in blocks)
+                )
             )
 
         return self._replace(
-            kept=kept,
-            operators_fp32=outside(self.operators_fp32),
-            operators_16=outside(self.operators_16),
+            kept=tuple(dict.fromkeys([*self.kept, *blocks])),
+            operators_fp32=outside([*self.operators_fp32, *operators]),
+            operators_16=outside(one for one in self.operators_16 if one not in operators),
         )
 
 
@@ -214,6 +227,11 @@ def code_of(net: gluon.Block, path: str) -> str:
             code += f"._children[{name!r}]"
         block = child
     return code
+
+
+def lies_in(path: str, block: str) -> bool:
+    """Whether a block is another one, or lies in it."""
+    return f".{path}.".startswith(f".{block}." if block else ".")
 
 
 def _text(value: Any) -> str:

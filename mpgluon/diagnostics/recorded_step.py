@@ -48,16 +48,21 @@ _ENVIRONMENT = ("OMP_NUM_THREADS", "DNNL_MAX_CPU_ISA", "MPGLUON_NATIVE")  # and 
 
 
 class GradientMark(NamedTuple):
-    """What is kept of a gradient: checksums of its bits, and of where it is not finite."""
+    """Checksums of a gradient: of its bits, and of where it is not finite.
+
+    All NaN count as one: their signs differ from run to run, with the places of arrays in memory.
+    """
 
     bits: str
     pattern: str
     not_finite: int
 
     @classmethod
-    def of(cls, gradient: npt.NDArray[Any]) -> GradientMark:
-        """Return the mark of a gradient."""
+    def of(cls, gradient: npt.NDArray[Any], *, nan_bits: bool = False) -> GradientMark:
+        """Return the mark of a gradient; with ``nan_bits`` as mpgluon 0.2.0 made it."""
         finite = np.isfinite(gradient)
+        if not nan_bits:
+            gradient = np.where(np.isnan(gradient), gradient.dtype.type(np.nan), gradient)
         bits, pattern = (
             hashlib.sha256(array.tobytes()).hexdigest() for array in (gradient, np.packbits(finite))
         )
@@ -109,6 +114,9 @@ class RecordedStep:
         What scales of eight-bit operands followed from, if from earlier steps.
     gradients : dict from a name to a list of GradientMark
         Of each trained parameter that the step used; one for each device.
+    flags : tuple of str
+        The status flags that layers raised during a step that was skipped, a line for each layer;
+        empty in files of version 0.2.0.
     versions, machine, environment : dict
         Of the recording process.
     """
@@ -130,6 +138,7 @@ class RecordedStep:
     statistics: dict[str, list[npt.NDArray[Any]]]
     scale_histories: Arrays
     gradients: dict[str, list[GradientMark]]
+    flags: tuple[str, ...] = ()
     versions: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
@@ -238,6 +247,7 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
             str(name): [GradientMark(str(b), str(p), int(n)) for b, p, n in marks]
             for name, marks in dict(header["gradients"]).items()
         },
+        flags=tuple(map(str, header.get("flags", ()))),
         versions=dict(header["versions"]),
         machine=dict(header["machine"]),
         environment=dict(header["environment"]),
@@ -306,15 +316,18 @@ def _unpack_inputs(described: Mapping[str, Any], arrays: Arrays) -> tuple[Any, .
     return inputs
 
 
-def on_device(value: Any, device: mx.Context) -> Any:
-    """Return recorded values with their arrays on a device."""
+def on_device(value: Any, device: mx.Context, *, widen: bool = False) -> Any:
+    """Return recorded values with their arrays on a device; float16 as FP32 if ``widen``."""
     if isinstance(value, _Array):
-        array = mx.nd.array(value.values, ctx=device, dtype=value.values.dtype)
+        dtype = value.values.dtype
+        if widen and dtype == np.float16:
+            dtype = np.dtype(np.float32)
+        array = mx.nd.array(value.values, ctx=device, dtype=dtype)
         if value.gradient:
             array.attach_grad()
         return array
     if isinstance(value, (list, tuple)):
-        items = [on_device(item, device) for item in value]
+        items = [on_device(item, device, widen=widen) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     return value
 

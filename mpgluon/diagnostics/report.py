@@ -21,7 +21,6 @@ from mpgluon.diagnostics.alignment import alignment_report
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.doctor import check_machine
 from mpgluon.diagnostics.exponents import BatchExponents, ExponentHistogram, batch_exponents
-from mpgluon.diagnostics.memory import memory_estimate
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
@@ -198,18 +197,6 @@ def diagnose(
             "Shapes for Tensor Cores",
             str(alignment).splitlines()[: 1 + bool(alignment.misaligned)],
             [alignment.table()] if alignment.misaligned else [],
-        )
-    )
-    progress("memory")
-    memory = [memory_estimate(net, shape, ctx=ctx) for ctx in (mx.gpu(0), mx.cpu(0))]
-    sections.append(
-        Section(
-            "Memory of a training step with SGD",
-            [
-                f"Estimated for input of shape {shape}, first in the arithmetic of a GPU, then in "
-                "that of a CPU, where float16 is computed in FP32; workspaces are not counted.",
-            ],
-            [estimate.table() for estimate in memory],
         )
     )
     progress("machine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from mpgluon.tables import Table
 
 __all__ = ["Replay", "replay"]
 
+_FLAGS_SHOWN = 8
+
 
 @dataclass(frozen=True, eq=False)
 class Replay:
@@ -37,8 +39,8 @@ class Replay:
     gradients : dict from a name in the network's structure to a list of arrays, one per device
         Still multiplied by the loss scale.
     different, elsewhere : tuple of str
-        The parameters whose gradients have other bits than the recorded ones; and of these, those
-        that are not finite in other places.
+        The parameters whose gradients have other bits than the recorded ones, NaN aside; and of
+        these, those that are not finite in other places.
     overflow : OverflowReport or None
         Where the step overflowed; ``None`` if all arrays of its batches are finite.
     layer : str
@@ -72,8 +74,18 @@ class Replay:
             ]
             headings = ("what went in", "format", "smallest", "largest", "not finite")
             parts.append(str(Table(headings, rows)))
+        if self.recorded.flags:
+            shown = self.recorded.flags[:_FLAGS_SHOWN]
+            more = len(self.recorded.flags) - len(shown)
+            lines = [*shown, f"and {more} more layers"] if more else shown
+            parts.append("\n  ".join(["flags that the recorded step raised:", *lines]))
         if self.cures:
-            cures = [(c.name, "yes" if c.saves else "no", c.code) for c in self.cures]
+            cures = [
+                (c.name, "yes" if c.saves else "no", c.code)
+                if not c.error
+                else (c.name, "not run", c.error)
+                for c in self.cures
+            ]
             parts.append(str(Table(("cure", "saves the step", "how to write it"), cures)))
         return "\n\n".join(parts)
 
@@ -152,7 +164,7 @@ def replay(
     loss_fn : callable or str, optional
         Takes what the network returns and the labels; by default the one that the file names.
     cures : bool
-        Whether to try cures: a dozen steps.
+        Whether to try cures: up to 25 steps.
 
     Returns
     -------
@@ -181,9 +193,11 @@ def replay(
         bench = StepBench(step, net, loss_fn, devices)
         losses, gradients = bench.run(step.settings, step.loss_scale, exact=True)
         found = bench.find(step.settings, step.loss_scale, exact=True)
-        marks = {name: [GradientMark.of(g) for g in values] for name, values in gradients.items()}
+        marks = {name: _marks(arrays) for name, arrays in gradients.items()}
         names = sorted(step.gradients.keys() | marks.keys())
-        different = [name for name in names if marks.get(name) != step.gradients.get(name)]
+        different = [n for n in names if step.gradients.get(n) != marks.get(n)]
+        older = {n: _marks(gradients[n], nan_bits=True) for n in different if n in gradients}
+        different = [n for n in different if step.gradients.get(n) != older.get(n)]
         elsewhere = [n for n in different if _patterns(marks, n) != _patterns(step.gradients, n)]
         return Replay(
             recorded=step,
@@ -196,6 +210,10 @@ def replay(
             operands=() if found is None else found.operands,
             cures=tuple(try_cures(bench, found)) if cures else (),
         )
+
+
+def _marks(gradients: Sequence[npt.NDArray[Any]], *, nan_bits: bool = False) -> list[GradientMark]:
+    return [GradientMark.of(gradient, nan_bits=nan_bits) for gradient in gradients]
 
 
 def _patterns(marks: dict[str, list[GradientMark]], name: str) -> list[str]:

@@ -51,13 +51,18 @@ class StepBench:
         self._prepare(settings, exact=exact)
         options = {"learning_rate": 0.0, "multi_precision": True}
         trainer = gluon.Trainer(self.net.collect_params(), "sgd", options, update_on_kvstore=False)
-        amp.init_trainer(trainer, loss_scale)
+        # Where no step is skipped, scale_loss passes no NaN of a loss on.
+        skips = self.step.reason == "skipped" or loss_scale != 1
+        amp.init_trainer(trainer, loss_scale if skips else "none")
         inside.begin(trainer)  # which copies one device's statistics to the others
         self._set_statistics()
         losses = []
         set_random_states(self.step.random_states)
         for one in self.step.passes:
-            parts = [on_device(part, device) for part, device in zip(one, self._devices)]
+            parts = [
+                on_device(part, device, widen=self._widens(settings))
+                for part, device in zip(one, self._devices)
+            ]
             with autograd.record():
                 of_pass = [self._loss_fn(self.net(*inputs), labels) for inputs, labels in parts]
                 with amp.scale_loss(of_pass, trainer) as scaled:
@@ -82,12 +87,17 @@ class StepBench:
         set_random_states(self.step.random_states)
         for one in self.step.passes:
             for part, device in zip(one, self._devices):
-                inputs, labels = on_device(part, device)
+                inputs, labels = on_device(part, device, widen=self._widens(settings))
                 batch = Batch(inputs, labels, self._loss_fn)
                 found = find_overflow(self.net, batch, loss_scale=loss_scale)
                 if found is not None:
                     return found
         return None
+
+    def _widens(self, settings: NetworkSettings) -> bool:
+        """Whether a batch is given in FP32: under another policy, float16 has no meaning."""
+        now, recorded = ({c.policy for c in s.casts} for s in (settings, self.step.settings))
+        return now != recorded
 
     def _plain_values(self) -> Arrays:
         """Return the values of the network in FP32: masters, as far as weights are as they say."""

@@ -32,6 +32,7 @@ __all__ = [
     "HEADROOM",
     "Verdict",
     "judge",
+    "loss_scale_code",
     "path_of",
 ]
 
@@ -312,12 +313,6 @@ def _lines(
             "trainer.step(batch_size)\n"
         )
     option = ", keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, *keep_fp32)" if keep else ""
-    default = DynamicLossScale()
-    bounds = ""
-    if scale < default.min_scale:
-        bounds = f", min_scale={_power(scale / 2**10)}"
-    elif scale > default.max_scale:
-        bounds = f", max_scale={_power(scale)}"
     return (
         "import mpgluon\n"
         "from mxnet import autograd, gluon\n"
@@ -326,7 +321,7 @@ def _lines(
         f"{kept}mpgluon.cast_block(net{option})\n"
         'options = {"learning_rate": 0.1, "multi_precision": True}\n'
         'trainer = gluon.Trainer(net.collect_params(), "sgd", options)\n'
-        f"loss_scale = mpgluon.DynamicLossScale(init_scale={_power(scale)}{bounds})\n"
+        f"loss_scale = {loss_scale_code(scale)}\n"
         "amp.init_trainer(trainer, loss_scale)\n\n"
         "# In each step.\n"
         f"with autograd.record():\n{forward}"
@@ -334,6 +329,17 @@ def _lines(
         "        autograd.backward(scaled_loss)\n"
         "trainer.step(batch_size)\n"
     )
+
+
+def loss_scale_code(scale: float) -> str:
+    """Return the expression for a dynamic loss scale that begins with ``scale``."""
+    default = DynamicLossScale()
+    bounds = ""
+    if scale < default.min_scale:
+        bounds = f", min_scale={_power(scale / 2**10)}"
+    elif scale > default.max_scale:
+        bounds = f", max_scale={_power(scale)}"
+    return f"mpgluon.DynamicLossScale(init_scale={_power(scale)}{bounds})"
 
 
 def _power(scale: float) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Optional
 from mxnet.symbol import Symbol
 
 from mpgluon import native
-from mpgluon.graph.nodes import Entry, Graph, Node
+from mpgluon.graph.nodes import ADDED_IN_PLACE, Entry, Graph, Node
 from mpgluon.numerics.dtypes import CAST_NUMBER
 from mpgluon.numerics.formats import BFLOAT16
 
@@ -29,7 +29,6 @@ _NARROW, _WIDEN = "_mpgluon_to_bfloat16", "_mpgluon_from_bfloat16"
 _OPERATORS = {("float32", "bfloat16"): _NARROW, ("bfloat16", "float32"): _WIDEN}
 _IN_BLOCKS = "_in_blocks"
 _MOST_CHANNELS_OF_IMAGES = 3
-_ADDED_IN_PLACE = 8  # so many gradients of a value MXNet adds in place
 _NUMBERS = count()
 
 
@@ -88,7 +87,7 @@ def _may_keep_blocks(graph: Graph, operand: Entry) -> bool:
 
     Where MXNet adds gradients in place, it forgets how they lie.
     """
-    return not operand.node.is_variable and len(_readers(graph, operand)) < _ADDED_IN_PLACE
+    return not operand.node.is_variable and len(_readers(graph, operand)) < ADDED_IN_PLACE
 
 
 def _is_of_images(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 import mxnet as mx
 import numpy as np
@@ -65,7 +65,6 @@ def trace(
     input_shape: InputShape,
     *,
     ctx: Optional[mx.Context] = None,
-    rewrite: Optional[Callable[[Symbol], Symbol]] = None,
 ) -> Graph:
     """Return the graph that a network computes for FP32 inputs of given shapes.
 
@@ -78,8 +77,6 @@ def trace(
     ctx : Context, optional
         The device whose arithmetic a cast network would use; the current one by default. It is not
         used and need not exist.
-    rewrite : callable, optional
-        Returns the graph to describe, from the traced one.
 
     Returns
     -------
@@ -97,7 +94,7 @@ def trace(
     names = ["data"] if len(shapes) == 1 else [f"data{i}" for i in range(len(shapes))]
     with unchanged(net), ctx or mx.current_context():
         symbol = symbol_of(net, names)
-    graph = Graph.read(symbol if rewrite is None else rewrite(symbol))
+    graph = Graph.read(symbol)
     listed = ", ".join(map(str, shapes))
     try:
         complete = graph.infer(dict.fromkeys(names, "float32"), dict(zip(names, shapes)))

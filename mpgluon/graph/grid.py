@@ -19,22 +19,25 @@ References
 ----------
 MXNet 1.9.1 collects the gradients of a value in the reverse order of the graph, within a node in
 the order of its operands. It adds up to four of them from right to left, more from left to right.
+An imperative run's graph begins with the loss: its order is that of a hybridized network's graph
+where the loss takes the network's results in the order in which they are returned.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Mapping
 from itertools import count
-from typing import NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional, Union
 
 import numpy as np
 from mxnet.symbol import Symbol
 
 from mpgluon import native
 from mpgluon.errors import PrecisionError
-from mpgluon.graph.nodes import MOVES, Entry, Graph, Key, Node
+from mpgluon.graph.nodes import ADDED_IN_PLACE, MOVES, Entry, Graph, Key, Node
+from mpgluon.numerics.dtypes import CAST_NUMBER
 from mpgluon.numerics.formats import FLOAT16, FloatFormat
 
 __all__ = ["ACCUMULATION", "ROUNDING", "hold_on_grid"]
@@ -51,8 +54,19 @@ Consumer = tuple[Optional[Node], int]
 """What takes a value: a node (``None`` for the graph's results) and the position of the operand."""
 
 _CODE_BITS = 8  # significant bits that codes have room for, in formats other than float16
-_WITHOUT_GRADIENT = frozenset({"BlockGrad", "zeros_like", "ones_like"})
+_NAMES_WITHOUT_GRADIENT = """
+    BlockGrad zeros_like ones_like equal not_equal greater greater_equal lesser lesser_equal
+    logical_and logical_or logical_xor logical_not sign round rint ceil floor trunc fix
+    argmax argmin argsort one_hot
+"""
+_WITHOUT_GRADIENT = frozenset(_NAMES_WITHOUT_GRADIENT.split())
+# The attribute of a cast of a value on a grid that was not known to be there: an imperative run has
+# no cast in its place, and does not round the gradient.
+_WITHOUT_ROUNDING = "__mpgluon_without_rounding__"
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
+# The attribute that tells nodes apart: MXNet merges equal ones, and would then add gradients before
+# they are rounded.
+_NUMBER = "__mpgluon_grid__"
 _NUMBERS = count()
 
 _SCALARS = frozenset(f"_{name}_scalar" for name in ("mul", "div", "plus", "minus", "rminus"))
@@ -94,6 +108,7 @@ def hold_on_grid(
     fmt: FloatFormat = FLOAT16,
     rounded: Container[str] = (),
     native: bool,
+    slot_of: Callable[[str], Optional[int]] = lambda _: None,
 ) -> Symbol:
     """Return a graph with the same results and gradients that computes with native operators.
 
@@ -110,7 +125,9 @@ def hold_on_grid(
         The FP32 arguments whose values are numbers of the format already.
     native : bool
         Whether there are native operators; without them, and in formats that have no 16-bit codes,
-        the graph stays as it is.
+        the graph stays as it is, except that MXNet does not merge equal operators.
+    slot_of : callable
+        Returns, for the name of a node, the slot of the layer whose flags its roundings raise.
 
     Returns
     -------
@@ -123,20 +140,41 @@ def hold_on_grid(
     PrecisionError
         If a loop contains a product that is not to be summed in FP32: its body is not rewritten.
     """
-    if not native or (fmt != FLOAT16 and fmt.significand_bits > _CODE_BITS):
-        return symbol
     graph = Graph.read(symbol)
-    for node in graph.nodes:
+    has_codes = native and (fmt == FLOAT16 or fmt.significand_bits <= _CODE_BITS)
+    for node in graph.nodes if has_codes else ():
         if node.has_subgraph and ACCUMULATION in json.dumps(node.rest):
             raise PrecisionError(
                 f"{node.name} is a loop or a branch: its products are summed as in a Tensor Core "
                 "in imperative runs only; do not hybridize the block, or leave accumulation out"
             )
-    if fmt != FLOAT16:
+    if has_codes and fmt != FLOAT16:
         graph = _marked_as_float16(graph)
     on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
-    graph.infer({name: "float16" if name in on_grid else str(dtypes[name]) for name in dtypes})
-    return Graph(_Rewriting(graph, fmt, on_grid, rounded).heads()).symbol()
+    tells_16_bits = has_codes or fmt == FLOAT16
+    if tells_16_bits:
+        graph.infer({name: "float16" if name in on_grid else str(dtypes[name]) for name in dtypes})
+    uses = Counter(entry.key for node in graph.nodes for entry in node.inputs)
+    for node in graph.nodes:
+        # MXNet refuses some graphs in which it adds gradients in place, so it may merge there.
+        in_place = any(uses[entry.key] >= ADDED_IN_PLACE for entry in node.inputs)
+        if not in_place or (tells_16_bits and _is_of_16_bits(node)):
+            _keep_apart(node)
+    if not has_codes:
+        return graph.symbol()
+    return Graph(_Rewriting(graph, fmt, on_grid, rounded, slot_of).heads()).symbol()
+
+
+def _is_of_16_bits(node: Node) -> bool:
+    return any(
+        value.dtype == "float16" for value in (*node.outputs, *(e.value for e in node.inputs))
+    )
+
+
+def _keep_apart(node: Node) -> None:
+    """Keep MXNet from merging an operator with an equal one, as an imperative run does not."""
+    if not (node.is_variable or node.has_subgraph or node.operator == "Custom"):
+        node.attributes[_NUMBER] = str(next(_NUMBERS))
 
 
 def _marked_as_float16(graph: Graph) -> Graph:
@@ -147,6 +185,7 @@ def _marked_as_float16(graph: Graph) -> Graph:
     for node in graph.nodes:
         what = node.attributes.get(ROUNDING)
         if what is None:
+            node.attributes.update({_WITHOUT_ROUNDING: "1"} if node.casts_to("float32") else {})
             continue
         if node.mxnet_operator != node.operator:  # a format that MXNet has no casts for
             node.operator = node.mxnet_operator
@@ -160,18 +199,30 @@ def _marked_as_float16(graph: Graph) -> Graph:
     return Graph(graph.heads)
 
 
+def _name(node: Node) -> str:
+    """Return the name of an operator, whether its operands are broadcast, or one is a number."""
+    return node.operator.removeprefix("broadcast").removeprefix("_").removesuffix("_scalar")
+
+
 def _narrows(node: Node) -> bool:
     """Whether a node is a cast from FP32 to float16."""
     return node.casts_to("float16") and node.inputs[0].value.dtype == "float32"
 
 
 def _widens(node: Optional[Node]) -> bool:
-    """Whether a node is a cast from float16 to FP32."""
-    return node is not None and node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
+    """Whether a node is a cast from float16 to FP32, which rounds the gradient."""
+    if node is None or _WITHOUT_ROUNDING in node.attributes:
+        return False
+    return node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
 
 
 def _copies(node: Node) -> bool:
-    """Whether a node returns its FP32 operand unchanged."""
+    """Whether a node is a part of a cast that returns its FP32 operand unchanged.
+
+    A user's own identity has a place in the order in which gradients are added.
+    """
+    if CAST_NUMBER not in node.attributes:
+        return False
     return node.operator == "_copy" and node.inputs[0].value.dtype == "float32"
 
 
@@ -187,12 +238,21 @@ class _Rewriting:
         The variables of the format whose arrays are FP32.
     rounded : container of str
         The FP32 variables whose values need no rounding.
+    slot_of : callable
+        Returns the slot of the layer of a node, by its name.
     """
 
     def __init__(
-        self, graph: Graph, fmt: FloatFormat, on_grid: set[str], rounded: Container[str]
+        self,
+        graph: Graph,
+        fmt: FloatFormat,
+        on_grid: set[str],
+        rounded: Container[str],
+        slot_of: Callable[[str], Optional[int]],
     ) -> None:
         self.graph, self.format, self.on_grid, self.rounded = graph, fmt, on_grid, rounded
+        self.slot_of = slot_of
+        self.layer: dict[str, str] = {}  # the option that names the layer at work
         # Whether MXNet has arrays of the format, and rounds the sum of each two gradients in them.
         self.in_arrays = fmt == FLOAT16
         # In the order in which MXNet collects the gradients that they return.
@@ -202,6 +262,13 @@ class _Rewriting:
         for node in reversed(graph.nodes):
             for position, entry in enumerate(node.inputs):
                 self.consumers[entry.key].append((node, position))
+        self.without_gradient: set[Node] = set()  # that return zeros, which MXNet does not add
+        for node in reversed(graph.nodes):
+            taken = [
+                one for number in range(len(node.outputs)) for one in self.consumers[node, number]
+            ]
+            if _name(node) in _WITHOUT_GRADIENT or all(map(self._ends_gradients, taken)):
+                self.without_gradient.add(node)
         self.new: dict[Key, Entry] = {}  # what replaces a value that was not float16
         self.results: dict[Node, _Value] = {}  # of native operators, rounded already
         self.operands: dict[Consumer, _Value] = {}  # what a consumer of a 16-bit value takes
@@ -218,6 +285,8 @@ class _Rewriting:
         ]
 
     def _rewrite(self, node: Node) -> None:
+        slot = self.slot_of(node.name)
+        self.layer = {} if slot is None else {native.LAYER: str(slot)}
         if node.is_variable:
             self._rewrite_variable(node)
         elif _narrows(node):
@@ -234,7 +303,9 @@ class _Rewriting:
         elif self._is_native(node):
             self.results[node] = self._native(node)
         elif any(entry.value.dtype == "float16" for entry in node.inputs):
-            if self.in_arrays and node.operator in _SCALARS:
+            if _WITHOUT_ROUNDING in node.attributes:
+                self.new[node, 0] = self._take((node, 0), WIDE)
+            elif self.in_arrays and node.operator in _SCALARS:
                 self._rewrite_scalar(node)
             else:
                 self._rewrite_move(node)
@@ -269,7 +340,7 @@ class _Rewriting:
         """Rewrite an operator on 16-bit values themselves: as a rule it only moves them."""
         joins = node.operator == "Concat" and node.options.get("dim", 1) == 1
         held = PACKED if joins else PLAIN
-        if not self.in_arrays and (node.operator not in MOVES or self._is_sum(node)):
+        if self._is_sum(node):
             held = WIDE
         inputs = [
             self._take((node, position), held)
@@ -277,14 +348,17 @@ class _Rewriting:
             else self.new[entry.key]
             for position, entry in enumerate(node.inputs)
         ]
-        operator = native.operator("concat", self.format) if held == PACKED else node.operator
-        self._provide(node, Node(operator, node.name, node.attributes, inputs, node.rest), held)
+        operator, attributes = node.operator, node.attributes
+        if held == PACKED:
+            operator = native.operator("concat", self.format)
+            attributes = {**attributes, **self.layer}
+        self._provide(node, Node(operator, node.name, attributes, inputs, node.rest), held)
 
     def _rewrite_scalar(self, node: Node) -> None:
         """Rewrite an operator on a float16 array and a number, which MXNet rounds to float16."""
         value = self.operands[node, 0]
         scalar = np.float16(np.float32(float(node.attributes["scalar"])))
-        attributes = {**node.attributes, "scalar": repr(float(scalar))}
+        attributes = {**node.attributes, "scalar": repr(float(scalar)), **self.layer}
         operator = native.operator(_NATIVE[node.operator][0], self.format)
         made = Node(operator, node.name, attributes, [value.entry], node.rest)
         self._provide(node, made, value.held)
@@ -359,7 +433,8 @@ class _Rewriting:
             else:
                 inputs.append(self._take((entry.node, 0), held))
         operator = self._operator(operator, node)
-        return _Value(Entry(Node(operator, name, node.attributes, inputs, node.rest)), held)
+        attributes = {**node.attributes, **self.layer}
+        return _Value(Entry(Node(operator, name, attributes, inputs, node.rest)), held)
 
     def _operator(self, name: str, node: Node) -> str:
         """Return the native operator that rounds and adds as a node does."""
@@ -426,23 +501,27 @@ class _Rewriting:
         consumers = self.consumers[key]
         if not self.in_arrays and value.held != WIDE and self._is_sum(key[0], key[1]):
             value = _Value(self._converted(value, WIDE), WIDE)
-        adding = [one for one in consumers if one[0] is None or not self._ends_gradients(one[0])]
+        adding = [one for one in consumers if not self._ends_gradients(one)]
         for consumer in consumers:
             self.operands[consumer] = value
         if value.held == WIDE or len(adding) < 2:
             return
         # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the third
         # consumer is supplied beside what supplies the first two.
-        as_added = adding if len(adding) > _FROM_THE_RIGHT else adding[::-1]
+        # MXNet computes what gives the first operand of a sum first, and with it the running
+        # statistics of a layer that is called twice.
+        from_the_right = len(adding) <= _FROM_THE_RIGHT
+        as_added = adding[::-1] if from_the_right else adding
         for consumer in as_added[:0:-1]:
             fork = self._node("fork", value.entry, value.entry).node
-            value = value._replace(entry=Entry(fork, 0))
-            self.operands[consumer] = value._replace(entry=Entry(fork, 1))
+            value = value._replace(entry=Entry(fork, int(from_the_right)))
+            self.operands[consumer] = value._replace(entry=Entry(fork, int(not from_the_right)))
         self.operands[as_added[0]] = value
 
-    @staticmethod
-    def _ends_gradients(node: Node) -> bool:
-        return node.operator in _WITHOUT_GRADIENT
+    def _ends_gradients(self, consumer: Consumer) -> bool:
+        node, position = consumer
+        is_condition = node is not None and node.operator == "where" and position == 0
+        return is_condition or node in self.without_gradient
 
     def _is_sum(self, node: Node, number: int = 0) -> bool:
         """Whether a value's gradients, of a format without arrays, are added before a rounding.
@@ -451,15 +530,21 @@ class _Rewriting:
         """
         if self.in_arrays:
             return False
-        if not _narrows(node):
-            taken = [self.consumers[node, one] for one in range(len(node.outputs))]
-            return any(len(by) > 1 or None in dict(by) for by in taken)
-        consumers = self.consumers[node, number]
-        if len(consumers) != 2:
-            return len(consumers) > 2
+        if _narrows(node):
+            consumers = self.consumers[node, number]
+            return len(consumers) > 2 or (len(consumers) == 2 and self._any_unrounded(consumers))
+        taken = [self.consumers[node, one] for one in range(len(node.outputs))]
+        return node.operator not in MOVES or any(
+            len(consumers) > 1 or self._any_unrounded(consumers) for consumers in taken
+        )
+
+    def _any_unrounded(self, consumers: list[Consumer]) -> bool:
+        """Whether one of them returns a gradient, of a format without arrays, in FP32."""
         return any(
-            consumer is None or (not _widens(consumer) and self._is_sum(consumer))
-            for consumer, _ in consumers
+            node is None
+            or _WITHOUT_ROUNDING in node.attributes
+            or (not _widens(node) and self._is_sum(node))
+            for node, _ in consumers
         )
 
     # ---- New nodes.
@@ -481,7 +566,6 @@ class _Rewriting:
         if not operator.startswith("_"):
             operator = native.operator(operator, self.format)
         number = str(next(_NUMBERS))
-        # MXNet merges equal nodes, and would then add gradients before they are rounded.
-        attributes = {"__mpgluon_grid__": number}
+        attributes = {_NUMBER: number, **self.layer}
         name = f"grid{number}_{operator.strip('_')}"
         return Entry(Node(operator, name, attributes, list(entries)))

@@ -7,14 +7,13 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple, Optional
 
 import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["MOVES", "VARIABLE", "Entry", "Graph", "Key", "Node", "Value"]
+__all__ = ["ADDED_IN_PLACE", "MOVES", "VARIABLE", "Entry", "Graph", "Key", "Node", "Value"]
 
 VARIABLE = "null"
 """MXNet's name for the operator of an input or a parameter."""
@@ -25,6 +24,9 @@ _NAMES_OF_MOVES = """
 """
 MOVES = frozenset(_NAMES_OF_MOVES.split())
 """Operators whose results consist of elements of their operands, unchanged."""
+
+ADDED_IN_PLACE = 8
+"""From so many gradients of one value on, MXNet adds them in place."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,6 @@ class Value:
 
     dtype: str
     shape: tuple[int, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        itemsize = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
-        return prod(self.shape) * itemsize
 
 
 @dataclass(eq=False)

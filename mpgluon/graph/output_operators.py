@@ -195,33 +195,43 @@ def _refuse_hidden_operators(graph: Graph, seen: GraphsSeen) -> None:
         signature = (len(inputs), outputs.get(node, 1), variables)
         if signature in seen.blocks:
             continue
-        for block in _hybridized_blocks():
-            if _may_be(block, *signature):
-                _refuse_block(block)
+        for block, compiled in _hybridized_blocks():
+            if _may_be(block, compiled, *signature):
+                _refuse_block(block, compiled)
         seen.blocks.add(signature)
 
 
-def _hybridized_blocks() -> Iterator[gluon.HybridBlock]:
-    """Yield all that have a graph of their own; nothing leads from a recorded node to its block."""
-    for one in gc.get_objects():
-        if isinstance(one, gluon.HybridBlock) and one._cached_op is not None:
-            yield one
+def _hybridized_blocks() -> Iterator[tuple[gluon.HybridBlock, Symbol]]:
+    """Yield all that have a graph of their own; nothing leads from a recorded node to its block.
+
+    The garbage collector finds a block as an object that refers to its class. It could list all
+    objects instead, but then a tuple that another thread is making fails there (SystemError).
+    """
+    classes: list[type] = [gluon.HybridBlock]
+    for one in classes:  # which grows
+        classes += one.__subclasses__()
+    for found in gc.get_referrers(*set(classes)):
+        if isinstance(found, gluon.HybridBlock) and found._cached_op is not None:
+            for graph in found._cached_graph[1:]:  # none if another thread discards it now
+                yield found, graph
 
 
 def _may_be(
-    block: gluon.HybridBlock, inputs: int, outputs: int, variables: tuple[str, ...]
+    block: gluon.HybridBlock,
+    graph: Symbol,
+    inputs: int,
+    outputs: int,
+    variables: tuple[str, ...],
 ) -> bool:
     """Whether a recorded node with these inputs and so many outputs may be the block's."""
     trained = [p for p in block.collect_params().values() if p._grad is not None]
     if not trained:
-        _, graph = block._cached_graph
         return len(graph.list_inputs()) == inputs and len(graph.list_outputs()) >= outputs
     names = set(variables)
     return any(names >= names_of(weights) for weights in zip(*(p.list_data() for p in trained)))
 
 
-def _refuse_block(block: gluon.HybridBlock) -> None:
-    _, graph = block._cached_graph
+def _refuse_block(block: gluon.HybridBlock, graph: Symbol) -> None:
     for name in _named_in(graph.tojson(remove_amp_cast=False)):
         raise PrecisionError(
             f"{block.name} ({type(block).__name__}) is hybridized and contains {name}, which makes "

@@ -8,6 +8,7 @@ from typing import Any, Optional
 from mxnet import gluon
 from mxnet.symbol import Symbol
 
+from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Graph, Key, Node
 
 __all__ = ["replay"]
@@ -34,6 +35,11 @@ def replay(
         Blocks that replace operators, called with the first operand only.
     prefix : str
         What MXNet itself puts before names.
+
+    Raises
+    ------
+    PrecisionError
+        If an operator belongs to MXNet's NumPy interface.
     """
     found: dict[Key, Any] = {}
     for node in graph.nodes:
@@ -51,11 +57,30 @@ def replay(
 
 
 def _operator_named(F: Any, name: str) -> Any:  # noqa: N803 - Gluon's name
-    """Return the function that calls an operator, which ``F`` keeps in several places."""
-    for part in ("contrib", "linalg"):
-        if name.startswith(f"_{part}_"):
-            return getattr(getattr(F, part), name.removeprefix(f"_{part}_"))
-    return getattr(F._internal if name.startswith("_") else F, name)
+    """Return the function that calls an operator, which ``F`` keeps in several places.
+
+    Raises
+    ------
+    PrecisionError
+        If there is none: the operator belongs to MXNet's NumPy interface.
+    """
+    # The only operator of mx.nd and mx.sym whose name in a graph is from the NumPy interface.
+    place, local = F, "cumsum" if name == "_np_cumsum" else name
+    if local.startswith("_"):
+        part, _, rest = local[1:].partition("_")
+        # F.random takes other arguments than _random_normal, but the same as _random_normal_like.
+        if part in ("contrib", "linalg", "image", "sparse") or name.endswith("_like"):
+            place, local = getattr(F, part, None), rest
+        else:
+            place = F._internal
+    function = getattr(place, local, None)
+    if function is None:
+        raise PrecisionError(
+            f"the graph has the operator {name}, which mx.nd and mx.sym cannot call (those of "
+            "MXNet's NumPy interface begin with _np); keep a block with it in FP32 with keep_fp32, "
+            "or write it with operators of F"
+        )
+    return function
 
 
 def _outputs(result: Any) -> list[Any]:

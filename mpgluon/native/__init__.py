@@ -18,8 +18,9 @@ import struct
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from itertools import count
+from threading import RLock
 from typing import Any, Callable, ClassVar, Optional
 
 import mxnet as mx
@@ -36,25 +37,49 @@ from mpgluon.numerics.scaling import SHARED_BY, Scaling
 from mpgluon.numerics.tensor_core import ACCUMULATIONS
 
 __all__ = [
+    "FLAG_DEVICES",
+    "FLAG_SLOTS",
+    "LAYER",
     "ScaleHistories",
     "ScaleHistory",
     "Status",
     "accumulating_operator",
     "available",
     "build",
+    "count_underflow",
     "function",
     "invoke",
     "invoke_as",
     "load",
     "load_library",
     "node_name",
+    "operands_and_options",
     "operator",
     "scaled_operator",
     "status",
+    "take_flags",
 ]
+
+LAYER = "__mpgluon_layer__"
+"""The option of an operator that names the slot of the layer whose flags it raises."""
+
+FLAG_SLOTS, FLAG_DEVICES = 2**15, 16  # as flags.h has them
 
 _logger = logging.getLogger(__name__)
 _loaded: list[ctypes.CDLL] = []
+_registering = RLock()  # the library and MXNet's tables of operators grow by one thread at a time
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is run once for each list of arguments, by one thread at a time."""
+    known = cache(function)
+
+    @wraps(function)
+    def locked(*args: Any) -> Any:
+        with _registering:
+            return known(*args)
+
+    return locked
 
 
 def available() -> bool:
@@ -62,7 +87,7 @@ def available() -> bool:
     return bool(_loaded)
 
 
-@cache
+@_once
 def load() -> bool:
     """Give MXNet the operators, and return whether there are any.
 
@@ -145,9 +170,10 @@ class ScaleHistory:
         self.shape = (3, steps)
         mx.nd.waitall()
         unused = self._unused[steps]
-        if not unused:
-            unused.append(_loaded[-1].mpgluon_make_history(steps))
-        self.number = unused.pop()
+        with _registering:
+            if not unused:
+                unused.append(_loaded[-1].mpgluon_make_history(steps))
+            self.number = unused.pop()
         _loaded[-1].mpgluon_clear_history(self.number)
         weakref.finalize(self, unused.append, self.number)
 
@@ -173,12 +199,50 @@ class ScaleHistories(list[ScaleHistory]):
         super().__init__()
         self.steps = steps
 
+    def values(self, device_ids: Sequence[int]) -> tuple[int, list[dict[int, npt.NDArray[Any]]]]:
+        """Return the number of steps, and the values of each history by device."""
+        return self.steps, [{one: h.values(one) for one in device_ids} for h in self]
+
+    @classmethod
+    def of(cls, steps: int, values: Sequence[Mapping[int, npt.NDArray[Any]]]) -> ScaleHistories:
+        """Return histories with values; none without the native operators, which alone use them."""
+        made = cls(steps)
+        for of_devices in values if available() else ():
+            made.append(ScaleHistory(steps))
+            for device_id, one in of_devices.items():
+                made[-1].set_values(device_id, one)
+        return made
+
     def in_turn(self) -> Iterator[Optional[int]]:
         """Yield their numbers without end, and make what is missing; ``None`` for 0 steps."""
         for product in count():
             if self.steps and product == len(self):
                 self.append(ScaleHistory(self.steps))
             yield self[product].number if self.steps else None
+
+
+def take_flags(slots: Sequence[int], device_id: int) -> list[list[tuple[int, int]]]:
+    """Return the flags that layers have raised on a device, and clear them; does not wait.
+
+    Returns
+    -------
+    list of [(int, int), (int, int)]
+        For each slot, of forward and backward passes: 1 for overflow plus 2 for invalid, and the
+        number of results that became zero, where they are counted.
+    """
+    if not _loaded:
+        return [[(0, 0), (0, 0)] for _ in slots]
+    raised = np.empty((len(slots), 2), np.uint8)
+    lost = np.empty((len(slots), 2), np.int64)
+    numbers = (ctypes.c_int * len(slots))(*slots)
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (raised, lost))
+    _loaded[-1].mpgluon_take_flags(numbers, len(slots), device_id, *pointers)
+    return [list(zip(*one)) for one in zip(raised.tolist(), lost.tolist())]
+
+
+def count_underflow(slot: int, counts: bool) -> None:
+    """Let a layer count its results that become zero, or not."""
+    _loaded[-1].mpgluon_count_lost(slot, int(counts))
 
 
 @cache
@@ -232,13 +296,13 @@ def _numbers(fmt: FloatFormat) -> tuple[float, ...]:
     return fmt.significand_bits, fmt.min_exponent, fmt.max, fmt.overflow
 
 
-@cache
+@_once
 def _register(suffix: str, numbers: tuple[float, ...]) -> None:
     mx.nd.waitall()  # MXNet's tables of operators grow, and operators that run read them
     _loaded[-1].mpgluon_register_format(suffix.encode(), (ctypes.c_float * 4)(*numbers))
 
 
-@cache
+@_once
 def _register_scaled(suffix: str, sharing: int, history: int, *formats: tuple[float, ...]) -> None:
     mx.nd.waitall()
     numbers = [(ctypes.c_float * 4)(*one) for one in formats]
@@ -264,7 +328,7 @@ def accumulating_operator(name: str, fmt: FloatFormat, accumulation: str) -> str
     return "_".join(map(str, ("_mpgluon", name, *numbers)))
 
 
-@cache
+@_once
 def _register_accumulation(fmt: tuple[float, ...], *numbers: int) -> None:
     mx.nd.waitall()
     _loaded[-1].mpgluon_register_accumulation((ctypes.c_float * 4)(*fmt), *numbers)
@@ -317,15 +381,36 @@ def invoke_as(
     args, kwargs
         Its arguments.
     """
-    given = inspect.signature(function).bind(*args, **kwargs).arguments
-    operands = [value for value in given.values() if isinstance(value, mx.nd.NDArray)]
+    operands, options = operands_and_options(function, args, kwargs)
+    return invoke(name, *operands, **options)
+
+
+def operands_and_options(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[mx.nd.NDArray], dict[str, Any]]:
+    """Return the arrays of a call of one of MXNet's functions, in its order, and its options.
+
+    Parameters
+    ----------
+    function : callable
+        Such as ``mx.nd.Convolution``.
+    args, kwargs
+        Its arguments; ``out`` would be taken for one of the arrays.
+    """
+    given = _signature(function).bind(*args, **kwargs).arguments
+    values = [v for value in given.values() for v in (value if type(value) is tuple else [value])]
+    operands = [value for value in values if isinstance(value, mx.nd.NDArray)]
     options = {
         key: value
-        for key, value in given.items()
-        if not isinstance(value, (mx.nd.NDArray, type(None), type(_Null)))
-        and key not in ("name", "kwargs")
+        for key, value in {**given, **given.pop("kwargs", {})}.items()
+        if not isinstance(value, (mx.nd.NDArray, type(None), type(_Null))) and key != "name"
     }
-    return invoke(name, *operands, **options)
+    return operands, options
+
+
+@cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 @cache

@@ -25,14 +25,7 @@ using Places = std::vector<int64_t>;
 enum { kData, kWeight, kBias };                     // operands, and the results of backward
 enum { kOutGrad, kBackwardData, kBackwardWeight };  // operands of backward
 
-// ---- Options. They are read as text from the list that the dictionary of a node is, which has kept
-// its place and form in every C++ library that MXNet was built with; its table has not (bridge.h).
-
-inline std::string option(const NodeAttrs& attrs, const char* name) {
-  for (const auto& entry : attrs.dict)
-    if (entry.first == name) return entry.second;
-  return "";
-}
+// ---- Options.
 
 inline bool flag(const NodeAttrs& attrs, const char* name) {
   const std::string text = option(attrs, name);

@@ -266,9 +266,10 @@ void register_batch_norm(const Format& format, const std::string& suffix) {
   mxnet_backward = nnvm::Op::Get("_backward_BatchNorm");
   Operator backward = in_place_of(
       mxnet_backward, "_mpgluon_batch_norm_backward" + suffix,
-      [format](const auto&... all) { batch_norm_backward(format, all...); });
-  Operator forward = in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix,
-                                 [format](const auto&... all) { batch_norm(format, all...); });
+      watched(format, [](const auto&... all) { batch_norm_backward(all...); }));
+  Operator forward =
+      in_place_of(mxnet_forward, "_mpgluon_batch_norm" + suffix,
+                  watched(format, [](const auto&... all) { batch_norm(all...); }));
   forward.set<nnvm::FInferType>("FInferType", old_function(infer_types))
       .set<nnvm::FGradient>("FGradient", gradient_by(mxnet_forward, &backward.op()));
 }

@@ -10,7 +10,7 @@ namespace bfloat16 {
 
 // Cast an array in blocks of channels to an array in the same blocks.
 inline void cast_blocks(const NDArray& in, int layout, const NDArray& out) {
-  static const Grid format(8, -126, std::ldexp(255.0f, 120), INFINITY);
+  const Grid& format = bfloat16_grid();
   const int64_t n = in.shape().Size();
   float* to = prepare(out, layout);
   if (in.dtype() == mshadow::kBfloat16)

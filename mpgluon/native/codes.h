@@ -5,6 +5,7 @@
 #define MPGLUON_CODES_H_
 
 #include "common.h"
+#include "keep_nan.h"
 #include "packing.h"
 
 namespace mpgluon {
@@ -27,18 +28,14 @@ bool one_shape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out
   return true;
 }
 
-// ---- ReLU. oneDNN makes 0 of NaN, and multiplies the gradient by 1 or 0.
+// ---- ReLU, which keeps NaN (keep_nan.h). oneDNN multiplies the gradient by 1 or 0.
 
 template <class Format>
 void relu(const Format& format, const Arrays& in, const Requests& req, const Arrays& out) {
   const uint16_t* x = codes_of(in[0]);
-  const auto one = [](uint16_t x) -> uint16_t {
-    return static_cast<uint16_t>(x - 1) < Format::kInfinity ? x : 0;
-  };
+  const auto one = [](uint16_t x) { return keep_nan::relu_of<Format::kInfinity>(x); };
   write_codes(format, req[0], out[0], [&](uint16_t* y) {
-    for_all(out[0].shape().Size(),
-            [&](int64_t i) { for (int64_t j = i; j < i + kChunk; ++j) y[j] = one(x[j]); },
-            [&](int64_t i) { y[i] = one(x[i]); });
+    keep_nan::map_chunks(out[0].shape().Size(), y, one, x);
   });
 }
 
@@ -47,15 +44,11 @@ void relu_backward(const Format& format, const Arrays& in, const Requests& req,
                    const Arrays& out) {
   const uint16_t *dy = codes_of(in[0]), *y = codes_of(in[1]);
   const uint16_t nan = format.narrow_one(NAN) & 0x7fff;
-  const auto one = [=](uint16_t dy, uint16_t y) -> uint16_t {
-    const uint16_t sign = dy & 0x8000;
-    const uint16_t product = (dy & 0x7fff) < Format::kInfinity ? sign : dy | nan;
-    return y != 0 ? dy : product;
+  const auto one = [=](uint16_t dy, uint16_t y) {
+    return keep_nan::gradient_of<Format::kInfinity>(dy, y, nan);
   };
   write_codes(format, req[0], out[0], [&](uint16_t* dx) {
-    for_all(out[0].shape().Size(),
-            [&](int64_t i) { for (int64_t j = i; j < i + kChunk; ++j) dx[j] = one(dy[j], y[j]); },
-            [&](int64_t i) { dx[i] = one(dy[i], y[i]); });
+    keep_nan::map_chunks(out[0].shape().Size(), dx, one, dy, y);
   });
 }
 
@@ -149,8 +142,9 @@ void join(const Format& format, const Arrays& parts, const Requests& requests,
 // Let an operator compute on FP32 copies of codes, and round what it returns. Other arrays, such as
 // the positions of largest elements, it takes as they are.
 template <class Format>
-void on_copies(const Format& format, bool as_plain, const nnvm::Op* op, const NodeAttrs& attrs,
-               const OpContext& ctx, const Arrays& in, const Requests& req, const Arrays& out) {
+void on_copies(const Format& format, bool as_plain, bool pools, const nnvm::Op* op,
+               const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const Requests& req,
+               const Arrays& out) {
   // The largest operand is where products have theirs.
   const Slot for_operands[] = {kDataSlot, kGradientSlot, kWeightSlot};
   const Slot for_results[] = {kResultSlot, kWeightGradientSlot};
@@ -179,6 +173,8 @@ void on_copies(const Format& format, bool as_plain, const nnvm::Op* op, const No
       if (req[i] != mxnet::kNullOp) requests[i] = mxnet::kWriteTo;
     }
   call(op, attrs, ctx, wide, requests, results);
+  if (pools && req[0] != mxnet::kNullOp && keep_nan::is_max_pooling(attrs))
+    keep_nan::keep_in_pooling(op, attrs, ctx, wide[0], results);
   for (size_t i = 0; i < out.size(); ++i)
     if (holds_codes(out[i])) narrow_array(format, results[i], req[i], out[i], layout(out[i]));
 }
@@ -237,9 +233,12 @@ void register_on_copies(const Format& format, const std::string& prefix, const s
                         const std::string& suffix, bool as_plain,
                         const nnvm::FInferType& types) {
   const nnvm::Op* op = nnvm::Op::Get(name);
+  const bool pools = name == "Pooling";
   Operator made = in_place_of(
       op, prefix + name + suffix,
-      [=](const auto&... all) { on_copies(format, as_plain, op, all...); });
+      watched(format, [as_plain, pools, op](const auto& format, const auto&... all) {
+        on_copies(format, as_plain, pools, op, all...);
+      }));
   if (name.find("_backward") == 0) return;
   made.set<nnvm::FInferType>("FInferType", types)
       .set<nnvm::FGradient>("FGradient", gradient_on_copies(op, prefix, suffix));
@@ -247,8 +246,9 @@ void register_on_copies(const Format& format, const std::string& prefix, const s
 
 template <class Format>
 void register_codes(const Format& format, const std::string& suffix) {
-  const auto with_format = [format](auto function) {
-    return computing([format, function](const auto&... all) { function(format, all...); });
+  const auto with_format = [&](auto function) {
+    return watched(format, [function](const auto& format, const NodeAttrs&, const OpContext&,
+                                      const auto&... all) { function(format, all...); });
   };
   const nnvm::Op *activation = nnvm::Op::Get("Activation"), *sum = nnvm::Op::Get("elemwise_add");
   Operator back = elements("_mpgluon_relu_backward" + suffix, 2, 1,
@@ -274,14 +274,14 @@ void register_codes(const Format& format, const std::string& suffix) {
   const nnvm::Op *concat = nnvm::Op::Get("Concat"), *split = nnvm::Op::Get("_backward_Concat");
   Operator joined = in_place_of(
       concat, "_mpgluon_concat" + suffix,
-      computing([format](const Arrays& in, const Requests& req, const Arrays& out) {
+      with_format([](const auto& format, const Arrays& in, const Requests& req, const Arrays& out) {
         join<true>(format, in, Requests(in.size(), mxnet::kWriteTo), out[0], req[0]);
       }));
   joined.set<nnvm::FInferType>("FInferType", old_function(all_codes))
       .set_gradient("_mpgluon_split" + suffix);
   Operator made_split = in_place_of(
       split, "_mpgluon_split" + suffix,
-      computing([format](const Arrays& in, const Requests& req, const Arrays& out) {
+      with_format([](const auto& format, const Arrays& in, const Requests& req, const Arrays& out) {
         join<false>(format, out, req, in[0], mxnet::kWriteTo);
       }));
   made_split.op().get_num_inputs = nullptr;

@@ -3,6 +3,7 @@
 #define MPGLUON_COMMON_H_
 
 #include "bridge.h"
+#include "flags.h"
 #include "format.h"
 #include "layout.h"
 #include "settings.h"
@@ -93,6 +94,18 @@ template <class Format>
 void widen_codes(const Format& format, const uint16_t* x, int64_t n, float* y) {
   for_all(n, [&](int64_t i) { format.widen_to(y + i, x + i); },
           [&](int64_t i) { y[i] = format.widen_one(x[i]); });
+}
+
+// Return what MXNet calls, from function(format, attrs, ctx, in, req, out), whose roundings to the format
+// raise the flags of the node's layer.
+template <class Format, class Function>
+FComputeEx watched(const Format& format, const Function& function) {
+  return [format, function](const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
+                            const Requests& req, const Arrays& out) {
+    flags::Call call(attrs, ctx, Format::kInfinity);
+    function(flags::Watched<Format>(format, &call), attrs, ctx, in, req, out);
+    call.finish(in, out);
+  };
 }
 
 // Return the gradient function of one of MXNet's operators, with another operator to compute it.

@@ -121,6 +121,11 @@ class Grid {
   bool has_subnormals_;
 };
 
+inline const Grid& bfloat16_grid() {
+  static const Grid format(8, -126, std::ldexp(255.0f, 120), INFINITY);
+  return format;
+}
+
 // Return the format of what native/__init__.py says: the constructor's arguments, in that order.
 inline Grid grid_of(const float* numbers) {
   return Grid(static_cast<int>(numbers[0]), static_cast<int>(numbers[1]), numbers[2], numbers[3]);

@@ -109,17 +109,22 @@ void count_differences(const NodeAttrs&, const OpContext&, const Blobs& in, cons
 
 // ---- Registration.
 
-// Return what MXNet calls, from a function of one operand and one result.
-template <class Function>
-FComputeEx on_arrays(const Function& function) {
-  return [function](const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
-                    const Arrays& out) { function(in[0], req[0], out[0]); };
+// Return what MXNet calls, from function(format, in, req, out) of one operand and one result.
+template <class Format, class Function>
+FComputeEx on_arrays(const Format& format, const Function& function) {
+  return watched(format, [function](const auto& format, const NodeAttrs&, const OpContext&,
+                                    const Arrays& in, const Requests& req, const Arrays& out) {
+    function(format, in[0], req[0], out[0]);
+  });
 }
 
-template <class Function>
-FCompute on_blobs(const Function& function) {
-  return [function](const NodeAttrs&, const OpContext&, const Blobs& in, const Requests& req,
-                    const Blobs& out) { function(in[0], req[0], out[0]); };
+template <class Format, class Function>
+FCompute on_blobs(const Format& format, const Function& function) {
+  return [format, function](const NodeAttrs& attrs, const OpContext& ctx, const Blobs& in,
+                            const Requests& req, const Blobs& out) {
+    flags::Call call(attrs, ctx, Format::kInfinity);
+    function(flags::Watched<Format>(format, &call), in[0], req[0], out[0]);
+  };
 }
 
 // Let an operator compute on arrays in any layout.
@@ -150,25 +155,26 @@ void plain_operator(const std::string& name, const FComputeEx& compute,
 template <class Format>
 void register_format(const Format& format, const std::string& suffix) {
   const FComputeEx round_values =
-      on_arrays([format](const auto&... all) { round_array(format, all...); });
+      on_arrays(format, [](const auto&... all) { round_array(all...); });
+  const FComputeEx pass = on_arrays(format, [](const auto&, const auto&... all) { pass_values(all...); });
   // On plain arrays, for imperative runs.
   const std::string value = "_mpgluon_plain_value" + suffix;
   plain_operator(value, round_values, "_copy");
   plain_operator("_mpgluon_plain_both" + suffix, round_values, value);
-  plain_operator("_mpgluon_plain_gradient" + suffix, on_arrays(pass_values), value);
+  plain_operator("_mpgluon_plain_gradient" + suffix, pass, value);
 
   constexpr int kHalf = mshadow::kFloat16, kSingle = mshadow::kFloat32;
   const std::string narrow = "_mpgluon_narrow" + suffix, widen = "_mpgluon_widen" + suffix;
-  const FCompute to_codes = on_blobs([format](const auto&... all) { narrow_blob(format, all...); });
-  const FCompute from_codes = on_blobs([format](const auto&... all) { widen_blob(format, all...); });
+  const FCompute to_codes = on_blobs(format, [](const auto&... all) { narrow_blob(all...); });
+  const FCompute from_codes = on_blobs(format, [](const auto&... all) { widen_blob(all...); });
   unary<kSingle, kHalf>(narrow).set<FCompute>("FCompute<cpu>", to_codes).set_gradient(widen);
   unary<kHalf, kSingle>(widen).set<FCompute>("FCompute<cpu>", from_codes).set_gradient(narrow);
   const std::string to_packed = "_mpgluon_pack" + suffix, from_packed = "_mpgluon_unpack" + suffix;
   on_any_layout(unary<kSingle, kHalf>(to_packed),
-                on_arrays([format](const auto&... all) { pack(format, all...); }))
+                on_arrays(format, [](const auto&... all) { pack(all...); }))
       .set_gradient(from_packed);
   on_any_layout(unary<kHalf, kSingle>(from_packed),
-                on_arrays([format](const auto&... all) { unpack(format, all...); }))
+                on_arrays(format, [](const auto&... all) { unpack(all...); }))
       .set_gradient(to_packed);
 
   batch_normalization::register_batch_norm(format, suffix);
@@ -180,7 +186,9 @@ void register_common() {
   for (const bool to_blocks : {true, false}) {
     const char* name = to_blocks ? "_mpgluon_block" : "_mpgluon_unblock";
     on_any_layout(unary<mshadow::kFloat16, mshadow::kFloat16>(name),
-                  on_arrays(to_blocks ? move_codes<true> : move_codes<false>))
+                  codes::computing([=](const Arrays& in, const Requests& req, const Arrays& out) {
+                    (to_blocks ? move_codes<true> : move_codes<false>)(in[0], req[0], out[0]);
+                  }))
         .set_gradient(to_blocks ? "_mpgluon_unblock" : "_mpgluon_block");
   }
 
@@ -193,6 +201,7 @@ void register_common() {
   };
   casts("", bfloat16::cast<false>);
   casts("_in_blocks", bfloat16::cast<true>);
+  keep_nan::register_keep_nan();
   sums::register_sums();
   updates::register_updates();
 
@@ -231,6 +240,16 @@ extern "C" void mpgluon_register_scaled(const char* suffix, const float* between
 
 // Return the number of a new history. It stays for good, as the operators that know it do.
 extern "C" int mpgluon_make_history(int steps) { return mpgluon::make_history(steps); }
+
+// Write and clear the flags of layers, and their counts of results that became zero, on a device.
+extern "C" void mpgluon_take_flags(const int* slots, int count, int device, uint8_t* raised,
+                                   int64_t* lost) {
+  mpgluon::flags::take(slots, count, device, raised, lost);
+}
+
+extern "C" void mpgluon_count_lost(int slot, int counts) {
+  mpgluon::flags::slot(slot).counts = counts != 0;
+}
 
 extern "C" void mpgluon_clear_history(int number) { mpgluon::history_numbered(number)->clear(); }
 

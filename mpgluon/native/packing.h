@@ -65,11 +65,12 @@ template <class Format>
 void add_codes(const Format& format, const uint16_t* x, const uint16_t* y, int64_t n, uint16_t* z) {
   for_all(n,
           [&](int64_t i) {
-            float one[kChunk], other[kChunk];
+            float one[kChunk], other[kChunk], sums[kChunk];
             format.widen_to(one, x + i);
             format.widen_to(other, y + i);
-            for (int j = 0; j < kChunk; ++j) one[j] += other[j];
-            format.narrow_to(z + i, one);
+            for (int j = 0; j < kChunk; ++j) sums[j] = one[j] + other[j];
+            format.narrow_to(z + i, sums);
+            flags::look_at_sums(format, sums, one, other);
           },
           [&](int64_t i) { z[i] = format.narrow_one(format.widen_one(x[i]) + format.widen_one(y[i])); });
 }

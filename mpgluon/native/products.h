@@ -127,19 +127,22 @@ bool infer_types(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) 
 template <class Format>
 void register_one(const Format& format, const nnvm::Op* op, const nnvm::Op* back,
                   const std::string& name, const std::string& suffix, bool packed) {
-  Operator made_backward = in_place_of(
-      back, name + "_backward" + suffix,
-      [format, packed, back](const auto&... all) { backward(format, packed, back, all...); });
+  Operator made_backward =
+      in_place_of(back, name + "_backward" + suffix,
+                  watched(format, [packed, back](const auto& format, const auto&... all) {
+                    backward(format, packed, back, all...);
+                  }));
   const auto finish = [op, &made_backward](Operator made) {
     made.set<nnvm::FInferType>("FInferType", old_function(infer_types))
         .set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
   };
-  finish(in_place_of(op, name + suffix, [format, packed, op](const auto&... all) {
-    forward<false>(format, packed, op, all...);
-  }));
-  finish(in_place_of(op, name + "_rounded" + suffix, [format, packed, op](const auto&... all) {
-    forward<true>(format, packed, op, all...);
-  }));
+  const auto rounding = [&](auto rounded) {
+    return watched(format, [packed, op, rounded](const auto& format, const auto&... all) {
+      forward<decltype(rounded)::value>(format, packed, op, all...);
+    });
+  };
+  finish(in_place_of(op, name + suffix, rounding(std::false_type())));
+  finish(in_place_of(op, name + "_rounded" + suffix, rounding(std::true_type())));
 }
 
 // The operators that compute have MXNet's names, or those with something before and after them.

@@ -105,12 +105,14 @@ void register_on(const Format& format, const Recipe& recipe, const std::string& 
   const nnvm::Op* back = nnvm::Op::Get(std::string("_backward_") + mxnet_name);
   const std::string name = prefix + "_" + mxnet_name;
   Operator made_backward =
-      in_place_of(back, "_backward" + name, [format, recipe, packed, back](const auto&... all) {
-        backward_scaled(format, recipe, packed, back, all...);
-      });
-  Operator made = in_place_of(op, name, [format, recipe, packed, op](const auto&... all) {
-    forward_scaled(format, recipe, packed, op, all...);
-  });
+      in_place_of(back, "_backward" + name,
+                  watched(format, [recipe, packed, back](const auto& format, const auto&... all) {
+                    backward_scaled(format, recipe, packed, back, all...);
+                  }));
+  Operator made = in_place_of(
+      op, name, watched(format, [recipe, packed, op](const auto& format, const auto&... all) {
+        forward_scaled(format, recipe, packed, op, all...);
+      }));
   made.op().arguments = op->arguments;  // from which MXNet makes Python functions
   made.set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
   if (of_codes) made.set<nnvm::FInferType>("FInferType", old_function(infer_types));

@@ -1,4 +1,4 @@
-// Settings of a node, read from its name: MXNet's own record of them is out of reach (bridge.h).
+// Settings of a node, read from its name, and its options.
 //
 // native/__init__.py writes each behind a "|", as the bits of a double in 16 hexadecimal digits. So
 // neither the locale nor a "|" in a layer's own name changes what is read here.
@@ -32,6 +32,15 @@ std::array<double, kCount> settings_of(const nnvm::NodeAttrs& attrs) {
     end = bar;
   }
   return made;
+}
+
+// Return an option of a node as text, empty if it has none. Options are read from the list that the
+// dictionary of a node is, which has kept its place and form in every C++ library that MXNet was built
+// with; its table has not (bridge.h).
+inline std::string option(const nnvm::NodeAttrs& attrs, const char* name) {
+  for (const auto& entry : attrs.dict)
+    if (entry.first == name) return entry.second;
+  return "";
 }
 
 }  // namespace mpgluon

@@ -27,6 +27,7 @@ NUMBERS: tuple[type, ...] = (int, float, Real)
 
 # 1 / S must be a normal FP32 number: MXNet's operators read it as text, and no subnormal.
 _LARGEST_SCALE = 2.0**126
+_POWERS_OF_TWO = {"scale", "min_scale", "max_scale", "growth_factor", "backoff_factor"}
 
 
 def _power_of_two(name: str, value: float) -> float:
@@ -75,8 +76,8 @@ class LossScale(ABC):
         Raises
         ------
         ValueError
-            If the state is of another kind of loss scale, lacks a field, or holds a scale that
-            is not a power of two; nothing is changed.
+            If the state is of another kind of loss scale, lacks a field, or holds a scale or
+            factor that is not a power of two, or a negative count; nothing is changed.
         """
         expected = self.state_dict()
         if state.get("kind") != expected["kind"]:
@@ -90,8 +91,14 @@ class LossScale(ABC):
                 f"a state of {expected['kind']} has exactly the fields {sorted(expected)}; "
                 f"missing: {sorted(missing)}, unknown: {sorted(unknown)}"
             )
-        for name in expected.keys() & {"scale", "min_scale", "max_scale"}:
-            _power_of_two(name, state[name])
+        for name in expected.keys() & _POWERS_OF_TWO:
+            try:
+                _power_of_two(name, state[name])
+            except TypeError as error:
+                raise ValueError(str(error)) from None
+        for name in expected.keys() & {"growth_interval", "growth_tracker"}:
+            if type(state[name]) is not int or state[name] < 0:
+                raise ValueError(f"{name} must be an integer from 0, received {state[name]!r}")
         vars(self).update({key: value for key, value in state.items() if key != "kind"})
 
     def __repr__(self) -> str:

@@ -331,6 +331,7 @@ class MasterKeeper(GradientHolder):
             If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
             weights are updated inside the kvstore, which does not support that format.
         """
+        self.use()
         self.refuse_gradients_of_others(suspicious=False)
         self.forget_others()
         if inside.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):

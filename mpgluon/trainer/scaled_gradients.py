@@ -4,16 +4,20 @@ A backward pass sets the flag ``_fresh_grad`` of each weight whose gradient it w
 clears it. A loss is scaled by an array with a gradient of its own, its token, whose flag tells
 whether that loss has gone backward. What follows from the flags is decided in
 :mod:`mpgluon.trainer.step`.
+
+A Trainer belongs to the thread that used it last. A loss is only searched for gradients of Trainers
+of its own thread, so trainings in several threads do not see each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from threading import Lock, get_ident
+from typing import ClassVar, Union
 from weakref import WeakSet
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon.errors import TrainerStateError
@@ -29,6 +33,7 @@ __all__ = [
     "flags_down",
     "flags_up",
     "names_of_tokens",
+    "nan_of",
     "with_flag",
     "without",
 ]
@@ -37,6 +42,7 @@ Weights = dict[int, NDArray]  # by ``id``: arrays compare their elements
 
 _IDLE = 100  # looks that found nothing
 _LARGE = 2**12  # elements, from which on a sum over them costs more than a copy
+_threads_change = Lock()  # held while the threads of Trainers are read or changed
 
 
 def with_flag(weights: Iterable[NDArray]) -> Weights:
@@ -67,16 +73,21 @@ class Tokens:
     def __init__(self) -> None:
         self._tokens: dict[tuple[object, ...], tuple[float, NDArray]] = {}
 
-    def multiply(self, losses: Sequence[NDArray], scale: float) -> tuple[list[NDArray], Weights]:
-        """Return S times each loss, with the bits of ``loss * scale``, and their tokens."""
+    def multiply(
+        self, losses: Sequence[NDArray], scale: float, nan: Sequence[Union[NDArray, float]]
+    ) -> tuple[list[NDArray], Weights]:
+        """Return S times each loss, with the bits of ``loss * scale``, and their tokens.
+
+        ``nan`` is added to the factor S: -0, or what :func:`nan_of` returns.
+        """
         tokens = [self._token(number, loss, scale) for number, loss in enumerate(losses)]
         by_id = {id(token): token for token in tokens}
         flags_down(by_id)
-        return [_times(loss, token, scale) for loss, token in zip(losses, tokens)], by_id
+        return [_times(*one, scale) for one in zip(losses, tokens, nan)], by_id
 
     def names(self) -> set[str]:
         """Return the tokens' names in recorded graphs."""
-        return names_of(token for _, token in self._tokens.values())
+        return names_of(token for _, token in list(self._tokens.values()))
 
     def _token(self, number: int, loss: NDArray, scale: float) -> NDArray:
         numpy_like = isinstance(loss, mx.np.ndarray)
@@ -91,11 +102,23 @@ class Tokens:
         return token
 
 
-def _times(loss: NDArray, token: NDArray, scale: float) -> NDArray:
+def _times(loss: NDArray, token: NDArray, nan: Union[NDArray, float], scale: float) -> NDArray:
     if loss.size < _LARGE or dtype_name(loss) != "float32" or isinstance(loss, mx.np.ndarray):
-        return loss * token
+        return loss * (token + nan)
     # The token's gradient in a product is a sum over the whole loss; here it is a copy.
-    return mx.nd.amp_multicast(loss * scale, token, num_outputs=2)[0]
+    return mx.nd.amp_multicast(loss * (nan + scale), token, num_outputs=2)[0]
+
+
+def nan_of(loss: NDArray) -> NDArray:
+    """Return NaN where a loss is NaN, elsewhere -0, which changes nothing that it is added to.
+
+    The gradient of a NaN can be a number, such as 0 for its absolute value: a factor of NaN makes
+    it NaN, so that the step is skipped, by all processes. Does not wait.
+    """
+    with autograd.pause():
+        if isinstance(loss, mx.np.ndarray):
+            return mx.np.sqrt(-mx.np.isnan(loss).astype(loss.dtype))
+        return mx.nd.sqrt(-mx.nd.contrib.isnan(loss))
 
 
 class GradientHolder:
@@ -122,7 +145,25 @@ class GradientHolder:
         self.foreign: Weights = {}
         self.suspected: Weights = {}
         self._looks_in_vain = 0  # since a gradient was found that another loss could have written
-        self._known.add(self)
+        self._lowered: Weights = {}  # those whose flags a watch has lowered until it finishes
+        self._thread = get_ident()
+        with _threads_change:
+            self._known.add(self)
+
+    @classmethod
+    def of_this_thread(cls) -> list[GradientHolder]:
+        """Return the holders that this thread has made or used last."""
+        with _threads_change:
+            return [one for one in GradientHolder._known if one._thread == get_ident()]
+
+    def use(self) -> None:
+        """Note that this thread uses the Trainer; undo what a watch of another thread has noted."""
+        with _threads_change:
+            if self._thread != get_ident():
+                self._thread = get_ident()
+                flags_up({**self._lowered, **self.foreign})
+                self._lowered = {}
+                self.forget_others()
 
     @property
     def watches_itself(self) -> bool:
@@ -144,6 +185,25 @@ class GradientHolder:
         found = self.fresh_weights()
         self._looks_in_vain = 0 if found else self._looks_in_vain + 1
         return found
+
+    def lower_flags(self) -> Weights:
+        """Lower the flags of fresh gradients, so that a watch sees which ones are written next."""
+        with _threads_change:
+            before = self.fresh_weights_of_another() if self._thread == get_ident() else {}
+            self._lowered.update(before)
+            flags_down(before)
+        return before
+
+    def raise_flags(self, before: Weights, written: Weights, suspected: Weights) -> None:
+        """Undo :meth:`lower_flags`, and note what another Trainer's scaled loss wrote."""
+        with _threads_change:
+            if self._thread != get_ident():
+                return
+            self._lowered = without(self._lowered, before)
+            flags_down(written)
+            self.lose(written)
+            flags_up(without(before, written))
+            self.suspected.update(suspected)
 
     def lose(self, written: Weights) -> None:
         """Note that another Trainer's scaled loss wrote the gradients of some weights."""
@@ -175,13 +235,15 @@ class GradientHolder:
 
 
 def names_of_tokens() -> set[str]:
-    """Return the names in recorded graphs of all tokens of all Trainers."""
-    states = [one for one in GradientHolder._known if hasattr(one, "tokens")]
+    """Return the names in recorded graphs of all tokens of this thread's Trainers."""
+    states = [one for one in GradientHolder.of_this_thread() if hasattr(one, "tokens")]
     return {name for state in states for name in state.tokens.names()}
 
 
 class BackwardWatch:
     """Finds out which gradients of other Trainers are written while a loss is scaled.
+
+    A Trainer that another thread begins to use is not watched any longer.
 
     Parameters
     ----------
@@ -193,11 +255,9 @@ class BackwardWatch:
 
     def __init__(self, named: Sequence[GradientHolder], tokens: Weights) -> None:
         self._tokens = tokens
-        known = list(GradientHolder._known)
-        self._others = [one for one in known if one not in named and not one.watches_itself]
-        self._before = [one.fresh_weights_of_another() for one in self._others]
-        for before in self._before:
-            flags_down(before)
+        here = GradientHolder.of_this_thread()
+        self._others = [one for one in here if one not in named and not one.watches_itself]
+        self._before = [one.lower_flags() for one in self._others]
 
     def ran(self) -> tuple[bool, bool]:
         """Return whether all, and whether any, of the losses have gone backward."""
@@ -210,11 +270,6 @@ class BackwardWatch:
 
     def finish(self, all_ran: bool, now: Sequence[Weights]) -> None:
         """Take the gradients that were written from the Trainers that were not named."""
+        suspected = {} if all_ran else self._tokens
         for other, before, written in zip(self._others, self._before, now):
-            if all_ran:
-                flags_down(written)
-                other.lose(written)
-                flags_up(without(before, written))
-            else:
-                flags_up(before)
-                other.suspected.update(self._tokens)
+            other.raise_flags(before, written if all_ran else {}, suspected)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import mxnet as mx
 from mxnet import gluon
@@ -27,6 +27,7 @@ from mpgluon.trainer.scaled_gradients import (
     Weights,
     flags_down,
     names_of_tokens,
+    nan_of,
     with_flag,
     without,
 )
@@ -189,6 +190,7 @@ class ScaledTrainer(GradientHolder):
 
     def fresh_gradients(self, parameters: Iterable[gluon.Parameter]) -> list[NDArray]:
         """Return the gradients, on all devices, that were written since the latest step."""
+        self.use()
         written = self.pending.written
         return [
             gradient
@@ -201,11 +203,12 @@ class ScaledTrainer(GradientHolder):
 def repair_statistics() -> None:
     """Undo what an overflow in a forward pass did to running statistics; waits for the devices.
 
-    To those of all Trainers: a generator's loss goes through the discriminator, too.
+    To those of all Trainers of this thread: a generator's loss goes through the discriminator, too.
     """
     mx.nd.waitall()  # the backward pass may still be running where no gradient was wanted
-    for state in [one for one in GradientHolder._known if isinstance(one, ScaledTrainer)]:
-        state.statistics.repair()
+    for state in GradientHolder.of_this_thread():
+        if isinstance(state, ScaledTrainer):
+            state.statistics.repair()
 
 
 class _Block(NamedTuple):
@@ -229,18 +232,21 @@ def scaled(
     blocks: list[_Block] = vars(_here).setdefault("blocks", [])
     _refuse_nesting(blocks, losses, states)
     for state in states:
+        state.use()
         shared_scale.begin_loss(state.loss_scale, state)
     _refuse_different_scales(states)
     scale = states[0].loss_scale.scale
     for state in states:
         state.refuse_loss(scale)
+    nan = _nan_of(losses, states)
     if scale == 1:
-        products, tokens, watch = [loss * scale for loss in losses], Weights(), None
+        products = [loss * (one + scale) for loss, one in zip(losses, nan)]
+        tokens, watch = Weights(), None
     else:
         for state in states:
             state.remember_backward()
         prepare_graph(losses, scale, states[0].seen_graphs, names_of_tokens)
-        products, tokens = states[0].tokens.multiply(losses, scale)
+        products, tokens = states[0].tokens.multiply(losses, scale, nan)
         watch = BackwardWatch(states, tokens)
     for state in states:
         state.share(states[0].loss_scale)
@@ -260,6 +266,24 @@ def scaled(
             state.end_loss(all_ran, broken=failed and any_ran)
         if watch is not None:
             watch.finish(all_ran, others)
+
+
+def _nan_of(
+    losses: Sequence[NDArray], states: Sequence[ScaledTrainer]
+) -> list[Union[NDArray, float]]:
+    """Return for each loss NaN where it is NaN, or all over it if statistics of BatchNorm are.
+
+    Elsewhere, and where no step is ever skipped, -0, which changes nothing that it is added to.
+    """
+    if not states[0].loss_scale.skips_overflow:  # all of them have the same loss scale
+        return [-0.0] * len(losses)
+    ruined = [state.statistics.nan_where_ruined() for state in states]
+    nan = [nan_of(loss) for loss in losses]
+    for number, loss in enumerate(losses):
+        for more in (by_device[loss.context] for by_device in ruined if loss.context in by_device):
+            more = more.as_np_ndarray() if isinstance(loss, mx.np.ndarray) else more
+            nan[number] = nan[number] + more.astype(loss.dtype)
+    return list(nan)
 
 
 def _step_together(states: tuple[ScaledTrainer, ...]) -> None:

@@ -19,6 +19,7 @@ from mxnet.ndarray import NDArray
 
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
+from mpgluon.fields import check_fields, is_count, is_number, is_text, is_texts, optional
 from mpgluon.numerics.loss_scale import NoLossScale
 from mpgluon.trainer import inside
 from mpgluon.trainer.masters import MasterWeights, has_master, keep_masters, new_state
@@ -37,6 +38,21 @@ __all__ = ["TrainerPlan", "apply_trainer", "export_trainer", "validate_trainer"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 Parameters = Mapping[str, gluon.Parameter]
+
+_FIELDS = {
+    "optimizer": is_text,
+    "num_update": is_count,
+    "update_counts": {str: {str: is_count}},
+    "m_schedule": optional(is_number),
+    "learning_rate": is_number,
+    "lr_scheduler": {str: is_number},
+    "states": is_texts,
+}
+_FIELDS_OF_PARTS = {
+    "loss_scale": {"kind": is_text},
+    "average": {"decay": is_number, "updates": is_count},
+    "rounding": {"way": is_text, "seed": is_count, "steps": is_count, "numbers": {str: is_count}},
+}
 
 _AVERAGE = "/average"  # after a parameter's name
 _COMPENSATION = f"/{RoundedUpdates.beside_name}"
@@ -138,6 +154,11 @@ def validate_trainer(
         If the Trainer will keep its state inside a kvstore.
     """
     _refuse_kvstore(trainer)
+    # The latter two are absent in files from before there were any.
+    plain = {"average": None, "rounding": None, **plain}
+    present = {k: v for k, v in _FIELDS_OF_PARTS.items() if plain.get(k, v) is not None}
+    of_skips = ("skipped_steps", "skips_at_the_floor") if "loss_scale" in present else ()
+    check_fields(plain, {**_FIELDS, **present, **dict.fromkeys(of_skips, is_count)}, "trainer")
     optimizer = inside.optimizer_of(trainer)
     if plain["optimizer"] != type(optimizer).__name__:
         raise ValueError(
@@ -151,9 +172,9 @@ def validate_trainer(
         raise ValueError(f"it trained parameters that this one does not have: {unknown[:5]}")
     averages = {n: a for n, a in arrays.items() if n.endswith(_AVERAGE)}
     arrays = {name: array for name, array in arrays.items() if name not in averages}
-    of_average = plain.get("average")  # absent in files from before there were averages
+    of_average = plain["average"]
     new_averages = _validated_averages(trainer, of_average, averages, indices)
-    of_rounding = plain.get("rounding")  # absent in files from before there was any
+    of_rounding = plain["rounding"]
     rounding, numbers = validated_rounding(trainer, of_rounding, indices)
     compensates = rounding is not None and of_rounding and rounding.way == "kahan"
     if not compensates:
@@ -183,8 +204,7 @@ def validate_trainer(
         attributes["lr"] = plain["learning_rate"]
     if plain["m_schedule"] is not None:
         attributes["m_schedule"] = plain["m_schedule"]
-    of_skips = ("skipped_steps", "skips_at_the_floor") if loss_scale is not None else ()
-    skips = {name: plain[name] for name in of_skips}
+    skips = {name: plain[name] for name in of_skips if loss_scale is not None}
     return TrainerPlan(
         trainer,
         states,
@@ -348,6 +368,9 @@ def _update_counts(
     trainer: gluon.Trainer, of_file: dict[str, dict[str, int]], indices: dict[str, int]
 ) -> dict[int, dict[int, int]]:
     """Return the numbers of updates by device and index."""
+    of_others = {name for by_name in of_file.values() for name in by_name} - indices.keys()
+    if of_others or not of_file or not all(device.isdecimal() for device in of_file):
+        raise ValueError(f"its trainer/update_counts cannot be {of_file!r}")
     counts = {
         int(device): {indices[name]: count for name, count in by_name.items()}
         for device, by_name in of_file.items()

@@ -95,6 +95,33 @@ class KeptStatistics:
         """
         self._copies = [self._statistics.copy(), *self._copies[:1]]
 
+    def nan_where_ruined(self, device_type: str = "gpu") -> dict[mx.Context, NDArray]:
+        """Return NaN for each device whose statistics have ceased to be finite, else -0.
+
+        On a GPU a forward pass writes them, so that this tells an overflow which kernels that drop
+        NaN may hide from the loss. On a CPU the backward pass does. Does not wait.
+
+        Parameters
+        ----------
+        device_type : str
+            The kind of devices to look at.
+
+        Returns
+        -------
+        dict from a device to NDArray, shape (1,), FP32
+        """
+        parameters = self._statistics.parameters
+        if not any(c.device_type == device_type for p in parameters[:1] for c in p.list_ctx()):
+            return {}
+        before = self._copies[0] if self._copies else {}
+        with autograd.pause():
+            ruined = {}
+            for context, row in self._statistics.copy().items():
+                was = mx.nd.contrib.isfinite(before[context]) if context in before else 1
+                lost = mx.nd.max(was * (1 - mx.nd.contrib.isfinite(row)))
+                ruined[context] = mx.nd.sqrt(-lost)
+            return ruined
+
     def repair(self) -> None:
         """Put back the newest values that are finite, on each device with some that are not.
 

@@ -14,8 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
+import mxnet as mx
 from mxnet import gluon
 
+from mpgluon.cast.network_cast import cast_of
+from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
 from mpgluon.errors import LossScaleCollapseError, TrainerStateError
 from mpgluon.numerics.loss_scale import LossScale
 from mpgluon.numerics.reductions import all_finite
@@ -73,6 +76,8 @@ class TrainerState(ScaledTrainer):
         Whether the latest ``step`` left the weights as they were.
     skipped_steps, skips_at_the_floor : int
         How many did, since the beginning; in a row, with a scale that could not shrink.
+    flags : StepFlags
+        The layers that raised status flags during the latest step.
     gradient_norm : float or None
         Of the latest step's gradients in true units, before clipping; ``None``: not looked at.
     on_skip : list of callable
@@ -89,6 +94,7 @@ class TrainerState(ScaledTrainer):
         self.skipped_steps = 0
         self.skips_at_the_floor = 0
         self.gradient_norm: Optional[float] = None
+        self.flags = NO_FLAGS
         self.on_skip: list[Callable[[float], None]] = []
         self.latest = _Factors()
         self._has_had_gradients = False
@@ -108,6 +114,7 @@ class TrainerState(ScaledTrainer):
         ``clip_global_norm``, which has waited, not at all; once for each Trainer that was named
         with this one.
         """
+        self.use()
         trained = inside.trained(parameters)
         factors = self._factors()
         fits = self._fits(factors)
@@ -252,6 +259,7 @@ class TrainerState(ScaledTrainer):
         for one in verdict.found.stale_masters:
             one.follow()
         make_masters(self.trainer)
+        self._take_flags(verdict.good)
         self._report(verdict.good)
         inside.optimizer_of(self.trainer).rescale_grad *= factors.coefficient / factors.divisor
         self.pending = NOTHING
@@ -271,6 +279,29 @@ class TrainerState(ScaledTrainer):
             self._warn_of_collapse(now.together or (self,))
         finally:
             _discard_gradients(trained)
+
+    def _take_flags(self, good: bool) -> None:
+        """Take the layers' flags, for all Trainers that step together if this is the first."""
+        now = self.pending
+        if now.verdict is not None:
+            return
+        if not good:
+            mx.nd.waitall()  # what no gradient was wanted of may still be computed
+        states, devices = now.together or (self,), inside.devices_of(self.trainer)
+        networks = dict.fromkeys(layers for state in states for layers in state._networks())
+        flags = joined([layers.flags_of_step(devices, good=good) for layers in networks])
+        for state in states:
+            state.flags = flags
+
+    def count_underflow(self, counts: bool) -> None:
+        """Let the layers of the Trainer's networks count the results that become zero, or not."""
+        for layers in self._networks():
+            layers.count_underflow(counts)
+
+    def _networks(self) -> list[Layers]:
+        """Return the layers of each cast network that parameters of the Trainer belong to."""
+        casts = dict.fromkeys(map(cast_of, inside.parameters_of(self.trainer)))
+        return [one.layers for one in casts if one is not None]
 
     def _report(self, good: bool) -> None:
         """Tell the loss scale, and the Trainers that step with this one if it is the first."""

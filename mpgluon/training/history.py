@@ -4,6 +4,9 @@ Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end`
 
 - ``step`` (from 1), ``epoch`` (from 0), ``images``, ``correct`` (of them), ``loss`` (their mean),
 - ``learning_rate``, ``loss_scale`` (of this step), ``skipped``,
+- ``flags``, a line for each layer that overflowed or made a NaN (:func:`mpgluon.amp.step_flags`),
+- ``overflow_began_in``, of a skipped step the pass and the layer, such as ``"backward dense0"``,
+  ``null`` if no layer raised a flag; ``network`` itself rounds the gradient of its result,
 - ``gradient_norm`` in true units, ``null`` without a loss scale or clipping,
 - ``images_per_second`` since the end of the previous step, including the wait for images.
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +39,13 @@ from mpgluon.trainer.average import WeightAverage
 from mpgluon.training.checkpoints import Resume, RunCheckpoints
 from mpgluon.training.config import TrainingConfig
 from mpgluon.training.dataset import Dataset, open_dataset
-from mpgluon.training.history import History, describe_machine, installed_versions, to_json
+from mpgluon.training.history import (
+    Event,
+    History,
+    describe_machine,
+    installed_versions,
+    to_json,
+)
 from mpgluon.training.interruption import InterruptedRunError, Interruption
 from mpgluon.training.networks import prepare_network, refuse_unknown_network
 from mpgluon.training.optimizers import make_optimizer
@@ -296,8 +304,9 @@ class _Run:
             **test,
             training_seconds=self.position.seconds,
         )
-        words = "epoch %d: test accuracy %.3f, mean of the classes %.3f"
-        _logger.info(words, epoch + 1, test["test_accuracy"], test["test_accuracy_per_class"])
+        words = "epoch %d: test accuracy %.3f, mean of the classes %.3f%s"
+        accuracies = test["test_accuracy"], test["test_accuracy_per_class"]
+        _logger.info(words, epoch + 1, *accuracies, _skips(steps))
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)
@@ -360,3 +369,13 @@ class _Run:
         self.test_batches.close()
         if self.tensorboard is not None:
             self.tensorboard.close()
+
+
+def _skips(steps: Sequence[Event]) -> str:
+    """Return how many steps were skipped, and in which layers their overflows began."""
+    places = Counter(e["overflow_began_in"] or "unknown" for e in steps if e["skipped"])
+    if not places:
+        return ""
+    words = ", ".join(f"{number} in {place}" for place, number in places.most_common(3))
+    more = ", …" if len(places) > 3 else ""
+    return f"; {sum(places.values())} steps skipped: {words}{more}"

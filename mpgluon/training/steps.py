@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Optional
 
 import mxnet as mx
@@ -12,6 +13,7 @@ from mxnet import autograd, gluon
 from numpy.typing import NDArray
 
 from mpgluon import amp
+from mpgluon.cast.status_flags import LayerFlags
 from mpgluon.diagnostics.flight_recorder import FlightRecorder
 from mpgluon.distributed import Processes
 from mpgluon.trainer.average import WeightAverage
@@ -103,6 +105,8 @@ class Stepper:
             "learning_rate": self._trainer.learning_rate,
             "loss_scale": scale,
             "skipped": amp.step_was_skipped(self._trainer),
+            "flags": [str(self._shortly_named(one)) for one in amp.step_flags(self._trainer)],
+            "overflow_began_in": self._where_it_began(),
             "gradient_norm": amp.gradient_norm(self._trainer),
             "correct": int(correct),
             "images": int(seen),
@@ -123,6 +127,21 @@ class Stepper:
             with amp.scale_loss(losses, self._trainer) as scaled_losses:
                 autograd.backward(scaled_losses)
         return logits, losses
+
+    def _where_it_began(self) -> Optional[str]:
+        """Return the pass and the layer in which the overflow of a skipped step began, if known."""
+        if not amp.step_was_skipped(self._trainer):
+            return None
+        for direction in ("forward", "backward"):
+            layer = amp.step_flags(self._trainer).first(direction)
+            if layer is not None:
+                return f"{direction} {self._shortly_named(layer).layer}"
+        return None
+
+    def _shortly_named(self, flags: LayerFlags) -> LayerFlags:
+        """Return flags with the layer's name without that of the network, which counts networks."""
+        name = flags.layer.removeprefix(self._net.prefix)
+        return replace(flags, layer="network" if flags.layer == self._net.name else name)
 
     def _recording(
         self, image_parts: list[mx.nd.NDArray], label_parts: list[mx.nd.NDArray], seed: int

@@ -15,6 +15,7 @@
 # ## What you will be able to do
 #
 # - read the symptoms: a loss that is NaN, skipped steps, a loss scale that falls to 1;
+# - ask the layers' status flags who overflowed;
 # - find the block and the operator in which the first infinite number appeared;
 # - say why no loss scale helps against it;
 # - find out which blocks to keep in FP32, and check that it helps.
@@ -26,12 +27,13 @@ FAST = False  # the build's fast mode says True: the same code on less data
 
 # %% tags=["setup"]
 import matplotlib.pyplot as plt
+import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import amp, plots
+from mpgluon import amp, native, plots
 from mpgluon.diagnostics import compare, exponents, overflow, ranges
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.tables import Table
@@ -142,9 +144,44 @@ assert [fp16_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
 # from the reason to the cure. (On the way, `compare_with_fp32` and `suggest_keep_fp32` check that
 # nobody else is to blame.)
 #
+# ## The first clue: `energy` has raised a flag
+#
+# A processor has *status flags*: after a computation they say whether a result was too large
+# (`overflow`), or whether a NaN was made of ordinary numbers (`invalid`). In a cast network on a CPU
+# each layer has such flags. Every rounding to FP16 raises them where it has to, and the step takes
+# them. So after any step, and without running anything again, we can ask who overflowed.
+
+# %%
+flags = amp.step_flags(trainer)  # of the latest step
+suspect = flags.first("forward")
+print(flags)
+
+# %% tags=["claim"]
+assert (suspect is not None) == native.available()  # native operators raise the flags
+assert suspect is None or (suspect.layer == "energy" and suspect.forward.overflow)
+
+# %% [markdown]
+# Flags see the rounding itself, not what becomes of its result. That matters, because later layers
+# can hide an overflow. MXNet's ReLU on a CPU makes 0 of NaN: behind it all looks well, and the
+# layers learn from zeros. In a cast network ReLU keeps the NaN, the loss becomes NaN, and the step
+# is skipped.
+
+# %%
+relu = nn.Activation("relu")
+numbers = mx.nd.array([np.nan, -1, 2])
+plain = relu(numbers).asnumpy()
+amp.autocast(relu, "float16")
+print(f"ReLU of nan, -1 and 2: {plain} in plain MXNet, {relu(numbers).asnumpy()} in a cast network")
+
+# %% tags=["claim"]
+assert np.isfinite(plain).all()
+assert np.isnan(relu(numbers).asnumpy()[0])
+
+# %% [markdown]
 # ## The place: the first number that is not finite is in `energy`
 #
-# First by hand. We send the batch of the first step through the network, layer by layer, and look
+# A flag names the layer. For the operator, and for the numbers that came in, we look inside. First
+# by hand. We send the batch of the first step through the network, layer by layer, and look
 # at what each layer returns.
 
 # %%
@@ -456,7 +493,7 @@ assert check("06.3", largest_scale)
 # - Micikevicius et al., "Mixed Precision Training", ICLR 2018: section 3.2 (loss scaling) and 3.3
 #   (arithmetic precision).
 # - NVIDIA, "Training With Mixed Precision" user guide: choosing a scaling factor.
-# - IEEE 754-2019, section 7.4 (overflow).
+# - IEEE 754-2019, section 7 (invalid operation, overflow).
 # - In these pages: [troubleshooting by symptom](../docs/troubleshooting.md).
 #
 # [← 05 Does ResNet-50 learn as well in sixteen bits?](05_resnet50_on_caltech101.ipynb) ·

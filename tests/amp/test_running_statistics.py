@@ -26,6 +26,7 @@ from mxnet.gluon import nn
 
 from mpgluon import DynamicLossScale, amp, load_checkpoint, save_checkpoint
 from mpgluon.checkpoint import read_parameters
+from mpgluon.trainer.statistics import KeptStatistics
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 OVERFLOW = 2.0**20  # times images of about 1, in float16
@@ -280,3 +281,30 @@ def test_a_network_whose_shapes_are_known_after_its_first_batch_is_protected():
     amp.init_trainer(trainer, 128)
     train(net, trainer, bad=0, factor=math.inf)
     assert all_finite(statistics_of(net))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_statistics_that_a_forward_pass_has_ruined_skip_the_step_of_a_finite_loss(
+    monkeypatch, dtype
+):
+    """As on a GPU, where a forward pass writes them; here a CPU takes its place."""
+    look = KeptStatistics.nan_where_ruined
+    monkeypatch.setattr(KeptStatistics, "nan_where_ruined", lambda self: look(self, "cpu"))
+    net = make()
+    trainer = make_trainer(net, "sgd", DynamicLossScale(2.0**8))
+    images, targets = next(iter(batches()))
+    mean = next(p for name, p in net.collect_params().items() if name.endswith("running_mean"))
+    for bad in (False, True, False):
+        before = weights(net)
+        if bad:
+            mean.data()[:1] = np.nan
+        with autograd.record():
+            loss = LOSS(net(images), targets).astype(dtype)
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(BATCH_SIZE)
+        assert np.isfinite(loss.asnumpy()).all()
+        assert amp.step_was_skipped(trainer) is bad
+        assert all_finite(statistics_of(net))
+        if bad:
+            assert_same_bits(weights(net), before)

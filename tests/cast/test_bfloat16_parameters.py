@@ -21,7 +21,7 @@ import mpgluon
 from mpgluon import Policy, PrecisionError, amp
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
-from mpgluon.diagnostics import check_training, memory_estimate
+from mpgluon.diagnostics import check_training
 from mpgluon.numerics.formats import BFLOAT16, round_to
 
 POLICY = Policy.parse("params=bfloat16,compute=bfloat16,emulate=true")
@@ -176,20 +176,6 @@ def test_kept_blocks_and_normalization_stay_fp32():
 def test_a_gpu_is_refused_with_the_reason():
     with pytest.raises(PrecisionError, match="no bfloat16 kernels for a GPU; use float16"):
         policy_arithmetic(POLICY, "gpu")
-
-
-def test_the_memory_of_fp32_arrays_is_counted():
-    net = in_sequence(nn.Dense(256, in_units=1024, use_bias=False))
-    rows = [POLICY, "float32", "float16"]
-    for momentum, states in ((0.0, 0), (0.9, 2**20)):
-        for masters in (True, False):
-            options = {"momentum": momentum, "multi_precision": masters}
-            found = memory_estimate(net, (8, 1024), optimizer_params=options, policies=rows)
-            bfloat16, plain, _ = found.policies
-            assert (bfloat16.parameters, bfloat16.gradients) == (plain.parameters, plain.gradients)
-            assert bfloat16.parameters == 2**20
-            assert bfloat16.masters == masters * 2**20
-            assert bfloat16.optimizer_state == plain.optimizer_state == states
 
 
 def test_the_doctor_reads_the_policy():

@@ -248,6 +248,21 @@ def test_a_kept_block_computes_in_fp32_with_the_normalization_inside_it(hybridiz
     assert np.array_equal(net[1](narrow.astype("float32")).asnumpy(), kept.asnumpy())
 
 
+@EITHER
+def test_a_kept_block_with_a_batch_norm_inside_trains_hybridized_as_it_does_imperatively(way):
+    def trained(hybridize):
+        inner = in_sequence(nn.Conv2D(4, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
+        net = known(in_sequence(nn.Conv2D(4, 3), inner, nn.Dense(3)))
+        way(net, keep_fp32=(*NORMALIZATION_LAYERS, net[1]))
+        if hybridize:
+            net.hybridize(**STATIC)
+        return train(net, [IMAGES], LABELS, 3), parameters_of(net)
+
+    (losses, parameters), (losses_hybridized, parameters_hybridized) = trained(False), trained(True)
+    assert_same_bits(losses, losses_hybridized)
+    assert_same_bits(parameters, parameters_hybridized)
+
+
 @BOTH
 def test_a_weight_shared_with_a_kept_block_stays_fp32_in_both(hybridize):
     first = nn.Dense(192, in_units=192)
@@ -529,6 +544,18 @@ def test_a_plain_call_with_two_formats_is_explained_with_the_name_of_the_block(h
     with pytest.raises(PrecisionError, match=message) as refused:
         net(mx.nd.ones((2, 3))).wait_to_read()
     assert isinstance(refused.value.__cause__, mx.MXNetError)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_the_explanation_of_a_network_in_bfloat16_names_that_format():
+    dense = nn.Dense(4, in_units=3)
+    net = Calls(lambda F, x, weight: mx.sym.concat(dense(x), F.dot(x, weight), dim=1))
+    net.register_child(dense)
+    net.initialize()
+    amp.autocast(net, "bfloat16")
+    net.hybridize()
+    with pytest.raises(PrecisionError, match="gave one operator bfloat16 and FP32 arrays"):
+        net(mx.nd.ones((2, 3))).wait_to_read()
 
 
 def test_a_plain_block_that_mixes_formats_is_explained_too():

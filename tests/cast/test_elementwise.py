@@ -218,3 +218,24 @@ def test_gradients_of_float16_operands_are_float16_and_rounded_once(name, hybrid
         # One rounding to float16, after at most three FP32 operations.
         bound = (2.0**-11 + 4 * 2.0**-24) * np.abs(gradient) + 2.0**-25
         assert (np.abs(got.astype(np.float64) - gradient) <= bound).all()
+
+
+@pytest.mark.parametrize("operands", ["FP32 and float16", "float16 and FP32"])
+@EACH_OPERATOR
+def test_three_gradients_of_a_value_are_added_in_the_same_order_hybridized(operands, name):
+    # Python calls a method of the second operand where its class derives from the first one's.
+    def function(F, dummy, x, y):  # noqa: ARG001
+        value = x * y
+        wide, narrow = F.exp(value), F.relu(value)
+        pair = (wide, narrow) if operands == "FP32 and float16" else (narrow, wide)
+        return OPERATORS[name](*pair) + F.sigmoid(value)
+
+    x, y = (np.float16(np.random.RandomState(seed).uniform(0.5, 2, 2000)) for seed in (1, 2))
+    gradients = []
+    for hybridize in (False, True):
+        net = made(function, x, y, hybridize)
+        with autograd.record():
+            result = net(mx.nd.zeros(1))
+        result.backward(mx.nd.array(np.random.RandomState(3).standard_normal(2000)))
+        gradients.append(net.x.grad().asnumpy())
+    np.testing.assert_array_equal(*gradients)

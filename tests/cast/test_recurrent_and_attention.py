@@ -12,6 +12,7 @@ from helpers import (
     STATIC,
     WAYS,
     assert_same_bits,
+    gradients_of,
     parameters_of,
     train,
 )
@@ -151,6 +152,49 @@ class Unrolled(gluon.HybridBlock):
 @pytest.mark.parametrize("kind", [rnn.LSTMCell, rnn.GRUCell, rnn.RNNCell])
 def test_an_unrolled_cell_trains_and_in_float16_to_the_same_bits_hybridized(kind, way):
     check(lambda: Unrolled(kind), way, [random_array(BATCH, TIME, WIDTH)])
+
+
+class Steps(gluon.HybridBlock):
+    """A function of the steps of a cell, which MXNet's own ``stack`` joins, not the stand-in's."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        with self.name_scope():
+            self.cell = rnn.RNNCell(8, input_size=WIDTH)
+
+    def hybrid_forward(self, F, x):
+        return self.function(F, self.cell.unroll(TIME, x, layout="NTC", merge_outputs=True)[0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda F, steps: steps,  # noqa: ARG005
+        lambda F, steps: F.LeakyReLU(steps, act_type="gelu"),
+        lambda F, steps: F.broadcast_add(steps, F.tanh(steps)),
+        lambda F, steps: F.relu(steps) - steps,
+    ],
+    ids=["returned", "an activation", "a sum", "a difference"],
+)
+@pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
+def test_what_an_operator_of_mxnets_own_returns_is_rounded_as_in_an_imperative_run(way, function):
+    results = []
+    for hybridize in (False, True):
+        mx.random.seed(0)
+        net = Steps(function)
+        net.initialize(mx.init.Xavier())
+        WAYS[way](net)
+        net.hybridize(hybridize)
+        x = random_array(BATCH, TIME, WIDTH)
+        x.attach_grad()
+        with autograd.record():
+            result = net(x)
+            loss = (result * random_array(BATCH, TIME, 8)).sum()
+        loss.backward()
+        values = {"result": result.asnumpy(), "x": x.grad.asnumpy()}
+        results.append({**values, **gradients_of(net)})
+    assert_same_bits(*results)
 
 
 class TextClassifier(gluon.HybridBlock):

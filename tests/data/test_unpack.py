@@ -136,6 +136,30 @@ def test_more_members_than_the_limit_are_refused(tmp_path):
     assert os.listdir(tmp_path) == ["tree.tar.gz"]
 
 
+def folders_one_below_the_other(depth):
+    names = ["/".join(["tree"] + ["d"] * below) for below in range(depth)]
+    return [other_member(name, tarfile.DIRTYPE) for name in names]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [[file_member("tree/" + "d/" * 2000 + "1.jpg")], folders_one_below_the_other(2000)],
+    ids=["in one name", "one by one"],
+)
+def test_an_archive_2000_folders_deep_is_refused_and_nothing_is_left(tmp_path, members):
+    archive = write_tar(tmp_path / "tree.tar.gz", [*GOOD, *members])
+    with pytest.raises(DataError, match=r"its member 'tree/d/d/.* folders deep.* at most 100") as e:
+        unpack_tar_folder(archive, tmp_path / "tree", folder="tree")
+    assert len(str(e.value)) < 400
+    assert os.listdir(tmp_path) == ["tree.tar.gz"]
+
+
+def test_an_archive_100_folders_deep_is_unpacked(tmp_path):
+    archive = write_tar(tmp_path / "tree.tar.gz", folders_one_below_the_other(100))
+    unpack_tar_folder(archive, tmp_path / "tree", folder="tree")
+    assert len(everything_below(tmp_path / "tree")) == 99
+
+
 @pytest.mark.parametrize("kept", [0.2, 0.6, 0.999])
 def test_a_truncated_archive_is_refused_and_nothing_is_left(tmp_path, kept):
     archive = write_tar(

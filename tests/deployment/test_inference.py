@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import mxnet as mx
@@ -16,10 +17,11 @@ from deployment_helpers import (
     sixteen_bit_bound,
     small_network,
     some_images,
+    with_random_values,
 )
 from helpers import STATIC, assert_same_bits, parameters_of
 from mxnet import gluon
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 from test_networks import build, inputs_of
 
 import mpgluon
@@ -51,7 +53,9 @@ def check(name, dtype):
     assert kinds == {"float32" if emulated else dtype}
     if dtype == "float16":  # the numbers are float16's all the same
         weights = [
-            p.data().asnumpy() for p in result.collect_params().values() if p.data().ndim > 1
+            p.data().asnumpy().astype(np.float32)  # without native operators they are float16
+            for p in result.collect_params().values()
+            if p.data().ndim > 1
         ]
         assert all((round_to(weight, FLOAT16) == weight).all() for weight in weights)
     assert_same_bits(parameters_of(net), parameters)
@@ -73,6 +77,27 @@ def test_as_many_batch_norms_are_left_as_stand_before_a_convolution(name, left):
     result = inference_network(build(name, images), "float32")
     norms = [block for block in result._children.values() if isinstance(block, nn.BatchNorm)]
     assert len(norms) == left
+
+
+class NormByHand(gluon.HybridBlock):
+    """A convolution and F.BatchNorm, called without options."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.conv = nn.Conv2D(4, 3, in_channels=3)
+            for name in ("gamma", "beta", "running_mean", "running_var"):
+                setattr(self, name, self.params.get(name, shape=(4,)))
+
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        return F.BatchNorm(self.conv(x), gamma, beta, running_mean, running_var)
+
+
+def test_a_batch_norm_called_without_options_is_folded_with_mxnets_defaults():
+    net, images = with_random_values(NormByHand()), some_images(2, 3, 6, 6)
+    result = inference_network(net, "float32")
+    assert not result._children
+    assert distance(logits_of(result, images), logits_of(net, images)) <= fp32_bound(net, images)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,6 +146,13 @@ def test_several_inputs_and_outputs():
     # Inputs are FP32, and sums follow their operands.
     assert total.asnumpy().tolist() == [1 + 2**-12, 2**-12]
     assert double.asnumpy().tolist() == [2**-11, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_operator_that_a_graph_names_otherwise_than_f_is_computed(dtype):
+    net = Lambda(lambda F, x: F.cumsum(x, axis=1))
+    result = inference_network(net, dtype)(mx.nd.array([[1, 2, 4]]))
+    assert result.asnumpy().tolist() == [[1, 3, 7]]
 
 
 def test_parameters_go_to_the_devices_that_are_named():
@@ -181,6 +213,22 @@ def test_a_fused_network_is_right_for_other_images_and_batches_too(name, dtype, 
         assert distance(logits_of(fused, given), logits_of(net, given)) <= bound
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, rnn.RNN])
+def test_fusion_of_a_recurrent_network_keeps_its_results_for_any_batch(layer, dtype):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(6, flatten=False, in_units=4), layer(6, layout="NTC", input_size=6))
+    net.add(nn.Dense(3, in_units=5 * 6))
+    with_random_values(net)
+    rows = some_images(4, 5, 4)
+    plain, fused = (inference_network(net, dtype, fuse_for=given) for given in (None, rows))
+    for given in (rows, rows[:1]):
+        # Fusion may round other intermediate results, which moves a logit by a few roundings.
+        bound = 0 if dtype == "float16" else 8 * (2.0**-24 if dtype == "float32" else 2.0**-8)
+        reference = logits_of(plain, given)
+        assert distance(logits_of(fused, given), reference) <= bound * np.linalg.norm(reference)
+
+
 def test_a_network_that_mxnet_fuses_wrongly_is_left_as_it_was():
     # First that it does, or this would test nothing.
     net, images, plain, fused = fuse("cifar_resnet20_v2", "float32")
@@ -191,9 +239,11 @@ def test_a_network_that_mxnet_fuses_wrongly_is_left_as_it_was():
     assert distance(logits_of(plain, images), reference) > 0.1 * np.linalg.norm(reference)
 
 
-def test_a_network_that_mxnet_cannot_fuse_is_left_as_it_was():
+def test_a_network_that_mxnet_cannot_fuse_is_left_as_it_was_and_the_log_says_so(caplog):
+    caplog.set_level(logging.INFO, "mpgluon.deployment.inference")
     _, images, plain, fused = fuse("se_resnext50_32x4d", "float32")
     assert not fused.fused
+    assert "oneDNN's fusion is left out: " in caplog.text
     assert (logits_of(fused, images) == logits_of(plain, images)).all()
     plain.hybridize(backend="MKLDNN", **STATIC)
     with pytest.raises(mx.MXNetError, match="sg_mkldnn_conv"):

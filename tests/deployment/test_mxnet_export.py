@@ -8,8 +8,17 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from deployment_helpers import distance, fp32_bound, logits_of, small_network, some_images
+from deployment_helpers import (
+    Lambda,
+    distance,
+    fp32_bound,
+    logits_of,
+    small_network,
+    some_images,
+    with_random_values,
+)
 from mxnet import gluon
+from mxnet.gluon import nn
 from test_networks import build, inputs_of
 
 import mpgluon
@@ -149,6 +158,102 @@ def test_a_graph_for_a_gpu_is_refused_on_a_cpu_with_what_to_do(tmp_path):
     )
     with pytest.raises(mx.MXNetError, match="FP16 gemm on cpu not implemented"):
         theirs(some_images(*IMAGES)).asnumpy()
+
+
+# The order of inputs
+
+
+class LastFirst(gluon.HybridBlock):
+    """A network of two inputs of one shape, whose graph uses the second one first."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F, left, right):
+        return F.concat(self.dense(right) * 2, left, dim=1)
+
+
+def last_first() -> tuple[gluon.HybridBlock, list[mx.nd.NDArray]]:
+    return with_random_values(LastFirst()), [some_images(2, 4, seed=seed) for seed in range(2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_import_takes_its_inputs_in_the_order_of_the_networks_arguments(tmp_path, dtype):
+    net, arguments = last_first()
+    expected = inference_network(net, dtype, inputs=("b", "a"))(*arguments).asnumpy()
+    symbol, _ = export_mxnet(net, tmp_path / "net", dtype=dtype, inputs=("b", "a"))
+    assert mx.sym.load(str(symbol)).list_inputs()[0] == "a"  # or this would test nothing
+    assert (import_mxnet(tmp_path / "net")(*arguments).asnumpy() == expected).all()
+
+
+def test_an_import_that_is_exported_again_keeps_the_order_under_other_names(tmp_path):
+    net, arguments = last_first()
+    export_mxnet(net, tmp_path / "net", dtype="float32", inputs=("a", "b"))
+    export_mxnet(
+        import_mxnet(tmp_path / "net"), tmp_path / "again", dtype="float32", inputs=("x", "a")
+    )
+    again = import_mxnet(tmp_path / "again")
+    assert (again(*arguments).asnumpy() == net(*arguments).asnumpy()).all()
+
+
+def test_names_that_are_given_precede_the_order_in_the_file(tmp_path):
+    net, (left, right) = last_first()
+    export_mxnet(net, tmp_path / "net", dtype="float32", inputs=("left", "right"))
+    again = import_mxnet(tmp_path / "net", inputs=("right", "left"))
+    assert (again(right, left).asnumpy() == net(left, right).asnumpy()).all()
+
+
+def test_an_argument_without_a_use_is_one_of_the_import_too(tmp_path):
+    net = Lambda(lambda F, a, _, b: F.concat(b, a, dim=0))
+    arguments = [mx.nd.array([value]) for value in (1, 2, 3)]
+    export_mxnet(net, tmp_path / "net", dtype="float32", inputs=("a", "unused", "b"))
+    again = import_mxnet(tmp_path / "net")
+    with pytest.warns(UserWarning, match="1-th input to HybridBlock is not used"):
+        assert again(*arguments).asnumpy().tolist() == [3, 1]
+
+
+def test_gluons_own_names_say_the_order_of_an_export_without_it(tmp_path):
+    net = Lambda(lambda F, *inputs: F.concat(*inputs[::-1], dim=1))
+    net.hybridize()
+    arguments = [mx.nd.ones((1, size)) * size for size in range(2, 14)]  # data10 too
+    expected = net(*arguments).asnumpy()
+    net.export(str(tmp_path / "net"))
+    assert (import_mxnet(tmp_path / "net")(*arguments).asnumpy() == expected).all()
+
+
+def without_the_order(path) -> None:
+    path.write_text(path.read_text().replace("__mpgluon_inputs__", "__other__"))
+
+
+def test_several_inputs_in_an_unknown_order_are_refused_until_they_are_named(tmp_path):
+    net = Lambda(lambda F, a, b: F.concat(b, a, dim=0))
+    symbol, _ = export_mxnet(net, tmp_path / "net", dtype="float32", inputs=("a", "b"))
+    without_the_order(symbol)
+    with pytest.raises(CheckpointError, match=r"b, a and do not say their order.*inputs="):
+        import_mxnet(tmp_path / "net")
+    again = import_mxnet(tmp_path / "net", inputs=("a", "b"))
+    assert again(mx.nd.array([1]), mx.nd.array([3])).asnumpy().tolist() == [3, 1]
+
+
+def test_one_input_has_any_name(tmp_path):
+    net, images = small_network(), some_images(*IMAGES)
+    symbol, _ = export_mxnet(net, tmp_path / "net", dtype="float32", inputs=("pixels",))
+    without_the_order(symbol)
+    expected = logits_of(inference_network(net, "float32"), images)
+    assert (logits_of(import_mxnet(tmp_path / "net"), images) == expected).all()
+
+
+@pytest.mark.parametrize("inputs", [None, ("data",), ("image",)])
+def test_a_parameter_that_the_file_lacks_is_not_taken_for_an_input(tmp_path, inputs):
+    _, path = export_mxnet(small_network(), tmp_path / "net", dtype="float32")
+    values = mx.nd.load(str(path))
+    lacking = next(name for name in values if name.endswith("weight"))
+    mx.nd.save(str(path), {name: value for name, value in values.items() if name != lacking})
+    name = lacking.removeprefix("arg:")
+    with pytest.raises(CheckpointError, match=rf"has no values of .*{name}"):
+        import_mxnet(tmp_path / "net", inputs=inputs)
 
 
 # Refusals

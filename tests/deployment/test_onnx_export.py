@@ -171,6 +171,18 @@ def test_a_failed_export_leaves_an_earlier_file_as_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("operator", ["exp", "abs"])
+def test_an_operator_that_cannot_be_written_is_refused_and_nothing_is_written(tmp_path, operator):
+    net = nn.HybridSequential()
+    net.add(nn.HybridLambda(operator), nn.Dense(5))
+    net.initialize()
+    net(some_images(1, 3, 16, 16))
+    message = rf"cannot express \S+ \({operator}\); .*operators that it knows: Activation,"
+    with pytest.raises(PrecisionError, match=message):
+        export_onnx(net, tmp_path / "net.onnx", METADATA)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"cannot write .*nowhere"):
         export_onnx(small_network(), tmp_path / "nowhere" / "net.onnx", METADATA)

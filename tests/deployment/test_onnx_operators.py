@@ -204,6 +204,8 @@ def test_formats_in_a_float16_model_are_those_of_the_table_of_operators():
 
 REFUSED = {
     "an unknown operator": (lambda F, x: F.erf(x), r"\(erf\)"),
+    "an unknown operator before others": (lambda F, x: F.relu(F.exp(x) + x), r"exp0 \(exp\); wri"),
+    "one of several outputs": (lambda F, x: F.relu(F.split(x, 2, axis=1)[1]), r"\(SliceChannel\)"),
     "several of them": (lambda F, x: F.erf(F.cos(x)), r"\(cos\); .*\(erf\)"),
     "pooling of a kind": (
         lambda F, x: F.Pooling(x, kernel=(2, 2), pool_type="sum"),
@@ -233,6 +235,13 @@ def test_what_has_no_equal_is_refused_by_name(name):
     function, message = REFUSED[name]
     with pytest.raises(PrecisionError, match=f"ONNX export cannot express .*{message}"):
         onnx_model(record(Lambda(function)), [IMAGE], "float32")
+
+
+def test_the_refusal_of_an_unknown_operator_names_those_that_are_known():
+    with pytest.raises(PrecisionError) as refused:
+        onnx_model(record(Lambda(lambda F, x: F.erf(x))), [IMAGE], "float32")
+    _, known = str(refused.value).split("The operators that it knows: ")
+    assert known.split(", ") == sorted(TRANSLATIONS)
 
 
 @pytest.mark.parametrize(

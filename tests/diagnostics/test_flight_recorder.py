@@ -35,7 +35,7 @@ from mpgluon import CheckpointError, DynamicLossScale, StaticLossScale, TrainerS
 from mpgluon.archive import read_archive, write_archive
 from mpgluon.diagnostics import FlightRecorder, replay
 from mpgluon.diagnostics.recorded_network import NetworkSettings, code_of, paths_of
-from mpgluon.diagnostics.recorded_step import RECORDED_STEP, read_step
+from mpgluon.diagnostics.recorded_step import RECORDED_STEP, GradientMark, read_step
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "scripts" / "replay.py"
@@ -566,6 +566,29 @@ def test_the_script_says_in_a_line_what_it_cannot_read(recorded, tmp_path, capsy
         assert printed.out == ""
         assert printed.err.startswith("error: ")
         assert message in printed.err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_mark_of_a_gradient_does_not_depend_on_the_signs_of_nan(dtype):
+    one, other = (np.array([1, nan, np.inf, -0.0], dtype) for nan in (np.nan, -np.nan))
+    assert one.tobytes() != other.tobytes()
+    assert GradientMark.of(one) == GradientMark.of(other)
+    assert GradientMark.of(one).not_finite == 2
+    assert GradientMark.of(one) != GradientMark.of(np.abs(one))  # of another zero
+    nowhere = np.array([1, 2, -0.0], dtype)
+    assert GradientMark.of(nowhere) == GradientMark.of(nowhere, nan_bits=True)
+
+
+def test_a_step_that_was_recorded_with_the_bits_of_nan_has_the_same_bits(recorded):
+    header, arrays = content_of(recorded.newest)
+    again = replay(recorded.newest, cures=False)
+    assert any(np.isnan(values).any() for (values,) in again.gradients.values())
+    header["gradients"] = {
+        name: [GradientMark.of(values, nan_bits=True) for values in of_all]
+        for name, of_all in again.gradients.items()
+    }
+    write_archive(recorded.newest, header, arrays, RECORDED_STEP)
+    assert replay(recorded.newest, cures=False).same_bits
 
 
 def test_every_array_that_a_file_names_must_be_there(recorded, tmp_path):

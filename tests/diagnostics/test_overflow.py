@@ -261,6 +261,52 @@ def test_an_infinity_that_a_softmax_takes_away_is_no_overflow(way):
     assert report.direction == "backward"
 
 
+class ComparedAndSliced(nn.HybridBlock):
+    """Replaces negative values by zeros, and takes a part of what is left."""
+
+    def hybrid_forward(self, F, x):
+        return F.slice_axis(F.where(x < 0, F.zeros_like(x), x), axis=0, begin=0, end=4)
+
+
+@SIXTEEN
+def test_a_comparison_with_an_infinity_does_not_remove_it(way):
+    large = (Times(2.0**12, "first_"), Times(2.0**12, "second_"))
+    net = make_net(*large, ComparedAndSliced(prefix="compared_"), way=way)
+    report = locate_overflow(net, make_batch())
+    assert (report.direction, report.block) == ("forward", "second")
+
+
+@SIXTEEN
+def test_an_overflow_after_a_mask_is_named_and_not_the_mask(way):
+    large = (Times(2.0**12, "first_"), Times(2.0**12, "second_"))
+    net = make_net(nn.Dense(6), Masked(prefix="masked_"), nn.Dense(144), *large)
+    net(make_batch().inputs)
+    WAYS[way](net)
+    report = locate_overflow(net, make_batch())
+    assert (report.direction, report.block) == ("forward", "second")
+
+
+@SIXTEEN
+@both
+def test_an_overflow_that_a_saturated_function_hides_from_the_loss_is_named(way, hybridize):
+    # tanh(inf) is 1 and its gradient 0, which the weight's gradient multiplies by infinity.
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(1, in_units=108, weight_initializer="ones"), Times(2.0**14, "large_"))
+    net.add(nn.Dense(3, in_units=1, weight_initializer="ones"), nn.Activation("tanh"))
+    net.add(nn.Dense(2, in_units=3))
+    net.initialize()
+    WAYS[way](net)
+    net.hybridize(hybridize)
+    labels = mx.nd.array([0, 1, 0, 1], dtype="int32")
+    batch = Batch(mx.nd.abs(make_batch().inputs), labels, gluon.loss.SoftmaxCrossEntropyLoss())
+    report = locate_overflow(net, batch)
+    assert (report.direction, report.block) == ("forward", "large")
+    trainer = scaled_trainer(net, 2.0)
+    locator = OverflowLocator(net, trainer)
+    train_step(net, trainer, batch)
+    assert (locator.report.direction, locator.report.block) == ("forward", "large")
+
+
 def test_every_forward_pass_of_an_accumulated_step_is_looked_at():
     net = nn.HybridSequential(prefix="net_")
     net.add(nn.Dense(4, in_units=108), Times(2.0**12, "first_"), Times(2.0**12, "second_"))

@@ -28,7 +28,6 @@ TITLES = [
     "What float16 would lose",
     "float16 beside FP32, layer by layer",
     "Shapes for Tensor Cores",
-    "Memory of a training step with SGD",
     "This machine",
 ]
 
@@ -97,7 +96,7 @@ def test_the_file_is_complete_html_that_needs_nothing_beside_it(page, tmp_path):
     assert all(picture.startswith(b"\x89PNG") for picture in outline.pictures)
     assert all(address.startswith("data:image/png;base64,") for address in outline.addresses)
     assert page.sections[0].lines in html.unescape(text)
-    assert {"float32", "mixed_bfloat16", "net_dense0"} <= set(outline.cells)
+    assert "net_dense0" in outline.cells
 
 
 def test_text_is_escaped_everywhere(tmp_path):

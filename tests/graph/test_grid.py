@@ -207,6 +207,10 @@ class Arithmetic(nn.HybridBlock):
         lambda F, x: F.Pooling(x, kernel=(3, 3), pool_type="avg", count_include_pad=False),
         lambda F, x: F.Pooling(x, kernel=(2, 2), pool_type="sum"),
         lambda F, x: F.stop_gradient(x) * x + F.ones_like(x) - F.zeros_like(x),
+        # Four gradients are added from right to left, five from left to right; zeros do not count.
+        lambda F, x: F.where(x > 0.5, x * 1.3, x) + F.tanh(x) + F.sigmoid(x),
+        lambda F, x: F.where(F.tanh(x) < x, x * 1.3, x) + F.exp(-x) + F.round(x) * F.sigmoid(x),
+        lambda F, x: F.where(x, x * 1.3, x) + F.tanh(x) + F.sigmoid(x),
         lambda F, x: F.Activation(x, act_type="softrelu") + F.tanh(x),
     ],
     ids=lambda function: f"line {function.__code__.co_firstlineno}",
@@ -231,6 +235,90 @@ def test_operators_give_the_same_bits_as_behind_casts(function, cast):
     found, expected = results(rewrite=True), results(rewrite=False)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+class Twice(nn.HybridBlock):
+    """A dense layer, and an operator that is called twice on its result."""
+
+    def __init__(self, operator):
+        super().__init__()
+        self.operator = operator
+        with self.name_scope():
+            self.layer = nn.Dense(8, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        x = self.layer(x)
+        return self.operator(F, x) + self.operator(F, F.tanh(x)) + self.operator(F, x) * 1.3
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [lambda _, x: x / 3, lambda F, x: F.transpose(x), lambda F, x: F.exp(x)],
+    ids=["scalar", "transpose", "exp"],
+)
+def test_equal_operators_are_not_merged_before_their_gradients_are_rounded(operator, with_native):
+    results = []
+    for hybridize in (False, True):
+        mx.random.seed(0)
+        net = Twice(operator)
+        net.initialize(mx.init.Xavier())
+        mpgluon.cast_block(net)
+        net.hybridize(hybridize)
+        x = mx.nd.array(np.random.RandomState(0).standard_normal((64, 8)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("MXNET_ELIMINATE_COMMON_EXPR")
+            patch.setattr(native, "available", lambda: with_native)
+            with autograd.record():
+                out = net(x)
+                head = mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))
+                loss = (out * head).sum()
+            loss.backward()
+        results.append({"result": out.asnumpy(), **gradients_of(net)})
+    assert_same_bits(*results)
+
+
+class NormTwice(nn.HybridBlock):
+    """Calls one BatchNorm with two values: the order of the calls decides its statistics."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.conv = nn.Conv1D(2, 3, padding=1, in_channels=5)
+            self.norm = nn.BatchNorm(in_channels=2)
+
+    def hybrid_forward(self, F, x):
+        value = self.conv(x)
+        return F.concat(self.norm(value / (F.abs(value) + 1)), self.norm(value / 3), dim=1)
+
+
+class OwnIdentity(nn.HybridBlock):
+    """Uses an FP32 input five times, once through an identity of its own."""
+
+    def hybrid_forward(self, F, x):
+        first = F.identity(x) + F.softmax(x) + F.LeakyReLU(x, act_type="gelu")
+        return first + F.log_softmax(x, axis=1) + x / 3
+
+
+@pytest.mark.parametrize("make", [NormTwice, OwnIdentity])
+def test_gradients_are_computed_and_added_in_the_order_of_an_imperative_run(make):
+    results = []
+    for mode in (None, {}, STATIC):
+        mx.random.seed(0)
+        net = make()
+        net.initialize(mx.init.Xavier())
+        mpgluon.cast_block(net)
+        if mode is not None:
+            net.hybridize(**mode)
+        x = mx.nd.array(np.random.RandomState(0).standard_normal((4, 5, 8)))
+        x.attach_grad()
+        with autograd.record():
+            out = net(x)
+            head = mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))
+            loss = (out * head).sum()
+        loss.backward()
+        results.append({"result": out.asnumpy(), "input": x.grad.asnumpy(), **parameters_of(net)})
+    for hybridized in results[1:]:
+        assert_same_bits(results[0], hybridized)
 
 
 def emulated_bfloat16(net):

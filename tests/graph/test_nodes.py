@@ -57,8 +57,8 @@ def test_dtypes_and_shapes_are_those_that_mxnet_infers():
     half = mx.sym.amp_cast(x, dtype="float16")
     graph = Graph.read(mx.sym.Group([*mx.sym.SliceChannel(half, num_outputs=2), x > 0]))
     assert graph.infer({"x": "float32", "unknown": "int8"}, {"x": (3, 4)})
-    values = [(entry.value.dtype, entry.value.shape, entry.value.nbytes) for entry in graph.heads]
-    assert values == [("float16", (3, 2), 12), ("float16", (3, 2), 12), ("float32", (3, 4), 48)]
+    values = [(entry.value.dtype, entry.value.shape) for entry in graph.heads]
+    assert values == [("float16", (3, 2)), ("float16", (3, 2)), ("float32", (3, 4))]
     assert graph.shapes(graph.heads[0].node) == [(3, 4)]
 
 

@@ -9,6 +9,8 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import mxnet as mx
@@ -308,6 +310,37 @@ def test_a_large_request_is_answered_and_too_large_a_one_refused(server):
         head = f"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {LIMIT + 1}\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+@pytest.fixture
+def idle(server):
+    """Yield 300 connections, on each of which half a request was sent."""
+    _, host, port = re.split("//|:", server.rstrip("/"))[-3:]
+    with ExitStack() as connections:
+        opened = [
+            connections.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            for _ in range(300)
+        ]
+        for connection in opened:
+            connection.sendall(b"POST /classify HTTP/1.1\r\n")
+        yield opened
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_photograph_is_answered_in_two_seconds_beside_300_idle_connections(server, images):
+    start = time.monotonic()
+    response = requests.post(f"{server}classify", data=images[0].read_bytes(), timeout=60)
+    assert time.monotonic() - start < 2
+    assert response.status_code == 200
+
+
+@pytest.mark.slow
+def test_a_connection_is_closed_after_ten_idle_seconds(idle, script):
+    start = time.monotonic()
+    assert {connection.recv(1) for connection in idle} == {b""}
+    # Once in a second waitress looks for connections that are old enough.
+    assert script._IDLE_SECONDS <= 10
+    assert time.monotonic() - start < script._IDLE_SECONDS + 5
 
 
 # The page in a browser

@@ -82,7 +82,7 @@ def test_07_2_other_batches_are_told_how_busy_they_keep_it(batch, meaning):
 
 @pytest.mark.parametrize(
     ("batch", "meaning"),
-    [(100, "one more image would fit, too"), (1000, "more than 16"), (0, "at least one image")],
+    [(100, "one more image would fit, too"), (1000, "more than 8,192"), (0, "at least one image")],
 )
 def test_07_3_other_batches_are_told_what_they_take(batch, meaning):
     verdict = images_that_fit(batch)

@@ -12,6 +12,7 @@ import pytest
 from training_helpers import STEPS, run
 
 from mpgluon.training.history import History, to_json
+from mpgluon.training.loop import _skips
 
 NUMBERS = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": None, "e": 1.5, "f": True, "g": "x"}
 
@@ -105,3 +106,25 @@ def test_the_libraries_for_figures_are_imported_only_when_they_are_needed():
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_steps_that_were_skipped_name_the_layer_where_their_overflow_began(float16_run):
+    steps = float16_run.events("step")
+    assert any(event["skipped"] for event in steps)
+    for event in steps:
+        assert (event["overflow_began_in"] is not None) is event["skipped"]
+        if event["skipped"]:  # by the first loss scales, of which gradients are too large
+            direction, _, layer = event["overflow_began_in"].partition(" ")
+            assert direction == "backward"
+            assert any(line.startswith(f"{layer} (") for line in event["flags"])
+
+
+def test_the_log_counts_skipped_steps_by_the_place_where_their_overflow_began():
+    places = ["backward a", "backward a", "forward b", None, "backward c", "backward d"]
+    steps = [{"skipped": True, "overflow_began_in": place} for place in places]
+    finite = [{"skipped": False, "overflow_began_in": None}]
+    assert _skips(finite) == ""
+    expected = "; 6 steps skipped: 2 in backward a, 1 in forward b, 1 in unknown, …"
+    assert _skips(finite + steps) == expected
+    assert _skips(steps[:2]) == "; 2 steps skipped: 2 in backward a"

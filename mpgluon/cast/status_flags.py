@@ -1,0 +1,259 @@
+"""Status flags of a network's layers, as IEEE 754 has them for a processor.
+
+Rounding to a narrow format is where an overflow happens, and on a CPU every such rounding is done
+by a native operator. It raises a flag of the layer that it computes for, which stays until it is
+taken: *overflow*, a finite FP32 result became infinite, and *invalid*, a NaN out of operands
+without NaN. Results that became zero can be counted too.
+
+What is not watched: a GPU's kernels, MXNet's own operators where there are no native ones, oneDNN's
+bfloat16 products, and in imperative runs an operator between a float16 array and a number, and the
+sum of a value's float16 gradients. Passes outside of training raise nothing.
+
+References
+----------
+IEEE 754-2019, 7.2, 7.4 and 7.5.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Callable, ClassVar, NamedTuple, Optional
+
+import mxnet as mx
+from mxnet import gluon
+
+from mpgluon import native
+
+__all__ = [
+    "NO_FLAGS",
+    "LayerFlags",
+    "Layers",
+    "StepFlags",
+    "at_layer",
+    "joined",
+    "layer_option",
+]
+
+
+class Raised(NamedTuple):
+    """Flags of one layer, pass and device.
+
+    Attributes
+    ----------
+    overflow : bool
+        Whether rounding made a finite number infinite; in a format without infinities, the NaN or
+        the largest number that it has instead.
+    invalid : bool
+        Whether an operator made a NaN of operands without NaN.
+    underflow : int
+        The number of results other than zero that became zero; 0 unless they are counted.
+    """
+
+    overflow: bool = False
+    invalid: bool = False
+    underflow: int = 0
+
+    def __str__(self) -> str:
+        words = [name for name in ("overflow", "invalid") if getattr(self, name)]
+        words += [f"{self.underflow:,} results to zero"] * bool(self.underflow)
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class LayerFlags:
+    """The flags that a layer raised during a step.
+
+    Attributes
+    ----------
+    layer, kind : str
+        Name and class of the block.
+    device : str
+        Such as ``"cpu(0)"``.
+    forward, backward : Raised
+    """
+
+    layer: str
+    kind: str
+    device: str
+    forward: Raised
+    backward: Raised
+
+    def __str__(self) -> str:
+        raised = (f"{name}: {getattr(self, name)}" for name in ("forward", "backward"))
+        words = "; ".join(text for text in raised if not text.endswith(": "))
+        return f"{self.layer} ({self.kind}, {self.device}) {words}"
+
+
+@dataclass(frozen=True)
+class StepFlags:
+    """The layers that raised flags during a step, in the order in which they finish forward passes.
+
+    Attributes
+    ----------
+    layers : tuple of LayerFlags
+    usual : frozenset of str
+        The layers that overflow in the forward pass of good steps too: where an infinity is
+        intended, such as a mask of -1e9 before a softmax.
+    """
+
+    layers: tuple[LayerFlags, ...] = ()
+    usual: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.layers)
+
+    def __iter__(self) -> Iterator[LayerFlags]:
+        return iter(self.layers)
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return "no layer raised a flag"
+        return "\n".join(map(str, self.layers))
+
+    def first(self, direction: str) -> Optional[LayerFlags]:
+        """Return the layer where an overflow of the step began; ``None`` if no layer raised a flag.
+
+        Parameters
+        ----------
+        direction : {"forward", "backward"}
+            A pass. Of a forward pass, the first layer that overflowed and does not in good steps,
+            else the first one that made a NaN; of a backward pass, the last layer of the network
+            that did either.
+        """
+        if direction == "backward":
+            return next((f for f in reversed(self.layers) if any(f.backward[:2])), None)
+        overflowed = (f for f in self.layers if f.forward.overflow and f.layer not in self.usual)
+        made_nan = (f for f in self.layers if f.forward.invalid)
+        return next(overflowed, None) or next(made_nan, None)
+
+
+NO_FLAGS = StepFlags()
+
+
+def joined(flags: Sequence[StepFlags]) -> StepFlags:
+    """Return the flags of several networks as one value."""
+    layers = tuple(layer for one in flags for layer in one.layers)
+    return StepFlags(layers, frozenset().union(*(one.usual for one in flags)))
+
+
+_here = threading.local()  # its ``slot``: of the layer that this thread computes, or nothing
+
+
+@contextmanager
+def at_layer(slot: Optional[int]) -> Iterator[None]:
+    """Let arrays that this thread rounds raise the flags of a layer, until the block ends."""
+    before = vars(_here).get("slot")
+    _here.slot = slot
+    try:
+        yield
+    finally:
+        _here.slot = before
+
+
+def layer_option() -> dict[str, int]:
+    """Return the option that lets an operator on arrays raise the flags of the layer at work."""
+    slot = vars(_here).get("slot")
+    return {} if slot is None else {native.LAYER: slot}
+
+
+class Layers:
+    """The layers of a cast network that raise flags.
+
+    Attributes
+    ----------
+    counts_underflow : bool
+        Whether results that become zero are counted; see :meth:`count_underflow`.
+    """
+
+    _unused: ClassVar[list[int]] = []
+    _made: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self._slots: dict[gluon.Block, int] = {}
+        self._order: dict[gluon.Block, None] = {}  # as they finished their first forward passes
+        self.counts_underflow = False
+        self._usual: frozenset[str] = frozenset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy takes over; its layers have flags of their own."""
+        return {"counts_underflow": self.counts_underflow, "_usual": self._usual}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become a copy."""
+        vars(self).update(state, _slots={}, _order={})
+
+    def slot_of(self, block: gluon.Block) -> Optional[int]:
+        """Return the number by which native operators know a layer; ``None`` without those."""
+        if block not in self._slots and native.available():
+            slot = self._new_slot()
+            if slot is None:
+                return None
+            self._slots[block] = slot
+            weakref.finalize(self, self._unused.append, slot)
+            native.count_underflow(slot, self.counts_underflow)
+        return self._slots.get(block)
+
+    @classmethod
+    def _new_slot(cls) -> Optional[int]:
+        if cls._unused:
+            slot = cls._unused.pop()
+            for device in range(native.FLAG_DEVICES):
+                native.take_flags([slot], device)
+            return slot
+        if cls._made == native.FLAG_SLOTS:
+            return None
+        cls._made += 1
+        return cls._made - 1
+
+    def finished(self, block: gluon.Block) -> None:
+        """Note that a block has finished a forward pass."""
+        self._order[block] = None
+
+    def slot_by_name(self, blocks: Iterable[gluon.Block]) -> Callable[[str], Optional[int]]:
+        """Return a function from the name of a graph's node to the slot of the block that made it.
+
+        Gluon puts the name of the innermost block in front.
+        """
+        prefixes = sorted(((b.prefix, b) for b in blocks), key=lambda one: -len(one[0]))
+
+        def slot(name: str) -> Optional[int]:
+            found = next((block for prefix, block in prefixes if name.startswith(prefix)), None)
+            return None if found is None else self.slot_of(found)
+
+        return slot
+
+    def count_underflow(self, counts: bool) -> None:
+        """Count results that become zero from now on, or no longer."""
+        self.counts_underflow = counts
+        for slot in self._slots.values():
+            native.count_underflow(slot, counts)
+
+    def flags_of_step(self, devices: Iterable[mx.Context], *, good: bool) -> StepFlags:
+        """Return the flags of a step that was good or skipped, and clear them.
+
+        The devices must be idle.
+        """
+        found = self._take(devices)
+        if good:
+            self._usual = frozenset(f.layer for f in found if f.forward.overflow)
+        return StepFlags(found, self._usual)
+
+    def _take(self, devices: Iterable[mx.Context]) -> tuple[LayerFlags, ...]:
+        """Return the layers that raised flags, and clear them."""
+        blocks = [block for block in self._order if block in self._slots]
+        slots = [self._slots[block] for block in blocks]
+        found = []
+        for device in devices:
+            if not slots or device.device_type != "cpu":
+                continue
+            for block, (forward, backward) in zip(
+                blocks, native.take_flags(slots, device.device_id)
+            ):
+                if any(forward) or any(backward):
+                    flags = (Raised(bool(r & 1), bool(r & 2), n) for r, n in (forward, backward))
+                    found.append(LayerFlags(block.name, type(block).__name__, str(device), *flags))
+        return tuple(found)

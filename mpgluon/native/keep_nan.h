@@ -1,0 +1,180 @@
+// ReLU and max pooling that keep NaN. MXNet's, by oneDNN, return 0 or the largest of the other numbers,
+// and so hide an overflow of an earlier layer. All other numbers have the bits of MXNet's.
+#ifndef MPGLUON_KEEP_NAN_H_
+#define MPGLUON_KEEP_NAN_H_
+
+#include "common.h"
+
+namespace mpgluon {
+namespace keep_nan {
+
+// ---- ReLU of FP32 and bfloat16 arrays in any layout.
+
+// In one expression without branches, so that compilers do several at a time.
+inline float relu_of(float x) { return x <= 0 ? 0 : x; }
+
+// Return the gradient of a number from that of its ReLU, which oneDNN multiplies by 1 or 0.
+inline float gradient_of(float dy, float y) { return dy * (y == 0 ? 0 : flags::is_nan(y) ? y : 1); }
+
+inline uint16_t choose_code(bool first, uint16_t one, uint16_t other) {
+  const uint16_t mask = -static_cast<uint16_t>(first);
+  return (one & mask) | (other & ~mask);
+}
+
+// The same of codes. As signed numbers, NaN with either sign, 0 and what is positive come behind -inf.
+template <uint16_t kInfinity>
+uint16_t relu_of(uint16_t x) {
+  constexpr int16_t kNegativeInfinity = static_cast<int16_t>(0x8000 | kInfinity);
+  return choose_code(static_cast<int16_t>(x) > kNegativeInfinity, x, 0);
+}
+
+template <uint16_t kInfinity>
+uint16_t gradient_of(uint16_t dy, uint16_t y, uint16_t nan) {
+  const uint16_t product = choose_code((dy & 0x7fff) < kInfinity, dy & 0x8000, dy | nan);
+  const uint16_t gradient = choose_code(y == 0, product, dy);
+  return gradient | choose_code((y & 0x7fff) > kInfinity, nan, 0);
+}
+
+// Of codes of bfloat16.
+inline uint16_t relu_of(uint16_t x) { return relu_of<Grid::kInfinity>(x); }
+inline uint16_t gradient_of(uint16_t dy, uint16_t y) {
+  return gradient_of<Grid::kInfinity>(dy, y, 0x7fc0);
+}
+
+inline float sum_of(float x, float y) { return x + y; }
+inline uint16_t sum_of(uint16_t x, uint16_t y) {
+  const Grid& format = bfloat16_grid();
+  return format.narrow_one(format.widen_one(x) + format.widen_one(y));
+}
+
+template <class X>
+X* elements_of(const NDArray& array) {
+  return reinterpret_cast<X*>(address(array));
+}
+
+// Return where to write the result in blocks of channels, or as a plain array.
+template <class X>
+X* room_in(const NDArray& out, int layout) {
+  if (layout > 1) return reinterpret_cast<X*>(prepare(out, layout));
+  const_cast<NDArray&>(out).InvalidateMKLDNNData();
+  return static_cast<X*>(out.data().dptr_);
+}
+
+// A chunk of numbers, which no write to other memory changes, so that several are done at a time.
+template <class X>
+struct Chunk {
+  X at[kChunk];
+  explicit Chunk(const X* x) { std::memcpy(at, x, sizeof at); }
+};
+
+// Write of(x...) for n elements, in place or not.
+template <class X, class Of, class... In>
+void map_chunks(int64_t n, X* y, const Of& of, const In*... x) {
+  const auto chunk = [&](X* to, const auto&... from) {
+    X made[kChunk];
+    for (int64_t j = 0; j < kChunk; ++j) made[j] = of(from.at[j]...);
+    std::memcpy(to, made, sizeof made);
+  };
+  for_all(n, [&](int64_t i) { chunk(y + i, Chunk<X>(x + i)...); },
+          [&](int64_t i) { y[i] = of(x[i]...); });
+}
+
+// Write it for n elements, or add it.
+template <class X, class Of, class... In>
+void map_values(OpReqType req, int64_t n, const X* before, X* y, const Of& of, const In*... x) {
+  if (req == mxnet::kAddTo) {
+    const auto add = [=](int64_t i) { y[i] = sum_of(before[i], of(x[i]...)); };
+    return for_all(n, [&](int64_t i) { for (int64_t j = i; j < i + kChunk; ++j) add(j); }, add);
+  }
+  map_chunks(n, y, of, x...);
+}
+
+// The same for arrays, in their layout if it is the same, else as plain arrays.
+template <class X, class Of, class... In>
+void map(OpReqType req, const NDArray& out, const Of& of, const In&... in) {
+  const int layouts[] = {layout_of(in)...};
+  int layout = layouts[0];
+  for (int other : layouts)
+    if (other != layout || req == mxnet::kAddTo) layout = 0;
+  const auto write = [&](const auto&... same) {
+    const NDArray former = req == mxnet::kAddTo ? plain(out) : out;
+    const bool in_place = req != mxnet::kAddTo && std::max({address(same) == address(out)...});
+    X* y = in_place ? elements_of<X>(out) : room_in<X>(out, layout);
+    map_values(req, out.shape().Size(), elements_of<const X>(former), y, of,
+               elements_of<const X>(same)...);
+  };
+  if (layout == 0) write(plain(in)...);
+  else write(in...);
+}
+
+template <class Of, class... In>
+void map_elements(OpReqType req, const NDArray& out, const Of& of, const In&... in) {
+  if (req == mxnet::kNullOp) return;
+  if (out.dtype() == mshadow::kBfloat16) map<uint16_t>(req, out, of, in...);
+  else map<float>(req, out, of, in...);
+}
+
+inline void relu(const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
+                 const Arrays& out) {
+  map_elements(req[0], out[0], [](auto x) { return relu_of(x); }, in[0]);
+}
+
+inline void relu_backward(const NodeAttrs&, const OpContext&, const Arrays& in,
+                          const Requests& req, const Arrays& out) {
+  map_elements(req[0], out[0], [](auto dy, auto y) { return gradient_of(dy, y); }, in[0], in[1]);
+}
+
+// ---- Max pooling.
+
+inline bool is_max_pooling(const NodeAttrs& attrs) {
+  const std::string type = option(attrs, "pool_type");
+  return type.empty() || type == "max";
+}
+
+// Make the results of max pooling NaN whose window has one. They may be in any layout before, and are
+// plain then.
+inline void keep_in_pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                            const NDArray& data, const Arrays& out) {
+  const NDArray x = layout_of(data) == 0 ? plain(data) : data;
+  const int64_t n = x.shape().Size();
+  if (!flags::holds_nan(address(x), n)) return;
+  const NDArray numbers = plain(x), where = fresh(x, mshadow::kFloat32);
+  const float* from = address(numbers);
+  float* is_nan = where.data().dptr<float>();
+  for (int64_t i = 0; i < n; ++i) is_nan[i] = flags::is_nan(from[i]);
+  Arrays results;
+  for (const NDArray& array : out) results.push_back(fresh(array, array.dtype()));
+  call(op, attrs, ctx, {where}, Requests(out.size(), mxnet::kWriteTo), results);
+  const NDArray found = plain(results[0]), made = plain(out[0]);
+  const float *windows = address(found), *before = address(made);
+  const int64_t size = out[0].shape().Size();
+  std::vector<float> kept(before, before + size);
+  for (int64_t i = 0; i < size; ++i)
+    if (windows[i] > 0) kept[i] = NAN;
+  std::copy(kept.begin(), kept.end(), prepare(out[0], 1));
+}
+
+inline void pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                    const Arrays& in, const Requests& req, const Arrays& out) {
+  call(op, attrs, ctx, in, req, out);
+  if (req[0] != mxnet::kNullOp && is_max_pooling(attrs))
+    keep_in_pooling(op, attrs, ctx, in[0], out);
+}
+
+inline void register_keep_nan() {
+  const nnvm::Op *activation = nnvm::Op::Get("Activation"), *pool = nnvm::Op::Get("Pooling");
+  Operator back = in_place_of(nnvm::Op::Get("_backward_Activation"),
+                              "_mpgluon_keep_nan_backward_Activation", relu_backward);
+  Operator forward = in_place_of(activation, "_mpgluon_keep_nan_Activation", relu);
+  forward.set<nnvm::FGradient>("FGradient", gradient_by(activation, &back.op()));
+  Operator pooled =
+      in_place_of(pool, "_mpgluon_keep_nan_Pooling",
+                  [pool](const auto&... all) { pooling(pool, all...); });
+  pooled.inherit<nnvm::FGradient>("FGradient", pool);
+  for (Operator* made : {&back, &forward, &pooled}) made->set<bool>("TIsMKLDNN", true);
+}
+
+}  // namespace keep_nan
+}  // namespace mpgluon
+
+#endif  // MPGLUON_KEEP_NAN_H_

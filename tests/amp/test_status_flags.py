@@ -1,0 +1,265 @@
+"""Which layers overflowed in a step: the flags that native roundings raise."""
+
+from __future__ import annotations
+
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import BOTH, STATIC, in_sequence
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import mpgluon
+from mpgluon import TrainerStateError, amp
+
+pytestmark = pytest.mark.usefixtures("native_operators")
+
+CASTS = {
+    "cast": mpgluon.cast_block,
+    "autocast": amp.autocast,
+    "float8": lambda net: amp.autocast(net, "mixed_float8"),
+}
+SIXTEEN = pytest.mark.parametrize("how", ["cast", "autocast"])
+LARGE = 2.0**15  # times images of about 1: some fit, and what a convolution makes of them does not
+
+
+def make(how="cast", hybridize=False, ctx=None):
+    net = in_sequence(
+        nn.Conv2D(16, 3, in_channels=3, prefix="first_"),
+        nn.BatchNorm(in_channels=16, prefix="norm_"),
+        nn.Activation("relu", prefix="relu_"),
+        nn.MaxPool2D(2, 2, prefix="pool_"),
+        nn.Conv2D(16, 2, in_channels=16, prefix="second_"),
+        nn.Activation("relu", prefix="relu2_"),
+        nn.Dense(5, in_units=16 * 4, prefix="last_"),
+    )
+    mx.random.seed(0)
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    CASTS[how](net)
+    if hybridize:
+        net.hybridize(**STATIC)
+    return net
+
+
+def trainer_of(net, loss_scale=16.0, **options):
+    arguments = {"learning_rate": 2.0**-10, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", arguments)
+    amp.init_trainer(trainer, loss_scale, **options)
+    return trainer
+
+
+def step(net, trainer, factor=1.0, ctx=None):
+    devices = ctx or [mx.cpu()]
+    data = np.random.default_rng(0).standard_normal((4 * len(devices), 3, 8, 8))
+    parts = gluon.utils.split_and_load(mx.nd.array(data * factor), devices)
+    labels = gluon.utils.split_and_load(mx.nd.arange(4 * len(devices)) % 5, devices)
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    with autograd.record():
+        losses = [loss_fn(net(x), y) for x, y in zip(parts, labels)]
+        with amp.scale_loss(losses, trainer) as scaled:
+            autograd.backward(scaled)
+    trainer.step(4 * len(devices))
+    return losses
+
+
+def raised(trainer, direction="forward"):
+    """Return the flags of each layer in a pass, as text."""
+    found = {f.layer: str(getattr(f, direction)) for f in amp.step_flags(trainer)}
+    return {layer: words for layer, words in found.items() if words}
+
+
+@SIXTEEN
+@BOTH
+def test_a_layer_that_overflows_is_named_in_that_step_alone(how, hybridize):
+    net = make(how, hybridize)
+    trainer = trainer_of(net)
+    step(net, trainer)
+    assert not amp.step_flags(trainer)
+    assert str(amp.step_flags(trainer)) == "no layer raised a flag"
+    weight, small = net[0].weight, net[0].weight.data().copy()
+    weight.set_data(mx.nd.full(weight.shape, LARGE))
+    step(net, trainer)
+    assert raised(trainer)["first"] == "overflow"
+    assert amp.step_flags(trainer).first("forward").layer == "first"
+    assert "first (Conv2D, cpu(0)) forward: overflow" in str(amp.step_flags(trainer))
+    assert amp.step_was_skipped(trainer)
+    if hybridize:  # imperative runs leave normalization to MXNet
+        assert raised(trainer)["norm"] == "invalid"
+    weight.set_data(small)
+    step(net, trainer)
+    assert not amp.step_flags(trainer)
+    assert not amp.step_was_skipped(trainer)
+
+
+@SIXTEEN
+@BOTH
+def test_an_overflow_of_the_backward_pass_is_named_there(how, hybridize):
+    net = make(how, hybridize)
+    trainer = trainer_of(net, 2.0**24)
+    step(net, trainer)
+    assert amp.step_was_skipped(trainer)
+    assert not raised(trainer)
+    flags = raised(trainer, "backward")
+    # 2^24 times a gradient of the logits is too large: the network's own result is rounded first.
+    assert flags[net.name] == "overflow"
+    assert amp.step_flags(trainer).first("backward").layer == net.name
+    assert amp.step_flags(trainer).first("forward") is None
+
+
+@pytest.mark.parametrize("where", ["first", "second", "last"])
+@BOTH
+def test_the_layer_whose_weights_are_too_large_is_the_first_of_those_that_overflow(
+    where, hybridize
+):
+    net = make(hybridize=hybridize)
+    layer = next(one for one in net if one.name == where)
+    layer.weight.set_data(mx.nd.full(layer.weight.shape, 2.0**15))
+    trainer = trainer_of(net)
+    step(net, trainer)
+    assert amp.step_was_skipped(trainer)
+    assert amp.step_flags(trainer).first("forward").layer == where
+
+
+@BOTH
+def test_an_intended_infinity_skips_no_step_and_is_not_blamed_for_a_later_one(hybridize):
+    class Steep(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            steep = F.broadcast_mul(x, F.ones_like(x) * 2.0**12)
+            return F.tanh(F.broadcast_mul(steep, F.ones_like(x) * 2.0**12))  # infinite, then 1
+
+    net = in_sequence(
+        nn.Dense(8, prefix="first_"), Steep(prefix="steep_"), nn.Dense(3, prefix="d_")
+    )
+    net.initialize(mx.init.Xavier())
+    data = mx.nd.array(np.random.default_rng(0).standard_normal((4, 6)))
+    net(data)
+    mpgluon.cast_block(net)
+    net.hybridize(hybridize)
+    trainer = trainer_of(net)
+
+    def train(inputs):
+        with autograd.record():
+            loss = (net(inputs) ** 2).sum()
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(4)
+
+    for _ in range(3):
+        train(data)
+        assert not amp.step_was_skipped(trainer)
+        assert raised(trainer) == {"steep": "overflow"}
+        assert amp.step_flags(trainer).first("forward") is None
+    net[2].weight.set_data(mx.nd.full((3, 8), 2.0**15))
+    train(data)
+    assert amp.step_was_skipped(trainer)
+    assert amp.step_flags(trainer).first("forward").layer == "d"
+
+
+def test_each_device_has_its_own_flags():
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net = make(ctx=devices)
+    trainer = trainer_of(net)
+    data = np.random.default_rng(0).standard_normal((4, 3, 8, 8))
+    with autograd.record():
+        losses = [
+            net(mx.nd.array(data * factor, ctx=ctx)).sum()
+            for factor, ctx in zip((1.0, LARGE), devices)
+        ]
+        with amp.scale_loss(losses, trainer) as scaled:
+            autograd.backward(scaled)
+    trainer.step(8)
+    assert {f.device for f in amp.step_flags(trainer) if f.forward.overflow} == {"cpu(1)"}
+
+
+def test_results_that_become_zero_are_counted_if_asked_for():
+    net = nn.Dense(4, in_units=4, use_bias=False, prefix="layer_")
+    net.initialize(mx.init.One())
+    mpgluon.cast_block(net)
+    for hybridize in (False, True):
+        net.hybridize(hybridize)
+        for counts in (False, True):
+            trainer = trainer_of(net, count_underflow=counts)
+            with autograd.record():
+                loss = net(mx.nd.full((2, 4), 2.0**-30)).sum()
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+            trainer.step(2)
+            flags = {f.layer: f for f in amp.step_flags(trainer)}
+            # The images, 8 numbers, become zero where they enter, and so nothing is lost behind.
+            assert ("layer" in flags) is counts
+            if counts:
+                assert flags["layer"].forward.underflow == 8
+                assert not flags["layer"].forward.overflow
+                assert "8 results to zero" in str(flags["layer"])
+
+
+def test_an_evaluation_between_steps_raises_nothing():
+    net = make(hybridize=True)
+    trainer = trainer_of(net)
+    step(net, trainer)
+    net(mx.nd.full((2, 3, 8, 8), 60000.0))
+    step(net, trainer)
+    assert not amp.step_flags(trainer)
+
+
+def test_networks_in_threads_raise_flags_of_their_own():
+    found = {}
+
+    def train(name, factor):
+        net = make(hybridize=True)
+        trainer = trainer_of(net)
+        for _ in range(20):
+            step(net, trainer, factor)
+            found.setdefault(name, []).append(tuple(raised(trainer)))
+
+    threads = [
+        threading.Thread(target=train, args=(name, factor))
+        for name, factor in (("quiet", 1.0), ("loud", LARGE))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found["quiet"] == [()] * 20
+    assert all("first" in layers for layers in found["loud"])
+
+
+def test_trainers_of_one_loss_know_the_same_flags_and_a_new_one_knows_none():
+    net = make()
+    everything = list(net.collect_params().values())
+    trainers = [
+        gluon.Trainer(part, "sgd", {"learning_rate": 2.0**-10, "multi_precision": True})
+        for part in (everything[:5], everything[5:])
+    ]
+    for trainer in trainers:
+        amp.init_trainer(trainer, 16.0)
+        assert not amp.step_flags(trainer)
+    with autograd.record():
+        loss = net(mx.nd.full((2, 3, 8, 8), 60000.0)).sum()
+        with amp.scale_loss(loss, trainers) as scaled:
+            scaled.backward()
+    for trainer in trainers:
+        trainer.step(2)
+    assert all(raised(trainer)["first"] == "overflow" for trainer in trainers)
+
+
+def test_a_trainer_without_a_loss_scale_has_no_flags_to_ask_for():
+    trainer = gluon.Trainer(make().collect_params(), "sgd", {"multi_precision": True})
+    with pytest.raises(TrainerStateError, match=r"call amp\.init_trainer"):
+        amp.step_flags(trainer)
+
+
+def test_slots_of_networks_that_are_gone_are_used_again():
+    from mpgluon.cast.status_flags import Layers
+
+    def train():
+        net = make(hybridize=True)
+        step(net, trainer_of(net), factor=LARGE)
+
+    train()
+    before = Layers._made
+    for _ in range(3):
+        train()
+    assert Layers._made <= before + 8 * 2

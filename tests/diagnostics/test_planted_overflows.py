@@ -1,0 +1,92 @@
+"""Overflows planted in random networks are found where they are, however a step is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+import pytest
+from diagnostics_helpers import scaled_trainer
+from mxnet import autograd, gluon
+from planted_overflows import Planted, first_by_hooks, planted
+
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics import FlightRecorder, OverflowLocator, locate_overflow, replay
+from mpgluon.diagnostics.overflow import OverflowReport
+
+SEEDS = (*range(48), 106, 133, 189)  # three in which NaN is replaced by 0 if ReLU does so
+STATIC = {"static_alloc": True, "static_shape": True}
+Locate = Callable[[Planted, gluon.Block, Path], OverflowReport]
+pytestmark = pytest.mark.filterwarnings("ignore:All children of this Sequential layer")
+
+
+def by_locate_overflow(one: Planted, net: gluon.Block, _: Path) -> OverflowReport:
+    return locate_overflow(net, one.batch)
+
+
+def by_locator(one: Planted, net: gluon.Block, _: Path) -> OverflowReport:
+    trainer = scaled_trainer(net, 1.0)
+    locator = OverflowLocator(net, trainer)
+    skipped_step(one, net, trainer)
+    return locator.report
+
+
+def by_replay(one: Planted, net: gluon.Block, folder: Path) -> OverflowReport:
+    trainer = scaled_trainer(net, 1.0)
+    recorder = FlightRecorder(net, trainer, folder)
+    with recorder.step(one.batch.inputs, one.batch.labels):
+        skipped_step(one, net, trainer)
+    (file,) = folder.iterdir()
+    again = replay(file, one.make(), cures=False)
+    assert again.same_bits
+    return again.overflow
+
+
+def skipped_step(one: Planted, net: gluon.Block, trainer: gluon.Trainer) -> None:
+    with autograd.record():
+        loss = one.batch.loss_fn(net(one.batch.inputs), one.batch.labels)
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    trainer.step(len(loss))
+    assert amp.step_was_skipped(trainer)
+
+
+def cast_network(one: Planted) -> gluon.Block:
+    """Return the network cast or autocast, imperative, hybridized or static, by its seed."""
+    net = one.make()
+    cast = (mpgluon.cast_block, amp.autocast)[one.seed % 2]
+    cast(net)
+    flags = (None, {}, STATIC)[one.seed // 2 % 3]
+    if flags is not None:
+        net.hybridize(**flags)
+    return net
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("locate", [by_locate_overflow, by_locator, by_replay])
+def test_the_layer_that_overflows_first_is_named(locate: Locate, seed, tmp_path):
+    one = planted(seed)
+    report = locate(one, cast_network(one), tmp_path)
+    assert (report.direction, report.block) == ("forward", one.layer)
+
+
+@pytest.mark.usefixtures("native_operators")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_flag_of_the_layer_that_overflows_first_is_raised(seed):
+    one = planted(seed)
+    net = cast_network(one)
+    trainer = scaled_trainer(net, 1.0)
+    skipped_step(one, net, trainer)
+    assert amp.step_flags(trainer).first("forward").layer == one.layer
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_planted_layer_is_what_forward_hooks_see_first_and_fp32_is_finite(seed):
+    one = planted(seed)
+    with autograd.train_mode():
+        assert np.isfinite(one.make()(one.batch.inputs).asnumpy()).all()
+    net = cast_network(one)
+    net.hybridize(False)
+    assert first_by_hooks(net, one.batch) == one.layer

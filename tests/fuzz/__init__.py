@@ -1,0 +1,1 @@
+"""Random networks in every format: `make fuzz`; docs/fuzzing.md says what is compared."""

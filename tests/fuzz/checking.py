@@ -1,0 +1,178 @@
+"""Which results of a program must have the same bits, and what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fuzz.programs import Program
+from fuzz.workers import WorkerDiedError, Workers
+
+__all__ = ["PROPERTIES", "WAYS", "Case", "Failure", "case_of", "check"]
+
+WAYS = (
+    "cast float16",
+    "autocast float16",
+    "autocast bfloat16",
+    "bfloat16 weights",
+    "emulated bfloat16",
+    "emulated bfloat16 weights",
+)
+MODES = ("imperative", "hybridized", "static")
+_TRIES_IN_FP32 = 6
+PROPERTIES = ("is near FP32", "resumes", "restores", "replays", "copies")
+_NATIVE_BFLOAT16 = ("autocast bfloat16", "bfloat16 weights")
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a program is run: in which format, in which processes, with which further properties."""
+
+    way: str
+    settings: tuple[str, ...]
+    properties: tuple[tuple[str, str], ...]  # name and mode
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure of a program.
+
+    Attributes
+    ----------
+    kind : str
+        Without names and numbers: a reduced program must fail in the same way.
+    sentence : str
+    is_mxnets_own : bool
+        Whether the plain FP32 network fails, or differs in all these arrays, too.
+    """
+
+    kind: str
+    sentence: str
+    is_mxnets_own: bool = False
+
+
+def case_of(seed: int) -> Case:
+    """Return the case of a seed: one format, native and once more under other settings."""
+    rng = np.random.default_rng([seed, 1])
+    settings = ("native", "fall-back") if rng.random() < 0.6 else ("AVX2", "AVX2 fall-back")
+    names = rng.choice(PROPERTIES, size=2, replace=False)
+    modes = rng.choice(MODES, size=2)
+    return Case(
+        way=str(rng.choice(WAYS)),
+        settings=settings,
+        properties=tuple(zip(map(str, names), map(str, modes))),
+    )
+
+
+def check(workers: Workers, program: Program, case: Case) -> Failure | None:
+    """Run a program as its case says, and return what is wrong."""
+    source, noisy = program.source(), program.source(noisy=True)
+    first = case.settings[0]
+    found = workers.run(
+        {
+            name: (source, noisy, case.way, MODES, case.properties if name == first else ())
+            for name in case.settings
+        }
+    )
+    for name, result in found.items():
+        died = isinstance(result, WorkerDiedError)
+        if (died or result["errors"]) and _fails_in_fp32(workers, source, name):
+            return Failure("", f"{name}: MXNet itself raises an error or ends", is_mxnets_own=True)
+        if died:
+            return Failure(f"{name}: died", f"{name}: {result}")
+        for mode, arrays in result["modes"].items():
+            if "error" in arrays:
+                text = arrays["error"]
+                if "PrecisionError" in text and "gave one operator float16 and FP32" in text:
+                    return Failure("", f"{name}: refused", is_mxnets_own=True)
+                return Failure(f"{name}, {mode}: {text[:40]}", f"{name}, {mode}: {text}")
+    mxnets_own = None
+    for one, other in _pairs(case):
+        # Without bfloat16 instructions oneDNN's casts, those of the fall-back, drop a zero's sign.
+        signed = not ("bfloat16" in case.way and first == "AVX2" and one[0] != other[0])
+        names = _differences(_results(found, one), _results(found, other), signed=signed)
+        if not names:
+            continue
+        fp32 = _fp32(workers, source, one, other, names)
+        ours = [] if fp32 is None else [name for name in names if not _follows(name, fp32)]
+        what = f"{' '.join(one)} and {' '.join(other)}"
+        if ours:
+            return Failure(what, f"{what} differ in {', '.join(ours[:5])}")
+        mxnets_own = Failure("", f"{what} differ in FP32 too: {names[0]}", is_mxnets_own=True)
+    for name, said in found[first]["properties"].items():
+        if said:
+            mode = dict(case.properties)[name]
+            return Failure(f"{name}: {said[:30]}", f"{first}, {mode}: {said}")
+    return mxnets_own
+
+
+def _pairs(case: Case) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """Return the runs that must have the same bits, as pairs of settings and mode.
+
+    oneDNN's own bfloat16 has other sums than the imperative operators, and its batch normalization
+    adds in the order of its layouts.
+    """
+    one, other = case.settings
+    static = [((name, "hybridized"), (name, "static")) for name in case.settings]
+    if case.way in _NATIVE_BFLOAT16 and one == "native":
+        return static
+    return [
+        *(((name, "imperative"), (name, "hybridized")) for name in case.settings),
+        *static,
+        ((one, "imperative"), (other, "imperative")),
+    ]
+
+
+def _results(found: dict[str, Any], run: tuple[str, str]) -> dict[str, np.ndarray]:
+    return found[run[0]]["modes"][run[1]]
+
+
+def _differences(one, other, *, signed: bool = True) -> list[str]:
+    """Return the names of arrays with other bits; ``signed`` tells the two zeros apart."""
+
+    def bits(array: np.ndarray) -> tuple:
+        return array.dtype, array.shape, (array if signed else array + 0).tobytes()
+
+    return [name for name in one if name in other and bits(one[name]) != bits(other[name])]
+
+
+def _fails_in_fp32(workers: Workers, source: str, name: str) -> bool:
+    """Whether MXNet itself cannot train the network in one of the modes."""
+    found = workers.run({name: (source, "", "float32", MODES, ())})[name]
+    return isinstance(found, WorkerDiedError) or found["errors"]
+
+
+def _fp32(workers, source, one, other, names) -> set[str] | None:
+    """Return what differs between two runs of the plain FP32 network: MXNet's own differences.
+
+    Numbers that are added in another order often have the same sum, so until all ``names`` are
+    found the network is run with other numbers. ``None`` if MXNet cannot run that network, such
+    as one with a value of eight consumers.
+    """
+    wanted: dict[str, list[str]] = {}
+    for name, mode in (one, other):
+        wanted.setdefault(name, []).append(mode)
+    differences: set[str] = set()
+    for number in range(_TRIES_IN_FP32):
+        text = source
+        if number:
+            text = re.sub(r"(?m)^SEED, OPTIMIZER = \d+", f"SEED, OPTIMIZER = {number}", source)
+        found = workers.run(
+            {name: (text, "", "float32", modes, ()) for name, modes in wanted.items()}
+        )
+        if any(isinstance(one, WorkerDiedError) or one["errors"] for one in found.values()):
+            return None
+        differences.update(_differences(*(_results(found, run) for run in (one, other))))
+        if all(_follows(name, differences) for name in names):
+            break
+    return differences
+
+
+def _follows(name: str, differences: set[str]) -> bool:
+    """Whether a difference follows from others: of a value from its gradient's, of predictions."""
+    if name in differences or (differences and name.startswith("prediction")):
+        return True
+    return name.startswith("value of ") and name.replace("value", "gradient", 1) in differences

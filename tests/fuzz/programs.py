@@ -1,0 +1,241 @@
+"""Programs: a network with inputs and a loss, made from a seed, and written as Python source.
+
+Nothing here needs MXNet. A program is data, so that it can be reduced; what runs is its source.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+__all__ = ["Input", "Node", "Program"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Input:
+    """An argument of the network; ``below`` is 0 for floating numbers, else one above the largest
+    integer.
+    """
+
+    shape: Shape
+    below: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """One line of the network: an expression of the values that it takes, ``{0}`` and ``{1}``."""
+
+    expression: str
+    takes: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network, its data and its loss.
+
+    Attributes
+    ----------
+    values : dict from number to Input or Node
+        In the order of computation, inputs first.
+    layers : dict from name to the expression that makes it
+    outputs : tuple of int
+        The values that the network returns.
+    losses : tuple of str
+        An expression of each output ``out`` and of random numbers ``head`` of its shape.
+    frozen : tuple of str
+        Layers without gradients.
+    adds : bool
+        Whether gradients accumulate over two passes.
+    optimizer, wrapper, packing : str
+        How it is trained, what plain Block is around it, and how it returns its results.
+    """
+
+    seed: int
+    values: dict[int, Input | Node]
+    layers: dict[str, str]
+    outputs: tuple[int, ...]
+    losses: tuple[str, ...]
+    frozen: tuple[str, ...] = ()
+    adds: bool = False
+    optimizer: str = "sgd"
+    wrapper: str = ""
+    packing: str = "tuple"
+
+    @property
+    def inputs(self) -> list[int]:
+        return [number for number, value in self.values.items() if isinstance(value, Input)]
+
+    @property
+    def nodes(self) -> list[int]:
+        return [number for number, value in self.values.items() if isinstance(value, Node)]
+
+    def without_dead_code(self) -> Program:
+        """Drop the values and layers that no output depends on."""
+        alive = set(self.outputs)
+        for number in reversed(self.values):
+            value = self.values[number]
+            if number in alive and isinstance(value, Node):
+                alive |= set(value.takes)
+        values = {number: value for number, value in self.values.items() if number in alive}
+        words = " ".join(v.expression for v in values.values() if isinstance(v, Node))
+        named = set(re.findall(r"self\.(\w+)", words))
+        for name in reversed(self.layers):  # a layer may share the parameters of one before it
+            if name in named:
+                named |= set(re.findall(r"self\.(\w+)", self.layers[name]))
+        layers = {name: made for name, made in self.layers.items() if name in named}
+        frozen = tuple(name for name in self.frozen if name in layers)
+        return replace(self, values=values, layers=layers, frozen=frozen)
+
+    def source(self, *, noisy: bool = False) -> str:
+        """Return the program as Python; a noisy one passes each value to ``perturbed``."""
+        names = {n: f"{'x' if isinstance(v, Input) else 'v'}{n}" for n, v in self.values.items()}
+        made = [f"            self.{name} = {layer}" for name, layer in self.layers.items()]
+        lines = []
+        for number in self.nodes:
+            node = self.values[number]
+            text = node.expression.format(*(names[taken] for taken in node.takes))
+            lines.append(f"        {names[number]} = {text}")
+            if noisy:
+                lines.append(f"        {names[number]} = perturbed({names[number]})")
+        arguments = ", ".join(names[number] for number in self.inputs)
+        results = [names[number] for number in self.outputs]
+        returned = ", ".join(results)
+        if len(results) > 1 and self.packing == "nested":
+            returned = f"[{results[0]}, [{', '.join(results[1:])}]]"
+        network = f"{self.wrapper}(Net())" if self.wrapper else "Net()"
+        body = "net.body" if self.wrapper else "net"
+        settings = [
+            f'    {body}.{name}.collect_params().setattr("grad_req", "null")'
+            for name in self.frozen
+        ]
+        if self.adds:
+            settings.insert(0, "    accumulate(net)")
+        data = [
+            f"rng.integers(0, {one.below}, {one.shape})"
+            if one.below
+            else f"rng.standard_normal({one.shape})"
+            for one in (self.values[number] for number in self.inputs)
+        ]
+        losses = [f"        {_of(loss, k)}," for k, loss in enumerate(self.losses)]
+        source = "\n".join(
+            [
+                f"SEED, OPTIMIZER = {self.seed}, {self.optimizer!r}",
+                "",
+                "",
+                "class Net(gluon.HybridBlock):",
+                "    def __init__(self):",
+                "        super().__init__()",
+                "        with self.name_scope():",
+                *(made or ["            pass"]),
+                "",
+                f"    def hybrid_forward(self, F, {arguments}):",
+                *lines,
+                f"        return {returned}",
+                "",
+                "",
+                "def network():",
+                f"    net = initialized({network}, SEED)",
+                *settings,
+                "    return net",
+                "",
+                "",
+                "def inputs(step):",
+                "    rng = np.random.default_rng([SEED, step])",
+                f"    return [array(one) for one in ({', '.join(data)},)]",
+                "",
+                "",
+                "def loss_of(results):",
+                "    rng = np.random.default_rng(SEED)",
+                "    heads = [mx.nd.array(rng.standard_normal(one.shape)) for one in results]",
+                "    losses = [",
+                *losses,
+                "    ]",
+                "    total = losses[0].sum()",
+                "    for one in losses[1:]:",
+                "        total = total + one.sum()",
+                "    return total",
+                "",
+            ]
+        )
+        return f"{_prelude(source)}\n\n{source}"
+
+
+def _of(loss: str, number: int) -> str:
+    """Return a loss with the names of one output."""
+    return re.sub(r"\bhead\b", f"heads[{number}]", re.sub(r"\bout\b", f"results[{number}]", loss))
+
+
+_IMPORTS = """import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn, rnn
+"""
+_HELPERS = {
+    "Residual": """
+class Residual(gluon.HybridBlock):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def hybrid_forward(self, F, x):
+        return x + self.body(x)
+""",
+    "Halved": """
+class Halved(gluon.Block):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, *inputs):
+        return halved(self.body(*inputs))
+
+
+def halved(result):
+    return result * 0.5 if isinstance(result, mx.nd.NDArray) else [halved(one) for one in result]
+""",
+    "Called": """
+class Called(gluon.Block):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, *inputs):
+        return self.body(*inputs)
+""",
+    "sequence": """
+def sequence(*layers):
+    net = nn.HybridSequential()
+    net.add(*layers)
+    return net
+""",
+    "initialized": """
+def initialized(net, seed):
+    mx.random.seed(seed)
+    net.initialize(mx.init.Xavier())
+    rng = np.random.default_rng(seed)
+    for name, parameter in net._collect_params_with_prefix().items():
+        is_learned = parameter.grad_req != "null"  # MXNet overwrites other gammas with 1
+        if is_learned and name.endswith(("bias", "beta", "gamma", "alpha")):
+            parameter.set_data(mx.nd.array(rng.uniform(-0.5, 1.5, parameter.shape)))
+    return net
+""",
+    "accumulate": """
+def accumulate(net):
+    for parameter in net.collect_params().values():
+        if parameter.grad_req != "null":
+            parameter.grad_req = "add"
+""",
+    "array": """
+def array(values):
+    return mx.nd.array(values, dtype="int32" if values.dtype.kind == "i" else "float32")
+""",
+}
+
+
+def _prelude(source: str) -> str:
+    """Return the imports and the helpers that a source uses."""
+    used = [text for name, text in _HELPERS.items() if re.search(rf"\b{name}\(", source)]
+    return "\n".join([_IMPORTS, *used])

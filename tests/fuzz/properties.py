@@ -1,0 +1,323 @@
+"""Running a program in one format, in one process: the bits that others are compared with.
+
+A run trains the network for some steps and returns NumPy arrays by name. NaNs are made equal: how a
+processor makes one decides its payload.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+import types
+import warnings
+from pathlib import Path
+
+import mpgluon  # before MXNet, which newer NumPy breaks
+
+import mxnet as mx  # isort: skip
+import numpy as np
+from mxnet import autograd, gluon
+
+from mpgluon import Policy, amp, diagnostics
+
+__all__ = ["MODES", "WAYS", "Module", "differences", "run", "trial"]
+
+WAYS = {
+    "cast float16": lambda net: mpgluon.cast_block(net, "float16"),
+    "autocast float16": lambda net: amp.autocast(net, "float16"),
+    "autocast bfloat16": lambda net: amp.autocast(net, "bfloat16"),
+    "bfloat16 weights": lambda net: mpgluon.cast_block(net, "bfloat16"),
+    "emulated bfloat16": lambda net: amp.autocast(net, Policy.parse("emulated_bfloat16")),
+    "emulated bfloat16 weights": lambda net: mpgluon.cast_block(
+        net, Policy.parse("params=bfloat16,compute=bfloat16,emulate=true")
+    ),
+    "float32": lambda _: None,
+}
+MODES = {
+    "imperative": None,
+    "hybridized": {},
+    "static": {"static_alloc": True, "static_shape": True},
+}
+STEPS = 3
+LOSS_SCALE = 64.0
+Results = dict[str, np.ndarray]
+
+
+class Module:
+    """A program's source, executed in a module of its own, so that its classes can be pickled."""
+
+    count = 0
+
+    def __init__(self, source: str, **names) -> None:
+        Module.count += 1
+        self.name = f"fuzz_program_{Module.count}"
+        self.module = types.ModuleType(self.name)
+        self.module.__dict__.update(names)
+        sys.modules[self.name] = self.module
+        exec(compile(source, self.name, "exec"), self.module.__dict__)
+
+    def __enter__(self):
+        return self.module
+
+    def __exit__(self, *_) -> None:
+        del sys.modules[self.name]
+
+
+def outputs_of(result) -> list:
+    if isinstance(result, (list, tuple)):
+        return [array for item in result for array in outputs_of(item)]
+    return [result]
+
+
+def run(program, way: str, mode: str) -> Results:
+    """Train a program's network, and return all that a user could see."""
+    net = _network(program, way, mode)
+    training = _Training(program, net, way, mode)
+    results = training.step(0)
+    for step in range(1, STEPS):
+        training.step(step)
+    results.update(training.state())
+    with autograd.predict_mode():
+        predicted = outputs_of(net(*program.inputs(STEPS)))
+    results.update({f"prediction {k}": _bits(one) for k, one in enumerate(predicted)})
+    return results
+
+
+def _network(program, way: str, mode: str) -> gluon.Block:
+    net = program.network()
+    WAYS[way](net)
+    if MODES[mode] is not None:
+        net.hybridize(**MODES[mode])
+    return net
+
+
+class _Training:
+    """A network, its Trainer and its steps."""
+
+    def __init__(self, program, net: gluon.Block, way: str, mode: str) -> None:
+        self.program, self.net, self.way = program, net, way
+        self.is_static = mode == "static"
+        parameters = net.collect_params()
+        self.adds = any(parameter.grad_req == "add" for parameter in parameters.values())
+        options = {"learning_rate": 0.01, "multi_precision": True}
+        if program.OPTIMIZER == "sgd":
+            options["momentum"] = 0.9
+        self.trainer = gluon.Trainer(parameters, program.OPTIMIZER, options)
+        if way != "float32":
+            amp.init_trainer(self.trainer, LOSS_SCALE if "float16" in way.split() else "none")
+
+    def backward(self, batch) -> tuple[list, mx.nd.NDArray]:
+        with autograd.record():
+            outputs = outputs_of(self.net(*batch))
+            loss = self.program.loss_of(outputs)
+            if self.way == "float32":
+                loss.backward()
+            else:
+                with amp.scale_loss(loss, self.trainer) as scaled:
+                    scaled.backward()
+        return outputs, loss
+
+    def step(self, step: int) -> Results:
+        """Make a step, and return what it has computed."""
+        found: Results = {}
+        for part in range(1 + self.adds):
+            batch = self.program.inputs(10 * step + part)
+            floating = [one for one in batch if one.dtype == np.float32]
+            for one in floating:
+                one.attach_grad()
+            outputs, _ = self.backward(batch)
+            found.update({f"output {part}.{k}": _bits(one) for k, one in enumerate(outputs)})
+            if not self.is_static:  # MXNet adds gradients of inputs wrongly there, in FP32 too
+                names = {f"gradient of input {part}.{k}": x for k, x in enumerate(floating)}
+                found.update({name: _bits(x.grad) for name, x in names.items()})
+        found.update(_gradients(self.net))
+        self.trainer.step(4)
+        if self.adds:
+            self.net.collect_params().zero_grad()
+        return found
+
+    def state(self) -> Results:
+        mx.nd.waitall()
+        return {
+            f"value of {name}": _bits(parameter.data())
+            for name, parameter in self.net._collect_params_with_prefix().items()
+        }
+
+
+def _gradients(net: gluon.Block) -> Results:
+    return {
+        f"gradient of {name}": _bits(parameter.grad())
+        for name, parameter in net._collect_params_with_prefix().items()
+        if parameter.grad_req != "null"
+    }
+
+
+def _bits(array: mx.nd.NDArray) -> np.ndarray:
+    values = array.asnumpy()
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        values = np.where(np.isnan(values), values.dtype.type(np.nan), values)
+    return values
+
+
+def differences(one: Results, other: Results) -> list[str]:
+    """Return the names of arrays with other bits, in the order in which they were computed."""
+    return [
+        name
+        for name in one
+        if name in other
+        and (one[name].dtype, one[name].shape, one[name].tobytes())
+        != (other[name].dtype, other[name].shape, other[name].tobytes())
+    ]
+
+
+# ---- Properties of one process. Each returns what is wrong, or an empty text.
+
+
+def resumes(program, way: str, mode: str) -> str:
+    """Save after a step, and load into a new network: the steps that follow have the same bits."""
+    first = _Training(program, _network(program, way, mode), way, mode)
+    first.step(0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.npz"
+        mpgluon.save_checkpoint(path, first.net, first.trainer)
+        second = _Training(program, _network(program, way, mode), way, mode)
+        mpgluon.load_checkpoint(path, second.net, second.trainer)
+    one, other = ({**t.step(1), **t.step(2), **t.state()} for t in (first, second))
+    return _sentence(differences(one, other), "after a checkpoint was loaded")
+
+
+def restores(program, way: str, mode: str) -> str:
+    """Cast and restore: the FP32 network of before."""
+    untouched, net = _network(program, "float32", mode), _network(program, way, mode)
+    for one in (untouched, net):  # MXNet writes gamma in a forward pass if it is not learned
+        one(*program.inputs(0))
+    mpgluon.restore(net)
+    found = []
+    for one in (untouched, net):
+        training = _Training(program, one, "float32", mode)
+        found.append({**training.state(), **training.step(0)})
+    return _sentence(differences(*found), "after a cast and restore")
+
+
+def copies(program, way: str, mode: str) -> str:
+    """Copy a cast network after a step: the copy computes and trains to the same bits."""
+    net = _network(program, way, mode)
+    _Training(program, net, way, mode).step(0)
+    copied = copy.deepcopy(net)
+    found = []
+    for one in (net, copied):
+        training = _Training(program, one, way, mode)
+        one.collect_params().zero_grad()
+        found.append({**training.step(1), **training.state()})
+    return _sentence(differences(*found), "in a deep copy")
+
+
+def replays(program, way: str, mode: str) -> str:
+    """Record a step, and run it again in a new network: its gradients have the same bits."""
+    training = _Training(program, _network(program, way, mode), way, mode)
+    training.step(0)
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = diagnostics.FlightRecorder(training.net, training.trainer, folder)
+        for part in range(1 + training.adds):
+            batch = program.inputs(10 + part)
+            with recorder.step(tuple(batch), ()):
+                training.backward(batch)
+        recorder.check_loss(mx.nd.array([np.nan]))  # pretend, so that the step is recorded
+        (path,) = Path(folder).glob("*.npz")
+        found = diagnostics.replay(
+            path,
+            program.network(),
+            loss_fn=lambda result, _: program.loss_of(outputs_of(result)),
+            cures=False,
+        )
+    return _sentence([f"gradient of {name}" for name in found.different], "in a replay")
+
+
+def is_near_fp32(program, way: str, mode: str, noisy) -> str:
+    """The first outputs differ from FP32's by as much as roundings of each value make them differ.
+
+    ``noisy`` is the same program with a function ``perturbed`` around each value. Eight runs with
+    random errors of one rounding each give the distance that is allowed, times ten: layers round
+    several times inside, and eight runs are few.
+    """
+    unit = 2.0**-11 if "float16" in way.split() else 2.0**-8
+    rng = np.random.default_rng(program.SEED)
+    largest = [0.0]
+
+    def perturbed(array):
+        largest[0] = max(largest[0], float(array.abs().max().asscalar()))
+        return _perturbed(array, unit, rng)
+
+    noisy.perturbed = perturbed
+    batch = program.inputs(0)
+
+    def forward(net, inputs):
+        with autograd.train_mode():
+            return [one.asnumpy().astype(np.float64) for one in outputs_of(net(*inputs))]
+
+    exact = forward(program.network(), batch)
+    allowed = [0.0] * len(exact)
+    for _ in range(8):
+        net = noisy.network()
+        for parameter in net.collect_params().values():
+            parameter.set_data(_perturbed(parameter.data(), unit, rng))
+        found = forward(net, [_perturbed(one, unit, rng) for one in batch])
+        for k, (one, other) in enumerate(zip(found, exact)):
+            allowed[k] = max(allowed[k], float(np.abs(one - other).max()))
+    if largest[0] > 2.0**14:  # float16 may overflow there
+        return ""
+    for k, (one, other) in enumerate(zip(forward(_network(program, way, mode), batch), exact)):
+        distance = float(np.abs(one - other).max())
+        if not distance <= 10 * allowed[k] + unit:
+            return (
+                f"output {k} is {distance:.3g} away from FP32's; errors of one rounding of each "
+                f"value make {allowed[k]:.3g}"
+            )
+    return ""
+
+
+def _perturbed(array, unit: float, rng):
+    noise = mx.nd.array(rng.choice([-1.0, 1.0], array.shape))
+    if np.array_equal(array.asnumpy(), np.floor(array.asnumpy())):  # counts, positions, classes
+        return array
+    return array + noise * (unit * array.abs() + 2.0**-25)
+
+
+def _sentence(names: list[str], when: str) -> str:
+    return f"other bits {when}: {', '.join(names[:4])}" if names else ""
+
+
+PROPERTIES = {"resumes": resumes, "restores": restores, "replays": replays, "copies": copies}
+
+
+def trial(source: str, noisy_source: str, way: str, modes, properties) -> dict:
+    """Run a program, and return the arrays of each mode and what each property says.
+
+    An error is what it says, and fails like a difference.
+    """
+    found = {"modes": {}, "properties": {}, "errors": False}
+    with warnings.catch_warnings(), Module(source) as program:
+        warnings.simplefilter("ignore")
+        for mode in modes:
+            found["modes"][mode] = said = _or_error(run, program, way, mode)
+            found["errors"] |= "error" in said
+            if found["errors"]:
+                return found
+        for name, mode in properties:
+            if name == "is near FP32":
+                with Module(noisy_source) as noisy:
+                    said = _or_error(is_near_fp32, program, way, mode, noisy)
+            else:
+                said = _or_error(PROPERTIES[name], program, way, mode)
+            found["errors"] |= isinstance(said, dict)
+            found["properties"][name] = said["error"] if isinstance(said, dict) else said
+    return found
+
+
+def _or_error(function, *args):
+    try:
+        return function(*args)
+    except Exception as error:  # noqa: BLE001 - whatever a network raises is what is looked for
+        lines = str(error).strip().splitlines() or [""]
+        return {"error": f"{type(error).__name__}: {lines[-1][:300]}"}

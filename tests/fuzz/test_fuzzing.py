@@ -1,0 +1,213 @@
+"""The generator of random networks, what compares them, and what reduces them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpgluon
+from fuzz import __main__ as runner
+from fuzz import checking, properties
+from fuzz.checking import Case, case_of, check
+from fuzz.programs import Input, Node, Program
+from fuzz.random_networks import random_program
+from fuzz.reducing import reduced
+from fuzz.workers import WorkerDiedError, Workers
+from mpgluon import amp
+
+SEEDS = range(300)
+
+
+def by_hand(expression="F.relu({0})", **changes) -> Program:
+    program = Program(
+        seed=0,
+        values={
+            0: Input((4, 6)),
+            1: Node("self.layer0({0})", (0,), (4, 6)),
+            2: Node(expression, (1,), (4, 6)),
+            3: Node("{0} + {1}", (2, 1), (4, 6)),
+        },
+        layers={"layer0": "nn.Dense(6, in_units=6)"},
+        outputs=(3,),
+        losses=("out * head",),
+    )
+    return replace(program, **changes)
+
+
+def test_a_seed_gives_the_same_source_each_time():
+    assert [random_program(7).source() for _ in range(2)] == [random_program(7).source()] * 2
+    assert len({random_program(seed).source() for seed in SEEDS}) == len(SEEDS)
+
+
+def test_every_kind_of_operator_occurs_and_every_source_is_python():
+    sources = [random_program(seed).source() for seed in SEEDS]
+    for source in sources:
+        compile(source, "program", "exec")
+    together = "\n".join(sources)
+    wanted = """nn.Conv2D( nn.Conv2DTranspose( nn.Dense( nn.BatchNorm( nn.LayerNorm( nn.GroupNorm(
+        nn.InstanceNorm( Pool2D( F.concat( .transpose( slice_axis F.split( nn.Embedding( rnn.LSTM(
+        Cell( batch_dot params= accumulate( "grad_req", Halved( gluon.loss. Residual("""
+    assert [name for name in wanted.split() if name not in together] == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_shapes_of_the_generator_are_those_of_mxnet(seed):
+    program = random_program(seed)
+    everything = replace(
+        program,
+        outputs=tuple(program.nodes),
+        losses=("out * head",) * len(program.nodes),
+        packing="tuple",
+        wrapper="",
+    )
+    with properties.Module(everything.source()) as module:
+        results = properties.outputs_of(module.network()(*module.inputs(0)))
+    expected = [program.values[number].shape for number in program.nodes]
+    assert [one.shape for one in results] == expected
+
+
+def test_values_and_layers_that_nothing_uses_are_dropped():
+    program = by_hand(outputs=(1,)).without_dead_code()
+    assert list(program.values) == [0, 1]
+    program = by_hand(values={0: Input((4, 6)), 5: Node("F.relu({0})", (0,), (4, 6))}, outputs=(5,))
+    assert program.without_dead_code().layers == {}
+
+
+def test_a_failing_program_is_reduced_to_the_line_that_fails():
+    program = replace(random_program(4), wrapper="Halved", adds=True)
+    number = program.nodes[-1]
+    node = program.values[number]
+    values = {**program.values, 99: Node("F.erf({0})", (number,), node.shape)}
+    program = replace(program, values=values, outputs=(99,), losses=("out * head",))
+    small = reduced(program, lambda candidate: "F.erf(" in candidate.source())
+    assert [small.values[n].expression for n in small.nodes] == ["F.erf({0})"]
+    assert not small.adds
+    assert small.wrapper == ""
+
+
+def test_a_sum_of_many_uses_loses_those_that_do_not_matter():
+    program = by_hand("(-{0}) + (F.zeros_like({0}) + {0}) + ({0} + 0.1) + (F.tanh({0}))")
+    small = reduced(program, lambda one: "+ 0.1" in one.source() and "Dense" in one.source())
+    compile(small.source(), "program", "exec")
+    assert [small.values[n].expression for n in small.nodes][-1] == "({0} + 0.1) + (F.tanh({0}))"
+
+
+def said_of(change):
+    """Return what is said of a program if a worker's results are changed."""
+
+    class InThisProcess(Workers):
+        def run(self, wanted):
+            return {name: change(name, properties.trial(*args)) for name, args in wanted.items()}
+
+    case = Case("cast float16", ("native", "fall-back"), (("restores", "hybridized"),))
+    return check(InThisProcess(), by_hand(), case)
+
+
+def test_a_network_without_defects_passes():
+    assert said_of(lambda _, result: result) is None
+
+
+def test_a_single_other_bit_in_one_mode_is_a_failure():
+    def change(name, result):
+        if name == "fall-back" and "hybridized" in result["modes"]:
+            weights = result["modes"]["hybridized"]["value of layer0.weight"]
+            if weights.dtype == np.float16:
+                weights.view(np.uint16)[2, 3] ^= 1
+        return result
+
+    failure = said_of(change)
+    assert failure.sentence == (
+        "fall-back imperative and fall-back hybridized differ in value of layer0.weight"
+    )
+
+
+def test_what_plain_mxnet_computes_differently_too_is_not_blamed_on_a_cast():
+    def change(_, result):
+        result["modes"].get("hybridized", {}).pop("output 0.0", None)
+        for mode, arrays in result["modes"].items():
+            arrays["gradient of layer0.weight"] = np.float32([mode == "hybridized"])
+        return result
+
+    assert said_of(change).is_mxnets_own
+
+
+def test_an_error_is_a_failure_unless_plain_mxnet_raises_it():
+    def change(_, result):
+        if result["modes"]["imperative"]["value of layer0.weight"].dtype == np.float16:
+            result["modes"]["imperative"], result["errors"] = {"error": "ValueError: no"}, True
+        return result
+
+    failure = said_of(change)
+    assert failure.sentence == "native, imperative: ValueError: no"
+
+
+def test_a_process_that_ends_is_replaced_by_another():
+    with Workers() as workers:
+        crash = ("import os\nos._exit(3)", "", "float32", ["imperative"], [])
+        died = workers.run({"native": crash})["native"]
+        assert isinstance(died, WorkerDiedError)
+        assert str(died) == "the process has ended with 3"
+        fine = workers.run({"native": (by_hand().source(), "", "float32", ["imperative"], [])})
+        assert not fine["native"]["errors"]
+
+
+def test_a_forward_pass_that_rounds_more_often_than_it_should_is_not_near_fp32(monkeypatch):
+    program = by_hand("F.tanh({0})")
+    with (
+        properties.Module(program.source()) as module,
+        properties.Module(program.source(noisy=True)) as noisy,
+    ):
+        assert properties.is_near_fp32(module, "cast float16", "hybridized", noisy) == ""
+        coarse = mpgluon.Policy.parse("compute=float8_e5m2")
+        monkeypatch.setitem(properties.WAYS, "cast float16", lambda net: amp.autocast(net, coarse))
+        said = properties.is_near_fp32(module, "cast float16", "hybridized", noisy)
+    assert said.startswith("output 0 is ")
+
+
+@pytest.mark.parametrize("way", checking.WAYS)
+def test_every_property_holds_for_a_small_network(way):
+    names = [*checking.PROPERTIES]
+    found = properties.trial(
+        by_hand(adds=True).source(),
+        by_hand().source(noisy=True),
+        way,
+        ["imperative"],
+        [(name, "hybridized") for name in names],
+    )
+    assert found["properties"] == dict.fromkeys(names, "")
+
+
+def test_a_failing_seed_prints_a_program_that_runs_by_itself(monkeypatch, capsys, tmp_path):
+    def fails(_, program, *__):
+        erring = any("softmax" in line or "Dense" in line for line in program.layers.values())
+        return checking.Failure("kind", "the sentence") if erring else None
+
+    monkeypatch.setattr(runner, "check", fails)
+    assert runner.main(["--seed", "0", "--count", "1", "--minutes", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "seed 0, " in printed
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text(printed[printed.index("import mxnet") : printed.index("from seed 0 on")])
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(snippet)],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "hybridized []" in done.stdout
+
+
+def test_cases_cover_every_format_setting_and_property():
+    cases = [case_of(seed) for seed in SEEDS]
+    assert {case.way for case in cases} == set(checking.WAYS)
+    assert {name for case in cases for name, _ in case.properties} == set(checking.PROPERTIES)
+    assert len({case.settings for case in cases}) == 2

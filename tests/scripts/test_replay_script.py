@@ -1,0 +1,120 @@
+"""Steps that the training script recorded are replayed as documented, cures included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+OVERFLOWS = ["--loss-scale=16777216"]  # 2**24, at which FP16 gradients do not fit
+DIVERGES = ["--learning-rate=1e12"]  # for formats that have FP32's range
+QUICK = [
+    "--model=cifar_resnet20_v1",
+    "--image-size=16",
+    "--images-per-class=3",
+    "--train-per-class=2",
+    "--batch-size=10",
+    "--epochs=2",
+    "--warmup-epochs=0",
+    "--workers=0",
+    "--record-overflows=1",
+]
+
+pytestmark = pytest.mark.multiprocess
+
+
+def run(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-W", "ignore", SCRIPTS / script, *arguments]
+    return subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture
+def replayed(rendered, tmp_path, request):
+    """Return what trains and records, runs the newest file again, and returns what is printed."""
+
+    def replay(options: list[str]) -> str:
+        if "float8" in str(options):
+            request.getfixturevalue("native_operators")
+        return _replayed(options, rendered, tmp_path)
+
+    return replay
+
+
+def _replayed(options: list[str], data: Path, folder: Path) -> str:
+    dataset = "folder" if "--dataset=folder" in options else "shapes"
+    if dataset == "folder":
+        (data,) = data.glob("shapes-*")
+    options = [f"--dataset={dataset}", f"--data-dir={data}", f"--output-dir={folder}", *options]
+    trained = run("train_caltech.py", *QUICK, *options, cwd=folder)
+    assert trained.returncode == 0, trained.stderr
+    (file,) = (folder / "overflows").iterdir()
+    done = run("replay.py", file, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "replayed: the same bits in all 65 gradients" in done.stdout
+    assert "not run" not in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--dtype=float16"], marks=pytest.mark.slow),
+        ["--dtype=float16", "--amp", "--ema=0.9"],
+        ["--dtype=float16", "--dataset=folder", "--accumulate=2"],
+        pytest.param(["--dtype=mixed_float16"], marks=pytest.mark.slow),
+        pytest.param(["--dtype=float16", "--sync-batch-norm"], marks=pytest.mark.slow),
+        pytest.param(
+            [
+                "--dtype=params=float32,compute=float8_e4m3,scaling=tensor,between=float16,"
+                "amax_history=4"
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_step_whose_loss_scale_was_too_large_names_the_scale_that_fits(options, replayed):
+    printed = replayed([*options, *OVERFLOWS])
+    assert "skipped at a loss scale of 1.67772e+07" in printed
+    assert "\nlayer: net.output\n" in printed  # of its logits, whose gradient the loss computes
+    saves = {line.split("  ")[0]: line for line in printed.splitlines() if "  " in line}
+    assert " no " in saves["half the loss scale: 8.38861e+06"]
+    (scale,) = [line for name, line in saves.items() if name.startswith("the largest loss scale")]
+    assert " yes " in scale
+    assert "amp.init_trainer(trainer, mpgluon.DynamicLossScale(init_scale=2.0**1" in scale
+    assert " no " in saves["net.output in FP32"]
+    assert " yes " in saves["bfloat16, no loss scale"]
+    assert " yes " in saves["all in FP32, no loss scale"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--dtype=float32"], marks=pytest.mark.slow),
+        ["--dtype=bfloat16"],
+        pytest.param(["--dtype=bfloat16", "--amp"], marks=pytest.mark.slow),
+        pytest.param(["--dtype=emulated_bfloat16"], marks=pytest.mark.slow),
+        pytest.param(
+            ["--dtype=mixed_float8"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(["--dtype=params=bfloat16,compute=bfloat16"], marks=pytest.mark.slow),
+        pytest.param(
+            ["--dtype=params=bfloat16,compute=bfloat16", "--update-rounding=stochastic"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_step_of_a_run_that_diverged_is_saved_by_nothing(options, replayed):
+    printed = replayed([*options, *DIVERGES])
+    assert "with a loss that is not finite, at a loss scale of 1\n" in printed
+    assert "not finite before the step began: " in printed
+    cures = printed[printed.index("\ncure ") :].splitlines()[2:]
+    assert len(cures) >= 2
+    assert all("  no  " in cure for cure in cures)

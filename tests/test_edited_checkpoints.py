@@ -1,0 +1,148 @@
+"""Checkpoints with valid checksums and edited contents: used as they are, or refused unchanged."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from test_checkpoint import ADAM, NADAM, SGD, TWO, Training
+
+import mpgluon
+from mpgluon import CheckpointError
+from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
+
+VALUES = [None, -1, 7, 1.5, 1e30, "text", [0], {"text": 1}]
+REMOVED = object()
+
+
+def arrays_of(path):
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+def rewritten(path, arrays, header=None):
+    if header is not None:
+        arrays = {**arrays, "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    np.savez(path, **arrays)
+
+
+def places_in(value, place=()):
+    """Yield the path of every field, and of the first and the last element of long lists."""
+    if isinstance(value, dict):
+        inner = list(value.items())
+    elif isinstance(value, list):
+        inner = sorted({0: value[0], len(value) - 1: value[-1]}.items()) if value else []
+    else:
+        inner = []
+    for name, one in inner:
+        yield (*place, name)
+        yield from places_in(one, (*place, name))
+
+
+def edited(header, place, value):
+    header = copy.deepcopy(header)
+    parent = header
+    for name in place[:-1]:
+        parent = parent[name]
+    if value is REMOVED:
+        del parent[place[-1]]
+    else:
+        parent[place[-1]] = value
+    return header
+
+
+def refused_or_usable(path, training, original):
+    """Load a file; if it is refused, nothing has changed, else the next step can be made."""
+    before = training.everything()
+    message = None
+    try:
+        load_checkpoint(path, training.net, training.trainer)
+    except CheckpointError as error:
+        message = str(error)
+    if message is not None:
+        assert str(path) in message
+        assert training.everything() == before
+        return True
+    training.train(1)
+    np.random.random(700)
+    np.random.standard_normal(2)
+    load_checkpoint(original, training.net, training.trainer)
+    return False
+
+
+# The loss scale and the average are in the first, Nadam's schedule in the second.
+@pytest.mark.parametrize(
+    ("way", "optimizer", "averaged", "schedule"),
+    [
+        ("float16", SGD, True, False),
+        ("float32", NADAM, False, False),
+        ("bfloat16 weights kahan", ADAM, False, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*learning rate:UserWarning")
+def test_any_edited_field_is_refused_and_changes_nothing_or_can_be_used(
+    tmp_path, way, optimizer, averaged, schedule
+):
+    name, options = optimizer
+    if schedule:
+        scheduler = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.01)
+        optimizer = (name, {**options, "lr_scheduler": scheduler})
+    training = Training(way, optimizer)
+    average = mpgluon.WeightAverage(training.trainer, 0.9) if averaged else None
+    training.train(2)
+    if average is not None:
+        average.update()
+    original, path = tmp_path / "original.npz", tmp_path / "edited.npz"
+    save_checkpoint(original, training.net, training.trainer, epoch=3)
+    arrays = arrays_of(original)
+    header = json.loads(arrays["header"].tobytes())
+    places = list(places_in(header))
+    refusals = 0
+    for place in places:
+        for value in (REMOVED, *VALUES):
+            if place[:2] == ("trainer", "lr_scheduler") and isinstance(value, (int, float)):
+                continue  # a schedule of MXNet's with another step may never end
+            rewritten(path, arrays, edited(header, place, value))
+            refusals += refused_or_usable(path, training, original)
+    assert ("trainer", "num_update") in places
+    assert refusals > 4 * len(places)
+
+
+@pytest.mark.parametrize("value", [REMOVED, None, [], 3])
+def test_reading_extra_alone_refuses_a_header_without_it(tmp_path, value):
+    training, path = Training(), tmp_path / "saved.npz"
+    save_checkpoint(path, training.net, training.trainer, epoch=3)
+    arrays = arrays_of(path)
+    header = json.loads(arrays["header"].tobytes())
+    rewritten(path, arrays, edited(header, ("extra",), value))
+    with pytest.raises(CheckpointError, match=r"saved\.npz is damaged: its extra .*use an earlier"):
+        read_extra(path)
+
+
+@pytest.mark.parametrize("way", ["float32", "float16", "bfloat16 weights stochastic"])
+def test_any_array_of_another_shape_or_dtype_is_refused_and_changes_nothing(tmp_path, way):
+    training = Training(way, devices=TWO)
+    training.train(2)
+    original, path = tmp_path / "original.npz", tmp_path / "edited.npz"
+    save_checkpoint(original, training.net, training.trainer)
+    arrays = arrays_of(original)
+    assert any(name.startswith("replica/") for name in arrays)
+    for name in arrays.keys() - {"header"}:
+        array = arrays[name]
+        others = [
+            array[..., None],
+            array.reshape(-1)[:1],
+            array.astype("<U3"),
+            array.astype("int8"),
+        ]
+        for other in (*others, array.astype(np.float64)):
+            if other.shape == array.shape and other.dtype == array.dtype:
+                continue
+            rewritten(path, {**arrays, name: other})
+            assert refused_or_usable(path, training, original), (name, other.shape, other.dtype)
+        without = {key: value for key, value in arrays.items() if key != name}
+        rewritten(path, without)
+        refused_or_usable(path, training, original)

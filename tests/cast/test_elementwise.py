@@ -239,3 +239,36 @@ def test_three_gradients_of_a_value_are_added_in_the_same_order_hybridized(opera
         result.backward(mx.nd.array(np.random.RandomState(3).standard_normal(2000)))
         gradients.append(net.x.grad().asnumpy())
     np.testing.assert_array_equal(*gradients)
+
+
+class Chosen(gluon.HybridBlock):
+    """Chooses between an FP32 and a float16 value of one array, by a comparison of both."""
+
+    def __init__(self, compare, operands):
+        super().__init__()
+        self.compare, self.operands = compare, operands
+
+    def hybrid_forward(self, F, x):
+        pair = F.softmax(x), F.batch_dot(x, x)
+        pair = pair if self.operands == "FP32 and float16" else pair[::-1]
+        return F.where(self.compare(*pair), *pair)
+
+
+@pytest.mark.parametrize("operands", ["FP32 and float16", "float16 and FP32"])
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+def test_operands_of_a_comparison_are_in_the_same_order_hybridized(compare, operands):
+    gradients = []
+    for hybridize in (False, True):
+        net = Chosen(compare, operands)
+        mpgluon.amp.autocast(net)
+        if hybridize:
+            net.hybridize()
+        x, head = (
+            mx.nd.array(np.random.RandomState(seed).standard_normal((4, 16, 16))) for seed in (1, 2)
+        )
+        x.attach_grad()
+        with autograd.record():
+            result = net(x)
+        result.backward(head)
+        gradients.append(x.grad.asnumpy())
+    np.testing.assert_array_equal(*gradients)

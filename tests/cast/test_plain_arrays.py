@@ -13,7 +13,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from mpgluon import amp
-from mpgluon.cast.arrays import Float16Array, GridArray
+from mpgluon.cast.arrays import FormatArray, GridArray
 
 KINDS = ("fresh float16", "a parameter's float16", "on bfloat16's grid")
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4) / 8  # numbers of both formats
@@ -45,7 +45,7 @@ def array_of(kind: str):
         assert isinstance(net.seen[0], GridArray)
         return net.seen[0], mx.nd.array(VALUES)
     x = net.seen[kind == "a parameter's float16"]
-    assert isinstance(x, Float16Array)
+    assert isinstance(x, FormatArray) and x.format == "float16"
     return x, mx.nd.array(VALUES, dtype="float16")
 
 

@@ -6,6 +6,7 @@ Nothing here needs MXNet. A program is data, so that it can be reduced; what run
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 
 __all__ = ["Input", "Node", "Program"]
@@ -71,6 +72,15 @@ class Program:
     @property
     def nodes(self) -> list[int]:
         return [number for number, value in self.values.items() if isinstance(value, Node)]
+
+    @property
+    def most_uses(self) -> int:
+        """How often the value that is used most is an operand or a result."""
+        uses = Counter(self.outputs)
+        for node in map(self.values.__getitem__, self.nodes):
+            for place, taken in enumerate(node.takes):
+                uses[taken] += node.expression.count(f"{{{place}}}")
+        return max(uses.values())
 
     def without_dead_code(self) -> Program:
         """Drop the values and layers that no output depends on."""

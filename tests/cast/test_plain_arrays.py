@@ -45,7 +45,8 @@ def array_of(kind: str):
         assert isinstance(net.seen[0], GridArray)
         return net.seen[0], mx.nd.array(VALUES)
     x = net.seen[kind == "a parameter's float16"]
-    assert isinstance(x, FormatArray) and x.format == "float16"
+    assert isinstance(x, FormatArray)
+    assert x.format == "float16"
     return x, mx.nd.array(VALUES, dtype="float16")
 
 

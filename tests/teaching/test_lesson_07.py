@@ -10,6 +10,18 @@ from teaching import check
 from teaching.lesson_07 import batch_that_keeps_a_v100_busy, fair_ratio, images_that_fit
 
 
+@pytest.fixture(autouse=True)
+def _exact_clock(monkeypatch):
+    """Let sleeping take as long as it should, and nothing else take any time."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+
 def seconds_of(*calls):
     began = time.perf_counter()
     for call in calls:

@@ -233,6 +233,7 @@ class PolicyForward:
 
         def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
             data, graph = type(block)._get_graph(block, *args)
+            graph = _without_inputs_as_results(graph)
             formats = iter(self.traced_formats or ())
             known: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
             known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
@@ -308,6 +309,22 @@ def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:
     if not isinstance(block, lambda_layer) or block._func.__module__ != lambda_layer.__module__:
         return None
     return lambda F, *args: getattr(F, block._func_name)(*args)  # noqa: N803 - Gluon's name
+
+
+def _without_inputs_as_results(graph: Symbol) -> Symbol:
+    """Return a graph each of whose results is an operator's.
+
+    The backward pass of one that returns an input fails in MXNet, or gives it no gradient.
+    """
+    results = list(graph)
+    if all(result.get_children() is not None for result in results):
+        return graph
+    return mx.sym.Group(
+        [
+            result if result.get_children() is not None else mx.sym.identity(result)
+            for result in results
+        ]
+    )
 
 
 def _out_of_bfloat16(array: Array) -> Array:

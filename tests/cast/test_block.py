@@ -7,7 +7,16 @@ from threading import Barrier, Thread
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, STATIC, assert_same_bits, in_sequence, parameters_of, train
+from helpers import (
+    BOTH,
+    EACH_WAY,
+    STATIC,
+    WAYS,
+    assert_same_bits,
+    in_sequence,
+    parameters_of,
+    train,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -443,6 +452,31 @@ def test_containers_of_both_kinds_give_the_same_bits(root, hybridize):
         losses = train(net, [IMAGES], LABELS, 2)
         results.append(np.array([*losses, *net(IMAGES).asnumpy().T]))
     assert np.array_equal(*results)
+
+
+class AndItsInput(gluon.nn.Dense):
+    def hybrid_forward(self, F, x, weight, bias):
+        return super().hybrid_forward(F, x, weight, bias), x
+
+
+@pytest.mark.parametrize("has_gradient", [False, True], ids=["no gradient", "gradient"])
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
+@EACH_WAY
+def test_a_hybridized_network_may_return_its_input(way, options, has_gradient):
+    net = AndItsInput(3, in_units=4)
+    net.initialize(mx.init.One())
+    WAYS[way](net)
+    net.hybridize(**options)
+    x = mx.nd.ones((2, 4))
+    if has_gradient:
+        x.attach_grad()
+    with autograd.record():
+        result, same = net(x)
+        loss = result.sum() + (same * 2).sum()
+    loss.backward()
+    np.testing.assert_array_equal(net.weight.grad().asnumpy(), np.full((3, 4), 2))
+    if has_gradient:
+        np.testing.assert_array_equal(x.grad.asnumpy(), np.full((2, 4), 3 + 2))
 
 
 def test_a_plain_block_is_listed_with_advice_and_keeps_its_own_parameters():

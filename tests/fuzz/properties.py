@@ -215,6 +215,7 @@ def copies(program, way: str, mode: str) -> str:
 
 def replays(program, way: str, mode: str) -> str:
     """Record a step, and run it again in a new network: its gradients have the same bits."""
+    _refuse_what_mxnet_cannot_train(program, mode)
     training = _Training(program, _network(program, way, mode), way, mode)
     training.step(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -232,6 +233,20 @@ def replays(program, way: str, mode: str) -> str:
             cures=False,
         )
     return _sentence([f"gradient of {name}" for name in found.different], "in a replay")
+
+
+class MXNetsOwnError(Exception):
+    """Plain FP32 MXNet cannot do what is asked for."""
+
+
+def _refuse_what_mxnet_cannot_train(program, mode: str) -> None:
+    """Raise MXNetsOwnError if plain FP32 fails without gradients of inputs, as in a recording."""
+    training = _Training(program, _network(program, "float32", mode), "float32", mode)
+    try:
+        training.backward(program.inputs(10))
+        mx.nd.waitall()
+    except mx.MXNetError as error:
+        raise MXNetsOwnError(str(error).splitlines()[-1]) from error
 
 
 def is_near_fp32(program, way: str, mode: str, noisy) -> str:

@@ -1,8 +1,8 @@
 """Figures of a benchmark: ratios as bars or dots, and cost against arithmetic; as PNG files.
 
 Matplotlib is imported only when one is drawn. Each format has the look of
-:data:`mpgluon.plots.FORMAT_LOOKS`. Figures can be read without colour: bars have their names and
-numbers beside them, and formats differ in marks and line styles.
+:data:`mpgluon.tools.plots.FORMAT_LOOKS`. Figures can be read without colour: bars have their names
+and numbers beside them, and formats differ in marks and line styles.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult
 from benchmarks.report import compared, duration
-from mpgluon.diagnostics.timing import Quartiles
-from mpgluon.plots import FORMAT_LOOKS
+from benchmarks.timing import Quartiles
+from mpgluon.tools.plots import FORMAT_LOOKS
 
 __all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
 

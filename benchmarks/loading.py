@@ -14,10 +14,10 @@ from typing import Any, Callable, Optional
 from mxnet.gluon.data import DataLoader
 from mxnet.gluon.data.vision import ImageFolderDataset, transforms
 
-from mpgluon.data.augment import IMAGENET_MEAN, IMAGENET_STD
-from mpgluon.data.images import list_images
-from mpgluon.data.loaders import train_loader
-from mpgluon.data.shapes import render_shapes
+from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from recipes.data.images import list_images
+from recipes.data.loaders import train_loader
+from recipes.data.shapes import render_shapes
 
 __all__ = ["gluon_data_loader", "image_loader"]
 

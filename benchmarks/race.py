@@ -13,7 +13,7 @@ from typing import Any, Optional
 from tqdm import tqdm
 
 from benchmarks.contestant import Contestant, ContestantError, Process
-from mpgluon.diagnostics.timing import Quartiles, quartiles, ratios, turns
+from benchmarks.timing import Quartiles, quartiles, ratios, turns
 
 __all__ = ["Case", "CaseResult", "Conditions", "Failure", "Result", "race"]
 

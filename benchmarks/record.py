@@ -19,7 +19,7 @@ from benchmarks.machine import describe_machine, describe_source
 from benchmarks.race import CaseResult, Conditions, Failure, Result
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error
-from mpgluon.training.history import installed_versions
+from recipes.training.history import installed_versions
 
 __all__ = ["BenchmarkRecord", "begin_record", "read_record", "write_record"]
 

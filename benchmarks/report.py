@@ -12,7 +12,7 @@ from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult, Result
 from benchmarks.record import BenchmarkRecord
-from mpgluon.diagnostics.timing import Quartiles
+from benchmarks.timing import Quartiles
 from mpgluon.tables import Table
 
 __all__ = [

@@ -28,7 +28,7 @@ from mpgluon.devices import parse_devices
 from mpgluon.diagnostics import alignment_report
 from mpgluon.numerics.loss_scale import as_loss_scale
 from mpgluon.numerics.policy import Policy
-from mpgluon.training.networks import build_network
+from recipes.training.networks import build_network
 
 __all__ = ["inference", "layer", "sequence_training", "training"]
 

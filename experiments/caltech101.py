@@ -18,9 +18,9 @@ from experiments.photographs import whole_tree
 from experiments.seeds import SeededRows
 from experiments.statistics import CONFIDENCE, PairedComparison, detectable_difference, holm
 from experiments.training_runs import PER_CLASS, config_of, train_or_find
-from mpgluon.data import CALTECH101
-from mpgluon.plots import FORMAT_LOOKS
-from mpgluon.training import TrainingConfig
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.data import CALTECH101
+from recipes.training import TrainingConfig
 
 __all__ = [
     "BASE",

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments.experiment import Outcome, Record
-from mpgluon.plots import FORMAT_LOOKS
+from mpgluon.tools.plots import FORMAT_LOOKS
 
 __all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales", "draw_recurrent",
            "draw_step_times", "draw_two_losses"]  # fmt: skip

@@ -13,10 +13,10 @@ from experiments.photographs import link_categories, whole_tree
 from experiments.seeds import SeededRows
 from experiments.statistics import PairedComparison, detectable_difference
 from experiments.training_runs import PER_CLASS, train_or_find
-from mpgluon.data import caltech101 as photographs
 from mpgluon.files import exclusive
-from mpgluon.plots import FORMAT_LOOKS
-from mpgluon.training import TrainingConfig
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.data import caltech101 as photographs
+from recipes.training import TrainingConfig
 
 __all__ = ["FORMATS", "GROUP", "NEW_CATEGORIES", "STARTS"]
 

@@ -28,8 +28,8 @@ import mpgluon
 from experiments.experiment import Outcome
 from experiments.series import changes, means
 from mpgluon import amp
-from mpgluon.data import caltech101, read_image
 from mpgluon.trainer.snapshot import export_trainer
+from recipes.data import caltech101, read_image
 
 __all__ = [
     "CROP",

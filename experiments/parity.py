@@ -27,7 +27,7 @@ from experiments.statistics import (
     pooled_spread,
 )
 from experiments.training_runs import config_of, train_or_find
-from mpgluon.training import TrainingConfig
+from recipes.training import TrainingConfig
 
 __all__ = ["BASE", "COMMON", "CONTROL", "FIRST_SEEDS", "FORMATS", "GROUP", "NETWORKS", "ROWS",
            "SEEDS", "Network", "Parity", "step_time", "training_config"]  # fmt: skip

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Union
 
 from experiments.experiment import Place
-from mpgluon.data import CALTECH101, ImageFolder, caltech101, find_tree
 from mpgluon.errors import DataError
+from recipes.data import CALTECH101, ImageFolder, caltech101, find_tree
 
 __all__ = [
     "CATEGORIES",

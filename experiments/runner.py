@@ -19,7 +19,7 @@ from typing import Callable, Optional
 
 from benchmarks.machine import describe_machine, describe_source, usable_cores
 from experiments.experiment import Experiment, Group, Place, Record, is_below
-from mpgluon.training.history import installed_versions
+from recipes.training.history import installed_versions
 
 __all__ = ["Ended", "now", "run_apart", "run_here", "select"]
 

@@ -11,8 +11,8 @@ from typing import Any, Optional
 from experiments.experiment import Outcome, Place
 from experiments.series import changes
 from mpgluon.errors import DataError
-from mpgluon.training import TrainingConfig, train
-from mpgluon.training.history import describe_machine, installed_versions
+from recipes.training import TrainingConfig, train
+from recipes.training.history import describe_machine, installed_versions
 
 __all__ = ["PER_CLASS", "config_of", "train_or_find"]
 

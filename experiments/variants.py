@@ -27,7 +27,7 @@ from experiments.statistics import (
     holm,
 )
 from experiments.training_runs import config_of, train_or_find
-from mpgluon.training import TrainingConfig
+from recipes.training import TrainingConfig
 
 __all__ = ["NETWORKS", "Variants", "Ways", "group_of"]
 

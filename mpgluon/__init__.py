@@ -31,6 +31,7 @@ from mpgluon.errors import (  # noqa: E402
     PrecisionError,
     TrainerStateError,
 )
+from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
 from mpgluon.numerics.formats import (  # noqa: E402
     BFLOAT16,
     FLOAT4_E2M1,
@@ -51,6 +52,8 @@ from mpgluon.numerics.loss_scale import (  # noqa: E402
 )
 from mpgluon.numerics.policy import Policy  # noqa: E402
 from mpgluon.trainer.average import WeightAverage  # noqa: E402
+
+_name_new_places()
 
 __version__ = "0.2.0"
 

@@ -1,6 +1,6 @@
-"""Tables of text: aligned for a terminal, and for a Markdown document. tabulate aligns them.
+"""Tables of text, aligned for a terminal and for a Markdown document.
 
-This module knows no report: a report has a method ``table()`` that returns headings and rows.
+A report has a method ``table()`` that returns one.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tabulate import DataRow, TableFormat, tabulate
-
 __all__ = ["Table", "percent"]
 
 _NUMBER = re.compile(r"[-+<>≤≥~]?[\d.,]+([eE][-+]?\d+)?( ?[%a-zA-Z]{1,3})?|inf|nan|-|")
-_PLAIN = TableFormat(None, None, None, None, DataRow("", "  ", ""), DataRow("", "  ", ""), 0, None)
-_PIPES = _PLAIN._replace(headerrow=DataRow("| ", " | ", " |"), datarow=DataRow("| ", " | ", " |"))
 
 
 @dataclass(frozen=True)
@@ -46,24 +42,28 @@ class Table:
         ]
 
     def __str__(self) -> str:
-        heading, _, *rows = self._aligned(_PLAIN)
-        return "\n".join(line.rstrip() for line in (heading, *rows))
+        return "\n".join("  ".join(cells).rstrip() for cells in self._aligned())
 
     def to_markdown(self) -> str:
         """Return the table for a document."""
-        heading, rule, *rows = self._aligned(_PIPES)
-        return "\n".join((heading, re.sub(r"(?<!\|) (?!\|)", "-", rule), *rows))
+        headings, *rows = self._aligned()
+        rule = [
+            "-" * (len(heading) - 1) + (":" if right else "-")
+            for heading, right in zip(headings, self.numeric)
+        ]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
 
-    def _aligned(self, layout: TableFormat) -> list[str]:
-        """Return the headings, a row with the ends of Markdown's rule, and the rows."""
-        numeric = self.numeric
-        rule = ["-:" if right else "--" for right in numeric]
-        return tabulate(
-            [self.headings, rule, *self.rows],
-            tablefmt=layout,
-            disable_numparse=True,
-            colalign=["right" if right else "left" for right in numeric],
-        ).split("\n")
+    def _aligned(self) -> list[list[str]]:
+        """Return the headings and the rows, the cells of a column equally wide."""
+        lines = [self.headings, *self.rows]
+        widths = [max(2, *map(len, column)) for column in zip(*lines)]
+        return [
+            [
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(line, widths, self.numeric)
+            ]
+            for line in lines
+        ]
 
 
 def percent(share: float) -> str:

@@ -34,7 +34,7 @@ from benchmarks.report import case_report, heading, memory_table, networks_table
 from benchmarks.zoo import zoo, zoo_small
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
-from mpgluon.options import positive
+from recipes.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_PYTHON = ROOT / ".venv-torch" / "bin" / "python"

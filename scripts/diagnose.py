@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
@@ -18,13 +20,13 @@ from tqdm import tqdm
 from mpgluon.checkpoint import read_extra
 from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
-from mpgluon.diagnostics.report import diagnose
 from mpgluon.errors import MpgluonError
-from mpgluon.options import positive
-from mpgluon.training import TrainingConfig
-from mpgluon.training.dataset import open_dataset
-from mpgluon.training.networks import build_network, load_pretrained
-from mpgluon.training.runs import newest_checkpoint, restored_network
+from mpgluon.tools.report import diagnose
+from recipes.options import positive
+from recipes.training import TrainingConfig
+from recipes.training.dataset import open_dataset
+from recipes.training.networks import build_network, load_pretrained
+from recipes.training.runs import newest_checkpoint, restored_network
 
 STEPS = 7  # of diagnose
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Optional
 
-from mpgluon.data.caltech101 import CALTECH101, download_caltech101, list_images
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
+
 from mpgluon.errors import DataError
+from recipes.data.caltech101 import CALTECH101, download_caltech101, list_images
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

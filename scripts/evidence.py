@@ -44,8 +44,8 @@ from experiments.records import (
 )
 from experiments.runner import now, run_apart, run_here, select
 from mpgluon.errors import MpgluonError
-from mpgluon.options import positive
-from mpgluon.training import InterruptedRunError
+from recipes.options import positive
+from recipes.training import InterruptedRunError
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from mpgluon.deployment import ServingMetadata, agreement, export_onnx
+from mpgluon.deployment import agreement
 from mpgluon.errors import MpgluonError
-from mpgluon.training.networks import build_network, load_pretrained
-from mpgluon.training.runs import open_run
+from mpgluon.tools.onnx import ServingMetadata, export_onnx
+from recipes.training.networks import build_network, load_pretrained
+from recipes.training.runs import open_run
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -49,7 +52,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         path = export_onnx(net, options.output, metadata, dtype=options.dtype)
         print(f"{about}\n{path}: {options.dtype}, {path.stat().st_size / 2**20:.1f} MiB")
         _compare(net, path, metadata)
-    except (ValueError, TypeError, OSError, MpgluonError) as error:
+    except (ValueError, TypeError, ImportError, OSError, MpgluonError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

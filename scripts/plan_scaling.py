@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not 
 from benchmarks.measured_link import measured_link
 from benchmarks.summation import sum_table
 from mpgluon.diagnostics import alignment_report
-from mpgluon.options import positive
 from mpgluon.tables import Table
-from mpgluon.training.networks import build_network
+from recipes.options import positive
+from recipes.training.networks import build_network
 
 MESSAGES = (1, 2, 4, 8, 16, 32, 64)  # into how many the gradients may be divided
 ENOUGH, LARGEST_BATCH = 0.95, 4096  # the efficiency at which the exchange counts as hidden

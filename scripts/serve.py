@@ -18,16 +18,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
+
 import flask
 import mxnet as mx
 import waitress  # type: ignore[import-untyped]
 from werkzeug.exceptions import HTTPException
 
-from mpgluon.deployment import ServingMetadata
-from mpgluon.deployment.classify import Classifier, NotAPhotographError
 from mpgluon.errors import DataError, MpgluonError
-from mpgluon.plots import FORMAT_LOOKS
-from mpgluon.training.runs import open_run
+from mpgluon.tools.onnx import ServingMetadata
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.classify import Classifier, NotAPhotographError
+from recipes.training.runs import open_run
 
 MAX_REQUEST_BYTES = 16 * 2**20
 _MAX_CONNECTIONS = 500  # waitress waits in select(), which takes no file numbers above 1,023

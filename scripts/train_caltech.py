@@ -12,13 +12,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn, Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
-from mpgluon.options import add_options
-from mpgluon.training import InterruptedRunError, TrainingConfig, train
-from mpgluon.training.checkpoints import Resume
+from recipes.options import add_options
+from recipes.training import InterruptedRunError, TrainingConfig, train
+from recipes.training.checkpoints import Resume
 
 
 class _Parser(argparse.ArgumentParser):

@@ -116,7 +116,7 @@ assert len(before[0]) > 300
 
 import mpgluon
 from mpgluon import amp
-import mpgluon.training
+import recipes.training
 
 for prepare in (mpgluon.cast_block, amp.autocast):
     net = gluon.nn.Dense(2, in_units=3)

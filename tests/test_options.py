@@ -10,7 +10,7 @@ from typing import Optional
 
 import pytest
 
-from mpgluon.options import (
+from recipes.options import (
     add_options,
     at_least,
     check_options,

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mpgluon import plots
+from mpgluon.tools import plots
 
 STEPS = [
     {"step": 1, "loss": 4.0, "loss_scale": 65536.0, "skipped": True, "gradient_norm": math.inf},

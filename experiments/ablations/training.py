@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from mpgluon import amp, cast_block
-from mpgluon.data.shapes import class_names, render_image
+from recipes.data.shapes import class_names, render_image
 
 __all__ = ["batches", "cross_entropy", "first_weights", "sgd", "shapes", "train"]
 

@@ -3,7 +3,7 @@
 A recording has no format and no device: casts are left out, and float16 parameters of a cast
 network are the FP32 values that they stand for. :mod:`mpgluon.deployment.folding` shortens it,
 :mod:`mpgluon.deployment.inference` computes it in MXNet, and
-:mod:`mpgluon.deployment.onnx_export` writes it as ONNX.
+:mod:`mpgluon.tools.onnx.export` writes it as ONNX.
 """
 
 from __future__ import annotations

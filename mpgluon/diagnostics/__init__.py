@@ -1,6 +1,7 @@
 """The effects of 16 bits on a network: what, where, and what to do about them.
 
-Each name is imported when it is first used: the doctor must work where MXNet does not.
+Each name is imported when it is first used: the doctor must work where MXNet does not, and the
+recorder, replay and report are tools.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Batch": "observe",
-    "ExponentRecorder": "exponents",
-    "FlightRecorder": "flight_recorder",
-    "OverflowLocator": "overflow",
-    "alignment_report": "alignment",
-    "batch_exponents": "exponents",
-    "check_machine": "doctor",
-    "check_network": "doctor",
-    "check_training": "doctor",
-    "compare_with_fp32": "compare",
-    "diagnose": "report",
-    "exponent_histogram": "exponents",
-    "locate_overflow": "overflow",
-    "range_report": "ranges",
-    "replay": "rerun",
-    "report_on_optimizer": "optimizers",
-    "suggest_keep_fp32": "compare",
+    "Batch": "mpgluon.diagnostics.observe",
+    "ExponentRecorder": "mpgluon.diagnostics.exponents",
+    "FlightRecorder": "mpgluon.tools.recorder.flight_recorder",
+    "OverflowLocator": "mpgluon.diagnostics.overflow",
+    "alignment_report": "mpgluon.diagnostics.alignment",
+    "batch_exponents": "mpgluon.diagnostics.exponents",
+    "check_machine": "mpgluon.diagnostics.doctor",
+    "check_network": "mpgluon.diagnostics.doctor",
+    "check_training": "mpgluon.diagnostics.doctor",
+    "compare_with_fp32": "mpgluon.diagnostics.compare",
+    "diagnose": "mpgluon.tools.report",
+    "exponent_histogram": "mpgluon.diagnostics.exponents",
+    "locate_overflow": "mpgluon.diagnostics.overflow",
+    "range_report": "mpgluon.diagnostics.ranges",
+    "replay": "mpgluon.tools.recorder.rerun",
+    "report_on_optimizer": "mpgluon.diagnostics.optimizers",
+    "suggest_keep_fp32": "mpgluon.diagnostics.compare",
 }
 
 __all__ = list(_HOMES)
@@ -34,4 +35,4 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -35,8 +35,11 @@ FAST = False  # True: the same code with a smaller network, smaller images and f
 # shapes take their place.
 
 # %% tags=["setup"]
+import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
 import matplotlib.pyplot as plt
 import mxnet as mx
@@ -46,11 +49,11 @@ from mxnet.gluon.model_zoo import vision
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.data import find_tree, list_images, render_shapes, stratified_split
-from mpgluon.data.augment import IMAGENET_MEAN, IMAGENET_STD
-from mpgluon.data.loaders import eval_loader, train_loader
-from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.data import find_tree, list_images, render_shapes, stratified_split
+from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from recipes.data.loaders import eval_loader, train_loader
 
 SHARED = "../../shared"  # photographs beside the checkout, on some machines
 DATA_DIRS = "../data", f"{SHARED}/caltech101", f"{SHARED}/caltech101-mini"  # the first that exists

@@ -36,8 +36,8 @@ from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FloatFormat, round_to
-from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check, widget
 
 formats = {"FP16": FLOAT16, "BF16": BFLOAT16, "FP32": FLOAT32}

@@ -35,8 +35,8 @@ from mxnet.gluon import nn
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, amp, fp16_utils, round_to
 from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
-from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check
 
 STEPS = 600 if FAST else 2000

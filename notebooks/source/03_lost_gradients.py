@@ -35,18 +35,23 @@
 FAST = False  # the build's fast mode says True: the same code on less data
 
 # %% tags=["setup"]
+import sys
+
+sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
 import mpgluon
-from mpgluon import amp, plots
-from mpgluon.data.shapes import class_names, render_image
+from mpgluon import amp
 from mpgluon.diagnostics.exponents import batch_exponents
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
-from mpgluon.training.networks import build_network
+from mpgluon.tools import plots
+from recipes.data.shapes import class_names, render_image
+from recipes.training.networks import build_network
 from teaching import check, widget
 
 IMAGES_PER_CLASS, EPOCHS = (8, 8) if FAST else (16, 10)
@@ -629,7 +634,7 @@ check("03.2", answer)
 
 # %% tags=["solution"]
 # From 2^16 to 2^20 the scale doubles four times, each time after one interval of good steps.
-# Short runs need a short interval: `mpgluon.training.train` takes a tenth of the run by default.
+# Short runs need a short interval: `recipes.training.train` takes a tenth of the run by default.
 doublings = 20 - 16
 assert check("03.2", 1000 // doublings)
 

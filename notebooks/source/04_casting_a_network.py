@@ -34,8 +34,8 @@ from mxnet.gluon import nn
 import mpgluon
 from mpgluon import amp
 from mpgluon.diagnostics.doctor import check_machine, gather
-from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check
 from teaching.lesson_04 import make_images
 

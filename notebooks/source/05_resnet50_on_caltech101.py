@@ -40,12 +40,15 @@ LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-4
 import json
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+
+sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
 import matplotlib.pyplot as plt
 import mxnet as mx
@@ -54,13 +57,13 @@ from mxnet import autograd, gluon
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.data import find_tree, list_images, render_shapes, stratified_split
-from mpgluon.data.augment import IMAGENET_MEAN, IMAGENET_STD
-from mpgluon.data.loaders import eval_loader, train_loader
-from mpgluon.plots import FORMAT_LOOKS, draw_loss_scale
 from mpgluon.tables import Table
-from mpgluon.training import InterruptedRunError, TrainingConfig, train
-from mpgluon.training.networks import build_network
+from mpgluon.tools.plots import FORMAT_LOOKS, draw_loss_scale
+from recipes.data import find_tree, list_images, render_shapes, stratified_split
+from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from recipes.data.loaders import eval_loader, train_loader
+from recipes.training import InterruptedRunError, TrainingConfig, train
+from recipes.training.networks import build_network
 from teaching import check
 
 NAMES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
@@ -226,7 +229,7 @@ for dtype in FORMATS:
 # pass out where nothing is to be learned, unless the input asks for a gradient. Without this line
 # the network would be tested with other averages than it was trained with.)
 #
-# `mpgluon.training.train` is this loop, with a test after each epoch, a log and checkpoints:
+# `recipes.training.train` is this loop, with a test after each epoch, a log and checkpoints:
 #
 # ![A run: a config of all options leads to a loader of images and int32 labels, and on to the loop
 # of forward, scale_loss, backward and step. The loop writes a log and checkpoints. From a

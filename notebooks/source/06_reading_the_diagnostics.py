@@ -33,10 +33,11 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 import mpgluon
-from mpgluon import amp, native, plots
+from mpgluon import amp, native
 from mpgluon.diagnostics import compare, exponents, overflow, ranges
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.tables import Table
+from mpgluon.tools import plots
 from teaching import check
 from teaching.lesson_06 import accuracy_of, loss_fn, make_net, make_sounds, make_trainer, train
 

@@ -44,6 +44,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
@@ -51,13 +53,13 @@ from mxnet import autograd, gluon, profiler
 from mxnet.gluon.model_zoo import vision
 
 import mpgluon
-from mpgluon.data import list_images, render_shapes
-from mpgluon.data.loaders import train_loader
+from benchmarks.timing import interleave, quartiles, ratios
 from mpgluon.diagnostics import alignment_report, check_machine
-from mpgluon.diagnostics.timing import interleave, quartiles, ratios
 from mpgluon.graph.description import trace
-from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.data import list_images, render_shapes
+from recipes.data.loaders import train_loader
 from teaching import check
 
 NAMES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}

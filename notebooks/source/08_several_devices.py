@@ -50,7 +50,7 @@ from mxnet.gluon import nn
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.plots import FORMAT_LOOKS
+from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check
 
 WORKERS = 512 if FAST else 4096

@@ -37,14 +37,19 @@
 FAST = False  # the build's fast mode says True: the same code on less data
 
 # %% tags=["setup"]
+import sys
+
+sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
 import mpgluon
-from mpgluon import amp, plots
-from mpgluon.data.shapes import render_image
+from mpgluon import amp
+from mpgluon.tools import plots
+from recipes.data.shapes import render_image
 from teaching import check
 
 EPOCHS, GAN_STEPS = (3, 150) if FAST else (10, 300)

@@ -40,6 +40,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
@@ -50,16 +52,11 @@ from PIL import Image
 import mpgluon
 from mpgluon import amp
 from mpgluon.checkpoint import read_parameters
-from mpgluon.data.shapes import class_names, render_image
-from mpgluon.deployment import (
-    ServingMetadata,
-    agreement,
-    export_mxnet,
-    export_onnx,
-    inference_network,
-)
-from mpgluon.plots import FORMAT_LOOKS
+from mpgluon.deployment import agreement, export_mxnet, inference_network
 from mpgluon.tables import Table
+from mpgluon.tools.onnx import ServingMetadata, export_onnx
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.data.shapes import class_names, render_image
 from teaching import check
 
 IMAGES_PER_CLASS, EPOCHS = (12, 6) if FAST else (32, 10)

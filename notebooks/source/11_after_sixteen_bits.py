@@ -37,6 +37,9 @@ FAST = False  # the build's fast mode says True: the same code on less data
 
 # %% tags=["setup"]
 import logging
+import sys
+
+sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
 import matplotlib.pyplot as plt
 import mxnet as mx
@@ -59,11 +62,11 @@ from mpgluon import (
     diagnostics,
     round_to,
 )
-from mpgluon.data.shapes import render_image
 from mpgluon.numerics.scaling import round_scaled
 from mpgluon.numerics.tensor_core import ACCUMULATIONS
-from mpgluon.plots import FORMAT_LOOKS
 from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.data.shapes import render_image
 from teaching import check
 
 logging.getLogger("mpgluon").setLevel(logging.ERROR)  # it warns of what we do on purpose

@@ -18,7 +18,7 @@ from benchmarks.figures import (
     save_figure,
 )
 from benchmarks.race import CaseResult, Failure, Result
-from mpgluon.plots import FORMAT_LOOKS
+from mpgluon.tools.plots import FORMAT_LOOKS
 
 
 def result_of(name: str, *seconds: float, **facts) -> Result:

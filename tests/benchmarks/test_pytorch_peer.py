@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import cases
 from benchmarks.contestant import Contestant, Process
-from mpgluon.training.networks import build_network
+from recipes.training.networks import build_network
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-torch" / "bin" / "python"

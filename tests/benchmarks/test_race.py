@@ -14,7 +14,7 @@ import pytest
 from benchmarks import contestant as contestant_module
 from benchmarks.contestant import Contestant, ContestantError, Process
 from benchmarks.race import Case, CaseResult, Conditions, Failure, Result, race
-from mpgluon.diagnostics.timing import Quartiles
+from benchmarks.timing import Quartiles
 
 TINY = str(Path(__file__).with_name("tiny_contestants.py"))
 ONCE = Conditions(threads=1, rounds=1, warm_up=0, limit_s=60)

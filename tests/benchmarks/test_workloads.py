@@ -11,8 +11,8 @@ import pytest
 from benchmarks import loading, workloads
 from benchmarks.contestant import Contestant, Process
 from benchmarks.sequences import KINDS
-from mpgluon.data.shapes import render_shapes
 from mpgluon.numerics.loss_scale import DynamicLossScale
+from recipes.data.shapes import render_shapes
 
 NETWORK = {"model": "resnet18_v1", "batch_size": 4, "image_size": 64}
 MXNET = [("gluon", "float32"), *(("mpgluon", t) for t in ("float32", "float16", "bfloat16"))]

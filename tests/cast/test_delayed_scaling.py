@@ -25,9 +25,9 @@ from mpgluon import (
     save_checkpoint,
 )
 from mpgluon.archive import read_archive, write_archive
-from mpgluon.diagnostics.recorded_step import RECORDED_STEP
 from mpgluon.numerics.scaling import scale_exponents
 from mpgluon.scale_histories import scale_histories
+from mpgluon.tools.recorder.recorded_step import RECORDED_STEP
 
 pytestmark = [
     pytest.mark.usefixtures("native_operators"),

@@ -16,8 +16,9 @@ import pytest
 from helpers import module_from
 from PIL import Image
 
-from mpgluon.data import caltech101
-from mpgluon.data.caltech101 import (
+from mpgluon.errors import DataError
+from recipes.data import caltech101
+from recipes.data.caltech101 import (
     CALTECH101,
     Archive,
     ArchiveFile,
@@ -25,7 +26,6 @@ from mpgluon.data.caltech101 import (
     find_tree,
     list_images,
 )
-from mpgluon.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 

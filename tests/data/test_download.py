@@ -10,9 +10,9 @@ import os
 import numpy as np
 import pytest
 
-from mpgluon.data import download as download_module
-from mpgluon.data.download import download
 from mpgluon.errors import DataError
+from recipes.data import download as download_module
+from recipes.data.download import download
 
 BODY = np.random.Generator(np.random.PCG64(7)).bytes(3_000_000)
 CHUNK = 2**16  # what is read at a time; a break within it loses it

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpgluon.data import images
-from mpgluon.data.augment import read_crop
-from mpgluon.data.images import list_images, read_image
-from mpgluon.deployment.classify import read_photograph
 from mpgluon.errors import DataError
+from recipes.classify import read_photograph
+from recipes.data import images
+from recipes.data.augment import read_crop
+from recipes.data.images import list_images, read_image
 
 
 def touch(path):

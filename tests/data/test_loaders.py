@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpgluon.data import reader
-from mpgluon.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, read_crop
-from mpgluon.data.images import list_images, read_image
-from mpgluon.data.loaders import eval_loader, train_loader
-from mpgluon.data.sampler import EpochBatchSampler
 from mpgluon.errors import DataError
+from recipes.data import reader
+from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, read_crop
+from recipes.data.images import list_images, read_image
+from recipes.data.loaders import eval_loader, train_loader
+from recipes.data.sampler import EpochBatchSampler
 
 COUNT = 23
 
@@ -220,7 +220,7 @@ def test_the_ranks_of_a_test_pass_cover_every_image_once():
 
 
 def test_a_crop_covers_the_share_asked_for_and_has_a_ratio_in_range():
-    from mpgluon.data.augment import _random_box
+    from recipes.data.augment import _random_box
 
     rng = np.random.default_rng(0)
     for width, height in [(300, 200), (200, 300), (64, 64)]:
@@ -367,8 +367,8 @@ import sys
 import numpy as np
 if "bool" not in np.__dict__:
     np.bool = bool
-from mpgluon.data.images import list_images
-from mpgluon.data.loaders import train_loader
+from recipes.data.images import list_images
+from recipes.data.loaders import train_loader
 folder = list_images(sys.argv[1])
 loader = train_loader(folder, range(len(folder)), batch_size=4, image_size=32, num_workers=2)
 {body}

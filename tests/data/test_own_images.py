@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from mpgluon.data.own_images import TEST_FOLDERS, list_own_images, summary
 from mpgluon.errors import DataError
+from recipes.data.own_images import TEST_FOLDERS, list_own_images, summary
 
 
 def draw(path):

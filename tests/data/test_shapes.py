@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import mpgluon.data.shapes as shapes
-from mpgluon.data.images import list_images
-from mpgluon.data.shapes import class_names, render_image, render_shapes
+import recipes.data.shapes as shapes
 from mpgluon.errors import DataError
+from recipes.data.images import list_images
+from recipes.data.shapes import class_names, render_image, render_shapes
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_ten_classes_are_easy_for_a_nearest_neighbour_on_small_colour_crops(rend
 
 KILLED = """
 import sys
-from mpgluon.data import shapes
+from recipes.data import shapes
 real = shapes.render_image
 def noisy(*arguments, **options):
     print("one more", flush=True)

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from mpgluon.data.splits import stratified_split
+from recipes.data.splits import stratified_split
 
 # Recorded with NumPy 1.23.5 on x86-64.
 GOLDEN_SHA256 = "ff38386831ec0fd4b36bed9adcafa6035ca5e4be3fb65f5ffda04d156199b735"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from mpgluon.data import unpack
-from mpgluon.data.unpack import unpack_tar_folder, unpack_zip_member
 from mpgluon.errors import DataError
+from recipes.data import unpack
+from recipes.data.unpack import unpack_tar_folder, unpack_zip_member
 
 
 def file_member(name, content=b"content"):
@@ -212,7 +212,7 @@ def test_a_disk_that_fills_up_while_unpacking_leaves_nothing(tmp_path, monkeypat
 
 KILLED = """
 import sys, time
-from mpgluon.data import unpack
+from recipes.data import unpack
 real = unpack._extract_member
 def slow(*arguments):
     real(*arguments)

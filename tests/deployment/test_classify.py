@@ -19,12 +19,12 @@ from mxnet.gluon import nn
 from PIL import Image
 
 from mpgluon import DataError
-from mpgluon.data import list_images, render_shapes
-from mpgluon.data.images import MAX_IMAGE_PIXELS
-from mpgluon.data.loaders import eval_loader
-from mpgluon.deployment import classify
-from mpgluon.deployment.classify import Classifier, NotAPhotographError, read_photograph
 from mpgluon.native.bfloat16 import has_native_bfloat16
+from recipes import classify
+from recipes.classify import Classifier, NotAPhotographError, read_photograph
+from recipes.data import list_images, render_shapes
+from recipes.data.images import MAX_IMAGE_PIXELS
+from recipes.data.loaders import eval_loader
 
 SIZE = 16
 INPUTS = 3 * SIZE**2

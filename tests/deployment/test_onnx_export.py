@@ -29,9 +29,10 @@ from test_networks import CLASSES, build, inputs_of
 
 import mpgluon
 from mpgluon import FLOAT16, DataError, PrecisionError
-from mpgluon.data import render_shapes
-from mpgluon.data.augment import normalized_levels, read_crop
-from mpgluon.deployment import ServingMetadata, export_onnx, inference_network, read_metadata
+from mpgluon.deployment import inference_network
+from mpgluon.tools.onnx import ServingMetadata, export_onnx, read_metadata
+from recipes.data import render_shapes
+from recipes.data.augment import normalized_levels, read_crop
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
 NAMES = tuple(f"class {number}" for number in range(CLASSES))
@@ -196,9 +197,9 @@ def test_another_format_is_refused(tmp_path, dtype):
 
 def test_without_onnx_the_advice_is_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ValueError, match=r"needs the package onnx .*pip install onnx onnxruntime"):
+    with pytest.raises(ImportError, match=r"onnx is not installed.*pip install 'mpgluon\[onnx\]'"):
         export_onnx(small_network(), tmp_path / "net.onnx", METADATA)
-    with pytest.raises(ValueError, match="needs the package onnx"):
+    with pytest.raises(ImportError, match="onnx is not installed"):
         read_metadata(tmp_path / "net.onnx")
 
 

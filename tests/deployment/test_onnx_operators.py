@@ -12,10 +12,10 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mpgluon import PrecisionError
-from mpgluon.deployment.onnx_operators import TRANSLATIONS
-from mpgluon.deployment.onnx_writer import onnx_model
 from mpgluon.deployment.recording import record
 from mpgluon.graph.nodes import VARIABLE
+from mpgluon.tools.onnx.operators import TRANSLATIONS
+from mpgluon.tools.onnx.writer import onnx_model
 
 IMAGE = (2, 6, 9, 9)
 VECTOR = (2, 12)

@@ -34,8 +34,8 @@ import mpgluon
 from mpgluon import CheckpointError, DynamicLossScale, StaticLossScale, TrainerStateError, amp
 from mpgluon.archive import read_archive, write_archive
 from mpgluon.diagnostics import FlightRecorder, replay
-from mpgluon.diagnostics.recorded_network import NetworkSettings, code_of, paths_of
-from mpgluon.diagnostics.recorded_step import RECORDED_STEP, GradientMark, read_step
+from mpgluon.tools.recorder.recorded_network import NetworkSettings, code_of, paths_of
+from mpgluon.tools.recorder.recorded_step import RECORDED_STEP, GradientMark, read_step
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "scripts" / "replay.py"

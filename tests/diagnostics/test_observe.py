@@ -13,7 +13,7 @@ import mpgluon
 from mpgluon import PrecisionError
 from mpgluon.diagnostics.observe import observed_batch
 from mpgluon.native.bfloat16 import has_native_bfloat16
-from mpgluon.training.networks import build_network
+from recipes.training.networks import build_network
 
 each_way = pytest.mark.parametrize("way", WAYS)
 both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])

@@ -16,8 +16,8 @@ from helpers import module_from
 
 import mpgluon
 from mpgluon.checkpoint import read_parameters
-from mpgluon.diagnostics.report import Page, Section, diagnose
 from mpgluon.tables import Table
+from mpgluon.tools.report import Page, Section, diagnose
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLES = [
@@ -156,7 +156,7 @@ def test_a_function_of_the_users_own_is_called_for_a_network(diagnose_script, tm
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    from mpgluon.training import TrainingConfig, train
+    from recipes.training import TrainingConfig, train
 
     folder = tmp_path_factory.mktemp("run")
     config = TrainingConfig(

@@ -9,10 +9,10 @@ import pytest
 from browser import EXECUTABLE, Browser
 from diagnostics_helpers import make_batch, make_net
 
-from mpgluon.diagnostics import report
 from mpgluon.diagnostics.ranges import range_report
-from mpgluon.diagnostics.report import Page, Section
 from mpgluon.diagnostics.scales import LossScales, loss_scales, share_text
+from mpgluon.tools import report
+from mpgluon.tools.report import Page, Section
 
 POWERS = (-10, -3, 0, 9, 13, 17, 24)
 SHOWN = report._SHOWN

@@ -15,7 +15,7 @@ from mpgluon.diagnostics.compare import Suggestion, suggest_keep_fp32
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.reference import input_error
 from mpgluon.diagnostics.scales import loss_scales
-from mpgluon.diagnostics.verdict import FEWEST_GRADIENTS, HEADROOM, judge, path_of
+from mpgluon.tools.verdict import FEWEST_GRADIENTS, HEADROOM, judge, path_of
 
 
 def verdict_on(net, batch, dtype="float16"):

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from faults import happen
 
-from mpgluon.training.steps import Stepper
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "train_caltech.py"
+sys.path.insert(0, str(ROOT))  # recipes/ is not installed
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
+from recipes.training.steps import Stepper  # noqa: E402
 
 
 def sabotage(kind: str, culprit: int, bad_step: int, moment: Path) -> None:

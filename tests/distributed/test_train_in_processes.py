@@ -18,11 +18,11 @@ from distributed_helpers import HERE, Job, mpirun, succeeded
 from faults import seconds_after
 
 from mpgluon import PrecisionError
-from mpgluon.data import render_shapes
 from mpgluon.distributed import OneProcess
-from mpgluon.training import TrainingConfig, train
-from mpgluon.training.dataset import open_dataset
-from mpgluon.training.networks import build_network
+from recipes.data import render_shapes
+from recipes.training import TrainingConfig, train
+from recipes.training.dataset import open_dataset
+from recipes.training.networks import build_network
 
 pytestmark = pytest.mark.multiprocess
 

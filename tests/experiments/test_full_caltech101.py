@@ -17,9 +17,9 @@ from experiments import caltech101, fine_tuning
 from experiments.experiment import Outcome, Place
 from experiments.photographs import link_categories, whole_tree
 from experiments.training_runs import PER_CLASS
-from mpgluon.data import CALTECH101
 from mpgluon.errors import DataError
-from mpgluon.training.loop import _Run
+from recipes.data import CALTECH101
+from recipes.training.loop import _Run
 
 FINE_TUNING, CALTECH = fine_tuning.GROUP, caltech101.GROUP
 TITLES = {"caltech101": "ResNet-50 on Caltech 101",

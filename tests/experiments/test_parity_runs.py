@@ -10,10 +10,10 @@ import pytest
 from experiments import caltech101, parity, training_runs
 from experiments.experiment import Place
 from experiments.training_runs import config_of, train_or_find
-from mpgluon.data import render_shapes
 from mpgluon.errors import DataError
-from mpgluon.training import TrainingConfig
-from mpgluon.training.loop import _Run
+from recipes.data import render_shapes
+from recipes.training import TrainingConfig
+from recipes.training.loop import _Run
 
 BY_NAME = {one.name: one for one in parity.GROUP.experiments}
 

@@ -10,8 +10,8 @@ import pytest
 from experiments import photographs
 from experiments.experiment import Place
 from experiments.photographs import CATEGORIES, count_categories, mini_tree
-from mpgluon.data import caltech101, list_images, render_shapes
 from mpgluon.errors import DataError
+from recipes.data import caltech101, list_images, render_shapes
 
 
 @pytest.fixture

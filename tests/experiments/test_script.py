@@ -16,7 +16,7 @@ from tiny_groups import EXPERIMENTS
 from experiments.experiment import Outcome
 from experiments.page import BEGIN, END
 from experiments.records import read_records, read_repetitions, write_record
-from mpgluon.data import render_shapes
+from recipes.data import render_shapes
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "scripts" / "evidence.py"

@@ -13,7 +13,7 @@ from experiments import bfloat16_weights, eight_bits, parity, tensor_core_sums
 from experiments.experiment import Outcome
 from experiments.groups import GROUPS
 from mpgluon import Policy
-from mpgluon.training import TrainingConfig
+from recipes.training import TrainingConfig
 
 ALL = {one.name: one for group in GROUPS for one in group.experiments}
 MEMBERS = (bfloat16_weights.GROUP, eight_bits.GROUP, tensor_core_sums.GROUP)

@@ -12,7 +12,7 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 
-from mpgluon.data import render_shapes
+from recipes.data import render_shapes
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(TESTS / folder) for folder in ("amp", "cast", "numerics", "trainer", "training")]

@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.training.networks import build_network
+from recipes.training.networks import build_network
 
 CLASSES = 1000
 CASTS = {

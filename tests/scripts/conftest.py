@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpgluon.data import render_shapes
-from mpgluon.training import TrainingConfig, train
+from recipes.data import render_shapes
+from recipes.training import TrainingConfig, train
 
 
 @pytest.fixture(scope="session")

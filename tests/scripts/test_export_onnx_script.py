@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from helpers import module_from
 
-from mpgluon.deployment import ServingMetadata, read_metadata
-from mpgluon.training.networks import build_network
+from mpgluon.tools.onnx import ServingMetadata, read_metadata
+from recipes.training.networks import build_network
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_onnx.py"
 NAME, SIZE = "cifar_resnet20_v1", 32

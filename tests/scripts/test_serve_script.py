@@ -21,10 +21,10 @@ from helpers import module_from
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from mpgluon.data import list_images
-from mpgluon.deployment.classify import Classifier
-from mpgluon.plots import FORMAT_LOOKS
-from mpgluon.training.runs import open_run
+from mpgluon.tools.plots import FORMAT_LOOKS
+from recipes.classify import Classifier
+from recipes.data import list_images
+from recipes.training.runs import open_run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "serve.py"
 LIMIT = 16 * 2**20

@@ -16,8 +16,8 @@ from typing import get_args, get_type_hints
 import pytest
 from helpers import module_from
 
-from mpgluon.data import render_shapes
-from mpgluon.training import TrainingConfig
+from recipes.data import render_shapes
+from recipes.training import TrainingConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
 QUICK = [

@@ -24,7 +24,7 @@ from PIL import Image
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.deployment import ServingMetadata, export_onnx
+from mpgluon.tools.onnx import ServingMetadata, export_onnx
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))

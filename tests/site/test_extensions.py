@@ -83,8 +83,8 @@ def test_a_public_name_without_a_page_is_a_warning(monkeypatch, name):
 
 
 def test_a_public_module_without_a_page_is_a_warning(monkeypatch):
-    given = warnings_without(monkeypatch, "mpgluon.plots")
-    assert given == ["public module without a page: mpgluon.plots"]
+    given = warnings_without(monkeypatch, "mpgluon.tools.plots")
+    assert given == ["public module without a page: mpgluon.tools.plots"]
 
 
 def test_a_complete_reference_has_no_warning(monkeypatch):
@@ -108,10 +108,10 @@ def test_what_the_pages_and_lessons_import_is_in_the_reference():
 
 # What some lessons look into, and what is no promise to users.
 INTERNAL = {
-    "mpgluon.data.augment",
-    "mpgluon.data.shapes",
+    "recipes.data.augment",
+    "recipes.data.shapes",
     "mpgluon.graph.description",
-    "mpgluon.diagnostics.timing",
+    "benchmarks.timing",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from training_helpers import Run, run
 
-from mpgluon.data import render_shapes
+from recipes.data import render_shapes
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from training_helpers import STEPS, run, run_interrupted
 
 from mpgluon import DynamicLossScale, amp
 from mpgluon.distributed import OneProcess
-from mpgluon.training.steps import Stepper
+from recipes.training.steps import Stepper
 
 N, BATCH_SIZE, SIDE = 4, 3, 4
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]

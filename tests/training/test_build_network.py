@@ -11,8 +11,8 @@ from mxnet.gluon import nn
 from PIL import Image
 
 from mpgluon import CheckpointError, DataError
-from mpgluon.data import read_image
-from mpgluon.training.networks import build_network, has_input_normalization, load_pretrained
+from recipes.data import read_image
+from recipes.training.networks import build_network, has_input_normalization, load_pretrained
 
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 
@@ -314,6 +314,6 @@ def test_an_average_that_is_narrow_in_one_direction_is_not_made_global(monkeypat
         net.add(nn.AvgPool2D((8, 3)), nn.Flatten(), nn.Dense(classes))
         return net
 
-    monkeypatch.setattr("mpgluon.zoo.vision.get_model", narrow)
+    monkeypatch.setattr("mpgluon.tools.zoo.vision.get_model", narrow)
     with pytest.raises(ValueError, match="narrow does not work on images of 4 x 4 pixels"):
         build_network("narrow", classes=5, image_size=4, devices=ONE)

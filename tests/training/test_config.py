@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 
 from mpgluon import DynamicLossScale, NoLossScale, Policy, StaticLossScale
-from mpgluon.training import TrainingConfig
+from recipes.training import TrainingConfig
 
 
 @pytest.mark.parametrize(

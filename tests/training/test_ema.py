@@ -10,8 +10,8 @@ from test_resume import assert_same_course
 from training_helpers import STEPS, Run, run, run_interrupted
 
 from mpgluon.checkpoint import read_parameters
-from mpgluon.training.dataset import open_dataset
-from mpgluon.training.runs import open_run
+from recipes.training.dataset import open_dataset
+from recipes.training.runs import open_run
 
 EMA = {"dtype": "float16", "ema": 0.75}
 

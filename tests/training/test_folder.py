@@ -12,12 +12,12 @@ from PIL import Image
 from training_helpers import quick_config, run
 
 from mpgluon.cast.block import blocks_of
-from mpgluon.data import list_images
 from mpgluon.errors import CheckpointError, DataError
-from mpgluon.training import train
-from mpgluon.training.dataset import open_dataset
-from mpgluon.training.networks import refuse_unknown_network
-from mpgluon.training.runs import open_run
+from recipes.data import list_images
+from recipes.training import train
+from recipes.training.dataset import open_dataset
+from recipes.training.networks import refuse_unknown_network
+from recipes.training.runs import open_run
 
 FORMATS = (".JPG", ".png", ".webp", ".jpeg")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from training_helpers import STEPS, run
 
-from mpgluon.training.history import History, to_json
-from mpgluon.training.loop import _skips
+from recipes.training.history import History, to_json
+from recipes.training.loop import _skips
 
 NUMBERS = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": None, "e": 1.5, "f": True, "g": "x"}
 
@@ -100,7 +100,7 @@ def test_speeds_of_steps_add_up_to_the_seconds_of_training(float32_run):
 @pytest.mark.multiprocess
 def test_the_libraries_for_figures_are_imported_only_when_they_are_needed():
     script = (
-        "import sys, mpgluon.training, mpgluon.training.loop; "
+        "import sys, recipes.training, recipes.training.loop; "
         "print(*{name.split('.')[0] for name in sys.modules} & {'matplotlib', 'tensorboard'})"
     )
     command = [sys.executable, "-W", "ignore", "-c", script]

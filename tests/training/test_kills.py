@@ -21,7 +21,7 @@ import pytest
 from test_resume import DEADLINE_S, SCRIPT, assert_same_course
 from training_helpers import STEPS_PER_EPOCH, Run, quick_config
 
-from mpgluon.training import TrainingConfig
+from recipes.training import TrainingConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 

@@ -17,10 +17,10 @@ from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run
 
 import mpgluon
 from mpgluon import CheckpointError, DataError, PrecisionError
-from mpgluon.training import TrainingConfig, train
-from mpgluon.training.checkpoints import RunCheckpoints
-from mpgluon.training.dataset import open_dataset
-from mpgluon.training.networks import build_network
+from recipes.training import TrainingConfig, train
+from recipes.training.checkpoints import RunCheckpoints
+from recipes.training.dataset import open_dataset
+from recipes.training.networks import build_network
 
 TWO_DEVICES = {"devices": "cpu:0,1", "batch_size": 5}
 

@@ -16,9 +16,9 @@ from helpers import assert_same_bits
 from training_helpers import STEPS, Run, quick_config, run, run_interrupted
 
 from mpgluon import CheckpointError
-from mpgluon.training import train
-from mpgluon.training.history import History
-from mpgluon.training.interruption import Interruption
+from recipes.training import train
+from recipes.training.history import History
+from recipes.training.interruption import Interruption
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
 DEADLINE_S = 120

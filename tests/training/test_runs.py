@@ -11,7 +11,7 @@ import pytest
 
 from mpgluon import CheckpointError
 from mpgluon.checkpoint import read_parameters
-from mpgluon.training.runs import open_run
+from recipes.training.runs import open_run
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from tensorboard.util.tensor_util import make_ndarray
 from test_resume import assert_same_course
 from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run, run_interrupted
 
-from mpgluon.training import train
-from mpgluon.training.history import History
+from recipes.training import train
+from recipes.training.history import History
 
 STEP_SCALARS = ("loss", "learning_rate", "loss_scale", "gradient_norm", "images_per_second")
 EPOCH_SCALARS = ("train_loss", "train_accuracy", "test_accuracy", "test_accuracy_per_class")

@@ -12,8 +12,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mpgluon.training import InterruptedRunError, TrainingConfig, train
-from mpgluon.training.history import History
+from recipes.training import InterruptedRunError, TrainingConfig, train
+from recipes.training.history import History
 
 # 4 of 6 images of 10 classes train, in batches of 10: two epochs of four steps.
 STEPS_PER_EPOCH, STEPS = 4, 8

@@ -18,8 +18,8 @@ from torchvision_by_hand import NETWORKS, images, random_state
 from weights_helpers import distance, tolerance
 
 from mpgluon import CheckpointError
-from mpgluon.training.networks import build_network, load_pretrained
-from mpgluon.weights import read_state_dict
+from recipes.training.networks import build_network, load_pretrained
+from recipes.weights import read_state_dict
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = HERE.parents[1] / ".venv-torch"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpgluon import CheckpointError
-from mpgluon.weights import is_state_dict_file, read_state_dict
+from recipes.weights import is_state_dict_file, read_state_dict
 
 # What follows writes the files that torch.save does, byte for byte in the pickle's meaning, with
 # the names that PyTorch writes there.

@@ -22,8 +22,8 @@ from torchvision_by_hand import (
 from weights_helpers import MxnetOperators, distance, tolerance
 
 from mpgluon import CheckpointError
-from mpgluon.training.networks import build_network, load_pretrained
-from mpgluon.weights import values_for
+from recipes.training.networks import build_network, load_pretrained
+from recipes.weights import values_for
 
 CLASSES = 7
 CASES = {  # our name, their shapes, their forward pass, pixels

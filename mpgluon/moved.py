@@ -1,0 +1,57 @@
+"""The former names of modules: importing one says where its things are now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Optional
+
+__all__ = ["NEW_PLACES", "name_new_places"]
+
+_RECORDER = "mpgluon.tools.recorder"
+_RECIPES = "recipes/ beside scripts/ of the repository, which is not installed; there it is "
+NEW_PLACES = {
+    "mpgluon.data": f"{_RECIPES}recipes.data",
+    "mpgluon.training": f"{_RECIPES}recipes.training",
+    "mpgluon.weights": f"{_RECIPES}recipes.weights",
+    "mpgluon.options": f"{_RECIPES}recipes.options",
+    "mpgluon.deployment.classify": f"{_RECIPES}recipes.classify",
+    "mpgluon.deployment.onnx_export": "mpgluon.tools.onnx",
+    "mpgluon.deployment.onnx_operators": "mpgluon.tools.onnx.operators",
+    "mpgluon.deployment.onnx_writer": "mpgluon.tools.onnx.writer",
+    "mpgluon.deployment.serving": "mpgluon.tools.onnx",
+    "mpgluon.diagnostics.cures": f"{_RECORDER}.cures",
+    "mpgluon.diagnostics.flight_recorder": f"{_RECORDER}.flight_recorder",
+    "mpgluon.diagnostics.named": f"{_RECORDER}.named",
+    "mpgluon.diagnostics.recorded_network": f"{_RECORDER}.recorded_network",
+    "mpgluon.diagnostics.recorded_step": f"{_RECORDER}.recorded_step",
+    "mpgluon.diagnostics.report": "mpgluon.tools.report",
+    "mpgluon.diagnostics.rerun": f"{_RECORDER}.rerun",
+    "mpgluon.diagnostics.step_bench": f"{_RECORDER}.step_bench",
+    "mpgluon.diagnostics.timing": "benchmarks/timing.py of the repository",
+    "mpgluon.diagnostics.verdict": "mpgluon.tools.verdict",
+    "mpgluon.plots": "mpgluon.tools.plots",
+    "mpgluon.zoo": "mpgluon.tools.zoo",
+}
+
+
+def name_new_places() -> None:
+    """Let an import of a former name say where its things are now."""
+    sys.meta_path.append(_MovedModules())
+
+
+class _MovedModules(MetaPathFinder):
+    """Asked last, for a module that no other finder has found."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],  # noqa: ARG002
+        target: Optional[ModuleType] = None,  # noqa: ARG002
+    ) -> None:
+        if fullname in NEW_PLACES:
+            raise ModuleNotFoundError(
+                f"{fullname} has moved to {NEW_PLACES[fullname]}", name=fullname
+            )

@@ -1,0 +1,272 @@
+"""MXNet's operators in ONNX: one short function for each.
+
+A function receives an operator's operands, already in the format that it computes in, and adds the
+ONNX nodes that do the same. The format is chosen in :mod:`mpgluon.tools.onnx.writer`. An
+operator or option that ONNX cannot express exactly is refused.
+
+References
+----------
+The ONNX operator specification, opset 17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from types import MappingProxyType
+from typing import Any, Callable, Optional
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+__all__ = ["TRANSLATIONS", "Nodes", "OperatorCall", "UnsupportedError"]
+
+
+class UnsupportedError(Exception):
+    """ONNX, or this translation, has no equal for one use of an operator; says why."""
+
+
+class Nodes:
+    """The nodes and constants of an ONNX model, as they are added."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+
+    def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """Add a node with one output, and return its name."""
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+        return name
+
+    def constant(self, name: str, values: Any, dtype: str) -> str:
+        """Add a constant, rounded to ``dtype``, and return its name."""
+        self.constants[name] = numpy_helper.from_array(np.asarray(values).astype(dtype), name)
+        return name
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One operator with its operands, and the model that its nodes are added to.
+
+    Attributes
+    ----------
+    model : Nodes
+    name : str
+        Of the output.
+    options : dict
+        The operator's, as Python values.
+    inputs : list of str
+        Names of the operands in ONNX.
+    shapes : list of tuple of int
+        Of the operands; the first axis of data is the batch, whose size may change.
+    output_shape : tuple of int
+    values : list of ndarray or None
+        Of those operands that are parameters.
+    dtype : str
+        Of the operands: ``"float32"`` or ``"float16"``.
+    """
+
+    model: Nodes
+    name: str
+    options: dict[str, Any]
+    inputs: list[str]
+    shapes: list[tuple[int, ...]]
+    output_shape: tuple[int, ...]
+    values: list[Optional[npt.NDArray[np.float32]]]
+    dtype: str
+
+    def node(self, operator: str, inputs: Optional[list[str]] = None, **attributes: Any) -> str:
+        """Add the node of the result, by default of all operands, and return its name."""
+        operands = self.inputs if inputs is None else inputs
+        return self.model.add(operator, operands, self.name, **attributes)
+
+    def constant(self, suffix: str, values: Any, dtype: Optional[str] = None) -> str:
+        """Add a constant in the operator's format, and return its name."""
+        return self.model.constant(f"{self.name}_{suffix}", values, dtype or self.dtype)
+
+
+Translation = Callable[[OperatorCall], str]
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise UnsupportedError(otherwise)
+
+
+def _convolution(call: OperatorCall) -> str:
+    options = call.options
+    _require(options.get("layout") in (None, "NCW", "NCHW", "NCDHW"), "its layout is not NCHW")
+    axes = len(options["kernel"])
+    pad = _per_axis(options.get("pad"), axes, 0)
+    return call.node(
+        "Conv",
+        kernel_shape=options["kernel"],
+        strides=_per_axis(options.get("stride"), axes, 1),
+        dilations=_per_axis(options.get("dilate"), axes, 1),
+        pads=[*pad, *pad],
+        group=options.get("num_group", 1),
+    )
+
+
+def _per_axis(sizes: Optional[tuple[int, ...]], axes: int, default: int) -> tuple[int, ...]:
+    return tuple(sizes) if sizes else (default,) * axes
+
+
+def _dense(call: OperatorCall) -> str:
+    data, *parameters = call.inputs
+    if len(call.shapes[0]) != 2:
+        _require(call.options.get("flatten", True), "flatten=False with more than two axes")
+        data = call.model.add("Flatten", [data], f"{call.name}_flat", axis=1)
+    return call.node("Gemm", [data, *parameters], transB=1)
+
+
+def _batch_norm(call: OperatorCall) -> str:
+    options = call.options
+    _require(options.get("axis", 1) == 1, f"its axis is {options.get('axis')}, not 1")
+    data, gamma, *rest = call.inputs
+    if options["fix_gamma"]:
+        gamma = call.constant("ones", np.ones(call.shapes[1]))
+    return call.node("BatchNormalization", [data, gamma, *rest], epsilon=float(options["eps"]))
+
+
+_ACTIVATIONS = {
+    "relu": "Relu",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "softrelu": "Softplus",
+    "softsign": "Softsign",
+}
+
+
+def _leaky_relu(call: OperatorCall) -> str:
+    kind = call.options.get("act_type", "leaky")
+    _require(kind in ("leaky", "elu", "prelu"), f"act_type={kind!r}")
+    if kind == "prelu":
+        values = call.values[1]
+        _require(values is not None, "its slope is computed")
+        assert values is not None
+        trailing = (1,) * (len(call.shapes[0]) - 2)  # one slope per channel, the second axis
+        slope = call.constant("slope", values.reshape(-1, *trailing))
+        return call.node("PRelu", [call.inputs[0], slope])
+    operator = "LeakyRelu" if kind == "leaky" else "Elu"
+    return call.node(operator, alpha=float(call.options.get("slope", 0.25)))
+
+
+def _pooling(call: OperatorCall) -> str:
+    options = call.options
+    kind = options.get("pool_type", "max")
+    _require(kind in ("max", "avg"), f"pool_type={kind!r}")
+    _require(options.get("layout") in (None, "NCW", "NCHW", "NCDHW"), "its layout is not NCHW")
+    if options.get("global_pool", False):
+        return call.node("GlobalMaxPool" if kind == "max" else "GlobalAveragePool")
+    kernel = options["kernel"]
+    stride = _per_axis(options.get("stride"), len(kernel), 1)
+    pad = _per_axis(options.get("pad"), len(kernel), 0)
+    # MXNet's "full" convention rounds the number of windows up. Padding the end by what the last
+    # window lacks has the same effect, without ONNX's ceil_mode, on which runtimes differ.
+    lacks = [
+        max(0, (windows - 1) * s + k - (size + 2 * p))
+        for windows, size, k, s, p in zip(
+            call.output_shape[2:], call.shapes[0][2:], kernel, stride, pad
+        )
+    ]
+    attributes = {"kernel_shape": kernel, "strides": stride}
+    attributes["pads"] = [*pad, *(p + lack for p, lack in zip(pad, lacks))]
+    if kind == "max":
+        return call.node("MaxPool", **attributes)
+    counts_pad = options.get("count_include_pad", True)
+    _require(
+        not (counts_pad and any(lacks)),
+        "average pooling whose last window reaches beyond the padding; use "
+        "count_include_pad=False, or ceil_mode=False",
+    )
+    return call.node("AveragePool", count_include_pad=int(counts_pad), **attributes)
+
+
+def _adaptive_pooling(call: OperatorCall) -> str:
+    size = call.output_shape[2:]
+    _require(prod(size) == 1, f"its output has {size} pixels, not one")
+    return call.node("GlobalAveragePool")
+
+
+def _clip(call: OperatorCall) -> str:
+    bounds = [call.constant(key, float(call.options[key])) for key in ("a_min", "a_max")]
+    return call.node("Clip", [*call.inputs, *bounds])
+
+
+def _reshape(call: OperatorCall) -> str:
+    shape = call.options["shape"]
+    understood = all(size >= -1 for size in shape) and not call.options.get("reverse", False)
+    _require(understood, f"shape={shape}: ONNX knows 0 and -1 only")
+    _require(shape[0] in (0, -1), f"shape={shape} fixes the size of the batch; begin with 0 or -1")
+    wanted = call.constant("shape", np.array(shape), "int64")
+    return call.node("Reshape", [*call.inputs, wanted])
+
+
+def _transpose(call: OperatorCall) -> str:
+    axes = call.options.get("axes") or tuple(reversed(range(len(call.shapes[0]))))
+    return call.node("Transpose", perm=axes)
+
+
+def _softmax(operator: str, call: OperatorCall) -> str:
+    options = call.options
+    plain = options.get("temperature") in (None, 1.0) and not options.get("use_length", False)
+    _require(plain, "a temperature or a length")
+    return call.node(operator, axis=options.get("axis", -1))
+
+
+def _mean(call: OperatorCall) -> str:
+    options = call.options
+    axis = options.get("axis")
+    axes = (axis,) if isinstance(axis, int) else axis
+    _require(bool(axes) and not options.get("exclude", False), "it names no axes")
+    keep = int(options.get("keepdims", False))
+    return call.node("ReduceMean", axes=axes, keepdims=keep)
+
+
+def _same(operator: str) -> Translation:
+    return lambda call: call.node(operator)
+
+
+def _with_number(operator: str, call: OperatorCall, *, reverse: bool = False) -> str:
+    operands = [*call.inputs, call.constant("scalar", float(call.options["scalar"]))]
+    return call.node(operator, operands[::-1] if reverse else operands)
+
+
+_ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
+
+TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType(
+    {
+        "Convolution": _convolution,
+        "FullyConnected": _dense,
+        "BatchNorm": _batch_norm,
+        "Activation": lambda call: call.node(_ACTIVATIONS[call.options["act_type"]]),
+        "LeakyReLU": _leaky_relu,
+        "relu": _same("Relu"),
+        "sigmoid": _same("Sigmoid"),
+        "tanh": _same("Tanh"),
+        "Pooling": _pooling,
+        "_contrib_AdaptiveAvgPooling2D": _adaptive_pooling,
+        "clip": _clip,
+        "Concat": lambda call: call.node("Concat", axis=call.options.get("dim", 1)),
+        "Flatten": lambda call: call.node("Flatten", axis=1),
+        "Reshape": _reshape,
+        "transpose": _transpose,
+        "softmax": partial(_softmax, "Softmax"),
+        "log_softmax": partial(_softmax, "LogSoftmax"),
+        "mean": _mean,
+        **{f"elemwise_{name}": _same(operator) for name, operator in _ARITHMETIC.items()},
+        **{f"broadcast_{name}": _same(operator) for name, operator in _ARITHMETIC.items()},
+        "add_n": _same("Sum"),
+        "_plus_scalar": partial(_with_number, "Add"),
+        "_minus_scalar": partial(_with_number, "Sub"),
+        "_rminus_scalar": partial(_with_number, "Sub", reverse=True),
+        "_mul_scalar": partial(_with_number, "Mul"),
+        "_div_scalar": partial(_with_number, "Div"),
+        "_rdiv_scalar": partial(_with_number, "Div", reverse=True),
+    }
+)

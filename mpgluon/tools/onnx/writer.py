@@ -1,0 +1,198 @@
+"""A recording as an ONNX model, in FP32 or float16. It imports onnx, which is an extra.
+
+A float16 model follows the table of operators of a cast network: products, pooling and sums
+compute in float16, remaining BatchNorms and softmax in FP32, and Cast nodes stand between formats.
+Input and output are FP32 in both models.
+"""
+
+from __future__ import annotations
+
+import mxnet as mx
+import onnx
+from mxnet.base import MXNetError
+from onnx import TensorProto, helper
+
+from mpgluon.cast.table import Rule, rule_of
+from mpgluon.deployment.recording import Recording
+from mpgluon.errors import PrecisionError
+from mpgluon.graph.nodes import Key, Node
+from mpgluon.graph.replay import replay
+from mpgluon.tools.onnx.operators import (
+    TRANSLATIONS,
+    Nodes,
+    OperatorCall,
+    UnsupportedError,
+)
+
+__all__ = ["OPSET", "onnx_model"]
+
+OPSET, _IR_VERSION = 17, 8
+"""Of 2022: every maintained runtime reads them."""
+
+_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+
+
+def onnx_model(
+    recording: Recording, input_shapes: list[tuple[int, ...]], dtype: str
+) -> onnx.ModelProto:
+    """Return a recording as a checked ONNX model with a batch of any size.
+
+    Parameters
+    ----------
+    recording : Recording
+    input_shapes : list of tuple of int
+        Of each input, batch included.
+    dtype : {"float32", "float16"}
+
+    Raises
+    ------
+    PrecisionError
+        If an operator is not in the table of those that can be written, or its options have no
+        equal in ONNX; all of them are named.
+    ValueError
+        If the network does not work on input of those shapes.
+    """
+    nodes = [node for node in recording.graph.nodes if not node.is_variable]
+    unknown = [f"{n.name} ({n.operator})" for n in nodes if n.operator not in TRANSLATIONS]
+    if unknown:
+        raise _refusal(unknown, f". The operators that it knows: {', '.join(sorted(TRANSLATIONS))}")
+    writer = _Writer(recording, _shapes(recording, input_shapes), dtype)
+    for node in nodes:
+        writer.translate(node)
+    if writer.problems:
+        raise _refusal(writer.problems)
+    return writer.model()
+
+
+def _refusal(problems: list[str], known: str = "") -> PrecisionError:
+    return PrecisionError(
+        f"ONNX export cannot express {'; '.join(problems)}; write these blocks with other "
+        f"operators, or export the part of the network before them{known}"
+    )
+
+
+def _shapes(
+    recording: Recording, input_shapes: list[tuple[int, ...]]
+) -> dict[Key, tuple[int, ...]]:
+    """Return the shape of every output, as MXNet infers it."""
+    names = {node.name for node in recording.graph.nodes if node.is_variable}
+    found = replay(recording.graph, mx.sym, {name: mx.sym.var(name) for name in names})
+    known = {name: value.shape for name, value in recording.values.items()}
+    known.update(zip(recording.inputs, input_shapes))
+    everything = mx.sym.Group(list(found.values()))
+    try:
+        _, shapes, _ = everything.infer_shape(**known)
+    except MXNetError as error:
+        raise ValueError(
+            f"the network does not work on input of shape {input_shapes}: "
+            f"{str(error).strip().splitlines()[-1]}"
+        ) from error
+    return dict(zip(found, shapes))
+
+
+class _Writer:
+    """Translates operations one by one, each into the format that it computes in."""
+
+    def __init__(
+        self, recording: Recording, shapes: dict[Key, tuple[int, ...]], dtype: str
+    ) -> None:
+        self.problems: list[str] = []
+        self._recording, self._shapes, self._dtype = recording, shapes, dtype
+        self._model = Nodes()
+        self._formats: dict[Key, str] = {}
+        self._names: dict[tuple[Key, str], str] = {}  # of an output in a format
+        for node in recording.graph.nodes:
+            if node.is_variable and node.name not in recording.values:
+                self._set((node, 0), "float32", node.name)
+
+    def translate(self, node: Node) -> None:
+        """Add the ONNX nodes of an operator, or note why ONNX cannot express its options."""
+        inputs = [entry.key for entry in node.inputs]
+        rule = rule_of(node.operator.replace("_contrib_", "contrib.", 1))
+        dtype = self._format_of(rule, inputs)
+        result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
+        call = OperatorCall(
+            model=self._model,
+            name=node.name,
+            options=node.options,
+            inputs=[self._in_format(key, dtype) for key in inputs],
+            shapes=[self._shapes[key] for key in inputs],
+            output_shape=self._shapes[node, 0],
+            values=[self._recording.values.get(self._variable(key)) for key in inputs],
+            dtype=dtype,
+        )
+        try:
+            name = TRANSLATIONS[node.operator](call)
+        except UnsupportedError as why:
+            self.problems.append(f"{node.name} ({node.operator}: {why})")
+            name = node.name  # so that later operators are translated, too
+        self._set((node, 0), dtype, name)
+        if result_dtype != dtype:
+            self._set((node, 0), result_dtype, self._in_format((node, 0), result_dtype))
+
+    def model(self) -> onnx.ModelProto:
+        """Return the model, after onnx's own checks."""
+        recording = self._recording
+        outputs = []
+        heads = [entry.key for entry in recording.graph.heads]
+        for place, key in enumerate(heads):
+            name = "logits" if len(heads) == 1 else f"logits{place}"
+            self._model.add("Identity", [self._in_format(key, "float32")], name)
+            outputs.append(_described(name, self._shapes[key]))
+        used = {name for node in self._model.nodes for name in node.input}
+        graph = helper.make_graph(
+            self._model.nodes,
+            "network",
+            [_described(name, self._shapes_of_input(name)) for name in recording.inputs],
+            outputs,
+            [constant for name, constant in self._model.constants.items() if name in used],
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=_IR_VERSION,
+            producer_name="mpgluon",
+        )
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+    def _format_of(self, rule: Rule, inputs: list[Key]) -> str:
+        """Return the format that an operator computes in."""
+        if self._dtype == "float32" or rule in (Rule.NORMALIZE, Rule.FLOAT32):
+            return "float32"
+        if rule is Rule.COMPUTE:
+            return self._dtype
+        formats = {self._formats.get(key, self._dtype) for key in inputs}
+        return "float32" if "float32" in formats else self._dtype
+
+    def _in_format(self, key: Key, dtype: str) -> str:
+        """Return the name of an output in a format: a constant, or the result of a Cast."""
+        if (key, dtype) not in self._names:
+            variable = self._variable(key)
+            values = self._recording.values.get(variable)
+            if values is not None:
+                name = variable if dtype == self._dtype else f"{variable}_{dtype}"
+                self._names[key, dtype] = self._model.constant(name, values, dtype)
+            else:
+                name = self._names[key, self._formats[key]]
+                cast = self._model.add("Cast", [name], f"{name}_{dtype}", to=_TYPES[dtype])
+                self._names[key, dtype] = cast
+        return self._names[key, dtype]
+
+    def _set(self, key: Key, dtype: str, name: str) -> None:
+        self._formats[key] = dtype
+        self._names[key, dtype] = name
+
+    @staticmethod
+    def _variable(key: Key) -> str:
+        """Return the name of a variable; an empty one for an operator."""
+        return key[0].name if key[0].is_variable else ""
+
+    def _shapes_of_input(self, name: str) -> tuple[int, ...]:
+        nodes = (node for node in self._recording.graph.nodes if node.name == name)
+        return self._shapes[next(nodes), 0]
+
+
+def _described(name: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
+    """Return the type of an input or output, whose first axis is a batch of any size."""
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape[1:]])

@@ -1,0 +1,355 @@
+"""One recorded training step as a file: everything that a step needs, without pickles or code.
+
+`mpgluon.diagnostics.FlightRecorder` writes it, and `mpgluon.diagnostics.replay` runs it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from mxnet.ndarray import NDArray
+
+from mpgluon.archive import Arrays, Kind, read_archive, write_archive
+from mpgluon.errors import CheckpointError
+from mpgluon.machine import describe_machine, installed_versions
+from mpgluon.numerics.loss_scale import StaticLossScale
+from mpgluon.random_states import RandomStates, validated_random_states
+from mpgluon.scale_histories import validated_scale_histories
+from mpgluon.tools.recorder.recorded_network import NetworkSettings
+from mpgluon.trainer.step import TrainerState
+
+__all__ = [
+    "RECORDED_STEP",
+    "GradientMark",
+    "Part",
+    "RecordedStep",
+    "check_values",
+    "fresh_gradients",
+    "on_device",
+    "pack",
+    "read_step",
+    "write_step",
+]
+
+RECORDED_STEP = Kind("recorded step", 1)
+_MOST_DEVICES = 2**10
+_REASONS = ("skipped", "loss")
+_ENVIRONMENT = ("OMP_NUM_THREADS", "DNNL_MAX_CPU_ISA", "MPGLUON_NATIVE")  # and MXNet's
+
+
+class GradientMark(NamedTuple):
+    """Checksums of a gradient: of its bits, and of where it is not finite.
+
+    All NaN count as one: their signs differ from run to run, with the places of arrays in memory.
+    """
+
+    bits: str
+    pattern: str
+    not_finite: int
+
+    @classmethod
+    def of(cls, gradient: npt.NDArray[Any], *, nan_bits: bool = False) -> GradientMark:
+        """Return the mark of a gradient; with ``nan_bits`` as mpgluon 0.2.0 made it."""
+        finite = np.isfinite(gradient)
+        if not nan_bits:
+            gradient = np.where(np.isnan(gradient), gradient.dtype.type(np.nan), gradient)
+        bits, pattern = (
+            hashlib.sha256(array.tobytes()).hexdigest() for array in (gradient, np.packbits(finite))
+        )
+        return cls(bits, pattern, int(finite.size - finite.sum()))
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array among recorded values, and whether it had a gradient."""
+
+    values: npt.NDArray[Any]
+    gradient: bool
+
+
+class Part(NamedTuple):
+    """The share of one device in a forward pass."""
+
+    inputs: tuple[Any, ...]
+    labels: Any
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedStep:
+    """A step that was skipped, or whose loss was not finite, as it was before it began.
+
+    Attributes
+    ----------
+    path : Path
+    reason : {"skipped", "loss"}
+    step : int
+        Which step of the Trainer it was, from 1; skipped ones count.
+    loss_scale : float
+    network, loss : str or None
+        The names of the code, see :mod:`mpgluon.tools.recorder.named`.
+    devices, processes : int
+        How many took part in the step; the file is one process's.
+    reduced : bool
+        Whether ``gradients`` are sums over devices.
+    passes : tuple of tuples of Part
+        The batches, each with one part per device; several if gradients were accumulated.
+    random_states : RandomStates
+        Before the first pass.
+    settings : NetworkSettings
+    parameters, masters : dict from a name in the network's structure to an array
+        Values of all parameters, and the FP32 values of those that are float16.
+    statistics : dict from a name to a list of arrays
+        Running statistics before the step on each device.
+    scale_histories : dict from a name to an array
+        What scales of eight-bit operands followed from, if from earlier steps.
+    gradients : dict from a name to a list of GradientMark
+        Of each trained parameter that the step used; one for each device.
+    flags : tuple of str
+        The status flags that layers raised during a step that was skipped, a line for each layer;
+        empty in files of version 0.2.0.
+    versions, machine, environment : dict
+        Of the recording process.
+    """
+
+    path: Path
+    reason: str
+    step: int
+    loss_scale: float
+    network: Optional[str]
+    loss: Optional[str]
+    devices: int
+    processes: int
+    reduced: bool
+    passes: tuple[tuple[Part, ...], ...]
+    random_states: RandomStates
+    settings: NetworkSettings
+    parameters: Arrays
+    masters: Arrays
+    statistics: dict[str, list[npt.NDArray[Any]]]
+    scale_histories: Arrays
+    gradients: dict[str, list[GradientMark]]
+    flags: tuple[str, ...] = ()
+    versions: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_sum_over_processes(self) -> bool:
+        """Whether ``gradients`` are sums over processes, which one file cannot reproduce."""
+        return self.reduced and self.processes > 1
+
+    def not_finite(self) -> list[str]:
+        """Return what was not finite before the step began: inputs and parameters, by name."""
+        found = [
+            f"input {number} of pass {count}"
+            for count, one in enumerate(self.passes, 1)
+            for part in one
+            for number, value in enumerate(part.inputs)
+            if any(not _is_finite(array.values) for array in _arrays_in(value))
+        ]
+        # Running statistics are not used in training, and may be infinite where no step is skipped.
+        known = {**self.parameters, **self.masters}
+        return found + [
+            name
+            for name, value in known.items()
+            if name not in self.statistics and not _is_finite(value)
+        ]
+
+
+def write_step(path: Path, header: dict[str, Any], arrays: Arrays) -> None:
+    """Write the header and the arrays that :func:`read_step` takes, and say where this was.
+
+    Raises
+    ------
+    CheckpointError
+        If the disk is full or the folder cannot be written.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ENVIRONMENT or name.startswith("MXNET_")
+    }
+    place = {"versions": installed_versions(), "machine": describe_machine()}
+    write_archive(path, {**header, **place, "environment": environment}, arrays, RECORDED_STEP)
+
+
+def read_step(path: Union[str, Path]) -> RecordedStep:
+    """Return a recorded step, of which every field was checked.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, damaged, of another kind or version, or contradicts itself.
+    """
+    path = Path(path)
+    header, arrays = read_archive(path, kind=RECORDED_STEP)
+    try:
+        return _step_of(path, header, arrays)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{path} is damaged or was edited: {reason}") from error
+
+
+def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep:
+    parts = {kind: _part_of(arrays, kind) for kind in ("parameter", "master")}
+    passes = tuple(
+        tuple(
+            Part(_unpack_inputs(part["inputs"], arrays), _unpack(part["labels"], arrays))
+            for part in one
+        )
+        for one in header["passes"]
+    )
+    devices = int(header["devices"])
+    fit = all(1 <= len(one) <= devices <= _MOST_DEVICES for one in passes)
+    if not passes or not fit:
+        raise ValueError("its batches do not fit its devices")
+    if header["reason"] not in _REASONS:
+        raise ValueError(f"the reason is {header['reason']!r}")
+    settings = NetworkSettings.from_dict(header["network_settings"])
+    if settings.grad_req.keys() != parts["parameter"].keys():
+        raise ValueError("parameters and their grad_req do not have the same names")
+    statistics = {
+        str(name): [arrays[f"statistics/{device}/{name}"] for device in range(devices)]
+        for name in header["statistics"]
+    }
+    copies = [(name, copy) for name, found in statistics.items() for copy in found]
+    for name, value in [*parts["master"].items(), *copies]:
+        if value.shape != parts["parameter"][name].shape:
+            raise ValueError(f"{name} has two shapes")
+    return RecordedStep(
+        path=path,
+        reason=header["reason"],
+        step=int(header["step"]),
+        loss_scale=StaticLossScale(header["loss_scale"]).scale,
+        network=_name(header["network"]),
+        loss=_name(header["loss"]),
+        devices=devices,
+        processes=int(header["processes"]),
+        reduced=bool(header["reduced"]),
+        passes=passes,
+        random_states=validated_random_states(path, header["random"]),
+        settings=settings,
+        parameters=parts["parameter"],
+        masters=parts["master"],
+        statistics=statistics,
+        scale_histories=validated_scale_histories(path, _part_of(arrays, "scale_history")),
+        gradients={
+            str(name): [GradientMark(str(b), str(p), int(n)) for b, p, n in marks]
+            for name, marks in dict(header["gradients"]).items()
+        },
+        flags=tuple(map(str, header.get("flags", ()))),
+        versions=dict(header["versions"]),
+        machine=dict(header["machine"]),
+        environment=dict(header["environment"]),
+    )
+
+
+def fresh_gradients(net: gluon.Block, state: TrainerState) -> dict[str, list[npt.NDArray[Any]]]:
+    """Return the gradients of the current step on each device, by name; waits for the devices."""
+    written = state.pending.written
+    found = {}
+    for name, parameter in net._collect_params_with_prefix().items():
+        if parameter.grad_req == "null":
+            continue
+        pairs = list(zip(parameter.list_data(), parameter.list_grad()))
+        if any(id(weight) in written or weight._fresh_grad for weight, _ in pairs):
+            found[name] = [gradient.asnumpy() for _, gradient in pairs]
+    return found
+
+
+# --- inputs and labels: arrays in tuples and lists, and plain values
+
+
+def check_values(what: str, value: Any) -> None:
+    """Raise TypeError unless a value is an array that can be recorded, or consists of such."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            check_values(what, item)
+    elif isinstance(value, NDArray):
+        if value.stype != "default":
+            raise TypeError(f"{what} can be recorded if dense, received a {value.stype} array")
+    elif not (value is None or isinstance(value, (bool, int, float, str))):
+        raise TypeError(
+            f"{what} can be recorded as NDArrays, numbers, text, and tuples or lists of them; "
+            f"received {type(value).__name__}"
+        )
+
+
+def pack(value: Any, place: str, arrays: Arrays) -> dict[str, Any]:
+    """Put the arrays of a value among ``arrays``, and return a description for JSON."""
+    if isinstance(value, NDArray):
+        arrays[place] = value.asnumpy()
+        return {"array": place, "gradient": value.grad is not None}
+    if isinstance(value, (list, tuple)):
+        items = [pack(item, f"{place}/{number}", arrays) for number, item in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    return {"plain": value}
+
+
+def _unpack(described: Mapping[str, Any], arrays: Arrays) -> Any:
+    (kind,) = described.keys() - {"gradient"}
+    content = described[kind]
+    if kind == "array":
+        return _Array(arrays[content], bool(described["gradient"]))
+    if kind in ("tuple", "list"):
+        items = [_unpack(item, arrays) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    if kind != "plain":
+        raise ValueError(f"values of kind {kind!r} are unknown")
+    return content
+
+
+def _unpack_inputs(described: Mapping[str, Any], arrays: Arrays) -> tuple[Any, ...]:
+    inputs = _unpack(described, arrays)
+    if not isinstance(inputs, tuple) or not inputs or not isinstance(inputs[0], _Array):
+        raise ValueError("its inputs do not begin with an array")
+    return inputs
+
+
+def on_device(value: Any, device: mx.Context, *, widen: bool = False) -> Any:
+    """Return recorded values with their arrays on a device; float16 as FP32 if ``widen``."""
+    if isinstance(value, _Array):
+        dtype = value.values.dtype
+        if widen and dtype == np.float16:
+            dtype = np.dtype(np.float32)
+        array = mx.nd.array(value.values, ctx=device, dtype=dtype)
+        if value.gradient:
+            array.attach_grad()
+        return array
+    if isinstance(value, (list, tuple)):
+        items = [on_device(item, device, widen=widen) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def _arrays_in(value: Any) -> Iterator[_Array]:
+    if isinstance(value, _Array):
+        yield value
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from _arrays_in(item)
+
+
+def _is_finite(values: npt.NDArray[Any]) -> bool:
+    return values.dtype.kind != "f" or math.isfinite(float(np.abs(values).max(initial=0)))
+
+
+def _part_of(arrays: Arrays, kind: str) -> Arrays:
+    start = f"{kind}/"
+    return {n.removeprefix(start): value for n, value in arrays.items() if n.startswith(start)}
+
+
+def _name(value: Any) -> Optional[str]:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} names no code")
+    return value

@@ -1,0 +1,145 @@
+"""A recorded step on a network: run under any casts and loss scale, as often as wanted."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import autograd, gluon
+
+from mpgluon import amp
+from mpgluon.archive import Arrays
+from mpgluon.cast.block import restore
+from mpgluon.checkpoint import check_parameters
+from mpgluon.diagnostics.observe import Batch
+from mpgluon.diagnostics.overflow import FoundOverflow, find_overflow
+from mpgluon.random_states import set_random_states
+from mpgluon.scale_histories import set_scale_histories
+from mpgluon.tools.recorder.recorded_network import NetworkSettings
+from mpgluon.tools.recorder.recorded_step import RecordedStep, fresh_gradients, on_device
+from mpgluon.trainer import inside
+from mpgluon.trainer.step import state_of
+
+__all__ = ["Gradients", "LossFunction", "StepBench"]
+
+LossFunction = Callable[[Any, Any], Any]
+Gradients = dict[str, list[npt.NDArray[Any]]]
+
+
+class StepBench:
+    """A recorded step on a network, to be run under any casts and loss scale."""
+
+    def __init__(
+        self, step: RecordedStep, net: gluon.Block, loss_fn: LossFunction, devices: list[mx.Context]
+    ) -> None:
+        self.step, self.net = step, net
+        self._loss_fn, self._devices = loss_fn, devices
+        restore(net)
+        step.settings.synchronize(net, len(devices))
+        self._parameters = net._collect_params_with_prefix()
+        self._values = self._plain_values()
+        for name, parameter in self._parameters.items():
+            _fill_in_shape(parameter, self._values.get(name))
+        check_parameters(step.path, self._parameters, self._values)
+
+    def run(
+        self, settings: NetworkSettings, loss_scale: float, *, exact: bool = False
+    ) -> tuple[list[npt.NDArray[Any]], Gradients]:
+        """Run the passes forward and backward as training does; return losses and gradients."""
+        self._prepare(settings, exact=exact)
+        options = {"learning_rate": 0.0, "multi_precision": True}
+        trainer = gluon.Trainer(self.net.collect_params(), "sgd", options, update_on_kvstore=False)
+        # Where no step is skipped, scale_loss passes no NaN of a loss on.
+        skips = self.step.reason == "skipped" or loss_scale != 1
+        amp.init_trainer(trainer, loss_scale if skips else "none")
+        inside.begin(trainer)  # which copies one device's statistics to the others
+        self._set_statistics()
+        losses = []
+        set_random_states(self.step.random_states)
+        for one in self.step.passes:
+            parts = [
+                on_device(part, device, widen=self._widens(settings))
+                for part, device in zip(one, self._devices)
+            ]
+            with autograd.record():
+                of_pass = [self._loss_fn(self.net(*inputs), labels) for inputs, labels in parts]
+                with amp.scale_loss(of_pass, trainer) as scaled:
+                    autograd.backward(scaled)
+            losses += [loss.asnumpy() for loss in of_pass]
+        if self.step.reduced:
+            trainer.allreduce_grads()
+        return losses, fresh_gradients(self.net, state_of(trainer))
+
+    def is_saved(self, settings: NetworkSettings, loss_scale: float) -> bool:
+        """Whether losses and gradients are finite."""
+        losses, gradients = self.run(settings, loss_scale)
+        arrays = [*losses, *(array for values in gradients.values() for array in values)]
+        return all(np.isfinite(array).all() for array in arrays)
+
+    def find(
+        self, settings: NetworkSettings, loss_scale: float, *, exact: bool = False
+    ) -> Optional[FoundOverflow]:
+        """Return where the first pass overflows that does."""
+        self._prepare(settings, exact=exact)
+        self._set_statistics()
+        set_random_states(self.step.random_states)
+        for one in self.step.passes:
+            for part, device in zip(one, self._devices):
+                inputs, labels = on_device(part, device, widen=self._widens(settings))
+                batch = Batch(inputs, labels, self._loss_fn)
+                found = find_overflow(self.net, batch, loss_scale=loss_scale)
+                if found is not None:
+                    return found
+        return None
+
+    def _widens(self, settings: NetworkSettings) -> bool:
+        """Whether a batch is given in FP32: under another policy, float16 has no meaning."""
+        now, recorded = ({c.policy for c in s.casts} for s in (settings, self.step.settings))
+        return now != recorded
+
+    def _plain_values(self) -> Arrays:
+        """Return the values of the network in FP32: masters, as far as weights are as they say."""
+        plain = {}
+        for name, value in self.step.parameters.items():
+            parameter = self._parameters.get(name)
+            if parameter is not None and value.dtype == np.float16 != np.dtype(parameter.dtype):
+                wide = value.astype(np.float32)
+                master = self.step.masters.get(name, wide).astype(np.float32)
+                with np.errstate(over="ignore"):
+                    value = np.where(master.astype(np.float16) == value, master, wide)
+            plain[name] = value
+        return plain
+
+    def _prepare(self, settings: NetworkSettings, *, exact: bool) -> None:
+        """Set up the network with the recorded values."""
+        restore(self.net)
+        for name, parameter in self._parameters.items():
+            parameter.grad_req = settings.grad_req[name]
+            parameter.initialize(init=mx.init.Zero(), ctx=self._devices, force_reinit=True)
+            _set(parameter, self._values[name])
+        settings.apply(self.net, self.step.path)
+        if exact:
+            check_parameters(self.step.path, self._parameters, self.step.parameters)
+            for name, parameter in self._parameters.items():
+                _set(parameter, self.step.parameters[name])
+
+    def _set_statistics(self) -> None:
+        for name, copies in self.step.statistics.items():
+            for array, value in zip(self._parameters[name].list_data(), copies):
+                array[:] = value
+        set_scale_histories(self.net, self.step.scale_histories)
+
+
+def _fill_in_shape(parameter: gluon.Parameter, value: Optional[npt.NDArray[Any]]) -> None:
+    """Give a parameter the part of its shape that is known at the first forward pass only."""
+    shape = parameter.shape
+    if value is None or (shape is not None and len(shape) != value.ndim):
+        return
+    if shape is None or all(s in (0, -1, size) for s, size in zip(shape, value.shape)):
+        parameter.shape = value.shape
+
+
+def _set(parameter: gluon.Parameter, value: npt.NDArray[Any]) -> None:
+    parameter.set_data(mx.nd.array(value, dtype=value.dtype))

@@ -1,0 +1,265 @@
+"""Everything about one network on one page: tables and pictures in a single HTML file."""
+
+from __future__ import annotations
+
+import base64
+import math
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import mxnet as mx
+from mxnet import gluon
+
+from mpgluon.diagnostics.alignment import alignment_report
+from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
+from mpgluon.diagnostics.doctor import check_machine
+from mpgluon.diagnostics.exponents import BatchExponents, ExponentHistogram, batch_exponents
+from mpgluon.diagnostics.observe import Batch
+from mpgluon.diagnostics.ranges import range_report
+from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
+from mpgluon.numerics.formats import FLOAT16, format_named
+from mpgluon.tables import Table
+from mpgluon.tools import extra, plots
+from mpgluon.tools.verdict import HEADROOM, Verdict, judge
+
+with extra("report"):
+    import jinja2
+    import markupsafe
+
+__all__ = ["Page", "Section", "diagnose"]
+
+_SHOWN = 20  # rows under the slider, of hundreds
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, sentences, tables and pictures.
+
+    Attributes
+    ----------
+    title : str
+    sentences : sequence of str
+        What to notice.
+    tables : sequence of Table
+    pictures : sequence of (bytes, str)
+        PNG files, each with a caption.
+    lines : str
+        Python to paste.
+    scales : LossScales, optional
+        For a slider of the loss scale; a reader without JavaScript sees the recommended one.
+    """
+
+    title: str
+    sentences: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[tuple[bytes, str]] = ()
+    lines: str = ""
+    scales: Optional[LossScales] = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """The report on a network; ``print`` it, or write it as HTML."""
+
+    title: str
+    sections: Sequence[Section]
+
+    def __str__(self) -> str:
+        blocks = [self.title]
+        for section in self.sections:
+            blocks += [f"== {section.title} ==", *section.sentences, *map(str, section.tables)]
+            if section.scales is not None:
+                scale = section.scales.scale
+                blocks += [section.scales.summary(scale), str(section.scales.table(scale))]
+            if section.lines:
+                blocks.append(section.lines.rstrip())
+        return "\n\n".join(blocks)
+
+    def write(self, path: Path) -> None:
+        """Write one HTML file that needs no other file."""
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("mpgluon", "tools"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters.update(
+            png=_data_address, marked=_marked, scale=scale_text, share=share_text
+        )
+        text = environment.get_template("report.html.jinja").render(page=self, shown=_SHOWN)
+        path.write_text(text, encoding="utf-8")
+
+
+def _data_address(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _marked(sentence: str) -> markupsafe.Markup:
+    """Return a sentence with 2^-14 and `names` as HTML writes powers and code."""
+    escaped = str(markupsafe.escape(sentence))
+
+    def raised(power: re.Match[str]) -> str:
+        return f"2<sup>{power[1].replace('-', '&minus;')}</sup>"
+
+    coded = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
+    return markupsafe.Markup(re.sub(r"\b2\^(-?\w+)", raised, coded))
+
+
+def diagnose(
+    net: gluon.HybridBlock,
+    batch: Batch,
+    *,
+    title: str,
+    about: Sequence[str] = (),
+    dtype: str = "float16",
+    progress: Callable[[str], None] = lambda _: None,
+) -> Page:
+    """Examine a network with every tool of this folder.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        In FP32, initialized; it is not changed.
+    batch : Batch
+        With one input. A small one: all of its arrays are kept in memory for the comparison.
+    title : str
+    about : sequence of str
+        Where the network and the batch come from.
+    dtype : {"float16", "bfloat16"}
+        The format to compare with FP32.
+    progress : callable
+        Receives the name of each step as it begins.
+    """
+    shape = batch.arguments[0].shape
+    progress("exponents")
+    exponents = batch_exponents(net, batch)
+    progress("ranges")
+    at_one = range_report(net, batch)
+    finite = not at_one.broken_gradients()
+    scale = at_one.recommended_loss_scale(HEADROOM) if finite else 1.0
+    recommended = (
+        f"A loss scale of 2^{math.log2(scale):.0f} would move the gradients as far to the right as "
+        f"they can go with a headroom of {HEADROOM:g}."
+        if finite
+        else "Gradients are not finite in FP32 already, so no loss scale is recommended."
+    )
+    scaled = range_report(net, batch, loss_scale=scale)
+    sections = [
+        Section("What was looked at", [*about, _versions()]),
+        Section(
+            "Which part of float16's range is used",
+            [
+                "Every float is a number from 1 to 2 times 2^e; the histograms count e. float16 "
+                "has all its bits from 2^-14 to 65504, fewer below, and none below 2^-25.",
+                recommended,
+            ],
+            [exponents.table()],
+            _pictures(net, exponents, scale),
+        ),
+        Section(
+            "What float16 would lose",
+            [
+                f"With a loss scale of {scale:g} first, then without one. Fractions "
+                "are of elements; the largest value is without the scale.",
+                "Where dynamic scaling settles depends on the largest gradient of many batches: "
+                "expect it within a factor of four.",
+            ],
+            [scaled.table(10), at_one.table(10)],
+        ),
+    ]
+    progress(f"comparison of {dtype} with float32")
+    comparison = compare_with_fp32(net, batch, dtype=dtype, loss_scale=scale)
+    suggestion = suggest_keep_fp32(net, batch, dtype=dtype, loss_scale=scale)
+    sections.append(
+        Section(
+            f"{dtype} beside FP32, layer by layer",
+            [
+                f"Relative error of the network's result: {comparison.result:.2g}. Each figure is "
+                "the norm of a difference divided by the norm in FP32; the first column is the "
+                "error that a layer introduces by itself.",
+                f"Suggestion: {suggestion}.",
+            ],
+            [comparison.table(15)],
+        )
+    )
+    progress("verdict")
+    scales = loss_scales(net, at_one, scale if dtype == "float16" else 1.0, format_named(dtype))
+    verdict = judge(net, batch, at_one, scales, suggestion, dtype=dtype)
+    slider = [_slider(scales)] if dtype == "float16" and finite and scales.gradients else []
+    sections[:0] = [_verdict_section(verdict), *slider]
+    progress("alignment")
+    alignment = alignment_report(net, shape)
+    sections.append(
+        Section(
+            "Shapes for Tensor Cores",
+            str(alignment).splitlines()[: 1 + bool(alignment.misaligned)],
+            [alignment.table()] if alignment.misaligned else [],
+        )
+    )
+    progress("machine")
+    findings = check_machine().findings
+    cells = [(one.level, one.topic, one.what, one.why, one.fix) for one in findings]
+    table = Table(("level", "topic", "what", "why", "fix"), cells)
+    return Page(title, [*sections, Section("This machine", [], [table])])
+
+
+def _verdict_section(verdict: Verdict) -> Section:
+    said = [f"{verdict.sentence}.", *verdict.reasons]
+    if verdict.lines:
+        said.append("The lines to paste, which use your net, loss_fn, inputs and labels:")
+    return Section("Verdict", said, lines=verdict.lines)
+
+
+def _slider(scales: LossScales) -> Section:
+    return Section(
+        "What each loss scale would lose",
+        [
+            "Shares of the numbers that are not zero, in the gradients of each layer's parameters "
+            "and of its output. Lost: below 2^-24, the smallest float16; most become zero. "
+            "Subnormal: below 2^-14, with fewer bits. Overflow: from 2^16; the step is skipped.",
+        ],
+        scales=scales,
+    )
+
+
+def _versions() -> str:
+    return (
+        f"MXNet {mx.__version__}, Python {platform.python_version()}, {platform.system()} on "
+        f"{platform.machine()}; {FLOAT16.name} up to {FLOAT16.max:g}."
+    )
+
+
+def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list[tuple[bytes, str]]:
+    """Draw the histograms of weights and activations, of gradients, and of each layer."""
+
+    def plain(histogram: ExponentHistogram) -> tuple[Any, Any, int]:
+        return histogram.exponents, histogram.counts, histogram.zeros
+
+    overall = {name: plain(one) for name, one in exponents.overall().items()}
+    gradients = {"gradients": overall["gradients"]}
+    values = {name: overall[name] for name in ("weights", "activations")}
+    weights = {p.name for p in net.collect_params().values() if len(p.shape) > 1}
+    layers = {name: plain(one) for name, one in exponents.gradients.items() if name in weights}
+    names, histograms = list(layers), list(layers.values())
+    return [
+        (
+            plots.png(lambda axes: plots.draw_exponents(axes, values)),
+            "Exponents of weights and activations",
+        ),
+        (
+            plots.png(lambda axes: plots.draw_exponents(axes, gradients, loss_scale=scale)),
+            "Exponents of the parameters' gradients, and what the loss scale makes of them",
+        ),
+        (
+            plots.png(
+                lambda axes: plots.draw_exponent_heatmap(axes, names, histograms),
+                height=1.5 + 0.17 * len(layers),
+            ),
+            "Exponents of the gradient of each weight, first layer at the top",
+        ),
+    ]

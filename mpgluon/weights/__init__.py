@@ -1,6 +1,0 @@
-"""Weights from other frameworks: files read without running code, and names translated."""
-
-from mpgluon.weights.state_dicts import is_state_dict_file, read_state_dict
-from mpgluon.weights.torchvision_names import values_for
-
-__all__ = ["is_state_dict_file", "read_state_dict", "values_for"]

@@ -1,0 +1,261 @@
+"""Classifying a photograph, given as bytes, with a network in FP32 and in 16-bit formats.
+
+The bytes may be untrusted: the size of the image is checked before it is decoded. The server is
+``scripts/serve.py``.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Optional, Union
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from mpgluon.cast.arithmetic import arithmetic_of
+from mpgluon.deployment.inference import inference_network
+from mpgluon.errors import DataError
+from recipes.data.augment import centre_crop, normalized_levels
+from recipes.data.images import MAX_IMAGE_PIXELS
+from recipes.data.shapes import render_image
+
+__all__ = ["Classifier", "Guess", "NotAPhotographError", "Prediction", "read_photograph"]
+
+# Few formats, since untrusted bytes reach each decoder; one of Pillow's others (EPS) starts a
+# program.
+_FORMATS = ("JPEG", "PNG", "WEBP")
+_GUESSES = 5
+_WARM_UP = 5  # calls: the first traces the network, others may bring weights into new layouts
+_CALLS = 5  # for each photograph, in a row: a network finds its weights in the caches then
+_REMEMBERED = 25  # calls, so that a time is one of five photographs
+
+
+class NotAPhotographError(DataError):
+    """Bytes are not an image in one of the known formats."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A category and its probability in [0, 1]."""
+
+    category: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction of the network in one format.
+
+    Attributes
+    ----------
+    dtype : str
+        ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+    arithmetic : {"native", "emulated"}
+        Whether the processor multiplies in this format, or FP32 arrays hold its numbers: then the
+        probabilities are those of a processor that does, and the time is not.
+    latency_ms : float
+        Of the network's forward pass on one image, from its pixels to its logits, milliseconds:
+        the median of the latest calls, five for each photograph.
+    calls : int
+        The number of these calls, at most 25.
+    guesses : tuple of Guess
+        At most five, likeliest first. Empty if a logit is not finite, as after an overflow in a
+        float16 network.
+    others : tuple of Guess
+        What this network says of the categories that are guesses in other formats only.
+    """
+
+    dtype: str
+    arithmetic: str
+    latency_ms: float
+    calls: int
+    guesses: tuple[Guess, ...]
+    others: tuple[Guess, ...]
+
+
+class Classifier:
+    """A network in FP32 and in 16-bit formats, which may be called from several threads.
+
+    Calls wait for each other, since MXNet is not thread-safe; so at most one photograph is in
+    memory decoded. Each network has predicted a rendered image a few times when this returns.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        With values; see :func:`mpgluon.deployment.inference_network`. It is not changed.
+    classes : sequence of str
+        The categories, in the order of the logits.
+    image_size : int
+        Side of the network's input in pixels.
+    dtype : {"bfloat16", "float16"} or sequence of these
+        The 16-bit formats.
+
+    Attributes
+    ----------
+    arithmetic : dict from str to str
+        ``"native"`` or ``"emulated"`` for each format, FP32 first.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many ``classes`` as logits, or ``dtype`` is another.
+    """
+
+    def __init__(
+        self,
+        net: gluon.HybridBlock,
+        classes: Sequence[str],
+        *,
+        image_size: int,
+        dtype: Union[str, Sequence[str]] = "bfloat16",
+    ) -> None:
+        dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
+        if not dtypes or not {"bfloat16", "float16"}.issuperset(dtypes):
+            raise ValueError(f"dtype must be bfloat16 or float16, or both; received {dtype!r}")
+        self.classes = tuple(classes)
+        self.image_size = image_size
+        self.arithmetic = {
+            "float32": "native",
+            **{name: arithmetic_of(name, "cpu").kind for name in dtypes},
+        }
+        self._levels = normalized_levels()
+        self._lock = threading.Lock()
+        self._networks = {name: inference_network(net, name) for name in self.arithmetic}
+        self._times_ms: dict[str, deque[float]] = {}
+        rendered = self._images(centre_crop(render_image(0, 0), image_size))
+        for name in self._networks:
+            logits = self._logits(name, rendered, _WARM_UP)
+            if len(logits) != len(self.classes):
+                raise ValueError(
+                    f"the network has {len(logits)} logits, but classes names {len(self.classes)}"
+                )
+        self._times_ms = {}
+
+    def __call__(self, photograph: bytes) -> tuple[Prediction, ...]:
+        """Return the predictions of the FP32 network and then of each 16-bit one.
+
+        Raises
+        ------
+        NotAPhotographError, DataError
+            As :func:`read_photograph` does.
+        """
+        with self._lock:
+            images = self._images(read_photograph(photograph, self.image_size))
+            logits = {name: self._logits(name, images, _CALLS) for name in self._networks}
+            times_ms = {name: tuple(times) for name, times in self._times_ms.items()}
+        probabilities = {name: _probabilities(found) for name, found in logits.items()}
+        likeliest = {
+            name: [] if found is None else list((-found).argsort(kind="stable")[:_GUESSES])
+            for name, found in probabilities.items()
+        }
+        shown = dict.fromkeys(category for found in likeliest.values() for category in found)
+        return tuple(
+            Prediction(
+                name,
+                self.arithmetic[name],
+                statistics.median(times_ms[name]),
+                len(times_ms[name]),
+                self._guesses(found, likeliest[name]),
+                self._guesses(found, [one for one in shown if one not in likeliest[name]]),
+            )
+            for name, found in probabilities.items()
+        )
+
+    def _images(self, pixels: npt.NDArray[np.uint8]) -> mx.nd.NDArray:
+        """Return the network's input for one image: shape (1, 3, size, size), FP32."""
+        channels = [values[pixels[..., i]] for i, values in enumerate(self._levels)]
+        images = mx.nd.array(np.stack(channels)[np.newaxis], dtype="float32")
+        images.wait_to_read()
+        return images
+
+    def _logits(self, name: str, images: mx.nd.NDArray, calls: int) -> npt.NDArray[np.float32]:
+        """Return the logits of the network in one format, and remember the times of its calls."""
+        times_ms = self._times_ms.setdefault(name, deque(maxlen=_REMEMBERED))
+        logits: npt.NDArray[np.float32]
+        for _ in range(calls):
+            start = time.perf_counter()
+            (logits,) = self._networks[name](images).asnumpy()
+            times_ms.append(1000 * (time.perf_counter() - start))
+        return logits
+
+    def _guesses(
+        self, probabilities: Optional[npt.NDArray[np.float64]], categories: Iterable[int]
+    ) -> tuple[Guess, ...]:
+        if probabilities is None:
+            return ()
+        return tuple(Guess(self.classes[i], float(probabilities[i])) for i in categories)
+
+
+def _probabilities(logits: npt.NDArray[np.float32]) -> Optional[npt.NDArray[np.float64]]:
+    """Return the softmax of logits, or ``None`` if one is not finite."""
+    if not np.isfinite(logits).all():
+        return None
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
+    return probabilities
+
+
+def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
+    """Return the central square of a JPEG, PNG or WebP file, rotated by its EXIF orientation.
+
+    Not thread-safe, since a warning is made an error meanwhile.
+
+    Parameters
+    ----------
+    data : bytes
+        The whole file.
+    size : int
+        The square's side in pixels.
+
+    Returns
+    -------
+    ndarray, shape (size, size, 3), uint8
+        As from :func:`recipes.data.eval_loader`, if the file is stored upright.
+
+    Raises
+    ------
+    NotAPhotographError
+        If the bytes are no such file.
+    DataError
+        If the file is damaged or truncated, or its header names more than ``MAX_IMAGE_PIXELS``
+        (32 million) pixels; then nothing is decoded.
+    """
+    try:
+        with warnings.catch_warnings():
+            # For an image above its own limit, Pillow only warns.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        with image:
+            pixels = image.width * image.height
+            if pixels > MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(f"{pixels:,} pixels")
+            ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
+            # Rotation decodes the whole image; an upright one may be decoded at a reduced size.
+            if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+                ImageOps.exif_transpose(image, in_place=True)
+            return centre_crop(image, size)
+    except MemoryError:
+        raise
+    except UnidentifiedImageError as error:
+        raise NotAPhotographError(
+            f"cannot read this image: formats are {', '.join(_FORMATS)}"
+        ) from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"the image has more than {MAX_IMAGE_PIXELS // 10**6} million pixels; give a smaller "
+            "copy of it"
+        ) from error
+    # From a damaged file Pillow's decoders raise nearly anything: OSError, SyntaxError, ValueError,
+    # struct.error, IndexError, ...
+    except Exception as error:
+        raise DataError(f"the image is damaged or cut short: {error}") from error

@@ -1,0 +1,86 @@
+"""Split a labelled data set into training and test images, class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.data.draws import Purpose, permutation
+from recipes.options import at_least
+
+__all__ = ["stratified_split"]
+
+
+def stratified_split(
+    labels: Any,
+    train_per_class: int,
+    *,
+    seed: int,
+    test_per_class: Optional[int] = None,
+    class_names: Optional[Sequence[str]] = None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose ``train_per_class`` images of every class for training, and others for testing.
+
+    The choice within a class depends only on the seed, the label and the number of images of that
+    class; it is the same on every machine and with every version of NumPy.
+
+    Parameters
+    ----------
+    labels : array of int, shape (N,)
+        The class of each image, from 0.
+    train_per_class : int
+        Training images per class; the usual protocol for Caltech 101 has 30.
+    seed : int
+        At least 0.
+    test_per_class : int, optional
+        At most so many test images per class; the usual protocol for Caltech 101 has 50. By
+        default all that are not for training.
+    class_names : sequence of str, optional
+        For messages; by default a class is named by its label.
+
+    Returns
+    -------
+    train_indices, test_indices : ndarray of int64
+        Positions in ``labels``, ascending; no position is in both. Without ``test_per_class``,
+        each is in one of them.
+
+    Raises
+    ------
+    ValueError
+        If ``train_per_class`` or ``test_per_class`` is below 1, ``seed`` below 0, ``labels`` empty,
+        negative or not a one-dimensional array of integers, or a class has no image left for
+        testing.
+    """
+    labels = np.asarray(labels)
+    at_least(1, train_per_class=train_per_class)
+    if test_per_class is not None:
+        at_least(1, test_per_class=test_per_class)
+    at_least(0, seed=seed)
+    if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise ValueError(
+            "labels must be a one-dimensional array of integers from 0, received shape "
+            f"{labels.shape} and dtype {labels.dtype}"
+        )
+    classes, counts = np.unique(labels, return_counts=True)
+    too_small = [
+        f"{class_names[label] if class_names is not None else label} ({count})"
+        for label, count in zip(classes.tolist(), counts.tolist())
+        if count <= train_per_class
+    ]
+    if too_small:
+        raise ValueError(
+            f"train_per_class={train_per_class} leaves nothing to test on in {len(too_small)} of "
+            f"{len(classes)} classes: {', '.join(too_small)} images; give at most "
+            f"{counts.min() - 1}"
+        )
+    is_train, is_test = np.zeros((2, len(labels)), dtype=bool)
+    end = None if test_per_class is None else train_per_class + test_per_class
+    for label in classes.tolist():
+        members = np.flatnonzero(labels == label)
+        order = permutation(len(members), Purpose.SPLIT, seed, label)
+        is_train[members[order[:train_per_class]]] = True
+        is_test[members[order[train_per_class:end]]] = True
+    return np.flatnonzero(is_train), np.flatnonzero(is_test)

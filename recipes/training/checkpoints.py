@@ -1,0 +1,87 @@
+"""The checkpoint files of one run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Callable, Literal, Optional, TypeVar, Union
+
+from mpgluon.errors import CheckpointError
+from recipes.training.config import TrainingConfig
+
+__all__ = ["Resume", "RunCheckpoints"]
+
+Resume = Union[bool, Literal["auto"]]
+
+_logger = logging.getLogger(__name__)
+
+Loaded = TypeVar("Loaded")
+
+
+class RunCheckpoints:
+    """The newest few checkpoints of one run, in a folder that holds nothing else.
+
+    With ``resume`` the folder must have checkpoints, with ``"auto"`` it may have them. With
+    ``writes=False``, as on all ranks but the first, nothing is checked or written.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder cannot be made, holds a run that is not to be resumed, or none to resume.
+    """
+
+    def __init__(self, config: TrainingConfig, *, resume: Resume, writes: bool = True) -> None:
+        self._folder = config.output_path / "checkpoints"
+        self._keep = config.keep_checkpoints
+        if not writes:
+            return
+        if resume is True and not self._newest_first():
+            raise CheckpointError(
+                f"{config.output_dir} holds no checkpoint to resume; check --output-dir, or write "
+                "--resume=auto to start a new run in it"
+            )
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"the folder {self._folder} cannot be made: {error.strerror}; choose another "
+                "--output-dir"
+            ) from error
+        if self._newest_first() and not resume:
+            raise CheckpointError(
+                f"{config.output_dir} holds a run already; continue it with --resume, or choose "
+                "another --output-dir"
+            )
+        for part in self._folder.glob(".step-*.part"):  # of a run that was killed while writing
+            part.unlink()
+
+    def path(self, step: int) -> Path:
+        """Return the path of the checkpoint after a step."""
+        return self._folder / f"step-{step:08d}.npz"
+
+    def load_newest(self, load: Callable[[Path], Loaded]) -> Optional[Loaded]:
+        """Return what ``load`` returns for the newest good checkpoint, or None without checkpoints.
+
+        Raises
+        ------
+        CheckpointError
+            If ``load`` raises it for every checkpoint.
+        """
+        failures = []
+        for path in self._newest_first():
+            try:
+                return load(path)
+            except CheckpointError as error:
+                _logger.warning("%s; trying the one before", error)
+                failures.append(str(error))
+        if failures:
+            raise CheckpointError(f"no checkpoint can be continued: {'; '.join(failures)}")
+        return None
+
+    def remove_old(self) -> None:
+        """Remove all but the newest few."""
+        for path in self._newest_first()[self._keep :]:
+            path.unlink()
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*.npz"), reverse=True)

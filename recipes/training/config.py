@@ -1,0 +1,232 @@
+"""The configuration of a training run: one frozen value.
+
+It is the command line, the header of the log and the header of the checkpoint. It opens no file
+and creates no array: the existence of folders and devices is checked where they are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Optional
+
+from mpgluon.numerics.formats import format_named
+from mpgluon.numerics.loss_scale import DynamicLossScale, LossScale, as_loss_scale
+from mpgluon.numerics.policy import Policy
+from recipes.options import check_options, document_options, option
+
+__all__ = ["TrainingConfig"]
+
+
+def _check_dtype(dtype: str) -> None:
+    try:
+        Policy.parse(_policy_name(dtype, amp=False))
+    except ValueError as error:
+        raise ValueError(f"dtype is float32, float16 or bfloat16, or a policy: {error}") from None
+
+
+def _policy_name(dtype: str, *, amp: bool) -> str:
+    return f"mixed_{dtype}" if amp or dtype == "bfloat16" else dtype
+
+
+# `free` options may differ between a run and its continuation without changing what is computed.
+# Of the images per step, the product over batches, devices and processes must stay, which a config
+# cannot know.
+@document_options
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that a run depends on, under the names of the command line.
+
+    Raises
+    ------
+    ValueError
+        If a value is outside its bounds, or two of them contradict each other.
+    """
+
+    dtype: str = option(
+        "float32",
+        "float16 is the cast network with FP32 master weights; bfloat16 is autocast; a policy is "
+        "mixed_float16, emulated_bfloat16, mixed_float8 or like params=float32,compute=bfloat16",
+        metavar="{float32,float16,bfloat16,POLICY}",
+        check=_check_dtype,
+    )
+    update_rounding: Optional[str] = option(
+        None,
+        "train bfloat16 parameters (--dtype params=bfloat16,compute=bfloat16) without FP32 "
+        "masters: updates are rounded to nearest, stochastically, or with Kahan's compensation",
+        choices=("nearest", "stochastic", "kahan"),
+    )
+    amp: bool = option(False, "autocast for float16 too: FP32 parameters")
+    loss_scale: str = option(
+        "auto",
+        "auto is dynamic for float16, and none where values have FP32's range; N is a power of two",
+        metavar="{auto,dynamic,none,N}",
+    )
+    growth_interval: Optional[int] = option(
+        None,
+        "finite steps before a dynamic scale grows (a tenth of the run, at most 2000)",
+        metavar="STEPS",
+    )
+    model: str = option("resnet50_v2", "a name in MXNet's or gluoncv's model zoo")
+    pretrained: Optional[str] = option(
+        None,
+        "start from a parameter file, or a state dict with torchvision's names (.safetensors, "
+        ".pth); its head may have another number of classes",
+        metavar="FILE",
+    )
+    dataset: str = option(
+        "caltech101",
+        "folder is your own images, a folder per category in --data-dir, or in its folders train "
+        "and test; shapes is a rendered stand-in that needs no download",
+        choices=("caltech101", "folder", "shapes"),
+    )
+    classes: int = option(10, "classes of the stand-in, 10 to 101")
+    images_per_class: int = option(60, "images per class of the stand-in", within="[2, inf)")
+    data_dir: str = option(
+        "data", "where the images are, or are rendered to", metavar="DIR", free=True
+    )
+    output_dir: str = option(
+        "runs/latest", "where results and checkpoints go", metavar="DIR", free=True
+    )
+    train_per_class: int = option(
+        30,
+        "training images per class, unless --data-dir has folders train and test; the rest is for "
+        "testing",
+        within="[1, inf)",
+    )
+    test_per_class: Optional[int] = option(
+        None,
+        "test images per class, at most (all that are left); the protocol of the literature on "
+        "Caltech 101 is 30 for training and up to 50 for testing",
+        within="[1, inf)",
+        metavar="N",
+    )
+    image_size: int = option(
+        224, "side of the network's square input", within="[1, inf)", metavar="PIXELS"
+    )
+    min_crop_area: float = option(
+        0.25, "smallest share of an image that a training crop covers", within="(0, 1]"
+    )
+    batch_size: int = option(32, "images per device and batch", within="[1, inf)", free=True)
+    accumulate: int = option(
+        1,
+        "batches whose gradients add up to one step, with the memory of one batch",
+        within="[1, inf)",
+        metavar="N",
+        free=True,
+    )
+    epochs: int = option(30, "passes over the training images", within="[1, inf)")
+    # A single epoch has no warm-up.
+    warmup_epochs: int = option(2, "epochs in which the learning rate rises", within="[0, inf)")
+    learning_rate: float = option(
+        0.05, "the peak; a cosine schedule lowers it to zero", within="(0, inf)"
+    )
+    # Goyal et al., "Accurate, Large Minibatch SGD", 2017, 2.1: the peak changes in proportion.
+    reference_batch_size: Optional[int] = option(
+        None,
+        "the global batch that the learning rate is for; with another one the rate is scaled",
+        within="[1, inf)",
+        metavar="N",
+    )
+    momentum: float = option(0.9, "for optimizers that have a momentum", within="[0, 1)")
+    weight_decay: float = option(1e-4, "L2 penalty", within="[0, inf)")
+    optimizer: str = option("sgd", "the name of an optimizer of MXNet")
+    ema: Optional[float] = option(
+        None,
+        "test and keep the average of the weights over about the last 1 / (1 - DECAY) steps, an "
+        "exponential moving average; 0.99 suits a thousand steps",
+        within="(0, 1)",
+        metavar="DECAY",
+    )
+    devices: str = option(
+        "cpu", "cpu; gpu:0,1; or gpu, which gives each of several processes its own", free=True
+    )
+    kvstore: str = option(
+        "device",
+        "what sums gradients: mpi joins the processes that mpirun starts",
+        choices=("device", "mpi"),
+        free=True,
+    )
+    timeout: float = option(
+        300.0,
+        "how long a process waits for the others before it ends them all",
+        within="(0, inf)",
+        metavar="SECONDS",
+        free=True,
+    )
+    sync_batch_norm: bool = option(False, "BatchNorm over the devices of a process together")
+    workers: int = option(2, "processes that decode images", within="[0, inf)", free=True)
+    seed: int = option(0, "the seed of all random numbers", within="[0, inf)")
+    skip_unreadable: bool = option(
+        False, "leave out images that cannot be decoded, and list them, instead of ending"
+    )
+    keep_checkpoints: int = option(
+        2, "how many of the newest are kept", within="[1, inf)", free=True
+    )
+    record_overflows: int = option(
+        0,
+        "record the newest N steps that were skipped, or whose loss was not finite, in the folder "
+        "overflows of --output-dir, for scripts/replay.py",
+        within="[0, inf)",
+        metavar="N",
+        free=True,
+    )
+    tensorboard: bool = option(
+        False, "write the history for TensorBoard too (pip install tensorboard)", free=True
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.warmup_epochs >= self.epochs and self.epochs > 1:
+            raise ValueError(
+                f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
+            )
+        if self.amp and self.dtype not in ("float16", "bfloat16"):
+            raise ValueError("amp computes in 16 bits: choose dtype float16 or bfloat16 with it")
+        if self.update_rounding is not None and self.policy.param_dtype != "bfloat16":
+            raise ValueError(
+                "update_rounding is for bfloat16 parameters without masters: choose dtype "
+                f"params=bfloat16,compute=bfloat16 with it, not {self.dtype!r}"
+            )
+        self.make_loss_scale(total_steps=1)  # checks loss_scale
+
+    @property
+    def policy(self) -> Policy:
+        """The formats of the network's parameters, computation and result."""
+        return Policy.parse(_policy_name(self.dtype, amp=self.amp))
+
+    def make_loss_scale(self, total_steps: int) -> LossScale:
+        """Return a new loss scale for a run of ``total_steps``."""
+        kind = self.loss_scale
+        if kind == "auto":
+            has_little_range = format_named(self.policy.values_dtype).exponent_bits < 8
+            kind = "dynamic" if has_little_range else "none"
+        if kind != "dynamic":
+            return as_loss_scale(kind)
+        interval = self.growth_interval
+        if interval is None:
+            interval = min(2000, max(10, total_steps // 10))
+        return DynamicLossScale(growth_interval=interval)
+
+    def peak_learning_rate(self, global_batch_size: int) -> float:
+        """Return the learning rate after the warm-up, for so many images per step in total."""
+        if self.reference_batch_size is None:
+            return self.learning_rate
+        return self.learning_rate * global_batch_size / self.reference_batch_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for a JSON file."""
+        return asdict(self)
+
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """Return in words how a continuation's config differs in what the run depends on."""
+        return [
+            f"{field.name} was {other.get(field.name)!r}, is {getattr(self, field.name)!r}"
+            for field in fields(self)
+            if not field.metadata.get("free") and other.get(field.name) != getattr(self, field.name)
+        ]
+
+    @property
+    def output_path(self) -> Path:
+        """The folder of this run's results."""
+        return Path(self.output_dir)

@@ -1,0 +1,103 @@
+"""The images of a run: its data set, and the split into training and test images."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recipes.data import ImageFolder, caltech101, find_tree, images, render_shapes, stratified_split
+from recipes.data.loaders import ImageLoader, eval_loader, train_loader
+from recipes.data.own_images import list_own_images, summary
+from recipes.training.config import TrainingConfig
+
+__all__ = ["Dataset", "open_dataset"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A named folder of images, and the positions of its training and test images."""
+
+    name: str
+    folder: ImageFolder
+    train_indices: tuple[int, ...]
+    test_indices: tuple[int, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return name, class names and numbers of images, for a JSON file."""
+        return {
+            "name": self.name,
+            "classes": list(self.folder.classes),
+            "train_images": len(self.train_indices),
+            "test_images": len(self.test_indices),
+        }
+
+    def loaders(
+        self, config: TrainingConfig, devices: int, *, rank: int = 0, world_size: int = 1
+    ) -> tuple[ImageLoader, ImageLoader]:
+        """Return the training and the test loader, with images in the compute format.
+
+        A batch of the training loader is what a process needs for one step, however many batches
+        the network computes it in. Each of several processes has its own share of every step and
+        of the test images.
+        """
+        batch_size = config.batch_size * devices
+        common: dict[str, Any] = {
+            "image_size": config.image_size,
+            "dtype": "float16" if config.policy.values_dtype == "float16" else "float32",
+            "num_workers": config.workers,
+            "on_unreadable": "skip" if config.skip_unreadable else "error",
+            "rank": rank,
+            "world_size": world_size,
+        }
+        train = train_loader(
+            self.folder,
+            self.train_indices,
+            seed=config.seed,
+            scale=(config.min_crop_area, 1.0),
+            batch_size=batch_size * config.accumulate,
+            **common,
+        )
+        test = eval_loader(self.folder, self.test_indices, batch_size=batch_size, **common)
+        return train, test
+
+
+def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
+    """Find the photographs that the config names, or render the stand-in.
+
+    Raises
+    ------
+    DataError
+        If the photographs are not in ``config.data_dir``; they are never replaced by the stand-in.
+    ValueError
+        If a class has too few images for ``config.train_per_class``.
+    """
+    if config.dataset == "shapes":
+        tree = render_shapes(
+            config.data_dir,
+            classes=config.classes,
+            images_per_class=config.images_per_class,
+            seed=config.seed,
+            progress=progress,
+        )
+        folder = images.list_images(tree)
+    elif config.dataset == "folder":
+        folder, is_test = list_own_images(config.data_dir)
+        _logger.info(summary(folder))
+        if is_test is not None:
+            train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+            return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))
+    else:
+        folder = caltech101.list_images(find_tree(config.data_dir))
+    train, test = stratified_split(
+        folder.labels,
+        config.train_per_class,
+        seed=config.seed,
+        test_per_class=config.test_per_class,
+        class_names=folder.classes,
+    )
+    return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))

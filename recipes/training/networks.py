@@ -1,0 +1,165 @@
+"""Networks of a run: built by name, started from a parameter file, and cast."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+from mxnet import gluon
+
+from mpgluon.cast.block import apply_policy, blocks_of
+from mpgluon.checkpoint import check_parameters
+from mpgluon.devices import from_numpy
+from mpgluon.distributed import synchronize_batch_norm
+from mpgluon.errors import CheckpointError
+from mpgluon.tools.zoo import build_network, refuse_unknown_network
+from recipes.training.config import TrainingConfig
+from recipes.weights import is_state_dict_file, read_state_dict, values_for
+
+__all__ = [
+    "PreparedNetwork",
+    "build_network",
+    "has_input_normalization",
+    "load_pretrained",
+    "prepare_network",
+    "refuse_unknown_network",
+]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedNetwork:
+    """A network that is ready to be trained.
+
+    Attributes
+    ----------
+    net : gluon.HybridBlock
+        Cast as the config says, and hybridized.
+    arithmetic : str
+        How products in the compute format are computed; see `mpgluon.CastReport`.
+    fresh_parameters : list of str
+        Those with initial values although a parameter file was loaded.
+    normalizes_input : bool
+        See `has_input_normalization`.
+    """
+
+    net: gluon.HybridBlock
+    arithmetic: str
+    fresh_parameters: list[str]
+    normalizes_input: bool
+
+
+def prepare_network(
+    config: TrainingConfig, *, classes: int, devices: Sequence[mx.Context]
+) -> PreparedNetwork:
+    """Build the network of a config, load its parameter file, and cast it."""
+    net = build_network(
+        config.model, classes=classes, image_size=config.image_size, devices=devices
+    )
+    normalizes_input = has_input_normalization(net)
+    fresh: list[str] = []
+    if config.pretrained is not None:
+        fresh = load_pretrained(net, Path(config.pretrained), classes=classes)
+        if fresh:
+            _logger.info("new head, not from %s: %s", config.pretrained, ", ".join(fresh))
+    if config.sync_batch_norm and len(devices) > 1:
+        synchronize_batch_norm(net, len(devices))
+    arithmetic = "native"
+    if config.policy.compute_dtype != "float32":
+        arithmetic = apply_policy(net, config.policy).arithmetic
+    net.hybridize(static_alloc=True, static_shape=True)
+    return PreparedNetwork(net, arithmetic, fresh, normalizes_input)
+
+
+def has_input_normalization(net: gluon.Block) -> bool:
+    """Return whether the network begins with a BatchNorm without gradients, as ResNet v2 does.
+
+    MXNet updates running statistics in the backward pass only, which reaches such a layer only if
+    the images have gradients: otherwise the statistics stay 0 and 1, and the network is tested
+    with other statistics than it was trained with.
+    """
+    images = 3
+    return any(
+        layer.beta.shape == (images,) and layer.gamma.grad_req == layer.beta.grad_req == "null"
+        for layer in blocks_of(net)
+        if isinstance(layer, gluon.nn.BatchNorm)
+    )
+
+
+def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
+    """Set a network's parameters from a file, except for a head of another size.
+
+    A ``.safetensors`` or ``.pth`` file is a state dict with torchvision's names: of a ResNet for
+    gluoncv's ``resnet*_v1b``, or of a VGG or MobileNetV2. No code in it is run.
+
+    Parameters
+    ----------
+    net : gluon.Block
+        Initialized, FP32.
+    path : Path
+        Written by ``save_parameters``, or a state dict; 16-bit values are widened.
+    classes : int
+        A parameter whose first axis has this length in ``net`` and another in the file belongs
+        to the head, and keeps its initial values.
+
+    Returns
+    -------
+    list of str
+        The parameters that kept their initial values.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is not a parameter file, or does not fit; every difference is named, and
+        nothing is changed.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no parameter file {path}")
+    if is_state_dict_file(path):
+        return _load_state_dict(net, path, classes)
+    try:
+        values: Any = mx.nd.load(str(path))
+    except mx.MXNetError as error:
+        raise CheckpointError(f"{path} is not an MXNet parameter file") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds arrays without names; save with net.save_parameters")
+    values = {name.removeprefix("arg:").removeprefix("aux:"): v for name, v in values.items()}
+    parameters = net._collect_params_with_prefix()
+    if not set(values) & set(parameters):
+        parameters = {p.name: p for p in parameters.values()}  # an exported network's names
+    fresh = [
+        name
+        for name, p in parameters.items()
+        if name in values
+        and values[name].shape != p.shape
+        and p.shape[0] == classes
+        and values[name].shape[1:] == p.shape[1:]
+    ]
+    widened = {name: value.astype("float32") for name, value in values.items()}
+    check_parameters(
+        path,
+        {name: p for name, p in parameters.items() if name not in fresh},
+        {name: value for name, value in widened.items() if name not in fresh},
+    )
+    for name, parameter in parameters.items():
+        if name not in fresh:
+            parameter.set_data(widened[name])
+    return fresh
+
+
+def _load_state_dict(net: gluon.Block, path: Path, classes: int) -> list[str]:
+    parameters = net._collect_params_with_prefix()
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    state = read_state_dict(path)
+    try:
+        values, fresh = values_for(state, shapes, classes=classes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    for name, value in values.items():
+        parameters[name].set_data(from_numpy(value))
+    return fresh

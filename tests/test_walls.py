@@ -1,0 +1,175 @@
+"""What each folder may import: the library NumPy and MXNet, each house only those below it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpgluon.moved import NEW_PLACES
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = [p for p in sorted(ROOT.glob("mpgluon/**/*.py")) if "tools" not in p.parts]
+TOOLS = sorted(ROOT.glob("mpgluon/tools/**/*.py"))
+RECIPES = sorted(ROOT.glob("recipes/**/*.py"))
+OUTSIDE = {"scripts", "notebooks", "teaching", "experiments", "benchmarks", "tests"}
+
+# The rows of CONTRIBUTING's table: a module imports from the rows before its own, or its own.
+FLOORS = (
+    "errors fields files archive tables migration moved processor machine cuda_libraries devices "
+    "random_states",
+    "numerics native",
+    "graph",
+    "cast",
+    "trainer amp checkpoint scale_histories fp16_utils estimator",
+    "distributed",
+    "diagnostics deployment",
+)
+# Packages that an extra brings, imported when several processes are asked for.
+OPTIONAL = {"mpgluon/distributed/mpi.py": {"mpi4py"}}
+# The packages of the extras, and what only tests and documentation need.
+NOT_THE_LIBRARYS = (
+    "PIL tqdm matplotlib gluoncv jinja2 tabulate safetensors onnx onnxruntime tensorboard mpi4py "
+    "flask scipy IPython pytest"
+)
+
+
+def imported_names(path: Path) -> set[str]:
+    """Return what a file imports, anywhere in it, as dotted names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def packages(path: Path) -> set[str]:
+    """Return the packages that a file imports, less the standard library."""
+    found = {name.partition(".")[0] for name in imported_names(path)}
+    return found - set(sys.stdlib_module_names)
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[1].removesuffix(".py")
+
+
+def offenders(paths: list[Path], forbidden: Callable[[Path], set[str]]) -> dict[str, set[str]]:
+    """Return the files that import something forbidden, and what it is."""
+    found = {str(path.relative_to(ROOT)): forbidden(path) for path in paths}
+    return {path: names for path, names in found.items() if names}
+
+
+def test_the_library_imports_numpy_and_mxnet_only():
+    allowed = {"numpy", "mxnet", "mpgluon"}
+    others = offenders(LIBRARY, lambda path: packages(path) - allowed)
+    assert others == OPTIONAL
+
+
+def test_each_house_uses_only_those_below_it():
+    def tools(path: Path) -> set[str]:
+        return {name for name in imported_names(path) if name.startswith("mpgluon.tools")}
+
+    assert offenders(LIBRARY, tools) == {}
+    assert offenders(TOOLS, lambda path: packages(path) & (OUTSIDE | {"recipes"})) == {}
+    assert offenders(RECIPES, lambda path: packages(path) & OUTSIDE) == {}
+
+
+def test_no_module_of_the_library_imports_upwards():
+    floor_of = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
+    modules = [path for path in LIBRARY if room_of(path) != "__init__"]
+    assert set(map(room_of, modules)) == set(floor_of)
+
+    def above(path: Path) -> set[str]:
+        used = {name.split(".")[1] for name in imported_names(path) if name.startswith("mpgluon.")}
+        floor = floor_of[room_of(path)]
+        return {room for room in used & set(floor_of) if floor_of[room] > floor}
+
+    assert offenders(modules, above) == {}
+
+
+def run(code: str) -> str:
+    blocked = f"""
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {NOT_THE_LIBRARYS.split()!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", blocked + code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.multiprocess
+def test_a_network_trains_is_diagnosed_and_recorded_without_the_extras(tmp_path):
+    run(f"""
+import mpgluon
+from mpgluon import amp, diagnostics
+import mxnet as mx
+from mxnet import autograd, gluon
+
+net = gluon.nn.Dense(2, in_units=3)
+net.initialize()
+mpgluon.cast_block(net)
+trainer = gluon.Trainer(net.collect_params(), "sgd", {{"multi_precision": True}})
+amp.init_trainer(trainer)
+x = mx.nd.ones((4, 3))
+with diagnostics.FlightRecorder(net, trainer, {str(tmp_path)!r}).step(x, x[:, 0]):
+    with autograd.record():
+        loss = net(x).sum()
+        with amp.scale_loss(loss, trainer) as scaled_loss:
+            scaled_loss.backward()
+    trainer.step(4)
+batch = diagnostics.Batch(x, mx.nd.ones((4, 2)), gluon.loss.L2Loss())
+print(diagnostics.range_report(net, batch))
+mpgluon.save_checkpoint({str(tmp_path / "checkpoint")!r}, net, trainer)
+""")
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("use", "package", "extra"),
+    [
+        ("from mpgluon.tools.plots import png; png(None)", "matplotlib", "plots"),
+        ("import mpgluon.tools.report", "jinja2", "report"),
+        ("from mpgluon.diagnostics import diagnose", "jinja2", "report"),
+        (
+            "from mpgluon.tools.onnx import read_metadata; read_metadata('net.onnx')",
+            "onnx",
+            "onnx",
+        ),
+        (
+            "from mpgluon.tools.zoo import refuse_unknown_network as f; f('resnet18_v1b')",
+            "gluoncv",
+            "zoo",
+        ),
+        ("import recipes.training", "PIL", "recipes"),
+    ],
+)
+def test_a_tool_without_its_extra_says_which_one_it_wants(use, package, extra):
+    message = f"{package} is not installed; install it with pip install 'mpgluon[{extra}]'"
+    code = f"try:\n    {use}\nexcept ImportError as error:\n    print(error)"
+    assert run(code).strip() == message
+
+
+@pytest.mark.parametrize("former", list(NEW_PLACES))
+def test_a_former_name_says_where_its_things_are(former):
+    with pytest.raises(ModuleNotFoundError, match=f"{former} has moved to "):
+        __import__(former)

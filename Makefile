@@ -35,7 +35,7 @@ $(VENV)/.complete: requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	-$(RUN) -m mpgluon.native
+	-$(RUN) -m mpgluon.kernels
 	touch $@
 
 # ResNet-50 in float16 on a CPU, on rendered images of ten shapes: real JPEG files through the real
@@ -54,8 +54,8 @@ test: environment lint
 test-avx2: environment
 	$(AVX2) $(PYTEST) -m "$(QUICK)" \
 		-k "not test_networks or resnet18_v1 or mobilenetv2_0.25 or cifar_resnet20_v1" \
-		tests/cast tests/graph tests/test_native.py tests/native/test_bfloat16.py tests/numerics/test_dtypes.py \
-		tests/numerics/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
+		tests/cast tests/graph tests/test_kernels.py tests/kernels/test_bfloat16.py tests/kernels/test_dtypes.py \
+		tests/formats/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
 		tests/scripts/test_serve_script.py tests/amp/test_status_flags.py tests/amp/test_intended_infinities.py
 	$(AVX2) $(CHECK_NOTEBOOKS) 05
@@ -78,7 +78,7 @@ test-torch: environment
 		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy \
 		mmasim==2.1.1 ninja==1.13.2 "setuptools<81")
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		tests/benchmarks/test_pytorch_peer.py tests/native/test_tensor_core.py
+		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.

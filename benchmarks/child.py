@@ -14,10 +14,10 @@ is the processor time used while it waited for the line. At the end of its input
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import sys
 import time
 from pathlib import Path
@@ -59,7 +59,7 @@ def _find(place: str) -> Any:
     """Return the function that ``module:function`` or ``file.py:function`` names."""
     source, _, name = place.rpartition(":")
     if not source.endswith(".py"):
-        return getattr(importlib.import_module(source), name)
+        return pkgutil.resolve_name(place)
     spec = importlib.util.spec_from_file_location(Path(source).stem, source)
     assert spec is not None
     assert spec.loader is not None  # since it ends in .py

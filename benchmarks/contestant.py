@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from benchmarks import child
 from mpgluon.errors import MpgluonError
+
+from benchmarks import child
 
 __all__ = ["Contestant", "ContestantError", "Process"]
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import geometric_mean, mode
 from typing import Any, Optional
 
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import numpy as np
 
 from benchmarks.growth import growth
@@ -21,7 +23,6 @@ from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult
 from benchmarks.report import compared, duration
 from benchmarks.timing import Quartiles
-from mpgluon.tools.plots import FORMAT_LOOKS
 
 __all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
 

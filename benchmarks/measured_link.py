@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-import numpy as np
-
 from mpgluon.distributed import MpiProcesses, Processes
 from mpgluon.tables import Table
+
+import numpy as np
 
 __all__ = ["fit_link", "measure_sums", "measured_link"]
 

@@ -15,10 +15,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
-from benchmarks.machine import describe_machine, describe_source
-from benchmarks.race import CaseResult, Conditions, Failure, Result
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error
+
+from benchmarks.machine import describe_machine, describe_source
+from benchmarks.race import CaseResult, Conditions, Failure, Result
 from recipes.training.history import installed_versions
 
 __all__ = ["BenchmarkRecord", "begin_record", "read_record", "write_record"]

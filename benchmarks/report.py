@@ -8,12 +8,13 @@ from itertools import zip_longest
 from statistics import geometric_mean
 from typing import Callable, Optional
 
+from mpgluon.tables import Table
+
 from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult, Result
 from benchmarks.record import BenchmarkRecord
 from benchmarks.timing import Quartiles
-from mpgluon.tables import Table
 
 __all__ = [
     "case_report",

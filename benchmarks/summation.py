@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mpgluon.tables import Table
+
+import numpy as np
 
 __all__ = ["WAYS", "SumError", "simulate", "sum_table", "summed"]
 

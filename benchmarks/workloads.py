@@ -14,6 +14,14 @@ from functools import partial
 from math import prod
 from typing import Any, Callable, Optional
 
+from mpgluon import amp, kernels
+from mpgluon.cast.block import cast_block
+from mpgluon.deployment import inference_network
+from mpgluon.devices import parse_devices
+from mpgluon.diagnostics import alignment_report
+from mpgluon.formats.loss_scale import as_loss_scale
+from mpgluon.formats.policy import Policy
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
@@ -21,13 +29,6 @@ from mxnet.contrib import amp as contrib_amp
 from mxnet.gluon import nn
 
 from benchmarks.sequences import TOKENS, build_sequence_network
-from mpgluon import amp, native
-from mpgluon.cast.block import cast_block
-from mpgluon.deployment import inference_network
-from mpgluon.devices import parse_devices
-from mpgluon.diagnostics import alignment_report
-from mpgluon.numerics.loss_scale import as_loss_scale
-from mpgluon.numerics.policy import Policy
 from recipes.training.networks import build_network
 
 __all__ = ["inference", "layer", "sequence_training", "training"]
@@ -268,6 +269,6 @@ def _facts(library: str, dtype: str, net: Optional[gluon.Block] = None) -> dict[
             for parameter in net.collect_params().values()
             if parameter.grad_req != "null"
         )
-    if library == "mpgluon" and dtype == "float16" and not native.load():
+    if library == "mpgluon" and dtype == "float16" and not kernels.load():
         facts["note"] = "without native operators"
     return facts

@@ -81,11 +81,11 @@ public_modules = [
     "mpgluon.tools.zoo",
     "mpgluon.tools.plots",
     "mpgluon.tables",
-    "mpgluon.native",
+    "mpgluon.kernels",
     "mpgluon.errors",
     "mpgluon.cast",
-    "mpgluon.numerics.scaling",
-    "mpgluon.numerics.tensor_core",
+    "mpgluon.formats.scaling",
+    "mpgluon.formats.tensor_core",
 ]
 
 # --- appearance ---

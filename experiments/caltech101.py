@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Callable
 
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 from experiments import figures, parity
 from experiments.cells import mean_and_interval, number, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
@@ -18,7 +20,6 @@ from experiments.photographs import whole_tree
 from experiments.seeds import SeededRows
 from experiments.statistics import CONFIDENCE, PairedComparison, detectable_difference, holm
 from experiments.training_runs import PER_CLASS, config_of, train_or_find
-from mpgluon.tools.plots import FORMAT_LOOKS
 from recipes.data import CALTECH101
 from recipes.training import TrainingConfig
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import numpy as np
 
 from experiments.experiment import Outcome, Record
-from mpgluon.tools.plots import FORMAT_LOOKS
 
 __all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales", "draw_recurrent",
            "draw_step_times", "draw_two_losses"]  # fmt: skip

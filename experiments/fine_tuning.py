@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Callable
 
+from mpgluon.files import exclusive
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 from experiments import caltech101, figures
 from experiments.cells import mean_and_interval, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
@@ -13,8 +16,6 @@ from experiments.photographs import link_categories, whole_tree
 from experiments.seeds import SeededRows
 from experiments.statistics import PairedComparison, detectable_difference
 from experiments.training_runs import PER_CLASS, train_or_find
-from mpgluon.files import exclusive
-from mpgluon.tools.plots import FORMAT_LOOKS
 from recipes.data import caltech101 as photographs
 from recipes.training import TrainingConfig
 

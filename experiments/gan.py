@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.trainer.snapshot import export_trainer
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
@@ -24,11 +28,8 @@ from mxnet.gluon import nn
 from numpy.typing import NDArray
 from PIL import Image
 
-import mpgluon
 from experiments.experiment import Outcome
 from experiments.series import changes, means
-from mpgluon import amp
-from mpgluon.trainer.snapshot import export_trainer
 from recipes.data import caltech101, read_image
 
 __all__ = [

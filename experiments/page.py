@@ -12,6 +12,10 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpgluon.errors import DataError
+from mpgluon.files import disk_error
+from mpgluon.tables import Table
+
 import jinja2
 
 from experiments import cells
@@ -24,9 +28,6 @@ from experiments.records import (
     refuse_mixtures,
 )
 from experiments.statistics import CONFIDENCE
-from mpgluon.errors import DataError
-from mpgluon.files import disk_error
-from mpgluon.tables import Table
 
 __all__ = ["BEGIN", "END", "PAGES", "out_of_date", "render", "write_document"]
 

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Union
 
-from experiments.experiment import Place
 from mpgluon.errors import DataError
+
+from experiments.experiment import Place
 from recipes.data import CALTECH101, ImageFolder, caltech101, find_tree
 
 __all__ = [

@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mpgluon
+from mpgluon import amp
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from numpy.typing import NDArray
 
-import mpgluon
 from experiments.experiment import Outcome
 from experiments.sentences import LENGTH, VOCABULARY, encode, make_reviews
 from experiments.series import means
-from mpgluon import amp
 
 __all__ = ["FORMATS", "WINDOW", "ReaderSettings", "make_network", "train"]
 

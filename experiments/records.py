@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
-from experiments.experiment import Experiment, Outcome, Record
 from mpgluon.errors import DataError
 from mpgluon.files import atomic_write, disk_error
+
+from experiments.experiment import Experiment, Outcome, Record
 
 __all__ = [
     "Repetition",

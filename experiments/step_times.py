@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mpgluon.errors import MpgluonError
+
 from benchmarks.cases import CaseOptions, training
 from benchmarks.machine import usable_cores
 from benchmarks.race import Conditions, race
 from benchmarks.report import duration
 from experiments import figures, parity
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
-from mpgluon.errors import MpgluonError
 
 __all__ = ["GROUP"]
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mpgluon.formats.tensor_core import ACCUMULATIONS
+
 from experiments.parity import Network
 from experiments.variants import Variants, Ways, group_of
-from mpgluon.numerics.tensor_core import ACCUMULATIONS
 
 __all__ = ["GROUP"]
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
+from mpgluon.errors import DataError
+
 from experiments.experiment import Outcome, Place
 from experiments.series import changes
-from mpgluon.errors import DataError
 from recipes.training import TrainingConfig, train
 from recipes.training.history import describe_machine, installed_versions
 

@@ -31,8 +31,7 @@ from mpgluon.errors import (  # noqa: E402
     PrecisionError,
     TrainerStateError,
 )
-from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
-from mpgluon.numerics.formats import (  # noqa: E402
+from mpgluon.formats.float_format import (  # noqa: E402
     BFLOAT16,
     FLOAT4_E2M1,
     FLOAT6_E2M3,
@@ -45,12 +44,13 @@ from mpgluon.numerics.formats import (  # noqa: E402
     FloatFormat,
     round_to,
 )
-from mpgluon.numerics.loss_scale import (  # noqa: E402
+from mpgluon.formats.loss_scale import (  # noqa: E402
     DynamicLossScale,
     NoLossScale,
     StaticLossScale,
 )
-from mpgluon.numerics.policy import Policy  # noqa: E402
+from mpgluon.formats.policy import Policy  # noqa: E402
+from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
 from mpgluon.trainer.average import WeightAverage  # noqa: E402
 
 _name_new_places()

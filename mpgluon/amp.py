@@ -21,19 +21,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional, Union
 
-from mxnet import gluon
-from mxnet.ndarray import NDArray
-
 from mpgluon.cast.block import autocast, restore
 from mpgluon.cast.status_flags import StepFlags
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.loss_scale import NUMBERS, LossScale, as_loss_scale
+from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.migration import INSTEAD
-from mpgluon.numerics.dtypes import dtype_name
-from mpgluon.numerics.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.trainer import clipping
 from mpgluon.trainer.rounded_updates import UpdateRounding
 from mpgluon.trainer.scaling import scaled
 from mpgluon.trainer.step import attach, state_of
+
+from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 __all__ = [
     "autocast",

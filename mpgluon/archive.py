@@ -12,11 +12,11 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import numpy as np
-import numpy.typing as npt
-
 from mpgluon.errors import CheckpointError
 from mpgluon.files import atomic_write
+
+import numpy as np
+import numpy.typing as npt
 
 __all__ = ["CHECKPOINT", "Arrays", "Kind", "read_archive", "write_archive"]
 

@@ -11,17 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-from mxnet.ndarray import NDArray
-
 from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.cast import fp32
 from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.fields import check_fields, is_text
-from mpgluon.numerics.formats import FLOAT32, format_named, round_to
+from mpgluon.formats.float_format import FLOAT32, format_named, round_to
 from mpgluon.random_states import random_states, set_random_states, validated_random_states
 from mpgluon.scale_histories import (
     scale_histories,
@@ -30,6 +25,11 @@ from mpgluon.scale_histories import (
 )
 from mpgluon.trainer.masters import keep_masters
 from mpgluon.trainer.snapshot import apply_trainer, export_trainer, validate_trainer
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 __all__ = [
     "check_parameters",

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpgluon.errors import PrecisionError
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
-
-from mpgluon.errors import PrecisionError
 
 __all__ = ["from_numpy", "parse_devices", "to_numpy"]
 

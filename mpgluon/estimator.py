@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpgluon import amp
+
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator as gluon_estimator
 from mxnet.ndarray import NDArray
-
-from mpgluon import amp
 
 __all__ = ["BatchProcessor"]
 

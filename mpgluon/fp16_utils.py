@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from mpgluon.cast.block import blocks_of
+from mpgluon.cast.fp32 import format_of, fp32_value, known
+from mpgluon.formats.float_format import FLOAT32
+from mpgluon.kernels.dtypes import cast, round_array
+
 import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon import nn
-
-from mpgluon.cast.block import blocks_of
-from mpgluon.cast.fp32 import format_of, fp32_value, known
-from mpgluon.numerics.dtypes import cast, round_array
-from mpgluon.numerics.formats import FLOAT32
 
 __all__ = [
     "bn_to_float32",

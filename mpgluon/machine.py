@@ -9,9 +9,9 @@ import sys
 from importlib import metadata
 from typing import Any
 
-import mxnet as mx
-
 from mpgluon.processor import processor
+
+import mxnet as mx
 
 __all__ = ["describe_machine", "give_memory_back", "installed_versions"]
 

@@ -11,13 +11,10 @@ from typing import Optional
 __all__ = ["NEW_PLACES", "name_new_places"]
 
 _RECORDER = "mpgluon.tools.recorder"
-_RECIPES = "recipes/ beside scripts/ of the repository, which is not installed; there it is "
+_IN_RECIPES = ", in recipes/ of the repository, which is not installed with mpgluon"
 NEW_PLACES = {
-    "mpgluon.data": f"{_RECIPES}recipes.data",
-    "mpgluon.training": f"{_RECIPES}recipes.training",
-    "mpgluon.weights": f"{_RECIPES}recipes.weights",
-    "mpgluon.options": f"{_RECIPES}recipes.options",
-    "mpgluon.deployment.classify": f"{_RECIPES}recipes.classify",
+    "mpgluon.data": f"recipes.data{_IN_RECIPES}",
+    "mpgluon.deployment.classify": f"recipes.classify{_IN_RECIPES}",
     "mpgluon.deployment.onnx_export": "mpgluon.tools.onnx",
     "mpgluon.deployment.onnx_operators": "mpgluon.tools.onnx.operators",
     "mpgluon.deployment.onnx_writer": "mpgluon.tools.onnx.writer",
@@ -32,18 +29,22 @@ NEW_PLACES = {
     "mpgluon.diagnostics.step_bench": f"{_RECORDER}.step_bench",
     "mpgluon.diagnostics.timing": "benchmarks/timing.py of the repository",
     "mpgluon.diagnostics.verdict": "mpgluon.tools.verdict",
+    "mpgluon.numerics": "mpgluon.formats and, for dtypes and reductions, mpgluon.kernels",
+    "mpgluon.options": f"recipes.options{_IN_RECIPES}",
     "mpgluon.plots": "mpgluon.tools.plots",
+    "mpgluon.training": f"recipes.training{_IN_RECIPES}",
+    "mpgluon.weights": f"recipes.weights{_IN_RECIPES}",
     "mpgluon.zoo": "mpgluon.tools.zoo",
 }
 
 
 def name_new_places() -> None:
     """Let an import of a former name say where its things are now."""
-    sys.meta_path.append(_MovedModules())
+    sys.meta_path.insert(0, _MovedModules())
 
 
 class _MovedModules(MetaPathFinder):
-    """Asked last, for a module that no other finder has found."""
+    """Asked first: an old checkout leaves empty folders of former names behind."""
 
     def find_spec(
         self,

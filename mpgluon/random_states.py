@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from mpgluon.errors import CheckpointError
+
 import mxnet as mx
 import numpy as np
-
-from mpgluon.errors import CheckpointError
 
 __all__ = ["RandomStates", "random_states", "set_random_states", "validated_random_states"]
 

@@ -7,16 +7,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from mxnet import gluon
-
 from mpgluon.archive import Arrays
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.network_cast import device_ids
 from mpgluon.errors import CheckpointError
-from mpgluon.native import ScaleHistory
+from mpgluon.kernels import ScaleHistory
+
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
 
 __all__ = ["scale_histories", "set_scale_histories", "validated_scale_histories"]
 

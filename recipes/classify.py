@@ -16,15 +16,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Optional, Union
 
+from mpgluon.cast.arithmetic import arithmetic_of
+from mpgluon.deployment.inference import inference_network
+from mpgluon.errors import DataError
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from mpgluon.cast.arithmetic import arithmetic_of
-from mpgluon.deployment.inference import inference_network
-from mpgluon.errors import DataError
 from recipes.data.augment import centre_crop, normalized_levels
 from recipes.data.images import MAX_IMAGE_PIXELS
 from recipes.data.shapes import render_image

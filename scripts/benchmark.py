@@ -23,6 +23,9 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
 
+from mpgluon.errors import MpgluonError
+from mpgluon.files import disk_error
+
 from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
 from benchmarks.figures import save_figure
 from benchmarks.growth import measure, sweeps
@@ -32,8 +35,6 @@ from benchmarks.race import Case, CaseResult, Conditions, race
 from benchmarks.record import BenchmarkRecord, begin_record, write_record
 from benchmarks.report import case_report, heading, memory_table, networks_table
 from benchmarks.zoo import zoo, zoo_small
-from mpgluon.errors import MpgluonError
-from mpgluon.files import disk_error
 from recipes.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,9 +15,9 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from mpgluon.native import processor
-from mpgluon.native.compiling import compile_library
-from mpgluon.native.library import check_library
+from mpgluon.kernels import processor
+from mpgluon.kernels.compiling import compile_library
+from mpgluon.kernels.library import check_library
 
 ROOT = Path(__file__).resolve().parents[1]
 

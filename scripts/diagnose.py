@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,16 +12,17 @@ from typing import Any, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-from tqdm import tqdm
-
 from mpgluon.checkpoint import read_extra
 from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.errors import MpgluonError
 from mpgluon.tools.report import diagnose
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from tqdm import tqdm
+
 from recipes.options import positive
 from recipes.training import TrainingConfig
 from recipes.training.dataset import open_dataset
@@ -87,9 +88,8 @@ def _network_and_batch(
     if path.suffix == ".npz":
         return _of_a_run(path, options.batch_size, device)
     if ":" in options.network:
-        module, _, function = options.network.partition(":")
         sys.path.insert(0, "")  # modules of the current folder, as with python -m
-        net: Any = getattr(importlib.import_module(module), function)()
+        net: Any = pkgutil.resolve_name(options.network)()
         if not isinstance(net, gluon.HybridBlock):
             raise TypeError(f"{options.network} returned {type(net).__name__}, not a HybridBlock")
         if any(p._data is None and not p._deferred_init for p in net.collect_params().values()):

@@ -28,6 +28,8 @@ from typing import NoReturn, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments/ is not installed
 
+from mpgluon.errors import MpgluonError
+
 from benchmarks.machine import describe_machine, usable_cores
 from experiments.experiment import Experiment, Group, Place
 from experiments.page import out_of_date, write_document
@@ -43,7 +45,6 @@ from experiments.records import (
     write_record,
 )
 from experiments.runner import now, run_apart, run_here, select
-from mpgluon.errors import MpgluonError
 from recipes.options import positive
 from recipes.training import InterruptedRunError
 

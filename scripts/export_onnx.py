@@ -16,13 +16,14 @@ from typing import Any, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
+from mpgluon.deployment import agreement
+from mpgluon.errors import MpgluonError
+from mpgluon.tools.onnx import ServingMetadata, export_onnx
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from mpgluon.deployment import agreement
-from mpgluon.errors import MpgluonError
-from mpgluon.tools.onnx import ServingMetadata, export_onnx
 from recipes.training.networks import build_network, load_pretrained
 from recipes.training.runs import open_run
 

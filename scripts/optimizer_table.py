@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from tqdm import tqdm
-
 from mpgluon.diagnostics.optimizers import (
     STEPS,
     OptimizerReport,
@@ -16,6 +14,8 @@ from mpgluon.diagnostics.optimizers import (
     report_on_optimizer,
 )
 from mpgluon.tables import Table
+
+from tqdm import tqdm
 
 HEADINGS = (
     "optimizer",

@@ -19,14 +19,15 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-import mxnet as mx
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
+
+from mpgluon.diagnostics import alignment_report
+from mpgluon.tables import Table
+
+import mxnet as mx
 
 from benchmarks.measured_link import measured_link
 from benchmarks.summation import sum_table
-from mpgluon.diagnostics import alignment_report
-from mpgluon.tables import Table
 from recipes.options import positive
 from recipes.training.networks import build_network
 

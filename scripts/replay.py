@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-import mxnet as mx
-
 from mpgluon.diagnostics import replay
 from mpgluon.errors import MpgluonError
+
+import mxnet as mx
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -20,14 +20,15 @@ from typing import Any, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
+from mpgluon.errors import DataError, MpgluonError
+from mpgluon.tools.onnx import ServingMetadata
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import flask
 import mxnet as mx
 import waitress  # type: ignore[import-untyped]
 from werkzeug.exceptions import HTTPException
 
-from mpgluon.errors import DataError, MpgluonError
-from mpgluon.tools.onnx import ServingMetadata
-from mpgluon.tools.plots import FORMAT_LOOKS
 from recipes.classify import Classifier, NotAPhotographError
 from recipes.training.runs import open_run
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not 
 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
+
 from recipes.options import add_options
 from recipes.training import InterruptedRunError, TrainingConfig, train
 from recipes.training.checkpoints import Resume

@@ -7,10 +7,10 @@ import random
 import signal
 from pathlib import Path
 
+import mpgluon  # noqa: F401 - before any test module imports MXNet, which newer NumPy breaks
+
 import numpy as np
 import pytest
-
-import mpgluon  # noqa: F401 - before any test module imports MXNet, which newer NumPy breaks
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -39,18 +39,18 @@ def native_operators() -> None:
 
     For tests that need native operators: ``@pytest.mark.usefixtures("native_operators")``.
     """
-    from mpgluon import native
+    from mpgluon import kernels
 
-    found = native.build(again=True)
+    found = kernels.build(again=True)
     if found.state in ("no compiler", "switched off"):
         pytest.skip(found.sentence)
-    assert native.load(), f"{found.sentence}\n{found.words}"
+    assert kernels.load(), f"{found.sentence}\n{found.words}"
 
 
 @pytest.fixture(scope="session")
 def native_bfloat16() -> None:
     """Skip where oneDNN has no bfloat16 of its own: for tests of MXNet's, or of the native path."""
-    from mpgluon.native.bfloat16 import has_native_bfloat16
+    from mpgluon.kernels.bfloat16 import has_native_bfloat16
 
     if not has_native_bfloat16():
         pytest.skip("oneDNN has no bfloat16 of its own on this processor")

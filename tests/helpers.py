@@ -6,14 +6,14 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import mpgluon
+from mpgluon import Policy, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import Policy, amp
 
 EMULATED = Policy.parse("emulated_bfloat16")
 WAYS = {

@@ -8,13 +8,6 @@ import os
 import random
 import zipfile
 
-import mxnet as mx
-import numpy as np
-import pytest
-from helpers import assert_same_bits, parameters_of
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
 import mpgluon
 from mpgluon import CheckpointError, Policy, TrainerStateError, amp
 from mpgluon.cast import fp32
@@ -24,8 +17,15 @@ from mpgluon.checkpoint import (
     read_parameters,
     save_checkpoint,
 )
-from mpgluon.numerics.formats import round_to
+from mpgluon.formats.float_format import round_to
 from mpgluon.trainer.snapshot import export_trainer
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import assert_same_bits, parameters_of
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 STEPS, SAVED_AFTER = 7, 3

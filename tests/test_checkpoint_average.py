@@ -6,13 +6,13 @@ import io
 import json
 from pathlib import Path
 
-import numpy as np
-import pytest
-from test_checkpoint import ADAM, ONE, TWO, Training, assert_refused
-
 import mpgluon
 from mpgluon import CheckpointError, WeightAverage
 from mpgluon.checkpoint import load_checkpoint, read_parameters, save_checkpoint
+
+import numpy as np
+import pytest
+from test_checkpoint import ADAM, ONE, TWO, Training, assert_refused
 
 DECAY, SAVED_AFTER, STEPS = 0.75, 4, 7
 WAYS = ["float32", "float16", "autocast float16"]

@@ -14,6 +14,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+from mpgluon import DynamicLossScale, TrainerStateError, amp, cast_block
+from mpgluon.kernels.dtypes import cast
+from mpgluon.trainer.step import state_of
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -21,10 +25,6 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib_amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
-
-from mpgluon import DynamicLossScale, TrainerStateError, amp, cast_block
-from mpgluon.numerics.dtypes import cast
-from mpgluon.trainer.step import state_of
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
 

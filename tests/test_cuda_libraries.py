@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mpgluon.cuda_libraries import LIBRARIES, load
+
 import mxnet as mx
 import pytest
-
-from mpgluon.cuda_libraries import LIBRARIES, load
 
 pytestmark = pytest.mark.multiprocess
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import textwrap
 
+from mpgluon.devices import from_numpy, parse_devices, to_numpy
+from mpgluon.errors import PrecisionError
+
 import mxnet as mx
 import numpy as np
 import pytest
-
-from mpgluon.devices import from_numpy, parse_devices, to_numpy
-from mpgluon.errors import PrecisionError
 
 
 @pytest.mark.parametrize(

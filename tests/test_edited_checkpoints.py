@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import json
 
+import mpgluon
+from mpgluon import CheckpointError
+from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
+
 import mxnet as mx
 import numpy as np
 import pytest
 from test_checkpoint import ADAM, NADAM, SGD, TWO, Training
-
-import mpgluon
-from mpgluon import CheckpointError
-from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
 
 VALUES = [None, -1, 7, 1.5, 1e30, "text", [0], {"text": 1}]
 REMOVED = object()

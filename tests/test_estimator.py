@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import math
 
+import mpgluon
+from mpgluon import DynamicLossScale, TrainerStateError, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
-
-import mpgluon
-from mpgluon import DynamicLossScale, TrainerStateError, amp
 
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 BATCH_SIZE, BATCHES = 4, 5

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from mpgluon.files import atomic_write
+
+import pytest
 
 WRITER = """
 import pathlib, sys, time

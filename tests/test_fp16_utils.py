@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import mxnet as mx
-import numpy as np
-import pytest
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
 import mpgluon
 from mpgluon import amp
 from mpgluon.fp16_utils import (
@@ -16,6 +10,12 @@ from mpgluon.fp16_utils import (
     model_grads_to_master_grads,
     prep_param_lists,
 )
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 SCALE, BATCH_SIZE, STEPS = 128.0, 4, 5
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]

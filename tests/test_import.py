@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.multiprocess
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 # NumPy 1.24 and later: the aliases are gone, and asking for one is an error.
 LATER_NUMPY = """
@@ -49,6 +51,18 @@ assert (np.bool, np.float, np.int) == (bool, float, int)
 assert mx.nd.ones(2).asnumpy().tolist() == [1, 1]
 """
     assert_runs(LATER_NUMPY + code)
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_begins_with_such_a_numpy(script):
+    code = f"""
+import runpy, sys
+sys.argv = [{str(script)!r}, "--help"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    done = run(LATER_NUMPY + code)
+    needs_pytorch = script.stem == "record_tensor_core_truth"
+    assert done.returncode == 0 or (needs_pytorch and "this needs PyTorch" in done.stderr)
 
 
 def test_names_that_numpy_has_are_not_replaced():

@@ -10,6 +10,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+import mpgluon
+from mpgluon import amp, fp16_utils
+from mpgluon.migration import INSTEAD
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -17,10 +21,6 @@ from mxnet import autograd, gluon
 from mxnet.contrib.amp import amp as contrib_amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import amp, fp16_utils
-from mpgluon.migration import INSTEAD
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "migration.md"
 BATCHES, BATCH_SIZE, CLASSES = 24, 8, 3

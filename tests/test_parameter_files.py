@@ -11,14 +11,14 @@ import json
 import subprocess
 import sys
 
+import mpgluon
+from mpgluon import amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import amp
 
 # What MXNet says of every imported graph.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
+from mpgluon.tools import plots
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
-
-from mpgluon.tools import plots
 
 STEPS = [
     {"step": 1, "loss": 4.0, "loss_scale": 65536.0, "skipped": True, "gradient_norm": math.inf},

@@ -8,10 +8,10 @@ import subprocess
 import venv
 from pathlib import Path
 
-import pytest
-
 import mpgluon
-from mpgluon.native import compiling
+from mpgluon.kernels import compiling
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -91,5 +91,5 @@ def test_a_source_distribution_installs_in_a_fresh_environment_and_trains(tmp_pa
     where = {"cwd": tmp_path, "env": own}
     trained = run(python, "-W", "ignore", "-c", FIRST_STEP, tmp_path / "fresh", **where)
     assert trained.split()[-1] == mpgluon.__version__
-    said = run(python, "-W", "ignore", "-m", "mpgluon.native", **where)
+    said = run(python, "-W", "ignore", "-m", "mpgluon.kernels", **where)
     assert said.startswith("Native operators: compiled for this processor")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mpgluon.tables import Table
+
+import pytest
 
 TABLE = Table(
     ("layer", "share", "bytes"), [("conv0", "12.5 %", "1,024"), ("a longer name", "-", "8")]

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from mpgluon.moved import NEW_PLACES
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = [p for p in sorted(ROOT.glob("mpgluon/**/*.py")) if "tools" not in p.parts]
@@ -22,7 +22,8 @@ OUTSIDE = {"scripts", "notebooks", "teaching", "experiments", "benchmarks", "tes
 FLOORS = (
     "errors fields files archive tables migration moved processor machine cuda_libraries devices "
     "random_states",
-    "numerics native",
+    "formats",
+    "kernels native",
     "graph",
     "cast",
     "trainer amp checkpoint scale_histories fp16_utils estimator",
@@ -70,6 +71,8 @@ def test_the_library_imports_numpy_and_mxnet_only():
     allowed = {"numpy", "mxnet", "mpgluon"}
     others = offenders(LIBRARY, lambda path: packages(path) - allowed)
     assert others == OPTIONAL
+    formats = [path for path in LIBRARY if room_of(path) == "formats"]
+    assert offenders(formats, lambda path: packages(path) & {"mxnet"}) == {}
 
 
 def test_each_house_uses_only_those_below_it():

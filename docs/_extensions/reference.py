@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Optional
 
+from mpgluon.cast import table
+
 from docutils import nodes
 from parsers import parser_of
 from sphinx.addnodes import pending_xref
@@ -23,8 +25,6 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
-
-from mpgluon.cast import table
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpgluon
+from mpgluon import amp, cast_block
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +17,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
 
-import mpgluon
 from experiments.ablations.training import batches, cross_entropy, sgd, shapes, train
 from experiments.experiment import Outcome
 from experiments.series import means, rounded
-from mpgluon import amp, cast_block
 
 __all__ = ["Float16BatchNorm", "batch_norm", "float16_mean", "float16_statistics"]
 

@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.experiment import Record
 from mpgluon.tools.plots import FORMAT_LOOKS
+
+from experiments.experiment import Record
 
 __all__ = ["draw_back_off", "draw_batch_norm", "draw_labels", "draw_loss_reduction",
            "draw_masters", "draw_underflow"]  # fmt: skip

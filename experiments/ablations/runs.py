@@ -9,6 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import mpgluon
+from mpgluon import DynamicLossScale, amp
+from mpgluon.diagnostics.exponents import batch_exponents
+from mpgluon.diagnostics.observe import Batch
+from mpgluon.trainer import inside
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +24,6 @@ from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
 
-import mpgluon
 from experiments.ablations.training import (
     batches,
     cross_entropy,
@@ -29,10 +34,6 @@ from experiments.ablations.training import (
 )
 from experiments.experiment import Outcome
 from experiments.series import means, rounded
-from mpgluon import DynamicLossScale, amp
-from mpgluon.diagnostics.exponents import batch_exponents
-from mpgluon.diagnostics.observe import Batch
-from mpgluon.trainer import inside
 
 __all__ = ["EXACT", "back_off", "following_words", "labels", "loss_reduction", "masters",
            "underflow"]  # fmt: skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
+from mpgluon import amp, cast_block
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-from mpgluon import amp, cast_block
 from recipes.data.shapes import class_names, render_image
 
 __all__ = ["batches", "cross_entropy", "first_weights", "sgd", "shapes", "train"]

@@ -20,7 +20,7 @@ products are exact and sums are FP32's, rounded to nearest. A Tensor Core's prod
 and its result is rounded once, but it adds a few products at a time and cuts off: results in 16
 bits differ now and then by the last bit. Under a policy's ``accumulation``, convolutions, dense
 layers, ``dot`` and ``batch_dot`` add as the Tensor Cores of one generation of GPUs do
-(:mod:`mpgluon.numerics.tensor_core`); other products, such as those of recurrent layers, add in
+(:mod:`mpgluon.formats.tensor_core`); other products, such as those of recurrent layers, add in
 FP32 as before.
 
 References
@@ -36,10 +36,7 @@ from abc import ABC, abstractmethod
 from functools import cache, partial
 from typing import Any
 
-import mxnet as mx
-from mxnet.symbol import Symbol
-
-from mpgluon import native
+from mpgluon import kernels
 from mpgluon.cast.arrays import (
     Convert,
     Format,
@@ -53,12 +50,15 @@ from mpgluon.cast.arrays import (
 from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall
 from mpgluon.cast.table import Rule
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
+from mpgluon.formats.policy import Policy
+from mpgluon.formats.scaling import Scaling
 from mpgluon.graph.grid import ACCUMULATION
-from mpgluon.native import bfloat16
-from mpgluon.numerics.dtypes import Array, cast
-from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
-from mpgluon.numerics.policy import Policy
-from mpgluon.numerics.scaling import Scaling
+from mpgluon.kernels import bfloat16
+from mpgluon.kernels.dtypes import Array, cast
+
+import mxnet as mx
+from mxnet.symbol import Symbol
 
 __all__ = ["Arithmetic", "arithmetic_of", "emulated", "policy_arithmetic"]
 
@@ -161,8 +161,8 @@ class Emulated(Arithmetic):
             with mx.AttrScope(**{ACCUMULATION: self.accumulation}):
                 return call.run()
         name = f"on_values_{call.name}"
-        name = native.accumulating_operator(name, self.format, self.accumulation)
-        return native.invoke_as(name, call.function, call.args, call.kwargs)
+        name = kernels.accumulating_operator(name, self.format, self.accumulation)
+        return kernels.invoke_as(name, call.function, call.args, call.kwargs)
 
     def normalize(self, call: OperatorCall) -> Any:
         return self._rounded(call.run(widen))
@@ -202,9 +202,9 @@ class ScaledProducts(Emulated):
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._SCALED:
             name, history = call.name, next(AT_WORK.histories)
-            operator = native.scaled_operator(name, self.format, self.scaling, history)
+            operator = kernels.scaled_operator(name, self.format, self.scaling, history)
             in_graph = isinstance(arrays_in([*call.args, *call.kwargs.values()])[0], Symbol)
-            call = call._replace(function=native.function(operator, of_symbols=in_graph))
+            call = call._replace(function=kernels.function(operator, of_symbols=in_graph))
         return super().compute(call)
 
 
@@ -279,7 +279,7 @@ class NativeBfloat16(Arithmetic):
             return bool(call.kwargs.get("axis", 1) == 1)
         if call.name == "Activation":
             # oneDNN's makes 0 of NaN; without native operators, what keeps NaN is in FP32.
-            return call.kwargs.get("act_type") == "relu" and native.available()
+            return call.kwargs.get("act_type") == "relu" and kernels.available()
         return call.name == "elemwise_add"
 
     @staticmethod
@@ -344,9 +344,9 @@ def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False
         )
     if not adds_otherwise and (is_16_bits or device_type == "gpu"):
         return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)
-    if not native.load():
+    if not kernels.load():
         what = f"accumulation={policy.accumulation!r}" if adds_otherwise else policy.compute_dtype
-        raise PrecisionError(f"{what} needs the native operators. {native.status().sentence}")
+        raise PrecisionError(f"{what} needs the native operators. {kernels.status().sentence}")
     fmt, scaling = format_named(policy.values_dtype), policy.operand_scaling
     if scaling is None or at_edge:
         return emulated(fmt, policy.accumulation)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Callable, Optional, Union
 
+from mpgluon import kernels
+from mpgluon.cast.status_flags import layer_option
+from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FloatFormat
+from mpgluon.graph.grid import ROUNDING
+from mpgluon.kernels.dtypes import Array, cast, dtype_name, is_array, number_of_cast
+
 import mxnet as mx
 from mxnet.symbol import Symbol
-
-from mpgluon import native
-from mpgluon.cast.status_flags import layer_option
-from mpgluon.graph.grid import ROUNDING
-from mpgluon.numerics.dtypes import Array, cast, dtype_name, is_array, number_of_cast
-from mpgluon.numerics.formats import BFLOAT16, FLOAT16, FloatFormat
 
 __all__ = [
     "Convert",
@@ -222,12 +222,12 @@ def cast_here(array: Array, dtype: str) -> Array:
 
     They are those of the gradient too.
     """
-    if isinstance(array, Symbol) or not native.available() or array.context.device_type != "cpu":
+    if isinstance(array, Symbol) or not kernels.available() or array.context.device_type != "cpu":
         return cast(array, dtype)
     if {dtype_name(array), dtype} != {"float16", "float32"}:
         return cast(array, dtype)
-    operator = native.operator("narrow" if dtype == "float16" else "widen", FLOAT16)
-    return native.invoke(operator, array, **layer_option())
+    operator = kernels.operator("narrow" if dtype == "float16" else "widen", FLOAT16)
+    return kernels.invoke(operator, array, **layer_option())
 
 
 def onto_grid(array: Array, fmt: FloatFormat) -> Array:
@@ -258,10 +258,10 @@ def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
     which lacks every other format.
     """
     in_graph = isinstance(array, Symbol)
-    if not in_graph and native.available() and array.context.device_type == "cpu":
-        return native.invoke(native.operator(f"plain_{what}", fmt), array, **layer_option())
+    if not in_graph and kernels.available() and array.context.device_type == "cpu":
+        return kernels.invoke(kernels.operator(f"plain_{what}", fmt), array, **layer_option())
     with mx.AttrScope(**{ROUNDING: what}):
         if fmt == BFLOAT16:
             return cast(cast(array, fmt.name), "float32")
-        rounding = native.function(native.operator(f"plain_{what}", fmt), of_symbols=in_graph)
+        rounding = kernels.function(kernels.operator(f"plain_{what}", fmt), of_symbols=in_graph)
         return rounding(array, attr=number_of_cast())

@@ -14,12 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Union
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-from mxnet.base import _LIB, check_call
-
-from mpgluon import native
+from mpgluon import kernels
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.forward import PolicyForward, forward_of
@@ -37,10 +32,15 @@ from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
+from mpgluon.formats.policy import Policy
+from mpgluon.kernels.reductions import numbers_of
 from mpgluon.machine import give_memory_back
-from mpgluon.numerics.formats import FLOAT16, FloatFormat, format_named
-from mpgluon.numerics.policy import Policy
-from mpgluon.numerics.reductions import numbers_of
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.base import _LIB, check_call
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -209,7 +209,7 @@ def apply_policy(
     mx.nd.waitall()  # a running inference may change the layout of a weight
     # Nothing is refused from here on.
     if device_type == "cpu":
-        native.load()
+        kernels.load()
     network_cast = NetworkCast(policy, net, undo=partial(restore, net))
     told = network_cast.former_attributes
     told.update({block: tell(block, found) for block, found in learned.items() if found})

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-import numpy as np
-from mxnet.symbol import Symbol
-
 from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, widen
 from mpgluon.cast.table import excluded_operands
+
+import numpy as np
+from mxnet.symbol import Symbol
 
 __all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work"]
 
@@ -38,7 +38,7 @@ def at_work(**about: Any) -> Iterator[None]:
     rules : mapping from the ``one_name`` of an operator to Rule
         Those that precede the table's, in this block but not in its children.
     histories : iterator
-        As :meth:`native.ScaleHistories.in_turn` returns, for the products of the block.
+        As :meth:`kernels.ScaleHistories.in_turn` returns, for the products of the block.
     input_formats : dict from name to Format
         The inputs of the graph that is being traced.
     observer : callable

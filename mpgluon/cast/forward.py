@@ -13,12 +13,7 @@ from threading import RLock
 from types import MethodType
 from typing import Any, Callable, Optional
 
-import mxnet as mx
-from mxnet import gluon
-from mxnet.base import MXNetError
-from mxnet.symbol import Symbol
-
-from mpgluon import native
+from mpgluon import kernels
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
 from mpgluon.cast.arrays import (
@@ -46,11 +41,16 @@ from mpgluon.cast.stand_in import (
 from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.graph.bfloat16 import compute_natively
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.graph.kept_nan import keep_nan_in
-from mpgluon.numerics.dtypes import Array, cast, dtype_name
-from mpgluon.numerics.formats import FLOAT16, FLOAT32
+from mpgluon.kernels.dtypes import Array, cast, dtype_name
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.base import MXNetError
+from mxnet.symbol import Symbol
 
 __all__ = ["PolicyForward", "forward_of"]
 
@@ -88,7 +88,7 @@ class PolicyForward:
         self.replaced = vars(block).get(self.method)  # an imported graph's, as a rule nothing
         setattr(block, self.method, self)
         make_copyable(block)
-        self.histories = native.ScaleHistories(network_cast.policy.amax_history)
+        self.histories = kernels.ScaleHistories(network_cast.policy.amax_history)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
@@ -122,13 +122,13 @@ class PolicyForward:
         }
         state |= {"traced_formats": None, "traced_blocks": [], "frozen_matrices": []}
         state.pop("original", None)
-        return {**state, "is_native": native.available()}
+        return {**state, "is_native": kernels.available()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Become a copy, in another process too."""
         if state.pop("is_native"):
-            native.load()
-        state["histories"] = native.ScaleHistories.of(*state["histories"])
+            kernels.load()
+        state["histories"] = kernels.ScaleHistories.of(*state["histories"])
         vars(self).update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +223,7 @@ class PolicyForward:
         block, device_type = self.block, arrays_in(args)[0].context.device_type
         on_cpu = device_type == "cpu"
         if on_cpu:  # the network may have been on another device when it was cast
-            native.load()
+            kernels.load()
         rewrite = self._rewrite_for(device_type)
         self.traced_blocks = [
             inner
@@ -259,10 +259,10 @@ class PolicyForward:
                 hold_on_grid,
                 fmt=arithmetic.format,
                 rounded={p.name for p in parameters if fp32.is_rounded(p)},
-                native=native.available(),
+                with_kernels=kernels.available(),
                 slot_of=self.network_cast.layers.slot_by_name(blocks_of(self.block)),
             )
-        if isinstance(arithmetic, NativeBfloat16) and not self.kept and native.available():
+        if isinstance(arithmetic, NativeBfloat16) and not self.kept and kernels.available():
             return partial(compute_natively, shapes={p.name: p.shape or () for p in parameters})
         return None
 

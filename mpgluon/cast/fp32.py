@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Optional
 
+from mpgluon import kernels
+from mpgluon.cast.network_cast import cast_of
+from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
+from mpgluon.kernels.dtypes import cast, round_array
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-
-from mpgluon import native
-from mpgluon.cast.network_cast import cast_of
-from mpgluon.numerics.dtypes import cast, round_array
-from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
 
 __all__ = [
     "format_of",
@@ -120,8 +120,8 @@ def fp32_value(
     if known is None:
         return cast(weight, "float32")
     known = known.as_in_context(weight.context)
-    if fmt == FLOAT16 and weight.context.device_type == "cpu" and native.available():
-        differences = native.invoke("_mpgluon_count_differences", weight, known)
+    if fmt == FLOAT16 and weight.context.device_type == "cpu" and kernels.available():
+        differences = kernels.invoke("_mpgluon_count_differences", weight, known)
         if differences.asscalar() == 0:  # as a rule; what follows takes three times its memory
             return known
     wide = cast(weight, "float32")

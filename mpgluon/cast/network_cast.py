@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Optional
 
-from mxnet import gluon
-
 from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.status_flags import Layers
-from mpgluon.numerics.policy import Policy
+from mpgluon.formats.policy import Policy
+
+from mxnet import gluon
 
 __all__ = ["NetworkCast", "call_with_new_trainers", "cast_of", "device_ids", "release"]
 

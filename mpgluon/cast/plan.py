@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple, Optional, Union
 
-import mxnet as mx
-from mxnet import gluon
-from mxnet.gluon import nn
-
 from mpgluon.cast.operator_rules import NO_RULES, Rules, rules_of
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.description import blocks_of
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.gluon import nn
 
 __all__ = [
     "NORMALIZATION_LAYERS",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from mxnet import gluon
+from mpgluon.formats.policy import Policy
 
-from mpgluon.numerics.policy import Policy
+from mxnet import gluon
 
 __all__ = ["BeyondReach", "CastReport"]
 

@@ -13,17 +13,17 @@ from numbers import Number
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
-import mxnet as mx
-from mxnet.symbol import Symbol
-
 from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
 from mpgluon.cast.calls import AT_WORK, OperatorCall
 from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FloatFormat
 from mpgluon.graph.kept_nan import keeping_nan
-from mpgluon.numerics.dtypes import is_array
-from mpgluon.numerics.formats import FloatFormat
+from mpgluon.kernels.dtypes import is_array
+
+import mxnet as mx
+from mxnet.symbol import Symbol
 
 __all__ = ["Fp32Namespace", "NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
 

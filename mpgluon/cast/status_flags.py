@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
+from mpgluon import kernels
+
 import mxnet as mx
 from mxnet import gluon
-
-from mpgluon import native
 
 __all__ = [
     "NO_FLAGS",
@@ -157,7 +157,7 @@ def at_layer(slot: Optional[int]) -> Iterator[None]:
 def layer_option() -> dict[str, int]:
     """Return the option that lets an operator on arrays raise the flags of the layer at work."""
     slot = vars(_here).get("slot")
-    return {} if slot is None else {native.LAYER: slot}
+    return {} if slot is None else {kernels.LAYER: slot}
 
 
 class Layers:
@@ -188,23 +188,23 @@ class Layers:
 
     def slot_of(self, block: gluon.Block) -> Optional[int]:
         """Return the number by which native operators know a layer; ``None`` without those."""
-        if block not in self._slots and native.available():
+        if block not in self._slots and kernels.available():
             slot = self._new_slot()
             if slot is None:
                 return None
             self._slots[block] = slot
             weakref.finalize(self, self._unused.append, slot)
-            native.count_underflow(slot, self.counts_underflow)
+            kernels.count_underflow(slot, self.counts_underflow)
         return self._slots.get(block)
 
     @classmethod
     def _new_slot(cls) -> Optional[int]:
         if cls._unused:
             slot = cls._unused.pop()
-            for device in range(native.FLAG_DEVICES):
-                native.take_flags([slot], device)
+            for device in range(kernels.FLAG_DEVICES):
+                kernels.take_flags([slot], device)
             return slot
-        if cls._made == native.FLAG_SLOTS:
+        if cls._made == kernels.FLAG_SLOTS:
             return None
         cls._made += 1
         return cls._made - 1
@@ -230,7 +230,7 @@ class Layers:
         """Count results that become zero from now on, or no longer."""
         self.counts_underflow = counts
         for slot in self._slots.values():
-            native.count_underflow(slot, counts)
+            kernels.count_underflow(slot, counts)
 
     def flags_of_step(self, devices: Iterable[mx.Context], *, good: bool) -> StepFlags:
         """Return the flags of a step that was good or skipped, and clear them.
@@ -251,7 +251,7 @@ class Layers:
             if not slots or device.device_type != "cpu":
                 continue
             for block, (forward, backward) in zip(
-                blocks, native.take_flags(slots, device.device_id)
+                blocks, kernels.take_flags(slots, device.device_id)
             ):
                 if any(forward) or any(backward):
                     flags = (Raised(bool(r & 1), bool(r & 2), n) for r, n in (forward, backward))

@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import mxnet as mx
-from mxnet import gluon
-
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Graph
 from mpgluon.graph.replay import replay
+
+import mxnet as mx
+from mxnet import gluon
 
 __all__ = ["ImportedGraph"]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
+from mpgluon.deployment.recording import Recording
+from mpgluon.formats.float_format import FloatFormat, round_to
+from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Node
+
 import numpy as np
 import numpy.typing as npt
-
-from mpgluon.deployment.recording import Recording
-from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Node
-from mpgluon.numerics.formats import FloatFormat, round_to
 
 __all__ = ["fold_batch_norms"]
 

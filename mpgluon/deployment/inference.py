@@ -11,14 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
-import mxnet as mx
-import numpy as np
-import numpy.typing as npt
-from mxnet import gluon
-from mxnet.base import MXNetError
-from mxnet.gluon import nn
-
-from mpgluon import native
+from mpgluon import kernels
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.arrays import arrays_in
@@ -26,12 +19,19 @@ from mpgluon.cast.block import apply_policy
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import Recording, record
 from mpgluon.devices import from_numpy
+from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32
+from mpgluon.formats.policy import Policy
 from mpgluon.graph.nodes import Node
 from mpgluon.graph.replay import replay
-from mpgluon.native import bfloat16
-from mpgluon.numerics.dtypes import BFLOAT16_DTYPE, cast
-from mpgluon.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
-from mpgluon.numerics.policy import Policy
+from mpgluon.kernels import bfloat16
+from mpgluon.kernels.dtypes import BFLOAT16_DTYPE, cast
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from mxnet.base import MXNetError
+from mxnet.gluon import nn
 
 __all__ = ["InferenceNetwork", "inference_network"]
 
@@ -208,7 +208,7 @@ def inference_network(
     on_cpu = all(device.device_type == "cpu" for device in devices)
     if dtype == "bfloat16" and bfloat16.has_native_bfloat16():
         result.keep_weights_in("bfloat16")
-    elif dtype == "float16" and on_cpu and native.available():
+    elif dtype == "float16" and on_cpu and kernels.available():
         result.keep_weights_in("float32")
     result.hybridize(**_STATIC)
     emulated = dtype in _POLICIES and policy_arithmetic(_POLICIES[dtype], "cpu").kind == "emulated"

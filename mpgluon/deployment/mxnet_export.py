@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
 
-import mxnet as mx
-from mxnet import gluon
-from mxnet.base import MXNetError
-
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
 from mpgluon.files import disk_error
 from mpgluon.graph.description import symbol_of
 from mpgluon.graph.nodes import Graph
-from mpgluon.native import bfloat16
+from mpgluon.kernels import bfloat16
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.base import MXNetError
 
 __all__ = ["export_mxnet", "import_mxnet", "operators_for_gpu_only"]
 

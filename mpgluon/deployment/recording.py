@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import mxnet as mx
-import numpy as np
-import numpy.typing as npt
-from mxnet import gluon
-
 from mpgluon.cast import fp32
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import forward_of
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FloatFormat, round_to
 from mpgluon.graph.description import symbol_of, unchanged
 from mpgluon.graph.nodes import Entry, Graph, Key, Node
-from mpgluon.numerics.formats import FloatFormat, round_to
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
 
 __all__ = ["Recording", "record"]
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Callable
 
-from mxnet import gluon
-
 from mpgluon.cast.table import Rule, rule_of
 from mpgluon.graph.description import InputShape, trace
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.tables import Table
+
+from mxnet import gluon
 
 __all__ = ["AlignmentReport", "Product", "alignment_report"]
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Optional, Union
 
-from mxnet import gluon
-
 from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.reference import Reference, inner_blocks, sixteen_bits
 from mpgluon.diagnostics.sums import SumsReport, compare_sums
-from mpgluon.numerics.formats import format_named
-from mpgluon.numerics.policy import Policy
+from mpgluon.formats.float_format import format_named
+from mpgluon.formats.policy import Policy
 from mpgluon.tables import Table
+
+from mxnet import gluon
 
 __all__ = ["Comparison", "LayerError", "Suggestion", "compare_with_fp32", "suggest_keep_fp32"]
 
@@ -162,7 +162,7 @@ def compare_with_fp32(
     loss_scale : float
         Of all runs.
     accumulation : sequence of str
-        Such as ``("volta", "ampere", "hopper")``; see :mod:`mpgluon.numerics.tensor_core`. On a
+        Such as ``("volta", "ampere", "hopper")``; see :mod:`mpgluon.formats.tensor_core`. On a
         CPU, with native operators, and volta with float16 only. FP32 sums are what these are
         compared with, whatever the policy of ``net`` says; the errors beside FP32 are the policy's.
 

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mpgluon import amp
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
+from mpgluon.formats.float_format import FLOAT16, FloatFormat
+from mpgluon.tables import Table, percent
+from mpgluon.trainer import inside
+
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon import amp
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
-from mpgluon.numerics.formats import FLOAT16, FloatFormat
-from mpgluon.tables import Table, percent
-from mpgluon.trainer import inside
 
 __all__ = [
     "BatchExponents",

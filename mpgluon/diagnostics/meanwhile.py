@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mpgluon.scale_histories import scale_histories, set_scale_histories
+
 import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.scale_histories import scale_histories, set_scale_histories
 
 __all__ = ["having", "untouched"]
 

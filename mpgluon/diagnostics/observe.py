@@ -13,12 +13,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
-import mxnet as mx
-import numpy as np
-import numpy.typing as npt
-from mxnet import autograd, gluon
-from mxnet.ndarray import NDArray
-
 from mpgluon.cast.arrays import arrays_in, convert_arrays, format_of, mark
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.calls import OperatorCall, at_work
@@ -27,7 +21,13 @@ from mpgluon.cast.plan import is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
 from mpgluon.diagnostics.meanwhile import having, untouched
 from mpgluon.errors import PrecisionError
-from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.kernels.dtypes import cast, dtype_name
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
 
 __all__ = [
     "Batch",

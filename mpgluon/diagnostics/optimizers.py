@@ -10,18 +10,18 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
+from mpgluon import amp
+from mpgluon.cast.block import cast_block, restore
+from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
+from mpgluon.kernels.dtypes import cast
+from mpgluon.trainer.inside import arrays_of_state
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 from mxnet.gluon import nn
-
-from mpgluon import amp
-from mpgluon.cast.block import cast_block, restore
-from mpgluon.numerics.dtypes import cast
-from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
-from mpgluon.trainer.inside import arrays_of_state
 
 __all__ = ["OptimizerReport", "optimizer_names", "report_on_optimizer"]
 

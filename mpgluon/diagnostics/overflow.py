@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Optional
 
-import mxnet as mx
-import numpy as np
-from mxnet import autograd, gluon
-from mxnet.ndarray import NDArray
-
 from mpgluon.cast.arrays import format_of
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.diagnostics.meanwhile import untouched
 from mpgluon.diagnostics.observe import Batch, LossFunction, Seen, observed_batch, observing
-from mpgluon.numerics.dtypes import cast, dtype_name
-from mpgluon.numerics.reductions import all_finite, global_norm
+from mpgluon.kernels.dtypes import cast, dtype_name
+from mpgluon.kernels.reductions import all_finite, global_norm
 from mpgluon.trainer.inside import update_counts
 from mpgluon.trainer.step import state_of
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
 
 __all__ = ["FoundOverflow", "OverflowLocator", "OverflowReport", "ValueRange"]
 __all__ += ["find_overflow", "locate_overflow"]

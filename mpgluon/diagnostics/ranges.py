@@ -9,15 +9,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpgluon.diagnostics.exponents import ExponentHistogram, exponent_histogram
+from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
+from mpgluon.formats.float_format import FLOAT16, FloatFormat, round_to
+from mpgluon.formats.scaling import scale_exponents
+from mpgluon.tables import Table, percent
+
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
-
-from mpgluon.diagnostics.exponents import ExponentHistogram, exponent_histogram
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
-from mpgluon.numerics.formats import FLOAT16, FloatFormat, round_to
-from mpgluon.numerics.scaling import scale_exponents
-from mpgluon.tables import Table, percent
 
 __all__ = ["ArrayRange", "RangeReport", "range_report"]
 

@@ -9,12 +9,6 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
 
-import mxnet as mx
-import numpy as np
-import numpy.typing as npt
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
 from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of
@@ -30,8 +24,14 @@ from mpgluon.diagnostics.observe import (
     observing,
     values_of,
 )
-from mpgluon.numerics.dtypes import cast, dtype_name
-from mpgluon.numerics.policy import Policy
+from mpgluon.formats.policy import Policy
+from mpgluon.kernels.dtypes import cast, dtype_name
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 __all__ = ["Errors", "Reference", "inner_blocks", "input_error", "sixteen_bits"]
 

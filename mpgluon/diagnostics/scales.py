@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from mxnet import gluon
-
 from mpgluon.cast.block import NORMALIZATION_LAYERS, blocks_of
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram
 from mpgluon.diagnostics.ranges import RangeReport
-from mpgluon.numerics.formats import FLOAT16, FloatFormat
+from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.tables import Table, percent
+
+import numpy as np
+from mxnet import gluon
 
 __all__ = [
     "LOST_LIMIT",

@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Optional
 
-from mxnet import gluon
-
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import device_type_of
 from mpgluon.cast.forward import PolicyForward
 from mpgluon.diagnostics.meanwhile import having
 from mpgluon.diagnostics.reference import Errors, Reference
 from mpgluon.tables import Table
+
+from mxnet import gluon
 
 __all__ = ["Change", "SumsReport", "compare_sums"]
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Optional
 
+from mpgluon.distributed.processes import Processes
+from mpgluon.errors import PrecisionError
+from mpgluon.trainer.average import WeightAverage
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SyncBatchNorm
-
-from mpgluon.distributed.processes import Processes
-from mpgluon.errors import PrecisionError
-from mpgluon.trainer.average import WeightAverage
 
 __all__ = ["average_batch_norm", "synchronize_batch_norm"]
 

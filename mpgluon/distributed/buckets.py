@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from mpgluon.kernels.dtypes import cast, dtype_name
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 from numpy import typing as npt
-
-from mpgluon.numerics.dtypes import cast, dtype_name
 
 __all__ = ["BUCKET_ELEMENTS", "Bucket", "Gradient", "make_buckets"]
 

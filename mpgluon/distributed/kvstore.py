@@ -20,16 +20,16 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
-import mxnet as mx
-from mxnet import gluon
-from mxnet.kvstore import KVStoreBase
-from mxnet.ndarray import NDArray
-
 from mpgluon.distributed.buckets import Bucket, Gradient, describe, make_buckets
 from mpgluon.distributed.processes import Processes
 from mpgluon.distributed.state import begin
 from mpgluon.errors import DistributedError
 from mpgluon.trainer import inside
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
 
 __all__ = ["MpiKVStore"]
 

@@ -16,11 +16,11 @@ import time
 from types import TracebackType
 from typing import Any, Optional, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["MpiProcesses"]
 

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Optional, TypeVar
 
+from mpgluon.devices import parse_devices
+
 import mxnet as mx
 import numpy as np
 from numpy.typing import NDArray
-
-from mpgluon.devices import parse_devices
 
 __all__ = ["OneProcess", "Processes", "devices_of_process"]
 

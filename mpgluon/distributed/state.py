@@ -7,13 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import mxnet as mx
-from mxnet import gluon
-
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError, TrainerStateError
 from mpgluon.trainer import inside
+
+import mxnet as mx
+from mxnet import gluon
 
 __all__ = ["begin", "check_agreement", "share_state"]
 

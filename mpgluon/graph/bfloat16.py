@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any, Optional
 
-from mxnet.symbol import Symbol
-
-from mpgluon import native
+from mpgluon import kernels
+from mpgluon.formats.float_format import BFLOAT16
 from mpgluon.graph.nodes import ADDED_IN_PLACE, Entry, Graph, Node
-from mpgluon.numerics.dtypes import CAST_NUMBER
-from mpgluon.numerics.formats import BFLOAT16
+from mpgluon.kernels.dtypes import CAST_NUMBER
+
+from mxnet.symbol import Symbol
 
 __all__ = ["compute_natively"]
 
@@ -125,7 +125,7 @@ def _compute_in_fp32(graph: Graph, node: Node) -> None:
 def _fp32_of(entry: Entry) -> Entry:
     """Return the FP32 value of a bfloat16 one; the gradient is rounded too."""
     if entry.node.operator == _NARROW:
-        return _made(native.operator("plain_both", BFLOAT16), entry.node.inputs[0])
+        return _made(kernels.operator("plain_both", BFLOAT16), entry.node.inputs[0])
     return _made(_WIDEN, entry)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Optional, Union
 
+from mpgluon.graph.nodes import Graph
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
-
-from mpgluon.graph.nodes import Graph
 
 __all__ = ["InputShape", "blocks_of", "symbol_of", "trace", "unchanged"]
 

@@ -31,14 +31,14 @@ from collections.abc import Container, Mapping
 from itertools import count
 from typing import Callable, NamedTuple, Optional, Union
 
+from mpgluon import kernels
+from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FLOAT16, FloatFormat
+from mpgluon.graph.nodes import ADDED_IN_PLACE, MOVES, Entry, Graph, Key, Node
+from mpgluon.kernels.dtypes import CAST_NUMBER
+
 import numpy as np
 from mxnet.symbol import Symbol
-
-from mpgluon import native
-from mpgluon.errors import PrecisionError
-from mpgluon.graph.nodes import ADDED_IN_PLACE, MOVES, Entry, Graph, Key, Node
-from mpgluon.numerics.dtypes import CAST_NUMBER
-from mpgluon.numerics.formats import FLOAT16, FloatFormat
 
 __all__ = ["ACCUMULATION", "ROUNDING", "hold_on_grid"]
 
@@ -107,7 +107,7 @@ def hold_on_grid(
     *,
     fmt: FloatFormat = FLOAT16,
     rounded: Container[str] = (),
-    native: bool,
+    with_kernels: bool,
     slot_of: Callable[[str], Optional[int]] = lambda _: None,
 ) -> Symbol:
     """Return a graph with the same results and gradients that computes with native operators.
@@ -123,7 +123,7 @@ def hold_on_grid(
         The 16-bit format.
     rounded : container of str
         The FP32 arguments whose values are numbers of the format already.
-    native : bool
+    with_kernels : bool
         Whether there are native operators; without them, and in formats that have no 16-bit codes,
         the graph stays as it is, except that MXNet does not merge equal operators.
     slot_of : callable
@@ -141,7 +141,7 @@ def hold_on_grid(
         If a loop contains a product that is not to be summed in FP32: its body is not rewritten.
     """
     graph = Graph.read(symbol)
-    has_codes = native and (fmt == FLOAT16 or fmt.significand_bits <= _CODE_BITS)
+    has_codes = with_kernels and (fmt == FLOAT16 or fmt.significand_bits <= _CODE_BITS)
     for node in graph.nodes if has_codes else ():
         if node.has_subgraph and ACCUMULATION in json.dumps(node.rest):
             raise PrecisionError(
@@ -286,7 +286,7 @@ class _Rewriting:
 
     def _rewrite(self, node: Node) -> None:
         slot = self.slot_of(node.name)
-        self.layer = {} if slot is None else {native.LAYER: str(slot)}
+        self.layer = {} if slot is None else {kernels.LAYER: str(slot)}
         if node.is_variable:
             self._rewrite_variable(node)
         elif _narrows(node):
@@ -350,7 +350,7 @@ class _Rewriting:
         ]
         operator, attributes = node.operator, node.attributes
         if held == PACKED:
-            operator = native.operator("concat", self.format)
+            operator = kernels.operator("concat", self.format)
             attributes = {**attributes, **self.layer}
         self._provide(node, Node(operator, node.name, attributes, inputs, node.rest), held)
 
@@ -359,7 +359,7 @@ class _Rewriting:
         value = self.operands[node, 0]
         scalar = np.float16(np.float32(float(node.attributes["scalar"])))
         attributes = {**node.attributes, "scalar": repr(float(scalar)), **self.layer}
-        operator = native.operator(_NATIVE[node.operator][0], self.format)
+        operator = kernels.operator(_NATIVE[node.operator][0], self.format)
         made = Node(operator, node.name, attributes, [value.entry], node.rest)
         self._provide(node, made, value.held)
 
@@ -415,7 +415,7 @@ class _Rewriting:
             held = PLAIN if held == WIDE else held
         if node.operator == "BatchNorm":
             options = node.options
-            name = native.node_name(
+            name = kernels.node_name(
                 name,
                 options.get("eps", 1e-3),
                 options.get("momentum", 0.9),
@@ -441,8 +441,8 @@ class _Rewriting:
         if node.is_scaled:
             return node.operator.replace("_scaled_", "_scaled_codes_")
         if ACCUMULATION not in node.attributes:
-            return native.operator(name, self.format)
-        return native.accumulating_operator(name, self.format, node.attributes[ACCUMULATION])
+            return kernels.operator(name, self.format)
+        return kernels.accumulating_operator(name, self.format, node.attributes[ACCUMULATION])
 
     def _weight(self, widening: Node) -> Entry:
         """Return a product's weight: codes, or FP32 numbers that the operator rounds itself."""
@@ -564,7 +564,7 @@ class _Rewriting:
     def _node(self, operator: str, *entries: Entry) -> Entry:
         """Return the first result of a native operator."""
         if not operator.startswith("_"):
-            operator = native.operator(operator, self.format)
+            operator = kernels.operator(operator, self.format)
         number = str(next(_NUMBERS))
         attributes = {_NUMBER: number, **self.layer}
         name = f"grid{number}_{operator.strip('_')}"

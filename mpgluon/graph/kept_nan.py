@@ -14,11 +14,11 @@ from functools import wraps
 from itertools import count
 from typing import Any, Callable
 
+from mpgluon import kernels
+from mpgluon.graph.nodes import Entry, Graph, Node
+
 import mxnet as mx
 from mxnet.symbol import Symbol
-
-from mpgluon import native
-from mpgluon.graph.nodes import Entry, Graph, Node
 
 __all__ = ["keep_nan_in", "keeping_nan"]
 
@@ -96,11 +96,11 @@ def keeping_nan(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def operator(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-        operands, options = native.operands_and_options(function, args, kwargs)
+        operands, options = kernels.operands_and_options(function, args, kwargs)
         if not drops(options) or operands[0].context.device_type != "cpu":
             return function(*args, out=out, **kwargs)
-        if name == "Pooling" and native.available():
-            return native.invoke(_NATIVE + name, *operands, out=out, **options)
+        if name == "Pooling" and kernels.available():
+            return kernels.invoke(_NATIVE + name, *operands, out=out, **options)
         made = composed(mx.nd, operands, options)
         return made if out is None else made.copyto(out)
 
@@ -120,7 +120,7 @@ def keep_nan_in(symbol: Symbol) -> Symbol:
         if node.operator not in _KEEPING or not _KEEPING[node.operator][0](node.options):
             continue
         changed = True
-        if native.available() and node.operator in _NATIVE_OPERATORS:
+        if kernels.available() and node.operator in _NATIVE_OPERATORS:
             node.operator = _NATIVE + node.operator
         else:
             _compose(graph, node)
@@ -136,7 +136,7 @@ def _rename_in(graph: dict[str, Any]) -> bool:
         name, options = record["op"], record.get("attrs", {})
         if name not in _KEEPING or not _KEEPING[name][0](options):
             continue
-        if native.available() and name in _NATIVE_OPERATORS:
+        if kernels.available() and name in _NATIVE_OPERATORS:
             record["op"], changed = _NATIVE + name, True
         elif name == "Activation":
             record["op"], changed = "relu", True

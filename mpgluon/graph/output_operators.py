@@ -13,13 +13,13 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, Optional
 
+from mpgluon.errors import PrecisionError, TrainerStateError
+from mpgluon.graph.nodes import Graph, Node
+
 from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 from mxnet.symbol import Symbol
-
-from mpgluon.errors import PrecisionError, TrainerStateError
-from mpgluon.graph.nodes import Graph, Node
 
 __all__ = ["HAS_GRAD_SCALE", "OWN_GRADIENT", "GraphsSeen", "names_of", "prepare_graph"]
 

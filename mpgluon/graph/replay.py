@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from mxnet import gluon
-from mxnet.symbol import Symbol
-
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Graph, Key, Node
+
+from mxnet import gluon
+from mxnet.symbol import Symbol
 
 __all__ = ["replay"]
 

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from mpgluon.formats.float_format import FLOAT16
+from mpgluon.tools import extra
+
 import numpy as np
 import numpy.typing as npt
-
-from mpgluon.numerics.formats import FLOAT16
-from mpgluon.tools import extra
 
 __all__ = [
     "FORMAT_LOOKS",

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import mxnet as mx
-from mxnet import gluon
-
 from mpgluon.diagnostics.alignment import alignment_report
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.doctor import check_machine
@@ -21,10 +18,13 @@ from mpgluon.diagnostics.exponents import BatchExponents, ExponentHistogram, bat
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
-from mpgluon.numerics.formats import FLOAT16, format_named
+from mpgluon.formats.float_format import FLOAT16, format_named
 from mpgluon.tables import Table
 from mpgluon.tools import extra, plots
 from mpgluon.tools.verdict import HEADROOM, Verdict, judge
+
+import mxnet as mx
+from mxnet import gluon
 
 with extra("report"):
     import jinja2

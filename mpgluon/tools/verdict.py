@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from mxnet import gluon
-from mxnet.gluon import nn
-
 from mpgluon.cast.block import blocks_of
 from mpgluon.diagnostics.compare import Suggestion
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_histogram
@@ -22,8 +19,11 @@ from mpgluon.diagnostics.observe import Batch, observed_batch
 from mpgluon.diagnostics.ranges import RangeReport
 from mpgluon.diagnostics.reference import inner_blocks, input_error, sixteen_bits
 from mpgluon.diagnostics.scales import LOST_LIMIT, LossScales, owners_of, share_text
-from mpgluon.numerics.loss_scale import DynamicLossScale
+from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon.tools.recorder.recorded_network import code_of, paths_of
+
+from mxnet import gluon
+from mxnet.gluon import nn
 
 __all__ = [
     "AMPLIFIED",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Union
 
+from mpgluon.graph.description import blocks_of
+from mpgluon.tools import extra
+
 import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
-
-from mpgluon.graph.description import blocks_of
-from mpgluon.tools import extra
 
 __all__ = ["build_network", "refuse_unknown_network"]
 

@@ -6,13 +6,13 @@ writes into an empty array that is then added in FP32; the float16 gradient is t
 
 from __future__ import annotations
 
+from mpgluon.cast.fp32 import fp32_value
+from mpgluon.kernels.dtypes import cast, dtype_name
+from mpgluon.trainer import inside
+
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.cast.fp32 import fp32_value
-from mpgluon.numerics.dtypes import cast, dtype_name
-from mpgluon.trainer import inside
 
 __all__ = ["GradientSums"]
 

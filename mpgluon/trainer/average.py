@@ -9,20 +9,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Optional
 
+from mpgluon.cast import fp32
+from mpgluon.devices import from_numpy, to_numpy
+from mpgluon.errors import TrainerStateError
+from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
+from mpgluon.formats.loss_scale import NUMBERS
+from mpgluon.kernels.dtypes import cast, round_array
+from mpgluon.trainer import inside
+from mpgluon.trainer.masters import MasterWeights, keep_masters
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.cast import fp32
-from mpgluon.devices import from_numpy, to_numpy
-from mpgluon.errors import TrainerStateError
-from mpgluon.numerics.dtypes import cast, round_array
-from mpgluon.numerics.formats import FLOAT16, FLOAT32, FloatFormat
-from mpgluon.numerics.loss_scale import NUMBERS
-from mpgluon.trainer import inside
-from mpgluon.trainer.masters import MasterWeights, keep_masters
 
 __all__ = ["WeightAverage"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mxnet.ndarray import NDArray
-
 from mpgluon.errors import PrecisionError, TrainerStateError
-from mpgluon.numerics.dtypes import cast, dtype_name
+from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.trainer import inside
 from mpgluon.trainer.look import look
 from mpgluon.trainer.pending import Clip
 from mpgluon.trainer.step import TrainerState
+
+from mxnet.ndarray import NDArray
 
 __all__ = ["clip", "unscale", "unscaled_gradients"]
 

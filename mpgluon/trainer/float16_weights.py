@@ -9,13 +9,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Optional
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.errors import PrecisionError
 from mpgluon.trainer import inside
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
 
 __all__ = ["check_float16_weights", "float16_weights", "obstacle_without_masters", "plainly_cast"]
 

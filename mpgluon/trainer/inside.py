@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, Callable
 
+from mpgluon.errors import TrainerStateError
+
 import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.errors import TrainerStateError
 
 
 def loss_scaler_of(trainer: gluon.Trainer) -> Any:

@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
+from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.cast.network_cast import cast_of
+from mpgluon.kernels.dtypes import dtype_name
+from mpgluon.kernels.reductions import all_finite, global_norm, numbers_of, sums_of_squares
+from mpgluon.trainer.masters import ComparedMaster, compare_masters
+
 import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.cast.arithmetic import policy_arithmetic
-from mpgluon.cast.network_cast import cast_of
-from mpgluon.numerics.dtypes import dtype_name
-from mpgluon.numerics.reductions import all_finite, global_norm, numbers_of, sums_of_squares
-from mpgluon.trainer.masters import ComparedMaster, compare_masters
 
 __all__ = ["Look", "explain_bad_gradients", "look"]
 

@@ -16,22 +16,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-from mxnet.ndarray import NDArray
-
-from mpgluon import native
+from mpgluon import kernels
 from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
-from mpgluon.numerics.dtypes import cast, dtype_name, round_array
-from mpgluon.numerics.formats import FLOAT16, FLOAT32
-from mpgluon.numerics.reductions import numbers_of, sums_of_squares, widened
+from mpgluon.formats.float_format import FLOAT16, FLOAT32
+from mpgluon.kernels.dtypes import cast, dtype_name, round_array
+from mpgluon.kernels.reductions import numbers_of, sums_of_squares, widened
 from mpgluon.trainer import inside
 from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
 from mpgluon.trainer.scaled_gradients import GradientHolder
 from mpgluon.trainer.updates import Updates
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 __all__ = [
     "ComparedMaster",
@@ -111,7 +111,7 @@ class MasterWeights(Updates):
     ) -> bool:
         """Update masters and weights in one pass each, and return whether that was possible."""
         dtypes = {(dtype_name(g), dtype_name(w), g.stype) for g, w in zip(grad, weight)}
-        if not native.available() or not dtypes <= _NATIVE_DTYPES:
+        if not kernels.available() or not dtypes <= _NATIVE_DTYPES:
             return False
         options = self._begin_momentum(index, updated)
         for i, g, w, master, own in zip(index, grad, weight, updated, options or ()):
@@ -119,7 +119,7 @@ class MasterWeights(Updates):
             if master is w:
                 mx.nd.sgd_mom_update(*arrays, out=w, **own)
             else:
-                native.invoke("_mpgluon_sgd_mom_master_update", *arrays, w, out=master, **own)
+                kernels.invoke("_mpgluon_sgd_mom_master_update", *arrays, w, out=master, **own)
         return options is not None
 
     def make_master(self, index: int, weight: NDArray) -> NDArray:
@@ -148,8 +148,8 @@ class MasterWeights(Updates):
             return None
         master = self.masters[index].as_in_context(weight.context)
         fmt = format_of(self._parameters[index])
-        if fmt == FLOAT16 and weight.context.device_type == "cpu" and native.available():
-            return native.invoke("_mpgluon_count_differences", weight, master)
+        if fmt == FLOAT16 and weight.context.device_type == "cpu" and kernels.available():
+            return kernels.invoke("_mpgluon_count_differences", weight, master)
         rounded = round_array(master, fmt)
         differs = mx.nd.broadcast_not_equal(cast(weight, "float32"), rounded, out=rounded)
         return sums_of_squares([differs], in_any_order=True)

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
+from mpgluon.cast.fp32 import format_of
+from mpgluon.errors import TrainerStateError
+from mpgluon.formats.float_format import FLOAT16, FLOAT32
+from mpgluon.kernels.dtypes import round_array, round_stochastically
+from mpgluon.trainer import inside
+from mpgluon.trainer.updates import Updates
+
 import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.cast.fp32 import format_of
-from mpgluon.errors import TrainerStateError
-from mpgluon.numerics.dtypes import round_array, round_stochastically
-from mpgluon.numerics.formats import FLOAT16, FLOAT32
-from mpgluon.trainer import inside
-from mpgluon.trainer.updates import Updates
 
 __all__ = ["NEAREST", "RoundedUpdates", "UpdateRounding", "check_rounding", "grid_weights",
            "rounding_of", "validated_rounding"]  # fmt: skip

@@ -16,14 +16,14 @@ from threading import Lock, get_ident
 from typing import ClassVar, Union
 from weakref import WeakSet
 
+from mpgluon.errors import TrainerStateError
+from mpgluon.graph.output_operators import names_of
+from mpgluon.kernels.dtypes import dtype_name
+from mpgluon.trainer import inside
+
 import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.errors import TrainerStateError
-from mpgluon.graph.output_operators import names_of
-from mpgluon.numerics.dtypes import dtype_name
-from mpgluon.trainer import inside
 
 __all__ = [
     "BackwardWatch",

@@ -9,14 +9,10 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-import mxnet as mx
-from mxnet import gluon
-from mxnet.ndarray import NDArray
-
 from mpgluon.errors import TrainerStateError
+from mpgluon.formats.loss_scale import LossScale
 from mpgluon.graph.output_operators import GraphsSeen, prepare_graph
-from mpgluon.numerics.loss_scale import LossScale
-from mpgluon.numerics.reductions import global_norm
+from mpgluon.kernels.reductions import global_norm
 from mpgluon.trainer import inside, shared_scale
 from mpgluon.trainer.accumulation import GradientSums
 from mpgluon.trainer.pending import NOTHING
@@ -32,6 +28,10 @@ from mpgluon.trainer.scaled_gradients import (
     without,
 )
 from mpgluon.trainer.statistics import KeptStatistics
+
+import mxnet as mx
+from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 __all__ = ["ScaledTrainer", "repair_statistics", "scaled"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from mpgluon.numerics.loss_scale import LossScale
+from mpgluon.formats.loss_scale import LossScale
 
 __all__ = ["abandon_round", "begin_loss", "join", "leave", "next_scale", "report"]
 

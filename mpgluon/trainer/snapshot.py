@@ -11,16 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import mxnet as mx
-import numpy as np
-import numpy.typing as npt
-from mxnet import gluon
-from mxnet.ndarray import NDArray
-
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
 from mpgluon.fields import check_fields, is_count, is_number, is_text, is_texts, optional
-from mpgluon.numerics.loss_scale import NoLossScale
+from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.trainer import inside
 from mpgluon.trainer.masters import MasterWeights, has_master, keep_masters, new_state
 from mpgluon.trainer.rounded_updates import (
@@ -33,6 +27,12 @@ from mpgluon.trainer.rounded_updates import (
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
 from mpgluon.trainer.updates import Updates
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 __all__ = ["TrainerPlan", "apply_trainer", "export_trainer", "validate_trainer"]
 

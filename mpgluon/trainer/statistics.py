@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpgluon.trainer import inside
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.trainer import inside
 
 __all__ = ["KeptStatistics", "RunningStatistics"]
 

@@ -14,14 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Optional
 
-import mxnet as mx
-from mxnet import gluon
-
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
 from mpgluon.errors import LossScaleCollapseError, TrainerStateError
-from mpgluon.numerics.loss_scale import LossScale
-from mpgluon.numerics.reductions import all_finite
+from mpgluon.formats.loss_scale import LossScale
+from mpgluon.kernels.reductions import all_finite
 from mpgluon.trainer import inside, shared_scale
 from mpgluon.trainer.float16_weights import check_float16_weights
 from mpgluon.trainer.look import Look, explain_bad_gradients, look
@@ -36,6 +33,9 @@ from mpgluon.trainer.rounded_updates import (
 )
 from mpgluon.trainer.scaled_gradients import flags_down, flags_up, with_flag
 from mpgluon.trainer.scaling import ScaledTrainer, repair_statistics
+
+import mxnet as mx
+from mxnet import gluon
 
 __all__ = ["TrainerState", "attach", "state_of"]
 

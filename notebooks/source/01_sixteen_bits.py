@@ -29,15 +29,16 @@ FAST = False  # the build's fast mode says True: the same code on less data
 # %% tags=["setup"]
 from fractions import Fraction
 
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FloatFormat, round_to
+from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
 
-import mpgluon
-from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FloatFormat, round_to
-from mpgluon.tables import Table
-from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check, widget
 
 formats = {"FP16": FLOAT16, "BF16": BFLOAT16, "FP32": FLOAT32}

@@ -26,17 +26,18 @@ FAST = False  # the build's fast mode says True: the same code on less data
 # %% tags=["setup"]
 import warnings
 
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT16, amp, fp16_utils, round_to
+from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
+from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, amp, fp16_utils, round_to
-from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
-from mpgluon.tables import Table
-from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check
 
 STEPS = 600 if FAST else 2000

@@ -39,17 +39,18 @@ import sys
 
 sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
-import matplotlib.pyplot as plt
-import mxnet as mx
-import numpy as np
-from mxnet import autograd, gluon
-
 import mpgluon
 from mpgluon import amp
 from mpgluon.diagnostics.exponents import batch_exponents
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.tools import plots
+
+import matplotlib.pyplot as plt
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
 from recipes.data.shapes import class_names, render_image
 from recipes.training.networks import build_network
 from teaching import check, widget

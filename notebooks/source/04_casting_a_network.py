@@ -25,17 +25,18 @@
 FAST = False  # the build's fast mode says True: the same code on less data
 
 # %% tags=["setup"]
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics.doctor import check_machine, gather
+from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mpgluon
-from mpgluon import amp
-from mpgluon.diagnostics.doctor import check_machine, gather
-from mpgluon.tables import Table
-from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check
 from teaching.lesson_04 import make_images
 

@@ -50,15 +50,16 @@ from pathlib import Path
 
 sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS, draw_loss_scale
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-import mpgluon
-from mpgluon import amp
-from mpgluon.tables import Table
-from mpgluon.tools.plots import FORMAT_LOOKS, draw_loss_scale
 from recipes.data import find_tree, list_images, render_shapes, stratified_split
 from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from recipes.data.loaders import eval_loader, train_loader

@@ -26,18 +26,19 @@
 FAST = False  # the build's fast mode says True: the same code on less data
 
 # %% tags=["setup"]
+import mpgluon
+from mpgluon import amp, kernels
+from mpgluon.diagnostics import compare, exponents, overflow, ranges
+from mpgluon.diagnostics.observe import Batch
+from mpgluon.tables import Table
+from mpgluon.tools import plots
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
 
-import mpgluon
-from mpgluon import amp, native
-from mpgluon.diagnostics import compare, exponents, overflow, ranges
-from mpgluon.diagnostics.observe import Batch
-from mpgluon.tables import Table
-from mpgluon.tools import plots
 from teaching import check
 from teaching.lesson_06 import accuracy_of, loss_fn, make_net, make_sounds, make_trainer, train
 
@@ -158,7 +159,7 @@ suspect = flags.first("forward")
 print(flags)
 
 # %% tags=["claim"]
-assert (suspect is not None) == native.available()  # native operators raise the flags
+assert (suspect is not None) == kernels.available()  # native operators raise the flags
 assert suspect is None or (suspect.layer == "energy" and suspect.forward.overflow)
 
 # %% [markdown]

@@ -46,18 +46,19 @@ from pathlib import Path
 
 sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
+import mpgluon
+from mpgluon.diagnostics import alignment_report, check_machine
+from mpgluon.graph.description import trace
+from mpgluon.tables import Table
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon, profiler
 from mxnet.gluon.model_zoo import vision
 
-import mpgluon
 from benchmarks.timing import interleave, quartiles, ratios
-from mpgluon.diagnostics import alignment_report, check_machine
-from mpgluon.graph.description import trace
-from mpgluon.tables import Table
-from mpgluon.tools.plots import FORMAT_LOOKS
 from recipes.data import list_images, render_shapes
 from recipes.data.loaders import train_loader
 from teaching import check
@@ -285,7 +286,7 @@ assert gain(0.5, 1000) < 2
 # - **Hybridize**, `net.hybridize(static_alloc=True, static_shape=True)`. A network that is not
 #   hybridized (*imperative*) has casts before and after each operator.
 # - **Have a compiler**, `g++` or `clang++`: `mpgluon` compiles its operators for this when they are
-#   first needed. `python -m mpgluon.native` says whether they are there. Without them MXNet's own
+#   first needed. `python -m mpgluon.kernels` says whether they are there. Without them MXNet's own
 #   operators give the same bits, more slowly.
 #
 # We time forward and backward through ResNet-50, in rounds.
@@ -318,7 +319,7 @@ rows = [
     for name, q in to_fp32.items()
 ]
 print(Table(("format", "s per step", "lower quartile", "ratio to FP32", "upper quartile"), rows))
-print("operators in C++:", mpgluon.native.available())
+print("operators in C++:", mpgluon.kernels.available())
 
 # %% [markdown]
 # A ratio below 1 means faster than FP32. Other networks gain and lose other amounts. This is a
@@ -346,8 +347,8 @@ fp16, imperative = to_fp32["FP16"].median, to_fp32["FP16, imperative"].median
 assert len(record["cases"]) == 18
 assert all(np.exp(np.mean(np.log(of_networks))) < 1.1 for of_networks in of_zoo.values())
 if not FAST:  # times: in fast mode other lessons run at the same time
-    assert fp16 < (2 if mpgluon.native.available() else 6)
-    assert imperative > 1.3 * fp16 or not mpgluon.native.available()
+    assert fp16 < (2 if mpgluon.kernels.available() else 6)
+    assert imperative > 1.3 * fp16 or not mpgluon.kernels.available()
     assert not has_bfloat16 or to_fp32["BF16"].median < min(1, fp16)
 
 # %% [markdown]
@@ -609,7 +610,7 @@ print(Table(("images in a batch", "FP32 MiB", "FP16 MiB", "ratio"), rows))
 
 # %% tags=["claim"]
 each = {d: (peaks[32, d] - peaks[2, d]) / 30 for d in ("float32", "float16")}  # MiB per image
-if mpgluon.native.available() and HAS_PROC:
+if mpgluon.kernels.available() and HAS_PROC:
     assert each["float16"] < (0.9 if FAST else 0.7) * each["float32"]
     assert peaks[2, "float16"] / peaks[2, "float32"] > peaks[32, "float16"] / peaks[32, "float32"]
 

@@ -42,15 +42,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mpgluon
-from mpgluon import amp
-from mpgluon.tools.plots import FORMAT_LOOKS
 from teaching import check
 
 WORKERS = 512 if FAST else 4096

@@ -41,14 +41,15 @@ import sys
 
 sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.tools import plots
+
 import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-import mpgluon
-from mpgluon import amp
-from mpgluon.tools import plots
 from recipes.data.shapes import render_image
 from teaching import check
 

@@ -42,13 +42,6 @@ from pathlib import Path
 
 sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
-import matplotlib.pyplot as plt
-import mxnet as mx
-import numpy as np
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-from PIL import Image
-
 import mpgluon
 from mpgluon import amp
 from mpgluon.checkpoint import read_parameters
@@ -56,6 +49,14 @@ from mpgluon.deployment import agreement, export_mxnet, inference_network
 from mpgluon.tables import Table
 from mpgluon.tools.onnx import ServingMetadata, export_onnx
 from mpgluon.tools.plots import FORMAT_LOOKS
+
+import matplotlib.pyplot as plt
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from PIL import Image
+
 from recipes.data.shapes import class_names, render_image
 from teaching import check
 

@@ -41,12 +41,6 @@ import sys
 
 sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
 
-import matplotlib.pyplot as plt
-import mxnet as mx
-import numpy as np
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
 import mpgluon
 from mpgluon import (
     BFLOAT16,
@@ -62,10 +56,17 @@ from mpgluon import (
     diagnostics,
     round_to,
 )
-from mpgluon.numerics.scaling import round_scaled
-from mpgluon.numerics.tensor_core import ACCUMULATIONS
+from mpgluon.formats.scaling import round_scaled
+from mpgluon.formats.tensor_core import ACCUMULATIONS
 from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
+
+import matplotlib.pyplot as plt
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
 from recipes.data.shapes import render_image
 from teaching import check
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpgluon import BFLOAT16, FLOAT16, FloatFormat, round_to
+
 import numpy as np
 
-from mpgluon import BFLOAT16, FLOAT16, FloatFormat, round_to
 from teaching.exercises import Verdict, exercise, number_of
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+from mpgluon import BFLOAT16, round_to
+
 import mxnet as mx
 import numpy as np
 
-from mpgluon import BFLOAT16, round_to
 from teaching.exercises import Verdict, exercise, number_of
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpgluon
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-import mpgluon
 from teaching.exercises import Verdict, exercise, number_of
 
 _LARGEST = 60000.0  # the largest gradient of 03.1, times S

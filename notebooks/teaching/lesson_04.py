@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpgluon
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
 
-import mpgluon
 from teaching.exercises import Verdict, exercise, number_of
 
 __all__ = ["make_images"]

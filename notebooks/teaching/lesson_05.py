@@ -7,13 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.checkpoint import read_parameters
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-import mpgluon
-from mpgluon import amp
-from mpgluon.checkpoint import read_parameters
 from teaching.exercises import Verdict, exercise, number_of
 
 ACCURACY, DIFFERENCE, PAIRS = 0.7, 0.02, 20_000

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Optional
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics import locate_overflow
+from mpgluon.diagnostics.observe import Batch
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.ndarray import NDArray
 
-import mpgluon
-from mpgluon import amp
-from mpgluon.diagnostics import locate_overflow
-from mpgluon.diagnostics.observe import Batch
 from teaching.exercises import Verdict, exercise, number_of
 
 __all__ = ["accuracy_of", "loss_fn", "make_net", "make_sounds", "make_trainer", "train"]

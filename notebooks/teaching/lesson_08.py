@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpgluon import DynamicLossScale
+
 import numpy as np
 import numpy.typing as npt
 
-from mpgluon import DynamicLossScale
 from teaching.exercises import Verdict, exercise, number_of
 
 _STEPS, _BAD_STEP = 40, 10

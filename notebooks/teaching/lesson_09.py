@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpgluon
+from mpgluon import amp
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 
-import mpgluon
-from mpgluon import amp
 from teaching.exercises import Verdict, exercise, number_of
 
 _RANDOM = np.random.default_rng(9)

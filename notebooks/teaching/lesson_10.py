@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from mpgluon import BFLOAT16, amp, round_to
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mpgluon import BFLOAT16, amp, round_to
 from teaching.exercises import Verdict, exercise, number_of
 
 _LOGIT_ERROR = 0.25

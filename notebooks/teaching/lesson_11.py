@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mpgluon import BFLOAT16, FLOAT8_E5M2, FloatFormat, round_to
+from mpgluon.formats.scaling import round_scaled
+
 import numpy as np
 
-from mpgluon import BFLOAT16, FLOAT8_E5M2, FloatFormat, round_to
-from mpgluon.numerics.scaling import round_scaled
 from teaching.exercises import Verdict, exercise, number_of
 
 _LARGEST = 0.003

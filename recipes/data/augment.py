@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD
 from recipes.data.draws import Purpose, generator
 from recipes.data.images import open_image, to_rgb
 from recipes.options import at_least

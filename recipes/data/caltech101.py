@@ -17,6 +17,7 @@ from typing import Union
 
 from mpgluon.errors import DataError
 from mpgluon.files import disk_error, exclusive, is_file_with
+
 from recipes.data import images
 from recipes.data.download import download
 from recipes.data.images import ImageFolder, is_image_name

@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any, Union
 
+from mpgluon.errors import DataError
+from mpgluon.files import disk_error, file_sha256, is_file_with, replace
+
 import requests
 from tqdm import tqdm
 
-from mpgluon.errors import DataError
-from mpgluon.files import disk_error, file_sha256, is_file_with, replace
 from recipes.options import at_least
 
 __all__ = ["download"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
+from mpgluon.errors import DataError
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
-
-from mpgluon.errors import DataError
 
 _logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from typing import Any, Optional
 
 from mpgluon.devices import from_numpy
 from mpgluon.errors import DataError
+
 from recipes.data.augment import Augmentation
 from recipes.data.images import ImageFolder
 from recipes.data.reader import Batch, BatchReader, Failure, begin_worker, read_in_worker

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional, Union
 
+from mpgluon.errors import DataError
+
 import numpy as np
 from numpy.typing import NDArray
 
-from mpgluon.errors import DataError
 from recipes.data.images import ImageFolder, list_images
 
 __all__ = ["TEST_FOLDERS", "list_own_images", "summary"]

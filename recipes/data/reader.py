@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from mpgluon.errors import DataError
+
 import numpy as np
 from numpy.typing import NDArray
 
-from mpgluon.errors import DataError
 from recipes.data.augment import Augmentation, normalized_levels, read_crop
 from recipes.data.images import ImageFolder
 from recipes.data.sampler import Key

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Union
 
+from mpgluon.errors import DataError
+from mpgluon.files import disk_error, exclusive, remove_folder
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from tqdm import tqdm
 
-from mpgluon.errors import DataError
-from mpgluon.files import disk_error, exclusive, remove_folder
 from recipes.data.draws import Purpose, generator
 from recipes.options import at_least
 

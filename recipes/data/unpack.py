@@ -16,10 +16,10 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Union
 
-from tqdm import tqdm
-
 from mpgluon.errors import DataError
 from mpgluon.files import atomic_write, disk_error, is_file_with, remove_folder, sync_folder
+
+from tqdm import tqdm
 
 _CHUNK_BYTES = 2**18
 _MAX_DEPTH = 100  # making and removing folders recurses, and Python stops at about 1,000

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Callable, Literal, Optional, TypeVar, Union
 
 from mpgluon.errors import CheckpointError
+
 from recipes.training.config import TrainingConfig
 
 __all__ = ["Resume", "RunCheckpoints"]

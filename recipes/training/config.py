@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
-from mpgluon.numerics.formats import format_named
-from mpgluon.numerics.loss_scale import DynamicLossScale, LossScale, as_loss_scale
-from mpgluon.numerics.policy import Policy
+from mpgluon.formats.float_format import format_named
+from mpgluon.formats.loss_scale import DynamicLossScale, LossScale, as_loss_scale
+from mpgluon.formats.policy import Policy
+
 from recipes.options import check_options, document_options, option
 
 __all__ = ["TrainingConfig"]

@@ -17,11 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-from tqdm import tqdm
-
 from mpgluon import amp
 from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from mpgluon.distributed import (
@@ -36,6 +31,12 @@ from mpgluon.distributed import (
 from mpgluon.files import atomic_write
 from mpgluon.tools.plots import save_training_curves
 from mpgluon.trainer.average import WeightAverage
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from tqdm import tqdm
+
 from recipes.training.checkpoints import Resume, RunCheckpoints
 from recipes.training.config import TrainingConfig
 from recipes.training.dataset import Dataset, open_dataset

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mxnet as mx
-from mxnet import gluon
-
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.checkpoint import check_parameters
 from mpgluon.devices import from_numpy
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.tools.zoo import build_network, refuse_unknown_network
+
+import mxnet as mx
+from mxnet import gluon
+
 from recipes.training.config import TrainingConfig
 from recipes.weights import is_state_dict_file, read_state_dict, values_for
 

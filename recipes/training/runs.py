@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
+from mpgluon.checkpoint import check_parameters, read_extra, read_parameters
+from mpgluon.devices import from_numpy
+from mpgluon.errors import CheckpointError
+
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from mpgluon.checkpoint import check_parameters, read_extra, read_parameters
-from mpgluon.devices import from_numpy
-from mpgluon.errors import CheckpointError
 from recipes.training.config import TrainingConfig
 from recipes.training.networks import build_network
 

@@ -7,16 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Optional
 
-import mxnet as mx
-import numpy as np
-from mxnet import autograd, gluon
-from numpy.typing import NDArray
-
 from mpgluon import amp
 from mpgluon.cast.status_flags import LayerFlags
 from mpgluon.distributed import Processes
 from mpgluon.tools.recorder.flight_recorder import FlightRecorder
 from mpgluon.trainer.average import WeightAverage
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from numpy.typing import NDArray
+
 from recipes.training.config import TrainingConfig
 
 __all__ = ["Stepper", "evaluate", "recorder_of"]

@@ -18,10 +18,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, Callable, Union
 
+from mpgluon.errors import CheckpointError
+
 import numpy as np
 import numpy.typing as npt
-
-from mpgluon.errors import CheckpointError
 
 __all__ = ["is_state_dict_file", "read_state_dict"]
 

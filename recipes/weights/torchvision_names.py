@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Optional
 
+from mpgluon.errors import CheckpointError
+
 import numpy as np
 import numpy.typing as npt
-
-from mpgluon.errors import CheckpointError
 
 __all__ = ["values_for"]
 

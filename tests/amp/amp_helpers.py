@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from mpgluon import amp, cast_block
+from mpgluon.formats.float_format import FLOAT16
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import amp, cast_block
-from mpgluon.numerics.formats import FLOAT16
 
 BATCHES, BATCH_SIZE = 4, 8
 BAD_BATCH = 2

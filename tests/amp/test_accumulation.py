@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
+from mpgluon import DynamicLossScale, amp
+from mpgluon.kernels.dtypes import cast
+
 import mxnet as mx
 import numpy as np
 import pytest
 from amp_helpers import LOSS, make_net, make_trainer, trained
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
-
-from mpgluon import DynamicLossScale, amp
-from mpgluon.numerics.dtypes import cast
 
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from mpgluon import DynamicLossScale, amp
+from mpgluon.errors import PrecisionError, TrainerStateError
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -23,9 +26,6 @@ from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
-
-from mpgluon import DynamicLossScale, amp
-from mpgluon.errors import PrecisionError, TrainerStateError
 
 # --- what a skipped step leaves behind -------------------------------------------------------
 

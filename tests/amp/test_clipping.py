@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+from mpgluon import DynamicLossScale, amp, kernels
+from mpgluon.errors import PrecisionError, TrainerStateError
+from mpgluon.kernels.dtypes import cast
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -23,10 +27,6 @@ from amp_helpers import (
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import DynamicLossScale, amp, native
-from mpgluon.errors import PrecisionError, TrainerStateError
-from mpgluon.numerics.dtypes import cast
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 MAX_NORM = 0.25  # less than the norm of every batch
@@ -330,13 +330,13 @@ def test_a_step_knows_the_norm_that_clipping_would_have_returned(devices, kvstor
 
 @pytest.mark.usefixtures("native_operators", "native_bfloat16")
 def test_in_native_bfloat16_a_native_operator_adds_for_the_step_and_for_clipping(monkeypatch):
-    added, invoke = [], native.invoke
+    added, invoke = [], kernels.invoke
 
     def counting(name, *operands, **options):
         added.append(name)
         return invoke(name, *operands, **options)
 
-    monkeypatch.setattr(native, "invoke", counting)
+    monkeypatch.setattr(kernels, "invoke", counting)
     net = nn.Dense(3, in_units=4)
     net.initialize()
     amp.autocast(net, "bfloat16")

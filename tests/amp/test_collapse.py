@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 
+import mpgluon
+from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
 
 DEPTH = 12  # more than ten layers: by name, dense10 comes before dense2
 

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import math
 
+from mpgluon import (
+    DynamicLossScale,
+    NoLossScale,
+    StaticLossScale,
+    TrainerStateError,
+    amp,
+    cast_block,
+)
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -27,15 +36,6 @@ from amp_helpers import (
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import (
-    DynamicLossScale,
-    NoLossScale,
-    StaticLossScale,
-    TrainerStateError,
-    amp,
-    cast_block,
-)
 
 
 @each_optimizer

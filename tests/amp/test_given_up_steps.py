@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+import mpgluon
+from mpgluon import DynamicLossScale, TrainerStateError, amp
+from mpgluon.trainer.step import state_of
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -19,10 +23,6 @@ from amp_helpers import (
 )
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
-
-import mpgluon
-from mpgluon import DynamicLossScale, TrainerStateError, amp
-from mpgluon.trainer.step import state_of
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
 FRESH_LOSS_SCALE = {"init_scale": 64.0, "growth_interval": 1}

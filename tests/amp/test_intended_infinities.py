@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import DynamicLossScale, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import DynamicLossScale, amp
 
 WAYS = {
     "float32": lambda _: None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from mpgluon import amp
+
 import pytest
 from amp_helpers import BATCH_SIZE, LOSS, backward, batches, make_net, make_trainer
 from mxnet import autograd
-
-from mpgluon import amp
 
 STALE = "has not been updated by backward"
 NONE = "no gradient of this Trainer's weights was computed inside autograd.record"

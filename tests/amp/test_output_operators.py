@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 
+import mpgluon
+from mpgluon import DynamicLossScale, PrecisionError, TrainerStateError, amp
+
 import gluoncv.loss
 import mxnet as mx
 import numpy as np
@@ -11,9 +14,6 @@ import pytest
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import DynamicLossScale, PrecisionError, TrainerStateError, amp
 
 CLASSES = 3
 LABELS = mx.nd.array([0, 2, 1, 2])

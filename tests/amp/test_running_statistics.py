@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import math
 
+from mpgluon import DynamicLossScale, amp, load_checkpoint, save_checkpoint
+from mpgluon.checkpoint import read_parameters
+from mpgluon.trainer.statistics import KeptStatistics
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -23,10 +27,6 @@ from amp_helpers import (
 from helpers import BOTH, STATIC, assert_same_bits, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import DynamicLossScale, amp, load_checkpoint, save_checkpoint
-from mpgluon.checkpoint import read_parameters
-from mpgluon.trainer.statistics import KeptStatistics
 
 TWO = [mx.cpu(0), mx.cpu(1)]
 OVERFLOW = 2.0**20  # times images of about 1, in float16

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
+from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, WAYS, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
 
 IMAGES, SIZE = 4, 128
 PIXELS = IMAGES * SIZE * SIZE  # 65,536

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import threading
 
+import mpgluon
+from mpgluon import DynamicLossScale, StaticLossScale, TrainerStateError, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -19,9 +22,6 @@ from amp_helpers import (
 )
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
-
-import mpgluon
-from mpgluon import DynamicLossScale, StaticLossScale, TrainerStateError, amp
 
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 
+import mpgluon
+from mpgluon import TrainerStateError, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, STATIC, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import TrainerStateError, amp
 
 pytestmark = pytest.mark.usefixtures("native_operators")
 

@@ -6,6 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from threading import Barrier, Event
 
+import mpgluon
+from mpgluon import DynamicLossScale, Policy, TrainerStateError, amp, kernels
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,9 +16,6 @@ from amp_helpers import BATCH_SIZE, LOSS, batches, make_net, make_trainer, weigh
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import DynamicLossScale, Policy, TrainerStateError, amp, native
 
 DELAYED = "compute=float8_e4m3,gradient=float8_e5m2,between=bfloat16,scaling=tensor,amax_history=4"
 KINDS = {
@@ -75,7 +75,7 @@ def train(seed, net, trainer, steps=15):
 @pytest.mark.parametrize("made", ["in the main thread", "in its own thread"])
 def test_each_of_several_threads_trains_to_the_bits_of_a_training_alone(made, hybridize):
     kinds = [*KINDS, "float16 weights"]
-    if not native.load():
+    if not kernels.load():
         kinds.remove("delayed scales")
     expected = [train(seed, *make(seed, kind, hybridize)) for seed, kind in enumerate(kinds)]
     for _ in range(3):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import DynamicLossScale, TrainerStateError, amp, kernels
+from mpgluon.kernels.bfloat16 import has_native_bfloat16
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,10 +13,6 @@ from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SparseEmbedding
-
-import mpgluon
-from mpgluon import DynamicLossScale, TrainerStateError, amp, native
-from mpgluon.native.bfloat16 import has_native_bfloat16
 
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 
@@ -158,7 +158,7 @@ def test_a_gradient_penalty_through_a_hybridized_network_is_refused_by_name(how)
 @pytest.mark.parametrize("how", SIXTEEN)
 def test_a_gradient_penalty_through_16_bits_is_right_where_it_is_not_refused(how):
     """MXNet's casts are refused; the native operators that round are not."""
-    if not native.available() or (how == "autocast bfloat16" and has_native_bfloat16()):
+    if not kernels.available() or (how == "autocast bfloat16" and has_native_bfloat16()):
         with pytest.raises(mx.MXNetError, match="_backward_amp_cast is non-differentiable"):
             penalized(SIXTEEN[how], 64)
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,7 +20,6 @@ from benchmarks.figures import (
     save_figure,
 )
 from benchmarks.race import CaseResult, Failure, Result
-from mpgluon.tools.plots import FORMAT_LOOKS
 
 
 def result_of(name: str, *seconds: float, **facts) -> Result:

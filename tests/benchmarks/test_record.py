@@ -10,11 +10,13 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+import mpgluon
+from mpgluon.errors import DataError
+
 import mxnet as mx
 import numpy as np
 import pytest
 
-import mpgluon
 from benchmarks import machine as machine_module
 from benchmarks.machine import (
     describe_machine,
@@ -33,7 +35,6 @@ from benchmarks.report import (
     networks_table,
     rounded,
 )
-from mpgluon.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from mpgluon.formats.loss_scale import DynamicLossScale
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -11,7 +13,6 @@ import pytest
 from benchmarks import loading, workloads
 from benchmarks.contestant import Contestant, Process
 from benchmarks.sequences import KINDS
-from mpgluon.numerics.loss_scale import DynamicLossScale
 from recipes.data.shapes import render_shapes
 
 NETWORK = {"model": "resnet18_v1", "batch_size": 4, "image_size": 64}

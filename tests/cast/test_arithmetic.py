@@ -17,14 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpgluon import BFLOAT16, FLOAT16, FLOAT32, round_to
+from mpgluon.cast.arithmetic import arithmetic_of
+from mpgluon.cast.stand_in import namespace_of
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
-
-from mpgluon import BFLOAT16, FLOAT16, FLOAT32, round_to
-from mpgluon.cast.arithmetic import arithmetic_of
-from mpgluon.cast.stand_in import namespace_of
 
 FORMATS = pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16], ids=str)
 

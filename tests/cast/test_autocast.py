@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from mpgluon import BFLOAT16, FLOAT16, Policy, PrecisionError, amp, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, STATIC, assert_same_bits, gradients_of, in_sequence, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import BFLOAT16, FLOAT16, Policy, PrecisionError, amp, round_to
 
 FORMATS = pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16], ids=str)
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import Policy, PrecisionError, amp
+from mpgluon.cast import fp32
+from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.diagnostics import check_training
+from mpgluon.formats.float_format import BFLOAT16, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -16,13 +23,6 @@ from helpers import (
 )
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import Policy, PrecisionError, amp
-from mpgluon.cast import fp32
-from mpgluon.cast.arithmetic import policy_arithmetic
-from mpgluon.diagnostics import check_training
-from mpgluon.numerics.formats import BFLOAT16, round_to
 
 POLICY = Policy.parse("params=bfloat16,compute=bfloat16,emulate=true")
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from threading import Barrier, Thread
 
+import mpgluon
+from mpgluon import NORMALIZATION_LAYERS, Policy, PrecisionError, amp
+from mpgluon.cast.arrays import Float16Array
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -19,10 +23,6 @@ from helpers import (
 )
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import NORMALIZATION_LAYERS, Policy, PrecisionError, amp
-from mpgluon.cast.arrays import Float16Array
 
 # What MXNet says of plain Sequentials, of imported graphs and of two calls of initialize.
 pytestmark = [

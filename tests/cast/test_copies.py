@@ -7,6 +7,10 @@ import pickle
 import subprocess
 import sys
 
+import mpgluon
+from mpgluon import NORMALIZATION_LAYERS, Policy, amp, kernels
+from mpgluon.cast import fp32
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -14,16 +18,12 @@ from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mpgluon
-from mpgluon import NORMALIZATION_LAYERS, Policy, amp, native
-from mpgluon.cast import fp32
-
 DELAYED = "compute=float8_e4m3,gradient=float8_e5m2,between=bfloat16,scaling=tensor,amax_history=4"
 
 
 def _with_delayed_scales(net):
-    if not native.load():
-        pytest.skip(native.status().sentence)
+    if not kernels.load():
+        pytest.skip(kernels.status().sentence)
     return amp.autocast(net, Policy.parse(DELAYED))
 
 

@@ -5,13 +5,6 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
-import mxnet as mx
-import numpy as np
-import pytest
-from helpers import BOTH, STATIC, in_sequence
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
 from mpgluon import (
     BFLOAT16,
     FLOAT8_E4M3,
@@ -25,9 +18,16 @@ from mpgluon import (
     save_checkpoint,
 )
 from mpgluon.archive import read_archive, write_archive
-from mpgluon.numerics.scaling import scale_exponents
+from mpgluon.formats.scaling import scale_exponents
 from mpgluon.scale_histories import scale_histories
 from mpgluon.tools.recorder.recorded_step import RECORDED_STEP
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import BOTH, STATIC, in_sequence
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 pytestmark = [
     pytest.mark.usefixtures("native_operators"),

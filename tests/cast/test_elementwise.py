@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import operator
 
+import mpgluon
+from mpgluon import FLOAT32, Policy
+from mpgluon.kernels.dtypes import dtype_name
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH
 from mxnet import autograd, gluon
-
-import mpgluon
-from mpgluon import FLOAT32, Policy
-from mpgluon.numerics.dtypes import dtype_name
 
 # Not every function uses all inputs of its block.
 pytestmark = [

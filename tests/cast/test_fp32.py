@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon.cast import fp32
+
 import mxnet as mx
 import numpy as np
 from helpers import in_sequence
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon.cast import fp32
 
 TENTHS = np.full((3, 4), 0.1, dtype=np.float32)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from mpgluon import amp, kernels
+from mpgluon.cast import frozen
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,16 +12,13 @@ from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, gradients_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-from mpgluon import amp, native
-from mpgluon.cast import frozen
-
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 8, 8)), dtype="float32")
 
 
 @pytest.fixture
 def with_native(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(native, "available", lambda: False)
+        monkeypatch.setattr(kernels, "available", lambda: False)
     else:
         request.getfixturevalue("native_operators")
     return request.param

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon.graph.kept_nan import keeping_nan
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, EACH_WAY, STATIC, WAYS, in_sequence
 from mxnet import autograd
 from mxnet.gluon import nn, rnn
-
-import mpgluon
-from mpgluon.graph.kept_nan import keeping_nan
 
 PLACES = (0, 2, 2), (1, 0, 5)  # (image, row, column) of the NaN, in every channel
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 
+from mpgluon import BFLOAT16, FLOAT16, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -25,8 +27,6 @@ from helpers import (
 )
 from mxnet import autograd, gluon
 from mxnet.gluon.model_zoo import vision
-
-from mpgluon import BFLOAT16, FLOAT16, round_to
 
 CLASSES = 10
 BATCH = 2

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import PrecisionError, amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, EACH_WAY, WAYS, in_sequence
 from mxnet import gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import PrecisionError, amp
 
 VALUES = np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT16, amp, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -16,9 +19,6 @@ from helpers import (
 )
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, amp, round_to
 
 SAME_BITS = pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
 FORMATS = {"cast float16": FLOAT16, "autocast float16": FLOAT16, "emulated bfloat16": BFLOAT16}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import pickle
 
+from mpgluon import amp
+from mpgluon.cast.arrays import FormatArray, GridArray
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import EACH_WAY, EMULATED, WAYS, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import amp
-from mpgluon.cast.arrays import FormatArray, GridArray
 
 KINDS = ("fresh float16", "a parameter's float16", "on bfloat16's grid")
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4) / 8  # numbers of both formats

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.formats.float_format import format_named, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, EACH_WAY, STATIC, WAYS, gradients_of
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn, rnn
-
-import mpgluon
-from mpgluon import amp
-from mpgluon.numerics.formats import format_named, round_to
 
 pytestmark = pytest.mark.filterwarnings("ignore:All children of this Sequential layer")
 IMAGES = nd.array(np.random.RandomState(0).standard_normal((2, 3, 6, 6)))

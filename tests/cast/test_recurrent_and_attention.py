@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mpgluon import amp
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -18,8 +20,6 @@ from helpers import (
 )
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
-
-from mpgluon import amp
 
 BATCH, TIME, WIDTH = 4, 5, 6
 LABELS = mx.nd.array([0, 1, 2, 1], dtype="int32")

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from mpgluon import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    Policy,
+    PrecisionError,
+    amp,
+    kernels,
+    round_to,
+)
+from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.formats.scaling import round_scaled
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,19 +23,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import (
-    BFLOAT16,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    Policy,
-    PrecisionError,
-    amp,
-    native,
-    round_to,
-)
-from mpgluon.cast.arithmetic import policy_arithmetic
-from mpgluon.numerics.scaling import round_scaled
 
 native_operators = pytest.mark.usefixtures("native_operators")
 
@@ -232,7 +232,7 @@ def test_formats_that_mxnet_lacks_are_refused_on_a_gpu_and_without_native_operat
     wanted = Policy.parse(policy)
     with pytest.raises(PrecisionError, match=f"no {wanted.compute_dtype} kernels for a GPU"):
         policy_arithmetic(wanted, "gpu")
-    monkeypatch.setattr(native, "load", lambda: False)
+    monkeypatch.setattr(kernels, "load", lambda: False)
     net = network()
     with pytest.raises(PrecisionError, match=f"{wanted.compute_dtype} needs the native operators"):
         amp.autocast(net, wanted)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import PrecisionError
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -18,9 +21,6 @@ from helpers import (
 )
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import PrecisionError
 
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((4, 3, 12, 12)))
 

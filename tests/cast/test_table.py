@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
+from mpgluon.cast import table
+from mpgluon.cast.arithmetic import arithmetic_of
+from mpgluon.cast.stand_in import namespace_of
+from mpgluon.cast.table import Rule, excluded_operands, rule_of
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,13 +16,6 @@ from helpers import BOTH
 from mxnet import autograd, gluon
 from mxnet.contrib.amp.lists import symbol_fp16
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
-from mpgluon.cast import table
-from mpgluon.cast.arithmetic import arithmetic_of
-from mpgluon.cast.stand_in import namespace_of
-from mpgluon.cast.table import Rule, excluded_operands, rule_of
 
 F = namespace_of(mx.nd, arithmetic_of("float16", "cpu"))
 FLOAT16_THROUGHOUT = Policy("float16", "float16", "float16")

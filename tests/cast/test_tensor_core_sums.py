@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 
+import mpgluon
+from mpgluon import Policy, PrecisionError, amp, kernels
+from mpgluon.cast import arithmetic
+from mpgluon.cast.forward import forward_of
+from mpgluon.formats.float_format import FLOAT16, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import Policy, PrecisionError, amp, native
-from mpgluon.cast import arithmetic
-from mpgluon.cast.forward import forward_of
-from mpgluon.numerics.formats import FLOAT16, round_to
 
 pytestmark = pytest.mark.usefixtures("native_operators")
 
@@ -114,8 +114,8 @@ def test_a_dense_layer_rounds_the_native_sum_and_its_bias_once():
         mx.nd.array(round_to(array.asnumpy(), FLOAT16))
         for array in (data, net.weight.data(), net.bias.data())
     ]
-    name = native.accumulating_operator("on_values_FullyConnected", FLOAT16, "volta")
-    expected = native.invoke(name, *wide, num_hidden=6).asnumpy()
+    name = kernels.accumulating_operator("on_values_FullyConnected", FLOAT16, "volta")
+    expected = kernels.invoke(name, *wide, num_hidden=6).asnumpy()
     np.testing.assert_array_equal(net(data).asnumpy(), round_to(expected, FLOAT16))
 
 
@@ -168,7 +168,7 @@ def test_on_a_gpu_it_is_refused_because_that_has_its_own_tensor_cores(compute):
 
 
 def test_without_native_operators_it_is_refused_and_nothing_is_changed(monkeypatch):
-    monkeypatch.setattr(native, "load", lambda: False)
+    monkeypatch.setattr(kernels, "load", lambda: False)
     net = make_net()
     with pytest.raises(PrecisionError, match="needs the native operators"):
         amp.autocast(net, policy_of("float16 ampere"))

@@ -18,13 +18,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mpgluon
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import module_from
 from mxnet.gluon import nn
-
-import mpgluon
 
 logger = logging.getLogger(__name__)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import Policy, PrecisionError, amp
+from mpgluon.diagnostics import check_network
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, STATIC, WAYS, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import Policy, PrecisionError, amp
-from mpgluon.diagnostics import check_network
 
 FLOAT16 = pytest.mark.parametrize("way", ["cast float16", "autocast float16"])
 BFLOAT16 = {

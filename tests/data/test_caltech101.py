@@ -12,11 +12,12 @@ import threading
 import zipfile
 from pathlib import Path
 
+from mpgluon.errors import DataError
+
 import pytest
 from helpers import module_from
 from PIL import Image
 
-from mpgluon.errors import DataError
 from recipes.data import caltech101
 from recipes.data.caltech101 import (
     CALTECH101,

@@ -7,10 +7,11 @@ import hashlib
 import logging
 import os
 
+from mpgluon.errors import DataError
+
 import numpy as np
 import pytest
 
-from mpgluon.errors import DataError
 from recipes.data import download as download_module
 from recipes.data.download import download
 

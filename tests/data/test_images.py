@@ -9,11 +9,12 @@ import tracemalloc
 import warnings
 import zlib
 
+from mpgluon.errors import DataError
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from mpgluon.errors import DataError
 from recipes.classify import read_photograph
 from recipes.data import images
 from recipes.data.augment import read_crop

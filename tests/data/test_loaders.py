@@ -11,12 +11,13 @@ import time
 from itertools import islice
 from pathlib import Path
 
+from mpgluon.errors import DataError
+
 import mxnet as mx
 import numpy as np
 import pytest
 from PIL import Image
 
-from mpgluon.errors import DataError
 from recipes.data import reader
 from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, read_crop
 from recipes.data.images import list_images, read_image

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mpgluon.errors import DataError
+
 import pytest
 from PIL import Image
 
-from mpgluon.errors import DataError
 from recipes.data.own_images import TEST_FOLDERS, list_own_images, summary
 
 

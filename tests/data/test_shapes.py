@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mpgluon.errors import DataError
+
 import numpy as np
 import pytest
 from PIL import Image
 
 import recipes.data.shapes as shapes
-from mpgluon.errors import DataError
 from recipes.data.images import list_images
 from recipes.data.shapes import class_names, render_image, render_shapes
 

@@ -15,9 +15,10 @@ import time
 import zipfile
 from pathlib import Path
 
+from mpgluon.errors import DataError
+
 import pytest
 
-from mpgluon.errors import DataError
 from recipes.data import unpack
 from recipes.data.unpack import unpack_tar_folder, unpack_zip_member
 

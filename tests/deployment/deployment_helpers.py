@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mpgluon import FloatFormat, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,8 +11,6 @@ from helpers import outputs_of
 from mxnet import gluon
 from mxnet.gluon import nn
 from test_networks import NETWORKS
-
-from mpgluon import FloatFormat, round_to
 
 EIGHTEEN_BITS = FloatFormat("18 bits", significand_bits=18, exponent_bits=8)
 _REPRESENTATIVES = ("resnet18_v2", "mobilenetv3_small", "squeezenet1.1", "cifar_resnet20_v1")

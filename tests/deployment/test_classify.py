@@ -11,6 +11,9 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
+from mpgluon import DataError
+from mpgluon.kernels.bfloat16 import has_native_bfloat16
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -18,8 +21,6 @@ from deployment_helpers import with_random_values
 from mxnet.gluon import nn
 from PIL import Image
 
-from mpgluon import DataError
-from mpgluon.native.bfloat16 import has_native_bfloat16
 from recipes import classify
 from recipes.classify import Classifier, NotAPhotographError, read_photograph
 from recipes.data import list_images, render_shapes

@@ -5,6 +5,12 @@ from __future__ import annotations
 import logging
 import math
 
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp, kernels, round_to
+from mpgluon.deployment import agreement, inference_network
+from mpgluon.kernels.bfloat16 import has_native_bfloat16
+from mpgluon.kernels.dtypes import dtype_name
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -23,12 +29,6 @@ from helpers import STATIC, assert_same_bits, parameters_of
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
 from test_networks import build, inputs_of
-
-import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp, native, round_to
-from mpgluon.deployment import agreement, inference_network
-from mpgluon.native.bfloat16 import has_native_bfloat16
-from mpgluon.numerics.dtypes import dtype_name
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -49,7 +49,7 @@ def check(name, dtype):
         assert distance(logits, reference) > fp32_bound(net, images)
     kinds = {dtype_name(p) for p in result.collect_params().values() if p.data().ndim > 1}
     # Weights, in whose format products are computed; emulated, they are in FP32 arrays.
-    emulated = not has_native_bfloat16() if dtype == "bfloat16" else native.available()
+    emulated = not has_native_bfloat16() if dtype == "bfloat16" else kernels.available()
     assert kinds == {"float32" if emulated else dtype}
     if dtype == "float16":  # the numbers are float16's all the same
         weights = [

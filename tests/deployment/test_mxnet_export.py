@@ -5,6 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import mpgluon
+from mpgluon import CheckpointError, DataError, PrecisionError
+from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
+from mpgluon.deployment.mxnet_export import operators_for_gpu_only
+from mpgluon.kernels.dtypes import dtype_name
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -20,12 +26,6 @@ from deployment_helpers import (
 from mxnet import gluon
 from mxnet.gluon import nn
 from test_networks import build, inputs_of
-
-import mpgluon
-from mpgluon import CheckpointError, DataError, PrecisionError
-from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
-from mpgluon.deployment.mxnet_export import operators_for_gpu_only
-from mpgluon.numerics.dtypes import dtype_name
 
 # What MXNet says of every imported graph.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")

@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mpgluon
+from mpgluon import FLOAT16, DataError, PrecisionError
+from mpgluon.deployment import inference_network
+from mpgluon.tools.onnx import ServingMetadata, export_onnx, read_metadata
+
 import mxnet as mx
 import numpy as np
 import onnx
@@ -27,10 +32,6 @@ from mxnet.gluon import nn
 from PIL import Image
 from test_networks import CLASSES, build, inputs_of
 
-import mpgluon
-from mpgluon import FLOAT16, DataError, PrecisionError
-from mpgluon.deployment import inference_network
-from mpgluon.tools.onnx import ServingMetadata, export_onnx, read_metadata
 from recipes.data import render_shapes
 from recipes.data.augment import normalized_levels, read_crop
 

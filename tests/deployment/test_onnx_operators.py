@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from mpgluon import PrecisionError
+from mpgluon.deployment.recording import record
+from mpgluon.graph.nodes import VARIABLE
+from mpgluon.tools.onnx.operators import TRANSLATIONS
+from mpgluon.tools.onnx.writer import onnx_model
+
 import mxnet as mx
 import numpy as np
 import onnx
@@ -10,12 +16,6 @@ import pytest
 from deployment_helpers import Lambda, some_images, with_random_values
 from mxnet import gluon
 from mxnet.gluon import nn
-
-from mpgluon import PrecisionError
-from mpgluon.deployment.recording import record
-from mpgluon.graph.nodes import VARIABLE
-from mpgluon.tools.onnx.operators import TRANSLATIONS
-from mpgluon.tools.onnx.writer import onnx_model
 
 IMAGE = (2, 6, 9, 9)
 VECTOR = (2, 12)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import FLOAT16, FLOAT32, PrecisionError, amp
+from mpgluon.deployment.folding import fold_batch_norms
+from mpgluon.deployment.recording import record
+from mpgluon.graph.nodes import VARIABLE
+
 import mxnet as mx
 import numpy as np
 import pytest
 from deployment_helpers import Lambda, some_images, with_random_values
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import FLOAT16, FLOAT32, PrecisionError, amp
-from mpgluon.deployment.folding import fold_batch_norms
-from mpgluon.deployment.recording import record
-from mpgluon.graph.nodes import VARIABLE
 
 
 def small_network() -> nn.HybridSequential:

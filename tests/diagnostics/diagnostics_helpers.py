@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics.observe import Batch
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import amp
-from mpgluon.diagnostics.observe import Batch
 
 WAYS = {
     "float32": lambda _: None,

@@ -12,13 +12,13 @@ from functools import cache
 from random import Random
 from typing import Callable, Optional
 
+from mpgluon.cast.block import blocks_of
+from mpgluon.diagnostics.observe import Batch
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
-
-from mpgluon.cast.block import blocks_of
-from mpgluon.diagnostics.observe import Batch
 
 FAR_BEYOND = 2.0**22  # 65504 is the largest float16
 ALMOST = 40000.0  # twice of which is too large

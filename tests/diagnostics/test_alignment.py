@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics.alignment import Product, alignment_report
+
 import mxnet as mx
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
-
-import mpgluon
-from mpgluon import amp
-from mpgluon.diagnostics.alignment import Product, alignment_report
 
 
 class Calls(nn.HybridBlock):

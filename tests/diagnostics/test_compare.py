@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT16, Policy, amp
+from mpgluon.cast.forward import forward_of
+from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
+from mpgluon.diagnostics.overflow import locate_overflow
+
 import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Batch, InTwoSteps, Times, make_batch, make_net
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, Policy, amp
-from mpgluon.cast.forward import forward_of
-from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
-from mpgluon.diagnostics.overflow import locate_overflow
 
 
 class AllInOne(nn.HybridBlock):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import Policy, StaticLossScale, amp
+from mpgluon.diagnostics import FlightRecorder, replay
+
 import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Times
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import Policy, StaticLossScale, amp
-from mpgluon.diagnostics import FlightRecorder, replay
 
 INPUTS = mx.nd.array(np.random.RandomState(0).standard_normal((4, 6)))
 

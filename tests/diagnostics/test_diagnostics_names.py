@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from mpgluon import diagnostics
+
+import pytest
 
 
 @pytest.mark.parametrize("name", diagnostics.__all__)

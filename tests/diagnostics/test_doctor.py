@@ -9,11 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import mxnet as mx
-import numpy as np
-import pytest
-
-from mpgluon import native
+from mpgluon import kernels
 from mpgluon.diagnostics.doctor import (
     LEVELS,
     DoctorReport,
@@ -29,8 +25,12 @@ from mpgluon.diagnostics.doctor.machine import (
     MxnetFacts,
     parse_nvidia_smi,
 )
-from mpgluon.native.bfloat16 import has_native_bfloat16
+from mpgluon.kernels.bfloat16 import has_native_bfloat16
 from mpgluon.processor import parse_cpuinfo
+
+import mxnet as mx
+import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -281,7 +281,7 @@ MACHINES = {
     ),
     "native operators that failed": (
         saying(HEALTHY, native_state="failed", native_sentence="No native operators: a reason."),
-        ("operators", "warning", "a reason", "three times", "python -m mpgluon.native"),
+        ("operators", "warning", "a reason", "three times", "python -m mpgluon.kernels"),
     ),
     "no compiler": (
         saying(HEALTHY, native_state="no compiler"),
@@ -500,7 +500,7 @@ def test_the_report_on_this_machine_agrees_with_what_its_parts_say(monkeypatch):
     assert mx.__version__ in by_topic["MXNet"].what
     assert not [f for f in report.findings if f.topic == "MXNet" and f.level == "error"]
     assert (by_topic["bfloat16"].level == "ok") == has_native_bfloat16()
-    assert (by_topic["operators"].level == "ok") == native.load()
+    assert (by_topic["operators"].level == "ok") == kernels.load()
     assert ("oneDNN" in by_topic) != mx.runtime.Features().is_enabled("MKLDNN")
     # The tests may themselves have been started on one core only.
     assert by_topic["threads"].level == ("ok" if len(os.sched_getaffinity(0)) == 1 else "note")

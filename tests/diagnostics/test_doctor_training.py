@@ -7,18 +7,18 @@ import sys
 import warnings
 from dataclasses import replace
 
+from mpgluon import Policy, amp, cast_block, restore
+from mpgluon.diagnostics.doctor import check_training
+from mpgluon.diagnostics.doctor.network import LabelFacts, TrainerFacts, TrainingFacts
+from mpgluon.diagnostics.doctor.training import training
+from mpgluon.kernels.bfloat16 import has_native_bfloat16
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
-
-from mpgluon import Policy, amp, cast_block, restore
-from mpgluon.diagnostics.doctor import check_training
-from mpgluon.diagnostics.doctor.network import LabelFacts, TrainerFacts, TrainingFacts
-from mpgluon.diagnostics.doctor.training import training
-from mpgluon.native.bfloat16 import has_native_bfloat16
 
 CAST = TrainingFacts(
     policy=Policy.parse("float16"), device_types=frozenset({"gpu"}), devices=1, labels=()

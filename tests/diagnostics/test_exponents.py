@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
+from mpgluon import BFLOAT16, FLOAT16
+from mpgluon.diagnostics.exponents import ExponentRecorder, batch_exponents, exponent_histogram
+
 import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import backward, make_batch, make_net, scaled_trainer
 from mxnet import gluon
-
-from mpgluon import BFLOAT16, FLOAT16
-from mpgluon.diagnostics.exponents import ExponentRecorder, batch_exponents, exponent_histogram
 
 
 def trained(net):

@@ -12,6 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mpgluon
+from mpgluon import CheckpointError, DynamicLossScale, StaticLossScale, TrainerStateError, amp
+from mpgluon.archive import read_archive, write_archive
+from mpgluon.diagnostics import FlightRecorder, replay
+from mpgluon.tools.recorder.recorded_network import NetworkSettings, code_of, paths_of
+from mpgluon.tools.recorder.recorded_step import RECORDED_STEP, GradientMark, read_step
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -29,13 +36,6 @@ from recorded_networks import (
     mean_loss,
     outputs_alone,
 )
-
-import mpgluon
-from mpgluon import CheckpointError, DynamicLossScale, StaticLossScale, TrainerStateError, amp
-from mpgluon.archive import read_archive, write_archive
-from mpgluon.diagnostics import FlightRecorder, replay
-from mpgluon.tools.recorder.recorded_network import NetworkSettings, code_of, paths_of
-from mpgluon.tools.recorder.recorded_step import RECORDED_STEP, GradientMark, read_step
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "scripts" / "replay.py"

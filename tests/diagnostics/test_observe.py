@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import PrecisionError
+from mpgluon.diagnostics.observe import observed_batch
+from mpgluon.kernels.bfloat16 import has_native_bfloat16
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,10 +14,6 @@ from diagnostics_helpers import WAYS, Batch, make_batch, make_net
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-import mpgluon
-from mpgluon import PrecisionError
-from mpgluon.diagnostics.observe import observed_batch
-from mpgluon.native.bfloat16 import has_native_bfloat16
 from recipes.training.networks import build_network
 
 each_way = pytest.mark.parametrize("way", WAYS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
+
 import mxnet as mx
 import pytest
 from helpers import module_from
-
-from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import math
 
+import mpgluon
+from mpgluon import DynamicLossScale, Policy, TrainerStateError, amp
+from mpgluon.diagnostics.overflow import OverflowLocator, locate_overflow
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -21,10 +25,6 @@ from diagnostics_helpers import (
 )
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import DynamicLossScale, Policy, TrainerStateError, amp
-from mpgluon.diagnostics.overflow import OverflowLocator, locate_overflow
 
 both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 SIXTEEN = pytest.mark.parametrize("way", ["float16", "auto float16"])

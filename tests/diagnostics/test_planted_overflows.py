@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Callable
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics import FlightRecorder, OverflowLocator, locate_overflow, replay
+from mpgluon.diagnostics.overflow import OverflowReport
+
 import numpy as np
 import pytest
 from diagnostics_helpers import scaled_trainer
 from mxnet import autograd, gluon
 from planted_overflows import Planted, first_by_hooks, planted
-
-import mpgluon
-from mpgluon import amp
-from mpgluon.diagnostics import FlightRecorder, OverflowLocator, locate_overflow, replay
-from mpgluon.diagnostics.overflow import OverflowReport
 
 SEEDS = (*range(48), 106, 133, 189)  # three in which NaN is replaced by 0 if ReLU does so
 STATIC = {"static_alloc": True, "static_shape": True}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+import mpgluon
+from mpgluon import BFLOAT16, FLOAT4_E2M1, FLOAT8_E4M3, DynamicLossScale, amp
+from mpgluon.diagnostics.ranges import range_report
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -16,10 +20,6 @@ from diagnostics_helpers import (
     train_step,
 )
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import BFLOAT16, FLOAT4_E2M1, FLOAT8_E4M3, DynamicLossScale, amp
-from mpgluon.diagnostics.ranges import range_report
 
 
 class Doubled(nn.HybridBlock):

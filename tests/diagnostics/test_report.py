@@ -8,16 +8,16 @@ import html.parser
 import re
 from pathlib import Path
 
+import mpgluon
+from mpgluon.checkpoint import read_parameters
+from mpgluon.tables import Table
+from mpgluon.tools.report import Page, Section, diagnose
+
 import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Times, make_batch, make_net
 from helpers import module_from
-
-import mpgluon
-from mpgluon.checkpoint import read_parameters
-from mpgluon.tables import Table
-from mpgluon.tools.report import Page, Section, diagnose
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLES = [

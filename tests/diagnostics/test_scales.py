@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
-import pytest
-from diagnostics_helpers import make_batch, make_net
-from mxnet.gluon import nn
-
 from mpgluon import FLOAT16, round_to
 from mpgluon.diagnostics.exponents import exponent_histogram
 from mpgluon.diagnostics.observe import observed_batch
@@ -19,6 +14,11 @@ from mpgluon.diagnostics.scales import (
     loss_scales,
     share_text,
 )
+
+import numpy as np
+import pytest
+from diagnostics_helpers import make_batch, make_net
+from mxnet.gluon import nn
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-import mxnet as mx
-import pytest
-from browser import EXECUTABLE, Browser
-from diagnostics_helpers import make_batch, make_net
-
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.scales import LossScales, loss_scales, share_text
 from mpgluon.tools import report
 from mpgluon.tools.report import Page, Section
+
+import mxnet as mx
+import pytest
+from browser import EXECUTABLE, Browser
+from diagnostics_helpers import make_batch, make_net
 
 POWERS = (-10, -3, 0, 9, 13, 17, 24)
 SHOWN = report._SHOWN

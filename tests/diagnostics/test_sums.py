@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from diagnostics_helpers import make_batch, make_net
-from mxnet import autograd
-
 import mpgluon
 from mpgluon import amp
 from mpgluon.cast.forward import forward_of
 from mpgluon.diagnostics.compare import compare_with_fp32
 from mpgluon.diagnostics.sums import Change, SumsReport
+
+import numpy as np
+import pytest
+from diagnostics_helpers import make_batch, make_net
+from mxnet import autograd
 
 KINDS = ("volta", "ampere", "hopper")
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import mxnet as mx
-import numpy as np
-import pytest
-from diagnostics_helpers import Batch, Times, make_batch, make_net
-from mxnet.gluon import nn
-
 from mpgluon import BFLOAT16, FLOAT16, amp
 from mpgluon.diagnostics.compare import Suggestion, suggest_keep_fp32
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.reference import input_error
 from mpgluon.diagnostics.scales import loss_scales
 from mpgluon.tools.verdict import FEWEST_GRADIENTS, HEADROOM, judge, path_of
+
+import mxnet as mx
+import numpy as np
+import pytest
+from diagnostics_helpers import Batch, Times, make_batch, make_net
+from mxnet.gluon import nn
 
 
 def verdict_on(net, batch, dtype="float16"):

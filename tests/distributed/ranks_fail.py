@@ -6,13 +6,13 @@ import logging
 import sys
 from pathlib import Path
 
+from mpgluon.distributed import MpiKVStore, MpiProcesses
+
 import mpi4py.MPI
 import mxnet as mx
 from faults import happen
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon.distributed import MpiKVStore, MpiProcesses
 
 STEPS, BAD_STEP = 10, 3
 

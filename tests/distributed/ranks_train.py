@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import mxnet as mx
-import numpy as np
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-from small_training import FIRST_SCALE, batches, make_net, train
-
 from mpgluon.distributed import (
     DistributedError,
     MpiKVStore,
@@ -18,6 +12,12 @@ from mpgluon.distributed import (
     check_agreement,
     share_state,
 )
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from small_training import FIRST_SCALE, batches, make_net, train
 
 
 def summed(processes: MpiProcesses, values: list[float], dtype: str) -> np.ndarray:

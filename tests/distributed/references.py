@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mpgluon import DynamicLossScale, amp
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
@@ -14,8 +16,6 @@ from small_training import (
     make_net,
     masters_of,
 )
-
-from mpgluon import DynamicLossScale, amp
 
 
 def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np.ndarray]:

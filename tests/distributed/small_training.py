@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Optional
 
+import mpgluon
+from mpgluon import DynamicLossScale, NoLossScale, amp
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import DynamicLossScale, NoLossScale, amp
 
 STEPS, GLOBAL_BATCH, FEATURES, CLASSES = 10, 8, 12, 5
 LEARNING_RATE, MOMENTUM = 0.1, 0.9

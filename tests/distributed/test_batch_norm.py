@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from mpgluon import PrecisionError, cast_block
+from mpgluon.distributed import OneProcess, average_batch_norm, synchronize_batch_norm
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SyncBatchNorm
-
-from mpgluon import PrecisionError, cast_block
-from mpgluon.distributed import OneProcess, average_batch_norm, synchronize_batch_norm
 
 
 @pytest.mark.multiprocess

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from mpgluon import amp
+from mpgluon.distributed import DistributedError, MpiKVStore, OneProcess
+from mpgluon.distributed.buckets import BUCKET_ELEMENTS, Gradient, make_buckets
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-from mpgluon import amp
-from mpgluon.distributed import DistributedError, MpiKVStore, OneProcess
-from mpgluon.distributed.buckets import BUCKET_ELEMENTS, Gradient, make_buckets
 
 DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from mpgluon import PrecisionError
+from mpgluon.distributed import DistributedError, MpiProcesses, OneProcess, devices_of_process
+
 import mxnet as mx
 import numpy as np
 import pytest
-
-from mpgluon import PrecisionError
-from mpgluon.distributed import DistributedError, MpiProcesses, OneProcess, devices_of_process
 
 
 class OneOfFour(OneProcess):

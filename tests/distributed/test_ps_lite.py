@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from mpgluon import TrainerStateError, amp
+from mpgluon.distributed import begin
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -12,9 +15,6 @@ from helpers import assert_same_bits
 from mxnet import gluon
 from mxnet.gluon import nn
 from references import numbers_of, train_part_after_part
-
-from mpgluon import TrainerStateError, amp
-from mpgluon.distributed import begin
 
 WORKERS = 2
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpgluon import PrecisionError
+from mpgluon.distributed import OneProcess
+
 import mxnet as mx
 import numpy as np
 import pytest
 from distributed_helpers import HERE, Job, mpirun, succeeded
 from faults import seconds_after
 
-from mpgluon import PrecisionError
-from mpgluon.distributed import OneProcess
 from recipes.data import render_shapes
 from recipes.training import TrainingConfig, train
 from recipes.training.dataset import open_dataset

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from mpgluon.distributed import begin
+
 import mxnet as mx
 import numpy as np
 from small_training import train
-
-from mpgluon.distributed import begin
 
 
 def main(folder: str, dtype: str) -> None:

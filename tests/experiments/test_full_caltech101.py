@@ -9,6 +9,8 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
+from mpgluon.errors import DataError
+
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
@@ -17,7 +19,6 @@ from experiments import caltech101, fine_tuning
 from experiments.experiment import Outcome, Place
 from experiments.photographs import link_categories, whole_tree
 from experiments.training_runs import PER_CLASS
-from mpgluon.errors import DataError
 from recipes.data import CALTECH101
 from recipes.training.loop import _Run
 

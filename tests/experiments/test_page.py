@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mpgluon.errors import DataError
+
 import pytest
 from PIL import Image
 from tiny_groups import EXPERIMENTS
@@ -14,7 +16,6 @@ from experiments.experiment import Outcome
 from experiments.groups import GROUPS
 from experiments.page import BEGIN, END, PAGES, out_of_date, render, write_document
 from experiments.records import Repetition, write_record
-from mpgluon.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent

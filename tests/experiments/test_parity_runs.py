@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 
+from mpgluon.errors import DataError
+
 import pytest
 
 from experiments import caltech101, parity, training_runs
 from experiments.experiment import Place
 from experiments.training_runs import config_of, train_or_find
-from mpgluon.errors import DataError
 from recipes.data import render_shapes
 from recipes.training import TrainingConfig
 from recipes.training.loop import _Run

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 
+from mpgluon.errors import DataError
+
 import pytest
 
 from experiments import photographs
 from experiments.experiment import Place
 from experiments.photographs import CATEGORIES, count_categories, mini_tree
-from mpgluon.errors import DataError
 from recipes.data import caltech101, list_images, render_shapes
 
 

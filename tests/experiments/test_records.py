@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 
+from mpgluon.errors import DataError
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,6 @@ from experiments.records import (
     read_repetitions,
     write_record,
 )
-from mpgluon.errors import DataError
 
 OUTCOME = Outcome(
     {"accuracy": 0.1 + 0.2, "lost": None, "right": True, "name": "x"},

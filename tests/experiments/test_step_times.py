@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from mpgluon.errors import MpgluonError
+
 import pytest
 
 from benchmarks.race import CaseResult, Failure, Result
 from experiments import parity, step_times
 from experiments.experiment import Outcome, Place
-from mpgluon.errors import MpgluonError
 
 SECONDS = {
     "float32": [2.0, 4.0],

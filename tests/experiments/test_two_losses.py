@@ -7,6 +7,8 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+from mpgluon import amp
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ from experiments.experiment import Place
 from experiments.gan import NAMES, GanSettings, cut_crops, make_players, pack, play, train, unpack
 from experiments.series import changes, means
 from experiments.two_losses import GROUP
-from mpgluon import amp
 
 TINY = GanSettings(
     dtype="float16",

@@ -6,13 +6,14 @@ import re
 import warnings
 from typing import Union
 
+from mpgluon import Policy
+
 import pytest
 from matplotlib.figure import Figure
 
 from experiments import bfloat16_weights, eight_bits, parity, tensor_core_sums
 from experiments.experiment import Outcome
 from experiments.groups import GROUPS
-from mpgluon import Policy
 from recipes.training import TrainingConfig
 
 ALL = {one.name: one for group in GROUPS for one in group.experiments}

@@ -13,13 +13,12 @@ import types
 import warnings
 from pathlib import Path
 
-import mpgluon  # before MXNet, which newer NumPy breaks
+import mpgluon
+from mpgluon import Policy, amp, diagnostics
 
-import mxnet as mx  # isort: skip
+import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
-
-from mpgluon import Policy, amp, diagnostics
 
 __all__ = ["MODES", "WAYS", "Module", "differences", "run", "trial"]
 

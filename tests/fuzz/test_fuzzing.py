@@ -8,10 +8,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import mpgluon
+from mpgluon import amp
+
 import numpy as np
 import pytest
 
-import mpgluon
 from fuzz import __main__ as runner
 from fuzz import checking, properties
 from fuzz.checking import Case, case_of, check
@@ -19,7 +21,6 @@ from fuzz.programs import Input, Node, Program
 from fuzz.random_networks import random_program
 from fuzz.reducing import reduced
 from fuzz.workers import WorkerDiedError, Workers
-from mpgluon import amp
 
 SEEDS = range(300)
 

@@ -15,7 +15,9 @@ import pytest
 from recipes.data import render_shapes
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / folder) for folder in ("amp", "cast", "numerics", "trainer", "training")]
+sys.path += [
+    str(TESTS / folder) for folder in ("amp", "cast", "formats", "kernels", "trainer", "training")
+]
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+import mpgluon
+from mpgluon import amp
+
 import mxnet as mx
 from mxnet import autograd, gluon
 
-import mpgluon
-from mpgluon import amp
 from recipes.training.networks import build_network
 
 CLASSES = 1000

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from mpgluon import load_checkpoint, save_checkpoint
+
 import mxnet as mx
 import pytest
 from test_checkpoint import ADAM, SAVED_AFTER, SGD, Training, assert_goes_on
-
-from mpgluon import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.gpu
 

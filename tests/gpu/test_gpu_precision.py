@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from mpgluon import FLOAT16, PrecisionError, amp
+from mpgluon.cast.arithmetic import arithmetic_of
+from mpgluon.cast.stand_in import namespace_of
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,10 +13,6 @@ import test_arithmetic
 import test_autocast
 import test_networks
 from mxnet.gluon import nn
-
-from mpgluon import FLOAT16, PrecisionError, amp
-from mpgluon.cast.arithmetic import arithmetic_of
-from mpgluon.cast.stand_in import namespace_of
 
 pytestmark = pytest.mark.gpu
 BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 
+import mpgluon
+
 import mxnet as mx
 import pytest
 from mxnet.gluon import nn
-
-import mpgluon
 
 pytestmark = pytest.mark.gpu
 

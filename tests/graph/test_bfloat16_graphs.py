@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from mpgluon import amp
+from mpgluon.cast.arrays import mark
+from mpgluon.formats import dtypes
+from mpgluon.graph.bfloat16 import compute_natively
+from mpgluon.graph.nodes import Graph
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,12 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
 from mxnet.gluon import nn
-
-from mpgluon import amp
-from mpgluon.cast.arrays import mark
-from mpgluon.graph.bfloat16 import compute_natively
-from mpgluon.graph.nodes import Graph
-from mpgluon.numerics import dtypes
 
 pytestmark = pytest.mark.usefixtures("native_operators")
 

@@ -2,6 +2,11 @@
 
 from functools import partial
 
+import mpgluon
+from mpgluon import Policy, amp, kernels
+from mpgluon.cast import forward
+from mpgluon.graph.nodes import Graph
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,11 +15,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import Policy, amp, native
-from mpgluon.cast import forward
-from mpgluon.graph.nodes import Graph
 
 LAYERS = ("conv", "1 x 1", "depthwise", "norm", "layer norm", "dense")
 OPERATORS = (
@@ -175,7 +175,7 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
         patch.setattr(forward, "hold_on_grid", lambda symbol, *_, **__: symbol)
         expected = run(choices, cast)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "available", lambda: with_native)
+        patch.setattr(kernels, "available", lambda: with_native)
         found = run(choices, cast)
     assert_same_bits(found, expected)
 
@@ -267,7 +267,7 @@ def test_equal_operators_are_not_merged_before_their_gradients_are_rounded(opera
         x = mx.nd.array(np.random.RandomState(0).standard_normal((64, 8)))
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("MXNET_ELIMINATE_COMMON_EXPR")
-            patch.setattr(native, "available", lambda: with_native)
+            patch.setattr(kernels, "available", lambda: with_native)
             with autograd.record():
                 out = net(x)
                 head = mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))
@@ -335,7 +335,7 @@ def emulated_bfloat16(net):
 @example(MANY_TAKERS)
 def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_native, choices):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "available", lambda: with_native)
+        patch.setattr(kernels, "available", lambda: with_native)
         expected = run(choices, emulated_bfloat16, hybridize=False)
         found = run(choices, emulated_bfloat16)
     for result in (expected, found):

@@ -2,13 +2,13 @@
 
 import json
 
-import mxnet as mx
-import pytest
-from mxnet.gluon.model_zoo import vision
-
 import mpgluon
 from mpgluon.graph.description import symbol_of
 from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Node
+
+import mxnet as mx
+import pytest
+from mxnet.gluon.model_zoo import vision
 
 
 def control_flow(x):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mxnet as mx
-import pytest
-from mxnet.operator import get_all_registered_operators
-
 from mpgluon import PrecisionError
 from mpgluon.graph.nodes import Graph
 from mpgluon.graph.replay import _operator_named, replay
+
+import mxnet as mx
+import pytest
+from mxnet.operator import get_all_registered_operators
 
 
 @pytest.mark.parametrize("interface", [mx.nd, mx.sym], ids=["arrays", "symbols"])

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from helpers import module_from
-
 from mpgluon.diagnostics.doctor import machine
 from mpgluon.diagnostics.doctor.machine import MachineFacts, MxnetFacts
+
+import pytest
+from helpers import module_from
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "doctor.py"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from mpgluon.tools.onnx import ServingMetadata, read_metadata
+
 import mxnet as mx
 import numpy as np
 import onnxruntime
 import pytest
 from helpers import module_from
 
-from mpgluon.tools.onnx import ServingMetadata, read_metadata
 from recipes.training.networks import build_network
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "export_onnx.py"

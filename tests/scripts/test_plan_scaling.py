@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mpgluon.distributed import OneProcess
+
 import pytest
 from helpers import module_from
 from PIL import Image
 
 from benchmarks.measured_link import fit_link, measure_sums
-from mpgluon.distributed import OneProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "plan_scaling.py"

@@ -13,6 +13,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from mpgluon.tools.plots import FORMAT_LOOKS
+
 import mxnet as mx
 import pytest
 import requests
@@ -21,7 +23,6 @@ from helpers import module_from
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from mpgluon.tools.plots import FORMAT_LOOKS
 from recipes.classify import Classifier
 from recipes.data import list_images
 from recipes.training.runs import open_run

@@ -15,16 +15,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.tools.onnx import ServingMetadata, export_onnx
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from PIL import Image
-
-import mpgluon
-from mpgluon import amp
-from mpgluon.tools.onnx import ServingMetadata, export_onnx
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-import yaml
-
 import mpgluon
 from mpgluon.cast import table
+
+import pytest
+import yaml
 
 pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
 

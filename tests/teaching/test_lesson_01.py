@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mpgluon import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
+
 import numpy as np
 import pytest
 
-from mpgluon import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
 from teaching import lesson_01
 
 

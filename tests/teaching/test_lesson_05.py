@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import mpgluon
+
 import pytest
 
-import mpgluon
 from teaching import check
 from teaching.lesson_05 import (
     enough_test_images,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mpgluon import amp
+
 import pytest
 from mxnet import autograd
 
-from mpgluon import amp
 from teaching import check
 
 SOURCE = (

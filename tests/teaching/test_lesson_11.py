@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from mpgluon import FLOAT6_E2M3, FLOAT8_E4M3, FloatFormat
+
 import pytest
 
-from mpgluon import FLOAT6_E2M3, FLOAT8_E4M3, FloatFormat
 from teaching import check
 
 

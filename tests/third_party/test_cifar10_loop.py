@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import amp
+
 import gluoncv
 import mxnet as mx
 import numpy as np
@@ -9,9 +12,6 @@ import pytest
 from gluoncv.utils import LRScheduler
 from mxnet import autograd, gluon
 from third_party_helpers import FLOAT16
-
-import mpgluon
-from mpgluon import amp
 
 pytestmark = pytest.mark.third_party
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import amp
+
 import gluoncv
 import mxnet as mx
 import numpy as np
@@ -9,9 +12,6 @@ import pytest
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss
 from mxnet import autograd, gluon
 from third_party_helpers import change_a_little, distance
-
-import mpgluon
-from mpgluon import amp
 
 pytestmark = [pytest.mark.slow, pytest.mark.third_party]
 

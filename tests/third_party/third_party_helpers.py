@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple, Union
 
+import mpgluon
+from mpgluon import amp
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-
-import mpgluon
-from mpgluon import amp
 
 STEPS = 3
 PERTURBED = tuple(f"FP32, changed a little ({number})" for number in range(3))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+import mpgluon
+from mpgluon import TrainerStateError, WeightAverage, amp
+from mpgluon.cast import fp32
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,10 +17,6 @@ from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from test_checkpoint import ONE, TWO, Training, fp32_everything
-
-import mpgluon
-from mpgluon import TrainerStateError, WeightAverage, amp
-from mpgluon.cast import fp32
 
 DECAY = 0.75
 WAYS = ["float32", "float16", "autocast float16", "autocast bfloat16"]

@@ -6,17 +6,17 @@ import logging
 import re
 from pathlib import Path
 
+import mpgluon
+from mpgluon import PrecisionError, amp
+from mpgluon.diagnostics.optimizers import optimizer_names
+from mpgluon.trainer.float16_weights import obstacle_without_masters
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import PrecisionError, amp
-from mpgluon.diagnostics.optimizers import optimizer_names
-from mpgluon.trainer.float16_weights import obstacle_without_masters
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
 # Whether it works without masters, by name: the first column of figures on the page.

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 
+import mpgluon
+from mpgluon import amp
+from mpgluon.cast import fp32
+from mpgluon.kernels.dtypes import cast
+from mpgluon.trainer.inside import loss_scaler_of
+from mpgluon.trainer.step import TrainerState
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import amp
-from mpgluon.cast import fp32
-from mpgluon.numerics.dtypes import cast
-from mpgluon.trainer.inside import loss_scaler_of
-from mpgluon.trainer.step import TrainerState
 
 TENTH = float(np.float32(0.1))
 ROUNDED = float(np.float16(TENTH))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ctypes
 import math
 
+import mpgluon
+from mpgluon import Policy, TrainerStateError, amp
+from mpgluon.cast import fp32
+from mpgluon.formats.float_format import BFLOAT16, round_to
+
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, EMULATED, assert_same_bits, in_sequence, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import Policy, TrainerStateError, amp
-from mpgluon.cast import fp32
-from mpgluon.numerics.formats import BFLOAT16, round_to
 
 POLICY = Policy.parse("params=bfloat16,compute=bfloat16,emulate=true")
 WAYS = ("nearest", "stochastic", "kahan")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mpgluon
+from mpgluon import amp, kernels
+from mpgluon.trainer import inside, updates
+
 import mxnet as mx
 import pytest
 from helpers import assert_same_bits, in_sequence, parameters_of
@@ -9,10 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-import mpgluon
-from mpgluon import amp, native
-from mpgluon.trainer import inside, updates
 
 OPTIONS = {"learning_rate": 0.1, "momentum": 0.9}
 settings_of_sgd = st.fixed_dictionaries(
@@ -34,7 +34,7 @@ def train_masters(shape, options, *, natively):
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {**options, "multi_precision": True})
     amp.init_trainer(trainer, 2.0**6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "available", lambda: natively)
+        patch.setattr(kernels, "available", lambda: natively)
         for _ in range(3):
             with autograd.record():
                 loss = layer(mx.nd.ones((2, shape[1])))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from mpgluon import DynamicLossScale, amp
+from mpgluon.distributed import OneProcess
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -11,8 +14,6 @@ from mxnet.gluon import nn
 from test_resume import assert_same_course
 from training_helpers import STEPS, run, run_interrupted
 
-from mpgluon import DynamicLossScale, amp
-from mpgluon.distributed import OneProcess
 from recipes.training.steps import Stepper
 
 N, BATCH_SIZE, SIDE = 4, 3, 4

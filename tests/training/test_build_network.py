@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mpgluon import CheckpointError, DataError
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,7 +12,6 @@ from mxnet import gluon
 from mxnet.gluon import nn
 from PIL import Image
 
-from mpgluon import CheckpointError, DataError
 from recipes.data import read_image
 from recipes.training.networks import build_network, has_input_normalization, load_pretrained
 

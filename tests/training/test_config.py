@@ -6,9 +6,10 @@ import json
 import math
 from dataclasses import FrozenInstanceError, fields, replace
 
+from mpgluon import DynamicLossScale, NoLossScale, Policy, StaticLossScale
+
 import pytest
 
-from mpgluon import DynamicLossScale, NoLossScale, Policy, StaticLossScale
 from recipes.training import TrainingConfig
 
 

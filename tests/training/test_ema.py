@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mpgluon.checkpoint import read_parameters
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -9,7 +11,6 @@ from helpers import assert_same_bits
 from test_resume import assert_same_course
 from training_helpers import STEPS, Run, run, run_interrupted
 
-from mpgluon.checkpoint import read_parameters
 from recipes.training.dataset import open_dataset
 from recipes.training.runs import open_run
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import shutil
 
+from mpgluon.cast.block import blocks_of
+from mpgluon.errors import CheckpointError, DataError
+
 import mxnet as mx
 import pytest
 from mxnet.gluon.model_zoo import vision
 from PIL import Image
 from training_helpers import quick_config, run
 
-from mpgluon.cast.block import blocks_of
-from mpgluon.errors import CheckpointError, DataError
 from recipes.data import list_images
 from recipes.training import train
 from recipes.training.dataset import open_dataset

@@ -8,6 +8,9 @@ import math
 import os
 from dataclasses import asdict
 
+import mpgluon
+from mpgluon import CheckpointError, DataError, PrecisionError
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -15,8 +18,6 @@ from helpers import assert_same_bits
 from PIL import Image
 from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run
 
-import mpgluon
-from mpgluon import CheckpointError, DataError, PrecisionError
 from recipes.training import TrainingConfig, train
 from recipes.training.checkpoints import RunCheckpoints
 from recipes.training.dataset import open_dataset

@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+from mpgluon import CheckpointError
+
 import pytest
 from helpers import assert_same_bits
 from training_helpers import STEPS, Run, quick_config, run, run_interrupted
 
-from mpgluon import CheckpointError
 from recipes.training import train
 from recipes.training.history import History
 from recipes.training.interruption import Interruption

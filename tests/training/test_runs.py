@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 
+from mpgluon import CheckpointError
+from mpgluon.checkpoint import read_parameters
+
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mpgluon import CheckpointError
-from mpgluon.checkpoint import read_parameters
 from recipes.training.runs import open_run
 
 

@@ -11,13 +11,14 @@ import os
 import subprocess
 from pathlib import Path
 
+from mpgluon import CheckpointError
+
 import mxnet as mx
 import numpy as np
 import pytest
 from torchvision_by_hand import NETWORKS, images, random_state
 from weights_helpers import distance, tolerance
 
-from mpgluon import CheckpointError
 from recipes.training.networks import build_network, load_pretrained
 from recipes.weights import read_state_dict
 

@@ -9,10 +9,11 @@ import pickle
 import zipfile
 from collections import OrderedDict
 
+from mpgluon import CheckpointError
+
 import numpy as np
 import pytest
 
-from mpgluon import CheckpointError
 from recipes.weights import is_state_dict_file, read_state_dict
 
 # What follows writes the files that torch.save does, byte for byte in the pickle's meaning, with

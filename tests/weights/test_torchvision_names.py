@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+from mpgluon import CheckpointError
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -21,7 +23,6 @@ from torchvision_by_hand import (
 )
 from weights_helpers import MxnetOperators, distance, tolerance
 
-from mpgluon import CheckpointError
 from recipes.training.networks import build_network, load_pretrained
 from recipes.weights import values_for
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from mpgluon import FloatFormat, round_to
+
 import mxnet as mx
 import numpy as np
 from torchvision_by_hand import EPSILON, run
-
-from mpgluon import FloatFormat, round_to
 
 
 class MxnetOperators:

@@ -222,7 +222,7 @@ def _native_operators(facts: MachineFacts) -> Iterator[Finding]:
         "operators",
         sentence or state,
         "16 bits on a CPU run with MXNet's own operators, two to three times more slowly",
-        fixes.get(state, "python -m mpgluon.native tries again and shows the compiler's words"),
+        fixes.get(state, "python -m mpgluon.kernels tries again and shows the compiler's words"),
     )
 
 

@@ -68,9 +68,9 @@ try:
 except mx.base.MXNetError as error:
     facts["gpu_error"] = str(error).strip().splitlines()[-1]
 if not features.is_enabled("CUDA"):
-    from mpgluon import native
-    from mpgluon.native.bfloat16 import bfloat16_products
-    found = native.build()
+    from mpgluon import kernels
+    from mpgluon.kernels.bfloat16 import bfloat16_products
+    found = kernels.build()
     facts["native_state"], facts["native_sentence"] = found.state, found.sentence
     facts["bfloat16"] = bfloat16_products()
 if features.is_enabled("CUDNN"):
@@ -98,9 +98,9 @@ class MxnetFacts:
     gpus: int = 0  # that it sees
     gpu_error: str = ""  # of counting them, or of adding two numbers on the first one
     cudnn: Optional[int] = None  # the version that it has loaded: 8906 is 8.9.6
-    # "native", "slow", "none" (see mpgluon.native.bfloat16); None: not tested, as on a GPU
+    # "native", "slow", "none" (see mpgluon.kernels.bfloat16); None: not tested, as on a GPU
     bfloat16: Optional[str] = None
-    native_state: str = ""  # of mpgluon.native.status(); empty if not tested
+    native_state: str = ""  # of mpgluon.kernels.status(); empty if not tested
     native_sentence: str = ""
 
 

@@ -8,21 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-from mxnet.gluon import nn
-
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import blocks_of, device_type_of
 from mpgluon.cast.network_cast import NetworkCast, cast_of
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.loss_scale import NoLossScale
+from mpgluon.formats.policy import Policy
 from mpgluon.graph.nodes import Graph
 from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
-from mpgluon.numerics.dtypes import dtype_name
-from mpgluon.numerics.loss_scale import NoLossScale
-from mpgluon.numerics.policy import Policy
+from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.trainer import inside
 from mpgluon.trainer.float16_weights import (
     float16_weights,
@@ -32,6 +27,11 @@ from mpgluon.trainer.float16_weights import (
 from mpgluon.trainer.masters import MasterKeeper, MasterWeights
 from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
 from mpgluon.trainer.step import TrainerState
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
 
 __all__ = ["LabelFacts", "TrainerFacts", "TrainingFacts", "gather"]
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator
 from typing import Optional
 
-import numpy as np
-
 from mpgluon.diagnostics.doctor.findings import Finding, ok, warning
 from mpgluon.graph.nodes import MOVES, Graph, Node
+
+import numpy as np
 
 __all__ = ["scalars"]
 

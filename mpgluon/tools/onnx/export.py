@@ -10,15 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Union
 
-from mxnet import gluon
-
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import record
 from mpgluon.errors import DataError
 from mpgluon.files import atomic_write, disk_error
-from mpgluon.numerics.formats import FLOAT16, FLOAT32
+from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.tools import extra
 from mpgluon.tools.onnx.metadata import ServingMetadata
+
+from mxnet import gluon
 
 __all__ = ["export_onnx", "read_metadata"]
 

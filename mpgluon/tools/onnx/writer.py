@@ -7,11 +7,6 @@ Input and output are FP32 in both models.
 
 from __future__ import annotations
 
-import mxnet as mx
-import onnx
-from mxnet.base import MXNetError
-from onnx import TensorProto, helper
-
 from mpgluon.cast.table import Rule, rule_of
 from mpgluon.deployment.recording import Recording
 from mpgluon.errors import PrecisionError
@@ -23,6 +18,11 @@ from mpgluon.tools.onnx.operators import (
     OperatorCall,
     UnsupportedError,
 )
+
+import mxnet as mx
+import onnx
+from mxnet.base import MXNetError
+from onnx import TensorProto, helper
 
 __all__ = ["OPSET", "onnx_model"]
 

@@ -7,20 +7,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Optional
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-
 from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.diagnostics.overflow import FoundOverflow
 from mpgluon.errors import MpgluonError
-from mpgluon.numerics.loss_scale import DynamicLossScale
-from mpgluon.numerics.policy import Policy
+from mpgluon.formats.loss_scale import DynamicLossScale
+from mpgluon.formats.policy import Policy
 from mpgluon.tools.recorder.recorded_network import BlockCast, code_of, lies_in, paths_of
 from mpgluon.tools.recorder.step_bench import StepBench
 from mpgluon.tools.verdict import loss_scale_code
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
 
 __all__ = ["Cure", "try_cures"]
 

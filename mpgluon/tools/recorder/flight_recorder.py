@@ -12,11 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-import mxnet as mx
-import numpy as np
-from mxnet import gluon
-from mxnet.ndarray import NDArray
-
 from mpgluon.archive import Arrays
 from mpgluon.cast import fp32
 from mpgluon.errors import CheckpointError
@@ -34,6 +29,11 @@ from mpgluon.tools.recorder.recorded_step import (
 from mpgluon.trainer import inside
 from mpgluon.trainer.statistics import RunningStatistics
 from mpgluon.trainer.step import state_of
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 __all__ = ["FlightRecorder"]
 

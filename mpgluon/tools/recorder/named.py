@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from mpgluon.tools.zoo import build_network, refuse_unknown_network
+
 import mxnet as mx
 from mxnet import gluon
-
-from mpgluon.tools.zoo import build_network, refuse_unknown_network
 
 __all__ = ["check_loss_name", "check_network_name", "named_loss", "named_network"]
 

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mxnet import gluon
-from mxnet.gluon.contrib.nn import SyncBatchNorm
-
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.table import Rule
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
-from mpgluon.numerics.policy import Policy
+from mpgluon.formats.policy import Policy
+
+from mxnet import gluon
+from mxnet.gluon.contrib.nn import SyncBatchNorm
 
 __all__ = ["BlockCast", "NetworkSettings", "code_of", "lies_in", "paths_of"]
 

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+from mpgluon.archive import Arrays, Kind, read_archive, write_archive
+from mpgluon.errors import CheckpointError
+from mpgluon.formats.loss_scale import StaticLossScale
+from mpgluon.machine import describe_machine, installed_versions
+from mpgluon.random_states import RandomStates, validated_random_states
+from mpgluon.scale_histories import validated_scale_histories
+from mpgluon.tools.recorder.recorded_network import NetworkSettings
+from mpgluon.trainer.step import TrainerState
+
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 from mxnet.ndarray import NDArray
-
-from mpgluon.archive import Arrays, Kind, read_archive, write_archive
-from mpgluon.errors import CheckpointError
-from mpgluon.machine import describe_machine, installed_versions
-from mpgluon.numerics.loss_scale import StaticLossScale
-from mpgluon.random_states import RandomStates, validated_random_states
-from mpgluon.scale_histories import validated_scale_histories
-from mpgluon.tools.recorder.recorded_network import NetworkSettings
-from mpgluon.trainer.step import TrainerState
 
 __all__ = [
     "RECORDED_STEP",

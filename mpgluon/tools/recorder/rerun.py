@@ -9,11 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
-import mxnet as mx
-import numpy as np
-import numpy.typing as npt
-from mxnet import gluon
-
 from mpgluon.diagnostics.overflow import OverflowReport, ValueRange
 from mpgluon.tables import Table
 from mpgluon.tools.recorder.cures import Cure, try_cures
@@ -21,6 +16,11 @@ from mpgluon.tools.recorder.named import named_loss, named_network
 from mpgluon.tools.recorder.recorded_network import code_of, paths_of
 from mpgluon.tools.recorder.recorded_step import GradientMark, RecordedStep, read_step
 from mpgluon.tools.recorder.step_bench import Gradients, LossFunction, StepBench
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import gluon
 
 __all__ = ["Replay", "replay"]
 

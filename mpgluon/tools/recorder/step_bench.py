@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
-import mxnet as mx
-import numpy as np
-import numpy.typing as npt
-from mxnet import autograd, gluon
-
 from mpgluon import amp
 from mpgluon.archive import Arrays
 from mpgluon.cast.block import restore
@@ -21,6 +16,11 @@ from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.tools.recorder.recorded_step import RecordedStep, fresh_gradients, on_device
 from mpgluon.trainer import inside
 from mpgluon.trainer.step import state_of
+
+import mxnet as mx
+import numpy as np
+import numpy.typing as npt
+from mxnet import autograd, gluon
 
 __all__ = ["Gradients", "LossFunction", "StepBench"]
 

@@ -1,0 +1,1 @@
+"""Number formats, policies and loss scales, on NumPy: nothing here needs MXNet."""

@@ -1,0 +1,264 @@
+"""Loss scales: state machines that decide the factor S by which the next loss is multiplied.
+
+They hold plain Python numbers and no arrays: :mod:`mpgluon.kernels.reductions` finds out whether
+gradients are finite, and :mod:`mpgluon.amp` connects both with a Gluon Trainer.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from numbers import Real
+from typing import Any, Union
+
+__all__ = [
+    "NUMBERS",
+    "DynamicLossScale",
+    "LossScale",
+    "NoLossScale",
+    "StaticLossScale",
+    "as_loss_scale",
+]
+
+
+NUMBERS: tuple[type, ...] = (int, float, Real)
+"""Python's numbers and NumPy's, of which only float64 is a subclass of Python's."""
+
+# 1 / S must be a normal FP32 number: MXNet's operators read it as text, and no subnormal.
+_LARGEST_SCALE = 2.0**126
+_POWERS_OF_TWO = {"scale", "min_scale", "max_scale", "growth_factor", "backoff_factor"}
+
+
+def _power_of_two(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
+        raise TypeError(f"{name} must be a number, received {value!r}")
+    exponent = math.frexp(min(value, sys.float_info.max))[1] - 1 if value > 0 else 0
+    if value != 2.0**exponent:
+        raise ValueError(
+            f"{name} must be a power of two, so that scaling rounds nothing; received {value!r}"
+        )
+    return float(value)
+
+
+class LossScale(ABC):
+    """A factor for the loss and the rule by which it changes.
+
+    Attributes
+    ----------
+    scale : float
+        The factor S, a power of two; multiplying by it is exact but for overflow and underflow.
+    """
+
+    scale: float
+
+    @abstractmethod
+    def update(self, grads_finite: bool) -> None:
+        """Advance by one step whose gradients were all finite, or not."""
+
+    @property
+    def skips_overflow(self) -> bool:
+        """Whether a step with gradients that are not finite is skipped."""
+        return True
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether an overflow makes S smaller; if not, the next step will overflow as well."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a later step depends on, as plain numbers and strings."""
+        return {"kind": type(self).__name__, **vars(self)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state that :meth:`state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            If the state is of another kind of loss scale, lacks a field, or holds a scale or
+            factor that is not a power of two, or a negative count; nothing is changed.
+        """
+        expected = self.state_dict()
+        if state.get("kind") != expected["kind"]:
+            raise ValueError(
+                f"this state belongs to {state.get('kind')!r} and cannot be loaded into a "
+                f"{expected['kind']}; create the loss scale that was used when it was saved"
+            )
+        if set(state) != set(expected):
+            missing, unknown = set(expected) - set(state), set(state) - set(expected)
+            raise ValueError(
+                f"a state of {expected['kind']} has exactly the fields {sorted(expected)}; "
+                f"missing: {sorted(missing)}, unknown: {sorted(unknown)}"
+            )
+        for name in expected.keys() & _POWERS_OF_TWO:
+            try:
+                _power_of_two(name, state[name])
+            except TypeError as error:
+                raise ValueError(str(error)) from None
+        for name in expected.keys() & {"growth_interval", "growth_tracker"}:
+            if type(state[name]) is not int or state[name] < 0:
+                raise ValueError(f"{name} must be an integer from 0, received {state[name]!r}")
+        vars(self).update({key: value for key, value in state.items() if key != "kind"})
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
+
+class NoLossScale(LossScale):
+    """S is 1 and no step is ever skipped, as in plain FP32 training."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    @property
+    def skips_overflow(self) -> bool:
+        """False: an infinite gradient reaches the weights, as in plain Gluon."""
+        return False
+
+    def update(self, grads_finite: bool) -> None:
+        """Change nothing."""
+
+
+class StaticLossScale(LossScale):
+    """S stays as it is; a step with gradients that are not finite is still skipped.
+
+    Parameters
+    ----------
+    scale : float
+        A power of two, usually 1 or more: 8 to 32768 have been used with success. Below 1 for
+        gradients that exceed 65504 by themselves.
+
+    Raises
+    ------
+    ValueError
+        If ``scale`` is not a power of two.
+
+    References
+    ----------
+    Micikevicius et al., "Mixed Precision Training", ICLR 2018, 3.2.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self.scale = _power_of_two("a static loss scale", scale)
+
+    def update(self, grads_finite: bool) -> None:
+        """Change nothing."""
+
+
+class DynamicLossScale(LossScale):
+    """S grows while gradients stay finite and shrinks at once when they do not.
+
+    Parameters
+    ----------
+    init_scale : float
+        The first S. It may be too large: the first steps are then skipped until it fits.
+    growth_factor, backoff_factor : float
+        The factors by which S is multiplied after ``growth_interval`` finite steps in a row, and
+        after a step that was not finite.
+    growth_interval : int
+        Finite steps in a row before S grows. It must be shorter than the run, or S never grows.
+    min_scale, max_scale : float
+        S never leaves this range. Below 1 it makes gradients smaller, which a loss summed over many
+        pixels needs: the gradients of its weights exceed 65504, and no S of 1 or more fits; try
+        ``min_scale=2.0**-10``. A ``max_scale`` above 2**126 counts as 2**126: no step can
+        divide by more.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a factor is not a power of two, on the wrong side of 1, or the range does not
+        contain ``init_scale``; if an argument is not a number.
+
+    References
+    ----------
+    NVIDIA, "Training With Mixed Precision", section "Choosing A Scaling Factor"; the names are
+    those of PyTorch's ``GradScaler``.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        min_scale: float = 1.0,
+        max_scale: float = 2.0**24,
+    ) -> None:
+        self.scale = _power_of_two("init_scale", init_scale)
+        self.growth_factor = _power_of_two("growth_factor", growth_factor)
+        self.backoff_factor = _power_of_two("backoff_factor", backoff_factor)
+        self.min_scale = _power_of_two("min_scale", min_scale)
+        self.max_scale = min(_power_of_two("max_scale", max_scale), _LARGEST_SCALE)
+        if self.growth_factor <= 1:
+            raise ValueError(f"growth_factor must be larger than 1, received {growth_factor!r}")
+        if self.backoff_factor >= 1:
+            raise ValueError(f"backoff_factor must be smaller than 1, received {backoff_factor!r}")
+        if isinstance(growth_interval, bool) or not isinstance(growth_interval, int):
+            raise TypeError(f"growth_interval must be an int, received {growth_interval!r}")
+        if growth_interval < 1:
+            raise ValueError(f"growth_interval must be at least 1 step, received {growth_interval}")
+        if not self.min_scale <= self.scale <= self.max_scale:
+            raise ValueError(
+                f"init_scale must lie between min_scale {min_scale} and max_scale "
+                f"{self.max_scale}, "
+                f"received {init_scale}"
+            )
+        self.growth_interval = growth_interval
+        self.growth_tracker = 0
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether S is above ``min_scale``."""
+        return self.scale > self.min_scale
+
+    def update(self, grads_finite: bool) -> None:
+        """Advance by one step; grow on the ``growth_interval``-th finite step in a row.
+
+        If the interval was lowered below the steps that count already, the next one grows S.
+        """
+        if not grads_finite:
+            self.scale = max(self.scale * self.backoff_factor, self.min_scale)
+            self.growth_tracker = 0
+            return
+        self.growth_tracker += 1
+        if self.growth_tracker >= self.growth_interval:  # above it if that was lowered on the way
+            self.scale = min(self.scale * self.growth_factor, self.max_scale, _LARGEST_SCALE)
+            self.growth_tracker = 0
+
+
+def as_loss_scale(value: Union[str, float, LossScale]) -> LossScale:
+    """Return the loss scale that a short form stands for.
+
+    Parameters
+    ----------
+    value : str, float or LossScale
+        ``"dynamic"``, ``"none"``, a power of two (also as text, as on a command line), or an
+        object that is returned as it is.
+
+    Raises
+    ------
+    ValueError
+        If a text is none of these or a number is not a power of two.
+    TypeError
+        If ``value`` is of another kind.
+    """
+    if isinstance(value, LossScale):
+        return value
+    if value == "dynamic":
+        return DynamicLossScale()
+    if value == "none":
+        return NoLossScale()
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(
+                f'a loss scale is "dynamic", "none" or a power of two, received {value!r}'
+            ) from None
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
+        raise TypeError(
+            f'a loss scale is "dynamic", "none", a power of two or a LossScale, received {value!r}'
+        )
+    return StaticLossScale(value)

@@ -1,0 +1,48 @@
+// Settings of a node, read from its name, and its options.
+//
+// kernels/__init__.py writes each behind a "|", as the bits of a double in 16 hexadecimal digits. So
+// neither the locale nor a "|" in a layer's own name changes what is read here.
+#ifndef MPGLUON_SETTINGS_H_
+#define MPGLUON_SETTINGS_H_
+
+#include <array>
+
+#include "bridge.h"
+
+namespace mpgluon {
+
+// Return the last kCount settings of a node, or refuse it.
+template <int kCount>
+std::array<double, kCount> settings_of(const nnvm::NodeAttrs& attrs) {
+  std::array<double, kCount> made;
+  const std::string& name = attrs.name;
+  size_t end = name.size();
+  for (int i = kCount - 1; i >= 0; --i) {
+    const size_t bar = end == 0 ? std::string::npos : name.rfind('|', end - 1);
+    uint64_t bits = 0;
+    for (size_t digit = 1; digit <= 16; ++digit) {
+      const char c = bar == std::string::npos ? 0 : name.c_str()[bar + digit];
+      const bool decimal = c >= '0' && c <= '9', letter = c >= 'a' && c <= 'f';
+      CHECK(decimal || letter) << attrs.op->name << " needs " << kCount
+                               << " settings in the name of its node, received \"" << name
+                               << "\"; nodes of this operator are made by mpgluon.graph only";
+      bits = bits << 4 | (decimal ? c - '0' : c - 'a' + 10);
+    }
+    std::memcpy(&made[i], &bits, sizeof bits);
+    end = bar;
+  }
+  return made;
+}
+
+// Return an option of a node as text, empty if it has none. Options are read from the list that the
+// dictionary of a node is, which has kept its place and form in every C++ library that MXNet was built
+// with; its table has not (bridge.h).
+inline std::string option(const nnvm::NodeAttrs& attrs, const char* name) {
+  for (const auto& entry : attrs.dict)
+    if (entry.first == name) return entry.second;
+  return "";
+}
+
+}  // namespace mpgluon
+
+#endif  // MPGLUON_SETTINGS_H_

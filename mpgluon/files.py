@@ -1,10 +1,9 @@
-"""Files that are complete or absent: atomic writing, hashes, locks, disk errors."""
+"""Files that are complete or absent: atomic writing, locks, disk errors."""
 
 from __future__ import annotations
 
 import errno
 import glob
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,22 +18,7 @@ try:
 except ImportError:  # pragma: no cover - not on Unix: nothing to lock with
     fcntl = None  # type: ignore[assignment]
 
-_CHUNK_BYTES = 2**20
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of the file's content as 64 lower-case hexadecimal digits."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def is_file_with(path: Path, *, size: int, sha256: str) -> bool:
-    """Return whether ``path`` is a file of ``size`` bytes with the hash ``sha256``."""
-    return path.is_file() and path.stat().st_size == size and file_sha256(path) == sha256.lower()
 
 
 def sync_folder(folder: Path) -> None:
@@ -57,8 +41,21 @@ def disk_error(error: OSError, path: Path, advice: str) -> DataError:
     return DataError(f"cannot write {path}: {reason}; choose a folder that can be written")
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove ``folder`` with its content, if it exists."""
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield the empty folder ``path``, and remove it when the block ends.
+
+    What a process that was killed in the block left there is removed first.
+    """
+    _remove_folder(path)
+    try:
+        path.mkdir(parents=True)
+        yield path
+    finally:
+        _remove_folder(path)
+
+
+def _remove_folder(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
 

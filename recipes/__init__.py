@@ -8,7 +8,7 @@ from mpgluon.tools import extra
 
 with extra("recipes"):
     import PIL
-    import requests
+    import pooch
     import tqdm
 
-del PIL, requests, tqdm
+del PIL, pooch, tqdm

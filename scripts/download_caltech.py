@@ -1,4 +1,4 @@
-"""Download Caltech 101 into a folder: resumable, verified, and nothing to do if it is there."""
+"""Download Caltech 101 into a folder: verified, and nothing to do if it is there."""
 
 from __future__ import annotations
 

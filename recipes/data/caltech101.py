@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Union
 
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, exclusive, is_file_with
+from mpgluon.files import disk_error, exclusive
 
 from recipes.data import images
 from recipes.data.download import download
 from recipes.data.images import ImageFolder, is_image_name
 from recipes.data.shapes import STAMP_NAME
-from recipes.data.unpack import unpack_tar_folder, unpack_zip_member
+from recipes.data.unpack import unpack_folder
 
 __all__ = [
     "CALTECH101",
@@ -125,8 +125,8 @@ def download_caltech101(
     """Download, verify and unpack the data set, unless it is there already.
 
     The tree is renamed when it is complete, so a folder of that name is not unpacked again. The
-    next call continues one that was killed; simultaneous calls take turns. Needs about 410 MB of
-    disk while it runs and 150 MB afterwards.
+    next call repeats what a killed one did not finish; simultaneous calls take turns. Needs about
+    290 MB of disk while it runs and 150 MB afterwards.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def download_caltech101(
     progress : bool, optional
         Whether to show progress bars on the standard error stream.
     keep_archives : bool, optional
-        Whether to keep the zip file and the tar.gz.
+        Whether to keep the zip file.
 
     Returns
     -------
@@ -166,13 +166,12 @@ def download_caltech101(
 
 
 def _fetch_and_unpack(archive: Archive, tree: Path, *, progress: bool, keep_archives: bool) -> None:
-    zipped, tar = archive.outer, archive.inner
-    outer, inner = tree.with_name(zipped.name), tree.with_name(Path(tar.name).name)
-    if not is_file_with(inner, size=tar.size, sha256=tar.sha256):
-        download(archive.url, outer, size=zipped.size, sha256=zipped.sha256, progress=progress)
-        unpack_zip_member(outer, tar.name, inner, size=tar.size, sha256=tar.sha256)
-    unpack_tar_folder(
-        inner,
+    outer = archive.outer
+    zipped = tree.with_name(outer.name)
+    download(archive.url, zipped, size=outer.size, sha256=outer.sha256, progress=progress)
+    unpack_folder(
+        zipped,
+        archive.inner.name,
         tree,
         folder=TREE_NAME,
         max_bytes=_MAX_UNPACKED_BYTES,
@@ -180,8 +179,7 @@ def _fetch_and_unpack(archive: Archive, tree: Path, *, progress: bool, keep_arch
         progress=progress,
     )
     if not keep_archives:
-        inner.unlink(missing_ok=True)
-        outer.unlink(missing_ok=True)
+        zipped.unlink(missing_ok=True)
 
 
 def find_tree(data_dir: Union[str, Path]) -> Path:

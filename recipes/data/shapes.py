@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, exclusive, remove_folder
+from mpgluon.files import disk_error, exclusive, temporary_folder
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,14 +193,10 @@ def render_shapes(
             if target.exists():
                 _check_stamp(target, stamp)
                 return target
-            staging = target.with_name(f".{target.name}.rendering")
-            remove_folder(staging)
-            try:
+            with temporary_folder(target.with_name(f".{target.name}.rendering")) as staging:
                 _render_all(staging, names, images_per_class, seed, progress=progress)
                 (staging / STAMP_NAME).write_text(json.dumps(stamp, indent=2) + "\n")
                 os.rename(staging, target)
-            finally:
-                remove_folder(staging)
     except OSError as error:
         raise disk_error(error, target, "run the same command again") from error
     _logger.info("shapes: rendered %d classes in %s", classes, target)

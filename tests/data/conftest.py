@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-import re
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 
 class FileServer:
-    """Serves one body; attributes say how. ``requests`` lists the Range header of each request."""
+    """Serves one body; attributes say how. ``requests`` counts them."""
 
     def __init__(self, body: bytes):
         self.body = body
-        self.requests: list[str | None] = []
+        self.requests = 0
         self.statuses: list[int] = []  # answered first, one a request
-        self.cut_after: list[int] = []  # bytes after which the connection breaks, one a request
-        self.honours_range = True
-        self.shift = 0  # how far from the place asked for a 206 begins
+        self.ends_after: int | None = None  # bytes after which the connection breaks
         self.declares_length = True
+        self.may_end = threading.Event()  # until then, an answer stops in front of its last byte
+        self.may_end.set()
         self.url = ""
 
     def answer(self, handler: BaseHTTPRequestHandler):
-        asked = handler.headers.get("Range")
-        self.requests.append(asked)
+        self.requests += 1
         if self.statuses:
             handler.send_error(self.statuses.pop(0))
             return
-        body = self.body
-        if asked and self.honours_range:
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])
-            if start >= len(body):
-                handler.send_error(416)
-                return
-            start += self.shift
-            body = body[start:]
-            handler.send_response(206)
-            handler.send_header(
-                "Content-Range", f"bytes {start}-{len(self.body) - 1}/{len(self.body)}"
-            )
-        else:
-            handler.send_response(200)
+        handler.send_response(200)
         if self.declares_length:
-            handler.send_header("Content-Length", str(len(body)))
+            handler.send_header("Content-Length", str(len(self.body)))
         handler.end_headers()
-        if self.cut_after:
-            body = body[: self.cut_after.pop(0)]
-        handler.wfile.write(body)
+        body = self.body[: self.ends_after]
+        handler.wfile.write(body[:-1])
+        self.may_end.wait()
+        with suppress(OSError):  # who asked may be gone
+            handler.wfile.write(body[-1:])
         handler.close_connection = True
 
 
@@ -71,12 +59,13 @@ def serve(monkeypatch):
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        running.append((server, thread))
+        running.append((server, thread, files))
         files.url = f"http://127.0.0.1:{server.server_port}/file"
         return files
 
     yield start
-    for server, thread in running:
+    for server, thread, files in running:
+        files.may_end.set()
         server.shutdown()
         thread.join()
         server.server_close()

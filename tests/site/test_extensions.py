@@ -24,7 +24,7 @@ import reference  # noqa: E402
 from parsers import SCRIPTS, parser_of  # noqa: E402
 
 PUBLIC = re.findall(
-    r'^    "(mpgluon[\w.]*)",$', (ROOT / "docs" / "conf.py").read_text("utf-8"), re.M
+    r'^    "((?:mpgluon|recipes)[\w.]*)",$', (ROOT / "docs" / "conf.py").read_text("utf-8"), re.M
 )
 
 GOOD = '<h1 id="top">A</h1><img src="a.png" alt="A curve"><a href="b.html#there">b</a>'
@@ -101,16 +101,17 @@ def test_what_the_pages_and_lessons_import_is_in_the_reference():
     sources += (ROOT / "notebooks" / "source").glob("*.py")
     imported: set[str] = set()
     for path in sources:
-        for module in re.findall(r"^from (mpgluon[\w.]*) import", path.read_text("utf-8"), re.M):
-            imported.add(module)
+        imported |= set(re.findall(IMPORT, path.read_text("utf-8"), re.M))
     assert sorted(imported - set(PUBLIC) - INTERNAL) == []
 
 
+IMPORT = r"^from ((?:mpgluon|recipes|benchmarks)[\w.]*) import"
 # What some lessons look into, and what is no promise to users.
 INTERNAL = {
+    "mpgluon.graph.description",
+    "mpgluon.tools",
     "recipes.data.augment",
     "recipes.data.shapes",
-    "mpgluon.graph.description",
     "benchmarks.timing",
 }
 

@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         copy_sources(tree)
-        prebuild(tree / "mpgluon" / "native" / "prebuilt")
+        prebuild(tree / "mpgluon" / "kernels" / "prebuilt")
         raw = build(tree, Path(folder) / "raw")
         wheel = give_platform_tag(raw, output)
     print(f"{wheel} ({wheel.stat().st_size / 2**20:.1f} MiB)")

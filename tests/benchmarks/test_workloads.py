@@ -208,7 +208,7 @@ def test_a_network_that_was_not_fused_is_noted(monkeypatch):
 
 
 def test_float16_without_native_operators_is_noted(monkeypatch):
-    monkeypatch.setattr(workloads.native, "load", lambda: False)
+    monkeypatch.setattr(workloads.kernels, "load", lambda: False)
     common = {"library": "mpgluon", "kind": "dense", "batch_size": 2, "size": 4}
     assert workloads.layer(dtype="float16", **common)[1] == {"note": "without native operators"}
     assert workloads.layer(dtype="float32", **common)[1] == {}

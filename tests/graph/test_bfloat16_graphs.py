@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mpgluon import amp
 from mpgluon.cast.arrays import mark
-from mpgluon.formats import dtypes
 from mpgluon.graph.bfloat16 import compute_natively
 from mpgluon.graph.nodes import Graph
+from mpgluon.kernels import dtypes
 
 import mxnet as mx
 import numpy as np

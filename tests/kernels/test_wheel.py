@@ -61,7 +61,7 @@ def test_a_package_with_prebuilt_libraries_needs_no_compiler(good_library, tmp_p
     package = installed / "mpgluon"
     without = shutil.ignore_patterns("__pycache__", "prebuilt", "*.cc", "*.h")
     shutil.copytree(Path(kernels.__file__).parents[1], package, ignore=without)
-    folder = package / "native" / "prebuilt"
+    folder = package / "kernels" / "prebuilt"
     folder.mkdir()
     shutil.copy(good_library, folder / "native-x86-64-v3.so")
     answer = ask(sys.executable, installed, tmp_path, tmp_path / "nothing", installed)

@@ -1,4 +1,4 @@
-"""What each folder may import: the library NumPy and MXNet, each house only those below it."""
+"""The imports that each folder is allowed: NumPy and MXNet for the library, and lower houses."""
 
 from __future__ import annotations
 

@@ -350,8 +350,8 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
         return
     for array in parameter.list_data():
         if array.context.device_type == "cpu":
-            # Reading the address puts the values in order. Nothing may still be using them: MXNet
-            # would allocate them a second time, or change their layout again meanwhile.
+            # Reading the address puts the values in order. All operators that use them must have
+            # ended: else MXNet allocates them a second time, or changes their layout in between.
             check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
 
 

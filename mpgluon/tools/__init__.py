@@ -1,4 +1,4 @@
-"""What a user runs beside a training: recorder and replay, report, ONNX, plots.
+"""Tools to use alongside training: recorder and replay, report, ONNX, plots.
 
 Each tool needs packages that an extra installs, and says which one where they are missing.
 """

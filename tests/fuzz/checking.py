@@ -11,7 +11,7 @@ import numpy as np
 from fuzz.programs import Program
 from fuzz.workers import WorkerDiedError, Workers
 
-__all__ = ["PROPERTIES", "WAYS", "Case", "Failure", "case_of", "check"]
+__all__ = ["PROPERTIES", "WAYS", "Case", "Failure", "case_of", "check", "differences"]
 
 WAYS = (
     "cast float16",
@@ -95,7 +95,7 @@ def check(workers: Workers, program: Program, case: Case) -> Failure | None:
         runs = _results(found, one), _results(found, other)
         if "bfloat16" in case.way and one[0] != other[0]:
             runs = tuple(_as_the_fall_back(run, signed=first != "AVX2") for run in runs)
-        names = _differences(*runs)
+        names = differences(*runs)
         if not names:
             continue
         if case.way in _NATIVE_BFLOAT16 and one[0] == "native" and program.most_uses >= _IN_PLACE:
@@ -151,8 +151,8 @@ def _as_the_fall_back(arrays: dict[str, Any], *, signed: bool) -> dict[str, Any]
     return {name: flushed(array) for name, array in arrays.items()}
 
 
-def _differences(one, other) -> list[str]:
-    """Return the names of arrays with other bits."""
+def differences(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
+    """Return the names of arrays with other bits, in the order in which they were computed."""
 
     def bits(array: np.ndarray) -> tuple:
         return array.dtype, array.shape, array.tobytes()
@@ -176,7 +176,7 @@ def _fp32(workers, source, one, other, names) -> set[str] | None:
     wanted: dict[str, list[str]] = {}
     for name, mode in (one, other):
         wanted.setdefault(name, []).append(mode)
-    differences: set[str] = set()
+    differing: set[str] = set()
     for number in range(_TRIES_IN_FP32):
         text = source
         if number:
@@ -186,14 +186,14 @@ def _fp32(workers, source, one, other, names) -> set[str] | None:
         )
         if any(isinstance(one, WorkerDiedError) or one["errors"] for one in found.values()):
             return None
-        differences.update(_differences(*(_results(found, run) for run in (one, other))))
-        if all(_follows(name, differences) for name in names):
+        differing.update(differences(*(_results(found, run) for run in (one, other))))
+        if all(_follows(name, differing) for name in names):
             break
-    return differences
+    return differing
 
 
-def _follows(name: str, differences: set[str]) -> bool:
+def _follows(name: str, differing: set[str]) -> bool:
     """Whether a difference follows from others: of a value from its gradient's, of predictions."""
-    if name in differences or (differences and name.startswith("prediction")):
+    if name in differing or (differing and name.startswith("prediction")):
         return True
-    return name.startswith("value of ") and name.replace("value", "gradient", 1) in differences
+    return name.startswith("value of ") and name.replace("value", "gradient", 1) in differing

@@ -20,6 +20,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from fuzz.checking import differences
+
 __all__ = ["MODES", "WAYS", "Module", "differences", "run", "trial"]
 
 WAYS = {
@@ -157,17 +159,6 @@ def _bits(array: mx.nd.NDArray) -> np.ndarray:
     if values.dtype.kind == "f" and np.isnan(values).any():
         values = np.where(np.isnan(values), values.dtype.type(np.nan), values)
     return values
-
-
-def differences(one: Results, other: Results) -> list[str]:
-    """Return the names of arrays with other bits, in the order in which they were computed."""
-    return [
-        name
-        for name in one
-        if name in other
-        and (one[name].dtype, one[name].shape, one[name].tobytes())
-        != (other[name].dtype, other[name].shape, other[name].tobytes())
-    ]
 
 
 # ---- Properties of one process. Each returns what is wrong, or an empty text.

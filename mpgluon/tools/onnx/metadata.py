@@ -15,7 +15,7 @@ from mpgluon.errors import DataError
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ServingMetadata"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Of red, green and blue in [0, 1]; the model zoos' networks were trained with it."""
+"""The means of red, green and blue in [0, 1] with which the model zoos' networks were trained."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """The standard deviations that go with the means."""
 

@@ -1,4 +1,4 @@
-"""What would have saved a step that overflowed: changes that are tried on it, one by one."""
+"""Changes that could have saved a step that overflowed, tried on it one by one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def try_cures(bench: StepBench, found: Optional[FoundOverflow]) -> Iterator[Cure
 
 
 class _Cures:
-    """What would have saved a step, by trial."""
+    """Tries changes on one recorded step."""
 
     def __init__(self, bench: StepBench, found: Optional[FoundOverflow]) -> None:
         self._bench, self._found = bench, found

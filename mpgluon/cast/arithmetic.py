@@ -95,7 +95,9 @@ class Arithmetic(ABC):
     def move(self, call: OperatorCall) -> Any:
         """Run an operator that does no arithmetic, on operands of any format."""
         formats = call.formats()
-        return mark(call.run(), formats.pop() if len(formats) == 1 else None)
+        # A graph may hold an FP32 symbol of MXNet's own operators on a grid; a later cast says it.
+        is_known = len(formats) == 1 and (formats != {"float32"} or call.all_formats_known())
+        return mark(call.run(), formats.pop() if is_known else None)
 
     @abstractmethod
     def compute(self, call: OperatorCall) -> Any:

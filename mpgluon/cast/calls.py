@@ -120,6 +120,10 @@ class OperatorCall(NamedTuple):
         formats = {format_of(array) or _inferred(array) for array in arrays_in(args + kwargs)}
         return {fmt for fmt in formats if not isinstance(fmt, str) or "float" in fmt}
 
+    def all_formats_known(self) -> bool:
+        """Whether no operand is a symbol that one of MXNet's own operators has returned."""
+        return all(map(format_of, arrays_in([*self.args, *self.kwargs.values()])))
+
     def requested_format(self) -> Optional[str]:
         """Return the format that a cast or a creation names, ``None`` where it names none."""
         dtype = self.kwargs.get("dtype") if self.name in _CASTS | _CREATORS else None

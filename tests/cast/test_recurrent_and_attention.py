@@ -174,8 +174,9 @@ class Steps(gluon.HybridBlock):
         lambda F, steps: F.LeakyReLU(steps, act_type="gelu"),
         lambda F, steps: F.broadcast_add(steps, F.tanh(steps)),
         lambda F, steps: F.relu(steps) - steps,
+        lambda F, steps: F.identity(steps) + F.ones((BATCH, TIME, 8), dtype="float32"),
     ],
-    ids=["returned", "an activation", "a sum", "a difference"],
+    ids=["returned", "an activation", "a sum", "a difference", "a copy and FP32 numbers"],
 )
 @pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
 def test_what_an_operator_of_mxnets_own_returns_is_rounded_as_in_an_imperative_run(way, function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ MODES = ("imperative", "hybridized", "static")
 _TRIES_IN_FP32 = 6
 PROPERTIES = ("is near FP32", "resumes", "restores", "replays", "copies")
 _NATIVE_BFLOAT16 = ("autocast bfloat16", "bfloat16 weights")
+_HAS_BFLOAT16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
 _IN_PLACE = 8  # from so many gradients of a value on, MXNet adds them in place
 
 
@@ -89,12 +91,15 @@ def check(workers: Workers, program: Program, case: Case) -> Failure | None:
                 text = arrays["error"]
                 if "PrecisionError" in text and "gave one operator float16 and FP32" in text:
                     return Failure("", f"{name}: refused", is_mxnets_own=True)
+                if "Check failed: !is_view" in text:  # so does plain FP32 without the other layers
+                    why = "MXNet fails in BatchNorm of concatenated columns"
+                    return Failure("", f"{name}: {why}", is_mxnets_own=True)
                 return Failure(f"{name}, {mode}: {text[:40]}", f"{name}, {mode}: {text}")
     mxnets_own = None
     for one, other in _pairs(case):
         runs = _results(found, one), _results(found, other)
         if "bfloat16" in case.way and one[0] != other[0]:
-            runs = tuple(_as_the_fall_back(run, signed=first != "AVX2") for run in runs)
+            runs = _without_flushing(*runs, signed=first != "AVX2" and _HAS_BFLOAT16)
         names = differences(*runs)
         if not names:
             continue
@@ -137,18 +142,25 @@ def _results(found: dict[str, Any], run: tuple[str, str]) -> dict[str, np.ndarra
     return found[run[0]]["modes"][run[1]]
 
 
-def _as_the_fall_back(arrays: dict[str, Any], *, signed: bool) -> dict[str, Any]:
-    """Return arrays with zeros in place of bfloat16's subnormals, with their signs or without.
+def _without_flushing(
+    one: dict[str, Any], other: dict[str, Any], *, signed: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return two runs without the differences that bfloat16's subnormals make.
 
-    The fall-back rounds to bfloat16 by oneDNN's casts, which return these zeros, and drop a zero's
-    sign where the processor has no bfloat16 instructions.
+    The fall-back rounds to bfloat16 by oneDNN's casts, which return zero below 2^-126, and drop a
+    zero's sign where the processor has no bfloat16 instructions. A sum of n products then changes by
+    at most n times 2^-126 times the largest other operand, which is below 2^-110 in these networks.
     """
 
-    def flushed(array: np.ndarray) -> np.ndarray:
-        zeros = np.copysign(0, array) if signed else 0
-        return np.where(np.abs(array) < 2.0**-126, zeros, array).astype(array.dtype)
+    def nearer(array: np.ndarray, to: np.ndarray) -> np.ndarray:
+        if array.shape != to.shape:
+            return array
+        with np.errstate(invalid="ignore"):  # of two infinities
+            close = np.abs(array - to) <= 2.0**-110
+        close &= (array != to) if signed else True
+        return np.where(close, to, array).astype(array.dtype)
 
-    return {name: flushed(array) for name, array in arrays.items()}
+    return one, {name: nearer(a, one[name]) if name in one else a for name, a in other.items()}
 
 
 def differences(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:

@@ -148,8 +148,8 @@ def _without_flushing(
     """Return two runs without the differences that bfloat16's subnormals make.
 
     The fall-back rounds to bfloat16 by oneDNN's casts, which return zero below 2^-126, and drop a
-    zero's sign where the processor has no bfloat16 instructions. A sum of n products then changes by
-    at most n times 2^-126 times the largest other operand, which is below 2^-110 in these networks.
+    zero's sign where the processor has no bfloat16 instructions. A sum of n products changes by at
+    most n times 2^-126 times the largest other operand, which is below 2^-110 in these networks.
     """
 
     def nearer(array: np.ndarray, to: np.ndarray) -> np.ndarray:

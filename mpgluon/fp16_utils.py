@@ -23,12 +23,12 @@ from typing import TypeVar
 
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.fp32 import format_of, fp32_value, known
+from mpgluon.cast.plan import BATCH_NORMS
 from mpgluon.formats.float_format import FLOAT32
 from mpgluon.kernels.dtypes import cast, round_array
 
 import mxnet as mx
 from mxnet import gluon
-from mxnet.gluon import nn
 
 __all__ = [
     "bn_to_float32",
@@ -129,6 +129,6 @@ def bn_to_float32(net: Net) -> Net:
         ``net``.
     """
     for block in blocks_of(net):
-        if isinstance(block, (nn.BatchNorm, nn.BatchNormReLU)):
+        if isinstance(block, BATCH_NORMS):
             block.cast("float32")
     return net

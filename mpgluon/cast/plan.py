@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 from collections.abc import Iterable, Iterator
-from types import CodeType
 from typing import Any, NamedTuple, Optional, Union
 
 from mpgluon.cast.operator_rules import NO_RULES, Rules, rules_of
@@ -17,6 +15,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 __all__ = [
+    "BATCH_NORMS",
     "NORMALIZATION_LAYERS",
     "BlockPlan",
     "KeepFP32",
@@ -26,9 +25,11 @@ __all__ = [
     "plan_of",
 ]
 
+BATCH_NORMS = (nn.BatchNorm, nn.BatchNormReLU)
+"""The layers that are always FP32: MXNet's operator takes no other parameters and statistics."""
+
 NORMALIZATION_LAYERS: tuple[type, ...] = (
-    nn.BatchNorm,
-    nn.BatchNormReLU,
+    *BATCH_NORMS,
     nn.LayerNorm,
     nn.GroupNorm,
     nn.InstanceNorm,
@@ -37,10 +38,7 @@ NORMALIZATION_LAYERS: tuple[type, ...] = (
 
 KeepFP32 = Iterable[Union[type, gluon.Block, str]]
 
-_MODULES = ("np", "npx")
-_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})  # of F, not of a global name such as NumPy's
 _PRODUCTS = (nn.Dense, nn.Conv1D, nn.Conv2D, nn.Conv3D)
-_ALWAYS_KEPT = (nn.BatchNorm, nn.BatchNormReLU)
 _CALL_CHILDREN_ONLY = (
     nn.Sequential.forward,
     gluon.contrib.nn.Concurrent.forward,
@@ -128,7 +126,7 @@ def plan_of(
     for block in blocks:
         if block not in whole:
             _refuse_numpy_interface(block)
-    kept.update(block for block in blocks if isinstance(block, _ALWAYS_KEPT))
+    kept.update(block for block in blocks if isinstance(block, BATCH_NORMS))
     governed = {b for b in blocks if is_hybrid(b) or isinstance(b, gluon.SymbolBlock)}
     beyond_reach = {
         block
@@ -195,22 +193,16 @@ def _refuse_numpy_interface(block: gluon.Block) -> None:
 def _numpy_interface_of(block: gluon.Block) -> Optional[str]:
     """Describe how a block uses MXNet's NumPy interface, ``None`` if it does not seem to.
 
-    Blocks inside it are not examined. A call in a function that the forward method calls is found
-    when it runs.
+    Blocks inside it are not examined. A call of ``F.np`` or ``F.npx`` is found when it runs.
     """
     if any(_is_numpy_array(parameter) for parameter in block._reg_params.values()):
         return "has parameters that are mx.np arrays"
-    names = ("hybrid_forward", "forward") if is_hybrid(block) else ("forward",)
-    for name in names:
-        own = inspect.unwrap(getattr(type(block), name))
-        if own.__module__.startswith("mxnet."):
+    for name in ("hybrid_forward", "forward") if is_hybrid(block) else ("forward",):
+        method = getattr(type(block), name)
+        if inspect.unwrap(method).__module__.startswith("mxnet."):
             continue  # written for both; the parameters and the switch tell
-        if any(_switches_on(layer) for layer in _layers(getattr(type(block), name))):
+        if any(_switches_on(layer) for layer in _layers(method)):
             return "is decorated with use_np"
-        code = getattr(own, "__code__", None)
-        if name == "hybrid_forward" and code is not None:
-            for module in _modules_read(code):
-                return f"calls F.{module}"
     return None
 
 
@@ -229,15 +221,6 @@ def _switches_on(function: Any) -> bool:
     """Whether a function is what ``mx.util.use_np_array`` makes of another one."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_name == "_with_np_array"
-
-
-def _modules_read(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _READS and instruction.argval in _MODULES:
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _modules_read(constant)
 
 
 def is_hybrid(block: gluon.Block) -> bool:

@@ -2,9 +2,9 @@
 
 A block that fills a mask with the lowest number, or makes arrays itself, learns the format from
 its own ``cast``, or reads it in ``_dtype``: ``-1e18`` is finite in FP32 and infinite in float16.
-The cast of a network does not call ``Block.cast``, which would cast parameters that stay FP32. So a
-copy of the block without parameters and children is cast, and the block gets the attributes that
-this has set.
+The cast of a network does not call ``Block.cast``, which would cast parameters that stay FP32. The
+block's own ``cast`` is called while its parameters and children are replaced by ones that do
+nothing, and the attributes that it has set are kept.
 
 No block is told bfloat16: it has FP32's range, its arrays are FP32, and ``Block.cast`` refuses it.
 """
@@ -35,7 +35,7 @@ _OF_GLUON = frozenset(vars(gluon.HybridBlock()))
 
 
 class _Inert:
-    """Replaces a parameter or another block while a copy is cast; it does nothing."""
+    """Replaces a parameter or another block while its owner is cast; it does nothing."""
 
     def __getattr__(self, name: str) -> _Inert:
         if name.startswith("__"):  # what Python looks for, such as __deepcopy__
@@ -87,15 +87,20 @@ def untell(block: gluon.Block, before: Attributes) -> None:
 
 
 def _learned_in_cast(block: gluon.Block) -> Attributes:
-    """Return the attributes that a block's own ``cast`` sets."""
-    shell = object.__new__(type(block))
-    before = {name: _without_parts(value) for name, value in vars(block).items()}
+    """Return the attributes that a block's own ``cast`` sets, and take them off again."""
+    original = dict(vars(block))
+    before = {name: _without_parts(value) for name, value in original.items()}
     before |= {"_children": type(block._children)(), "_params": ParameterDict(), "_reg_params": {}}
-    vars(shell).update(before)
-    shell.cast("float16")
+    vars(block).update(before)
+    try:
+        block.cast("float16")
+        found = dict(vars(block))
+    finally:
+        vars(block).clear()
+        vars(block).update(original)
     return {
         name: value
-        for name, value in vars(shell).items()
+        for name, value in found.items()
         if name not in _OF_GLUON and value is not before.get(name, _NOTHING)
         if not isinstance(value, (_Inert, gluon.Block, gluon.Parameter))
     }

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import blocks_of, device_type_of
 from mpgluon.cast.network_cast import NetworkCast, cast_of
-from mpgluon.cast.plan import is_hybrid
+from mpgluon.cast.plan import BATCH_NORMS, is_hybrid
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.formats.policy import Policy
@@ -109,7 +109,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
         float16_batch_norms=tuple(
             block.name
             for block in blocks
-            if isinstance(block, (nn.BatchNorm, nn.BatchNormReLU))
+            if isinstance(block, BATCH_NORMS)
             and any(map(_is_float16, block._reg_params.values()))
         ),
         sync_batch_norms=tuple(

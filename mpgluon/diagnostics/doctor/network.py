@@ -109,8 +109,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
         float16_batch_norms=tuple(
             block.name
             for block in blocks
-            if isinstance(block, BATCH_NORMS)
-            and any(map(_is_float16, block._reg_params.values()))
+            if isinstance(block, BATCH_NORMS) and any(map(_is_float16, block._reg_params.values()))
         ),
         sync_batch_norms=tuple(
             (block.name, int(block._kwargs["ndev"]))

@@ -45,6 +45,7 @@ from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.graph.bfloat16 import compute_natively
 from mpgluon.graph.grid import hold_on_grid
 from mpgluon.graph.kept_nan import keep_nan_in
+from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
 import mxnet as mx
@@ -238,13 +239,19 @@ class PolicyForward:
             known: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
             known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
             graph = graph if rewrite is None else rewrite(graph, known)
+            falls_back = rewrite is not None and not kernels.available()
+            if falls_back and Graph.read(graph).adds_gradients_in_place():
+                # With static_alloc, MXNet loses gradients of casts that it adds in place.
+                block._flags = [flag for flag in flags if not flag[0].startswith("static")]
             return data, keep_nan_in(graph) if on_cpu else graph
 
+        flags = block._flags
         block._get_graph = rewritten  # while Gluon compiles the graph
         try:
             type(block)._build_cache(block, *args)
         finally:
             del block._get_graph
+            block._flags = flags
 
     def _rewrite_for(
         self, device_type: str

@@ -26,7 +26,7 @@ where the loss takes the network's results in the order in which they are return
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Mapping
 from itertools import count
 from typing import Callable, NamedTuple, Optional, Union
@@ -154,7 +154,7 @@ def hold_on_grid(
     tells_16_bits = has_codes or fmt == FLOAT16
     if tells_16_bits:
         graph.infer({name: "float16" if name in on_grid else str(dtypes[name]) for name in dtypes})
-    uses = Counter(entry.key for node in graph.nodes for entry in node.inputs)
+    uses = graph.uses()
     for node in graph.nodes:
         # MXNet refuses some graphs in which it adds gradients in place, so it may merge there.
         in_place = any(uses[entry.key] >= ADDED_IN_PLACE for entry in node.inputs)

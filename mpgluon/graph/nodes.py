@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
@@ -218,6 +219,14 @@ class Graph:
         for entry, dtype, shape in zip(_heads(results), found, sizes or [()] * len(found)):
             self.nodes[entry].outputs.append(Value(_name(dtype), shape))
         return None not in found and (shapes is None or sizes is not None)
+
+    def uses(self) -> Counter[Key]:
+        """Return how many operands take each value."""
+        return Counter(entry.key for node in self.nodes for entry in node.inputs)
+
+    def adds_gradients_in_place(self) -> bool:
+        """Whether MXNet adds the gradients of a value in place, since so many operands take it."""
+        return max(self.uses().values(), default=0) >= ADDED_IN_PLACE
 
     def shapes(self, node: Node) -> list[tuple[int, ...]]:
         """Return the shapes of a node's operands."""

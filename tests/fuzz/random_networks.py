@@ -394,7 +394,7 @@ _LOSSES = (
     "mx.nd.log(1 + mx.nd.exp(out.clip(-20, 20)))",
     "gluon.loss.HuberLoss()(out, head)",
     "gluon.loss.L1Loss()(out, head)",
-    "out.abs() + out * head",
+    "mx.nd.smooth_l1(out - head, scalar=1.0)",
 )
 _OF_LOGITS = (
     "gluon.loss.SoftmaxCELoss()(out, mx.nd.arange(out.shape[0]) % out.shape[1])",

@@ -13,7 +13,7 @@ import pytest
 from helpers import STATIC, assert_same_bits, gradients_of, parameters_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 LAYERS = ("conv", "1 x 1", "depthwise", "norm", "layer norm", "dense")
@@ -342,6 +342,36 @@ def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_nat
         # With static_alloc, MXNet adds those of an input wrongly now and then, in FP32 too.
         del result["gradient of the images"]
     assert_same_bits(found, expected)
+
+
+def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many_takers(
+    monkeypatch,
+):
+    monkeypatch.setattr(kernels, "available", lambda: False)
+
+    class ManyTakers(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(4, flatten=False, use_bias=False, activation="relu", in_units=1)
+
+        def hybrid_forward(self, F, x):
+            v = self.dense(x)
+            a, b = (F.where(v > 0, v, v * 0.25) for _ in range(2))
+            return F.identity(v) + F.flip(v, axis=1) + (v + 0.1) + a + F.square(F.tanh(v)) + b
+
+    def gradient(**static):
+        mx.random.seed(0)
+        net = ManyTakers()
+        net.initialize(mx.init.Xavier())
+        emulated_bfloat16(net)
+        net.hybridize(**static)
+        x = mx.nd.random.normal(shape=(4, 17, 6, 1))
+        with autograd.record():
+            loss = net(x).sum()
+        loss.backward()
+        return net.dense.weight.grad().asnumpy()
+
+    assert np.array_equal(gradient(**STATIC), gradient())
 
 
 @pytest.mark.usefixtures("native_operators")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -182,23 +183,25 @@ def _fp32(workers, source, one, other, names) -> set[str] | None:
     """Return what differs between two runs of the plain FP32 network: MXNet's own differences.
 
     Numbers that are added in another order often have the same sum, so until all ``names`` are
-    found the network is run with other numbers. ``None`` if MXNet cannot run that network, such
-    as one with a value of eight consumers.
+    found the network is run with other numbers, and without MXNet's merging of equal operators,
+    since a cast network keeps them apart. ``None`` if MXNet cannot run that network, such as one
+    with a value of eight consumers.
     """
-    wanted: dict[str, list[str]] = {}
-    for name, mode in (one, other):
-        wanted.setdefault(name, []).append(mode)
     differing: set[str] = set()
-    for number in range(_TRIES_IN_FP32):
+    for number, suffix in product(range(_TRIES_IN_FP32), ("", ", unmerged")):
         text = source
         if number:
             text = re.sub(r"(?m)^SEED, OPTIMIZER = \d+", f"SEED, OPTIMIZER = {number}", source)
+        runs = [(name + suffix, mode) for name, mode in (one, other)]
+        wanted: dict[str, list[str]] = {}
+        for name, mode in runs:
+            wanted.setdefault(name, []).append(mode)
         found = workers.run(
             {name: (text, "", "float32", modes, ()) for name, modes in wanted.items()}
         )
         if any(isinstance(one, WorkerDiedError) or one["errors"] for one in found.values()):
             return None
-        differing.update(differences(*(_results(found, run) for run in (one, other))))
+        differing.update(differences(*(_results(found, run) for run in runs)))
         if all(_follows(name, differing) for name in names):
             break
     return differing

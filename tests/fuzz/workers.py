@@ -15,7 +15,11 @@ SETTINGS = {
     "AVX2": AVX2,
     "AVX2 fall-back": {**AVX2, "MPGLUON_NATIVE": "0"},
 }
-"""The environment of each process."""
+SETTINGS |= {
+    f"{name}, unmerged": {**variables, "MXNET_ELIMINATE_COMMON_EXPR": "0"}
+    for name, variables in SETTINGS.items()
+}
+"""The environment of each process; unmerged are equal operators on the same value."""
 
 _SECONDS = 180  # a trial that takes longer hangs
 

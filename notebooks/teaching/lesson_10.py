@@ -16,7 +16,7 @@ from mxnet.gluon import nn
 from teaching.exercises import Verdict, exercise, number_of
 
 _LOGIT_ERROR = 0.25
-_SHARE_TOLERANCE = 15  # points: networks, images and processors differ
+_SHARE_TOLERANCE = 25  # points: eight trainings of the lesson had shares of 49 to 77 %
 
 
 @exercise("10.1")

@@ -50,6 +50,8 @@ from mpgluon.formats.loss_scale import (  # noqa: E402
     StaticLossScale,
 )
 from mpgluon.formats.policy import Policy  # noqa: E402
+from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
+from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
 from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
 from mpgluon.trainer.average import WeightAverage  # noqa: E402
 
@@ -79,7 +81,9 @@ __all__ = [
     "NoLossScale",
     "Policy",
     "PrecisionError",
+    "ScaledOperands",
     "StaticLossScale",
+    "TensorCoreSums",
     "TrainerStateError",
     "WeightAverage",
     "amp",

@@ -52,7 +52,7 @@ from mpgluon.cast.table import Rule
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy
-from mpgluon.formats.scaling import Scaling
+from mpgluon.formats.scaling import ScaledOperands
 from mpgluon.graph.grid import ACCUMULATION
 from mpgluon.kernels import bfloat16
 from mpgluon.kernels.dtypes import Array, cast
@@ -197,7 +197,7 @@ class ScaledProducts(Emulated):
 
     _SCALED = frozenset({"Convolution", "FullyConnected"})
 
-    def __init__(self, fmt: FloatFormat, scaling: Scaling) -> None:
+    def __init__(self, fmt: FloatFormat, scaling: ScaledOperands) -> None:
         super().__init__(fmt)
         self.scaling = scaling
 
@@ -337,19 +337,18 @@ def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False
         Cores decide; and for those and formats that MXNet does not have, where there are no native
         operators.
     """
-    is_16_bits = policy.compute_dtype in ("float16", "bfloat16")
-    adds_otherwise = policy.accumulation != "float32"
+    dtype, adds_otherwise = policy.product_dtype, policy.accumulation != "float32"
     if adds_otherwise and device_type == "gpu":
         raise PrecisionError(
             f"accumulation={policy.accumulation!r} is computed on a CPU only, a GPU adds as its "
             "own Tensor Cores do; use mx.cpu(), or leave accumulation out"
         )
-    if not adds_otherwise and (is_16_bits or device_type == "gpu"):
-        return arithmetic_of(policy.compute_dtype, device_type, emulate=policy.emulate)
+    if not adds_otherwise and (dtype in ("float16", "bfloat16") or device_type == "gpu"):
+        return arithmetic_of(dtype, device_type, emulate=policy.emulate)
     if not kernels.load():
-        what = f"accumulation={policy.accumulation!r}" if adds_otherwise else policy.compute_dtype
+        what = f"accumulation={policy.accumulation!r}" if adds_otherwise else dtype
         raise PrecisionError(f"{what} needs the native operators. {kernels.status().sentence}")
-    fmt, scaling = format_named(policy.values_dtype), policy.operand_scaling
-    if scaling is None or at_edge:
+    fmt, scaled = format_named(policy.compute_dtype), policy.scaled_operands
+    if scaled is None or at_edge:
         return emulated(fmt, policy.accumulation)
-    return _scaled_products(fmt, scaling)
+    return _scaled_products(fmt, scaled)

@@ -12,7 +12,7 @@ import ctypes
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Union
+from typing import Union
 
 from mpgluon import kernels
 from mpgluon.cast import fp32
@@ -33,7 +33,7 @@ from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
-from mpgluon.formats.policy import Policy
+from mpgluon.formats.policy import Policy, as_policy
 from mpgluon.kernels.reductions import numbers_of
 from mpgluon.machine import give_memory_back
 
@@ -79,7 +79,8 @@ def cast_block(
         that it has are remembered on the CPU until an optimizer's masters begin with them, or
         :func:`restore`.
     dtype : str, NumPy dtype or Policy
-        ``"float16"``; ``"bfloat16"``, in FP32 arrays, on a CPU; or a policy with a ``param_dtype``.
+        ``"float16"``; ``"bfloat16"``, in FP32 arrays, on a CPU; or any other policy, as text that
+        ``Policy.parse`` takes (``"mixed_float8"``) or as an object.
     keep_fp32 : iterable of block types, block instances and names of operators
         Blocks to leave in FP32, with everything inside them. A normalization layer returns its
         result in float16; any other kept block returns FP32, and what follows rounds it.
@@ -103,7 +104,7 @@ def cast_block(
     TypeError
         If an argument is of another kind.
     ValueError
-        If ``dtype`` is not a 16-bit format that parameters can have, or if ``keep_fp32`` or
+        If ``dtype`` is not a policy, or has nothing in 16 bits, or if ``keep_fp32`` or
         ``compute_16`` names a block that is not in ``net``, or an operator that MXNet does not
         have or whose format cannot be chosen.
     PrecisionError
@@ -119,15 +120,7 @@ def cast_block(
     is added later: restore, and cast again. ``net.export`` keeps the casts, unlike
     Gluon's own default (``remove_amp_cast=True``); the exported graph needs MXNet only.
     """
-    if isinstance(dtype, Policy):
-        return apply_policy(net, dtype, keep_fp32, compute_16)
-    name = _name_of(dtype)
-    if name not in ("float16", "bfloat16"):
-        raise ValueError(
-            f"cast_block makes float16 or bfloat16 parameters, received dtype={dtype!r}; for "
-            "float32 use mpgluon.restore(net)"
-        )
-    return apply_policy(net, Policy(name, name, "float32"), keep_fp32, compute_16)
+    return apply_policy(net, as_policy(dtype), keep_fp32, compute_16)
 
 
 def autocast(
@@ -148,7 +141,8 @@ def autocast(
         With or without initialized parameters, hybridized or not.
     dtype : str, NumPy dtype or Policy
         ``"float16"``; ``"bfloat16"``, on a CPU only, native where the processor has it and else
-        emulated; or a policy, such as ``Policy.parse("mixed_float8")``.
+        emulated; or any other policy, as text that ``Policy.parse`` takes
+        (``"mixed_float8"``) or as an object, which means the same as in :func:`cast_block`.
     keep_fp32 : iterable of block types, block instances and names of operators
         Blocks that compute in FP32, with everything inside them. Normalization layers need not
         be named: their sums are FP32 under every policy. Operators as for
@@ -162,21 +156,7 @@ def autocast(
     TypeError, ValueError, PrecisionError
         As for :func:`mpgluon.cast_block`.
     """
-    if isinstance(dtype, Policy):
-        return apply_policy(net, dtype, keep_fp32, compute_16)
-    name = _name_of(dtype)
-    if name not in ("float16", "bfloat16"):
-        raise ValueError(f'autocast takes "float16" or "bfloat16", received {dtype!r}')
-    return apply_policy(net, Policy.parse(f"mixed_{name}"), keep_fp32, compute_16)
-
-
-def _name_of(dtype: Any) -> str:
-    """Return the name of a dtype given as text, as ``np.float16`` or as ``np.dtype``."""
-    if isinstance(dtype, str):
-        return dtype
-    if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
-        return np.dtype(dtype).name
-    raise TypeError(f'dtype must be text such as "float16" or a Policy, received {dtype!r}')
+    return apply_policy(net, as_policy(dtype, keeps_parameters=True), keep_fp32, compute_16)
 
 
 def apply_policy(
@@ -190,7 +170,10 @@ def apply_policy(
     See :func:`cast_block` for the parameters and errors.
     """
     if policy.compute_dtype == "float32":
-        raise ValueError(f"{policy} has nothing in 16 bits; a plain network computes in FP32")
+        raise ValueError(
+            f"the policy {policy} has nothing in 16 bits; a plain network computes in FP32, and "
+            "mpgluon.restore(net) takes a cast off"
+        )
     named, compute_16 = as_collections(keep_fp32, compute_16)
     plan = plan_of(net, named, compute_16)
     for forward in filter(None, map(forward_of, blocks_of(net))):
@@ -202,7 +185,7 @@ def apply_policy(
     device_type = device_type_of(net)
     arithmetic = policy_arithmetic(policy, device_type)
     in_16_bits = [entry.block for entry in plan if not entry.computes_fp32]
-    learned = {block: learned_format(block, policy.values_dtype) for block in in_16_bits}
+    learned = {block: learned_format(block, policy.compute_dtype) for block in in_16_bits}
     graphs = {
         block: ImportedGraph(block) for block in in_16_bits if isinstance(block, gluon.SymbolBlock)
     }
@@ -251,7 +234,7 @@ def apply_policy(
         operators_fp32=tuple(entry for entry in named if isinstance(entry, str)),
         operators_16=compute_16,
         first_and_last=tuple(entry.block.name for entry in plan if entry.is_edge)
-        if policy.operand_scaling
+        if policy.scaled_operands
         else (),
     )
 

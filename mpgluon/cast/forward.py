@@ -89,7 +89,8 @@ class PolicyForward:
         self.replaced = vars(block).get(self.method)  # an imported graph's, as a rule nothing
         setattr(block, self.method, self)
         make_copyable(block)
-        self.histories = kernels.ScaleHistories(network_cast.policy.amax_history)
+        scaled = network_cast.policy.scaled_operands
+        self.histories = kernels.ScaleHistories(scaled.amax_history if scaled else 0)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results

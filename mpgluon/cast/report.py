@@ -87,7 +87,7 @@ class CastReport:
         lines = [
             f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
             f"result {self.policy.output_dtype}",
-            f"{len(self.cast):6d} blocks compute in {self.policy.values_dtype}, "
+            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}, "
             + _ARITHMETIC[self.arithmetic]
             + f", summed as {sums}'s Tensor Cores do" * (sums != "Float32"),
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
@@ -98,7 +98,7 @@ class CastReport:
             if self.parameters_cast
             else f"{self.parameters_kept:6d} parameters, all left as they were",
         ]
-        scaling = self.policy.operand_scaling
+        scaling = self.policy.scaled_operands
         if scaling is not None:
             lines.append(
                 f"convolutions and dense layers round their operands to {scaling}; the first and "
@@ -107,11 +107,11 @@ class CastReport:
         if self.told_format:
             lines.append(
                 f"{len(self.told_format):6d} {_plural('block', self.told_format)} told that the "
-                f"format is {self.policy.values_dtype}{_examples(self.told_format)}"
+                f"format is {self.policy.compute_dtype}{_examples(self.told_format)}"
             )
         for names, dtype in (
             (self.operators_fp32, "float32"),
-            (self.operators_16, self.policy.values_dtype),
+            (self.operators_16, self.policy.compute_dtype),
         ):
             if names:
                 lines.append(

@@ -216,8 +216,8 @@ def suggest_keep_fp32(
         How many blocks to keep.
     """
     with sixteen_bits(net, batch, dtype) as forwards:
-        compute_dtype = forwards[0].network_cast.policy.compute_dtype
-        rounding = format_named(compute_dtype).unit_roundoff
+        dtype_of_products = forwards[0].network_cast.policy.product_dtype
+        rounding = format_named(dtype_of_products).unit_roundoff
         limit = 32 * rounding if limit is None else limit
         reference = Reference(net, batch, forwards, loss_scale)
         candidates = [

@@ -18,6 +18,7 @@ from mpgluon.cast.block import device_type_of
 from mpgluon.cast.forward import PolicyForward
 from mpgluon.diagnostics.meanwhile import having
 from mpgluon.diagnostics.reference import Errors, Reference
+from mpgluon.formats.tensor_core import TensorCoreSums
 from mpgluon.tables import Table
 
 from mxnet import gluon
@@ -157,7 +158,12 @@ def compare_sums(
     def summing(name: str) -> Iterator[None]:
         with ExitStack() as stack:
             for cast in casts:
-                policy = replace(cast.policy, emulate=True, accumulation=name)
+                if cast.policy.scaled_operands is not None:
+                    raise ValueError(
+                        f"accumulation sums products of 16 bits, received the policy {cast.policy}"
+                    )
+                products = None if name == "float32" else TensorCoreSums(name)
+                policy = replace(cast.policy, emulate=True, products=products)
                 policy_arithmetic(policy, device_type)  # refuses what cannot be computed
                 stack.enter_context(having([cast], "policy", policy))
             yield

@@ -1,25 +1,26 @@
 """Policies: the formats of a network's parameters, computation and results.
 
-A policy is a plain value. What it means for each operator is decided in :mod:`mpgluon.cast`.
+A policy is a plain value, read from text in one place, :meth:`Policy.parse`. What it means for each
+operator is decided in :mod:`mpgluon.cast`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Optional
+from dataclasses import dataclass
+from typing import Any, Optional, Union
 
-from mpgluon.formats.float_format import format_named
-from mpgluon.formats.scaling import SHARED_BY, Scaling
-from mpgluon.formats.tensor_core import ACCUMULATIONS
+from mpgluon.formats.float_format import FLOAT8_E4M3, FLOAT8_E5M2, format_named
+from mpgluon.formats.scaling import ScaledOperands
+from mpgluon.formats.tensor_core import TensorCoreSums
 
-__all__ = ["Policy"]
+import numpy as np
+
+__all__ = ["Policy", "as_policy"]
 
 _ALLOWED = {
     "param_dtype": ("float32", "float16", "bfloat16"),
     "output_dtype": ("float32", "float16"),
-    "scaling": tuple(SHARED_BY),
-    "accumulation": ("float32", *ACCUMULATIONS),
-    "between_dtype": (None, "bfloat16", "float16"),
+    "emulate": (False, True),
 }
 
 
@@ -33,41 +34,24 @@ class Policy:
         Format of the parameters, normalization layers apart: those stay FP32. bfloat16 parameters
         are FP32 arrays of bfloat16's numbers.
     compute_dtype : str
-        Format of the operands and results of convolutions and matrix products: ``"float32"``,
-        ``"float16"``, ``"bfloat16"``, or on a CPU with native operators any that
-        :mod:`mpgluon.formats.float_format` names.
+        Format of the values in the network: ``"float32"``, ``"float16"``, ``"bfloat16"``, or on a
+        CPU with native operators any that :mod:`mpgluon.formats.float_format` names.
     output_dtype : {"float32", "float16"}
         Format of what the network returns. FP32 is right for logits: the loss sums
         exponentials.
+    products : ScaledOperands or TensorCoreSums, optional
+        How convolutions and matrix products differ: in operands of eight bits, or in sums as those
+        of a Tensor Core. By default their operands have ``compute_dtype``, and sums are FP32.
     emulate : bool
         Whether a CPU computes bfloat16 in FP32 arithmetic even where it has instructions for
         bfloat16: for equal results on all processors. Other formats on a CPU are always computed
         so.
-    gradient_dtype : str, optional
-        With ``between_dtype``: the format of 8 bits or fewer to which a product rounds the gradient
-        that arrives in the backward pass. ``compute_dtype`` if left out.
-    scaling : {"none", "tensor", "mx"}
-        With ``between_dtype``: which values are multiplied by one power of two before they are
-        rounded: those of an operand, by its largest one, or each block of 32 along the dimension
-        that the product sums over.
-    between_dtype : {"bfloat16", "float16"}, optional
-        Format of all values between products. With it, ``compute_dtype`` (of 8 bits or fewer) is
-        that of the operands of convolutions and dense layers alone: their products are summed in
-        FP32 and rounded to this format. The first and the last of these layers of a network, and
-        all other operators, compute in it.
-    amax_history : int
-        With ``scaling="tensor"``: from the largest values of how many earlier steps the scale of an
-        operand follows ("delayed scaling": what is larger saturates); 0: from its own ("current").
-    accumulation : {"float32", "volta", "ampere", "hopper"}
-        How a CPU sums the products of convolutions, dense layers, ``dot`` and ``batch_dot``: in
-        FP32, or as the Tensor Cores of these GPUs do, which is several times slower and needs
-        the native operators; see :mod:`mpgluon.formats.tensor_core`.
 
     Raises
     ------
     ValueError
         If a format is unknown or cannot be used in that place (MXNet has no bfloat16 results), if
-        fields contradict each other, or if no Tensor Core of that kind computes in the format.
+        arguments contradict each other, or if no Tensor Core of that kind computes in the format.
 
     Examples
     --------
@@ -78,72 +62,75 @@ class Policy:
     param_dtype: str
     compute_dtype: str
     output_dtype: str
+    products: Union[ScaledOperands, TensorCoreSums, None] = None
     emulate: bool = False
-    gradient_dtype: Optional[str] = None
-    scaling: str = "none"
-    between_dtype: Optional[str] = None
-    accumulation: str = "float32"
-    amax_history: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in _ALLOWED.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                listed = ", ".join(filter(None, allowed))
-                raise ValueError(f"{name} must be one of {listed}; received {value!r}")
-        for name in ("compute_dtype", "gradient_dtype"):
-            fmt = format_named(getattr(self, name) or self.compute_dtype, name)
-            is_small = fmt.exponent_bits + fmt.significand_bits <= 8 and fmt.exponent_bits <= 5
-            if self.between_dtype is not None and not is_small:
+            if getattr(self, name) not in allowed:
                 raise ValueError(
-                    f"between_dtype={self.between_dtype!r} is for operands of 8 bits or fewer, "
-                    f"such as compute_dtype='float8_e4m3'; received {name}={fmt.name!r}"
+                    f"{name} must be one of {', '.join(map(str, allowed))}; "
+                    f"received {getattr(self, name)!r}"
                 )
-        if not isinstance(self.emulate, bool):
-            raise ValueError(f"emulate must be True or False, received {self.emulate!r}")
+        format_named(self.compute_dtype, "compute_dtype")
         if self.param_dtype not in ("float32", self.compute_dtype):
             raise ValueError(
                 f"{self.param_dtype} parameters with {self.compute_dtype} computation round the "
                 "weights and gain nothing; use param_dtype='float32'"
             )
-        if self.between_dtype is None and (self.gradient_dtype or self.scaling != "none"):
+        products = self.products
+        if isinstance(products, TensorCoreSums) and self.compute_dtype not in products.formats:
             raise ValueError(
-                "gradient_dtype and scaling say how products round their operands where other "
-                "values have another format; name that too: between_dtype='bfloat16'"
+                f"accumulation={products.generation!r} sums products of "
+                f"{' or '.join(products.formats)} numbers as a Tensor Core, received "
+                f"compute_dtype={self.compute_dtype!r}"
             )
-        steps = self.amax_history
-        if type(steps) is not int or steps < 0 or (steps and self.scaling != "tensor"):
+        is_16_bits = self.compute_dtype in ("float16", "bfloat16")
+        if isinstance(products, ScaledOperands) and not is_16_bits:
             raise ValueError(
-                "amax_history is a number of steps from which the scale of scaling='tensor' "
-                f"follows, or 0; received {steps!r} with scaling={self.scaling!r}"
-            )
-        have = ("float16",) if self.accumulation == "volta" else ("float16", "bfloat16")
-        if self.accumulation != "float32" and self.compute_dtype not in have:
-            raise ValueError(
-                f"accumulation={self.accumulation!r} sums products of {' or '.join(have)} numbers "
-                f"as a Tensor Core, received compute_dtype={self.compute_dtype!r}"
+                "between products of 8 bits values are bfloat16 or float16, received "
+                f"{self.compute_dtype!r}"
             )
 
     def __str__(self) -> str:
         """Return a text that :meth:`parse` takes."""
-        named = [name for name, policy in _NAMED.items() if policy == self]
-        all_fields = ((key, getattr(self, field)) for key, field in _FIELDS.items())
-        given = (f"{k}={v}".lower() for k, v in all_fields if v not in (None, 0, "none", "float32"))
-        return named[0] if named else ",".join(given)
+        for name, policy in _NAMED.items():
+            if policy == self:
+                return name
+        chosen = {
+            "params": self.param_dtype,
+            "compute": self.product_dtype,
+            "output": self.output_dtype,
+            "emulate": str(self.emulate).lower(),
+        }
+        scaled = self.scaled_operands
+        if scaled is not None:
+            chosen |= {
+                "gradient": scaled.gradient.name,
+                "scaling": scaled.shared_by,
+                "between": self.compute_dtype,
+                "amax_history": str(scaled.amax_history),
+            }
+            if scaled.gradient == scaled.value:
+                del chosen["gradient"]
+        chosen["accumulation"] = self.accumulation
+        return ",".join(f"{k}={v}" for k, v in chosen.items() if v != _DEFAULTS[k])
 
     @property
-    def values_dtype(self) -> str:
-        """The format of values between products."""
-        return self.between_dtype or self.compute_dtype
-
-    @property
-    def operand_scaling(self) -> Optional[Scaling]:
+    def scaled_operands(self) -> Optional[ScaledOperands]:
         """How products round their operands, ``None`` if values between them have that format."""
-        if self.between_dtype is None:
-            return None
-        value, gradient = self.compute_dtype, self.gradient_dtype or self.compute_dtype
-        formats = format_named(value), format_named(gradient)
-        return Scaling(*formats, self.scaling, self.amax_history)
+        return self.products if isinstance(self.products, ScaledOperands) else None
+
+    @property
+    def product_dtype(self) -> str:
+        """The format of the operands of products: that of the values, or a smaller one."""
+        scaled = self.scaled_operands
+        return self.compute_dtype if scaled is None else scaled.value.name
+
+    @property
+    def accumulation(self) -> str:
+        """How products are summed: ``"float32"``, or a generation of :class:`TensorCoreSums`."""
+        return self.products.generation if isinstance(self.products, TensorCoreSums) else "float32"
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -152,13 +139,17 @@ class Policy:
         Parameters
         ----------
         text : str
-            ``"float32"``; ``"float16"``, the cast network (float16 parameters, FP32
-            normalization); ``"mixed_float16"`` or ``"mixed_bfloat16"`` (FP32 parameters, 16-bit
-            computation); ``"emulated_bfloat16"``, the latter with the same results on every
+            ``"float32"``; ``"float16"`` or ``"bfloat16"``, the cast network (16-bit parameters,
+            FP32 normalization); ``"mixed_float16"`` or ``"mixed_bfloat16"`` (FP32 parameters,
+            16-bit computation); ``"emulated_bfloat16"``, the latter with the same results on every
             processor; ``"mixed_float8"`` (FP32 parameters, products of float8_e4m3, gradients
-            float8_e5m2, a scale per operand, bfloat16 between products); or
-            ``params=…,compute=…,output=…,emulate=…,gradient=…,scaling=…,between=…,accumulation=…,
-            amax_history=…``, where what is left out has a :class:`Policy`'s default, or is float32.
+            float8_e5m2, a scale per operand, bfloat16 between products); or a list of
+
+            - ``params``, ``compute``, ``output``: formats, float32 where left out;
+            - ``emulate``: ``true`` or ``false``;
+            - ``between``, with ``gradient``, ``scaling`` and ``amax_history``:
+              :class:`ScaledOperands` of the format ``compute``, and the format between products;
+            - ``accumulation``: the generation of :class:`TensorCoreSums`.
 
         Raises
         ------
@@ -168,34 +159,81 @@ class Policy:
         if text in _NAMED:
             return _NAMED[text]
         parts = [part.partition("=") for part in text.split(",")]
-        chosen = {_FIELDS.get(key.strip(), ""): value.strip() for key, _, value in parts}
-        emulate = chosen.pop("emulate", "false")
-        if "" in chosen or len(chosen) + ("emulate" in text) != len(parts) or emulate not in _FLAGS:
+        given = {key.strip(): value.strip() for key, _, value in parts}
+        chosen = {**_DEFAULTS, **given}
+        if len(given) < len(parts) or chosen.keys() != _DEFAULTS.keys():
+            raise _not_a_policy(text)
+        if chosen["emulate"] not in _FLAGS or not chosen["amax_history"].isdecimal():
+            raise _not_a_policy(text)
+        compute, between, scaling = chosen["compute"], chosen["between"], chosen["scaling"]
+        products: Union[ScaledOperands, TensorCoreSums, None] = None
+        if between:
+            value = format_named(compute, "compute")
+            gradient = format_named(chosen["gradient"] or compute, "gradient")
+            products = ScaledOperands(value, gradient, scaling, int(chosen["amax_history"]))
+        elif chosen["gradient"] or (scaling, chosen["amax_history"]) != ("none", "0"):
             raise ValueError(
-                f"a policy is one of {', '.join(_NAMED)}, or like "
-                f'"params=float32,compute=float16,output=float32,emulate=false", with '
-                f"{', '.join(_FIELDS)}; received {text!r}"
+                "gradient, scaling and amax_history say how products round their operands where "
+                "other values have another format; name that too: between=bfloat16"
             )
-        names = ("param_dtype", "compute_dtype", "output_dtype")
-        made: dict[str, Any] = {**dict.fromkeys(names, "float32"), **chosen}
-        if (steps := made.get("amax_history", "")).isdecimal():
-            made["amax_history"] = int(steps)
-        return cls(**{**made, "emulate": _FLAGS[emulate]})
+        if chosen["accumulation"] != "float32":
+            if products is not None:
+                raise ValueError("accumulation sums products of 16 bits; leave it or between out")
+            products = TensorCoreSums(chosen["accumulation"])
+        emulate = _FLAGS[chosen["emulate"]]
+        return cls(chosen["params"], between or compute, chosen["output"], products, emulate)
 
 
 _FLAGS = {"true": True, "false": False}
-_FIELDS = {field.name.removesuffix("_dtype"): field.name for field in fields(Policy)}
-_FIELDS["params"] = _FIELDS.pop("param")
+_DEFAULTS = {
+    **{"params": "float32", "compute": "float32", "output": "float32", "emulate": "false"},
+    **{"gradient": "", "scaling": "none", "between": "", "amax_history": "0"},
+    **{"accumulation": "float32"},
+}
 _NAMED = {
     "float32": Policy("float32", "float32", "float32"),
     "float16": Policy("float16", "float16", "float32"),
+    "bfloat16": Policy("bfloat16", "bfloat16", "float32"),
     "mixed_float16": Policy("float32", "float16", "float32"),
     "mixed_bfloat16": Policy("float32", "bfloat16", "float32"),
     "emulated_bfloat16": Policy("float32", "bfloat16", "float32", emulate=True),
     "mixed_float8": Policy(
-        *("float32", "float8_e4m3", "float32"),
-        gradient_dtype="float8_e5m2",
-        scaling="tensor",
-        between_dtype="bfloat16",
+        *("float32", "bfloat16", "float32"), ScaledOperands(FLOAT8_E4M3, FLOAT8_E5M2, "tensor")
     ),
 }
+
+
+def _not_a_policy(text: str) -> ValueError:
+    return ValueError(
+        f"a policy is one of {', '.join(_NAMED)}, or like "
+        '"params=float32,compute=float16,output=float32,emulate=false", with '
+        f"{', '.join(_DEFAULTS)}; received {text!r}"
+    )
+
+
+def as_policy(dtype: Any, *, keeps_parameters: bool = False) -> Policy:
+    """Return the policy that an argument ``dtype`` stands for.
+
+    Every policy means the same to each function that takes one. Only the name of a format leaves
+    open what the parameters become, and the function says it.
+
+    Parameters
+    ----------
+    dtype : str, NumPy dtype or Policy
+        What :meth:`Policy.parse` takes, or ``np.float16``.
+    keeps_parameters : bool
+        Whether the name of a format leaves the parameters in FP32: ``"float16"`` is then
+        ``"mixed_float16"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is of another kind, or not a policy.
+    """
+    if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
+        dtype = np.dtype(dtype).name
+    if not isinstance(dtype, (str, Policy)):
+        raise TypeError(f'dtype must be text such as "float16" or a Policy, received {dtype!r}')
+    if keeps_parameters and dtype in ("float16", "bfloat16"):
+        dtype = f"mixed_{dtype}"
+    return Policy.parse(dtype) if isinstance(dtype, str) else dtype

@@ -6,15 +6,15 @@ rounded, and divided by it again. Scales are powers of two, so only the rounding
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple, Optional
+from dataclasses import dataclass, replace
+from typing import Any, Optional
 
 from mpgluon.formats.float_format import FloatFormat, round_to
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SHARED_BY", "Scaling", "round_scaled", "scale_exponents"]
+__all__ = ["SHARED_BY", "ScaledOperands", "round_scaled", "scale_exponents"]
 
 SHARED_BY = {
     "none": "without a scale",
@@ -24,13 +24,53 @@ SHARED_BY = {
 """Which values share a scale, by the name that a policy has for it."""
 
 
-class Scaling(NamedTuple):
-    """How products round: data and weight, the gradient that arrives, a key of `SHARED_BY`."""
+@dataclass(frozen=True)
+class ScaledOperands:
+    """Products of convolutions and dense layers whose operands have 8 bits or fewer.
+
+    The products are summed in FP32, and rounded to the policy's ``compute_dtype``. The first and
+    the last of these layers of a network, and all other operators, compute in that format.
+
+    Parameters
+    ----------
+    value, gradient : FloatFormat
+        Formats of data and weights, and of the gradient that arrives in the backward pass.
+    shared_by : {"none", "tensor", "mx"}
+        Which values are multiplied by one power of two before they are rounded: those of an
+        operand, by its largest one, or each block of 32 along the dimension that the product sums
+        over.
+    amax_history : int
+        With ``"tensor"``: from the largest values of how many earlier steps the scale of an operand
+        follows ("delayed scaling": what is larger saturates); 0: from its own ("current scaling").
+
+    Raises
+    ------
+    ValueError
+        If a format has more than 8 bits, or arguments contradict each other.
+    """
 
     value: FloatFormat
     gradient: FloatFormat
-    shared_by: str
-    amax_history: int = 0  # steps, as in a Policy
+    shared_by: str = "none"
+    amax_history: int = 0
+
+    def __post_init__(self) -> None:
+        for fmt in (self.value, self.gradient):
+            if fmt.exponent_bits + fmt.significand_bits > 8 or fmt.exponent_bits > 5:
+                raise ValueError(
+                    "a format between products is for operands of 8 bits or fewer, such as "
+                    f"float8_e4m3; received {fmt.name!r}"
+                )
+        if self.shared_by not in SHARED_BY:
+            raise ValueError(
+                f"scaling must be one of {', '.join(SHARED_BY)}; received {self.shared_by!r}"
+            )
+        steps = self.amax_history
+        if type(steps) is not int or steps < 0 or (steps and self.shared_by != "tensor"):
+            raise ValueError(
+                "amax_history is a number of steps from which the scale of scaling='tensor' "
+                f"follows, or 0; received {steps!r} with scaling={self.shared_by!r}"
+            )
 
     def __str__(self) -> str:
         """Return it in words."""

@@ -13,12 +13,45 @@ arXiv 2511.10909, 2025, and its package ``mmasim``, with which the native operat
 for bit. They are not compared with a GPU.
 """
 
-__all__ = ["ACCUMULATIONS"]
+from dataclasses import dataclass
+
+__all__ = ["ACCUMULATIONS", "TensorCoreSums"]
 
 ACCUMULATIONS = {
     "volta": (4, 23),  # V100; float16 only
     "ampere": (8, 24),  # A100, RTX 30; Turing and Ada add in the same way
     "hopper": (16, 25),  # H100, H200; Blackwell too
 }
-"""How many products are added at a time, and how many fraction bits are kept of each; the keys are
-what a policy's ``accumulation`` may be, besides ``"float32"``."""
+"""How many products are added at a time, and how many fraction bits are kept of each, for each
+generation of :class:`TensorCoreSums`."""
+
+
+@dataclass(frozen=True)
+class TensorCoreSums:
+    """Products of 16-bit numbers that a CPU sums as a Tensor Core does, several times slower.
+
+    Of convolutions, dense layers, ``dot`` and ``batch_dot``; needs the native operators.
+
+    Parameters
+    ----------
+    generation : {"volta", "ampere", "hopper"}
+
+    Raises
+    ------
+    ValueError
+        If the generation is unknown.
+    """
+
+    generation: str
+
+    def __post_init__(self) -> None:
+        if self.generation not in ACCUMULATIONS:
+            raise ValueError(
+                f"accumulation must be one of float32, {', '.join(ACCUMULATIONS)}; "
+                f"received {self.generation!r}"
+            )
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats whose products it sums."""
+        return ("float16",) if self.generation == "volta" else ("float16", "bfloat16")

@@ -24,7 +24,7 @@ from threading import RLock
 from typing import Any, Callable, ClassVar, Optional
 
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
-from mpgluon.formats.scaling import SHARED_BY, Scaling
+from mpgluon.formats.scaling import SHARED_BY, ScaledOperands
 from mpgluon.formats.tensor_core import ACCUMULATIONS
 from mpgluon.kernels.library import Status, build, status
 
@@ -247,7 +247,7 @@ def count_underflow(slot: int, counts: bool) -> None:
 
 @cache
 def scaled_operator(
-    name: str, between: FloatFormat, scaling: Scaling, history: Optional[int] = None
+    name: str, between: FloatFormat, scaling: ScaledOperands, history: Optional[int] = None
 ) -> str:
     """Return MXNet's name of a product that rounds its operands to scaled formats.
 
@@ -258,7 +258,7 @@ def scaled_operator(
     between : FloatFormat
         Of the operands and results, which are FP32 arrays. An operator on codes of it is there too:
         its name begins with ``_mpgluon_scaled_codes``.
-    scaling : Scaling
+    scaling : ScaledOperands
     history : int, optional
         The number of the :class:`ScaleHistory` from which its scales follow; without one they
         follow from the values that they scale.

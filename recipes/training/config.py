@@ -200,7 +200,7 @@ class TrainingConfig:
         """Return a new loss scale for a run of ``total_steps``."""
         kind = self.loss_scale
         if kind == "auto":
-            has_little_range = format_named(self.policy.values_dtype).exponent_bits < 8
+            has_little_range = format_named(self.policy.compute_dtype).exponent_bits < 8
             kind = "dynamic" if has_little_range else "none"
         if kind != "dynamic":
             return as_loss_scale(kind)

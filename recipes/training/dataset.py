@@ -48,7 +48,7 @@ class Dataset:
         batch_size = config.batch_size * devices
         common: dict[str, Any] = {
             "image_size": config.image_size,
-            "dtype": "float16" if config.policy.values_dtype == "float16" else "float32",
+            "dtype": "float16" if config.policy.compute_dtype == "float16" else "float32",
             "num_workers": config.workers,
             "on_unreadable": "skip" if config.skip_unreadable else "error",
             "rank": rank,

@@ -664,11 +664,29 @@ def test_other_arguments_are_refused(way, arguments, error, message):
         way(**arguments)
 
 
-def test_a_refused_format_comes_with_what_to_call():
-    with pytest.raises(ValueError, match=r"received dtype='float64'.*restore"):
-        mpgluon.cast_block(small_network(), "float64")
-    with pytest.raises(ValueError, match='"float16" or "bfloat16"'):
-        amp.autocast(small_network(), "half")
+@EITHER
+def test_a_refused_format_comes_with_what_to_write(way):
+    with pytest.raises(ValueError, match=r"one of float32, float16, bfloat16, mixed_float16.*half"):
+        way(small_network(), "half")
+    with pytest.raises(ValueError, match=r"mpgluon\.restore\(net\) takes a cast off"):
+        way(small_network(), "float32")
+
+
+def test_the_name_of_a_policy_means_the_same_in_cast_block_and_autocast():
+    for text in (
+        "mixed_float16",
+        "mixed_bfloat16",
+        "emulated_bfloat16",
+        "params=float16,compute=float16",
+    ):
+        made = [way(small_network(), text).policy for way in (mpgluon.cast_block, amp.autocast)]
+        assert made == [Policy.parse(text)] * 2
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_the_name_of_a_format_casts_the_parameters_in_cast_block_and_not_in_autocast(name):
+    assert mpgluon.cast_block(small_network(), name).policy == Policy.parse(name)
+    assert amp.autocast(small_network(), name).policy == Policy.parse(f"mixed_{name}")
 
 
 def test_keep_fp32_refuses_a_block_of_another_network():

@@ -230,11 +230,11 @@ def test_formats_that_mxnet_lacks_are_refused_on_a_gpu_and_without_native_operat
     policy, monkeypatch
 ):
     wanted = Policy.parse(policy)
-    with pytest.raises(PrecisionError, match=f"no {wanted.compute_dtype} kernels for a GPU"):
+    with pytest.raises(PrecisionError, match=f"no {wanted.product_dtype} kernels for a GPU"):
         policy_arithmetic(wanted, "gpu")
     monkeypatch.setattr(kernels, "load", lambda: False)
     net = network()
-    with pytest.raises(PrecisionError, match=f"{wanted.compute_dtype} needs the native operators"):
+    with pytest.raises(PrecisionError, match=f"{wanted.product_dtype} needs the native operators"):
         amp.autocast(net, wanted)
     assert not any("hybrid_forward" in vars(block) for block in net)
 

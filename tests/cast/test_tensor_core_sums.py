@@ -9,6 +9,7 @@ from mpgluon import Policy, PrecisionError, amp, kernels
 from mpgluon.cast import arithmetic
 from mpgluon.cast.forward import forward_of
 from mpgluon.formats.float_format import FLOAT16, round_to
+from mpgluon.formats.tensor_core import TensorCoreSums
 
 import mxnet as mx
 import numpy as np
@@ -33,8 +34,8 @@ def policy_of(name, accumulation=None):
         fmt.param_dtype,
         fmt.compute_dtype,
         fmt.output_dtype,
+        None if accumulation == "float32" else TensorCoreSums(accumulation or chosen),
         emulate=fmt.compute_dtype == "bfloat16",
-        accumulation=accumulation or chosen,
     )
 
 
@@ -162,7 +163,7 @@ def test_a_product_inside_a_traced_loop_is_refused_and_runs_imperatively():
 
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 def test_on_a_gpu_it_is_refused_because_that_has_its_own_tensor_cores(compute):
-    policy = Policy("float32", compute, "float32", accumulation="hopper")
+    policy = Policy("float32", compute, "float32", products=TensorCoreSums("hopper"))
     with pytest.raises(PrecisionError, match=r"own Tensor Cores do; use mx\.cpu\(\)"):
         arithmetic.policy_arithmetic(policy, "gpu")
 

@@ -331,6 +331,42 @@ def test_a_network_without_shapes_and_a_loss_of_ones_own_are_replayed(tmp_path, 
     assert replay(training.newest, cures=False).same_bits
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"emulate": True, "param_dtype": "bfloat16", "compute_dtype": "bfloat16"},
+        {"accumulation": "volta", "compute_dtype": "float16"},
+        {
+            **{"compute_dtype": "float8_e4m3", "gradient_dtype": "float8_e5m2"},
+            **{"between_dtype": "bfloat16", "scaling": "tensor", "amax_history": 16},
+        },
+    ],
+)
+def test_a_policy_is_read_from_the_fields_that_0_2_0_wrote(fields):
+    written = {
+        **{"param_dtype": "float32", "compute_dtype": "bfloat16", "output_dtype": "float32"},
+        **{"emulate": False, "gradient_dtype": None, "scaling": "none", "between_dtype": None},
+        **{"accumulation": "float32", "amax_history": 0, **fields},
+    }
+    cast = {"block": "", "policy": written, "kept": [], "operators_fp32": [], "operators_16": []}
+    values = {"casts": [cast], "hybridized": {}, "grad_req": {}, "synchronized": False}
+    policy = NetworkSettings.from_dict(values).casts[0].policy
+    assert (policy.param_dtype, policy.emulate) == (written["param_dtype"], written["emulate"])
+    assert (policy.product_dtype, policy.accumulation) == (
+        written["compute_dtype"],
+        written["accumulation"],
+    )
+    if scaled := policy.scaled_operands:
+        assert policy.compute_dtype == "bfloat16"
+        assert (scaled.gradient.name, scaled.shared_by, scaled.amax_history) == (
+            "float8_e5m2",
+            "tensor",
+            16,
+        )
+    assert ("between_dtype" in fields) == (scaled is not None)
+
+
 def test_blocks_and_operators_that_were_kept_in_fp32_are_kept_again(tmp_path):
     net = make_net()
     kept = (*mpgluon.NORMALIZATION_LAYERS, net[0], "3:FullyConnected")

@@ -7,6 +7,7 @@ from mpgluon import amp
 from mpgluon.cast.forward import forward_of
 from mpgluon.diagnostics.compare import compare_with_fp32
 from mpgluon.diagnostics.sums import Change, SumsReport
+from mpgluon.formats.tensor_core import TensorCoreSums
 
 import numpy as np
 import pytest
@@ -54,9 +55,8 @@ def test_errors_beside_fp32_are_those_without_other_sums(summed):
 def test_changes_are_those_between_two_casts(summed):
     net, comparison, _, _ = summed
     results = []
-    for kind in ("float32", "volta"):
-        policy = mpgluon.Policy("float32", "float16", "float32", accumulation=kind)
-        amp.autocast(net, policy)
+    for products in (None, TensorCoreSums("volta")):
+        amp.autocast(net, mpgluon.Policy("float32", "float16", "float32", products))
         with autograd.train_mode():
             results.append(net(*make_batch().arguments).asnumpy().astype(np.float64))
         amp.restore(net)
@@ -86,7 +86,7 @@ def test_the_table_and_a_sentence_for_each_kind_say_what_to_conclude(summed):
 
 def test_a_cast_network_is_compared_with_its_own_policy_again_in_place(native_operators):  # noqa: ARG001
     net = make_net()
-    policy = mpgluon.Policy("float32", "bfloat16", "float32", accumulation="ampere")
+    policy = mpgluon.Policy("float32", "bfloat16", "float32", TensorCoreSums("ampere"))
     amp.autocast(net, policy)
     comparison = compare_with_fp32(net, make_batch(), accumulation=["hopper"])
     assert comparison.sums.dtype == "bfloat16"

@@ -67,9 +67,10 @@ def test_scales_are_what_the_rows_in_eight_bits_differ_in():
         row.rsplit("/", 1)[1]: Policy.parse(ALL[f"{row}/seed-0"].config["dtype"])
         for row in rows_of(eight_bits.GROUP)
     }
-    assert {name: one.scaling for name, one in policies.items()} == {n: n for n in policies}
+    scaled = {name: one.products for name, one in policies.items()}
+    assert {name: one.shared_by for name, one in scaled.items()} == {n: n for n in policies}
     assert policies.keys() == {"tensor", "mx", "none"}
-    assert {(one.compute_dtype, one.gradient_dtype) for one in policies.values()} == {
+    assert {(one.value.name, one.gradient.name) for one in scaled.values()} == {
         ("float8_e4m3", "float8_e5m2")
     }
 

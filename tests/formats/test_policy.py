@@ -9,11 +9,12 @@ from itertools import permutations, product
 from mpgluon.formats import policy
 from mpgluon.formats.float_format import FLOAT8_E4M3, FLOAT8_E5M2, SMALL, TFLOAT32, FloatFormat
 from mpgluon.formats.policy import Policy
-from mpgluon.formats.scaling import Scaling
+from mpgluon.formats.scaling import ScaledOperands
+from mpgluon.formats.tensor_core import TensorCoreSums
 
 import pytest
 
-NAMES = ("float32", "float16", "mixed_float16", "mixed_bfloat16")
+NAMES = ("float32", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 FORMATS = ("float32", "float16", "bfloat16")
 
 
@@ -30,8 +31,9 @@ def test_float32_is_one_format_everywhere():
     assert Policy.parse("float32") == Policy("float32", "float32", "float32")
 
 
-def test_float16_is_the_cast_network_with_fp32_logits():
-    assert Policy.parse("float16") == Policy("float16", "float16", "float32")
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_the_name_of_a_format_is_the_cast_network_with_fp32_logits(name):
+    assert Policy.parse(name) == Policy(name, name, "float32")
 
 
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
@@ -107,14 +109,14 @@ def test_a_network_returns_no_bfloat16():
 @pytest.mark.parametrize("value", ["turing", "Hopper", "", None, 16])
 def test_an_unknown_accumulation_is_refused_with_the_choice(value):
     with pytest.raises(ValueError, match=rf"one of float32, volta, ampere, hopper; .*{value!r}$"):
-        Policy("float32", "float16", "float32", accumulation=value)
+        TensorCoreSums(value)
 
 
 def test_sums_of_products_that_no_tensor_core_computes_are_refused():
     with pytest.raises(
         ValueError, match=r"float16 or bfloat16 numbers .* received compute_dtype='float32'"
     ):
-        Policy("float32", "float32", "float32", accumulation="hopper")
+        Policy("float32", "float32", "float32", TensorCoreSums("hopper"))
     with pytest.raises(ValueError, match=r"'volta' sums products of float16 numbers .*'bfloat16'"):
         Policy.parse("compute=bfloat16,accumulation=volta")
 
@@ -122,7 +124,7 @@ def test_sums_of_products_that_no_tensor_core_computes_are_refused():
 def test_accumulation_is_parsed_and_is_fp32_unless_chosen():
     assert Policy.parse("mixed_float16").accumulation == "float32"
     chosen = Policy.parse("compute=float16,accumulation=hopper")
-    assert chosen == Policy("float32", "float16", "float32", accumulation="hopper")
+    assert chosen == Policy("float32", "float16", "float32", TensorCoreSums("hopper"))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,6 @@ def test_16_bit_parameters_for_another_computation_are_refused_with_advice(param
         "Float16",
         "float16 ",
         "mixed_float32",
-        "bfloat16",
         "param=float16",
         "compute=float16,",
         "compute=float16,compute=float16",
@@ -204,45 +205,50 @@ def test_mixed_float8_is_e4m3_forward_e5m2_backward_and_bfloat16_between():
     written = "compute=float8_e4m3,gradient=float8_e5m2,scaling=tensor,between=bfloat16"
     assert mixed == Policy.parse(written)
     assert (mixed.param_dtype, mixed.output_dtype) == ("float32", "float32")
-    assert mixed.values_dtype == "bfloat16"
-    assert mixed.operand_scaling == Scaling(FLOAT8_E4M3, FLOAT8_E5M2, "tensor")
+    assert (mixed.compute_dtype, mixed.product_dtype) == ("bfloat16", "float8_e4m3")
+    assert mixed.products == ScaledOperands(FLOAT8_E4M3, FLOAT8_E5M2, "tensor")
 
 
 def test_a_gradient_format_that_is_left_out_is_the_compute_format():
-    scaling = Policy.parse("compute=float8_e5m2,between=float16").operand_scaling
-    assert scaling == Scaling(FLOAT8_E5M2, FLOAT8_E5M2, "none")
+    scaled = Policy.parse("compute=float8_e5m2,between=float16").products
+    assert scaled == ScaledOperands(FLOAT8_E5M2, FLOAT8_E5M2, "none")
 
 
 def test_a_format_may_be_given_by_its_widths():
     assert Policy.parse("compute=e5m10").compute_dtype == "e5m10"
-    scaling = Policy.parse("compute=e3m4,gradient=e4m2,between=bfloat16").operand_scaling
-    assert scaling == Scaling(FloatFormat("e3m4", 5, 3), FloatFormat("e4m2", 3, 4), "none")
+    scaled = Policy.parse("compute=e3m4,gradient=e4m2,between=bfloat16").products
+    assert scaled == ScaledOperands(FloatFormat("e3m4", 5, 3), FloatFormat("e4m2", 3, 4))
 
 
 @pytest.mark.parametrize("fmt", [*SMALL, TFLOAT32], ids=str)
 def test_without_a_format_between_all_values_have_the_compute_format(fmt):
     policy = Policy.parse(f"compute={fmt}")
-    assert (policy.values_dtype, policy.operand_scaling) == (fmt.name, None)
+    assert (policy.compute_dtype, policy.products) == (fmt.name, None)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("compute=float8_e4m3,gradient=float8_e5m2", "name that too: between_dtype='bfloat16'"),
-        ("compute=float8_e4m3,scaling=mx", "name that too: between_dtype='bfloat16'"),
+        ("compute=float8_e4m3,gradient=float8_e5m2", "name that too: between=bfloat16"),
+        ("compute=float8_e4m3,scaling=mx", "name that too: between=bfloat16"),
         ("compute=float16,between=bfloat16", "is for operands of 8 bits or fewer"),
         ("compute=tfloat32,between=bfloat16,scaling=mx", "is for operands of 8 bits or fewer"),
-        ("compute=float8_e4m3,between=float32", "between_dtype must be one of bfloat16, float16"),
+        (
+            "compute=float8_e4m3,between=float32",
+            "values are bfloat16 or float16, received 'float32'",
+        ),
         ("compute=float8_e4m3,between=bfloat16,scaling=row", "scaling must be one of none, tensor"),
         (
             "compute=e4m3,between=bfloat16,gradient=float16",
-            "received gradient_dtype='float16'",
+            "is for operands of 8 bits or fewer, .* received 'float16'",
         ),
         (
             "compute=e4m3,between=bfloat16,gradient=x",
-            "gradient_dtype must be one of float32",
+            "gradient must be one of float32",
         ),
         ("compute=e6m1,between=bfloat16", "is for operands of 8 bits or fewer"),
+        ("compute=e4m3,between=bfloat16,amax_history=2", "received 2 with scaling='none'"),
+        ("compute=e4m3,between=float16,accumulation=hopper", "leave it or between out"),
         ("compute=e9m2", "compute_dtype must be one of .* e2m1 to e8m23; received 'e9m2'"),
         ("params=float8_e4m3", "param_dtype must be one of float32, float16"),
         ("params=float16,compute=float8_e4m3", "float8_e4m3 computation round the weights"),

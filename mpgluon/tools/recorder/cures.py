@@ -85,7 +85,7 @@ class _Cures:
             return
         yield from self._operators_in_fp32()
         yield from self._layers_in_fp32()
-        policies = {cast.policy.compute_dtype for cast in self._casts}
+        policies = {cast.policy.product_dtype for cast in self._casts}
         if policies != {"bfloat16"}:
             # Emulated: the same result on every processor.
             bfloat16 = (BlockCast("", Policy.parse("emulated_bfloat16"), ()),)

@@ -135,7 +135,7 @@ class NetworkSettings:
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as JSON can hold them."""
         return asdict(self) | {
-            "casts": [{**c._asdict(), "policy": asdict(c.policy)} for c in self.casts]
+            "casts": [{**c._asdict(), "policy": str(c.policy)} for c in self.casts]
         }
 
     @classmethod
@@ -150,7 +150,7 @@ class NetworkSettings:
         casts = tuple(
             BlockCast(
                 _text(c["block"]),
-                Policy(**c["policy"]),
+                _policy_of(c["policy"]),
                 tuple(map(_text, c["kept"])),
                 *(
                     tuple((_text(block), _text(operator)) for block, operator in c[field])
@@ -232,6 +232,15 @@ def code_of(net: gluon.Block, path: str) -> str:
 def lies_in(path: str, block: str) -> bool:
     """Whether a block is another one, or lies in it."""
     return f".{path}.".startswith(f".{block}." if block else ".")
+
+
+def _policy_of(value: Any) -> Policy:
+    """Return a policy from its text, or from the fields that version 0.2.0 wrote."""
+    if not isinstance(value, Mapping):
+        return Policy.parse(value)
+    pairs = {name.removesuffix("_dtype"): one for name, one in value.items() if one is not None}
+    pairs["params"] = pairs.pop("param")
+    return Policy.parse(",".join(f"{key}={one}".lower() for key, one in pairs.items()))
 
 
 def _text(value: Any) -> str:

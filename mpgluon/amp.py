@@ -98,7 +98,7 @@ def init_trainer(
         is logged as a warning; ``"stochastic"`` keeps them on average; ``"kahan"`` keeps what was
         cut off in an array of the same format per weight (docs/optimizers.md).
     rounding_seed : int
-        Of stochastic rounding. Its random bits depend on the seed, the number of the step (skipped
+        Seed of stochastic rounding, whose random bits depend on it, the number of the step (skipped
         ones apart), the weight and the element, not on devices, threads or other random numbers.
     count_underflow : bool
         Whether :func:`step_flags` also counts the results of each layer that rounding makes zero.
@@ -135,7 +135,7 @@ def scale_loss(
     that are written there are known to be S times too large, and a step that would divide others
     by S is refused. Several losses may be scaled before one ``step``: their gradients add up or,
     with ``grad_req='add'``, accumulate, float16 ones in FP32. A step that was given up is
-    forgotten when the next loss is scaled; gradients that accumulate must be emptied first
+    discarded when the next loss is scaled; gradients that accumulate must be emptied first
     (``net.collect_params().zero_grad()``).
 
     Parameters

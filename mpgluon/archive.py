@@ -33,7 +33,7 @@ class Kind(NamedTuple):
 
     @property
     def format(self) -> str:
-        """What the header says."""
+        """The name of the format in the header."""
         return f"mpgluon {self.name}"
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: everything that a training run depends on, in one file.
 
-What the file looks like is decided in :mod:`mpgluon.archive`, and what a Trainer has to keep in
+The layout of the file is decided in :mod:`mpgluon.archive`, and a Trainer's content of it in
 :mod:`mpgluon.trainer.snapshot`. Data sets and loops put what they need into ``extra``.
 """
 
@@ -47,9 +47,9 @@ def save_checkpoint(
 ) -> None:
     """Write parameters, optimizer state, scales, weight average and random states to one file.
 
-    The file is written under another name beside ``path``, flushed to the disk and renamed, so
+    The file is written under another name in the same folder, flushed to the disk and renamed, so
     that a crash at any moment leaves either the old file or the new one. Waits for the device.
-    MXNet does not expose the state of its random generators, so they are seeded anew, with a number
+    MXNet does not expose the state of its random generators, so they receive a new seed, a number
     drawn from them that the file contains: this run and one that continues from the file draw the
     same numbers.
     Weights that are infinite or NaN are written too, and a warning is logged.
@@ -96,7 +96,7 @@ def save_checkpoint(
         write_archive(path, header, arrays)
     except TypeError as error:
         raise TypeError(
-            f"a checkpoint keeps numbers, text, lists and dicts beside its arrays, and one of "
+            f"apart from its arrays a checkpoint keeps numbers, text, lists and dicts, and one of "
             f"{', '.join(extra)} is something else: {error}"
         ) from error
     computed = _without_constants(parameters, arrays)
@@ -307,12 +307,12 @@ def _convert(
     ----------
     path, parameters, arrays
     grids : mapping from name to format
-        Of the file's FP32 arrays of another format's numbers.
+        Formats of the file's FP32 arrays that hold another format's numbers.
 
     Returns
     -------
     values, fp32_values : dict
-        Of all parameters, and the FP32 values of those that are of another format in the file.
+        Values of all parameters, and FP32 values of parameters of another format in the file.
     """
     values, fp32_values = _part_of(arrays, "parameter"), {}
     formats = {"float16", "float32", *grids.values()}
@@ -338,7 +338,7 @@ def _convert(
 
 
 class _ParameterPlan(NamedTuple):
-    """What a load gives one parameter."""
+    """The new values of one parameter."""
 
     parameter: gluon.Parameter
     value: NDArray

@@ -1,6 +1,6 @@
 """Devices by name, as on a command line, and copies between NumPy and MXNet.
 
-MXNet copies 200,000 elements and more by OpenMP threads of the calling thread. Those stay, beside
+MXNet copies 200,000 elements and more by OpenMP threads of the calling thread. Those stay with
 the threads that compute, and where there are more of them than cores, GCC's runtime lets all of
 them sleep between parallel loops: from the first large copy on, a step of a small network takes up
 to 1.7 times as long. The functions here copy in parts.

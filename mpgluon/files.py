@@ -45,7 +45,7 @@ def disk_error(error: OSError, path: Path, advice: str) -> DataError:
 def temporary_folder(path: Path) -> Iterator[Path]:
     """Yield the empty folder ``path``, and remove it when the block ends.
 
-    What a process that was killed in the block left there is removed first.
+    Files of a process that was killed in the block are removed first.
     """
     _remove_folder(path)
     try:

@@ -1,4 +1,4 @@
-"""The histories of delayed scaling: what a network remembers of earlier steps beside its arrays."""
+"""The histories of delayed scaling: largest values of earlier steps, kept by the network."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def validated_scale_histories(path: Path, values: Arrays) -> Arrays:
         usable = value.dtype == np.float32 and value.ndim == 3 and value.shape[1] == 3
         if not usable or not (value.size and (value >= 0).all() and np.isfinite(value).all()):
             raise CheckpointError(
-                f"{path} is damaged: the largest values of {name} in earlier steps are no FP32 "
+                f"{path} is damaged: the largest values of {name} in earlier steps are not FP32 "
                 "numbers of shape (devices, 3, steps) from 0 upward; use an earlier one"
             )
     return values

@@ -245,7 +245,9 @@ def test_another_way_to_round_updates_is_refused(tmp_path):
     training = Training(ROUNDED[1])
     training.train(SAVED_AFTER)
     save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
-    message = r"update_rounding='stochastic', rounding_seed=3, and this one's with '{}', {}; call"
+    message = (
+        r"update_rounding='stochastic', rounding_seed=3, and this Trainer's with '{}', {}; call"
+    )
     assert_refused(tmp_path / "c.npz", Training(ROUNDED[2]), message.format("kahan", 3))
     assert_refused(tmp_path / "c.npz", Training(MASTERS), "optimizer states differ at .*/master")
 

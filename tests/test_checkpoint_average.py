@@ -131,7 +131,7 @@ def test_another_decay_is_refused_and_may_be_set_after_loading(tmp_path):
     first = Averaged(decay=0.75)
     first.train(2)
     save(tmp_path / "c.npz", first)
-    message = r"its average had the decay 0\.75, this one's has 0\.5; .* set average\.decay"
+    message = r"its average had the decay 0\.75, this Trainer's has 0\.5; .* set average\.decay"
     assert_refused(tmp_path / "c.npz", Averaged(decay=0.5, seed=1), message)
     second = Averaged(decay=0.75, seed=1)
     load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)

@@ -1,4 +1,4 @@
-"""What computes in which format: casting networks, and the arithmetic behind it."""
+"""Casting networks: which operator computes in which format, and the arithmetic behind it."""
 
 from mpgluon.cast.block import NORMALIZATION_LAYERS, CastReport, autocast, cast_block, restore
 

@@ -175,7 +175,7 @@ class Emulated(Arithmetic):
             return self.follow_narrow(call)
         if formats == {None}:
             return mark(call.run(), None)
-        # Beside a known format, a symbol of unknown format is FP32: what narrows marks its result.
+        # With a known format, a symbol of unknown format is FP32: narrowing marks its result.
         return mark(call.run(widen), "float32" if "float32" in formats else None)
 
     def follow_narrow(self, call: OperatorCall) -> Any:

@@ -97,7 +97,8 @@ def cast_block(
     Returns
     -------
     CastReport
-        What was cast, what was kept, and which blocks do arithmetic that a cast cannot govern.
+        The blocks that were cast, those that were kept, and those with arithmetic that a cast
+        cannot govern.
 
     Raises
     ------
@@ -299,7 +300,7 @@ def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat)
     """Log which finite weights have become infinite."""
     known = [(parameter, fp32.known(parameter)) for parameter in narrowed]
     values = [(parameter, value) for parameter, value in known if value is not None]
-    # A copy of a large array to NumPy would start OpenMP threads for this thread too, beside those
+    # A copy of a large array to NumPy would start OpenMP threads for this thread too, with those
     # that compute; with more threads than cores GCC's runtime lets all of them sleep between loops.
     largest = numbers_of([mx.nd.max(value) for _, value in values])
     smallest = numbers_of([mx.nd.min(value) for _, value in values])

@@ -31,7 +31,7 @@ _CREATORS = frozenset({"zeros", "ones", "full"})
 
 @contextmanager
 def at_work(**about: Any) -> Iterator[None]:
-    """Say something of a block meanwhile, in attributes of :data:`AT_WORK`.
+    """Temporarily set attributes of :data:`AT_WORK` that describe a block.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ _TRACING = RLock()
 
 
 class PolicyForward:
-    """What replaces a block's ``hybrid_forward``, or a plain Block's ``forward``.
+    """The replacement of a block's ``hybrid_forward``, or of a plain Block's ``forward``.
 
     Parameters
     ----------

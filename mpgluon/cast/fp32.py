@@ -1,4 +1,4 @@
-"""What a 16-bit parameter stands for in FP32.
+"""The FP32 values of 16-bit parameters.
 
 The FP32 values of a parameter that a cast has rounded are kept on the parameter: first those from
 before the cast, then the optimizer's master weights. MXNet has float16 arrays; a parameter of any
@@ -52,7 +52,7 @@ def known(parameter: gluon.Parameter) -> Optional[mx.nd.NDArray]:
 def remember(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
     """Remember the array, not a copy, as the FP32 values of a cast network's parameter.
 
-    A parameter that belongs to no cast network is left alone: no restore would forget its values.
+    A parameter outside of cast networks is left alone: no restore would discard its values.
     """
     if cast_of(parameter) is not None:
         vars(parameter)[_ATTRIBUTE] = value
@@ -84,7 +84,7 @@ def narrow(parameter: gluon.Parameter, fmt: FloatFormat) -> None:
 
 
 def restore(parameter: gluon.Parameter) -> None:
-    """Make a parameter FP32 again with the values it stands for, and forget them.
+    """Make a parameter FP32 again, with its remembered FP32 values, and discard those.
 
     Only where :func:`narrow` or :func:`remember` was called; others are left as they are.
     """

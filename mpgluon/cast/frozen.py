@@ -1,4 +1,4 @@
-"""Frozen weights beside biases that are trained.
+"""Frozen weights of layers whose biases are trained.
 
 MXNet's dense layer computes the gradient of its bias together with that of its weight; if the
 weight has no gradient, the bias's is left as it is: whatever was in its memory. So such a weight
@@ -16,7 +16,7 @@ __all__ = ["attach_gradients", "remove_gradients"]
 
 
 def attach_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
-    """Attach a gradient to each frozen matrix beside a trained parameter of the same block.
+    """Attach a gradient to each frozen matrix of a block that has a trained parameter.
 
     The matrix stays frozen: its ``grad_req`` is ``"null"``, and no Trainer updates it.
 
@@ -28,7 +28,7 @@ def attach_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
     Returns
     -------
     list of Parameter
-        The frozen matrices beside trained parameters that have values.
+        The frozen matrices that have values, of blocks with a trained parameter.
     """
     found = []
     for block in blocks:

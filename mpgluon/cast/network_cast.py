@@ -31,7 +31,7 @@ class NetworkCast:
     forward_order : dict with parameters as its keys
         As the forward pass met them, for messages.
     former_attributes : dict
-        Of each block that was told its format, the attributes that this replaced.
+        By block, the attributes that were replaced to set the block's own format.
     has_computed : bool
         Whether a forward pass of the network has completed.
     layers : Layers
@@ -47,7 +47,7 @@ class NetworkCast:
     layers: Layers = field(default_factory=Layers)
 
     def adopt(self, parameter: gluon.Parameter) -> None:
-        """Let :func:`cast_of` find the cast, and callbacks hear of the parameter's Trainers."""
+        """Let :func:`cast_of` find the cast, and call callbacks with the parameter's Trainers."""
         parameter.mpgluon_cast = self
         parameter._set_trainer = partial(_set_trainer, parameter)
         make_copyable(parameter)

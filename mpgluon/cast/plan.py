@@ -1,4 +1,4 @@
-"""What a cast will do with each block of a network, and which networks it refuses."""
+"""The plan of a cast: its effect on each block of a network, and the networks it refuses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _CALL_CHILDREN_ONLY = (
 
 
 class BlockPlan(NamedTuple):
-    """What a cast will do with one block.
+    """The effect of a cast on one block.
 
     Attributes
     ----------

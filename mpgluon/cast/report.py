@@ -1,4 +1,4 @@
-"""What a cast did to a network, in words."""
+"""The report of a cast: its effect on a network, in words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BeyondReach:
 
 @dataclass(frozen=True)
 class CastReport:
-    """What a cast did to a network; ``print`` it.
+    """The effect of a cast on a network; ``print`` it.
 
     Attributes
     ----------

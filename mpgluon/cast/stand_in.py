@@ -43,7 +43,7 @@ class OperatorNamespace:
     Parameters
     ----------
     module : module
-        What it stands in for.
+        The namespace that it replaces.
     arithmetic : Arithmetic
         Runs operators by the rules of the table.
     prefix : str
@@ -135,7 +135,7 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
             result = emulated(self.format).apply(rule, call)
         else:
             if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
-                rule = Rule.MOVE  # MXNet's kernel rounds a number beside the array, as on a GPU
+                rule = Rule.MOVE  # MXNet's kernel rounds the number too, as on a GPU
             dtype = "bfloat16" if self.format == "bfloat16" else "float16"
             device_type = mx.current_context().device_type
             result = arithmetic_of(dtype, device_type).apply(rule, call)

@@ -5,7 +5,7 @@ by a native operator. It raises a flag of the layer that it computes for, which 
 taken: *overflow*, a finite FP32 result became infinite, and *invalid*, a NaN out of operands
 without NaN. Results that became zero can be counted too.
 
-What is not watched: a GPU's kernels, MXNet's own operators where there are no native ones, oneDNN's
+Not watched are a GPU's kernels, MXNet's own operators where there are no native ones, oneDNN's
 bfloat16 products, and in imperative runs an operator between a float16 array and a number, and the
 sum of a value's float16 gradients. Passes outside of training raise nothing.
 

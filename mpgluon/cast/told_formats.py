@@ -6,7 +6,7 @@ The cast of a network does not call ``Block.cast``, which would cast parameters 
 block's own ``cast`` is called while its parameters and children are replaced by ones that do
 nothing, and the attributes that it has set are kept.
 
-No block is told bfloat16: it has FP32's range, its arrays are FP32, and ``Block.cast`` refuses it.
+bfloat16 is never set: it has FP32's range, its arrays are FP32, and ``Block.cast`` refuses it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class _Inert:
 
 
 def learned_format(block: gluon.Block, dtype: str) -> Attributes:
-    """Return the attributes that a block would have if it were told a format; nothing is changed.
+    """Return the attributes that a block's own ``cast`` to a format would set; changes nothing.
 
-    MXNet's own layers are told nothing. An error in the block's own ``cast`` is raised as it is.
+    MXNet's own layers have none. An error in the block's own ``cast`` is raised as it is.
 
     Parameters
     ----------

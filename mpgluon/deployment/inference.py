@@ -53,7 +53,7 @@ class InferenceNetwork(gluon.HybridBlock):
     ----------
     recording : Recording
     prefix : str
-        Of the names of its parameters.
+        Prefix of the names of its parameters.
 
     Attributes
     ----------
@@ -237,7 +237,7 @@ def _fuse_where_right(
     def error() -> float:
         return float(np.linalg.norm(_all_outputs(net, images) - reference) / scale)
 
-    # Above an error of an eighth, a wrong result could not be told from a right one.
+    # Above an error of an eighth, wrong and right results could not be distinguished.
     allowed = min(max(2 * error(), 2.0**-10), 2.0**-3)
     net.hybridize(backend="MKLDNN", **_STATIC)
     try:

@@ -52,8 +52,8 @@ def export_mxnet(
     path : str or Path
         ``"net"`` gives ``net-symbol.json`` and ``net-0000.params``.
     dtype : {"float16", "bfloat16", "float32"}
-        Of the parameters in the file; bfloat16 only of the weights and biases of convolutions and
-        dense layers. On a processor with bfloat16 the graph computes in it, and needs such a
+        Format of the parameters in the file; bfloat16 only for weights and biases of convolutions
+        and dense layers. On a processor with bfloat16 the graph computes in it, and needs such a
         processor; elsewhere it rounds to bfloat16 in FP32 arithmetic, and runs anywhere.
     device : {"cpu", "gpu"}
         The device of the graph. MXNet's CPU has no float16 products, so a float16 graph for

@@ -33,7 +33,7 @@ _PASS_THROUGH = frozenset({"amp_cast", "_copy", "BlockGrad", "Dropout"})
 
 
 class Recording:
-    """What a network computes at inference.
+    """A network's computation at inference.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Tensor Core alignment: matrix products whose sizes are no multiples of 8, and what padding costs.
+"""Tensor Core alignment: products whose sizes are not multiples of 8, and the cost of padding.
 
 A Tensor Core multiplies tiles whose sides are multiples of 8 float16 numbers. This module finds
 every convolution and matrix product of a network, with its three sizes. It computes nothing and
@@ -76,7 +76,7 @@ class Product:
 
     @property
     def multiply_adds(self) -> int:
-        """Those of one forward pass of the batch."""
+        """The multiply-adds of one forward pass of the batch."""
         return prod(self.sizes.values()) * self.repeats
 
     @property
@@ -192,7 +192,7 @@ def alignment_report(
     net : gluon.HybridBlock
         Initialized or not, cast or not, hybridized or not. It is not changed.
     input_shape : tuple of int, or sequence of such tuples
-        Of its input, batch included, such as ``(32, 3, 224, 224)``; or of each of its inputs.
+        Shape of its input, batch included, such as ``(32, 3, 224, 224)``; or of each input.
     multiple : int
         8 for 16-bit formats.
 

@@ -1,8 +1,8 @@
-"""A network in 16 bits beside itself in FP32, layer by layer, and which layers to keep in FP32.
+"""Compare a network in 16 bits with FP32, layer by layer, and find layers to keep in FP32.
 
 Errors are relative: the norm of the difference divided by the norm of the FP32 array. A layer is a
 block that computes something itself, with or without inner blocks; a container is not a layer.
-What a network computes with a Tensor Core's sums is compared in :mod:`mpgluon.diagnostics.sums`.
+The sums of Tensor Cores are compared in :mod:`mpgluon.diagnostics.sums`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Comparison:
         The relative error of the network's result.
     loss_scale : float
     sums : SumsReport
-        What sums other than FP32's change; empty if none were requested.
+        Changes that come from other sums than FP32's; empty if none were requested.
     """
 
     layers: Sequence[LayerError]
@@ -149,22 +149,22 @@ def compare_with_fp32(
 
     With ``accumulation``, the network in 16 bits is also compared with itself when products are
     summed as in the Tensor Cores of these GPUs, which shows whether it matters on which of them it
-    runs. All arrays of the FP32 run are kept in memory meanwhile: take a small batch.
+    runs. All arrays of the FP32 run are kept in memory until then: take a small batch.
 
     Parameters
     ----------
     net : gluon.Block
-        Cast or autocast; a network in FP32 is autocast to ``dtype`` meanwhile.
+        Cast or autocast; a network in FP32 is autocast to ``dtype`` for the comparison.
     batch : Batch
-        ``Dropout`` layers do nothing meanwhile; other randomness counts as an error.
+        ``Dropout`` layers do nothing here; other randomness counts as an error.
     dtype : {"float16", "bfloat16"} or Policy
         For a network in FP32.
     loss_scale : float
-        Of all runs.
+        The loss scale of all runs.
     accumulation : sequence of str
         Such as ``("volta", "ampere", "hopper")``; see :mod:`mpgluon.formats.tensor_core`. On a
         CPU, with native operators, and volta with float16 only. FP32 sums are what these are
-        compared with, whatever the policy of ``net`` says; the errors beside FP32 are the policy's.
+        compared with under any policy of ``net``; the errors against FP32 are the policy's.
 
     Raises
     ------
@@ -211,7 +211,7 @@ def suggest_keep_fp32(
     net, batch, dtype, loss_scale
         As for :func:`compare_with_fp32`.
     limit : float, optional
-        Of the relative error of the result; by default 32 rounding errors of the format.
+        Largest relative error of the result; by default 32 rounding errors of the format.
     at_most : int
         How many blocks to keep.
     """

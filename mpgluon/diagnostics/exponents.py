@@ -41,7 +41,7 @@ class ExponentHistogram:
     Attributes
     ----------
     counts : array of int, shape (277,)
-        Of the exponents from -149 to 127, all that float32 has.
+        Counts of the exponents from -149 to 127, all that float32 has.
     zeros, not_finite : int
         Numbers without an exponent.
     """
@@ -111,7 +111,7 @@ def exponent_histogram(arrays: Iterable[Any]) -> ExponentHistogram:
     Parameters
     ----------
     arrays : iterable of NDArray or NumPy array, any shapes, any floating dtype
-        Of a sparse array, the rows that are stored.
+        A sparse array counts with its stored rows.
     """
     histogram = EMPTY
     for array in arrays:
@@ -138,7 +138,7 @@ class BatchExponents:
     ----------
     weights, gradients : mapping from parameter name to ExponentHistogram
     activations, activation_gradients : mapping from block name to ExponentHistogram
-        Of the results of each block without inner blocks, in the order of computation.
+        Histograms of the results of each block without inner blocks, in order of computation.
     """
 
     weights: Mapping[str, ExponentHistogram]

@@ -17,7 +17,7 @@ __all__ = ["having", "untouched"]
 
 @contextmanager
 def having(objects: Iterable[Any], name: str, value: Any) -> Iterator[None]:
-    """Give an attribute of some objects another value meanwhile."""
+    """Temporarily set an attribute of several objects."""
     before = [(one, vars(one).get(name, having)) for one in objects]  # itself: not set
     try:
         for one, _ in before:

@@ -1,7 +1,7 @@
 """Observing a network while it computes one batch, array by array, and leaving it as it was.
 
 Every other module of this folder that looks into a network does so through :func:`observed_batch`.
-A hybridized network runs imperatively meanwhile: the same operators on the same numbers.
+A hybridized network is observed in an imperative run: the same operators on the same numbers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Seen:
         The innermost block at work.
     kind : {"operator", "handed on", "output", "output gradient", "gradient"}
         The result of an operator, an array that the block computed and passed to an inner block,
-        a result of the block, the gradient of a result, or that of one of the block's parameters.
+        a result of the block, the gradient of a result, or the gradient of a block's parameter.
     operator : str
         As the block called it, such as ``"FullyConnected"``, or the operator that computes
         ``x * y``, ``"broadcast_mul"``, in a cast network; for a gradient, the parameter's name;
@@ -236,7 +236,7 @@ def observing(
     handed_on: bool = False,
     taps: Optional[list[Seen]] = None,
 ) -> Iterator[None]:
-    """Show an observer every result of a network's blocks meanwhile, in forward passes only.
+    """Inside the block, show an observer every result of a network's blocks in forward passes.
 
     While MXNet records, ``taps`` receives arrays whose gradients are those of the results.
     """

@@ -166,7 +166,7 @@ class OverflowLocator:
     ----------
     net : gluon.Block
     trainer : gluon.Trainer
-        Of that network, after ``amp.init_trainer``.
+        The network's Trainer, after ``amp.init_trainer``.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a format does to each array of one batch at a loss scale, and which scale to choose.
+"""The effect of a format on each array of one batch at a loss scale, and which scale to choose.
 
 Nothing is cast: the FP32 values, times the loss scale, are rounded to the format and counted.
 """
@@ -29,7 +29,7 @@ class ArrayRange:
     Attributes
     ----------
     name : str
-        Of the parameter, or of the block.
+        Name of the parameter, or of the block.
     kind : {"handed on", "output", "output gradient", "gradient"}
         As of :class:`mpgluon.diagnostics.observe.Seen`, of arrays that the block computed itself.
     largest : float

@@ -45,7 +45,7 @@ class Errors:
         self._sums: dict[tuple[gluon.Block, str], tuple[float, float]] = {}
 
     def add(self, block: gluon.Block, kind: str, array: mx.nd.NDArray, reference: Values) -> None:
-        """Compare an array; values that are infinite in FP32 too, as in a mask, are no error."""
+        """Compare an array; values that are infinite in FP32 too, as in a mask, are not errors."""
         values = values_of(array)
         other = ~((values == reference) | (np.isnan(values) & np.isnan(reference)))
         differences = values[other].astype(np.float64) - reference[other]
@@ -261,7 +261,7 @@ def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
 def sixteen_bits(
     net: gluon.Block, batch: Batch, dtype: Union[str, Policy]
 ) -> Iterator[list[PolicyForward]]:
-    """Yield the forward methods of a cast network; an FP32 network is autocast meanwhile."""
+    """Yield the forward methods of a cast network; an FP32 network is autocast inside."""
     complete(net, batch)  # before its values are rounded
     already = any(forward_of(block) is not None for block in blocks_of(net))
     if not already:

@@ -158,7 +158,7 @@ def loss_scales(
     Parameters
     ----------
     net : gluon.Block
-        Of which the report is.
+        The network of the report.
     report : RangeReport
         At any loss scale.
     scale : float

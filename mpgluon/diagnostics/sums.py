@@ -1,6 +1,6 @@
-"""What a network changes when its products are summed as Tensor Cores do, not in FP32.
+"""The effect of a Tensor Core's sums on a network's results and gradients.
 
-The changes of a layer's arrays stand beside those that the 16-bit format makes. Between two runs in
+The changes of a layer's arrays are shown with the errors of the 16-bit format. Between two runs in
 16 bits a few results in a hundred are rounded to the other side, and later layers amplify that as
 they amplify any rounding. So a change about as large as the format's own is expected, and harmless
 where 16 bits are.
@@ -50,7 +50,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class SumsReport:
-    """How much each way of summing changes, beside what 16 bits change.
+    """The changes of each way of summing, and the errors of 16 bits.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class SumsReport:
         The 16-bit format.
     beside_fp32 : mapping from gluon.Block to Change
         For each layer, in the order in which they computed, the errors in 16 bits with FP32 sums
-        beside FP32. For the network those of its result and of all its gradients together.
+        against FP32. For the network: of its result and of all its gradients together.
     changes : mapping from str to mapping from gluon.Block to Change
         For each accumulation the same, relative to 16 bits with FP32 sums.
     """
@@ -82,7 +82,7 @@ class SumsReport:
         )
 
     def table(self, worst: int = 20) -> Table:
-        """Return the network and the layers in which sums change most beside the format itself."""
+        """Return the network and the layers whose sums change most, relative to the format."""
 
         def rank(block: gluon.Block) -> float:
             own = self.beside_fp32[block]
@@ -109,8 +109,8 @@ class SumsReport:
 
     def __str__(self) -> str:
         lines = [
-            f"Sums of Tensor Cores beside FP32 sums, both in {self.dtype}; the column {self.dtype} "
-            "has the errors beside FP32 that the format makes anyway.",
+            f"Tensor Cores' sums against FP32 sums, both in {self.dtype}; the column {self.dtype} "
+            "has the format's own errors against FP32.",
             str(self.table()),
         ]
         for accumulation in self.changes:

@@ -35,7 +35,7 @@ def average_batch_norm(
     processes : Processes
     net : gluon.Block
     average : WeightAverage, optional
-        Of the network's weights; the running statistics in it are replaced too.
+        Average of the network's weights, whose running statistics are replaced too.
     """
     if processes.world_size == 1:
         return

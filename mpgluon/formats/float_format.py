@@ -110,7 +110,7 @@ class FloatFormat:
 
     @property
     def overflow(self) -> float:
-        """What a positive number becomes that is too large: infinity, NaN or ``max``."""
+        """The result for positive numbers that are too large: infinity, NaN or ``max``."""
         if self.saturates:
             return self.max
         return math.nan if self.finite_only else math.inf
@@ -162,7 +162,7 @@ _NAMED = {fmt.name: fmt for fmt in (FLOAT32, TFLOAT32, FLOAT16, BFLOAT16, *SMALL
 def format_named(name: str, what: str = "a format") -> FloatFormat:
     """Return the format with a name such as ``"float16"``, or of widths such as ``"e3m4"``.
 
-    ``"e3m4"`` has 3 exponent bits, 4 significant bits beside the hidden one, and infinities.
+    ``"e3m4"`` has 3 exponent bits, 4 significant bits after the hidden one, and infinities.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def round_to(
         Ties go to even. Toward zero, finite values stay finite. ``"stochastic"`` takes one of the
         two neighbours so that the mean is the value; its probabilities are multiples of 2**-24.
     key : sequence of int, not negative
-        For ``"stochastic"``: what the random bits of each element depend on, beside its place in
+        For ``"stochastic"``: the random bits of each element depend on it, and on the place in
         ``x``; such as a seed, the number of the step and that of the array.
 
     Returns

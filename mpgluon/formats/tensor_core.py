@@ -30,7 +30,7 @@ generation of :class:`TensorCoreSums`."""
 class TensorCoreSums:
     """Products of 16-bit numbers that a CPU sums as a Tensor Core does, several times slower.
 
-    Of convolutions, dense layers, ``dot`` and ``batch_dot``; needs the native operators.
+    It governs convolutions, dense layers, ``dot`` and ``batch_dot``; needs the native operators.
 
     Parameters
     ----------

@@ -41,9 +41,9 @@ def compute_natively(
     ----------
     symbol : Symbol
     dtypes : mapping from name to dtype
-        Of every argument and auxiliary state.
+        Shapes of every argument and auxiliary state.
     shapes : mapping from name to shape
-        Of the parameters.
+        Values of the parameters.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def _is_behind_identity(node: Node) -> bool:
 def _may_keep_blocks(graph: Graph, operand: Entry) -> bool:
     """Whether a cast and its gradient may leave arrays in oneDNN's blocks of channels.
 
-    Where MXNet adds gradients in place, it forgets how they lie.
+    Where MXNet adds gradients in place, it loses their layout.
     """
     return not operand.node.is_variable and len(_readers(graph, operand)) < ADDED_IN_PLACE
 

@@ -73,7 +73,7 @@ def trace(
     net : gluon.HybridBlock
         With or without values and shapes of its parameters. It is not changed.
     input_shape : tuple of int, or sequence of such tuples
-        Of its input, batch included; of all its inputs in their order.
+        Shape of its input, batch included; or of all its inputs in their order.
     ctx : Context, optional
         The device whose arithmetic a cast network would use; the current one by default. It is not
         used and need not exist.

@@ -51,7 +51,7 @@ ROUNDING = "__mpgluon_rounding__"
 PLAIN, PACKED, WIDE = "plain", "packed", "wide"  # how a 16-bit value is held; WIDE: as FP32 numbers
 
 Consumer = tuple[Optional[Node], int]
-"""What takes a value: a node (``None`` for the graph's results) and the position of the operand."""
+"""Consumer of a value: a node (``None``: the graph's results) and the position of the operand."""
 
 _CODE_BITS = 8  # significant bits that codes have room for, in formats other than float16
 _NAMES_WITHOUT_GRADIENT = """
@@ -118,7 +118,7 @@ def hold_on_grid(
         A graph in which float16 begins and ends with ``amp_cast``, or another format with
         roundings of FP32 values, marked with :data:`ROUNDING`.
     dtypes : mapping from name to dtype
-        Of every argument and auxiliary state; ``fmt`` itself for FP32 arrays on its grid.
+        Formats of every argument and auxiliary state; ``fmt`` itself for FP32 arrays on its grid.
     fmt : FloatFormat
         The 16-bit format.
     rounded : container of str
@@ -507,7 +507,7 @@ class _Rewriting:
         if value.held == WIDE or len(adding) < 2:
             return
         # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the third
-        # consumer is supplied beside what supplies the first two.
+        # consumer has a supply of its own, apart from that of the first two.
         # MXNet computes what gives the first operand of a sum first, and with it the running
         # statistics of a layer that is called twice.
         from_the_right = len(adding) <= _FROM_THE_RIGHT

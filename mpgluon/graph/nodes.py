@@ -32,7 +32,7 @@ ADDED_IN_PLACE = 8
 
 @dataclass(frozen=True)
 class Value:
-    """What MXNet infers of one output of a node.
+    """Shape and dtype of one output of a node, as MXNet infers them.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Entry(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What tells outputs apart."""
+        """The node and the number of the output, which identify it."""
         return self.node, self.number
 
     @property
@@ -140,7 +140,7 @@ class Graph:
     ----------
     heads : list of Entry
     nodes : list of Node
-        What the results depend on, each node after its operands, in MXNet's order.
+        All nodes that the results depend on, each after its operands, in MXNet's order.
     """
 
     def __init__(self, heads: Sequence[Entry]) -> None:
@@ -198,7 +198,7 @@ class Graph:
         Parameters
         ----------
         dtypes, shapes : mapping from name to dtype, and to shape
-            Of variables; MXNet infers those of others. Without ``shapes`` only dtypes are inferred.
+            For variables; MXNet infers all others. Without ``shapes`` only dtypes are inferred.
 
         Raises
         ------

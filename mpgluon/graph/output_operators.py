@@ -105,7 +105,7 @@ def prepare_graph(
     scale : float
         S.
     seen : GraphsSeen
-        What was found in earlier losses of the Trainer.
+        Graphs of the Trainer's earlier losses.
     factors : callable
         Returns the names in recorded graphs of the arrays that losses are multiplied by.
 

@@ -34,7 +34,7 @@ def replay(
     blocks : mapping from Node to Block, optional
         Blocks that replace operators, called with the first operand only.
     prefix : str
-        What MXNet itself puts before names.
+        The prefix that MXNet itself puts before names.
 
     Raises
     ------

@@ -185,7 +185,7 @@ class ScaleHistory:
         return made
 
     def set_values(self, device_id: int, values: npt.NDArray[np.float32]) -> None:
-        """Set what :meth:`values` returns, and forget what a step in progress has noted."""
+        """Set what :meth:`values` returns, and discard the values of a step in progress."""
         given = np.array(values, np.float32, order="C").reshape(self.shape)
         mx.nd.waitall()
         address = ctypes.c_void_p(given.ctypes.data)
@@ -193,7 +193,7 @@ class ScaleHistory:
 
 
 class ScaleHistories(list[ScaleHistory]):
-    """Those of a block's products, in the order of its forward pass; none for 0 steps."""
+    """The histories of a block's products, in the order of its forward pass; none for 0 steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -254,9 +254,9 @@ def scaled_operator(
     Parameters
     ----------
     name : {"Convolution", "FullyConnected"}
-        It takes that one's arguments.
+        It takes the arguments of the replaced operator.
     between : FloatFormat
-        Of the operands and results, which are FP32 arrays. An operator on codes of it is there too:
+        Format of the operands and results, which are FP32 arrays. It has an operator on codes too:
         its name begins with ``_mpgluon_scaled_codes``.
     scaling : ScaledOperands
     history : int, optional
@@ -341,7 +341,7 @@ def node_name(name: str, *settings: float) -> str:
     ----------
     name : str
     settings : float or bool
-        Of a convolution or dense layer: whether the gradient of the data is rounded. Of a batch
+        For a convolution or dense layer: whether the gradient of the data is rounded. For a batch
         normalization: eps, momentum, fix_gamma, use_global_stats.
     """
     return name + "".join(f"|{struct.pack('>d', setting).hex()}" for setting in settings)
@@ -361,7 +361,7 @@ def invoke(
     out : NDArray, optional
         Where to write the result.
     **options : float
-        Of an operator that takes the place of one of MXNet's, that one's.
+        Options of the MXNet operator that this one replaces.
     """
     values = tuple(map(str, options.values()))
     return _imperative_invoke(_handle(name), operands, tuple(options), values, out, False, False)
@@ -375,7 +375,7 @@ def invoke_as(
     Parameters
     ----------
     name : str
-        Of an operator that takes the place of ``function``.
+        Name of the operator that replaces ``function``.
     function : callable
         Such as ``mx.nd.Convolution``.
     args, kwargs

@@ -54,7 +54,7 @@ def bfloat16_products() -> str:
     """Return how oneDNN computes a convolution in bfloat16 here.
 
     The first call on a machine starts a process, which takes as long as importing MXNet; the answer
-    is recorded beside the native library.
+    is recorded in the native library's folder.
 
     Returns
     -------

@@ -32,7 +32,7 @@ _OPTIONS = (
     "-shared",
     "-Wall",
     "-Wextra",
-    # What MXNet's wheel was built with; see bridge.h.
+    # The flags that MXNet's wheel was built with; see bridge.h.
     "-D_GLIBCXX_USE_CXX11_ABI=0",
     "-DMSHADOW_USE_CUDA=0",
     "-DMSHADOW_USE_CBLAS=0",

@@ -51,7 +51,7 @@ class Status:
         ``"compiled"``, ``"prebuilt"``, ``"failed"``, ``"no compiler"``, ``"switched off"`` or
         ``"not built yet"``.
     level : str, optional
-        What the library was compiled for: ``"x86-64-v3"``, or ``"native (x86-64-v4)"`` for this
+        Target of the compiled library: ``"x86-64-v3"``, or ``"native (x86-64-v4)"`` for this
         machine's processor, which has that level and perhaps more.
     path : Path, optional
         The library.

@@ -1,4 +1,4 @@
-"""What this machine's processor can run, as the system reports it, never by its name.
+"""Instruction sets of this machine's processor, as the system reports them, not by its name.
 
 The levels are those of the x86-64 psABI, which GCC and clang take after ``-march=``. A processor
 of a level runs what was compiled for every lower one.

@@ -77,7 +77,7 @@ def sums_of_squares(arrays: Sequence[NDArray], *, in_any_order: bool = False) ->
     Parameters
     ----------
     arrays : sequence of NDArray, any shapes, dtypes and devices, mixed as they come
-        Of a sparse array, the rows that are stored.
+        A sparse array counts with its stored rows.
     in_any_order : bool
         Whether a native operator may add, three times as fast; other last bits than MXNet's.
 
@@ -144,7 +144,7 @@ def all_finite(arrays: Sequence[NDArray]) -> bool:
     Parameters
     ----------
     arrays : sequence of NDArray, any shapes, dtypes and devices, mixed as they come
-        Of a sparse array, the rows that are stored.
+        A sparse array counts with its stored rows.
 
     Raises
     ------

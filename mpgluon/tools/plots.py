@@ -226,7 +226,7 @@ def draw_exponents(
         Wider than high; the legend is above it.
     histograms : mapping from str to (exponents, counts, zeros)
         By name: two arrays of int, shape (E,), consecutive exponents and the count of each; and the
-        number of zeros. Four can be told apart without colour.
+        number of zeros. Four can be distinguished without colour.
     loss_scale : float
         If it is not 1, each histogram is drawn twice: thin and grey as it is, thick and black
         multiplied by this power of two, which moves it along the axis.
@@ -266,7 +266,7 @@ def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence
     Parameters
     ----------
     axes : Axes
-        Of a figure with a constrained layout; 0.2 inches in height for each layer are enough.
+        Axes of a figure with a constrained layout; 0.2 inches in height per layer are enough.
     layers : sequence of str
         Their names in forward order; the first is drawn at the top.
     histograms : sequence of (exponents, counts, zeros)

@@ -43,7 +43,7 @@ class Section:
     ----------
     title : str
     sentences : sequence of str
-        What to notice.
+        Finding of the section.
     tables : sequence of Table
     pictures : sequence of (bytes, str)
         PNG files, each with a caption.
@@ -177,7 +177,7 @@ def diagnose(
     suggestion = suggest_keep_fp32(net, batch, dtype=dtype, loss_scale=scale)
     sections.append(
         Section(
-            f"{dtype} beside FP32, layer by layer",
+            f"{dtype} against FP32, layer by layer",
             [
                 f"Relative error of the network's result: {comparison.result:.2g}. Each figure is "
                 "the norm of a difference divided by the norm in FP32; the first column is the "

@@ -73,9 +73,9 @@ class Verdict:
     sentence : str
         The answer, and what it depends on, in one line; names of layers between backticks.
     reasons : sequence of str
-        What was measured, and what it does not say.
+        Measurements, and their limits.
     keep_fp32 : sequence of gluon.Block
-        The layers to keep in FP32 beside normalization layers.
+        The layers to keep in FP32 in addition to normalization layers.
     lines : str
         Python to paste, empty unless the answer is ``"safe"``. It uses ``net``, ``loss_fn``,
         ``inputs``, ``labels`` and ``batch_size``.
@@ -105,9 +105,9 @@ def judge(
         In FP32; it runs twice more if a layer loses gradients.
     batch : Batch
     report : RangeReport
-        Of this batch.
+        Measured on this batch.
     scales : LossScales
-        Of this report.
+        Limits of this report.
     suggestion : Suggestion
         At the loss scale of ``scales``.
     dtype : {"float16", "bfloat16"}

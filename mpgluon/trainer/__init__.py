@@ -1,1 +1,1 @@
-"""What mpgluon keeps beside a Gluon Trainer: master weights, the loss scale, the fate of a step."""
+"""The additions to a Gluon Trainer: master weights, the loss scale, skipped steps."""

@@ -233,7 +233,7 @@ class WeightAverage:
             if array.shape != weight.shape or array.dtype != wide:
                 raise ValueError(
                     f"its average of {parameters[index].name} is {array.dtype} of shape "
-                    f"{array.shape}, and this one's {wide} of shape {weight.shape}"
+                    f"{array.shape}, and this Trainer's is {wide} of shape {weight.shape}"
                 )
             found[index] = from_numpy(array).as_in_context(weight.context)
         return found
@@ -265,7 +265,7 @@ class _Kept(NamedTuple):
 
     def put_back(self) -> None:
         known, kept = self.fp32_value, self.weights[0]
-        if fp32.format_of(self.parameter) != self.fmt:  # the network was restored or cast meanwhile
+        if fp32.format_of(self.parameter) != self.fmt:  # the network was restored or cast since
             _put(
                 self.parameter,
                 fp32.fp32_value(kept, None if known is None else known.copy(), self.fmt),

@@ -1,4 +1,4 @@
-"""What a Trainer's float16 weights need before the first step: FP32 masters, and MXNet's consent.
+"""Checks of a Trainer's float16 weights before the first step: FP32 masters, and CPU support.
 
 Nothing here changes a Trainer.
 """
@@ -48,7 +48,7 @@ def obstacle_without_masters(optimizer: mx.optimizer.Optimizer) -> Optional[str]
     if not type(optimizer).update.__module__.startswith("mxnet."):
         return None
     if isinstance(optimizer, _WITH_FP32_STATE):
-        return "its state is FP32, which MXNet's operators refuse beside float16 weights"
+        return "its state is FP32, which MXNet's operators refuse together with float16 weights"
     for name in _EPSILONS:
         value = vars(optimizer).get(name)
         if value and np.float16(value) == 0:

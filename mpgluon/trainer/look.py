@@ -24,7 +24,7 @@ __all__ = ["Look", "explain_bad_gradients", "look"]
 
 
 class Look(NamedTuple):
-    """What a look at gradients and masters has found."""
+    """Results of a look at gradients and masters."""
 
     norm: Optional[float]  # of all gradients; not finite if one of them is not
     stale_masters: Sequence[ComparedMaster] = ()  # their weights were written by something else
@@ -46,7 +46,7 @@ def look(
     gradients : iterable of NDArray
         On all devices.
     factor : float
-        What the norm is multiplied by.
+        Factor of the norm.
 
     Returns
     -------

@@ -1,9 +1,9 @@
 """FP32 master weights: the optimizer never sees a 16-bit number.
 
 MXNet's ``multi_precision`` starts its masters from rounded weights, keeps them when weights are
-set anew, and leaves it to each optimizer to be right about float16: LARS squares float16 numbers
-in float16. Here masters are kept beside the optimizer's states. The optimizer receives them with
-FP32 copies of the gradients, so every update is the FP32 update, bit for bit, whatever the
+set again, and leaves it to each optimizer to be right about float16: LARS squares float16 numbers
+in float16. Here masters are kept apart from the optimizer's states. The optimizer receives them
+with FP32 copies of the gradients, so every update is the FP32 update, bit for bit, whatever the
 optimizer; the 16-bit weight is then the rounded master.
 
 Every Trainer that is made for a cast network has them, with or without a loss scale, if its
@@ -44,7 +44,7 @@ __all__ = [
     "new_state",
 ]
 
-# Of gradients and weights that are updated natively, with how the gradients are stored.
+# Dtypes of gradients and weights that are updated natively, and the storage of the gradients.
 _NATIVE_DTYPES = {("float16", "float16", "default"), ("float32", "float32", "default")}
 
 
@@ -56,7 +56,7 @@ class MasterWeights(Updates):
     former : Updater
         The updater to replace; its states, and the masters in them, are taken over.
     parameters : sequence of gluon.Parameter
-        Of the Trainer, by index.
+        The Trainer's parameters, by index.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class MasterWeights(Updates):
     states : dict from a parameter's index to the optimizer's state for FP32 weights
     """
 
-    beside_name = "master"
+    extra_name = "master"
 
     def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
         super().__init__(former)
@@ -79,7 +79,7 @@ class MasterWeights(Updates):
     @property
     def masters(self) -> dict[int, NDArray]:
         """The FP32 masters by their parameters' indices."""
-        return self.beside
+        return self.extra
 
     def _update(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
@@ -159,10 +159,10 @@ class MasterWeights(Updates):
         value = fp32_value(weight, self.masters[index], format_of(self._parameters[index]))
         self._set_master(index, value)
 
-    def set_all(self, states: dict[int, Any], beside: dict[int, NDArray]) -> None:
+    def set_all(self, states: dict[int, Any], extra: dict[int, NDArray]) -> None:
         """Put states and masters in place of all others."""
         super().set_all(states, {})
-        for index, master in beside.items():
+        for index, master in extra.items():
             self._set_master(index, master)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
@@ -184,7 +184,7 @@ class MasterWeights(Updates):
     def set_states(self, states: bytes) -> None:
         """Take over what ``trainer.load_states`` reads, with or without masters."""
         super().set_states(states)
-        self.beside = {}
+        self.extra = {}
         self._separate()
 
     def _separate(self) -> None:

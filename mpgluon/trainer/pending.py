@@ -1,4 +1,4 @@
-"""What is known of a Trainer's gradients between its scaled losses and its step.
+"""The state of a Trainer's gradients between its scaled losses and its step.
 
 One immutable value, replaced as a whole: by a loss, by a clip, and by the step, which empties it.
 """
@@ -69,7 +69,7 @@ class Pending:
 
     @property
     def divisor(self) -> float:
-        """What the gradients as they are must be divided by to be true."""
+        """The number by which the gradients must be divided to have their true values."""
         return 1.0 if self.unscaled else self.scale or 1.0
 
     @property

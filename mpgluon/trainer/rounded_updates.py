@@ -40,7 +40,7 @@ class UpdateRounding:
     ----------
     way : {"nearest", "stochastic", "kahan"}
     seed : int
-        Of stochastic rounding.
+        Seed of stochastic rounding.
     steps : int
         The number of updates so far; a skipped step is none.
     """
@@ -106,14 +106,14 @@ class RoundedUpdates(Updates):
     former : Updater
         The updater to replace; its states are taken over.
     parameters : sequence of gluon.Parameter
-        Of the Trainer, by index.
+        The Trainer's parameters, by index.
 
     Attributes
     ----------
     rounding : UpdateRounding
     numbers : dict from a parameter's index to int
-        What distinguishes the random bits of arrays: the index, unless a checkpoint says otherwise.
-    beside : dict from a parameter's index to NDArray
+        Part of the random key of each array: its index, unless a checkpoint has another number.
+    extra : dict from a parameter's index to NDArray
         Compensations: what rounding has cut off and the weight still lacks. FP32 arrays of the
         weight's format.
 
@@ -123,7 +123,7 @@ class RoundedUpdates(Updates):
     truncation errors", 1965.
     """
 
-    beside_name = "compensation"
+    extra_name = "compensation"
 
     def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
         super().__init__(former)
@@ -154,17 +154,17 @@ class RoundedUpdates(Updates):
             round_array(w, formats[i], out=w)
             if exact is not w:
                 exact -= w
-                self.beside[i] = round_array(exact, formats[i], out=exact)
+                self.extra[i] = round_array(exact, formats[i], out=exact)
 
     def _compensate(self, index: int, weight: NDArray) -> None:
         """Add to a weight what it lacks, before the update that the sum is the beginning of.
 
-        Not where the weight was written meanwhile: there, half of it would change the weight.
+        A weight that was written since is left as it is: half of what it lacks would change it.
         """
-        if index not in self.beside:
+        if index not in self.extra:
             return
         fmt = format_of(self._parameters[index])
-        lacks = self.beside.pop(index).as_in_context(weight.context)
+        lacks = self.extra.pop(index).as_in_context(weight.context)
         nearby = lacks / 2  # each new array costs more time than the arithmetic
         nearby += weight
         round_array(nearby, fmt, out=nearby)
@@ -174,7 +174,7 @@ class RoundedUpdates(Updates):
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
         """Return what ``trainer.save_states`` writes."""
-        if self.beside:
+        if self.extra:
             raise TrainerStateError(
                 "trainer.save_states has no place for what Kahan's compensation keeps; save with "
                 "mpgluon.save_checkpoint"
@@ -183,7 +183,7 @@ class RoundedUpdates(Updates):
         return content
 
     def export_rounding(self, names: dict[int, str]) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the rounding, beside the compensations."""
+        """Return the state of the rounding for a checkpoint, without the compensations."""
         return {**asdict(self.rounding), "numbers": {names[i]: n for i, n in self.numbers.items()}}
 
 
@@ -201,7 +201,7 @@ def validated_rounding(
 ) -> tuple[Optional[UpdateRounding], dict[int, int]]:
     """Return how updates are rounded after loading, and the numbers of the arrays.
 
-    A file without rounded updates leaves the Trainer its own way, and the other way round.
+    Unless both the file and the Trainer round updates, the Trainer keeps its own way.
     """
     now = rounding_of(trainer)
     if of_file is None or now is None:
@@ -211,6 +211,7 @@ def validated_rounding(
     if (kept.way, kept.seed) != (now.way, now.seed):
         raise ValueError(
             f"its updates were rounded with update_rounding={kept.way!r}, rounding_seed={kept.seed}"
-            f", and this one's with {now.way!r}, {now.seed}; call amp.init_trainer as before saving"
+            f", and this Trainer's with {now.way!r}, {now.seed}; call amp.init_trainer as before "
+            "saving"
         )
     return kept, numbers

@@ -177,8 +177,8 @@ class GradientHolder:
     def fresh_weights_of_another(self) -> Weights:
         """Return :meth:`fresh_weights` for a Trainer whose loss is not the one being scaled.
 
-        After many looks in vain, it tests a few weights first: a Trainer that is idle, or garbage
-        that was not collected yet, then costs the others nothing.
+        After many looks without a result, it tests a few weights first: a Trainer that is idle, or
+        garbage that was not collected yet, then costs the others nothing.
         """
         if self._looks_in_vain >= _IDLE and not with_flag(inside.some_weights(self.trainer)):
             return {}
@@ -220,7 +220,7 @@ class GradientHolder:
         ----------
         suspicious : bool
             Whether to raise also for a loss that went backward after its block, because its
-            gradients cannot be told from others.
+            gradients cannot be distinguished from others.
         """
         still = {key: weight for key, weight in self.foreign.items() if not weight._fresh_grad}
         if not still and not (suspicious and with_flag(self.suspected.values())):

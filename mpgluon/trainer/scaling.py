@@ -49,9 +49,9 @@ class ScaledTrainer(GradientHolder):
     loss_scale : LossScale
         The state machine; its ``scale`` multiplies the next loss. Trainers may share one.
     pending : Pending
-        What is known of the gradients; replaced as a whole.
+        State of the gradients; replaced as a whole.
     tokens : Tokens
-        What losses for this Trainer are multiplied by.
+        Factors of the losses for this Trainer.
     statistics : KeptStatistics
         Running statistics from before the latest losses, if a step may be skipped.
     """
@@ -103,7 +103,7 @@ class ScaledTrainer(GradientHolder):
     def begin_loss(self, scale: float, tokens: Weights) -> None:
         """Note that the gradients to come are S times too large; :meth:`refuse_loss` comes first.
 
-        Gradients that cannot be added to are forgotten: Gluon takes them for used ones.
+        Gradients that cannot be added to are discarded: Gluon treats them as used ones.
         """
         with self._lock:
             now = self.pending
@@ -144,7 +144,7 @@ class ScaledTrainer(GradientHolder):
         self.pending = replace(self.pending, written=without(self.pending.written, written))
 
     def forget(self) -> None:
-        """Forget a step that was begun: its gradients, what they were divided by, their clipping.
+        """Discard a step that was begun: its gradients, their scale, their clipping.
 
         Gradients that accumulate are emptied.
         """
@@ -203,7 +203,7 @@ class ScaledTrainer(GradientHolder):
 def repair_statistics() -> None:
     """Undo what an overflow in a forward pass did to running statistics; waits for the devices.
 
-    To those of all Trainers of this thread: a generator's loss goes through the discriminator, too.
+    It covers all Trainers of this thread: a generator's loss goes through the discriminator, too.
     """
     mx.nd.waitall()  # the backward pass may still be running where no gradient was wanted
     for state in GradientHolder.of_this_thread():

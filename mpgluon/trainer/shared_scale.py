@@ -25,7 +25,7 @@ class _Round:
         self.finite = True
 
 
-# Beside the loss scale: that one is plain numbers, all of which are saved.
+# Not in the loss scale itself, which consists of plain numbers, all of which are saved.
 _rounds: WeakKeyDictionary[LossScale, _Round] = WeakKeyDictionary()
 
 
@@ -68,7 +68,7 @@ def next_scale(loss_scale: LossScale, member: Any) -> LossScale:
 
 
 def abandon_round(loss_scale: LossScale) -> None:
-    """Forget the steps since the loss scale advanced."""
+    """Discard the results of steps since the loss scale advanced."""
     _rounds[loss_scale].stepped.clear()
     _rounds[loss_scale].finite = True
 

@@ -1,4 +1,4 @@
-"""What a Trainer's next steps depend on, as plain values and named arrays, and back.
+"""A Trainer's state as plain values and named arrays, and back.
 
 Checkpoints consist of this. Export and validation change nothing; a validated plan is applied
 without a further refusal. This module knows nothing of files.
@@ -55,7 +55,7 @@ _FIELDS_OF_PARTS = {
 }
 
 _AVERAGE = "/average"  # after a parameter's name
-_COMPENSATION = f"/{RoundedUpdates.beside_name}"
+_COMPENSATION = f"/{RoundedUpdates.extra_name}"
 
 
 def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
@@ -100,12 +100,12 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
         plain["skipped_steps"] = amp.skipped_steps
         plain["skips_at_the_floor"] = amp.skips_at_the_floor
-    beside, kind = {}, ""
+    extra, kind = {}, ""
     if isinstance(updater, Updates):
-        beside, kind = updater.beside, updater.beside_name
+        extra, kind = updater.extra, updater.extra_name
     if isinstance(updater, RoundedUpdates) and rounding_of(trainer) is not None:
         plain["rounding"] = updater.export_rounding(names)
-    named = _named(updater.states, beside, names, kind)
+    named = _named(updater.states, extra, names, kind)
     arrays = {name: to_numpy(one) for name, one in named.items()}
     return plain, arrays | {f"{name}{_AVERAGE}": array for name, array in averages.items()}
 
@@ -116,7 +116,7 @@ class TrainerPlan:
 
     trainer: gluon.Trainer
     states: list[dict[int, Any]]  # for each device, by a parameter's index; new and filled
-    beside: list[dict[int, NDArray]]  # likewise: masters, or what Kahan's compensation keeps
+    extra: list[dict[int, NDArray]]  # for each device too: masters, or compensations
     optimizer: dict[str, Any]  # attributes
     lr_scheduler: dict[str, Any]  # attributes
     loss_scale: Optional[dict[str, Any]]  # its state; ``None``: the Trainer keeps its own
@@ -143,7 +143,7 @@ def validate_trainer(
     plain, arrays
         What :func:`export_trainer` returned.
     fp32_values : dict from a parameter's name to an array
-        Of the parameters that were float16 then and are FP32 now, or the other way round: new
+        FP32 values of parameters whose format has changed between float16 and FP32: new
         masters, or masters that have become parameters.
 
     Raises
@@ -179,21 +179,21 @@ def validate_trainer(
     compensates = rounding is not None and of_rounding and rounding.way == "kahan"
     if not compensates:
         arrays = {n: a for n, a in arrays.items() if not n.endswith(_COMPENSATION)}
-    states, beside = [], []
+    states, extra = [], []
     trained = inside.parameters_of(trainer)
     stepped = [indices[name] for name in plain["states"]]
     for device in range(len(inside.updaters_of(trainer))):
         weights = {i: trained[i].list_data()[device] for i in stepped}
         states.append({i: new_state(optimizer, i, weight) for i, weight in weights.items()})
-        beside.append(
+        extra.append(
             {
                 i: mx.nd.empty(weight.shape, ctx=weight.context, dtype="float32")
                 for i, weight in weights.items()
                 if has_master(optimizer, trained[i]) or (compensates and grid_weights([trained[i]]))
             }
         )
-        kind = RoundedUpdates.beside_name if compensates else MasterWeights.beside_name
-        _fill(_named(states[-1], beside[-1], names, kind), arrays, fp32_values)
+        kind = RoundedUpdates.extra_name if compensates else MasterWeights.extra_name
+        _fill(_named(states[-1], extra[-1], names, kind), arrays, fp32_values)
     counts = _update_counts(trainer, plain["update_counts"], indices)
     attributes = {
         "num_update": plain["num_update"],
@@ -208,7 +208,7 @@ def validate_trainer(
     return TrainerPlan(
         trainer,
         states,
-        beside,
+        extra,
         optimizer=attributes,
         lr_scheduler=plain["lr_scheduler"],
         loss_scale=loss_scale,
@@ -231,8 +231,8 @@ def apply_trainer(plan: TrainerPlan) -> None:
     for updater in inside.updaters_of(trainer):
         updater.states, updater.states_synced = {}, {}
     keep_masters(trainer)
-    for updater, states, beside in zip(inside.updaters_of(trainer), plan.states, plan.beside):
-        updater.set_all(states, beside)
+    for updater, states, extra in zip(inside.updaters_of(trainer), plan.states, plan.extra):
+        updater.set_all(states, extra)
         if plan.rounding is not None:
             updater.rounding = plan.rounding
             updater.numbers.update(plan.numbers)
@@ -270,17 +270,17 @@ def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int,
 
 
 def _named(
-    states: dict[int, Any], beside: dict[int, NDArray], names: dict[int, str], kind: str
+    states: dict[int, Any], extra: dict[int, NDArray], names: dict[int, str], kind: str
 ) -> dict[str, NDArray]:
     """Return all arrays under their parameters' names and their places in the states.
 
-    What is beside no state is left out: a master is then what its parameter stands for.
+    A master without a state is left out: it is the FP32 value of its parameter.
     """
     found = {}
     for index, state in states.items():
         found.update(inside.arrays_of_state(state, names[index]))
-        if index in beside:
-            found[f"{names[index]}/{kind}"] = beside[index]
+        if index in extra:
+            found[f"{names[index]}/{kind}"] = extra[index]
     return found
 
 
@@ -334,8 +334,8 @@ def _validated_averages(
         )
     if of_file["decay"] != average.decay:
         raise ValueError(
-            f"its average had the decay {of_file['decay']}, this one's has {average.decay}; load "
-            "with the former, and then set average.decay"
+            f"its average had the decay {of_file['decay']}, this Trainer's has {average.decay}; "
+            "load with the former, and then set average.decay"
         )
     named = {name.removesuffix(_AVERAGE): array for name, array in arrays.items()}
     unknown = sorted(named.keys() - indices.keys())

@@ -48,7 +48,7 @@ class RunningStatistics:
         Returns
         -------
         dict from a device to NDArray, shape (elements,), FP32
-            Empty if there are none, or one has no values yet or was cast meanwhile.
+            Empty if there are none, or one has no values yet or was cast since.
         """
         if not self.parameters or any(p._data is None or not _is_fp32(p) for p in self.parameters):
             return {}
@@ -142,5 +142,5 @@ class KeptStatistics:
                     parameter.list_data()[device][:] = values
 
     def forget(self) -> None:
-        """Forget the copies, since other values have been loaded."""
+        """Discard the copies, since other values have been loaded."""
         self._copies = []

@@ -47,7 +47,7 @@ _SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128
 
 @dataclass(frozen=True)
 class _Factors:
-    """What one step multiplies gradients by, beside the user's own factor."""
+    """The factors of one step's gradients, in addition to the user's own."""
 
     divisor: float = 1.0
     coefficient: float = 1.0
@@ -79,7 +79,7 @@ class TrainerState(ScaledTrainer):
     flags : StepFlags
         The layers that raised status flags during the latest step.
     gradient_norm : float or None
-        Of the latest step's gradients in true units, before clipping; ``None``: not looked at.
+        Norm of the latest step's true gradients before clipping; ``None`` if not computed.
     on_skip : list of callable
         Callbacks, called when a step is skipped, while its gradients are still there, with their
         scale.
@@ -101,7 +101,7 @@ class TrainerState(ScaledTrainer):
         self._told: set[str] = set()  # warnings that are logged once
 
     def forget(self) -> None:
-        """Forget the latest step too."""
+        """Discard the latest step too."""
         super().forget()
         self.latest = _Factors()
 
@@ -156,7 +156,7 @@ class TrainerState(ScaledTrainer):
                 f"{len(outside)} gradients ({inside.name_of_weight(self.trainer, outside)} "
                 "first) were written by a loss that was not scaled, after one that was, and the "
                 f"step would divide them by {now.scale:g}; scale each loss with amp.scale_loss. A "
-                "scaled loss whose step was given up is forgotten when the next loss is scaled"
+                "scaled loss whose step was given up is discarded when the next loss is scaled"
             )
         if outside:
             raise TrainerStateError(
@@ -193,7 +193,7 @@ class TrainerState(ScaledTrainer):
     def _others_to_judge(self) -> list[TrainerState]:
         """Return the others that step with this one, if it is the first of them.
 
-        One that has begun anew left the others.
+        A Trainer that has started a new step has left the group.
         """
         now = self.pending
         if now.verdict is not None or not self.loss_scale.skips_overflow:
@@ -332,7 +332,7 @@ class TrainerState(ScaledTrainer):
 
 
 def _discard_gradients(parameters: Sequence[gluon.Parameter]) -> None:
-    """Forget the gradients of a skipped step, and empty those that accumulate."""
+    """Discard the gradients of a skipped step, and empty those that accumulate."""
     for parameter in parameters:
         flags_down(with_flag(parameter.list_data()))
         if parameter.grad_req == "add":
@@ -355,8 +355,8 @@ def attach(
         If ``trainer`` is not a Gluon Trainer.
     TrainerStateError
         If it has a state already, or would race with other processes when it begins, or updates
-        weights inside the kvstore, where a step cannot be skipped: because it was told so, or
-        because they are row-sparse. Nothing is changed then.
+        weights inside the kvstore, where a step cannot be skipped: because its user
+        has asked for it, or because they are row-sparse. Nothing is changed then.
     PrecisionError
         If it has float16 weights and an optimizer that needs ``multi_precision=True`` for them.
     """

@@ -27,22 +27,22 @@ class Updates(mx.optimizer.Updater):
 
     Attributes
     ----------
-    beside : dict from a parameter's index to NDArray
-        What subclasses keep beside a state: an FP32 array of the weight's shape.
-    beside_name : str
-        What checkpoints call it.
+    extra : dict from a parameter's index to NDArray
+        A further FP32 array of the weight's shape, which subclasses keep for each state.
+    extra_name : str
+        The name of these arrays in checkpoints.
     """
 
-    beside_name = ""
+    extra_name = ""
 
     def __init__(self, former: mx.optimizer.Updater) -> None:
         super().__init__(former.optimizer)
         self.states, self.states_synced = dict(former.states), dict(former.states_synced)
-        self.beside: dict[int, NDArray] = {}
+        self.extra: dict[int, NDArray] = {}
 
-    def set_all(self, states: dict[int, Any], beside: dict[int, NDArray]) -> None:
-        """Put states, and what is kept beside them, in place of all others."""
-        self.states, self.beside = dict(states), dict(beside)
+    def set_all(self, states: dict[int, Any], extra: dict[int, NDArray]) -> None:
+        """Replace all states and further arrays."""
+        self.states, self.extra = dict(states), dict(extra)
         self.states_synced = dict.fromkeys(states, True)
 
     def __call__(

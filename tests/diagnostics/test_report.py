@@ -26,7 +26,7 @@ TITLES = [
     "What was looked at",
     "Which part of float16's range is used",
     "What float16 would lose",
-    "float16 beside FP32, layer by layer",
+    "float16 against FP32, layer by layer",
     "Shapes for Tensor Cores",
     "This machine",
 ]
@@ -129,7 +129,7 @@ def test_a_network_of_the_zoo_is_looked_at_on_noise(diagnose_script, tmp_path, c
     output = capsys.readouterr().out
     assert "Images of normal noise, (4, 3, 32, 32): no data set." in output
     assert "Weights as they were drawn: an untrained network." in output
-    assert f"{dtype} beside FP32, layer by layer" in output
+    assert f"{dtype} against FP32, layer by layer" in output
     assert "== Verdict ==" in output
     assert ("What each loss scale would lose" in output) == (dtype == "float16")
     assert output.endswith(f"written to {tmp_path / 'page.html'}\n")

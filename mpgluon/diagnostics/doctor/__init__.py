@@ -49,7 +49,7 @@ def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorRepor
     net : gluon.HybridBlock
         Cast or autocast; a plain network has nothing in float16.
     input_shape : tuple of int, or sequence of such tuples
-        Of its input, batch included; or of each of its inputs, in order.
+        Shape of its input, batch included; or of each of its inputs, in order.
     ctx : Context, optional
         Whose arithmetic it would use; by default the current one.
 

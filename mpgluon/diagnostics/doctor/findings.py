@@ -21,9 +21,9 @@ class Finding:
         An error stops training or spoils it silently; a warning costs accuracy or speed; a note is
         worth knowing.
     topic : str
-        What was checked, in a word or two.
+        Subject of the check, in a word or two.
     what, why, fix : str
-        What was found, why it matters, how to change it; the last two are empty for ``"ok"``.
+        The finding, why it matters, and how to change it; the last two are empty for ``"ok"``.
     """
 
     level: str

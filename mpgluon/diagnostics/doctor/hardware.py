@@ -13,7 +13,7 @@ from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
 
 __all__ = ["hardware"]
 
-# What the wheels for CUDA 11.2 and 11.7 have machine code for. It runs on later minor versions of
+# The wheels for CUDA 11.2 and 11.7 have machine code for these. It runs on later minor versions of
 # the same major one; there is no PTX, from which a driver could make code for the next.
 _MAJOR_VERSIONS = (5, 6, 7, 8)
 _KNOWN_BUILDS = ("mxnet-cu112", "mxnet-cu117")

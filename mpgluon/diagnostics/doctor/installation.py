@@ -159,7 +159,7 @@ def _cuda_libraries(facts: MachineFacts) -> Iterator[Finding]:
     if later and ours:
         yield warning(
             "CUDA",
-            f"wheels for CUDA 11 beside those for a later one: {', '.join(later)}",
+            f"wheels for CUDA 11 and for a later one are installed: {', '.join(later)}",
             "some install the same files, and the last one installed has overwritten the other",
             "install the package that needs them (often PyTorch) in an environment of its own",
         )

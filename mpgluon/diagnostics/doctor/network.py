@@ -43,7 +43,7 @@ class TrainerFacts:
     optimizer: str = "SGD"
     multi_precision: bool = True
     float16_weights: tuple[str, ...] = ()  # names of those that it trains
-    bfloat16_weights: tuple[str, ...] = ()  # likewise, in FP32 arrays
+    bfloat16_weights: tuple[str, ...] = ()  # names too; in FP32 arrays
     update_rounding: str = "nearest"  # of those, without masters
     obstacle: Optional[str] = None  # why it cannot update float16 weights without masters
     # Its loss scale: "mpgluon", "mpgluon, none", "contrib", "none", or the name of a class.

@@ -47,7 +47,7 @@ def scalars(graph: Graph) -> Iterator[Finding]:
                 "a softmax over a fully masked row is then NaN, and so is "
                 "infinity times zero",
                 f"a number that float16 has, such as {math.copysign(1e4, written):g} for a mask (a "
-                "block with a cast method or a _dtype is told its format by the cast, and can "
+                "block with a cast method or a _dtype receives its format from the cast, and can "
                 "choose), or keep the block in FP32 with keep_fp32",
             )
     if not found:

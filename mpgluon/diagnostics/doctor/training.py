@@ -181,7 +181,7 @@ def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
         yield error(
             "loss scale",
             "the Trainer has that of mxnet.contrib.amp",
-            "it fails on float16 beside FP32 gradients, looks at the first device only, and "
+            "it fails on float16 and FP32 gradients together, looks at the first device only, and "
             "backs off a step late",
             "from mpgluon import amp instead, without amp.init(); a new Trainer, then "
             "amp.init_trainer(trainer)",

@@ -56,18 +56,18 @@ class OperatorCall:
     ----------
     model : Nodes
     name : str
-        Of the output.
+        Name of the output.
     options : dict
         The operator's, as Python values.
     inputs : list of str
         Names of the operands in ONNX.
     shapes : list of tuple of int
-        Of the operands; the first axis of data is the batch, whose size may change.
+        Shapes of the operands; the first axis of data is the batch, whose size may change.
     output_shape : tuple of int
     values : list of ndarray or None
-        Of those operands that are parameters.
+        Values of the operands that are parameters.
     dtype : str
-        Of the operands: ``"float32"`` or ``"float16"``.
+        Format of the operands: ``"float32"`` or ``"float16"``.
     """
 
     model: Nodes

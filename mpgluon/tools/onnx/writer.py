@@ -41,7 +41,7 @@ def onnx_model(
     ----------
     recording : Recording
     input_shapes : list of tuple of int
-        Of each input, batch included.
+        Shape of each input, batch included.
     dtype : {"float32", "float16"}
 
     Raises

@@ -61,7 +61,7 @@ class FlightRecorder:
     net : gluon.Block
         Cast, if it is to be, before the first step.
     trainer : gluon.Trainer
-        Of that network, after ``amp.init_trainer``.
+        The network's Trainer, after ``amp.init_trainer``.
     folder : str or Path
         Made when the first step is recorded.
     network : str, optional
@@ -115,7 +115,7 @@ class FlightRecorder:
         self._parameters = net._collect_params_with_prefix()
         self._statistics = RunningStatistics(self._parameters.values())
         self._before: dict[mx.Context, NDArray] = {}  # the statistics before the first pass
-        self._histories: Arrays = {}  # of scales, likewise
+        self._histories: Arrays = {}  # of scales, before the first pass too
         self._passes: list[_Pass] = []
         self._loss_scale = 1.0
         self._position = (-1, -1)
@@ -251,7 +251,7 @@ class FlightRecorder:
             ]
             for number, one in enumerate(self._passes)
         ]
-        # Of now, if there were no values before the first pass.
+        # The current values, if there were none before the first pass.
         rows = (self._before or self._statistics.copy()).values()
         values = [self._statistics.split(row.asnumpy()) for row in rows]
         statistics = {

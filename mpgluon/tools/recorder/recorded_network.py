@@ -75,13 +75,13 @@ class BlockCast(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """What was done to a network after it was made.
+    """Casts and settings of a network, applied after it was made.
 
     Attributes
     ----------
     casts : tuple of BlockCast
     hybridized : mapping from a block's path to its flags
-        Of the blocks that are hybridized.
+        Flags of the blocks that are hybridized.
     grad_req : mapping from a parameter's name in the network's structure to its ``grad_req``
     synchronized : bool
         Whether its BatchNorms are SyncBatchNorms.

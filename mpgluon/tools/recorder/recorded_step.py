@@ -111,14 +111,14 @@ class RecordedStep:
     statistics : dict from a name to a list of arrays
         Running statistics before the step on each device.
     scale_histories : dict from a name to an array
-        What scales of eight-bit operands followed from, if from earlier steps.
+        Largest values of earlier steps, from which scales of eight-bit operands follow.
     gradients : dict from a name to a list of GradientMark
-        Of each trained parameter that the step used; one for each device.
+        Marks of each trained parameter that the step used, one for each device.
     flags : tuple of str
         The status flags that layers raised during a step that was skipped, a line for each layer;
         empty in files of version 0.2.0.
     versions, machine, environment : dict
-        Of the recording process.
+        Facts about the recording process.
     """
 
     path: Path

@@ -29,7 +29,7 @@ _FLAGS_SHOWN = 8
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What running a recorded step again has shown.
+    """Result of running a recorded step again.
 
     Attributes
     ----------

@@ -31,7 +31,7 @@ _IN_A_ROW = 5  # calls in a run, for contestants that a pause before each call s
 
 @dataclass(frozen=True)
 class CaseOptions:
-    """What a user chooses for all cases.
+    """Options of all cases, chosen by a user.
 
     Attributes
     ----------

@@ -81,6 +81,6 @@ def _peak_memory_mib() -> Optional[float]:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    # The modules beside this file have common names: nothing may be imported from there by them.
+    # The modules in this folder have common names: nothing may be imported from there by them.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     main()

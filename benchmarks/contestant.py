@@ -65,7 +65,7 @@ class Contestant:
     python : str
         The interpreter.
     threads : int or None
-        Of its process; ``None`` takes the number of all others.
+        Threads of its process; ``None`` takes the number of all others.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Process:
     Attributes
     ----------
     facts : dict
-        What its factory returned; empty until it is ready.
+        The facts that its factory returned; empty until it is ready.
     imported_mib : float or None
         Its peak memory when its libraries were imported and nothing was prepared.
 

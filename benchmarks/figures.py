@@ -2,7 +2,7 @@
 
 Matplotlib is imported only when one is drawn. Each format has the look of
 :data:`mpgluon.tools.plots.FORMAT_LOOKS`. Figures can be read without colour: bars have their names
-and numbers beside them, and formats differ in marks and line styles.
+and numbers, and formats differ in marks and line styles.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from benchmarks.timing import Quartiles
 __all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
 
 _FILE: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "pad_inches": 0.15}
-# What a float16 step may take: docs/performance.md.
+# The limit of a float16 step: docs/performance.md.
 _TARGET = 1.35
-# Where the numbers beside a panel end, in units of its width.
+# Right end of a panel's numbers, in units of its width.
 _RATIO_AT, _TIME_AT = 1.08, 1.2
 _COLUMN = 0.11  # the width of narrower columns of numbers
 _WHISKERS: dict[str, Any] = {"color": "black", "capsize": 3}
@@ -64,7 +64,7 @@ def draw_ratios(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
 
     Bars begin at 1 and go to the median of the ratios, on a logarithmic axis; whiskers are their
     quartiles. Bars have the colour of their format, if they have one; those of slower contestants
-    are hatched. Ratio and seconds are written beside each. The figure is an empty one with a
+    are hatched. Each has its ratio and seconds as text. The figure is an empty one with a
     constrained layout.
     """
     heights = [len(case.results) + len(case.failures) for case in cases]
@@ -136,7 +136,7 @@ def draw_networks(figure: Any, cases: Sequence[CaseResult]) -> Any:
     """Draw the ratios of all networks to their baselines as dots with quartiles; return the panel.
 
     Networks are sorted by the ratio of the first contestant after the baseline; below them are the
-    geometric means. Medians and the baseline's time are written beside each. The figure is an empty
+    geometric means. Each has its median and the baseline's time as text. The figure is an empty
     one with a constrained layout.
     """
     axes = figure.subplots()

@@ -18,7 +18,7 @@ from benchmarks.race import Case, CaseResult, Conditions, race
 
 __all__ = ["Growth", "growth", "measure", "sweeps"]
 
-# What varies: the option's name, its values, and the name of a point.
+# The option that varies: its name, its values, and the name of a point.
 _SWEEPS: dict[str, tuple[str, Sequence[Any], str]] = {
     "batch size": ("batch_size", (1, 2, 4, 8, 16, 32, 64), "batch {}"),
     "image size": ("image_size", (32, 64, 96, 128, 160, 192, 224), "{} px"),
@@ -79,13 +79,13 @@ class Growth:
     Attributes
     ----------
     multiply_adds : list of int
-        Of a forward pass; a training step has three times as many.
+        Multiply-adds of a forward pass; a training step has three times as many.
     seconds : list of float
         Medians.
     memory_mib : list of float, or None
         Peaks without interpreter and libraries; ``None`` where they are not known.
     time_exponent, memory_exponent : float or None
-        Of the power of the multiply-adds that fits best, by least squares in the logarithms; 1
+        Exponent of the multiply-adds that fits best, by least squares in the logarithms; 1
         grows as the arithmetic does. ``None`` from fewer than two points.
     """
 

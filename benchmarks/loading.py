@@ -1,4 +1,4 @@
-"""What the contestants of the input pipeline do: one pass over JPEG files, to batches.
+"""The contestants of the input pipeline: one pass over JPEG files, to batches.
 
 Each factory returns a function that does it once and returns the number of images; and facts about
 it, for :mod:`benchmarks.child`. ``images`` is a folder with one folder of images per class, or

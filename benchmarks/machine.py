@@ -1,4 +1,4 @@
-"""What a record says of the machine and of the source, and a file name made from it.
+"""A record's facts about the machine and the source, and a file name made from them.
 
 No host, user or folder is among it.
 """
@@ -18,7 +18,7 @@ from mpgluon.processor import usable_cores
 __all__ = ["describe_machine", "describe_source", "file_stem", "instruction_set", "usable_cores"]
 
 _ROOT = Path(mpgluon.__file__).parents[1]
-# What decides how fast 16-bit numbers are.
+# The features that decide how fast 16-bit numbers are.
 _INSTRUCTION_SETS = (  # a name, Linux's flag and the value of DNNL_MAX_CPU_ISA, ascending
     ("SSE4.1", "sse4_1", "SSE41"),
     ("AVX", "avx", "AVX"),
@@ -75,7 +75,7 @@ def describe_source(*folders: str) -> dict[str, Any]:
     Parameters
     ----------
     *folders : str
-        Of the repository: files there, in ``mpgluon`` and in ``benchmarks`` that differ from the
+        Root of the repository: files there, in ``mpgluon`` and ``benchmarks`` that differ from the
         commit count as changes, new ones too.
     """
     commit = _git("rev-parse", "HEAD") if _git("ls-files", "mpgluon/__init__.py") else None
@@ -84,7 +84,7 @@ def describe_source(*folders: str) -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> Optional[str]:
-    """Return what git prints beside the package; ``None`` if it fails or prints nothing."""
+    """Return git's output in the package's folder; ``None`` if it fails or prints nothing."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False

@@ -1,7 +1,7 @@
-"""What PyTorch's contestants do: ResNet v1 as Gluon's model zoo has it, and single layers.
+"""PyTorch's contestants: ResNet v1 as Gluon's model zoo has it, and single layers.
 
 It imports nothing of this package, since PyTorch has an interpreter of its own. Each factory
-returns a function that does its work once, and facts about it; see ``child.py`` beside this file.
+returns a function that does its work once, and facts about it; see ``child.py``.
 Each format has the layout that is faster for it on a CPU: channels-last for float32 and bfloat16
 (autocast), the default for pure float16.
 

@@ -24,7 +24,7 @@ _PAUSE_S = 0.02
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed, and who takes part.
+    """A race: the work that is timed, and its contestants.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Case:
     contestants : sequence of Contestant
         The first is the baseline.
     settings : mapping
-        What all contestants have in common, as JSON can hold it.
+        The settings that all contestants share, as JSON can hold them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Conditions:
     Attributes
     ----------
     threads : int
-        Of each contestant.
+        The number of threads of each contestant.
     rounds, warm_up : int
         Runs of each contestant, and runs before these that are not counted.
     limit_s : float
@@ -79,9 +79,9 @@ class Result:
     ----------
     name : str
     seconds : sequence of float
-        Of each round.
+        Seconds of each round.
     peak_memory_mib : float or None
-        Of its process, without processes that it started; ``None`` where it is not known.
+        Peak memory of its process, without child processes; ``None`` where it is not known.
     imported_mib : float or None
         The peak after its imports, before anything was prepared.
     idle_cpu_s : float

@@ -1,6 +1,6 @@
 """The record of a benchmark: one JSON file for a machine, written and read back.
 
-Single times are kept. Medians, quartiles and ratios are written beside them for readers of the
+Single times are kept. Medians, quartiles and ratios are written with them for readers of the
 file, and are computed again when it is read. The output of contestants that failed is not
 written: it contains names of folders.
 """
@@ -41,7 +41,7 @@ class BenchmarkRecord:
         ``processor``, ``architecture``, ``cpu_flags``, ``instruction_set``, ``bfloat16`` ("native"
         or "emulated"), ``native_operators``, ``cores`` and ``gpus``.
     versions : dict
-        Of Python and packages; PyTorch's if it took part.
+        Versions of Python and packages; PyTorch's if it took part.
     conditions : Conditions
     load_average : float
         Mean number of processes that were ready to run in the minute before it began; next to 0

@@ -1,4 +1,4 @@
-"""What MXNet's contestants do: a layer, a training step, a prediction, in each library and format.
+"""MXNet's contestants: a layer, a training step, a prediction, in each library and format.
 
 Each factory returns a function that does it once, waits for it and returns the result; and facts
 about it, for :mod:`benchmarks.child`. ``library`` is ``"gluon"`` (plain MXNet, float32),

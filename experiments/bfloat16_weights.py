@@ -1,4 +1,4 @@
-"""bfloat16 weights without FP32 masters: three ways to round their updates, beside masters.
+"""bfloat16 weights without FP32 masters: three ways to round their updates, against masters.
 
 The base is parity's bfloat16: autocast has FP32 parameters, which are the masters.
 """

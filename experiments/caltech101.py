@@ -60,7 +60,7 @@ def experiment(
     run: Callable[[TrainingConfig, Place], Outcome],
     **more: Any,
 ) -> Experiment:
-    """Return a run on all photographs; ``more`` is what decides its outcome beside the config."""
+    """Return a run on all photographs; ``more`` is what else decides its outcome."""
     return Experiment(
         name,
         {
@@ -144,7 +144,7 @@ class _Caltech101(SeededRows):
 
     @cached_property
     def compared(self) -> dict[str, PairedComparison]:
-        """The rows in 16 bits beside FP32, by the mean of the classes' accuracies."""
+        """The rows in 16 bits against FP32, by the mean of the classes' accuracies."""
         return {row: self.comparison(row, figure=PER_CLASS) for row in FORMATS if row != BASE}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What an experiment, its record and a group of experiments are. Nothing is run here."""
+"""Experiments, their records, and groups of experiments as values. Nothing is run here."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window
     figure : Figure
         An empty one, with a constrained layout.
     runs : mapping
-        Records by row and seed; rows that are no format are not drawn.
+        Records by row and seed; only rows of formats are drawn.
     window : int
         Steps of one point of the curves.
     """
@@ -212,7 +212,7 @@ def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window
 
 def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
     above, middle, below = column
-    # A wide line shows beside the others where they coincide.
+    # A wide line shows under the others where they coincide.
     look = {**_line(name), "linewidth": 3.5 if name == "float32" else 1.5}
     curves, steps = record.outcome.curves, record.outcome.figures["steps"]
     losses = _finite(curves["loss"])

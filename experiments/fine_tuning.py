@@ -125,7 +125,7 @@ class _FineTuning(SeededRows):
 
     @property
     def formats(self) -> PairedComparison:
-        """Fine-tuning in float16 beside fine-tuning in FP32."""
+        """Fine-tuning in float16 against fine-tuning in FP32."""
         return self.comparison("float16/pretrained", "float32/pretrained", PER_CLASS)
 
     def gain(self, dtype: str) -> PairedComparison:

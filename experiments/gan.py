@@ -58,14 +58,14 @@ _LOSS = gluon.loss.SigmoidBinaryCrossEntropyLoss()
 
 @dataclass(frozen=True)
 class GanSettings:
-    """What a run depends on, beside the photographs.
+    """The settings of a run, without the photographs.
 
     Attributes
     ----------
     dtype : {"float32", "float16"}
         float16 is the cast network with FP32 masters, and a dynamic loss scale in each Trainer.
     category : str
-        Of the photographs.
+        Category of the photographs.
     channels : int
         At 16 pixels; twice and four times as many at 8 and 4.
     noise : int

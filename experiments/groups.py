@@ -1,4 +1,4 @@
-"""The groups of experiments; results.md.jinja and readme.md.jinja beside this file show them."""
+"""The groups of experiments, which results.md.jinja and readme.md.jinja in this folder show."""
 
 from __future__ import annotations
 

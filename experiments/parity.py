@@ -35,7 +35,7 @@ __all__ = ["BASE", "COMMON", "CONTROL", "FIRST_SEEDS", "FORMATS", "GROUP", "NETW
 
 @dataclass(frozen=True)
 class Network:
-    """What the runs of one network have in common, in all formats.
+    """The settings that the runs of one network share, in all formats.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ class Parity(SeededRows):
 
     @cached_property
     def pooled(self) -> dict[str, PairedComparison]:
-        """Each row beside FP32 over all networks and seeds."""
+        """Each row against FP32 over all networks and seeds."""
         return {row: compare(self.differences(row)) for row in OTHERS}
 
     def by_seed(self, row: str) -> PairedComparison:
@@ -178,7 +178,7 @@ class Parity(SeededRows):
 
     @cached_property
     def control(self) -> PairedComparison:
-        """The control beside float16, in the seeds that both have."""
+        """The control against float16, in the seeds that both have."""
         return compare(self.accuracies[CONTROL] - self.accuracies["float16"])
 
     @cached_property

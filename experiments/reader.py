@@ -57,7 +57,7 @@ class ReaderSettings:
     max_norm : float
         The limit to which the gradients' global norm is clipped, in true units.
     init_scale, growth_interval
-        Of the dynamic loss scale, in float16.
+        Settings of the dynamic loss scale, in float16.
     """
 
     dtype: str = "float32"

@@ -115,7 +115,7 @@ def _read_record(path: Path) -> Record:
         return Record(outcome=outcome, **content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is no record of an experiment ({type(error).__name__}: {error}); delete it "
+            f"{path} is not a record of an experiment ({type(error).__name__}: {error}); delete it "
             "and run the experiment again"
         ) from error
 
@@ -143,7 +143,7 @@ def refuse_mixtures(processors: Mapping[str, Collection[str]], folder: Path) -> 
     processors : mapping
         The kinds by group.
     folder : Path
-        Of the records.
+        Folder of the records.
     """
     for group, kinds in processors.items():
         if len(kinds) > 1:
@@ -182,7 +182,7 @@ def read_repetitions(folder: Path) -> list[Repetition]:
     try:
         return [Repetition(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is no list of repetitions ({error}); delete it") from error
+        raise DataError(f"{path} is not a list of repetitions ({error}); delete it") from error
 
 
 def add_repetition(repetition: Repetition, folder: Path) -> None:

@@ -85,7 +85,7 @@ class _Recurrent(SeededRows):
 
     @cached_property
     def compared(self) -> dict[str, PairedComparison]:
-        """The rows in 16 bits beside FP32."""
+        """The rows in 16 bits against FP32."""
         rows = [row for row, (dtype, _) in ROWS.items() if dtype != "float32"]
         return {row: self.comparison(row) for row in rows}
 

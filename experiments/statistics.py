@@ -67,7 +67,7 @@ def compare(differences: Any) -> PairedComparison:
     Parameters
     ----------
     differences : array
-        Of any shape; a NaN is not a pair.
+        Arrays of any shape; a NaN is not a pair.
 
     Raises
     ------

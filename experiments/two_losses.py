@@ -24,7 +24,7 @@ RUNS = {
     _UNDISTURBED: GanSettings(dtype="float16"),
     _DISTURBED: GanSettings(dtype="float16", overflow=2.0**20),
 }
-# What a run keeps of each network around the watched step, and its name on the page.
+# The values that a run keeps of each network around the watched step, and their names.
 _WATCHED = {
     "scale_before": "loss scale in it",
     "scale_after": "loss scale after it",

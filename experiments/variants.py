@@ -50,7 +50,7 @@ class Variants(SeededRows):
     ways : mapping of str to mapping
         The fields of the training config that make each way, by its name.
     base : str
-        What the ways are compared with: a row of parity, or one of the ways.
+        The base of the comparison: a row of parity, or one of the ways.
     """
 
     seeds = parity.SEEDS
@@ -70,7 +70,7 @@ class Variants(SeededRows):
         )
 
     def compared(self) -> list[str]:
-        """Return the ways beside the base."""
+        """Return the ways other than the base."""
         return [way for way in self.ways if way != self.base]
 
     def base_runs(self, network: parity.Network) -> dict[int, Record]:
@@ -99,12 +99,12 @@ class Variants(SeededRows):
 
     @cached_property
     def pooled(self) -> dict[str, PairedComparison]:
-        """The accuracy of each way beside the base's, over all networks and seeds."""
+        """The accuracy of each way against the base's, over all networks and seeds."""
         return {way: compare(self.differences(way)) for way in self.compared()}
 
     @cached_property
     def losses(self) -> dict[str, PairedComparison]:
-        """The final training loss of each way beside the base's, over all networks and seeds."""
+        """The final training loss of each way against the base's, over all networks and seeds."""
         base = self.figures(self.base, "train_loss")
         return {way: compare(self.figures(way, "train_loss") - base) for way in self.compared()}
 
@@ -160,7 +160,7 @@ class Variants(SeededRows):
         ]
 
     def draw(self, figure: Any) -> None:
-        """Draw the accuracy of each run beside the base's."""
+        """Draw the accuracy of each run against the base's."""
         order = self.ways if self.base in self.ways else (self.base, *self.ways)
         points = {way: self.accuracies(way) for way in order}
         figures.draw_accuracies(figure, points, [one.name for one in self.networks], self.base)

@@ -65,7 +65,7 @@ class Prediction:
         Whether the processor multiplies in this format, or FP32 arrays hold its numbers: then the
         probabilities are those of a processor that does, and the time is not.
     latency_ms : float
-        Of the network's forward pass on one image, from its pixels to its logits, milliseconds:
+        Milliseconds of the network's forward pass on one image, from its pixels to its logits:
         the median of the latest calls, five for each photograph.
     calls : int
         The number of these calls, at most 25.
@@ -73,7 +73,7 @@ class Prediction:
         At most five, likeliest first. Empty if a logit is not finite, as after an overflow in a
         float16 network.
     others : tuple of Guess
-        What this network says of the categories that are guesses in other formats only.
+        This network's answers for the categories that are guesses in other formats only.
     """
 
     dtype: str
@@ -209,7 +209,7 @@ def _probabilities(logits: npt.NDArray[np.float32]) -> Optional[npt.NDArray[np.f
 def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     """Return the central square of a JPEG, PNG or WebP file, rotated by its EXIF orientation.
 
-    Not thread-safe, since a warning is made an error meanwhile.
+    Not thread-safe, since it temporarily makes a warning an error.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     Raises
     ------
     NotAPhotographError
-        If the bytes are no such file.
+        If the bytes are not such a file.
     DataError
         If the file is damaged or truncated, or its header names more than ``MAX_IMAGE_PIXELS``
         (32 million) pixels; then nothing is decoded.

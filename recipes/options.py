@@ -51,7 +51,7 @@ def option(
     check : callable, optional
         Raises ValueError for a bad value; called by the parser too.
     metavar : str, optional
-        What the help text shows in place of a value.
+        The placeholder of a value in the help text.
     **more
         Further metadata of the field.
     """
@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser, config: type) -> None:
         if one.default is False:
             how = {"action": "store_true"}
         else:
-            # Of Optional[int], int.
+            # Optional[int] gives int.
             kind = (*get_args(annotations[one.name]), annotations[one.name])[0]
             how = {name: one.metadata[name] for name in ("choices", "metavar")}
             how["type"] = kind if one.metadata["check"] is None else _checked(one.metadata["check"])

@@ -173,7 +173,7 @@ def make_folder(output: Path) -> None:
 
 
 def write(record: BenchmarkRecord, options: argparse.Namespace, *, suffix: str) -> None:
-    """Write the record, and the plot beside it."""
+    """Write the record, and the plot to the same folder."""
     path: Path = options.output
     if path.suffix != ".json":
         path /= f"{file_stem(record.machine, options.device)}{suffix}.json"

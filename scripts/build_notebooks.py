@@ -20,8 +20,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 PARAMETERS = "parameters"  # the tag of the cell that says FAST = False
 TIMEOUT_S = 1800  # for one cell
 
-# What a reader need not see at first is folded: the tag of a cell in a source, the tag by which the
-# site folds or leaves it out, and what the fold is called. Jupyter hides the same parts.
+# Cells that a reader need not see at first are folded: the tag of a cell in a source, the tag by
+# which the site folds or leaves it out, and the name of the fold. Jupyter hides the same parts.
 FOLDED = {
     PARAMETERS: ("remove-cell", ""),
     "setup": ("hide-input", "the set-up"),

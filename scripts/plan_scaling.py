@@ -178,7 +178,7 @@ def save_efficiency(path: Path, model: str, work: Workload, found: Sequence[Ring
 
 
 def plan(options: argparse.Namespace) -> None:
-    """Print the tables, or put them between the marks of a document, with a figure beside it."""
+    """Print the tables, or put them between the marks of a document, with a figure next to it."""
     networks = NETWORKS
     if options.link_gbit_per_s is not None:
         networks = {f"{options.link_gbit_per_s:g} Gbit/s": options.link_gbit_per_s}

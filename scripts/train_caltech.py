@@ -45,7 +45,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         default=False,
         choices=("auto",),
         metavar="auto",
-        help="continue from the newest checkpoint in --output-dir; auto starts anew without one",
+        help="continue from the newest checkpoint in --output-dir; with auto, only if there is one",
     )
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Ablations: mixed precision with one measure left out, beside runs that keep it, on the same data.
+"""Ablations: mixed precision with one measure left out, against runs that keep it.
 
 All runs have one seed.
 """
@@ -33,8 +33,8 @@ class Ablation:
     variants : sequence of str
         The last parts of the experiments' names.
     settings : mapping
-        What all variants have in common, as JSON holds it. ``every`` is the number of steps of one
-        point of the curves.
+        The config that all variants share, as JSON holds it. ``every`` is the number of steps of
+        one point of the curves.
     """
 
     name: str

@@ -109,7 +109,7 @@ def cast_block(
         ``compute_16`` names a block that is not in ``net``, or an operator that MXNet does not
         have or whose format cannot be chosen.
     PrecisionError
-        If ``net`` or a part of it is cast already, or holds an imported graph with control flow
+        If ``net`` or a part of it is already cast, or holds an imported graph with control flow
         that ``keep_fp32`` does not name, or computes with MXNet's NumPy interface, or is on a
         device that cannot compute in the format. Nothing is changed then.
 
@@ -178,11 +178,9 @@ def apply_policy(
     named, compute_16 = as_collections(keep_fp32, compute_16)
     plan = plan_of(net, named, compute_16)
     for forward in filter(None, map(forward_of, blocks_of(net))):
-        root = forward.network_cast.root.name
-        raise PrecisionError(
-            f"{forward.block.name} is cast already, as a part of {root}; call mpgluon.restore on "
-            f"{root} before another cast"
-        )
+        root, name = forward.network_cast.root.name, forward.block.name
+        part = "" if name == root else f" as a part of {root}"
+        raise PrecisionError(f"{name} is already cast{part}; call mpgluon.restore on {root} first")
     device_type = device_type_of(net)
     arithmetic = policy_arithmetic(policy, device_type)
     in_16_bits = [entry.block for entry in plan if not entry.computes_fp32]

@@ -106,8 +106,8 @@ class CastReport:
             )
         if self.told_format:
             lines.append(
-                f"{len(self.told_format):6d} {_plural('block', self.told_format)} told that the "
-                f"format is {self.policy.compute_dtype}{_examples(self.told_format)}"
+                f"{len(self.told_format):6d} {_plural('block', self.told_format)} whose own "
+                f"format was set to {self.policy.compute_dtype}{_examples(self.told_format)}"
             )
         for names, dtype in (
             (self.operators_fp32, "float32"),

@@ -205,12 +205,12 @@ def some_weights(trainer: gluon.Trainer) -> Iterator[NDArray]:
             yield parameter._data[0]
 
 
-def name_of_weight(trainer: gluon.Trainer, weights: Container[int]) -> str:
-    """Return the name of the first parameter with an array whose ``id`` is among ``weights``."""
+def first_of(trainer: gluon.Trainer, weights: Container[int]) -> str:
+    """Return `` (name first)`` of the first parameter with an array of an ``id`` in ``weights``."""
     for parameter in trainer._params:
         if any(id(array) in weights for array in parameter._data or ()):
-            return str(parameter.name)
-    return "none of this Trainer"
+            return f" ({parameter.name} first)"
+    return ""
 
 
 def accumulated_gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:

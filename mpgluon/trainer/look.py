@@ -51,7 +51,7 @@ def look(
     Returns
     -------
     Look
-        The norm is that of one device, the same on all after a reduction; the largest without
+        The norm on one device, the same on all after a reduction; the largest without
         one; ``None`` without gradients.
     """
     per_device: dict[mx.Context, list[NDArray]] = {}

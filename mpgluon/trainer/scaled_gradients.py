@@ -226,11 +226,10 @@ class GradientHolder:
         if not still and not (suspicious and with_flag(self.suspected.values())):
             return
         held = f"{len(still)} gradients" if still else "gradients"
-        first = f" ({inside.name_of_weight(self.trainer, still)} first)" if still else ""
         raise TrainerStateError(
-            f"this Trainer holds {held}{first} of a loss that was scaled for another Trainer "
-            "only, so the step would not divide them; name every Trainer that steps: "
-            "amp.scale_loss(loss, [trainer_a, trainer_b])"
+            f"this Trainer holds {held}{inside.first_of(self.trainer, still)} of a loss that was "
+            "scaled for another Trainer only, so the step would not divide them; name every "
+            "Trainer that steps: amp.scale_loss(loss, [trainer_a, trainer_b])"
         )
 
 

@@ -153,8 +153,8 @@ class TrainerState(ScaledTrainer):
         outside = self.written_outside()
         if outside and now.exist:
             raise TrainerStateError(
-                f"{len(outside)} gradients ({inside.name_of_weight(self.trainer, outside)} "
-                "first) were written by a loss that was not scaled, after one that was, and the "
+                f"{len(outside)} gradients{inside.first_of(self.trainer, outside)} "
+                "were written by a loss that was not scaled, after one that was, and the "
                 f"step would divide them by {now.scale:g}; scale each loss with amp.scale_loss. A "
                 "scaled loss whose step was given up is discarded when the next loss is scaled"
             )

@@ -510,7 +510,7 @@ print(message)
 
 # %% tags=["claim"]
 assert all((f == "float32") == name.startswith("net_") for name, f in formats_of(whole).items())
-assert "last is cast already, as a part of whole" in message
+assert "last is already cast as a part of whole" in message
 
 # %% [markdown]
 # Finer still: `keep_fp32` also takes the name of an *operator* as text, such as `"Convolution"`.

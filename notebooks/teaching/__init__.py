@@ -1,4 +1,4 @@
-"""What the lessons share: exercises that check an answer, and drawings to play with."""
+"""Shared code of the lessons: exercises that check an answer, and drawings to play with."""
 
 from teaching.exercises import check
 from teaching.widgets import widget

@@ -1,4 +1,4 @@
-"""Exercises that check themselves: an answer is run, and the learner is told what it means.
+"""Exercises that check themselves: an answer is run, and the verdict explains it.
 
 The exercises of lesson NN are functions of the module ``teaching.lesson_NN``, one for each, marked
 with :func:`exercise`. Each takes an answer and returns a :class:`Verdict`.
@@ -51,7 +51,7 @@ def check(number: str, answer: Any = ...) -> Judged:
     number : str
         Lesson and exercise, such as "03.1".
     answer : object
-        What the exercise asks for. ``...`` stands for no answer yet.
+        The answer to the exercise; ``...`` stands for no answer yet.
 
     Raises
     ------

@@ -23,7 +23,7 @@ _CEILING = 2.0**20  # the largest scale at which none of its gradients overflows
 def divisor_for_the_sum(answer: Any) -> Verdict:
     divisor = number_of(answer, "the divisor of S")
     if divisor <= 0:
-        return Verdict(False, f"S divided by {divisor:g} is no positive number.")
+        return Verdict(False, f"S divided by {divisor:g} is not a positive number.")
     scale = 2.0**19
     try:
         mpgluon.StaticLossScale(scale / divisor)

@@ -38,7 +38,7 @@ def smallest_whose_exponential_overflows(answer: Any) -> Verdict:
         before = np.nextafter(x, np.float16(0))
         result, result_before = np.exp(x), np.exp(before)
     if np.isinf(x):
-        return Verdict(False, f"{answer:g} is no FP16 number: rounded to FP16 it is {x}.")
+        return Verdict(False, f"{answer:g} is not an FP16 number: rounded to FP16 it is {x}.")
     if np.isfinite(result):
         return Verdict(False, f"In FP16 e^{float(x):g} is {result:g}, which is still finite.")
     if np.isinf(result_before):

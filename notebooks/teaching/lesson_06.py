@@ -144,7 +144,7 @@ def energy_without_overflow(answer: Any) -> Verdict:
 def divisor_of_the_sounds(answer: Any) -> Verdict:
     divisor = number_of(answer, "a power of two")
     if divisor <= 0 or math.frexp(divisor)[0] != 0.5:
-        return Verdict(False, f"{divisor:g} is no power of two.")
+        return Verdict(False, f"{divisor:g} is not a power of two.")
     skipped, accuracy = _trained_with(divisor)
     found = f"Divided by {divisor:g}, {skipped} of {_STEPS} steps are skipped"
     if skipped:
@@ -172,7 +172,7 @@ def _trained_with(divisor: float) -> tuple[int, float]:
 def largest_loss_scale(answer: Any) -> Verdict:
     scale = number_of(answer, "a power of two")
     if scale <= 0 or math.frexp(scale)[0] != 0.5:
-        return Verdict(False, f"{scale:g} is no power of two.")
+        return Verdict(False, f"{scale:g} is not a power of two.")
     net, batch = make_net(_Energy), _first_batch()
     mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[1]))
     found = locate_overflow(net, batch, loss_scale=scale)

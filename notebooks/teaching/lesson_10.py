@@ -108,7 +108,7 @@ def share_of_the_weights(answer: Any) -> Verdict:
         return Verdict(False, f"{measured}, and {share:.0f} % is another result.")
     return Verdict(
         True,
-        f"{measured}. Independent errors add like the sides of a right-angled triangle: beside "
+        f"{measured}. Independent errors add like the sides of a right-angled triangle: with "
         f"{found:.0f} % the rounding between the layers has "
         f"{np.sqrt(max(0.0, 1e4 - found**2)):.0f} %.",
     )

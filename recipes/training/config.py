@@ -31,7 +31,7 @@ def _policy_name(dtype: str, *, amp: bool) -> str:
 
 
 # `free` options may differ between a run and its continuation without changing what is computed.
-# Of the images per step, the product over batches, devices and processes must stay, which a config
+# The product of images per step over batches, devices and processes must stay, which a config
 # cannot know.
 @document_options
 @dataclass(frozen=True)

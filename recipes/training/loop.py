@@ -81,7 +81,7 @@ def train(
     -------
     dict
         The content of ``results.json`` in ``config.output_dir``: config, versions, machine and
-        final figures. ``history.jsonl`` and ``curves.png`` are written beside it, and with
+        final figures. ``history.jsonl`` and ``curves.png`` are written to the same folder, and with
         ``config.tensorboard`` a folder ``tensorboard``.
 
     Raises

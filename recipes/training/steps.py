@@ -39,9 +39,9 @@ class Stepper:
         The number of batches that the images of a step are divided into. With more than one,
         gradients of the trained parameters are set to accumulate (``grad_req="add"``).
     average : WeightAverage, optional
-        What to update after each step.
+        The average to update after each step.
     recorder : FlightRecorder, optional
-        What is told each batch.
+        The recorder that receives each batch.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Stepper:
     def _recording(
         self, image_parts: list[mx.nd.NDArray], label_parts: list[mx.nd.NDArray], seed: int
     ) -> AbstractContextManager[None]:
-        """Tell the recorder a batch, if there is one; it seeds anew."""
+        """Pass a batch to the recorder, if there is one; it sets a new seed."""
         if self._recorder is None:
             return nullcontext()
         return self._recorder.step(image_parts, label_parts, seed=seed)
@@ -183,21 +183,21 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return a test's figures for the history, over all processes.
 
-    They are those of the average of the weights if there is one, with one of the weights beside.
+    They belong to the average of the weights if there is one; the weights' accuracy is added then.
     Processes may have different numbers of batches, or none.
     """
     using = net, batches, classes, devices, processes
     accuracy, per_class = _accuracies(*using)
-    beside = {}
+    of_weights = {}
     if average is not None:
-        beside = {"test_accuracy_of_weights": accuracy}
+        of_weights = {"test_accuracy_of_weights": accuracy}
         with average.swapped_in():
             accuracy, per_class = _accuracies(*using)
     return {
         "tested": "weights" if average is None else "average",
         "test_accuracy": accuracy,
         "test_accuracy_per_class": per_class,
-        **beside,
+        **of_weights,
     }
 
 

@@ -62,16 +62,16 @@ def values_for(
     Parameters
     ----------
     state : mapping from name to ndarray
-        Of a ResNet, VGG or MobileNetV2; in any order.
+        Names of a ResNet, VGG or MobileNetV2, in any order.
     shapes : mapping from name to tuple of int
-        Of the network's parameters, by their place in it (``"features.0.weight"``), in its order.
+        Shapes of the network's parameters, by their place (``"features.0.weight"``), in its order.
     classes : int
         If the head has this many rows in the network and another number in the file, it is new.
 
     Returns
     -------
     values : dict from name to ndarray, float32
-        Of every parameter but those of a new head.
+        A value for every parameter except a new head's.
     new : list of str
         The parameters of a new head.
 

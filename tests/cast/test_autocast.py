@@ -82,7 +82,7 @@ def test_autocast_is_no_context_and_says_so():
     with pytest.raises(TypeError, match=r"without `with`.* until amp\.restore\(net\), now too"):  # noqa: SIM117
         with amp.autocast(net):
             pass
-    with pytest.raises(PrecisionError, match="cast already"):
+    with pytest.raises(PrecisionError, match="already cast"):
         amp.autocast(net)
 
 

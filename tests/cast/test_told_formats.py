@@ -122,7 +122,7 @@ def test_a_row_that_is_all_masked_is_zero_and_trains_as_in_fp32(kind, way, hybri
     assert net(SCORES, MASK).asnumpy()[:, 2].tolist() == [[0] * 4] * 2
     np.testing.assert_allclose(found, expected, atol=2**-8)
     assert report.told_format == (net.name,)
-    assert f"1 block told that the format is float16 ({net.name})" in str(report)
+    assert f"1 block whose own format was set to float16 ({net.name})" in str(report)
 
 
 @FLOAT16

@@ -61,7 +61,7 @@ def test_a_damaged_record_is_named_with_what_to_do(text, tmp_path):
     path = tmp_path / f"{EXPERIMENT.name}.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    with pytest.raises(DataError, match=r"seed-0\.json is no record.*run the experiment again"):
+    with pytest.raises(DataError, match=r"seed-0\.json is not a record.*run the experiment again"):
         read_records(tmp_path)
 
 
@@ -109,5 +109,5 @@ def test_repetitions_are_added_to_a_list_that_is_no_record(tmp_path):
     assert read_repetitions(tmp_path) == made
     assert read_records(tmp_path) == {}
     (tmp_path / "repeated.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"repeated\.json is no list of repetitions"):
+    with pytest.raises(DataError, match=r"repeated\.json is not a list of repetitions"):
         read_repetitions(tmp_path)

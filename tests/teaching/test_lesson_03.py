@@ -17,7 +17,7 @@ from teaching import check
         (1, False, "is skipped"),
         (40, False, "mpgluon refuses 2^19 / 40 as a scale: a static loss scale must be a power"),
         (128, False, "But 64 would do"),
-        (0, False, "no positive number"),
+        (0, False, "not a positive number"),
     ],
 )
 def test_the_sum_of_forty_losses_needs_a_scale_sixty_four_times_smaller(

@@ -49,7 +49,7 @@ def test_one_quarter_of_each_picture_is_brighter():
         ("04.1", 11.2, False, "and that is a smaller FP16 number"),
         ("04.1", 16, False, "so is e^15.9922"),  # of those who think of 2^16
         ("04.1", 65504, False, "e^65504 is infinite in FP16, but so is e^65472"),
-        ("04.1", 1e6, False, "is no FP16 number: rounded to FP16 it is inf"),
+        ("04.1", 1e6, False, "is not an FP16 number: rounded to FP16 it is inf"),
         ("04.2", with_fp16_sums, True, "times with 4,096. The longer an FP16 sum"),
         ("04.2", with_sums_of_numpy, False, "these sums are not FP16"),
         ("04.2", with_a_product_of_numpy, False, "NumPy adds FP16 numbers in FP32"),

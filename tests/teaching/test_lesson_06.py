@@ -60,12 +60,12 @@ def test_sounds_are_whole_numbers_of_an_audio_file():
         ("06.1", of_small_numbers_only, False, "In FP32 already its result is another"),
         ("06.1", over_filters, False, "It returns the shape (32, 61), and not (32, 16)"),
         ("06.2", 1, False, "60 of 60 steps are skipped"),
-        ("06.2", 300, False, "300 is no power of two"),
-        ("06.2", -256, False, "-256 is no power of two"),
+        ("06.2", 300, False, "300 is not a power of two"),
+        ("06.2", -256, False, "-256 is not a power of two"),
         ("06.3", 1024, False, "but at 2048 it is so too"),
         ("06.3", 2048, True, "At 4096, backward"),
         ("06.3", 65536, False, "is not finite: the step is skipped"),
-        ("06.3", 0, False, "0 is no power of two"),
+        ("06.3", 0, False, "0 is not a power of two"),
     ],
 )
 def test_an_answer_is_told_what_it_does(number, answer, right, words, capsys):

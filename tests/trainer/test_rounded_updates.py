@@ -187,7 +187,7 @@ def test_compensation_keeps_what_rounding_cuts_off(optimizer):
         weight = round_to(exact.asnumpy(), BFLOAT16)
         lacks = round_to(exact.asnumpy() - weight, BFLOAT16)
         assert layer.weight.data().asnumpy().tobytes() == weight.tobytes()
-    assert trainer._updaters[0].beside[0].asnumpy().tobytes() == lacks.tobytes()
+    assert trainer._updaters[0].extra[0].asnumpy().tobytes() == lacks.tobytes()
 
 
 def test_compensation_of_a_weight_that_was_set_is_forgotten():
@@ -197,7 +197,7 @@ def test_compensation_of_a_weight_that_was_set_is_forgotten():
         step(layer.weight, trainer, -1.0)  # 2^-9 to come
     layer.weight.set_data(mx.nd.array([[1, 2.0**-9], [0, -(2.0**-3)]]))
     step(layer.weight, trainer, 0.0)
-    found = layer.weight.data().asnumpy() + trainer._updaters[0].beside[0].asnumpy()
+    found = layer.weight.data().asnumpy() + trainer._updaters[0].extra[0].asnumpy()
     # At 1 what was kept is less than half a spacing; elsewhere it is more, and not of this weight.
     assert found.tolist() == [[1 + 2.0**-9, 2.0**-9], [0, -(2.0**-3)]]
 

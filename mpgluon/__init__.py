@@ -21,6 +21,9 @@ from mpgluon.cast.block import (  # noqa: E402
     cast_block,
     restore,
 )
+from mpgluon.cast.network_cast import (  # noqa: E402
+    call_with_new_trainers as _call_with_new_trainers,
+)
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
@@ -54,7 +57,11 @@ from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
 from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
 from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
 from mpgluon.trainer.average import WeightAverage  # noqa: E402
+from mpgluon.trainer.masters import (  # noqa: E402
+    keep_masters_of_new_trainer as _keep_masters_of_new_trainer,
+)
 
+_call_with_new_trainers(_keep_masters_of_new_trainer)  # of cast networks
 _name_new_places()
 
 __version__ = "0.2.0"

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Optional
 
 from mpgluon import kernels
 from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
-from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.kernels.dtypes import cast, dtype_name, round_array
@@ -40,6 +39,7 @@ __all__ = [
     "compare_masters",
     "has_master",
     "keep_masters",
+    "keep_masters_of_new_trainer",
     "make_masters",
     "new_state",
 ]
@@ -350,10 +350,7 @@ class MasterKeeper(GradientHolder):
         return False
 
 
-def _keep_masters_of(trainer: gluon.Trainer) -> None:
+def keep_masters_of_new_trainer(trainer: gluon.Trainer) -> None:
     """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
     if inside.loss_scaler_of(trainer) is None:
         inside.set_loss_scaler(trainer, MasterKeeper(trainer))
-
-
-call_with_new_trainers(_keep_masters_of)

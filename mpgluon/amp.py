@@ -29,7 +29,7 @@ from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.migration import INSTEAD
 from mpgluon.trainer import clipping
 from mpgluon.trainer.rounded_updates import UpdateRounding
-from mpgluon.trainer.scaling import scaled
+from mpgluon.trainer.scaled_loss import scaled
 from mpgluon.trainer.step import attach, state_of
 
 from mxnet import gluon

@@ -10,8 +10,9 @@ block, whose gradient was compiled before, are refused.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from mpgluon.errors import PrecisionError, TrainerStateError
 from mpgluon.graph.nodes import Graph, Node
@@ -94,7 +95,7 @@ def names_of(variables: Iterable[NDArray]) -> set[str]:
 
 
 def prepare_graph(
-    losses: Sequence[NDArray], scale: float, seen: GraphsSeen, factors: Callable[[], set[str]]
+    losses: Sequence[NDArray], scale: float, seen: GraphsSeen, factors: set[str]
 ) -> None:
     """Let operators with a gradient of their own make S times that, or refuse.
 
@@ -106,8 +107,8 @@ def prepare_graph(
         S.
     seen : GraphsSeen
         Graphs of the Trainer's earlier losses.
-    factors : callable
-        Returns the names in recorded graphs of the arrays that losses are multiplied by.
+    factors : set of str
+        The names in recorded graphs of the arrays that losses are multiplied by.
 
     Raises
     ------
@@ -121,7 +122,7 @@ def prepare_graph(
         if graph is None or seen.is_harmless(graph):
             continue
         text = graph.tojson(remove_amp_cast=False)
-        if any(f'"name": "{name}"' in text for name in factors()):
+        if factors.intersection(re.findall(r'"name": "(var\d+)"', text)):
             raise TrainerStateError(
                 "this loss contains one that amp.scale_loss has multiplied already, and would be "
                 "multiplied twice; scale it once: amp.scale_loss(loss, [trainer_a, trainer_b])"

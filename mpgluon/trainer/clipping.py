@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mpgluon.errors import PrecisionError, TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.trainer import inside
-from mpgluon.trainer.look import look
-from mpgluon.trainer.pending import Clip
+from mpgluon.trainer.gradients import Clip
+from mpgluon.trainer.judgement import look
 from mpgluon.trainer.step import TrainerState
 
 from mxnet.ndarray import NDArray
@@ -18,13 +16,13 @@ __all__ = ["clip", "unscale", "unscaled_gradients"]
 
 def clip(state: TrainerState, max_norm: float, batch_size: float) -> float:
     """Return the true norm, and let the step that follows shrink gradients to ``max_norm``."""
-    if state.pending.clip is not None:
+    if state.gradients.now.clip is not None:
         raise TrainerStateError(
             "clip_global_norm was called twice before a step; the first call is already "
             "folded into the step that follows: call trainer.step before clipping again"
         )
     parameters = inside.trained(inside.parameters_of(state.trainer))
-    if not state.fresh_gradients(parameters):
+    if not state.gradients.fresh(parameters):
         raise TrainerStateError(
             "there is no gradient to clip: none was written since the last step; call "
             "clip_global_norm between backward and trainer.step"
@@ -35,32 +33,32 @@ def clip(state: TrainerState, max_norm: float, batch_size: float) -> float:
             "this Trainer updates weights inside its kvstore, where gradients cannot be "
             "clipped by their common norm; create it with update_on_kvstore=False"
         )
-    state.reduce()
+    state.gradients.sum_ahead()
     rescale = inside.scale_of(state.trainer) / batch_size
-    gradients = state.fresh_gradients(parameters)
-    found = look(state.trainer, parameters, gradients, rescale / state.pending.divisor)
+    gradients = state.gradients.fresh(parameters)
+    found = look(state.trainer, parameters, gradients, rescale / state.gradients.now.divisor)
     for one in found.stale_masters:
         one.follow()
     norm = found.norm
     assert norm is not None
     coefficient = max_norm / norm if norm > max_norm else 1.0
-    state.pending = replace(state.pending, clip=Clip(norm, coefficient, rescale))
+    state.gradients.change(clip=Clip(norm, coefficient, rescale))
     return norm
 
 
 def unscale(state: TrainerState) -> None:
     """Divide FP32 gradients by their scale in place."""
-    if state.pending.unscaled:
+    if state.gradients.now.unscaled:
         raise TrainerStateError(
             "the gradients were unscaled already since the last step; call unscale once"
         )
-    if state.pending.scale is None:
+    if state.gradients.now.scale is None:
         raise TrainerStateError(
             "no loss was scaled since the last step, so there is nothing to unscale; call it "
             "between backward and trainer.step"
         )
-    gradients = state.fresh_gradients(inside.trained(inside.parameters_of(state.trainer)))
-    divisor = state.pending.divisor
+    gradients = state.gradients.fresh(inside.trained(inside.parameters_of(state.trainer)))
+    divisor = state.gradients.now.divisor
     narrow = [gradient for gradient in gradients if dtype_name(gradient) == "float16"]
     if narrow:
         raise PrecisionError(
@@ -71,7 +69,7 @@ def unscale(state: TrainerState) -> None:
         )
     for gradient in gradients:
         gradient *= 1 / divisor
-    state.pending = replace(state.pending, unscaled=True)
+    state.gradients.change(unscaled=True)
 
 
 def unscaled_gradients(state: TrainerState) -> dict[str, NDArray]:
@@ -79,9 +77,9 @@ def unscaled_gradients(state: TrainerState) -> dict[str, NDArray]:
     inside.begin(state.trainer)
     parameters = inside.trained(inside.parameters_of(state.trainer))
     # Without a new one they are those of the latest step.
-    stepped = not state.fresh_gradients(parameters)
-    divisor = state.latest.divisor if stepped else state.pending.divisor
-    are_sums = state.pending.reduced or not inside.reduces_gradients(state.trainer)
+    stepped = not state.gradients.fresh(parameters)
+    divisor = state.latest.divisor if stepped else state.gradients.now.divisor
+    are_sums = state.gradients.now.reduced or not inside.reduces_gradients(state.trainer)
     copies = {}
     for parameter in parameters:
         gradients = parameter.list_grad()[: 1 if stepped or are_sums else None]

@@ -23,8 +23,8 @@ from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.kernels.dtypes import cast, dtype_name, round_array
 from mpgluon.kernels.reductions import numbers_of, sums_of_squares, widened
 from mpgluon.trainer import inside
+from mpgluon.trainer.gradient_flags import GradientFlags
 from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
-from mpgluon.trainer.scaled_gradients import GradientHolder
 from mpgluon.trainer.updates import Updates
 
 import mxnet as mx
@@ -313,7 +313,7 @@ def make_masters(trainer: gluon.Trainer) -> None:
                 updater.make_master(index, parameter.list_data()[device])
 
 
-class MasterKeeper(GradientHolder):
+class MasterKeeper:
     """Keeps the masters of a cast network's Trainer before each update, until it has a loss scale.
 
     Parameters
@@ -321,6 +321,10 @@ class MasterKeeper(GradientHolder):
     trainer : gluon.Trainer
         Its constructor may still be running.
     """
+
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        self.trainer = trainer
+        self._flags = GradientFlags(trainer)
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
         """Skip no step; let masters follow weights that were set. Waits for the devices once.
@@ -331,9 +335,9 @@ class MasterKeeper(GradientHolder):
             If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
             weights are updated inside the kvstore, which does not support that format.
         """
-        self.use()
-        self.refuse_gradients_of_others(suspicious=False)
-        self.forget_others()
+        self._flags.use()
+        self._flags.refuse_gradients_of_others(suspicious=False)
+        self._flags.discard_others()
         if inside.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
             raise TrainerStateError(
                 "this Trainer updates weights inside its kvstore, which does not support "

@@ -241,7 +241,7 @@ def apply_trainer(plan: TrainerPlan) -> None:
         vars(optimizer.lr_scheduler).update(plan.lr_scheduler)
     amp = inside.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
-        amp.forget()
+        amp.discard()
         if plan.loss_scale is not None:
             amp.loss_scale.load_state_dict(plan.loss_scale)
         vars(amp).update(plan.skips)

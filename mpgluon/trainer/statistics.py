@@ -141,6 +141,6 @@ class KeptStatistics:
                 for parameter, values in self._statistics.split(now).items():
                     parameter.list_data()[device][:] = values
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Discard the copies, since other values have been loaded."""
         self._copies = []

@@ -2,8 +2,8 @@
 
 ``gluon.Trainer`` looks for an object in its ``_amp_loss_scaler`` before each update and calls its
 ``has_overflow``; if that is true, it updates nothing. A :class:`TrainerState` is such an object, so
-any Trainer skips exactly the bad step, subclasses such as Horovod's included. How gradients came
-about is known from :mod:`mpgluon.trainer.scaling`.
+any Trainer skips exactly the bad step, subclasses such as Horovod's included. Losses are scaled in
+:mod:`mpgluon.trainer.scaled_loss`; :mod:`mpgluon.trainer.gradients` has the state of the gradients.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
 from mpgluon.errors import LossScaleCollapseError, TrainerStateError
 from mpgluon.formats.loss_scale import LossScale
+from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.kernels.reductions import all_finite
 from mpgluon.trainer import inside, shared_scale
 from mpgluon.trainer.float16_weights import check_float16_weights
-from mpgluon.trainer.look import Look, explain_bad_gradients, look
+from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
+from mpgluon.trainer.gradients import NOTHING, Gradients
+from mpgluon.trainer.judgement import Look, explain_bad_gradients, look
 from mpgluon.trainer.masters import MasterKeeper, keep_masters, make_masters
-from mpgluon.trainer.pending import NOTHING
 from mpgluon.trainer.rounded_updates import (
     NEAREST,
     RoundedUpdates,
@@ -31,8 +33,8 @@ from mpgluon.trainer.rounded_updates import (
     check_rounding,
     grid_weights,
 )
-from mpgluon.trainer.scaled_gradients import flags_down, flags_up, with_flag
-from mpgluon.trainer.scaling import ScaledTrainer, repair_statistics
+from mpgluon.trainer.statistics import KeptStatistics
+from mpgluon.trainer.tokens import Tokens
 
 import mxnet as mx
 from mxnet import gluon
@@ -60,8 +62,8 @@ class _Verdict:
     found: Look
 
 
-class TrainerState(ScaledTrainer):
-    """The loss scale of one Trainer and what became of its steps.
+class TrainerState:
+    """The loss scale of one Trainer, its gradients, and the results of its steps.
 
     Parameters
     ----------
@@ -72,6 +74,13 @@ class TrainerState(ScaledTrainer):
 
     Attributes
     ----------
+    loss_scale : LossScale
+        The state machine; its ``scale`` multiplies the next loss. Trainers may share one.
+    gradients : Gradients
+    tokens : Tokens
+        Factors of the losses for this Trainer.
+    statistics : KeptStatistics
+        Running statistics from before the latest losses, if a step may be skipped.
     step_was_skipped : bool
         Whether the latest ``step`` left the weights as they were.
     skipped_steps, skips_at_the_floor : int
@@ -88,7 +97,13 @@ class TrainerState(ScaledTrainer):
     def __init__(
         self, trainer: gluon.Trainer, loss_scale: LossScale, max_consecutive_skips: Optional[int]
     ) -> None:
-        super().__init__(trainer, loss_scale)
+        self.trainer = trainer
+        self.loss_scale = loss_scale
+        shared_scale.join(loss_scale, self)
+        self.statistics = KeptStatistics(trainer)
+        self.gradients = Gradients(trainer, GradientFlags(trainer, self.statistics))
+        self.tokens = Tokens()
+        self.seen_graphs = GraphsSeen()
         self.max_consecutive_skips = max_consecutive_skips
         self.step_was_skipped = False
         self.skipped_steps = 0
@@ -100,9 +115,28 @@ class TrainerState(ScaledTrainer):
         self._has_had_gradients = False
         self._told: set[str] = set()  # warnings that are logged once
 
-    def forget(self) -> None:
-        """Discard the latest step too."""
-        super().forget()
+    @property
+    def scale(self) -> float:
+        """The factor S of the next loss."""
+        return shared_scale.next_scale(self.loss_scale, self).scale
+
+    def share(self, loss_scale: LossScale) -> None:
+        """Use another Trainer's loss scale from now on."""
+        if loss_scale is not self.loss_scale:
+            shared_scale.leave(self.loss_scale, self)
+            self.loss_scale = loss_scale
+            shared_scale.join(loss_scale, self)
+
+    def begin_loss(self, scale: float, tokens: Weights) -> None:
+        """Note that a loss times ``scale`` is about to go backward."""
+        keep = self.statistics.keep if self.loss_scale.skips_overflow else lambda: None
+        self.gradients.begin_loss(scale, tokens, first=keep)
+
+    def discard(self) -> None:
+        """Discard the latest step, and one that was begun."""
+        self.gradients.discard()
+        self.statistics.discard()
+        shared_scale.abandon_round(self.loss_scale)
         self.latest = _Factors()
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
@@ -114,13 +148,13 @@ class TrainerState(ScaledTrainer):
         ``clip_global_norm``, which has waited, not at all; once for each Trainer that was named
         with this one.
         """
-        self.use()
+        self.gradients.flags.use()
         trained = inside.trained(parameters)
         factors = self._factors()
         fits = self._fits(factors)
         others = self._others_to_judge()
         for other in others:
-            other.reduce()
+            other.gradients.sum_ahead()
         verdict = self._judge(trained, factors, others, fits=fits)
         self._settle(trained, factors, verdict)
         return not verdict.good
@@ -133,7 +167,7 @@ class TrainerState(ScaledTrainer):
         TrainerStateError
             If it would divide gradients by what their loss was not multiplied by, or by too much.
         """
-        now, rescale = self.pending, inside.optimizer_of(self.trainer).rescale_grad
+        now, rescale = self.gradients.now, inside.optimizer_of(self.trainer).rescale_grad
         if now.clip is not None and now.clip.rescale != rescale:
             raise TrainerStateError(
                 f"clip_global_norm received another batch size than this step: gradients times "
@@ -148,9 +182,10 @@ class TrainerState(ScaledTrainer):
         return _Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
 
     def _refuse_what_was_not_scaled(self) -> None:
-        now = self.pending
-        self.refuse_gradients_of_others(suspicious=now.scale is None and self.scale != 1)
-        outside = self.written_outside()
+        now = self.gradients.now
+        suspicious = now.scale is None and self.scale != 1
+        self.gradients.flags.refuse_gradients_of_others(suspicious=suspicious)
+        outside = self.gradients.written_outside()
         if outside and now.exist:
             raise TrainerStateError(
                 f"{len(outside)} gradients{inside.first_of(self.trainer, outside)} "
@@ -168,9 +203,11 @@ class TrainerState(ScaledTrainer):
 
     def _warn_of_what_is_missing(self) -> None:
         """Log, once each, that there are no gradients at all, or none of a scaled loss."""
-        now = self.pending
+        now = self.gradients.now
         if not self._has_had_gradients:
-            self._has_had_gradients = bool(now.written or self.fresh_weights())
+            self._has_had_gradients = bool(
+                self.gradients.written or self.gradients.flags.fresh_weights()
+            )
         if not self._has_had_gradients:
             message = (
                 "no gradient of this Trainer's weights was computed inside autograd.record before "
@@ -195,10 +232,12 @@ class TrainerState(ScaledTrainer):
 
         A Trainer that has started a new step has left the group.
         """
-        now = self.pending
+        now = self.gradients.now
         if now.verdict is not None or not self.loss_scale.skips_overflow:
             return []
-        return [s for s in now.together if s is not self and s.pending.together is now.together]
+        return [
+            s for s in now.together if s is not self and s.gradients.now.together is now.together
+        ]
 
     def _judge(
         self,
@@ -209,11 +248,11 @@ class TrainerState(ScaledTrainer):
         fits: bool,
     ) -> _Verdict:
         """Return whether the step is good: the gradients of all that step together are finite."""
-        now, looks = self.pending, self.loss_scale.skips_overflow
+        now, looks = self.gradients.now, self.loss_scale.skips_overflow
         if now.clip is not None:
             found = Look(now.clip.norm)
         else:
-            gradients = self.fresh_gradients(trained) if looks else []
+            gradients = self.gradients.fresh(trained) if looks else []
             rescale = inside.optimizer_of(self.trainer).rescale_grad
             found = look(self.trainer, trained, gradients, rescale / factors.divisor)
         finite = found.norm is None or not looks or math.isfinite(found.norm)
@@ -244,26 +283,26 @@ class TrainerState(ScaledTrainer):
 
     def gradients_are_finite(self) -> bool:
         """Whether these gradients allow the step of a Trainer that steps together with this one."""
-        if self.pending.clip is not None:
-            return math.isfinite(self.pending.clip.norm)
+        if self.gradients.now.clip is not None:
+            return math.isfinite(self.gradients.now.clip.norm)
         trained = [p for p in inside.parameters_of(self.trainer) if p.grad_req != "null"]
-        gradients = self.fresh_gradients(trained)
+        gradients = self.gradients.fresh(trained)
         return not gradients or all_finite(gradients)
 
     def _settle(
         self, trained: Sequence[gluon.Parameter], factors: _Factors, verdict: _Verdict
     ) -> None:
         """Do what follows from a verdict: to masters, loss scale and optimizer, or to a skip."""
-        now, could_shrink = self.pending, self.loss_scale.can_shrink
-        flags_up(now.written)
+        now, could_shrink = self.gradients.now, self.loss_scale.can_shrink
+        flags_up(self.gradients.written)
         for one in verdict.found.stale_masters:
             one.follow()
         make_masters(self.trainer)
         self._take_flags(verdict.good)
         self._report(verdict.good)
         inside.optimizer_of(self.trainer).rescale_grad *= factors.coefficient / factors.divisor
-        self.pending = NOTHING
-        self.forget_others()
+        self.gradients.now = NOTHING
+        self.gradients.flags.discard_others()
         self.gradient_norm = verdict.found.norm
         self.step_was_skipped = not verdict.good
         if verdict.good:
@@ -272,7 +311,7 @@ class TrainerState(ScaledTrainer):
         self.latest = replace(factors, updates_before=None)
         self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
         self.skipped_steps += 1
-        repair_statistics()
+        _repair_statistics()
         try:
             for callback in self.on_skip:
                 callback(factors.divisor)
@@ -282,7 +321,7 @@ class TrainerState(ScaledTrainer):
 
     def _take_flags(self, good: bool) -> None:
         """Take the layers' flags, for all Trainers that step together if this is the first."""
-        now = self.pending
+        now = self.gradients.now
         if now.verdict is not None:
             return
         if not good:
@@ -305,11 +344,11 @@ class TrainerState(ScaledTrainer):
 
     def _report(self, good: bool) -> None:
         """Tell the loss scale, and the Trainers that step with this one if it is the first."""
-        now = self.pending
+        now = self.gradients.now
         if now.together and now.verdict is None:
             for state in now.together:
-                if state.pending.together is now.together:
-                    state.pending = replace(state.pending, verdict=good)
+                if state.gradients.now.together is now.together:
+                    state.gradients.change(verdict=good)
             shared_scale.report(self.loss_scale, now.together, finite=good)
         elif not now.together and now.scale is not None:
             shared_scale.report(self.loss_scale, [self], finite=good)
@@ -329,6 +368,17 @@ class TrainerState(ScaledTrainer):
         if ends:
             raise LossScaleCollapseError(message)
         _logger.warning(message)
+
+
+def _repair_statistics() -> None:
+    """Undo the effect of an overflow in a forward pass on running statistics. Waits for devices.
+
+    It covers all Trainers of this thread: a generator's loss goes through the discriminator, too.
+    """
+    mx.nd.waitall()  # the backward pass may still be running where no gradient was wanted
+    for flags in GradientFlags.of_this_thread():
+        if flags.statistics is not None:
+            flags.statistics.repair()
 
 
 def _discard_gradients(parameters: Sequence[gluon.Parameter]) -> None:
@@ -383,7 +433,8 @@ def attach(
         if isinstance(updater, RoundedUpdates):
             updater.rounding = rounding
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)
-    inside.put_before_reduction(trainer, lambda reduce: lambda: state.reduce_gradients(reduce))
+    gradients = state.gradients
+    inside.put_before_reduction(trainer, lambda reduce: lambda: gradients.sum_unless_done(reduce))
     inside.set_loss_scaler(trainer, state)
     return state
 

@@ -277,7 +277,7 @@ class FlightRecorder:
             "devices": len(inside.devices_of(self._trainer)),
             "processes": inside.processes_of(self._trainer),
             "reduced": inside.reduces_gradients(self._trainer)
-            and (skipped or self._state.pending.reduced),
+            and (skipped or self._state.gradients.now.reduced),
             "passes": passes,
             "random": self._random_states,
             "statistics": list(statistics),

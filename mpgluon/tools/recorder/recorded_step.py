@@ -256,7 +256,7 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
 
 def fresh_gradients(net: gluon.Block, state: TrainerState) -> dict[str, list[npt.NDArray[Any]]]:
     """Return the gradients of the current step on each device, by name; waits for the devices."""
-    written = state.pending.written
+    written = state.gradients.written
     found = {}
     for name, parameter in net._collect_params_with_prefix().items():
         if parameter.grad_req == "null":

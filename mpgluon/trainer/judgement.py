@@ -1,6 +1,6 @@
 """One look at a Trainer's gradients and masters, with one wait for the devices.
 
-It changes nothing; what follows from it is decided in :mod:`mpgluon.trainer.step`.
+It changes nothing; :mod:`mpgluon.trainer.step` acts on it.
 """
 
 from __future__ import annotations

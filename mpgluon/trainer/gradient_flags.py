@@ -1,39 +1,32 @@
-"""Which gradients a scaled loss has written, as autograd's and Gluon's flags tell it.
+"""The flags of gradients, which show the gradients that a loss has written.
 
 A backward pass sets the flag ``_fresh_grad`` of each weight whose gradient it writes, and a step
-clears it. A loss is scaled by an array with a gradient of its own, its token, whose flag tells
-whether that loss has gone backward. What follows from the flags is decided in
-:mod:`mpgluon.trainer.step`.
-
-A Trainer belongs to the thread that used it last. A loss is only searched for gradients of Trainers
-of its own thread, so trainings in several threads do not see each other.
+clears it. A loss also writes the gradients of other Trainers whose networks it passes through, as a
+generator's loss those of the discriminator. From a loss nothing leads to these Trainers, so each
+thread has a list of its own: a Trainer belongs to the thread that used it last, and trainings in
+several threads do not see each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from threading import Lock, get_ident
-from typing import ClassVar, Union
+from typing import ClassVar, Optional
 from weakref import WeakSet
 
 from mpgluon.errors import TrainerStateError
-from mpgluon.graph.output_operators import names_of
-from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.trainer import inside
+from mpgluon.trainer.statistics import KeptStatistics
 
-import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 __all__ = [
     "BackwardWatch",
-    "GradientHolder",
-    "Tokens",
+    "GradientFlags",
     "Weights",
     "flags_down",
     "flags_up",
-    "names_of_tokens",
-    "nan_of",
     "with_flag",
     "without",
 ]
@@ -41,7 +34,6 @@ __all__ = [
 Weights = dict[int, NDArray]  # by ``id``: arrays compare their elements
 
 _IDLE = 100  # looks that found nothing
-_LARGE = 2**12  # elements, from which on a sum over them costs more than a copy
 _threads_change = Lock()  # held while the threads of Trainers are read or changed
 
 
@@ -67,67 +59,15 @@ def flags_up(weights: Weights) -> None:
         weight._fresh_grad = True
 
 
-class Tokens:
-    """Multiplies losses by S with arrays that tell whether each loss has gone backward."""
-
-    def __init__(self) -> None:
-        self._tokens: dict[tuple[object, ...], tuple[float, NDArray]] = {}
-
-    def multiply(
-        self, losses: Sequence[NDArray], scale: float, nan: Sequence[Union[NDArray, float]]
-    ) -> tuple[list[NDArray], Weights]:
-        """Return S times each loss, with the bits of ``loss * scale``, and their tokens.
-
-        ``nan`` is added to the factor S: -0, or what :func:`nan_of` returns.
-        """
-        tokens = [self._token(number, loss, scale) for number, loss in enumerate(losses)]
-        by_id = {id(token): token for token in tokens}
-        flags_down(by_id)
-        return [_times(*one, scale) for one in zip(losses, tokens, nan)], by_id
-
-    def names(self) -> set[str]:
-        """Return the tokens' names in recorded graphs."""
-        return names_of(token for _, token in list(self._tokens.values()))
-
-    def _token(self, number: int, loss: NDArray, scale: float) -> NDArray:
-        numpy_like = isinstance(loss, mx.np.ndarray)
-        key = (number, loss.context, loss.dtype, numpy_like, numpy_like and loss.ndim == 0)
-        known_scale, token = self._tokens.get(key, (None, None))
-        if token is None or known_scale != scale:
-            shape = () if key[-1] else (1,)
-            ones = (mx.np if numpy_like else mx.nd).ones(shape, dtype=loss.dtype, ctx=loss.context)
-            token = ones * scale
-            token.attach_grad()
-            self._tokens[key] = (scale, token)
-        return token
-
-
-def _times(loss: NDArray, token: NDArray, nan: Union[NDArray, float], scale: float) -> NDArray:
-    if loss.size < _LARGE or dtype_name(loss) != "float32" or isinstance(loss, mx.np.ndarray):
-        return loss * (token + nan)
-    # The token's gradient in a product is a sum over the whole loss; here it is a copy.
-    return mx.nd.amp_multicast(loss * (nan + scale), token, num_outputs=2)[0]
-
-
-def nan_of(loss: NDArray) -> NDArray:
-    """Return NaN where a loss is NaN, elsewhere -0, which changes nothing that it is added to.
-
-    The gradient of a NaN can be a number, such as 0 for its absolute value: a factor of NaN makes
-    it NaN, so that the step is skipped, by all processes. Does not wait.
-    """
-    with autograd.pause():
-        if isinstance(loss, mx.np.ndarray):
-            return mx.np.sqrt(-mx.np.isnan(loss).astype(loss.dtype))
-        return mx.nd.sqrt(-mx.nd.contrib.isnan(loss))
-
-
-class GradientHolder:
-    """A Trainer that mpgluon manages, and which of its gradients belong to another one's loss.
+class GradientFlags:
+    """The flags of a Trainer's gradients, and the gradients that another Trainer's loss wrote.
 
     Parameters
     ----------
     trainer : gluon.Trainer
         Its constructor may still be running.
+    statistics : KeptStatistics, optional
+        Running statistics of its network, repaired after an overflow of any loss of the thread.
 
     Attributes
     ----------
@@ -135,26 +75,29 @@ class GradientHolder:
         Weights whose gradient a loss wrote that was scaled for other Trainers only.
     suspected : Weights
         Tokens of such losses that had not gone backward when their blocks ended.
+    open_blocks : int
+        Blocks in which a loss is being scaled for this Trainer; threads may have one each.
     """
 
-    # From a loss there is no way to the Trainers whose gradients it writes but through all of them.
-    _known: ClassVar[WeakSet[GradientHolder]] = WeakSet()
+    _all: ClassVar[WeakSet[GradientFlags]] = WeakSet()
 
-    def __init__(self, trainer: gluon.Trainer) -> None:
+    def __init__(self, trainer: gluon.Trainer, statistics: Optional[KeptStatistics] = None) -> None:
         self.trainer = trainer
+        self.statistics = statistics
         self.foreign: Weights = {}
         self.suspected: Weights = {}
+        self.open_blocks = 0
         self._looks_in_vain = 0  # since a gradient was found that another loss could have written
         self._lowered: Weights = {}  # those whose flags a watch has lowered until it finishes
         self._thread = get_ident()
         with _threads_change:
-            self._known.add(self)
+            self._all.add(self)
 
     @classmethod
-    def of_this_thread(cls) -> list[GradientHolder]:
-        """Return the holders that this thread has made or used last."""
+    def of_this_thread(cls) -> list[GradientFlags]:
+        """Return the flags of the Trainers that this thread has made or used last."""
         with _threads_change:
-            return [one for one in GradientHolder._known if one._thread == get_ident()]
+            return [one for one in cls._all if one._thread == get_ident()]
 
     def use(self) -> None:
         """Note that this thread uses the Trainer; undo what a watch of another thread has noted."""
@@ -163,12 +106,7 @@ class GradientHolder:
                 self._thread = get_ident()
                 flags_up({**self._lowered, **self.foreign})
                 self._lowered = {}
-                self.forget_others()
-
-    @property
-    def watches_itself(self) -> bool:
-        """Whether a loss is being scaled for this Trainer at the moment."""
-        return False
+                self.discard_others()
 
     def fresh_weights(self) -> Weights:
         """Return the weights, on all devices, whose gradient was written since the latest step."""
@@ -201,15 +139,11 @@ class GradientHolder:
                 return
             self._lowered = without(self._lowered, before)
             flags_down(written)
-            self.lose(written)
+            self.foreign.update(written)
             flags_up(without(before, written))
             self.suspected.update(suspected)
 
-    def lose(self, written: Weights) -> None:
-        """Note that another Trainer's scaled loss wrote the gradients of some weights."""
-        self.foreign.update(written)
-
-    def forget_others(self) -> None:
+    def discard_others(self) -> None:
         """Note that all gradients belong to this Trainer's own losses from now on."""
         self.foreign, self.suspected = {}, {}
 
@@ -233,12 +167,6 @@ class GradientHolder:
         )
 
 
-def names_of_tokens() -> set[str]:
-    """Return the names in recorded graphs of all tokens of this thread's Trainers."""
-    states = [one for one in GradientHolder.of_this_thread() if hasattr(one, "tokens")]
-    return {name for state in states for name in state.tokens.names()}
-
-
 class BackwardWatch:
     """Finds out which gradients of other Trainers are written while a loss is scaled.
 
@@ -246,16 +174,16 @@ class BackwardWatch:
 
     Parameters
     ----------
-    named : sequence of GradientHolder
-        The Trainers for which the loss is scaled.
+    named : sequence of GradientFlags
+        The flags of the Trainers for which the loss is scaled.
     tokens : Weights
         The tokens of the loss.
     """
 
-    def __init__(self, named: Sequence[GradientHolder], tokens: Weights) -> None:
+    def __init__(self, named: Sequence[GradientFlags], tokens: Weights) -> None:
         self._tokens = tokens
-        here = GradientHolder.of_this_thread()
-        self._others = [one for one in here if one not in named and not one.watches_itself]
+        here = GradientFlags.of_this_thread()
+        self._others = [one for one in here if one not in named and not one.open_blocks]
         self._before = [one.lower_flags() for one in self._others]
 
     def ran(self) -> tuple[bool, bool]:

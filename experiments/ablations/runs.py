@@ -13,7 +13,7 @@ import mpgluon
 from mpgluon import DynamicLossScale, amp
 from mpgluon.diagnostics.exponents import batch_exponents
 from mpgluon.diagnostics.observe import Batch
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 
 import mxnet as mx
 import numpy as np
@@ -65,9 +65,9 @@ def masters(variant: str, settings: Any) -> Outcome:
 
     def observe(step: int) -> None:
         if step % settings.every == settings.every - 1:
-            before[:] = [one.data().asnumpy() for one in inside.parameters_of(trainer)]
+            before[:] = [one.data().asnumpy() for one in gluon_trainer.parameters_of(trainer)]
         elif step % settings.every == 0:
-            unchanged.append(_share_unchanged(before, inside.parameters_of(trainer)))
+            unchanged.append(_share_unchanged(before, gluon_trainer.parameters_of(trainer)))
 
     data = batches(images / 127.5 - 1, labels, settings.batch_size)
     losses = train(net, cross_entropy, data, trainer, settings.steps, after_step=observe)
@@ -245,8 +245,8 @@ def back_off(variant: str, settings: Any) -> Outcome:
     trainer = sgd(net, ours, learning_rate=settings.learning_rate)
     theirs = _ContribScale(interval)
     if not is_ours:
-        inside.set_loss_scaler(trainer, theirs)
-        trainer._amp_original_scale = inside.scale_of(trainer)  # contrib.amp's own field
+        gluon_trainer.set_loss_scaler(trainer, theirs)
+        trainer._amp_original_scale = gluon_trainer.scale_of(trainer)  # contrib.amp's own field
     losses_of = gluon.loss.SoftmaxCrossEntropyLoss()
     scales: list[float] = []
     skipped_at: list[int] = []

@@ -15,7 +15,7 @@ from mpgluon import amp
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.tables import Table, percent
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 
 import numpy as np
 import numpy.typing as npt
@@ -245,7 +245,7 @@ class ExponentRecorder:
         gradients = amp.unscaled_gradients(self._trainer)
         weights = [
             parameter.list_data()[0]
-            for parameter in inside.parameters_of(self._trainer)
+            for parameter in gluon_trainer.parameters_of(self._trainer)
             if parameter.grad_req != "null"
         ]
         self.samples.append(

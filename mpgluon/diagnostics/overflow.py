@@ -16,7 +16,7 @@ from mpgluon.diagnostics.meanwhile import untouched
 from mpgluon.diagnostics.observe import Batch, LossFunction, Seen, observed_batch, observing
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
-from mpgluon.trainer.inside import update_counts
+from mpgluon.trainer.gluon_trainer import update_counts
 from mpgluon.trainer.step import state_of
 
 import mxnet as mx

@@ -24,7 +24,7 @@ from mpgluon.distributed.buckets import Bucket, Gradient, describe, make_buckets
 from mpgluon.distributed.processes import Processes
 from mpgluon.distributed.state import begin
 from mpgluon.errors import DistributedError
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 
 import mxnet as mx
 from mxnet import gluon
@@ -65,7 +65,9 @@ class MpiKVStore(KVStoreBase):
             If a parameter has no value yet because its shape is not known.
         """
         begin(trainer)
-        inside.put_before_reduction(trainer, lambda reduce: lambda: self._reduce_together(reduce))
+        gluon_trainer.put_before_reduction(
+            trainer, lambda reduce: lambda: self._reduce_together(reduce)
+        )
 
     def _reduce_together(self, reduce: Callable[[], None]) -> None:
         self._collected = {}

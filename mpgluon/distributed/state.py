@@ -10,7 +10,7 @@ from typing import Any
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError, TrainerStateError
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 
 import mxnet as mx
 from mxnet import gluon
@@ -31,7 +31,7 @@ def begin(trainer: gluon.Trainer) -> None:
         If a parameter has no value yet because its shape is not known; nothing is changed.
     """
     without_values = []
-    for parameter in inside.parameters_of(trainer):
+    for parameter in gluon_trainer.parameters_of(trainer):
         try:
             parameter.list_data()
         except gluon.parameter.DeferredInitializationError:
@@ -43,7 +43,7 @@ def begin(trainer: gluon.Trainer) -> None:
             "call the network once on a batch of zeros, or create it with in_units and in_channels"
         )
     mx.nd.waitall()  # a running inference may change the layout of a weight
-    inside.begin(trainer)
+    gluon_trainer.begin(trainer)
     mx.nd.waitall()
 
 
@@ -77,7 +77,7 @@ def share_state(
     """
     if processes.world_size == 1:
         return extra
-    inside.begin(trainer)  # loading would do it on some processes only
+    gluon_trainer.begin(trainer)  # loading would do it on some processes only
     purpose = "the state to begin with"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "state.npz"

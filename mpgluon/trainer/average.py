@@ -15,7 +15,7 @@ from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.formats.loss_scale import NUMBERS
 from mpgluon.kernels.dtypes import cast, round_array
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.masters import MasterWeights, keep_masters
 
 import mxnet as mx
@@ -90,7 +90,7 @@ class WeightAverage:
                 f"WeightAverage takes a gluon.Trainer, received {type(trainer).__name__}"
             )
         self.decay = decay
-        if inside.average_of(trainer) is not None:
+        if gluon_trainer.average_of(trainer) is not None:
             raise TrainerStateError(
                 "this Trainer has an average of its weights already; one Trainer, one average"
             )
@@ -98,12 +98,14 @@ class WeightAverage:
         keep_masters(trainer)
         self.updates = 0
         self._trainer = trainer
-        self._indices = {p: index for index, p in enumerate(inside.parameters_of(trainer))}
+        self._indices = {p: index for index, p in enumerate(gluon_trainer.parameters_of(trainer))}
         self._arrays: dict[int, NDArray] = {}  # by the parameter's index; FP32
-        self._counted = inside.update_counts(trainer)
+        self._counted = gluon_trainer.update_counts(trainer)
         self._is_swapped_in = False
-        inside.set_average(trainer, self)
-        inside.call_before_steps(trainer, lambda: self.refuse_while_swapped_in("trainer.step"))
+        gluon_trainer.set_average(trainer, self)
+        gluon_trainer.call_before_steps(
+            trainer, lambda: self.refuse_while_swapped_in("trainer.step")
+        )
 
     @property
     def decay(self) -> float:
@@ -133,7 +135,7 @@ class WeightAverage:
             If the average is in the network.
         """
         self.refuse_while_swapped_in("average.update")
-        counted = inside.update_counts(self._trainer)
+        counted = gluon_trainer.update_counts(self._trainer)
         if counted == self._counted:
             return
         self._counted = counted
@@ -183,7 +185,7 @@ class WeightAverage:
         """
         self.refuse_while_swapped_in("average.swapped_in")
         mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
-        parameters = inside.parameters_of(self._trainer)
+        parameters = gluon_trainer.parameters_of(self._trainer)
         kept = [_keep(parameters[index]) for index in self._arrays]
         self._is_swapped_in = True
         try:
@@ -225,7 +227,7 @@ class WeightAverage:
             If the average is in the network.
         """
         self.refuse_while_swapped_in("load_checkpoint")
-        parameters = inside.parameters_of(self._trainer)
+        parameters = gluon_trainer.parameters_of(self._trainer)
         found = {}
         for index, array in arrays.items():
             weight = parameters[index].list_data()[0]
@@ -241,15 +243,15 @@ class WeightAverage:
     def set_all(self, arrays: dict[int, NDArray], updates: int) -> None:
         """Put other averages in place of all; the Trainer's steps so far count as included."""
         self._arrays, self.updates = dict(arrays), updates
-        self._counted = inside.update_counts(self._trainer)
+        self._counted = gluon_trainer.update_counts(self._trainer)
 
     def _value(self, index: int, parameter: gluon.Parameter) -> NDArray:
         """Return what is averaged: the master, the FP32 weight, or statistics of all devices."""
         first, *others = parameter.list_data()
-        if others and inside.is_statistic(parameter):
+        if others and gluon_trainer.is_statistic(parameter):
             differences = [one.as_in_context(first.context) - first for one in others]
             return first + mx.nd.add_n(*differences) / (1 + len(others))  # exact if they agree
-        updater = inside.updaters_of(self._trainer)[0]
+        updater = gluon_trainer.updaters_of(self._trainer)[0]
         if isinstance(updater, MasterWeights):
             return updater.masters.get(index, cast(first, "float32"))
         return cast(first, "float32")
@@ -294,17 +296,17 @@ def _put(parameter: gluon.Parameter, value: NDArray) -> None:
 def _is_averaged(parameter: gluon.Parameter) -> bool:
     """Whether an average of the parameter begins now."""
     is_float = np.dtype(parameter.dtype).kind == "f"
-    return is_float and (parameter.grad_req != "null" or inside.is_statistic(parameter))
+    return is_float and (parameter.grad_req != "null" or gluon_trainer.is_statistic(parameter))
 
 
 def _refuse_weights_out_of_reach(trainer: gluon.Trainer) -> None:
-    if inside.will_update_in_kvstore(trainer):
+    if gluon_trainer.will_update_in_kvstore(trainer):
         raise TrainerStateError(
             "this Trainer updates weights inside its kvstore, where masters cannot be read; "
             "create it with update_on_kvstore=False, or call amp.init_trainer(trainer) before "
             "WeightAverage"
         )
-    sparse = [p.name for p in inside.parameters_of(trainer) if p._stype != "default"]
+    sparse = [p.name for p in gluon_trainer.parameters_of(trainer) if p._stype != "default"]
     if sparse:
         raise TrainerStateError(
             f"WeightAverage averages dense weights, and {len(sparse)} are stored as rows "

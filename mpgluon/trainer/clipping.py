@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpgluon.errors import PrecisionError, TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.gradients import Clip
 from mpgluon.trainer.judgement import look
 from mpgluon.trainer.step import TrainerState
@@ -21,20 +21,20 @@ def clip(state: TrainerState, max_norm: float, batch_size: float) -> float:
             "clip_global_norm was called twice before a step; the first call is already "
             "folded into the step that follows: call trainer.step before clipping again"
         )
-    parameters = inside.trained(inside.parameters_of(state.trainer))
+    parameters = gluon_trainer.trained(gluon_trainer.parameters_of(state.trainer))
     if not state.gradients.fresh(parameters):
         raise TrainerStateError(
             "there is no gradient to clip: none was written since the last step; call "
             "clip_global_norm between backward and trainer.step"
         )
-    inside.begin(state.trainer)
-    if inside.updates_in_kvstore(state.trainer):
+    gluon_trainer.begin(state.trainer)
+    if gluon_trainer.updates_in_kvstore(state.trainer):
         raise TrainerStateError(
             "this Trainer updates weights inside its kvstore, where gradients cannot be "
             "clipped by their common norm; create it with update_on_kvstore=False"
         )
     state.gradients.sum_ahead()
-    rescale = inside.scale_of(state.trainer) / batch_size
+    rescale = gluon_trainer.scale_of(state.trainer) / batch_size
     gradients = state.gradients.fresh(parameters)
     found = look(state.trainer, parameters, gradients, rescale / state.gradients.now.divisor)
     for one in found.stale_masters:
@@ -57,7 +57,9 @@ def unscale(state: TrainerState) -> None:
             "no loss was scaled since the last step, so there is nothing to unscale; call it "
             "between backward and trainer.step"
         )
-    gradients = state.gradients.fresh(inside.trained(inside.parameters_of(state.trainer)))
+    gradients = state.gradients.fresh(
+        gluon_trainer.trained(gluon_trainer.parameters_of(state.trainer))
+    )
     divisor = state.gradients.now.divisor
     narrow = [gradient for gradient in gradients if dtype_name(gradient) == "float16"]
     if narrow:
@@ -74,12 +76,12 @@ def unscale(state: TrainerState) -> None:
 
 def unscaled_gradients(state: TrainerState) -> dict[str, NDArray]:
     """Return FP32 copies of the gradients in true units, by the names of the parameters."""
-    inside.begin(state.trainer)
-    parameters = inside.trained(inside.parameters_of(state.trainer))
+    gluon_trainer.begin(state.trainer)
+    parameters = gluon_trainer.trained(gluon_trainer.parameters_of(state.trainer))
     # Without a new one they are those of the latest step.
     stepped = not state.gradients.fresh(parameters)
     divisor = state.latest.divisor if stepped else state.gradients.now.divisor
-    are_sums = state.gradients.now.reduced or not inside.reduces_gradients(state.trainer)
+    are_sums = state.gradients.now.reduced or not gluon_trainer.reduces_gradients(state.trainer)
     copies = {}
     for parameter in parameters:
         gradients = parameter.list_grad()[: 1 if stepped or are_sums else None]

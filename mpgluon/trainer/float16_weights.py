@@ -11,7 +11,7 @@ from typing import Optional
 
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.errors import PrecisionError
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 
 import mxnet as mx
 import numpy as np
@@ -30,7 +30,7 @@ _EPSILONS = ("epsilon", "float_stable_eps", "eps")  # as MXNet's optimizers name
 
 def float16_weights(trainer: gluon.Trainer) -> list[gluon.Parameter]:
     """Return the float16 parameters that a Trainer trains."""
-    trained = [p for p in inside.parameters_of(trainer) if p.grad_req != "null"]
+    trained = [p for p in gluon_trainer.parameters_of(trainer) if p.grad_req != "null"]
     return [parameter for parameter in trained if np.dtype(parameter.dtype) == np.float16]
 
 
@@ -64,10 +64,10 @@ def check_float16_weights(trainer: gluon.Trainer) -> None:
     PrecisionError
         If the optimizer cannot work without masters.
     """
-    weights, optimizer = float16_weights(trainer), inside.optimizer_of(trainer)
+    weights, optimizer = float16_weights(trainer), gluon_trainer.optimizer_of(trainer)
     if weights and not optimizer.multi_precision:
         _check_optimizer(optimizer, weights)
-    on_cpu = any(device.device_type == "cpu" for device in inside.devices_of(trainer))
+    on_cpu = any(device.device_type == "cpu" for device in gluon_trainer.devices_of(trainer))
     if on_cpu and plainly_cast(weights):
         _logger.warning(
             "%s float16, on a CPU, and not made so by cast_block: MXNet refuses float16 "

@@ -15,7 +15,7 @@ from typing import ClassVar, Optional
 from weakref import WeakSet
 
 from mpgluon.errors import TrainerStateError
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.statistics import KeptStatistics
 
 from mxnet import gluon
@@ -110,7 +110,7 @@ class GradientFlags:
 
     def fresh_weights(self) -> Weights:
         """Return the weights, on all devices, whose gradient was written since the latest step."""
-        return with_flag(inside.trained_weights(self.trainer))
+        return with_flag(gluon_trainer.trained_weights(self.trainer))
 
     def fresh_weights_of_another(self) -> Weights:
         """Return :meth:`fresh_weights` for a Trainer whose loss is not the one being scaled.
@@ -118,7 +118,7 @@ class GradientFlags:
         After many looks without a result, it tests a few weights first: a Trainer that is idle, or
         garbage that was not collected yet, then costs the others nothing.
         """
-        if self._looks_in_vain >= _IDLE and not with_flag(inside.some_weights(self.trainer)):
+        if self._looks_in_vain >= _IDLE and not with_flag(gluon_trainer.some_weights(self.trainer)):
             return {}
         found = self.fresh_weights()
         self._looks_in_vain = 0 if found else self._looks_in_vain + 1
@@ -160,8 +160,9 @@ class GradientFlags:
         if not still and not (suspicious and with_flag(self.suspected.values())):
             return
         held = f"{len(still)} gradients" if still else "gradients"
+        first = gluon_trainer.first_of(self.trainer, still)
         raise TrainerStateError(
-            f"this Trainer holds {held}{inside.first_of(self.trainer, still)} of a loss that was "
+            f"this Trainer holds {held}{first} of a loss that was "
             "scaled for another Trainer only, so the step would not divide them; name every "
             "Trainer that steps: amp.scale_loss(loss, [trainer_a, trainer_b])"
         )

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Callable, Optional
 
+from mpgluon.cast.fp32 import fp32_value
 from mpgluon.errors import TrainerStateError
+from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import global_norm
-from mpgluon.trainer import inside
-from mpgluon.trainer.accumulation import GradientSums
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, with_flag, without
 
-from mxnet import gluon
+import mxnet as mx
+from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 __all__ = ["NOTHING", "Clip", "GradientState", "Gradients"]
@@ -116,6 +118,46 @@ class GradientState:
 NOTHING = GradientState()
 
 
+class _GradientSums:
+    """FP32 sums of a Trainer's float16 gradients that accumulate (``grad_req="add"``).
+
+    MXNet adds a gradient to a float16 one in float16, where it may vanish. Here each backward pass
+    writes into an empty array that is then added in FP32; the float16 gradient is the rounded sum.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    """
+
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        self._trainer = trainer
+        self._sums: dict[int, tuple[NDArray, NDArray]] = {}  # by the gradient's ``id``
+
+    def set_aside(self) -> None:
+        """Empty the gradients, before a backward pass. Does not wait.
+
+        An element that was written since the latest sum, a zero too, replaces that of the sum.
+        """
+        sums = {}
+        with autograd.pause():
+            for gradient in gluon_trainer.accumulated_gradients(self._trainer):
+                if gradient.stype != "default" or dtype_name(gradient) != "float16":
+                    continue
+                _, known = self._sums.get(id(gradient), (None, None))
+                value = fp32_value(gradient, known)
+                value = mx.nd.where(gradient.astype("float32") == 0, mx.nd.zeros_like(value), value)
+                sums[id(gradient)] = (gradient, value)
+                gradient[:] = 0
+        self._sums = sums
+
+    def add(self) -> None:
+        """Add the gradients to their sums, after a backward pass. Does not wait."""
+        with autograd.pause():
+            for gradient, value in self._sums.values():
+                value += cast(gradient, "float32")
+                cast(value, "float16").copyto(gradient)
+
+
 class Gradients:
     """The gradients of one Trainer.
 
@@ -134,7 +176,7 @@ class Gradients:
         self.flags = flags
         self.now = NOTHING
         self._trainer = trainer
-        self._sums = GradientSums(trainer)
+        self._sums = _GradientSums(trainer)
         self._lock = Lock()
 
     def change(self, **fields: Any) -> None:
@@ -144,7 +186,8 @@ class Gradients:
     @property
     def written(self) -> Weights:
         """The weights whose gradient is that of this Trainer's scaled losses."""
-        return without(self.now.written, self.flags.foreign)
+        foreign = self.flags.foreign
+        return without(self.now.written, foreign) if foreign else self.now.written
 
     def fresh(self, parameters: Iterable[gluon.Parameter]) -> list[NDArray]:
         """Return the gradients, on all devices, that were written since the latest step."""
@@ -166,10 +209,35 @@ class Gradients:
             return {}  # by that loss after its block; or copied, as fp16_utils does
         return self.flags.fresh_weights()
 
+    def refuse_unscaled(self, next_scale: float) -> None:
+        """Raise TrainerStateError if a step would divide what was not multiplied by S.
+
+        Parameters
+        ----------
+        next_scale : float
+            The factor of the Trainer's next loss.
+        """
+        now = self.now
+        self.flags.refuse_gradients_of_others(suspicious=now.scale is None and next_scale != 1)
+        outside = self.written_outside()
+        if outside and now.exist:
+            raise TrainerStateError(
+                f"{len(outside)} gradients{gluon_trainer.first_of(self._trainer, outside)} were "
+                "written by a loss that was not scaled, after one that was, and the step would "
+                f"divide them by {now.scale:g}; scale each loss with amp.scale_loss. A scaled loss "
+                "whose step was given up is discarded when the next loss is scaled"
+            )
+        if outside:
+            raise TrainerStateError(
+                "the scaled loss had no backward pass, but another loss had one, whose gradients "
+                f"the step would divide by {now.scale:g}; call backward on what amp.scale_loss "
+                "yields: with amp.scale_loss(loss, trainer) as scaled: autograd.backward(scaled)"
+            )
+
     def refuse_loss(self, scale: float) -> None:
         """Raise if gradients of a loss times ``scale`` would mix with others; changes nothing."""
         reason = self._why_anew(scale)
-        gradients = list(inside.accumulated_gradients(self._trainer)) if reason else []
+        gradients = list(gluon_trainer.accumulated_gradients(self._trainer)) if reason else []
         if gradients and global_norm(gradients) != 0:
             raise TrainerStateError(
                 f"{reason}; or, to give up what has accumulated (grad_req='add'), empty it: "
@@ -193,7 +261,7 @@ class Gradients:
                 now = NOTHING
                 self.flags.discard_others()
                 if scale != 1:  # the next backward pass overwrites them
-                    flags_down(with_flag(inside.trained_weights(self._trainer, ("write",))))
+                    flags_down(with_flag(gluon_trainer.trained_weights(self._trainer, ("write",))))
                 first()
             if not self.flags.open_blocks:
                 self._sums.set_aside()
@@ -228,7 +296,7 @@ class Gradients:
         self.flags.discard_others()
         if begun is not NOTHING:
             flags_down(self.flags.fresh_weights())
-            for gradient in inside.accumulated_gradients(self._trainer):
+            for gradient in gluon_trainer.accumulated_gradients(self._trainer):
                 gradient[:] = 0
 
     def _why_anew(self, scale: float) -> Optional[str]:
@@ -249,6 +317,6 @@ class Gradients:
 
     def sum_ahead(self) -> None:
         """Sum gradients over devices ahead of the step, unless that was done."""
-        inside.begin(self._trainer)
+        gluon_trainer.begin(self._trainer)
         if not self.now.reduced:
             self._trainer.allreduce_grads()

@@ -22,7 +22,7 @@ from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.kernels.dtypes import cast, dtype_name, round_array
 from mpgluon.kernels.reductions import numbers_of, sums_of_squares, widened
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.gradient_flags import GradientFlags
 from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
 from mpgluon.trainer.updates import Updates
@@ -269,14 +269,16 @@ class ComparedMaster(NamedTuple):
 
 def keep_masters(trainer: gluon.Trainer) -> None:
     """Let a Trainer update 16-bit weights through FP32 masters, if its optimizer wants any."""
-    updaters = inside.updaters_of(trainer)
-    if inside.optimizer_of(trainer).multi_precision:
+    updaters = gluon_trainer.updaters_of(trainer)
+    if gluon_trainer.optimizer_of(trainer).multi_precision:
         if not any(isinstance(updater, MasterWeights) for updater in updaters):
-            parameters = inside.parameters_of(trainer)
-            inside.replace_updaters(trainer, lambda former: MasterWeights(former, parameters))
+            parameters = gluon_trainer.parameters_of(trainer)
+            gluon_trainer.replace_updaters(
+                trainer, lambda former: MasterWeights(former, parameters)
+            )
     elif not any(isinstance(updater, RoundedUpdates) for updater in updaters):
-        parameters = inside.parameters_of(trainer)
-        inside.replace_updaters(trainer, lambda former: RoundedUpdates(former, parameters))
+        parameters = gluon_trainer.parameters_of(trainer)
+        gluon_trainer.replace_updaters(trainer, lambda former: RoundedUpdates(former, parameters))
 
 
 def compare_masters(
@@ -284,9 +286,9 @@ def compare_masters(
 ) -> list[ComparedMaster]:
     """Compare each 16-bit weight on each device with its master; does not wait."""
     compared = []
-    indices = {p: i for i, p in enumerate(inside.parameters_of(trainer))}
+    indices = {p: i for i, p in enumerate(gluon_trainer.parameters_of(trainer))}
     trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
-    for device, updater in enumerate(inside.updaters_of(trainer)):
+    for device, updater in enumerate(gluon_trainer.updaters_of(trainer)):
         masters = updater.masters if isinstance(updater, MasterWeights) else {}
         for parameter in trained:
             index = indices[parameter]
@@ -304,9 +306,9 @@ def make_masters(trainer: gluon.Trainer) -> None:
     That update changes the first device's master, which is what the parameter stands for, and
     from which the other devices' masters begin.
     """
-    for device, updater in enumerate(inside.updaters_of(trainer)):
+    for device, updater in enumerate(gluon_trainer.updaters_of(trainer)):
         masters = updater.masters if isinstance(updater, MasterWeights) else None
-        for index, parameter in enumerate(inside.parameters_of(trainer)):
+        for index, parameter in enumerate(gluon_trainer.parameters_of(trainer)):
             if masters is None or index in masters or parameter.grad_req == "null":
                 continue
             if has_master(updater.optimizer, parameter):
@@ -338,13 +340,13 @@ class MasterKeeper:
         self._flags.use()
         self._flags.refuse_gradients_of_others(suspicious=False)
         self._flags.discard_others()
-        if inside.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
+        if gluon_trainer.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
             raise TrainerStateError(
                 "this Trainer updates weights inside its kvstore, which does not support "
                 "bfloat16; create it with update_on_kvstore=False, or call "
                 "amp.init_trainer(trainer) before the first step"
             )
-        if not inside.updates_in_kvstore(self.trainer):
+        if not gluon_trainer.updates_in_kvstore(self.trainer):
             keep_masters(self.trainer)
             compared = compare_masters(self.trainer, parameters)
             for one, number in zip(compared, numbers_of([one.difference for one in compared])):
@@ -356,5 +358,5 @@ class MasterKeeper:
 
 def keep_masters_of_new_trainer(trainer: gluon.Trainer) -> None:
     """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
-    if inside.loss_scaler_of(trainer) is None:
-        inside.set_loss_scaler(trainer, MasterKeeper(trainer))
+    if gluon_trainer.loss_scaler_of(trainer) is None:
+        gluon_trainer.set_loss_scaler(trainer, MasterKeeper(trainer))

@@ -18,7 +18,7 @@ from mpgluon.cast.fp32 import format_of
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.kernels.dtypes import round_array, round_stochastically
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.updates import Updates
 
 import mxnet as mx
@@ -75,8 +75,8 @@ def check_rounding(trainer: gluon.Trainer, rounding: UpdateRounding) -> None:
     ValueError
         If there is nothing to round otherwise than to nearest: no bfloat16 weights, or masters.
     """
-    weights = grid_weights(inside.parameters_of(trainer))
-    masters = bool(inside.optimizer_of(trainer).multi_precision)
+    weights = grid_weights(gluon_trainer.parameters_of(trainer))
+    masters = bool(gluon_trainer.optimizer_of(trainer).multi_precision)
     if rounding.way != NEAREST.way and (masters or not weights):
         why = (
             "the optimizer has multi_precision=True and updates FP32 masters"
@@ -189,10 +189,10 @@ class RoundedUpdates(Updates):
 
 def rounding_of(trainer: gluon.Trainer) -> Optional[UpdateRounding]:
     """Return how updates of bfloat16 weights are rounded; ``None`` with masters, or no weights."""
-    masters = inside.optimizer_of(trainer).multi_precision
-    if masters or not grid_weights(inside.parameters_of(trainer)):
+    masters = gluon_trainer.optimizer_of(trainer).multi_precision
+    if masters or not grid_weights(gluon_trainer.parameters_of(trainer)):
         return None
-    updater = inside.updaters_of(trainer)[0]
+    updater = gluon_trainer.updaters_of(trainer)[0]
     return updater.rounding if isinstance(updater, RoundedUpdates) else NEAREST
 
 

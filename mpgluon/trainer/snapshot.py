@@ -15,7 +15,7 @@ from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
 from mpgluon.fields import check_fields, is_count, is_number, is_text, is_texts, optional
 from mpgluon.formats.loss_scale import NoLossScale
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.masters import MasterWeights, has_master, keep_masters, new_state
 from mpgluon.trainer.rounded_updates import (
     RoundedUpdates,
@@ -75,10 +75,10 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         If the kvstore holds the optimizer's state, where it cannot be read.
     """
     _refuse_kvstore(trainer)
-    optimizer = inside.optimizer_of(trainer)
-    updater = inside.updaters_of(trainer)[0]
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    updater = gluon_trainer.updaters_of(trainer)[0]
     names = _names_by_index(trainer, parameters)
-    average = inside.average_of(trainer)
+    average = gluon_trainer.average_of(trainer)
     of_average, averages = average.export(names) if average is not None else (None, {})
     plain: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
@@ -95,7 +95,7 @@ def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict
         "average": of_average,
         "rounding": None,
     }
-    amp = inside.loss_scaler_of(trainer)
+    amp = gluon_trainer.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
         plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
         plain["skipped_steps"] = amp.skipped_steps
@@ -159,7 +159,7 @@ def validate_trainer(
     present = {k: v for k, v in _FIELDS_OF_PARTS.items() if plain.get(k, v) is not None}
     of_skips = ("skipped_steps", "skips_at_the_floor") if "loss_scale" in present else ()
     check_fields(plain, {**_FIELDS, **present, **dict.fromkeys(of_skips, is_count)}, "trainer")
-    optimizer = inside.optimizer_of(trainer)
+    optimizer = gluon_trainer.optimizer_of(trainer)
     if plain["optimizer"] != type(optimizer).__name__:
         raise ValueError(
             f"its optimizer was {plain['optimizer']}, this one is {type(optimizer).__name__}"
@@ -180,9 +180,9 @@ def validate_trainer(
     if not compensates:
         arrays = {n: a for n, a in arrays.items() if not n.endswith(_COMPENSATION)}
     states, extra = [], []
-    trained = inside.parameters_of(trainer)
+    trained = gluon_trainer.parameters_of(trainer)
     stepped = [indices[name] for name in plain["states"]]
-    for device in range(len(inside.updaters_of(trainer))):
+    for device in range(len(gluon_trainer.updaters_of(trainer))):
         weights = {i: trained[i].list_data()[device] for i in stepped}
         states.append({i: new_state(optimizer, i, weight) for i, weight in weights.items()})
         extra.append(
@@ -198,7 +198,7 @@ def validate_trainer(
     attributes = {
         "num_update": plain["num_update"],
         "_all_index_update_counts": counts,
-        "_index_update_count": counts[inside.devices_of(trainer)[0].device_id],
+        "_index_update_count": counts[gluon_trainer.devices_of(trainer)[0].device_id],
     }
     if optimizer.lr_scheduler is None:
         attributes["lr"] = plain["learning_rate"]
@@ -226,12 +226,12 @@ def apply_trainer(plan: TrainerPlan) -> None:
     Call it before the parameters are set: a Trainer on several devices copies the first one's to
     the others when it begins.
     """
-    trainer, optimizer = plan.trainer, inside.optimizer_of(plan.trainer)
-    inside.begin(trainer)
-    for updater in inside.updaters_of(trainer):
+    trainer, optimizer = plan.trainer, gluon_trainer.optimizer_of(plan.trainer)
+    gluon_trainer.begin(trainer)
+    for updater in gluon_trainer.updaters_of(trainer):
         updater.states, updater.states_synced = {}, {}
     keep_masters(trainer)
-    for updater, states, extra in zip(inside.updaters_of(trainer), plan.states, plan.extra):
+    for updater, states, extra in zip(gluon_trainer.updaters_of(trainer), plan.states, plan.extra):
         updater.set_all(states, extra)
         if plan.rounding is not None:
             updater.rounding = plan.rounding
@@ -239,19 +239,19 @@ def apply_trainer(plan: TrainerPlan) -> None:
     vars(optimizer).update(plan.optimizer)
     if optimizer.lr_scheduler is not None:
         vars(optimizer.lr_scheduler).update(plan.lr_scheduler)
-    amp = inside.loss_scaler_of(trainer)
+    amp = gluon_trainer.loss_scaler_of(trainer)
     if isinstance(amp, TrainerState):
         amp.discard()
         if plan.loss_scale is not None:
             amp.loss_scale.load_state_dict(plan.loss_scale)
         vars(amp).update(plan.skips)
-    average = inside.average_of(trainer)
+    average = gluon_trainer.average_of(trainer)
     if average is not None:
         average.set_all(plan.averages, plan.average_updates)
 
 
 def _refuse_kvstore(trainer: gluon.Trainer) -> None:
-    if inside.will_update_in_kvstore(trainer):
+    if gluon_trainer.will_update_in_kvstore(trainer):
         raise TrainerStateError(
             "this Trainer keeps momenta and masters inside its kvstore, where they can be neither "
             "saved nor loaded; create it with update_on_kvstore=False"
@@ -265,7 +265,7 @@ def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int,
     before ``dense8``.
     """
     structural = {id(parameter): name for name, parameter in parameters.items()}
-    parameters_in_order = enumerate(inside.parameters_of(trainer))
+    parameters_in_order = enumerate(gluon_trainer.parameters_of(trainer))
     return {i: structural.get(id(p), p.name) for i, p in parameters_in_order}
 
 
@@ -278,7 +278,7 @@ def _named(
     """
     found = {}
     for index, state in states.items():
-        found.update(inside.arrays_of_state(state, names[index]))
+        found.update(gluon_trainer.arrays_of_state(state, names[index]))
         if index in extra:
             found[f"{names[index]}/{kind}"] = extra[index]
     return found
@@ -297,7 +297,7 @@ def _validated_loss_scale(
 
     Where formats were ``converted``, one of the two may have none or ``"none"``.
     """
-    amp = inside.loss_scaler_of(trainer)
+    amp = gluon_trainer.loss_scaler_of(trainer)
     scale = amp.loss_scale if isinstance(amp, TrainerState) else None
     file_has_none = of_file is None or of_file["kind"] == NoLossScale.__name__
     if converted and (file_has_none or scale is None or isinstance(scale, NoLossScale)):
@@ -319,7 +319,7 @@ def _validated_averages(
     indices: dict[str, int],
 ) -> dict[int, NDArray]:
     """Return the averages to load, by a parameter's index."""
-    average = inside.average_of(trainer)
+    average = gluon_trainer.average_of(trainer)
     if of_file is None and average is not None:
         raise ValueError(
             "it has no average of the weights, and this one has; load it first, and then create "
@@ -376,7 +376,7 @@ def _update_counts(
         for device, by_name in of_file.items()
     }
     longest = max(counts.values(), key=len)
-    for context in inside.devices_of(trainer):
+    for context in gluon_trainer.devices_of(trainer):
         # A device that the file does not know has made as many updates as the others.
         counts[context.device_id] = counts.get(context.device_id) or dict(longest)
     return counts

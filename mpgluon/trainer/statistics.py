@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 
 import mxnet as mx
 import numpy as np
@@ -35,7 +35,7 @@ class RunningStatistics:
 
     def __init__(self, parameters: Iterable[gluon.Parameter]) -> None:
         self.parameters = [
-            p for p in dict.fromkeys(parameters) if inside.is_statistic(p) and _is_fp32(p)
+            p for p in dict.fromkeys(parameters) if gluon_trainer.is_statistic(p) and _is_fp32(p)
         ]
         self._flat: list[bool] = []  # asking an array for its shape takes longer than copying it
 
@@ -84,7 +84,7 @@ class KeptStatistics:
     """
 
     def __init__(self, trainer: gluon.Trainer) -> None:
-        self._statistics = RunningStatistics(inside.parameters_of(trainer))
+        self._statistics = RunningStatistics(gluon_trainer.parameters_of(trainer))
         self._copies: list[dict[mx.Context, NDArray]] = []  # the newest first
 
     def keep(self) -> None:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Callable, Optional
 
 from mpgluon.cast.network_cast import cast_of
@@ -20,7 +21,7 @@ from mpgluon.errors import LossScaleCollapseError, TrainerStateError
 from mpgluon.formats.loss_scale import LossScale
 from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.kernels.reductions import all_finite
-from mpgluon.trainer import inside, shared_scale
+from mpgluon.trainer import gluon_trainer, shared_scale
 from mpgluon.trainer.float16_weights import check_float16_weights
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
 from mpgluon.trainer.gradients import NOTHING, Gradients
@@ -149,7 +150,7 @@ class TrainerState:
         with this one.
         """
         self.gradients.flags.use()
-        trained = inside.trained(parameters)
+        trained = gluon_trainer.trained(parameters)
         factors = self._factors()
         fits = self._fits(factors)
         others = self._others_to_judge()
@@ -167,39 +168,19 @@ class TrainerState:
         TrainerStateError
             If it would divide gradients by what their loss was not multiplied by, or by too much.
         """
-        now, rescale = self.gradients.now, inside.optimizer_of(self.trainer).rescale_grad
+        now, rescale = self.gradients.now, gluon_trainer.optimizer_of(self.trainer).rescale_grad
         if now.clip is not None and now.clip.rescale != rescale:
             raise TrainerStateError(
                 f"clip_global_norm received another batch size than this step: gradients times "
                 f"{now.clip.rescale:g} there, {rescale:g} here; call the step "
                 "again with that batch size"
             )
-        updates = inside.update_counts(self.trainer)
+        updates = gluon_trainer.update_counts(self.trainer)
         if now.scale is None and self.latest.updates_before == updates:
             return self.latest  # that step was refused for stale gradients, and is repeated
-        self._refuse_what_was_not_scaled()
+        self.gradients.refuse_unscaled(self.scale)
         self._warn_of_what_is_missing()
         return _Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
-
-    def _refuse_what_was_not_scaled(self) -> None:
-        now = self.gradients.now
-        suspicious = now.scale is None and self.scale != 1
-        self.gradients.flags.refuse_gradients_of_others(suspicious=suspicious)
-        outside = self.gradients.written_outside()
-        if outside and now.exist:
-            raise TrainerStateError(
-                f"{len(outside)} gradients{inside.first_of(self.trainer, outside)} "
-                "were written by a loss that was not scaled, after one that was, and the "
-                f"step would divide them by {now.scale:g}; scale each loss with amp.scale_loss. A "
-                "scaled loss whose step was given up is discarded when the next loss is scaled"
-            )
-        if outside:
-            raise TrainerStateError(
-                "the scaled loss had no backward pass, but another loss had one, whose "
-                f"gradients the step would divide by {now.scale:g}; call backward on what "
-                "amp.scale_loss yields: with amp.scale_loss(loss, trainer) as scaled: "
-                "autograd.backward(scaled)"
-            )
 
     def _warn_of_what_is_missing(self) -> None:
         """Log, once each, that there are no gradients at all, or none of a scaled loss."""
@@ -253,7 +234,7 @@ class TrainerState:
             found = Look(now.clip.norm)
         else:
             gradients = self.gradients.fresh(trained) if looks else []
-            rescale = inside.optimizer_of(self.trainer).rescale_grad
+            rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
             found = look(self.trainer, trained, gradients, rescale / factors.divisor)
         finite = found.norm is None or not looks or math.isfinite(found.norm)
         good = fits and finite and now.verdict is not False
@@ -269,7 +250,7 @@ class TrainerState:
         TrainerStateError
             If it cannot shrink.
         """
-        rescale = inside.optimizer_of(self.trainer).rescale_grad
+        rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
         factor = rescale / factors.divisor * (factors.coefficient or 1.0)
         if factors.divisor == 1 or _SMALLEST_FACTOR <= abs(factor) < _LARGEST_FACTOR:
             return True
@@ -285,7 +266,7 @@ class TrainerState:
         """Whether these gradients allow the step of a Trainer that steps together with this one."""
         if self.gradients.now.clip is not None:
             return math.isfinite(self.gradients.now.clip.norm)
-        trained = [p for p in inside.parameters_of(self.trainer) if p.grad_req != "null"]
+        trained = [p for p in gluon_trainer.parameters_of(self.trainer) if p.grad_req != "null"]
         gradients = self.gradients.fresh(trained)
         return not gradients or all_finite(gradients)
 
@@ -300,7 +281,9 @@ class TrainerState:
         make_masters(self.trainer)
         self._take_flags(verdict.good)
         self._report(verdict.good)
-        inside.optimizer_of(self.trainer).rescale_grad *= factors.coefficient / factors.divisor
+        gluon_trainer.optimizer_of(self.trainer).rescale_grad *= (
+            factors.coefficient / factors.divisor
+        )
         self.gradients.now = NOTHING
         self.gradients.flags.discard_others()
         self.gradient_norm = verdict.found.norm
@@ -326,7 +309,7 @@ class TrainerState:
             return
         if not good:
             mx.nd.waitall()  # what no gradient was wanted of may still be computed
-        states, devices = now.together or (self,), inside.devices_of(self.trainer)
+        states, devices = now.together or (self,), gluon_trainer.devices_of(self.trainer)
         networks = dict.fromkeys(layers for state in states for layers in state._networks())
         flags = joined([layers.flags_of_step(devices, good=good) for layers in networks])
         for state in states:
@@ -339,7 +322,7 @@ class TrainerState:
 
     def _networks(self) -> list[Layers]:
         """Return the layers of each cast network that parameters of the Trainer belong to."""
-        casts = dict.fromkeys(map(cast_of, inside.parameters_of(self.trainer)))
+        casts = dict.fromkeys(map(cast_of, gluon_trainer.parameters_of(self.trainer)))
         return [one.layers for one in casts if one is not None]
 
     def _report(self, good: bool) -> None:
@@ -359,7 +342,7 @@ class TrainerState:
         ends = limit is not None and self.skips_at_the_floor >= limit
         if self.skips_at_the_floor != 2 and not ends:
             return
-        parameters = [p for state in together for p in inside.parameters_of(state.trainer)]
+        parameters = [p for state in together for p in gluon_trainer.parameters_of(state.trainer)]
         message = (
             f"{self.skips_at_the_floor} steps in a row had gradients that are not finite although "
             f"the loss scale, {self.loss_scale.scale:g}, can shrink no further: nothing is being "
@@ -415,27 +398,27 @@ def attach(
             f"init_trainer takes a gluon.Trainer, received {type(trainer).__name__}; an optimizer "
             "alone has no step that could be skipped"
         )
-    existing = inside.loss_scaler_of(trainer)
+    existing = gluon_trainer.loss_scaler_of(trainer)
     if not (existing is None or isinstance(existing, MasterKeeper)):
         raise TrainerStateError(
             f"this Trainer has a loss scale already ({type(existing).__name__}); one Trainer, "
             "one loss scale: call init_trainer once, and contrib.amp's not at all"
         )
-    inside.refuse_a_late_beginning(trainer)
+    gluon_trainer.refuse_a_late_beginning(trainer)
     check_float16_weights(trainer)
     check_rounding(trainer, rounding)
     if loss_scale.skips_overflow:
-        inside.refuse_sparse_weights(trainer)
-    if loss_scale.skips_overflow or grid_weights(inside.parameters_of(trainer)):
-        inside.keep_updates_out_of_the_kvstore(trainer)
+        gluon_trainer.refuse_sparse_weights(trainer)
+    if loss_scale.skips_overflow or grid_weights(gluon_trainer.parameters_of(trainer)):
+        gluon_trainer.keep_updates_out_of_the_kvstore(trainer)
     keep_masters(trainer)
-    for updater in inside.updaters_of(trainer):
+    for updater in gluon_trainer.updaters_of(trainer):
         if isinstance(updater, RoundedUpdates):
             updater.rounding = rounding
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)
-    gradients = state.gradients
-    inside.put_before_reduction(trainer, lambda reduce: lambda: gradients.sum_unless_done(reduce))
-    inside.set_loss_scaler(trainer, state)
+    sum_unless_done = state.gradients.sum_unless_done
+    gluon_trainer.put_before_reduction(trainer, lambda reduce: partial(sum_unless_done, reduce))
+    gluon_trainer.set_loss_scaler(trainer, state)
     return state
 
 
@@ -447,7 +430,7 @@ def state_of(trainer: Any) -> TrainerState:
     TrainerStateError
         If ``init_trainer`` was never called on it.
     """
-    state = inside.loss_scaler_of(trainer)
+    state = gluon_trainer.loss_scaler_of(trainer)
     if not isinstance(state, TrainerState):
         raise TrainerStateError(
             "this Trainer has no loss scale yet; call amp.init_trainer(trainer) right after "

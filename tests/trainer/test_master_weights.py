@@ -12,7 +12,7 @@ import mpgluon
 from mpgluon import amp
 from mpgluon.cast import fp32
 from mpgluon.kernels.dtypes import cast
-from mpgluon.trainer.inside import loss_scaler_of
+from mpgluon.trainer.gluon_trainer import loss_scaler_of
 from mpgluon.trainer.step import TrainerState
 
 import mxnet as mx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import amp, kernels
-from mpgluon.trainer import inside, updates
+from mpgluon.trainer import gluon_trainer, updates
 
 import mxnet as mx
 import pytest
@@ -41,7 +41,7 @@ def train_masters(shape, options, *, natively):
                 with amp.scale_loss(loss, trainer) as scaled:
                     scaled.backward()
             trainer.step(2)
-    (updater,) = inside.updaters_of(trainer)
+    (updater,) = gluon_trainer.updaters_of(trainer)
     found = {"weight": layer.weight.data(), "master": updater.masters[0]}
     if options["momentum"]:
         found["momentum"] = updater.states[0]

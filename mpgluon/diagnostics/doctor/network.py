@@ -18,7 +18,7 @@ from mpgluon.formats.policy import Policy
 from mpgluon.graph.nodes import Graph
 from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
 from mpgluon.kernels.dtypes import dtype_name
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.float16_weights import (
     float16_weights,
     obstacle_without_masters,
@@ -98,7 +98,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
     if net is not None:
         parameters = list(net.collect_params().values())
     elif trainer is not None:
-        parameters = inside.parameters_of(trainer)
+        parameters = gluon_trainer.parameters_of(trainer)
     casts = [found for found in map(cast_of, parameters) if found is not None]
     devices = [set(parameter.list_ctx()) for parameter in parameters if _has_devices(parameter)]
     contrib = sys.modules.get("mxnet.contrib.amp.amp")
@@ -171,21 +171,21 @@ def _names_in(function: Any) -> set[str]:
 
 
 def _trainer_facts(trainer: gluon.Trainer) -> TrainerFacts:
-    optimizer = inside.optimizer_of(trainer)
-    updaters = inside.updaters_of(trainer)
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    updaters = gluon_trainer.updaters_of(trainer)
     return TrainerFacts(
         optimizer=type(optimizer).__name__,
         multi_precision=bool(optimizer.multi_precision),
         float16_weights=_names(float16_weights(trainer)),
-        bfloat16_weights=_names(grid_weights(inside.parameters_of(trainer))),
+        bfloat16_weights=_names(grid_weights(gluon_trainer.parameters_of(trainer))),
         update_rounding=next(
             (one.rounding.way for one in updaters if isinstance(one, RoundedUpdates)), "nearest"
         ),
         obstacle=None if optimizer.multi_precision else obstacle_without_masters(optimizer),
-        scaler=_scaler(inside.loss_scaler_of(trainer)),
-        keeps_masters=isinstance(inside.loss_scaler_of(trainer), MasterKeeper)
+        scaler=_scaler(gluon_trainer.loss_scaler_of(trainer)),
+        keeps_masters=isinstance(gluon_trainer.loss_scaler_of(trainer), MasterKeeper)
         or any(isinstance(updater, MasterWeights) for updater in updaters),
-        updates_in_kvstore=inside.will_update_in_kvstore(trainer),
+        updates_in_kvstore=gluon_trainer.will_update_in_kvstore(trainer),
     )
 
 

@@ -26,7 +26,7 @@ from mpgluon.tools.recorder.recorded_step import (
     pack,
     write_step,
 )
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.statistics import RunningStatistics
 from mpgluon.trainer.step import state_of
 
@@ -192,7 +192,7 @@ class FlightRecorder:
         return finite
 
     def _now(self) -> tuple[int, int]:
-        return inside.optimizer_of(self._trainer).num_update, self._state.skipped_steps
+        return gluon_trainer.optimizer_of(self._trainer).num_update, self._state.skipped_steps
 
     def _begin(self, seed: Optional[int]) -> None:
         """Begin a step, unless the next pass adds to the gradients of those before it."""
@@ -274,9 +274,9 @@ class FlightRecorder:
             **self._names,
             "reason": reason,
             "loss_scale": self._loss_scale,
-            "devices": len(inside.devices_of(self._trainer)),
-            "processes": inside.processes_of(self._trainer),
-            "reduced": inside.reduces_gradients(self._trainer)
+            "devices": len(gluon_trainer.devices_of(self._trainer)),
+            "processes": gluon_trainer.processes_of(self._trainer),
+            "reduced": gluon_trainer.reduces_gradients(self._trainer)
             and (skipped or self._state.gradients.now.reduced),
             "passes": passes,
             "random": self._random_states,

@@ -14,7 +14,7 @@ from mpgluon.random_states import set_random_states
 from mpgluon.scale_histories import set_scale_histories
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.tools.recorder.recorded_step import RecordedStep, fresh_gradients, on_device
-from mpgluon.trainer import inside
+from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.step import state_of
 
 import mxnet as mx
@@ -54,7 +54,7 @@ class StepBench:
         # Where no step is skipped, scale_loss passes no NaN of a loss on.
         skips = self.step.reason == "skipped" or loss_scale != 1
         amp.init_trainer(trainer, loss_scale if skips else "none")
-        inside.begin(trainer)  # which copies one device's statistics to the others
+        gluon_trainer.begin(trainer)  # which copies one device's statistics to the others
         self._set_statistics()
         losses = []
         set_random_states(self.step.random_states)

@@ -176,3 +176,15 @@ def test_a_tool_without_its_extra_says_which_one_it_wants(use, package, extra):
 def test_a_former_name_says_where_its_things_are(former):
     with pytest.raises(ModuleNotFoundError, match=f"{former} has moved to "):
         __import__(former)
+
+
+def test_public_names_of_tools_are_found_at_their_former_places_too():
+    from mpgluon import deployment, diagnostics
+    from mpgluon.tools import onnx
+    from mpgluon.tools.recorder.flight_recorder import FlightRecorder
+
+    for name in ("ServingMetadata", "export_onnx", "read_metadata"):
+        assert getattr(deployment, name) is getattr(onnx, name)
+    assert diagnostics.FlightRecorder is FlightRecorder
+    with pytest.raises(AttributeError, match=r"'mpgluon\.deployment' has no attribute 'classify'"):
+        deployment.classify  # noqa: B018

@@ -163,15 +163,17 @@ class Policy:
         chosen = {**_DEFAULTS, **given}
         if len(given) < len(parts) or chosen.keys() != _DEFAULTS.keys():
             raise _not_a_policy(text)
-        if chosen["emulate"] not in _FLAGS or not chosen["amax_history"].isdecimal():
+        if chosen["emulate"] not in _FLAGS:
             raise _not_a_policy(text)
         compute, between, scaling = chosen["compute"], chosen["between"], chosen["scaling"]
+        steps: Any = chosen["amax_history"]
+        steps = int(steps) if steps.isdecimal() else steps
         products: Union[ScaledOperands, TensorCoreSums, None] = None
         if between:
             value = format_named(compute, "compute")
             gradient = format_named(chosen["gradient"] or compute, "gradient")
-            products = ScaledOperands(value, gradient, scaling, int(chosen["amax_history"]))
-        elif chosen["gradient"] or (scaling, chosen["amax_history"]) != ("none", "0"):
+            products = ScaledOperands(value, gradient, scaling, steps)
+        elif chosen["gradient"] or (scaling, steps) != ("none", 0):
             raise ValueError(
                 "gradient, scaling and amax_history say how products round their operands where "
                 "other values have another format; name that too: between=bfloat16"

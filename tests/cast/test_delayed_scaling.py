@@ -38,7 +38,8 @@ DATA, WEIGHT, GRADIENT = range(3)
 
 
 def delayed(steps):
-    return replace(Policy.parse("mixed_float8"), amax_history=steps)
+    policy = Policy.parse("mixed_float8")
+    return replace(policy, products=replace(policy.products, amax_history=steps))
 
 
 class Reference:

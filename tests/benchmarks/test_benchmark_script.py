@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import os
 import re
 from pathlib import Path
@@ -13,10 +16,10 @@ from PIL import Image
 from benchmarks import cases
 from benchmarks import memory as memory_module
 from benchmarks.contestant import Contestant
-from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import Case
 from benchmarks.record import read_record
+from benchmarks.zoo import zoo, zoo_small
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmark.py"
 TINY = str(Path(__file__).with_name("tiny_contestants.py"))
@@ -76,13 +79,28 @@ def test_a_real_training_step_is_timed_beside_plain_gluon(script, capsys):
     assert [line.split()[0] for line in lines[training + 8 :]] == ["stock", "amp"]
 
 
-def test_a_network_that_no_zoo_has_is_reported_for_each_contestant(script, capsys):
-    given = ["training", "--model", "no_such_network", "--no-peers", "--dtype", "float32"]
-    assert script.main(given) == 1
-    words = capsys.readouterr().out
-    for name in ("Gluon float32", "mpgluon float32"):
-        assert f"no result for {name}: it ended with status 1" in words
-    assert words.count("ValueError: no model zoo has a network called 'no_such_network'") == 2
+def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
+    """Return the factory's arguments, and those of them that have no default."""
+    source, _, function = contestant.factory.rpartition(":")
+    if not source.endswith(".py"):
+        found = inspect.signature(getattr(importlib.import_module(source), function)).parameters
+        required = {name for name, one in found.items() if one.default is inspect.Parameter.empty}
+        return set(found), required
+    # PyTorch's cannot be imported here.
+    for node in ast.parse(Path(source).read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            names = {argument.arg for argument in node.args.kwonlyargs}
+            return names, names
+    raise AssertionError(f"{source} has no {function}")
+
+
+@pytest.mark.parametrize("make", [*cases.CASES.values(), zoo, zoo_small, memory_module.memory])
+def test_every_contestant_can_be_found_and_takes_its_options(make):
+    for case in make(cases.CaseOptions(torch_python="/some/python")):
+        assert len({one.name for one in case.contestants}) == len(case.contestants) >= 2
+        for contestant in case.contestants:
+            taken, required = arguments_of(contestant)
+            assert required <= set(contestant.options) <= taken, contestant
 
 
 # --- tiny ones -------------------------------------------------------------------------------
@@ -160,23 +178,6 @@ def test_what_fails_is_named_and_the_status_says_so(script, monkeypatch, capsys,
     assert script.main(["gemm", "--rounds", "1", "--output", str(tmp_path / "none.json")]) == 1
     assert not (tmp_path / "none.png").exists()  # there is nothing to draw
     assert capsys.readouterr().out.endswith("none.json\n")
-
-
-def test_growth_is_measured_by_itself_and_written_beside_the_other_record(
-    script, monkeypatch, capsys, tmp_path
-):
-    points = [tiny("counts", f"point {n}", multiply_adds=n, mebibytes=n) for n in (1, 4)]
-    made = [Case("scale", "a sweep", points, {"sweep": "depth", "fixed": "", "dtype": "float32"})]
-    monkeypatch.setitem(script.LONG_CASES, "scale", lambda _: made)
-    assert script.main(["scale", "--output", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "time grows as the multiply-adds to the power of" in printed
-    assert "PyTorch" not in printed  # which does not take part
-    (path,) = tmp_path.glob("*-scale.json")
-    assert is_png(path.with_suffix(".png"))
-    (case,) = read_record(path).cases
-    assert [len(one.seconds) for one in case.results] == [5, 5]
-    assert growth(case).multiply_adds == [1, 4]
 
 
 def test_the_zoo_has_a_table_of_all_its_networks_and_a_record_of_its_own(
@@ -268,24 +269,3 @@ def test_wrong_options_are_refused(wrong, message, script, capsys):
         script.main(wrong)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_conditions_that_make_no_sense_and_folders_that_cannot_be_made_are_errors_at_once(
-    script, capsys, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(script, "race", None)  # which is not reached
-    assert script.main(["gemm", "--warm-up", "-1"]) == 2
-    assert capsys.readouterr().err.startswith("error: rounds, threads and limit_s must be positive")
-    (tmp_path / "file").touch()
-    given = ["gemm", "--rounds", "1", "--output", str(tmp_path / "file" / "record.json")]
-    assert script.main(given) == 2
-    assert capsys.readouterr().err.startswith("error: cannot write")
-
-
-def test_ctrl_c_ends_it_in_one_line(script, monkeypatch, capsys):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(script, "race", interrupt)
-    assert script.main(["gemm"]) == 130
-    assert capsys.readouterr().err == "stopped; nothing is written\n"

@@ -28,16 +28,6 @@ def takes_memory(mebibytes):
     return (lambda: bytearray(b"x") * (mebibytes * 2**20)), {}
 
 
-def prints():
-    """Print where answers go, as libraries do, through Python and past it."""
-
-    def run():
-        sys.stdout.write("a line on the standard output\n")
-        os.write(1, b"and another one\n")
-
-    return run, {}
-
-
 def raises_at_once():
     sys.stderr.write("before it went wrong\n")
     raise ValueError("this cannot be prepared")
@@ -69,30 +59,6 @@ def hangs():
 
 def hangs_at_once():
     time.sleep(600)
-
-
-def leaves_a_process_behind(path):
-    """Die, and leave a process that holds on to the pipes."""
-
-    def run():
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(600)
-        with open(path, "w") as file:
-            file.write(str(pid))
-        os._exit(3)
-
-    return run, {}
-
-
-def falls_silent():
-    """Close its pipes and stay."""
-
-    def run():
-        os.closerange(3, 64)
-        time.sleep(600)
-
-    return run, {}
 
 
 def counts(multiply_adds, mebibytes):

@@ -19,7 +19,8 @@ from typing import Any
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.trainer.snapshot import export_trainer
+from mpgluon.trainer.saved import Run
+from mpgluon.trainer.snapshot import export_optimizer
 
 import mxnet as mx
 import numpy as np
@@ -137,7 +138,12 @@ class Player:
         """
         parameters = self.net._collect_params_with_prefix()
         trained = {name: one for name, one in parameters.items() if one.grad_req != "null"}
-        _, arrays = export_trainer(self.trainer, parameters)
+        saved = export_optimizer(Run(self.net, self.trainer)).arrays
+        arrays = {
+            name if kind == "state" else f"{name}/{kind}": array
+            for kind, by_name in saved.items()
+            for name, array in by_name.items()
+        }
         found = hashlib.sha256()
         for name in sorted(trained):
             found.update(trained[name].data().asnumpy().tobytes())

@@ -1,37 +1,55 @@
 """Checkpoints: everything that a training run depends on, in one file.
 
-The layout of the file is decided in :mod:`mpgluon.archive`, and a Trainer's content of it in
-:mod:`mpgluon.trainer.snapshot`. Data sets and loops put what they need into ``extra``.
+:data:`PARTS` says what a file holds. The owner of each part exports, checks and applies it; the
+layout of the file is decided in :mod:`mpgluon.archive`. Data sets and loops put what they need into
+``extra``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Union
 
 from mpgluon.archive import Arrays, read_archive, write_archive
-from mpgluon.cast import fp32
-from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
-from mpgluon.fields import check_fields, is_text
-from mpgluon.formats.float_format import FLOAT32, format_named, round_to
+from mpgluon.fields import Kind, check_fields
+from mpgluon.parameter_values import (
+    FP32_FIELDS,
+    check_parameters,
+    converted,
+    export_fp32_values,
+    export_values,
+    prepare_fp32_values,
+    prepare_values,
+)
 from mpgluon.random_states import random_states, set_random_states, validated_random_states
 from mpgluon.scale_histories import (
     scale_histories,
     set_scale_histories,
     validated_scale_histories,
 )
+from mpgluon.trainer.average import AVERAGE_FIELDS, export_average, prepare_average
 from mpgluon.trainer.masters import keep_masters
-from mpgluon.trainer.snapshot import apply_trainer, export_trainer, validate_trainer
+from mpgluon.trainer.saved import Apply, Content, Run
+from mpgluon.trainer.snapshot import (
+    LOSS_SCALE_FIELDS,
+    OPTIMIZER_FIELDS,
+    export_loss_scale,
+    export_optimizer,
+    prepare_loss_scale,
+    prepare_optimizer,
+)
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-from mxnet.ndarray import NDArray
 
 __all__ = [
+    "PARTS",
+    "Part",
     "check_parameters",
     "load_checkpoint",
     "read_extra",
@@ -40,6 +58,88 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """A part of a checkpoint: its keys in the file, and its owner's functions."""
+
+    since: str
+    """The first version of mpgluon whose files have it."""
+
+    section: str
+    """The part of the header that has the fields; "" for the header itself."""
+
+    fields: Mapping[str, Kind]
+    """The kinds of the header's fields, by their names."""
+
+    arrays: Mapping[str, str]
+    """The names of arrays in the file, by their kind; what differs is in ``<…>``."""
+
+    export: Callable[[Run], Content]
+    """Returns what is written; changes nothing."""
+
+    prepare: Callable[[Run, Content], Apply]
+    """Checks what was read, with ValueError, and returns the function that applies it."""
+
+    refusal: str = "is damaged: {}; use an earlier one"
+    """The error's words about a file whose content is refused."""
+
+
+def _prepare_scale_histories(run: Run, saved: Content) -> Apply:
+    return partial(set_scale_histories, run.net, validated_scale_histories(saved.arrays["history"]))
+
+
+def _prepare_random_states(_: Run, saved: Content) -> Apply:
+    return partial(set_random_states, validated_random_states(saved.fields["random"]))
+
+
+def _prepare_extra(run: Run, saved: Content) -> Apply:
+    return partial(run.extra.update, saved.fields["extra"])
+
+
+_OTHER_TRAINER = "belongs to another Trainer: {}"
+
+PARTS = {
+    "FP32 values": Part(
+        *("0.1.0", "", FP32_FIELDS, {"fp32": "fp32/<parameter>"}),
+        *(export_fp32_values, prepare_fp32_values),
+    ),
+    "optimizer": Part(
+        *("0.1.0", "trainer", OPTIMIZER_FIELDS),
+        {
+            "master": "trainer/<parameter>/master",
+            "compensation": "trainer/<parameter>/compensation",
+            "state": "trainer/<parameter, place>",
+        },
+        *(export_optimizer, prepare_optimizer, _OTHER_TRAINER),
+    ),
+    "loss scale": Part(
+        *("0.1.0", "trainer", LOSS_SCALE_FIELDS, {}),
+        *(export_loss_scale, prepare_loss_scale, _OTHER_TRAINER),
+    ),
+    "average": Part(
+        *("0.2.0", "trainer", AVERAGE_FIELDS, {"average": "trainer/<parameter>/average"}),
+        *(export_average, prepare_average, _OTHER_TRAINER),
+    ),
+    "parameters": Part(
+        *("0.1.0", "", {}),
+        {"value": "parameter/<parameter>", "replica": "replica/<device, parameter>"},
+        *(export_values, prepare_values),
+    ),
+    "scale histories": Part(
+        *("0.2.0", "", {}, {"history": "scale_history/<block, product>"}),
+        *(lambda run: Content({}, {"history": scale_histories(run.net)}), _prepare_scale_histories),
+    ),
+    "random states": Part(
+        *("0.1.0", "", {"random": {}}, {}),
+        *(lambda _: Content({"random": random_states()}, {}), _prepare_random_states),
+    ),
+    "extra": Part(
+        *("0.1.0", "", {"extra": {}}, {}),
+        *(lambda run: Content({"extra": run.extra}, {}), _prepare_extra),
+    ),
+}
+"""The parts of a checkpoint, in the order in which a file is applied."""
 
 
 def save_checkpoint(
@@ -75,23 +175,18 @@ def save_checkpoint(
         If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), if it has
         stepped before its network was cast, or if a `mpgluon.WeightAverage` is in the network.
     """
-    path = Path(path)
-    parameters = net._collect_params_with_prefix()
+    path, run = Path(path), Run(net, trainer, extra)
     mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
     keep_masters(trainer)  # as the run does that goes on from the file
-    state, state_arrays = export_trainer(trainer, parameters)
-    arrays = _export_parameters(parameters)
-    arrays.update({f"trainer/{name}": array for name, array in state_arrays.items()})
-    arrays.update({f"scale_history/{k}": value for k, value in scale_histories(net).items()})
-    grids = {}
-    for name, parameter in parameters.items():
-        value, fmt = fp32.known(parameter), fp32.format_of(parameter)
-        if value is not None and f"{name}/master" not in state_arrays:
-            value = fp32.fp32_value(parameter.list_data()[0], value, fmt)
-            arrays[f"fp32/{name}"] = to_numpy(value)
-        if fmt.name != np.dtype(parameter.dtype).name:
-            grids[name] = fmt.name
-    header = {"trainer": state, "random": random_states(), "grids": grids, "extra": extra}
+    contents = {name: part.export(run) for name, part in PARTS.items()}
+    header: dict[str, Any] = {}
+    arrays: Arrays = {}
+    for name, part in PARTS.items():
+        section = header.setdefault(part.section, {}) if part.section else header
+        section.update(contents[name].fields)
+        for kind, by_name in contents[name].arrays.items():
+            before, after = _around(part.arrays[kind])
+            arrays.update({f"{before}{key}{after}": array for key, array in by_name.items()})
     try:
         write_archive(path, header, arrays)
     except TypeError as error:
@@ -99,8 +194,7 @@ def save_checkpoint(
             f"apart from its arrays a checkpoint keeps numbers, text, lists and dicts, and one of "
             f"{', '.join(extra)} is something else: {error}"
         ) from error
-    computed = _without_constants(parameters, arrays)
-    _warn_of_bad_weights(path, computed, "was written; keep an earlier one")
+    _warn_of_bad_weights(path, _changing(run, contents), "was written; keep an earlier one")
 
 
 def load_checkpoint(
@@ -136,42 +230,23 @@ def load_checkpoint(
     TrainerStateError
         If a `mpgluon.WeightAverage` is in the network.
     """
-    path = Path(path)
-    header, arrays = read_archive(path)
-    header = {"grids": {}, **header}  # absent in files from before those
-    try:
-        check_fields(header, {"trainer": {}, "random": {}, "grids": {str: is_text}, "extra": {}})
-        for grid in header["grids"].values():
-            format_named(grid)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; use an earlier one") from error
+    path, contents = Path(path), _read(Path(path))
     parameters = net._collect_params_with_prefix()
-    values, fp32_values = _convert(path, parameters, arrays, header["grids"])
+    in_file = contents["parameters"].arrays["value"]
+    grids = contents["FP32 values"].fields["grids"] or {}
+    values, wide = converted(path, parameters, in_file, _widest(contents), grids)
     check_parameters(path, parameters, values)
-    try:
-        plan = validate_trainer(
-            trainer, parameters, header["trainer"], _part_of(arrays, "trainer"), fp32_values
-        )
-    except ValueError as error:
-        raise CheckpointError(f"{path} belongs to another Trainer: {error}") from error
-    known = {**_part_of(arrays, "fp32"), **fp32_values}
-    planned = [
-        _plan(path, parameters[name], name, value, known, arrays) for name, value in values.items()
-    ]
-    states = validated_random_states(path, header["random"])
-    histories = validated_scale_histories(path, _part_of(arrays, "scale_history"))
-    # From here on, nothing is refused.
-    for parameter in planned:
-        parameter.remember()
-    apply_trainer(plan)  # which remembers masters instead
-    for parameter in planned:
-        parameter.set()
-    set_scale_histories(net, histories)
-    set_random_states(states)
-    computed = _without_constants(parameters, arrays)
-    _warn_of_bad_weights(path, computed, "was loaded; use an earlier one")
-    extra: dict[str, Any] = header["extra"]
-    return extra
+    run = Run(net, trainer, {}, values, wide)
+    changes = []
+    for name, part in PARTS.items():
+        try:
+            changes.append(part.prepare(run, contents[name]))
+        except ValueError as error:
+            raise CheckpointError(f"{path} {part.refusal.format(error)}") from error
+    for apply in changes:  # from here on, nothing is refused
+        apply()
+    _warn_of_bad_weights(path, _changing(run, contents), "was loaded; use an earlier one")
+    return run.extra
 
 
 def read_extra(path: Union[str, Path]) -> dict[str, Any]:
@@ -204,36 +279,62 @@ def read_parameters(path: Union[str, Path]) -> Arrays:
     CheckpointError
         If the file is missing, damaged or of another kind.
     """
-    _, arrays = read_archive(Path(path))
-    values = {
-        name: arrays.get(f"trainer/{name}/average", _widest(name, arrays))
-        for name in _part_of(arrays, "parameter")
-    }
+    contents = _read(Path(path))
+    values = {**_widest(contents), **contents["average"].arrays["average"]}
+    values = {name: values[name] for name in contents["parameters"].arrays["value"]}
     _warn_of_bad_weights(Path(path), values, "was read; use an earlier one")
     return values
 
 
-def check_parameters(
-    path: Path, parameters: Mapping[str, gluon.Parameter], values: Mapping[str, Any]
-) -> None:
-    """Raise CheckpointError unless a file's arrays are exactly a network's parameters.
+def _around(pattern: str) -> tuple[str, str]:
+    """Return what stands before and after the name in the name of an array."""
+    before, _, rest = pattern.partition("<")
+    return before, rest.partition(">")[2]
 
-    Parameters
-    ----------
-    path : Path
-        For the message, which names each difference in name, shape or dtype.
-    parameters, values : mapping from name to Parameter, and to an array of any kind
-    """
-    problems = [f"{name} is missing in the file" for name in parameters if name not in values]
-    problems += [f"{name} is in the file only" for name in values if name not in parameters]
-    for name in [name for name in parameters if name in values]:
-        found = (np.dtype(values[name].dtype).name, tuple(values[name].shape))
-        wanted = (np.dtype(parameters[name].dtype).name, tuple(parameters[name].shape))
-        if found != wanted:
-            problems.append(f"{name} is {found} in the file and {wanted} in the network")
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise CheckpointError(f"{path} does not fit this network: {'; '.join(problems[:5])}{more}")
+
+def _read(path: Path) -> dict[str, Content]:
+    """Return the contents of a file by part; fields that it lacks are ``None``."""
+    header, arrays = read_archive(path)
+    contents = {name: Content({}, {kind: {} for kind in PARTS[name].arrays}) for name in PARTS}
+    try:
+        for name, part in PARTS.items():
+            check_fields(header, {part.section: {}} if part.section else {})
+            section = header[part.section] if part.section else header
+            check_fields(section, part.fields, part.section)
+            contents[name].fields.update({field: section.get(field) for field in part.fields})
+    except ValueError as error:
+        raise CheckpointError(f"{path} {part.refusal.format(error)}") from error
+    places = [
+        (*_around(pattern), contents[name].arrays[kind])
+        for name, part in PARTS.items()
+        for kind, pattern in part.arrays.items()
+    ]
+    places.sort(key=lambda place: -len(place[0]) - len(place[1]))  # "trainer/<…>" comes last
+    for key, array in arrays.items():
+        for before, after, by_name in places:
+            if key.startswith(before) and key.endswith(after):
+                by_name[key.removeprefix(before).removesuffix(after)] = array
+                break
+    return contents
+
+
+def _widest(contents: Mapping[str, Content]) -> Arrays:
+    """Return each parameter's master, its FP32 value without one, or its value."""
+    return {
+        **contents["parameters"].arrays["value"],
+        **contents["FP32 values"].arrays["fp32"],
+        **contents["optimizer"].arrays.get("master", {}),
+    }
+
+
+def _changing(run: Run, contents: Mapping[str, Content]) -> Arrays:
+    """Return the parameters in a file that training changes; a constant mask may be infinite."""
+    values = contents["parameters"].arrays["value"]
+    return {
+        name: values[name]
+        for name, parameter in run.parameters.items()
+        if not isinstance(parameter, gluon.Constant)
+    }
 
 
 def _warn_of_bad_weights(path: Path, values: Arrays, fate: str) -> None:
@@ -252,128 +353,3 @@ def _warn_of_bad_weights(path: Path, values: Arrays, fate: str) -> None:
             f" and {len(bad) - 3} more" if len(bad) > 3 else "",
             fate,
         )
-
-
-def _without_constants(parameters: Mapping[str, gluon.Parameter], arrays: Arrays) -> Arrays:
-    """Return the parameters in a file that training changes; a constant mask may be infinite."""
-    values = _part_of(arrays, "parameter")
-    return {
-        name: values[name]
-        for name, parameter in parameters.items()
-        if not isinstance(parameter, gluon.Constant)
-    }
-
-
-def _part_of(arrays: Arrays, kind: str) -> Arrays:
-    """Return the arrays of a file of one kind, by the rest of their names."""
-    return {
-        name.removeprefix(f"{kind}/"): array
-        for name, array in arrays.items()
-        if name.startswith(f"{kind}/")
-    }
-
-
-def _widest(name: str, arrays: Arrays) -> Any:
-    """Return a parameter's master, its FP32 value without one, or its value."""
-    places = (f"trainer/{name}/master", f"fp32/{name}", f"parameter/{name}")
-    return next(arrays[place] for place in places if place in arrays)
-
-
-def _export_parameters(parameters: Mapping[str, gluon.Parameter]) -> Arrays:
-    """Return the value of each parameter and, where devices differ, those of all of them too.
-
-    They differ in BatchNorm's running statistics: each device has seen other images. Only then
-    is the value their mean, which is not exact on three devices even if they agree.
-    """
-    arrays: Arrays = {}
-    for name, parameter in parameters.items():
-        copies = [to_numpy(data) for data in parameter.list_data()]
-        arrays[f"parameter/{name}"] = copies[0]
-        if any(copy.tobytes() != copies[0].tobytes() for copy in copies):
-            arrays[f"parameter/{name}"] = to_numpy(parameter._reduce())
-            arrays.update({f"replica/{device}/{name}": copy for device, copy in enumerate(copies)})
-    return arrays
-
-
-def _convert(
-    path: Path,
-    parameters: Mapping[str, gluon.Parameter],
-    arrays: Arrays,
-    grids: Mapping[str, str],
-) -> tuple[Arrays, Arrays]:
-    """Return a file's parameters in the formats of a network.
-
-    Parameters
-    ----------
-    path, parameters, arrays
-    grids : mapping from name to format
-        Formats of the file's FP32 arrays that hold another format's numbers.
-
-    Returns
-    -------
-    values, fp32_values : dict
-        Values of all parameters, and FP32 values of parameters of another format in the file.
-    """
-    values, fp32_values = _part_of(arrays, "parameter"), {}
-    formats = {"float16", "float32", *grids.values()}
-    for name in parameters.keys() & values.keys():
-        fmt = fp32.format_of(parameters[name])
-        found = grids.get(name, values[name].dtype.name)
-        if found == fmt.name or not {found, np.dtype(parameters[name].dtype).name} <= formats:
-            continue
-        widest = _widest(name, arrays)
-        if widest.dtype.kind != "f":
-            raise CheckpointError(
-                f"{path} is damaged: the FP32 value of {name} is {widest.dtype}; use an earlier one"
-            )
-        wide = fp32_values[name] = widest.astype(np.float32)
-        with np.errstate(over="ignore"):
-            values[name] = round_to(wide, fmt).astype(parameters[name].dtype)
-        if np.isinf(values[name]).sum() > np.isinf(wide).sum():
-            raise CheckpointError(
-                f"{path} does not fit this network: {name} has values beyond {fmt.max:g}, which "
-                f"{fmt} does not hold; keep its block in FP32 with keep_fp32"
-            )
-    return values, fp32_values
-
-
-class _ParameterPlan(NamedTuple):
-    """The new values of one parameter."""
-
-    parameter: gluon.Parameter
-    value: NDArray
-    replicas: list[Any]  # one for each device, where those differ
-    fp32_value: Optional[NDArray]  # of a 16-bit parameter
-
-    def remember(self) -> None:
-        if self.fp32_value is not None:
-            fp32.remember(self.parameter, self.fp32_value)
-
-    def set(self) -> None:
-        self.parameter.set_data(self.value)
-        for data, replica in zip(self.parameter.list_data(), self.replicas):
-            data[:] = replica
-
-
-def _plan(
-    path: Path, parameter: gluon.Parameter, name: str, value: Any, known: Arrays, arrays: Arrays
-) -> _ParameterPlan:
-    replicas: list[Any] = []
-    while (place := f"replica/{len(replicas)}/{name}") in arrays:
-        replicas.append(arrays[place])
-    if len(replicas) != len(parameter.list_data()):
-        replicas = []  # the file is from another number of devices
-    wide = known.get(name, np.asarray(value, np.float32))
-    in_file = arrays[f"parameter/{name}"].dtype
-    expected = [("FP32", wide, np.float32), *(("replica", one, in_file) for one in replicas)]
-    for kind, found, dtype in expected:
-        if (found.shape, found.dtype) != (value.shape, dtype):
-            raise CheckpointError(
-                f"{path} is damaged: the {kind} value of {name} is {found.dtype} of shape "
-                f"{found.shape}; use an earlier one"
-            )
-    fp32_value = None
-    is_known = name in known or fp32.known(parameter) is not None
-    if is_known and fp32.format_of(parameter) != FLOAT32:
-        fp32_value = from_numpy(wide)
-    return _ParameterPlan(parameter, from_numpy(value), replicas, fp32_value)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Callable, Union
+from typing import Any, Callable, NamedTuple, Union
 
-__all__ = ["Kind", "check_fields", "is_count", "is_number", "is_text", "is_texts", "optional"]
-
-Kind = Union[Callable[[Any], bool], Mapping[Any, Any]]
-"""A condition on a value; or the kinds of a dictionary's fields by name, or one for all, by str."""
+__all__ = ["Kind", "Maybe", "check_fields", "is_count", "is_number", "is_text", "is_texts"]
 
 
 def is_count(value: Any) -> bool:
@@ -31,13 +28,22 @@ def is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_text, value))
 
 
-def optional(condition: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return a condition that ``None`` meets too."""
-    return lambda value: value is None or condition(value)
+class Maybe(NamedTuple):
+    """The kind of a field that may also be ``None``, or missing."""
+
+    kind: Union[Callable[[Any], bool], Mapping[Any, Any]]
+
+
+Kind = Union[Callable[[Any], bool], Mapping[Any, Any], Maybe]
+"""A condition on a value; or the kinds of a dictionary's fields by name, or one for all, by str."""
 
 
 def check_fields(value: Any, kind: Kind, place: str = "") -> None:
     """Raise ValueError, with the place, unless a value is of a kind; further fields are allowed."""
+    if isinstance(kind, Maybe):
+        if value is None:
+            return
+        kind = kind.kind
     if not isinstance(kind, Mapping):
         if not kind(value):
             raise ValueError(f"its {place} cannot be {value!r}")
@@ -45,7 +51,7 @@ def check_fields(value: Any, kind: Kind, place: str = "") -> None:
     if not isinstance(value, dict):
         raise ValueError(f"its {place or 'header'} should be a dictionary, not {value!r}")
     for name in value if str in kind else kind:
-        inner = f"{place}/{name}".lstrip("/")
-        if name not in value:
+        inner, expected = f"{place}/{name}".lstrip("/"), kind.get(str, kind.get(name))
+        if name not in value and not isinstance(expected, Maybe):
             raise ValueError(f"its {inner} is missing")
-        check_fields(value[name], kind.get(str, kind.get(name)), inner)
+        check_fields(value.get(name), expected, inner)

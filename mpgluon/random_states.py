@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any, NamedTuple, Optional
-
-from mpgluon.errors import CheckpointError
 
 import mxnet as mx
 import numpy as np
@@ -42,12 +39,12 @@ def random_states(seed: Optional[int] = None) -> dict[str, Any]:
     }
 
 
-def validated_random_states(path: Path, states: dict[str, Any]) -> RandomStates:
+def validated_random_states(states: dict[str, Any]) -> RandomStates:
     """Return the states of a file as their generators take them, after a try on other generators.
 
     Raises
     ------
-    CheckpointError
+    ValueError
         If a generator refuses its state.
     """
     try:
@@ -64,9 +61,7 @@ def validated_random_states(path: Path, states: dict[str, Any]) -> RandomStates:
         np.random.RandomState().set_state(numpy_state)
         return RandomStates(python, numpy_state, int(states["mxnet"]))
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: its random states cannot be used ({error!r}); use an earlier one"
-        ) from error
+        raise ValueError(f"its random states cannot be used ({error!r})") from error
 
 
 def set_random_states(states: RandomStates) -> None:

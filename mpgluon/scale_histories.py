@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from mpgluon.archive import Arrays
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.network_cast import device_ids
-from mpgluon.errors import CheckpointError
 from mpgluon.kernels import ScaleHistory
 
 import numpy as np
@@ -62,20 +60,20 @@ def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]
                 history.set_values(device, fitted)
 
 
-def validated_scale_histories(path: Path, values: Arrays) -> Arrays:
+def validated_scale_histories(values: Arrays) -> Arrays:
     """Return the values of a file.
 
     Raises
     ------
-    CheckpointError
+    ValueError
         If they are not such values.
     """
     for name, value in values.items():
         usable = value.dtype == np.float32 and value.ndim == 3 and value.shape[1] == 3
         if not usable or not (value.size and (value >= 0).all() and np.isfinite(value).all()):
-            raise CheckpointError(
-                f"{path} is damaged: the largest values of {name} in earlier steps are not FP32 "
-                "numbers of shape (devices, 3, steps) from 0 upward; use an earlier one"
+            raise ValueError(
+                f"the largest values of {name} in earlier steps are not FP32 numbers of shape "
+                "(devices, 3, steps) from 0 upward"
             )
     return values
 

@@ -7,18 +7,21 @@ import json
 import os
 import random
 import zipfile
+from pathlib import Path
 
 import mpgluon
 from mpgluon import CheckpointError, Policy, TrainerStateError, amp
 from mpgluon.cast import fp32
 from mpgluon.checkpoint import (
+    PARTS,
     load_checkpoint,
     read_extra,
     read_parameters,
     save_checkpoint,
 )
 from mpgluon.formats.float_format import round_to
-from mpgluon.trainer.snapshot import export_trainer
+from mpgluon.trainer.saved import Run
+from mpgluon.trainer.snapshot import export_optimizer
 
 import mxnet as mx
 import numpy as np
@@ -27,6 +30,7 @@ from helpers import assert_same_bits, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+ROOT = Path(__file__).resolve().parents[1]
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 STEPS, SAVED_AFTER = 7, 3
 SGD = ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01})
@@ -394,10 +398,9 @@ def test_the_growth_tracker_is_restored_and_not_only_the_scale(tmp_path):
 def test_exporting_a_trainer_makes_no_state_and_no_master(steps):
     training = Training("float16")
     training.train(steps)
-    parameters = training.net._collect_params_with_prefix()
     (updater,) = training.trainer._updaters
     before = (updater, dict(updater.states), dict(updater.masters), training.everything())
-    export_trainer(training.trainer, parameters)
+    export_optimizer(Run(training.net, training.trainer))
     (updater,) = training.trainer._updaters
     assert before == (updater, updater.states, updater.masters, training.everything())
 
@@ -896,3 +899,18 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
     with pytest.raises(CheckpointError, match=f"{place} could not be written: .*another folder"):
         save_checkpoint(tmp_path / place, training.net, training.trainer)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_the_documentation_has_the_table_of_what_a_file_holds():
+    lines = (ROOT / "docs" / "checkpoints.md").read_text("utf-8").splitlines()
+    start = lines.index("| part | fields of the header | arrays | since |") + 2
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines[start : start + len(PARTS)]
+    ]
+    assert [row[0].split(",")[0] for row in rows] == list(PARTS)
+    for row, part in zip(rows, PARTS.values()):
+        names = [f"{part.section}/{field}".lstrip("/") for field in part.fields]
+        named = [word for word in "".join(row).split("`")[1::2] if word != "WeightAverage"]
+        assert sorted(named) == sorted([*names, *part.arrays.values()])
+        assert row[-1] == part.since

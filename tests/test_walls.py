@@ -26,7 +26,7 @@ FLOORS = (
     "kernels native",
     "graph",
     "cast",
-    "trainer amp checkpoint scale_histories fp16_utils estimator",
+    "trainer amp checkpoint parameter_values scale_histories fp16_utils estimator",
     "distributed",
     "diagnostics deployment",
 )

@@ -1,30 +1,31 @@
 """An exponential moving average of a Trainer's weights, in FP32, and its way into the network.
 
-It belongs to the Trainer, with which :mod:`mpgluon.trainer.snapshot` saves and loads it.
+It belongs to the Trainer, and is a part of checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from mpgluon.cast import fp32
 from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import TrainerStateError
+from mpgluon.fields import Kind, Maybe, is_count, is_number
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.formats.loss_scale import NUMBERS
 from mpgluon.kernels.dtypes import cast, round_array
 from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.masters import MasterWeights, keep_masters
+from mpgluon.trainer.saved import Apply, Content, Run
 
 import mxnet as mx
 import numpy as np
-import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["WeightAverage"]
+__all__ = ["AVERAGE_FIELDS", "WeightAverage", "export_average", "prepare_average"]
 
 
 class WeightAverage:
@@ -57,6 +58,8 @@ class WeightAverage:
     ----------
     updates : int
         The number of calls of :meth:`update` that followed a step that was not skipped.
+    arrays : dict from a parameter's index in the Trainer to NDArray
+        The averages, FP32, on the first device.
 
     Raises
     ------
@@ -99,7 +102,7 @@ class WeightAverage:
         self.updates = 0
         self._trainer = trainer
         self._indices = {p: index for index, p in enumerate(gluon_trainer.parameters_of(trainer))}
-        self._arrays: dict[int, NDArray] = {}  # by the parameter's index; FP32
+        self.arrays: dict[int, NDArray] = {}
         self._counted = gluon_trainer.update_counts(trainer)
         self._is_swapped_in = False
         gluon_trainer.set_average(trainer, self)
@@ -143,13 +146,13 @@ class WeightAverage:
         mx.nd.waitall()  # a backward pass may still be writing running statistics
         with autograd.pause():
             for parameter, index in self._indices.items():
-                if index in self._arrays:
-                    average = self._arrays[index]
+                if index in self.arrays:
+                    average = self.arrays[index]
                     change = self._value(index, parameter) - average
                     change *= 1 - self._decay
                     average += change
                 elif _is_averaged(parameter):
-                    self._arrays[index] = self._value(index, parameter).copy()
+                    self.arrays[index] = self._value(index, parameter).copy()
 
     def value_of(self, parameter: gluon.Parameter) -> Optional[NDArray]:
         """Return the average of a parameter.
@@ -161,7 +164,7 @@ class WeightAverage:
             ``None`` before the first update, of a parameter that was always frozen, and of one
             that is not the Trainer's.
         """
-        return self._arrays.get(self._indices.get(parameter, -1))
+        return self.arrays.get(self._indices.get(parameter, -1))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -186,11 +189,11 @@ class WeightAverage:
         self.refuse_while_swapped_in("average.swapped_in")
         mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
         parameters = gluon_trainer.parameters_of(self._trainer)
-        kept = [_keep(parameters[index]) for index in self._arrays]
+        kept = [_keep(parameters[index]) for index in self.arrays]
         self._is_swapped_in = True
         try:
             with autograd.pause():
-                for index, average in self._arrays.items():
+                for index, average in self.arrays.items():
                     _put(parameters[index], average)
             yield
         finally:
@@ -210,39 +213,9 @@ class WeightAverage:
                 "leave the block of average.swapped_in() first"
             )
 
-    def export(self, names: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what a checkpoint keeps: plain values, and arrays by their parameters' names."""
-        self.refuse_while_swapped_in("save_checkpoint")
-        arrays = {names[index]: to_numpy(array) for index, array in self._arrays.items()}
-        return {"decay": self.decay, "updates": self.updates}, arrays
-
-    def loaded(self, arrays: Mapping[int, npt.NDArray[Any]]) -> dict[int, NDArray]:
-        """Return a checkpoint's arrays on this Trainer's first device; changes nothing.
-
-        Raises
-        ------
-        ValueError
-            If one has another shape or format than the average of its parameter.
-        TrainerStateError
-            If the average is in the network.
-        """
-        self.refuse_while_swapped_in("load_checkpoint")
-        parameters = gluon_trainer.parameters_of(self._trainer)
-        found = {}
-        for index, array in arrays.items():
-            weight = parameters[index].list_data()[0]
-            wide = np.promote_types(weight.dtype, np.float32)
-            if array.shape != weight.shape or array.dtype != wide:
-                raise ValueError(
-                    f"its average of {parameters[index].name} is {array.dtype} of shape "
-                    f"{array.shape}, and this Trainer's is {wide} of shape {weight.shape}"
-                )
-            found[index] = from_numpy(array).as_in_context(weight.context)
-        return found
-
     def set_all(self, arrays: dict[int, NDArray], updates: int) -> None:
         """Put other averages in place of all; the Trainer's steps so far count as included."""
-        self._arrays, self.updates = dict(arrays), updates
+        self.arrays, self.updates = dict(arrays), updates
         self._counted = gluon_trainer.update_counts(self._trainer)
 
     def _value(self, index: int, parameter: gluon.Parameter) -> NDArray:
@@ -255,6 +228,68 @@ class WeightAverage:
         if isinstance(updater, MasterWeights):
             return updater.masters.get(index, cast(first, "float32"))
         return cast(first, "float32")
+
+
+AVERAGE_FIELDS: dict[str, Kind] = {"average": Maybe({"decay": is_number, "updates": is_count})}
+
+
+def export_average(run: Run) -> Content:
+    """Return the average of a Trainer's weights, if it has one, for a checkpoint."""
+    average = gluon_trainer.average_of(run.trainer)
+    if average is None:
+        return Content({"average": None}, {})
+    average.refuse_while_swapped_in("save_checkpoint")
+    arrays = {run.names[index]: to_numpy(array) for index, array in average.arrays.items()}
+    fields = {"decay": average.decay, "updates": average.updates}
+    return Content({"average": fields}, {"average": arrays})
+
+
+def prepare_average(run: Run, saved: Content) -> Apply:
+    """Check what :func:`export_average` returned, and return what puts it in place.
+
+    Raises
+    ------
+    ValueError
+        If only one of the two Trainers has an average, or it has another decay, other parameters,
+        shapes or formats.
+    TrainerStateError
+        If the average is in the network.
+    """
+    average, of_file = gluon_trainer.average_of(run.trainer), saved.fields["average"]
+    if average is None and of_file is None:
+        return lambda: None
+    if of_file is None:
+        raise ValueError(
+            "it has no average of the weights, and this one has; load it first, and then create "
+            f"mpgluon.WeightAverage(trainer, {average.decay}), which begins after the next step"
+        )
+    if average is None:
+        raise ValueError(
+            "it has an average of the weights, and this one has none; create "
+            f"mpgluon.WeightAverage(trainer, {of_file['decay']}) before loading"
+        )
+    average.refuse_while_swapped_in("load_checkpoint")
+    if of_file["decay"] != average.decay:
+        raise ValueError(
+            f"its average had the decay {of_file['decay']}, this Trainer's has {average.decay}; "
+            "load with the former, and then set average.decay"
+        )
+    in_file = saved.arrays["average"]
+    unknown = sorted(in_file.keys() - run.indices.keys())
+    if unknown:
+        raise ValueError(f"it averaged parameters that this one does not have: {unknown[:5]}")
+    parameters, arrays = gluon_trainer.parameters_of(run.trainer), {}
+    for name, array in in_file.items():
+        index = run.indices[name]
+        weight = parameters[index].list_data()[0]
+        wide = np.promote_types(weight.dtype, np.float32)
+        if array.shape != weight.shape or array.dtype != wide:
+            raise ValueError(
+                f"its average of {parameters[index].name} is {array.dtype} of shape "
+                f"{array.shape}, and this Trainer's is {wide} of shape {weight.shape}"
+            )
+        arrays[index] = from_numpy(array).as_in_context(weight.context)
+    return lambda: average.set_all(arrays, of_file["updates"])
 
 
 class _Kept(NamedTuple):

@@ -1,187 +1,141 @@
-"""A Trainer's state as plain values and named arrays, and back.
+"""The Trainer's parts of a checkpoint: the optimizer's state, and the loss scale's.
 
-Checkpoints consist of this. Export and validation change nothing; a validated plan is applied
-without a further refusal. This module knows nothing of files.
+Export and preparation change nothing. This module knows nothing of files.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Optional
 
+from mpgluon.archive import Arrays
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
-from mpgluon.fields import check_fields, is_count, is_number, is_text, is_texts, optional
+from mpgluon.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
 from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.masters import MasterWeights, has_master, keep_masters, new_state
 from mpgluon.trainer.rounded_updates import (
     RoundedUpdates,
-    UpdateRounding,
     grid_weights,
     rounding_of,
     validated_rounding,
 )
+from mpgluon.trainer.saved import Apply, Content, Run
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
 from mpgluon.trainer.updates import Updates
 
 import mxnet as mx
 import numpy as np
-import numpy.typing as npt
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["TrainerPlan", "apply_trainer", "export_trainer", "validate_trainer"]
+__all__ = [
+    "LOSS_SCALE_FIELDS",
+    "OPTIMIZER_FIELDS",
+    "export_loss_scale",
+    "export_optimizer",
+    "prepare_loss_scale",
+    "prepare_optimizer",
+]
 
-Arrays = dict[str, npt.NDArray[Any]]
-Parameters = Mapping[str, gluon.Parameter]
+_MASTER, _COMPENSATION = MasterWeights.extra_name, RoundedUpdates.extra_name
 
-_FIELDS = {
+OPTIMIZER_FIELDS: dict[str, Kind] = {
     "optimizer": is_text,
     "num_update": is_count,
     "update_counts": {str: {str: is_count}},
-    "m_schedule": optional(is_number),
+    "m_schedule": Maybe(is_number),  # Nadam's running product
     "learning_rate": is_number,
     "lr_scheduler": {str: is_number},
     "states": is_texts,
+    "rounding": Maybe(
+        {"way": is_text, "seed": is_count, "steps": is_count, "numbers": {str: is_count}}
+    ),
 }
-_FIELDS_OF_PARTS = {
-    "loss_scale": {"kind": is_text},
-    "average": {"decay": is_number, "updates": is_count},
-    "rounding": {"way": is_text, "seed": is_count, "steps": is_count, "numbers": {str: is_count}},
+LOSS_SCALE_FIELDS: dict[str, Kind] = {
+    "loss_scale": Maybe({"kind": is_text}),
+    "skipped_steps": Maybe(is_count),
+    "skips_at_the_floor": Maybe(is_count),
 }
 
-_AVERAGE = "/average"  # after a parameter's name
-_COMPENSATION = f"/{RoundedUpdates.extra_name}"
 
+def export_optimizer(run: Run) -> Content:
+    """Return what the optimizer's next updates depend on.
 
-def export_trainer(trainer: gluon.Trainer, parameters: Parameters) -> tuple[dict[str, Any], Arrays]:
-    """Return what a Trainer's next steps depend on: plain values, and named arrays.
-
-    Masters and momenta are the same on all devices; the first one's are returned. Changes nothing.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-    parameters : mapping from name to Parameter
-        The network's, under names that do not depend on the instance.
+    States and masters are the same on all devices; the first one's are returned. A master without a
+    state is left out: it is the FP32 value of its parameter.
 
     Raises
     ------
     TrainerStateError
         If the kvstore holds the optimizer's state, where it cannot be read.
     """
+    trainer, names = run.trainer, run.names
     _refuse_kvstore(trainer)
     optimizer = gluon_trainer.optimizer_of(trainer)
     updater = gluon_trainer.updaters_of(trainer)[0]
-    names = _names_by_index(trainer, parameters)
-    average = gluon_trainer.average_of(trainer)
-    of_average, averages = average.export(names) if average is not None else (None, {})
-    plain: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
         "num_update": optimizer.num_update,
         "update_counts": {
             str(device): {names[index]: count for index, count in counts.items()}
             for device, counts in optimizer._all_index_update_counts.items()
         },
-        "m_schedule": getattr(optimizer, "m_schedule", None),  # Nadam's running product
+        "m_schedule": getattr(optimizer, "m_schedule", None),
         "learning_rate": optimizer.lr,
         "lr_scheduler": _numbers_in(optimizer.lr_scheduler),
         "states": [names[index] for index in updater.states],
-        "loss_scale": None,
-        "average": of_average,
         "rounding": None,
     }
-    amp = gluon_trainer.loss_scaler_of(trainer)
-    if isinstance(amp, TrainerState):
-        plain["loss_scale"] = next_scale(amp.loss_scale, amp).state_dict()
-        plain["skipped_steps"] = amp.skipped_steps
-        plain["skips_at_the_floor"] = amp.skips_at_the_floor
-    extra, kind = {}, ""
+    if isinstance(updater, RoundedUpdates) and rounding_of(trainer) is not None:
+        fields["rounding"] = updater.export_rounding(names)
+    extra, kind = {}, _MASTER
     if isinstance(updater, Updates):
         extra, kind = updater.extra, updater.extra_name
-    if isinstance(updater, RoundedUpdates) and rounding_of(trainer) is not None:
-        plain["rounding"] = updater.export_rounding(names)
-    named = _named(updater.states, extra, names, kind)
-    arrays = {name: to_numpy(one) for name, one in named.items()}
-    return plain, arrays | {f"{name}{_AVERAGE}": array for name, array in averages.items()}
+    arrays: dict[str, Arrays] = {}
+    for (of_kind, name), array in _keyed(updater.states, extra, names, kind).items():
+        arrays.setdefault(of_kind, {})[name] = to_numpy(array)
+    return Content(fields, arrays)
 
 
-@dataclass(frozen=True, eq=False)
-class TrainerPlan:
-    """All that :func:`apply_trainer` writes."""
+def prepare_optimizer(run: Run, saved: Content) -> Apply:
+    """Check what :func:`export_optimizer` returned, and return what puts it in place.
 
-    trainer: gluon.Trainer
-    states: list[dict[int, Any]]  # for each device, by a parameter's index; new and filled
-    extra: list[dict[int, NDArray]]  # for each device too: masters, or compensations
-    optimizer: dict[str, Any]  # attributes
-    lr_scheduler: dict[str, Any]  # attributes
-    loss_scale: Optional[dict[str, Any]]  # its state; ``None``: the Trainer keeps its own
-    skips: dict[str, int]  # attributes of the Trainer's state
-    averages: dict[int, NDArray]  # by a parameter's index
-    average_updates: int
-    rounding: Optional[UpdateRounding]  # ``None`` if updates are not rounded
-    numbers: dict[int, int]  # of the arrays, for stochastic rounding
-
-
-def validate_trainer(
-    trainer: gluon.Trainer,
-    parameters: Parameters,
-    plain: dict[str, Any],
-    arrays: Arrays,
-    fp32_values: Arrays,
-) -> TrainerPlan:
-    """Check what :func:`export_trainer` returned, and plan what to write. Changes nothing.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-    parameters : mapping from name to Parameter
-    plain, arrays
-        What :func:`export_trainer` returned.
-    fp32_values : dict from a parameter's name to an array
-        FP32 values of parameters whose format has changed between float16 and FP32: new
-        masters, or masters that have become parameters.
+    To be applied before the parameters are set: a Trainer on several devices copies the first one's
+    to the others when it begins.
 
     Raises
     ------
     ValueError
-        If it belongs to another optimizer, loss scale or set of parameters.
+        If it belongs to another optimizer or set of parameters.
     TrainerStateError
         If the Trainer will keep its state inside a kvstore.
     """
+    trainer, fields = run.trainer, saved.fields
     _refuse_kvstore(trainer)
-    # The latter two are absent in files from before there were any.
-    plain = {"average": None, "rounding": None, **plain}
-    present = {k: v for k, v in _FIELDS_OF_PARTS.items() if plain.get(k, v) is not None}
-    of_skips = ("skipped_steps", "skips_at_the_floor") if "loss_scale" in present else ()
-    check_fields(plain, {**_FIELDS, **present, **dict.fromkeys(of_skips, is_count)}, "trainer")
     optimizer = gluon_trainer.optimizer_of(trainer)
-    if plain["optimizer"] != type(optimizer).__name__:
+    if fields["optimizer"] != type(optimizer).__name__:
         raise ValueError(
-            f"its optimizer was {plain['optimizer']}, this one is {type(optimizer).__name__}"
+            f"its optimizer was {fields['optimizer']}, this one is {type(optimizer).__name__}"
         )
-    loss_scale = _validated_loss_scale(trainer, plain["loss_scale"], converted=bool(fp32_values))
-    names = _names_by_index(trainer, parameters)
-    indices = {name: index for index, name in names.items()}
-    unknown = sorted(set(plain["states"]) - indices.keys())
+    unknown = sorted(set(fields["states"]) - run.indices.keys())
     if unknown:
         raise ValueError(f"it trained parameters that this one does not have: {unknown[:5]}")
-    averages = {n: a for n, a in arrays.items() if n.endswith(_AVERAGE)}
-    arrays = {name: array for name, array in arrays.items() if name not in averages}
-    of_average = plain["average"]
-    new_averages = _validated_averages(trainer, of_average, averages, indices)
-    of_rounding = plain["rounding"]
-    rounding, numbers = validated_rounding(trainer, of_rounding, indices)
-    compensates = rounding is not None and of_rounding and rounding.way == "kahan"
-    if not compensates:
-        arrays = {n: a for n, a in arrays.items() if not n.endswith(_COMPENSATION)}
-    states, extra = [], []
+    rounding, numbers = validated_rounding(trainer, fields["rounding"], run.indices)
+    compensates = rounding is not None and fields["rounding"] and rounding.way == "kahan"
+    kind = _COMPENSATION if compensates else _MASTER
+    arrays = {
+        (of_kind, name): array
+        for of_kind, by_name in saved.arrays.items()
+        if compensates or of_kind != _COMPENSATION
+        for name, array in by_name.items()
+    }
+    states: list[dict[int, Any]] = []  # for each device, by a parameter's index; new and filled
+    extra: list[dict[int, NDArray]] = []  # masters, or compensations
     trained = gluon_trainer.parameters_of(trainer)
-    stepped = [indices[name] for name in plain["states"]]
+    stepped = [run.indices[name] for name in fields["states"]]
     for device in range(len(gluon_trainer.updaters_of(trainer))):
         weights = {i: trained[i].list_data()[device] for i in stepped}
         states.append({i: new_state(optimizer, i, weight) for i, weight in weights.items()})
@@ -192,62 +146,86 @@ def validate_trainer(
                 if has_master(optimizer, trained[i]) or (compensates and grid_weights([trained[i]]))
             }
         )
-        kind = RoundedUpdates.extra_name if compensates else MasterWeights.extra_name
-        _fill(_named(states[-1], extra[-1], names, kind), arrays, fp32_values)
-    counts = _update_counts(trainer, plain["update_counts"], indices)
+        _fill(_keyed(states[-1], extra[-1], run.names, kind), arrays, run.fp32_values)
+    counts = _update_counts(trainer, fields["update_counts"], run.indices)
     attributes = {
-        "num_update": plain["num_update"],
+        "num_update": fields["num_update"],
         "_all_index_update_counts": counts,
         "_index_update_count": counts[gluon_trainer.devices_of(trainer)[0].device_id],
     }
     if optimizer.lr_scheduler is None:
-        attributes["lr"] = plain["learning_rate"]
-    if plain["m_schedule"] is not None:
-        attributes["m_schedule"] = plain["m_schedule"]
-    skips = {name: plain[name] for name in of_skips if loss_scale is not None}
-    return TrainerPlan(
-        trainer,
-        states,
-        extra,
-        optimizer=attributes,
-        lr_scheduler=plain["lr_scheduler"],
-        loss_scale=loss_scale,
-        skips=skips,
-        averages=new_averages,
-        average_updates=0 if of_average is None else of_average["updates"],
-        rounding=rounding,
-        numbers=numbers,
-    )
+        attributes["lr"] = fields["learning_rate"]
+    if fields["m_schedule"] is not None:
+        attributes["m_schedule"] = fields["m_schedule"]
+
+    def apply() -> None:
+        gluon_trainer.begin(trainer)
+        for updater in gluon_trainer.updaters_of(trainer):
+            updater.states, updater.states_synced = {}, {}
+        keep_masters(trainer)
+        for place, updater in enumerate(gluon_trainer.updaters_of(trainer)):
+            updater.set_all(states[place], extra[place])
+            if rounding is not None:
+                updater.rounding = rounding
+                updater.numbers.update(numbers)
+        vars(optimizer).update(attributes)
+        if optimizer.lr_scheduler is not None:
+            vars(optimizer.lr_scheduler).update(fields["lr_scheduler"])
+
+    return apply
 
 
-def apply_trainer(plan: TrainerPlan) -> None:
-    """Bring a Trainer to the state of a plan; refuses nothing.
+def export_loss_scale(run: Run) -> Content:
+    """Return the loss scale that the next loss will find, and how many steps were skipped."""
+    state = gluon_trainer.loss_scaler_of(run.trainer)
+    if not isinstance(state, TrainerState):
+        return Content({"loss_scale": None}, {})
+    scale = next_scale(state.loss_scale, state).state_dict()
+    skips = {name: getattr(state, name) for name in _SKIPS}
+    return Content({"loss_scale": scale, **skips}, {})
 
-    Call it before the parameters are set: a Trainer on several devices copies the first one's to
-    the others when it begins.
+
+def prepare_loss_scale(run: Run, saved: Content) -> Apply:
+    """Check what :func:`export_loss_scale` returned, and return what puts it in place.
+
+    Where parameters change their format, one of the two Trainers may have no loss scale or
+    ``"none"``: this one then keeps its own.
+
+    Raises
+    ------
+    ValueError
+        If only one of them has a loss scale, or it is of another kind.
     """
-    trainer, optimizer = plan.trainer, gluon_trainer.optimizer_of(plan.trainer)
-    gluon_trainer.begin(trainer)
-    for updater in gluon_trainer.updaters_of(trainer):
-        updater.states, updater.states_synced = {}, {}
-    keep_masters(trainer)
-    for updater, states, extra in zip(gluon_trainer.updaters_of(trainer), plan.states, plan.extra):
-        updater.set_all(states, extra)
-        if plan.rounding is not None:
-            updater.rounding = plan.rounding
-            updater.numbers.update(plan.numbers)
-    vars(optimizer).update(plan.optimizer)
-    if optimizer.lr_scheduler is not None:
-        vars(optimizer.lr_scheduler).update(plan.lr_scheduler)
-    amp = gluon_trainer.loss_scaler_of(trainer)
-    if isinstance(amp, TrainerState):
-        amp.discard()
-        if plan.loss_scale is not None:
-            amp.loss_scale.load_state_dict(plan.loss_scale)
-        vars(amp).update(plan.skips)
-    average = gluon_trainer.average_of(trainer)
-    if average is not None:
-        average.set_all(plan.averages, plan.average_updates)
+    state = gluon_trainer.loss_scaler_of(run.trainer)
+    scale = state.loss_scale if isinstance(state, TrainerState) else None
+    of_file: Optional[dict[str, Any]] = saved.fields["loss_scale"]
+    file_has_none = of_file is None or of_file["kind"] == NoLossScale.__name__
+    keeps_own = bool(run.fp32_values) and (
+        file_has_none or scale is None or isinstance(scale, NoLossScale)
+    )
+    if not keeps_own and (of_file is None) != (scale is None):
+        raise ValueError(
+            "only one of the two Trainers has a loss scale; call amp.init_trainer before loading "
+            "if, and only if, it was called before saving"
+        )
+    skips = {name: saved.fields[name] for name in _SKIPS}
+    if of_file is not None and None in skips.values():
+        raise ValueError("its trainer/skipped_steps or trainer/skips_at_the_floor is missing")
+    if not keeps_own and scale is not None and of_file is not None:
+        copy.copy(scale).load_state_dict(of_file)
+
+    def apply() -> None:
+        if not isinstance(state, TrainerState):
+            return
+        state.discard()
+        if not keeps_own:
+            state.loss_scale.load_state_dict(of_file or {})
+            vars(state).update(skips)
+
+    return apply
+
+
+_SKIPS = ("skipped_steps", "skips_at_the_floor")
 
 
 def _refuse_kvstore(trainer: gluon.Trainer) -> None:
@@ -258,29 +236,16 @@ def _refuse_kvstore(trainer: gluon.Trainer) -> None:
         )
 
 
-def _names_by_index(trainer: gluon.Trainer, parameters: Parameters) -> dict[int, str]:
-    """Return each parameter's name in the network's structure, which outlives the instance.
-
-    The Trainer numbers them by the order of their global names, in which ``dense10`` comes
-    before ``dense8``.
-    """
-    structural = {id(parameter): name for name, parameter in parameters.items()}
-    parameters_in_order = enumerate(gluon_trainer.parameters_of(trainer))
-    return {i: structural.get(id(p), p.name) for i, p in parameters_in_order}
-
-
-def _named(
+def _keyed(
     states: dict[int, Any], extra: dict[int, NDArray], names: dict[int, str], kind: str
-) -> dict[str, NDArray]:
-    """Return all arrays under their parameters' names and their places in the states.
-
-    A master without a state is left out: it is the FP32 value of its parameter.
-    """
+) -> dict[tuple[str, str], NDArray]:
+    """Return all arrays by their kind, and by their parameters' names and places in the states."""
     found = {}
     for index, state in states.items():
-        found.update(gluon_trainer.arrays_of_state(state, names[index]))
+        for name, array in gluon_trainer.arrays_of_state(state, names[index]).items():
+            found["state", name] = array
         if index in extra:
-            found[f"{names[index]}/{kind}"] = extra[index]
+            found[kind, names[index]] = extra[index]
     return found
 
 
@@ -290,78 +255,27 @@ def _numbers_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str
     return {name: value for name, value in kept.items() if isinstance(value, (int, float))}
 
 
-def _validated_loss_scale(
-    trainer: gluon.Trainer, of_file: Optional[dict[str, Any]], *, converted: bool
-) -> Optional[dict[str, Any]]:
-    """Return the loss scale's state to load; ``None`` if the Trainer keeps its own, or has none.
-
-    Where formats were ``converted``, one of the two may have none or ``"none"``.
-    """
-    amp = gluon_trainer.loss_scaler_of(trainer)
-    scale = amp.loss_scale if isinstance(amp, TrainerState) else None
-    file_has_none = of_file is None or of_file["kind"] == NoLossScale.__name__
-    if converted and (file_has_none or scale is None or isinstance(scale, NoLossScale)):
-        return None
-    if (of_file is None) != (scale is None):
-        raise ValueError(
-            "only one of the two Trainers has a loss scale; call amp.init_trainer before loading "
-            "if, and only if, it was called before saving"
-        )
-    if scale is not None and of_file is not None:
-        copy.copy(scale).load_state_dict(of_file)
-    return of_file
-
-
-def _validated_averages(
-    trainer: gluon.Trainer,
-    of_file: Optional[dict[str, Any]],
-    arrays: Arrays,
-    indices: dict[str, int],
-) -> dict[int, NDArray]:
-    """Return the averages to load, by a parameter's index."""
-    average = gluon_trainer.average_of(trainer)
-    if of_file is None and average is not None:
-        raise ValueError(
-            "it has no average of the weights, and this one has; load it first, and then create "
-            f"mpgluon.WeightAverage(trainer, {average.decay}), which begins after the next step"
-        )
-    if of_file is None:
-        return {}
-    if average is None:
-        raise ValueError(
-            "it has an average of the weights, and this one has none; create "
-            f"mpgluon.WeightAverage(trainer, {of_file['decay']}) before loading"
-        )
-    if of_file["decay"] != average.decay:
-        raise ValueError(
-            f"its average had the decay {of_file['decay']}, this Trainer's has {average.decay}; "
-            "load with the former, and then set average.decay"
-        )
-    named = {name.removesuffix(_AVERAGE): array for name, array in arrays.items()}
-    unknown = sorted(named.keys() - indices.keys())
-    if unknown:
-        raise ValueError(f"it averaged parameters that this one does not have: {unknown[:5]}")
-    found: dict[int, NDArray] = average.loaded({indices[n]: array for n, array in named.items()})
-    return found
-
-
-def _fill(expected: dict[str, NDArray], arrays: Arrays, fp32_values: Arrays) -> None:
+def _fill(
+    expected: dict[tuple[str, str], NDArray],
+    arrays: dict[tuple[str, str], Any],
+    fp32_values: Arrays,
+) -> None:
     """Write arrays of a file into new ones, with the masters that a Trainer has now."""
-    masters = {f"{name}/master": value for name, value in fp32_values.items()}
-    found = {name: one for name, one in masters.items() if name in expected}
-    found |= {name: one for name, one in arrays.items() if name in expected or name not in masters}
+    masters = {(_MASTER, name): value for name, value in fp32_values.items()}
+    found = {key: one for key, one in masters.items() if key in expected}
+    found |= {key: one for key, one in arrays.items() if key in expected or key not in masters}
     problems = sorted(
-        name
-        for name in expected.keys() | found.keys()
-        if name not in expected
-        or name not in found
-        or (expected[name].shape, np.dtype(expected[name].dtype))
-        != (found[name].shape, found[name].dtype)
+        name if kind == "state" else f"{name}/{kind}"
+        for kind, name in expected.keys() | found.keys()
+        if (kind, name) not in expected
+        or (kind, name) not in found
+        or (expected[kind, name].shape, np.dtype(expected[kind, name].dtype))
+        != (found[kind, name].shape, found[kind, name].dtype)
     )
     if problems:
         raise ValueError(f"optimizer states differ at {', '.join(problems[:5])}")
-    for name, array in expected.items():
-        array[:] = found[name]
+    for key, array in expected.items():
+        array[:] = found[key]
 
 
 def _update_counts(

@@ -110,7 +110,7 @@ def train(
 
 def masters_of(trainer: gluon.Trainer, net: gluon.Block) -> dict[str, np.ndarray]:
     """Return the FP32 masters of the float16 weights, from what a checkpoint would hold."""
-    from mpgluon.trainer.snapshot import export_trainer
+    from mpgluon.trainer.saved import Run
+    from mpgluon.trainer.snapshot import export_optimizer
 
-    _, arrays = export_trainer(trainer, net.collect_params())
-    return {name: array for name, array in arrays.items() if name.endswith("/master")}
+    return export_optimizer(Run(net, trainer)).arrays.get("master", {})

@@ -237,12 +237,12 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
         processes=int(header["processes"]),
         reduced=bool(header["reduced"]),
         passes=passes,
-        random_states=validated_random_states(path, header["random"]),
+        random_states=validated_random_states(header["random"]),
         settings=settings,
         parameters=parts["parameter"],
         masters=parts["master"],
         statistics=statistics,
-        scale_histories=validated_scale_histories(path, _part_of(arrays, "scale_history")),
+        scale_histories=validated_scale_histories(_part_of(arrays, "scale_history")),
         gradients={
             str(name): [GradientMark(str(b), str(p), int(n)) for b, p, n in marks]
             for name, marks in dict(header["gradients"]).items()

@@ -16,7 +16,7 @@ _SAVE = "mpgluon.save_checkpoint(path, net, trainer)"
 _LOAD = "mpgluon.load_checkpoint(path, net, trainer)"
 _AVERAGE = "mpgluon.WeightAverage(trainer, 0.999), update(), of the FP32 masters"
 _KEEP = "a block in keep_fp32, of amp.autocast or mpgluon.cast_block"
-_RULE = "mpgluon.cast.table.rule_of(name), which says how one operator computes"
+_RULE = "mpgluon.graph.operators.rule_of(name), which says how one operator computes"
 _IMPORTED = "amp.autocast(net), on the gluon.SymbolBlock that the symbol was imported as"
 _GOVERNED = "nothing: all operators called as F.… in a hybrid_forward follow the cast"
 

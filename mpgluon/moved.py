@@ -13,6 +13,7 @@ __all__ = ["NEW_PLACES", "name_new_places"]
 _RECORDER = "mpgluon.tools.recorder"
 _IN_RECIPES = ", in recipes/ of the repository, which is not installed with mpgluon"
 NEW_PLACES = {
+    "mpgluon.cast.table": "mpgluon.graph.operators",
     "mpgluon.data": f"recipes.data{_IN_RECIPES}",
     "mpgluon.deployment.classify": f"recipes.classify{_IN_RECIPES}",
     "mpgluon.deployment.onnx_export": "mpgluon.tools.onnx",

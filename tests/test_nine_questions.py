@@ -9,8 +9,9 @@ from pathlib import Path
 import mpgluon
 from mpgluon import FloatFormat, Policy, amp, checkpoint, kernels
 from mpgluon.archive import read_archive
-from mpgluon.cast import plan, table
+from mpgluon.cast import plan
 from mpgluon.formats import float_format
+from mpgluon.graph import operators
 
 import mxnet as mx
 import numpy as np
@@ -142,10 +143,10 @@ def test_one_line_adds_a_format(monkeypatch):
         assert net(mx.nd.array([[1.0625]])).asscalar() == 1  # 4 significant bits
 
 
-@pytest.mark.parametrize("rule", [None, table.Rule.COMPUTE])
+@pytest.mark.parametrize("rule", [None, operators.Rule.COMPUTE])
 def test_one_line_adds_an_operators_rule(monkeypatch, rule):
     if rule is not None:
-        monkeypatch.setattr(table, "_RULES", {**table._RULES, "softmax": rule})
+        monkeypatch.setattr(operators, "_RULES", {**operators._RULES, "softmax": rule})
     net = nn.HybridLambda(lambda F, x: F.softmax(x))
     amp.autocast(net, "float16")
     result = net(mx.nd.array([[0.0, 1.0]])).asnumpy()

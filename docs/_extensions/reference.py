@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Optional
 
-from mpgluon.cast import table
+from mpgluon.graph import operators
 
 from docutils import nodes
 from parsers import parser_of
@@ -80,17 +80,17 @@ class PublicNames(SphinxDirective):
 
 
 class OperatorTable(SphinxDirective):
-    """``{operator-table}``: every operator of mpgluon/cast/table.py, by its rule."""
+    """``{operator-table}``: every operator of mpgluon/graph/operators.py, by its rule."""
 
     def run(self) -> list[nodes.Node]:
         """Return a section for each rule."""
-        by_rule: dict[table.Rule, list[str]] = {rule: [] for rule in table.Rule}
-        for name in sorted(table.listed_operators(), key=str.lower):
-            by_rule[table.rule_of(name)].append(name)
+        by_rule: dict[operators.Rule, list[str]] = {rule: [] for rule in operators.Rule}
+        for name in sorted(operators.listed_operators(), key=str.lower):
+            by_rule[operators.rule_of(name)].append(name)
         text = []
         for rule, names in by_rule.items():
             text.append(f"## {rule.name}\n\n{rule.value[0].upper()}{rule.value[1:]}.\n")
-            if rule is table.Rule.FOLLOW:
+            if rule is operators.Rule.FOLLOW:
                 text.append("Every operator that has no entry in another section.\n")
             text += _operators(names)
         return self.parse_text_to_nodes("\n".join(text), allow_section_headings=True)
@@ -100,9 +100,9 @@ def _operators(names: list[str]) -> Iterator[str]:
     """Yield a table of operators, or their names alone where there is nothing else to say."""
     rows = []
     for name in names:
-        operands = table.excluded_operands(name, (), {})
+        operands = operators.excluded_operands(name, (), {})
         kept = ", ".join(f"`{one}`" for one in sorted(o for o in operands if isinstance(o, str)))
-        rows.append((f"`{name}`", kept, "possible" if table.may_be_16_bit(name) else ""))
+        rows.append((f"`{name}`", kept, "possible" if operators.may_be_16_bit(name) else ""))
     if not any(kept or in_16 for _, kept, in_16 in rows):
         yield ", ".join(name for name, _, _ in rows) + ("." if rows else "") + "\n"
         return

@@ -48,12 +48,12 @@ from mpgluon.cast.arrays import (
     widen,
 )
 from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall
-from mpgluon.cast.table import Rule
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy
 from mpgluon.formats.scaling import ScaledOperands
 from mpgluon.graph.grid import ACCUMULATION
+from mpgluon.graph.operators import Rule
 from mpgluon.kernels import bfloat16
 from mpgluon.kernels.dtypes import Array, cast
 

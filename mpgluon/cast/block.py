@@ -143,7 +143,7 @@ def autocast(
     dtype : str, NumPy dtype or Policy
         ``"float16"``; ``"bfloat16"``, on a CPU only, native where the processor has it and else
         emulated; or any other policy, as text that ``Policy.parse`` takes
-        (``"mixed_float8"``) or as an object, which means the same as in :func:`cast_block`.
+        (``"mixed_float8"``) or as an object, which means the same as in :func:`mpgluon.cast_block`.
     keep_fp32 : iterable of block types, block instances and names of operators
         Blocks that compute in FP32, with everything inside them. Normalization layers need not
         be named: their sums are FP32 under every policy. Operators as for

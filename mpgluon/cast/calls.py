@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, widen
-from mpgluon.cast.table import excluded_operands
+from mpgluon.graph.operators import excluded_operands
 
 import numpy as np
 from mxnet.symbol import Symbol

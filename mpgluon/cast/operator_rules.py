@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from mpgluon.cast.table import Rule, may_be_16_bit, one_name, rule_of
+from mpgluon.graph.operators import Rule, may_be_16_bit, one_name, rule_of
 
 import mxnet as mx
 from mxnet import gluon

@@ -16,10 +16,10 @@ from typing import Any, Callable, Optional, Union
 from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
 from mpgluon.cast.calls import AT_WORK, OperatorCall
-from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.graph.kept_nan import keeping_nan
+from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon.kernels.dtypes import is_array
 
 import mxnet as mx

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Callable
 
-from mpgluon.cast.table import Rule, rule_of
 from mpgluon.graph.description import InputShape, trace
 from mpgluon.graph.nodes import Graph, Node
+from mpgluon.graph.operators import Rule, rule_of
 from mpgluon.tables import Table
 
 from mxnet import gluon

@@ -34,7 +34,8 @@ from typing import Callable, NamedTuple, Optional, Union
 from mpgluon import kernels
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
-from mpgluon.graph.nodes import ADDED_IN_PLACE, MOVES, Entry, Graph, Key, Node
+from mpgluon.graph.nodes import ADDED_IN_PLACE, Entry, Graph, Key, Node
+from mpgluon.graph.operators import PACKED, PLAIN, Kernel, facts_in_graph
 from mpgluon.kernels.dtypes import CAST_NUMBER
 
 import numpy as np
@@ -48,18 +49,12 @@ ACCUMULATION = "__mpgluon_accumulation__"
 ROUNDING = "__mpgluon_rounding__"
 """The attribute of the casts in a graph that round FP32 values to a format MXNet does not have."""
 
-PLAIN, PACKED, WIDE = "plain", "packed", "wide"  # how a 16-bit value is held; WIDE: as FP32 numbers
+WIDE = "wide"  # a 16-bit value that is held as an FP32 number
 
 Consumer = tuple[Optional[Node], int]
 """Consumer of a value: a node (``None``: the graph's results) and the position of the operand."""
 
 _CODE_BITS = 8  # significant bits that codes have room for, in formats other than float16
-_NAMES_WITHOUT_GRADIENT = """
-    BlockGrad zeros_like ones_like equal not_equal greater greater_equal lesser lesser_equal
-    logical_and logical_or logical_xor logical_not sign round rint ceil floor trunc fix
-    argmax argmin argsort one_hot
-"""
-_WITHOUT_GRADIENT = frozenset(_NAMES_WITHOUT_GRADIENT.split())
 # The attribute of a cast of a value on a grid that was not known to be there: an imperative run has
 # no cast in its place, and does not round the gradient.
 _WITHOUT_ROUNDING = "__mpgluon_without_rounding__"
@@ -69,29 +64,22 @@ _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
 _NUMBER = "__mpgluon_grid__"
 _NUMBERS = count()
 
-_SCALARS = frozenset(f"_{name}_scalar" for name in ("mul", "div", "plus", "minus", "rminus"))
-
-# The native operators, and how the operators that they stand for take and return codes; ``None``
-# is as they come, all alike.
-_NATIVE: dict[str, tuple[str, Optional[str]]] = {
-    "Convolution": ("convolution", PACKED),
-    "FullyConnected": ("fully_connected", PLAIN),
-    "BatchNorm": ("batch_norm", PACKED),
-    "elemwise_add": ("add", None),
-    "Activation": ("relu", None),
-    **{name: (f"on_copies_{name}", None) for name in ("clip", "elemwise_mul", *_SCALARS)},
+_POOLING = {
+    "max": Kernel("on_packed_copies_Pooling", PACKED),
+    "avg": Kernel("on_copies_Pooling", PLAIN),
 }
-_POOLING = {"max": ("on_packed_copies_Pooling", PACKED), "avg": ("on_copies_Pooling", PLAIN)}
-_PRODUCTS = ("Convolution", "FullyConnected")
-# How many operands may be codes; of other operators, all.
-_TAKEN = {"BatchNorm": 1, **dict.fromkeys(_PRODUCTS, 2)}
 
 
-def _native_operator(node: Node) -> Optional[tuple[str, Optional[str]]]:
-    """Return what :data:`_NATIVE` says of a node."""
+def _kernel_of(node: Node) -> Optional[Kernel]:
+    """Return the native operator that may stand in a node's place."""
     if node.operator == "Pooling" and node.options.get("layout") in (None, "None", "NCHW"):
         return _POOLING.get(node.options.get("pool_type", "max"))
-    return _NATIVE.get(node.mxnet_operator)
+    return facts_in_graph(node.mxnet_operator).kernel
+
+
+def _is_product(node: Node) -> bool:
+    """Whether a node's second operand is a weight that a native operator rounds."""
+    return node.mxnet_operator in ("Convolution", "FullyConnected")
 
 
 class _Value(NamedTuple):
@@ -267,7 +255,9 @@ class _Rewriting:
             taken = [
                 one for number in range(len(node.outputs)) for one in self.consumers[node, number]
             ]
-            if _name(node) in _WITHOUT_GRADIENT or all(map(self._ends_gradients, taken)):
+            if not facts_in_graph(_name(node)).has_gradient or all(
+                map(self._ends_gradients, taken)
+            ):
                 self.without_gradient.add(node)
         self.new: dict[Key, Entry] = {}  # what replaces a value that was not float16
         self.results: dict[Node, _Value] = {}  # of native operators, rounded already
@@ -305,7 +295,7 @@ class _Rewriting:
         elif any(entry.value.dtype == "float16" for entry in node.inputs):
             if _WITHOUT_ROUNDING in node.attributes:
                 self.new[node, 0] = self._take((node, 0), WIDE)
-            elif self.in_arrays and node.operator in _SCALARS:
+            elif self.in_arrays and node.operator.endswith("_scalar") and _kernel_of(node):
                 self._rewrite_scalar(node)
             else:
                 self._rewrite_move(node)
@@ -359,7 +349,9 @@ class _Rewriting:
         value = self.operands[node, 0]
         scalar = np.float16(np.float32(float(node.attributes["scalar"])))
         attributes = {**node.attributes, "scalar": repr(float(scalar)), **self.layer}
-        operator = kernels.operator(_NATIVE[node.operator][0], self.format)
+        kernel = _kernel_of(node)
+        assert kernel is not None
+        operator = kernels.operator(kernel.name, self.format)
         made = Node(operator, node.name, attributes, [value.entry], node.rest)
         self._provide(node, made, value.held)
 
@@ -375,7 +367,8 @@ class _Rewriting:
 
     def _is_native(self, node: Node) -> bool:
         """Whether there is a native operator for a node and the casts around it."""
-        if _native_operator(node) is None or not self._becomes_codes(node):
+        kernel = _kernel_of(node)
+        if kernel is None or not self._becomes_codes(node):
             return False
         options = node.options
         if node.operator == "Activation" and options["act_type"] != "relu":
@@ -383,8 +376,8 @@ class _Rewriting:
         is_unusual = options.get("axis", 1) != 1 or options.get("output_mean_var", False)
         if node.operator == "BatchNorm" and is_unusual:
             return False
-        taken = _TAKEN.get(node.mxnet_operator, len(node.inputs))
-        return all(self._is_widened_for(node, position) for position in range(taken))
+        taken = range(kernel.operands or len(node.inputs))
+        return all(self._is_widened_for(node, position) for position in taken)
 
     def _becomes_codes(self, node: Node) -> bool:
         """Whether a node's result is rounded, once, and nothing else becomes of it."""
@@ -402,14 +395,16 @@ class _Rewriting:
         """Whether the operator in a node's place takes what was widened as it was before."""
         if node is None or not self._is_native(node):
             return False
+        kernel = _kernel_of(node)
+        assert kernel is not None
         position = [entry.node for entry in node.inputs].index(widening)
-        return position < _TAKEN.get(node.mxnet_operator, len(node.inputs))
+        return position < (kernel.operands or len(node.inputs))
 
     def _native(self, node: Node) -> _Value:
         """Return the result of the native operator in a node's place."""
-        found = _native_operator(node)
-        assert found is not None
-        (operator, held), name = found, node.name
+        kernel, name = _kernel_of(node), node.name
+        assert kernel is not None
+        operator, held = kernel.name, kernel.held
         if held is None:
             held = self.operands[node.inputs[0].node, 0].held
             held = PLAIN if held == WIDE else held
@@ -426,7 +421,7 @@ class _Rewriting:
         for position, entry in enumerate(node.inputs):
             if not self._takes_codes(node, entry.node):
                 inputs.append(self.new[entry.key]._replace(version=entry.version))
-            elif position == 1 and node.mxnet_operator in _PRODUCTS:
+            elif position == 1 and _is_product(node):
                 inputs.append(self._weight(entry.node))
                 if inputs[1].node.name in self.rounded or inputs[1].node.name in self.on_grid:
                     operator += "_rounded"
@@ -462,7 +457,7 @@ class _Rewriting:
         return (
             position == 1
             and product is not None
-            and product.mxnet_operator in _PRODUCTS
+            and _is_product(product)
             and self._is_native(product)
         )
 
@@ -481,8 +476,8 @@ class _Rewriting:
         assert node is not None
         behind = self._only_consumer((node, 0))[0]
         if behind is not None and self._takes_codes(behind, node):
-            found = _native_operator(behind)
-            return found[1] if found else None
+            kernel = _kernel_of(behind)
+            return kernel.held if kernel else None
         return PLAIN
 
     def _take(self, consumer: Consumer, held: str) -> Entry:
@@ -534,7 +529,7 @@ class _Rewriting:
             consumers = self.consumers[node, number]
             return len(consumers) > 2 or (len(consumers) == 2 and self._any_unrounded(consumers))
         taken = [self.consumers[node, one] for one in range(len(node.outputs))]
-        return node.operator not in MOVES or any(
+        return not facts_in_graph(node.operator).moves or any(
             len(consumers) > 1 or self._any_unrounded(consumers) for consumers in taken
         )
 

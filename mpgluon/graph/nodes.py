@@ -14,17 +14,10 @@ import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["ADDED_IN_PLACE", "MOVES", "VARIABLE", "Entry", "Graph", "Key", "Node", "Value"]
+__all__ = ["ADDED_IN_PLACE", "VARIABLE", "Entry", "Graph", "Key", "Node", "Value"]
 
 VARIABLE = "null"
 """MXNet's name for the operator of an input or a parameter."""
-
-_NAMES_OF_MOVES = """
-    Reshape Flatten transpose SwapAxis expand_dims squeeze slice slice_axis SliceChannel _split_v2
-    reverse _copy BlockGrad Concat stack depth_to_space space_to_depth diag _rnn_param_concat
-"""
-MOVES = frozenset(_NAMES_OF_MOVES.split())
-"""Operators whose results consist of elements of their operands, unchanged."""
 
 ADDED_IN_PLACE = 8
 """From so many gradients of one value on, MXNet adds them in place."""

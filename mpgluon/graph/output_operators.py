@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from mpgluon.errors import PrecisionError, TrainerStateError
 from mpgluon.graph.nodes import Graph, Node
+from mpgluon.graph.operators import operators_with
 
 from mxnet import autograd, gluon
 from mxnet.base import MXNetError
@@ -24,24 +25,11 @@ from mxnet.symbol import Symbol
 
 __all__ = ["HAS_GRAD_SCALE", "OWN_GRADIENT", "GraphsSeen", "names_of", "prepare_graph"]
 
-HAS_GRAD_SCALE = frozenset(
-    (
-        *("SoftmaxOutput", "Softmax"),
-        *(f"{kind}RegressionOutput" for kind in ("Linear", "Logistic", "MAE")),
-    )
-)
+OWN_GRADIENT = operators_with("own_gradient")
+"""Operators whose gradient is their own: the option that scales it, or what to use instead."""
+
+HAS_GRAD_SCALE = frozenset(n for n, instead in OWN_GRADIENT.items() if instead == "grad_scale")
 """Those whose gradient can be multiplied by S, outside of hybridized blocks."""
-
-_INSTEAD = {
-    "MakeLoss": "leave it out: what it is given is the loss",
-    "make_loss": "leave it out: what it is given is the loss",
-    "SVMOutput": "use gluon.loss.HingeLoss or gluon.loss.SquaredHingeLoss",
-    "IdentityAttachKLSparseReg": "add its penalty to the loss: gluon.loss.KLDivLoss",
-}
-
-OWN_GRADIENT = frozenset((*HAS_GRAD_SCALE, *_INSTEAD))
-"""The operators of MXNet whose gradient does not depend, or not only, on the incoming one
-(measured; SoftmaxOutput's ``out_grad=True`` changes nothing)."""
 
 _SEARCH_AGAIN = 100  # losses
 _ORIGINAL = "__mpgluon_grad_scale__"  # the attribute that keeps a node's first grad_scale
@@ -153,7 +141,7 @@ def _scale_operators(graph: Symbol, text: str, scale: float) -> bool:
         if name not in HAS_GRAD_SCALE:
             raise PrecisionError(
                 f"the loss contains {name}, which makes a gradient of its own that no loss scale "
-                f"reaches; {_INSTEAD[name]}, or train without a loss scale: "
+                f"reaches; {OWN_GRADIENT[name]}, or train without a loss scale: "
                 'amp.init_trainer(trainer, "none")'
             )
     if not found:

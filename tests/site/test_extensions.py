@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import mpgluon
-from mpgluon.cast import table
+from mpgluon.graph import operators
 
 import pytest
 import yaml
@@ -143,8 +143,8 @@ def test_the_choices_and_default_of_an_option_are_shown():
 
 
 def test_every_operator_of_the_table_is_listed():
-    assert table.listed_operators() >= {"Convolution", "softmax", "Embedding", "Reshape"}
-    assert {table.rule_of(name) for name in table.listed_operators()} == set(table.Rule)
+    assert operators.listed_operators() >= {"Convolution", "softmax", "Embedding", "Reshape"}
+    assert {operators.rule_of(name) for name in operators.listed_operators()} == set(operators.Rule)
 
 
 def test_a_picture_is_described_by_what_its_cell_names():

@@ -119,7 +119,7 @@ def gather(net: Any, trainer: Any, labels: Any) -> TrainingFacts:
         own_gradients=tuple(
             (block.name, operator)
             for block in blocks
-            for operator in sorted(OWN_GRADIENT & _operators_named(block))
+            for operator in sorted(OWN_GRADIENT.keys() & _operators_named(block))
             if operator not in HAS_GRAD_SCALE or _is_compiled(block)
         ),
         device_types=frozenset(device.device_type for group in devices for device in group),

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Optional
 
 from mpgluon.diagnostics.doctor.findings import Finding, ok, warning
-from mpgluon.graph.nodes import MOVES, Graph, Node
+from mpgluon.graph.nodes import Graph, Node
+from mpgluon.graph.operators import facts_in_graph
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def _becoming_float16(graph: Graph) -> set[Node]:
     found: set[Node] = set()
     for node in reversed(graph.nodes):
         casts = node.operator in ("amp_cast", "Cast") and node.outputs[0].dtype == "float16"
-        if casts or (node.operator in MOVES and node in found):
+        if casts or (facts_in_graph(node.operator).moves and node in found):
             found.update(entry.node for entry in node.inputs)
     return found
 

@@ -18,6 +18,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Callable, Optional
 
+from mpgluon.graph.operators import operators_with
+
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -237,18 +239,14 @@ def _with_number(operator: str, call: OperatorCall, *, reverse: bool = False) ->
     return call.node(operator, operands[::-1] if reverse else operands)
 
 
-_ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
-
 TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType(
     {
+        **{name: _same(operator) for name, operator in operators_with("onnx").items()},
         "Convolution": _convolution,
         "FullyConnected": _dense,
         "BatchNorm": _batch_norm,
         "Activation": lambda call: call.node(_ACTIVATIONS[call.options["act_type"]]),
         "LeakyReLU": _leaky_relu,
-        "relu": _same("Relu"),
-        "sigmoid": _same("Sigmoid"),
-        "tanh": _same("Tanh"),
         "Pooling": _pooling,
         "_contrib_AdaptiveAvgPooling2D": _adaptive_pooling,
         "clip": _clip,
@@ -259,9 +257,6 @@ TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType(
         "softmax": partial(_softmax, "Softmax"),
         "log_softmax": partial(_softmax, "LogSoftmax"),
         "mean": _mean,
-        **{f"elemwise_{name}": _same(operator) for name, operator in _ARITHMETIC.items()},
-        **{f"broadcast_{name}": _same(operator) for name, operator in _ARITHMETIC.items()},
-        "add_n": _same("Sum"),
         "_plus_scalar": partial(_with_number, "Add"),
         "_minus_scalar": partial(_with_number, "Sub"),
         "_rminus_scalar": partial(_with_number, "Sub", reverse=True),

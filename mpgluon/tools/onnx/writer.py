@@ -7,10 +7,10 @@ Input and output are FP32 in both models.
 
 from __future__ import annotations
 
-from mpgluon.cast.table import Rule, rule_of
 from mpgluon.deployment.recording import Recording
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Key, Node
+from mpgluon.graph.operators import Rule, rule_of
 from mpgluon.graph.replay import replay
 from mpgluon.tools.onnx.operators import (
     TRANSLATIONS,

@@ -9,11 +9,11 @@ from typing import Optional
 
 from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.cast.forward import forward_of
-from mpgluon.cast.table import Rule, one_name, rule_of
 from mpgluon.diagnostics.overflow import FoundOverflow
 from mpgluon.errors import MpgluonError
 from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon.formats.policy import Policy
+from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon.tools.recorder.recorded_network import BlockCast, code_of, lies_in, paths_of
 from mpgluon.tools.recorder.step_bench import StepBench
 from mpgluon.tools.verdict import loss_scale_code

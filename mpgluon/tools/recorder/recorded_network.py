@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.network_cast import NetworkCast
-from mpgluon.cast.table import Rule
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.formats.policy import Policy
+from mpgluon.graph.operators import Rule
 
 from mxnet import gluon
 from mxnet.gluon.contrib.nn import SyncBatchNorm

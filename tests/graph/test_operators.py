@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
-from mpgluon.cast import table
 from mpgluon.cast.arithmetic import arithmetic_of
 from mpgluon.cast.stand_in import namespace_of
-from mpgluon.cast.table import Rule, excluded_operands, rule_of
+from mpgluon.graph import operators
+from mpgluon.graph.operators import Rule, excluded_operands, rule_of
 
 import mxnet as mx
 import numpy as np
@@ -44,17 +44,22 @@ def float16_array(values):
 
 
 def test_every_name_in_the_tables_is_an_operator_of_mxnet():
-    names = {*table._RULES, *table._EXCLUDED}
-    assert sorted(name for name in names if not offered(name)) == []
+    assert sorted(name for name in operators.listed_operators() if not offered(name)) == []
+
+
+def test_every_name_in_a_graph_is_one_of_mxnets_registry():
+    registry = set(mx.operator.get_all_registered_operators())
+    unknown = operators._IN_GRAPH.keys() - registry  # comparisons: whether operands are broadcast
+    assert {f"broadcast_{name}" for name in unknown} <= registry
 
 
 def test_no_operator_is_listed_under_two_rules():
     lists = (
-        table._COMPUTE,
-        table._NORMALIZE,
-        table._FLOAT32,
-        table._MOVE,
-        table._OTHER,
+        operators._COMPUTE,
+        operators._NORMALIZE,
+        operators._FLOAT32,
+        operators._MOVE,
+        operators._OTHER,
     )
     names = [name for words in lists for name in words.split()]
     assert sorted(names) == sorted(set(names))

@@ -1,0 +1,309 @@
+"""The table of operators: the facts about each operator of MXNet that a cast needs.
+
+Pure data, by the names in ``F``: the rule by which an operator computes in a network with a 16-bit
+compute format, its operands that are never cast, its name in a graph, its native operator.
+:mod:`mpgluon.cast.arithmetic` decides how a rule is computed in a format and on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple, Optional, Union
+
+__all__ = [
+    "PACKED",
+    "PLAIN",
+    "Kernel",
+    "Operator",
+    "Rule",
+    "excluded_operands",
+    "facts_in_graph",
+    "listed_operators",
+    "may_be_16_bit",
+    "one_name",
+    "operators_with",
+    "rule_of",
+]
+
+
+class Rule(Enum):
+    """The formats that an operator's operands and result may have.
+
+    As in NVIDIA's guide: matrix products profit from 16 bits, sums and exponentials need FP32,
+    and everything between follows its operands.
+    """
+
+    COMPUTE = "operands and result in the compute format, sums inside in FP32"
+    NORMALIZE = "computed in FP32, the result in the compute format"
+    FLOAT32 = "computed in FP32, the result stays FP32"
+    FOLLOW = "computed in the widest format of its operands, the result rounded to it once"
+    MOVE = "no arithmetic: values and format pass through as they are"
+    OTHER = "the operator decides its formats itself: casts, creation, control flow, queries"
+
+
+_COMPUTE = """
+    Convolution Deconvolution FullyConnected RNN dot batch_dot Correlation
+    linalg_gemm linalg_gemm2 linalg.gemm linalg.gemm2
+    contrib.DeformableConvolution contrib.ModulatedDeformableConvolution
+    contrib.interleaved_matmul_selfatt_qk contrib.interleaved_matmul_selfatt_valatt
+    contrib.interleaved_matmul_encdec_qk contrib.interleaved_matmul_encdec_valatt
+"""
+
+_NORMALIZE = """
+    BatchNorm BatchNorm_v1 LayerNorm GroupNorm InstanceNorm contrib.SyncBatchNorm
+    contrib.BatchNormWithReLU
+"""
+
+# Reductions, exponentials and their inverses, powers.
+_FLOAT32 = """
+    sum sum_axis nansum prod nanprod mean norm moments cumsum
+    softmax log_softmax softmin SoftmaxActivation L2Normalization LRN
+    exp expm1 log log10 log2 log1p square reciprocal rsqrt rcbrt gamma gammaln erfinv
+    broadcast_power broadcast_hypot power tan sinh cosh arccos arcsin arccosh arcsinh arctanh
+"""
+
+# Losses, geometry in pixels, and whatever returns counts or positions (they can exceed 2048, above
+# which float16 lacks integers).
+_ALWAYS_FLOAT32 = """
+    multi_sum_sq histogram
+    Softmax SoftmaxOutput softmax_cross_entropy smooth_l1 SVMOutput MakeLoss make_loss
+    LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput
+    CTCLoss ctc_loss contrib.CTCLoss contrib.ctc_loss
+    argmax argmin argmax_channel argsort topk khatri_rao contrib.count_sketch contrib.hawkesll
+    linalg.det linalg.gelqf linalg.inverse linalg.potrf linalg.potri linalg.slogdet
+    linalg.sumlogdiag linalg.syevd linalg.syrk linalg.trmm linalg.trsm
+    linalg_det linalg_gelqf linalg_inverse linalg_potrf linalg_potri linalg_slogdet
+    linalg_sumlogdiag linalg_syrk linalg_trmm linalg_trsm
+    contrib.MultiBoxPrior contrib.MultiBoxTarget contrib.MultiBoxDetection
+    contrib.MultiProposal contrib.Proposal contrib.box_iou contrib.box_nms
+    contrib.box_non_maximum_suppression contrib.box_encode contrib.box_decode
+    contrib.bipartite_matching contrib.fft contrib.ifft contrib.allclose
+"""
+
+_MOVE = """
+    Reshape reshape Flatten flatten transpose SwapAxis swapaxes moveaxis expand_dims squeeze
+    slice slice_axis SliceChannel split split_v2 crop flip reverse identity BlockGrad
+    stop_gradient depth_to_space space_to_depth diag zeros_like ones_like
+    _internal._rnn_param_concat
+"""
+
+_OTHER = """
+    Cast cast amp_cast amp_multicast cast_storage shape_array size_array one_hot Custom
+    contrib.isfinite contrib.isinf contrib.isnan contrib.arange_like contrib.index_array
+    contrib.getnnz contrib.foreach contrib.while_loop contrib.cond all_finite multi_all_finite
+    array zeros ones full arange linspace eye empty load save waitall Variable var Group
+"""
+
+_RULES = {
+    name: rule
+    for rule, names in (
+        (Rule.COMPUTE, _COMPUTE),
+        (Rule.NORMALIZE, _NORMALIZE),
+        (Rule.FLOAT32, _FLOAT32),
+        (Rule.FLOAT32, _ALWAYS_FLOAT32),
+        (Rule.MOVE, _MOVE),
+        (Rule.OTHER, _OTHER),
+    )
+    for name in names.split()
+}
+
+PLAIN, PACKED = "plain", "packed"
+"""Layouts of 16-bit codes: that of MXNet's arrays, and channels in blocks, as oneDNN computes."""
+
+Operands = frozenset[Union[int, str]]
+
+
+class Kernel(NamedTuple):
+    """The native operator in the place of one of MXNet's in a graph."""
+
+    name: str
+    """Its name in :func:`mpgluon.kernels.operator`."""
+
+    held: Optional[str] = None
+    """The layout of the codes that it takes and returns; ``None``: that of its operands."""
+
+    operands: Optional[int] = None
+    """How many operands, from the first on, may be codes; ``None``: all."""
+
+
+class Operator(NamedTuple):
+    """The facts about an operator."""
+
+    in_graph: str
+    """Its name in a graph."""
+
+    not_cast: Operands = frozenset()
+    """Positions and names of operands that neither decide the result's format nor are ever cast."""
+
+    moves: bool = False
+    """Whether its results consist of elements of its operands, unchanged."""
+
+    has_gradient: bool = True
+    """Whether operands receive gradients from it, also where one is a number or is broadcast."""
+
+    own_gradient: str = ""
+    """If the gradient does not depend, or not only, on the incoming one (measured): ``grad_scale``,
+    the option that multiplies it, or what to use instead of the operator."""
+
+    kernel: Optional[Kernel] = None
+    onnx: str = ""
+    """The operator of ONNX that does the same on the same operands, without further options."""
+
+
+def _operands(position: int, *names: str) -> dict[str, Any]:
+    return {"not_cast": frozenset({position, *names})}
+
+
+# BatchNorm's parameters and statistics are FP32 wherever its data is float16, and MXNet allows no
+# cast between the operator and the statistics that it updates.
+_PARAMETERS = frozenset({1, 2, 3, 4, "gamma", "beta", "moving_mean", "moving_var"})
+_MOVES = {"moves": True}
+_NO_GRADIENT = {"has_gradient": False}
+_ON_COPIES = """
+    clip elemwise_mul _mul_scalar _div_scalar _plus_scalar _minus_scalar _rminus_scalar
+"""
+
+# Further facts, by the name in ``F``, or in a graph for what only a graph has.
+_FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Convolution", {"kernel": Kernel("convolution", PACKED, operands=2)}),
+    ("FullyConnected", {"kernel": Kernel("fully_connected", PLAIN, operands=2)}),
+    ("BatchNorm", {"kernel": Kernel("batch_norm", PACKED, operands=1), "not_cast": _PARAMETERS}),
+    ("BatchNorm_v1 contrib.SyncBatchNorm contrib.BatchNormWithReLU", {"not_cast": _PARAMETERS}),
+    ("Activation", {"kernel": Kernel("relu")}),
+    ("elemwise_add", {"kernel": Kernel("add"), "onnx": "Add"}),
+    *((name, {"kernel": Kernel(f"on_copies_{name}")}) for name in _ON_COPIES.split()),
+    ("elemwise_mul broadcast_mul", {"onnx": "Mul"}),
+    ("broadcast_add", {"onnx": "Add"}),
+    ("elemwise_sub broadcast_sub", {"onnx": "Sub"}),
+    ("elemwise_div broadcast_div", {"onnx": "Div"}),
+    ("add_n", {"onnx": "Sum"}),
+    ("relu", {"onnx": "Relu"}),
+    ("sigmoid", {"onnx": "Sigmoid"}),
+    ("tanh", {"onnx": "Tanh"}),
+    ("Reshape Flatten transpose SwapAxis expand_dims squeeze slice slice_axis", _MOVES),
+    ("SliceChannel reverse stack depth_to_space space_to_depth diag BlockGrad", _MOVES),
+    ("_internal._rnn_param_concat", _MOVES),
+    ("split_v2", {**_MOVES, "in_graph": "_split_v2"}),
+    ("identity", {**_MOVES, "in_graph": "_copy"}),
+    ("concat", {**_MOVES, "in_graph": "Concat"}),
+    ("BlockGrad zeros_like ones_like sign round rint ceil floor trunc fix one_hot", _NO_GRADIENT),
+    ("equal not_equal greater greater_equal lesser lesser_equal", _NO_GRADIENT),
+    ("logical_and logical_or logical_xor logical_not argmax argmin argsort", _NO_GRADIENT),
+    ("Embedding contrib.SparseEmbedding", _operands(0, "data")),
+    ("take batch_take gather_nd scatter_nd", _operands(1, "indices")),
+    ("pick contrib.boolean_mask", _operands(1, "index")),
+    ("choose_element_0index", _operands(1, "rhs")),
+    ("where", _operands(0, "condition")),
+    ("contrib.index_copy", _operands(1, "index_vector")),
+    ("SequenceMask SequenceLast SequenceReverse", _operands(1, "sequence_length")),
+    ("ROIPooling contrib.ROIAlign", _operands(1, "rois")),
+    ("SoftmaxOutput Softmax", {"own_gradient": "grad_scale"}),
+    ("LinearRegressionOutput LogisticRegressionOutput", {"own_gradient": "grad_scale"}),
+    ("MAERegressionOutput", {"own_gradient": "grad_scale"}),
+    ("MakeLoss make_loss", {"own_gradient": "leave it out: what it is given is the loss"}),
+    (
+        "SVMOutput",
+        {"own_gradient": "use gluon.loss.HingeLoss or gluon.loss.SquaredHingeLoss"},
+    ),
+    (
+        "IdentityAttachKLSparseReg",
+        {"own_gradient": "add its penalty to the loss: gluon.loss.KLDivLoss"},
+    ),
+)
+
+
+def _name_in_graph(name: str) -> str:
+    namespace, _, last = name.rpartition(".")
+    return f"_{namespace}_{last}" if namespace in ("contrib", "linalg") else last
+
+
+def _collected() -> Mapping[str, Operator]:
+    facts: dict[str, dict[str, Any]] = {}
+    for names, more in _FACTS:
+        for name in names.split():
+            facts.setdefault(name, {"in_graph": _name_in_graph(name)}).update(more)
+    return MappingProxyType({name: Operator(**one) for name, one in facts.items()})
+
+
+_OPERATORS = _collected()
+_IN_GRAPH = MappingProxyType({one.in_graph: one for one in _OPERATORS.values()})
+
+
+def facts_in_graph(name: str) -> Operator:
+    """Return the facts about the operator that has a name in a graph."""
+    return _IN_GRAPH.get(name) or Operator(name)
+
+
+def operators_with(fact: str) -> Mapping[str, Any]:
+    """Return a fact of the operators that have it, by their names in a graph.
+
+    Parameters
+    ----------
+    fact : str
+        A field of :class:`Operator`; operators have it if it is not the default.
+    """
+    default = Operator._field_defaults[fact]
+    found = {name: getattr(one, fact) for name, one in _IN_GRAPH.items()}
+    return MappingProxyType({name: value for name, value in found.items() if value != default})
+
+
+def listed_operators() -> frozenset[str]:
+    """Return the names of all operators that have a rule, or operands that are not cast."""
+    return frozenset(_RULES) | {name for name, one in _OPERATORS.items() if one.not_cast}
+
+
+def rule_of(name: str) -> Rule:
+    """Return the rule of an operator.
+
+    Parameters
+    ----------
+    name : str
+        Its name in ``F``, with its namespace: ``"Convolution"``,
+        ``"contrib.SyncBatchNorm"``, ``"linalg.gemm2"``. Names in ``sparse`` are those of ``F``.
+        Random generators (``random.…``) have no operands to follow.
+
+    Returns
+    -------
+    Rule
+        ``FOLLOW`` for operators that the table does not list.
+    """
+    return _RULES.get(name.removeprefix("sparse."), Rule.FOLLOW)
+
+
+def may_be_16_bit(name: str) -> bool:
+    """Whether the result of an operator that the table keeps in FP32 makes sense in 16 bits."""
+    return one_name(name) in _FLOAT32.split()
+
+
+def one_name(name: str) -> str:
+    """Return one name for an operator's names that a cast cannot tell apart.
+
+    ``x + y`` broadcasts arrays and does not broadcast symbols.
+    """
+    return name.removeprefix("sparse.").replace("elemwise_", "broadcast_")
+
+
+def excluded_operands(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:
+    """Return the operands of a call that the format does not concern.
+
+    Indices, lengths, conditions, and BatchNorm's parameters: they neither decide the format of
+    the result nor are ever converted.
+
+    Parameters
+    ----------
+    name : str
+        As for :func:`rule_of`.
+    args, kwargs
+        The arguments of the call.
+
+    Returns
+    -------
+    frozenset of int and str
+        Positions in ``args`` and keys of ``kwargs``.
+    """
+    if name == "RNN" and kwargs.get("use_sequence_length"):
+        return frozenset({len(args) - 1, "sequence_length"})
+    facts = _OPERATORS.get(name.removeprefix("sparse."))
+    return facts.not_cast if facts else frozenset()

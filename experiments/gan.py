@@ -19,8 +19,8 @@ from typing import Any
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.trainer.saved import Run
-from mpgluon.trainer.snapshot import export_optimizer
+from mpgluon.checkpoint.saved import Run
+from mpgluon.checkpoint.trainer import export_optimizer
 
 import mxnet as mx
 import numpy as np

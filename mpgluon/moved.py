@@ -33,6 +33,8 @@ NEW_PLACES = {
     "mpgluon.numerics": "mpgluon.formats and, for dtypes and reductions, mpgluon.kernels",
     "mpgluon.options": f"recipes.options{_IN_RECIPES}",
     "mpgluon.plots": "mpgluon.tools.plots",
+    "mpgluon.random_states": "mpgluon.checkpoint.random_states",
+    "mpgluon.scale_histories": "mpgluon.checkpoint.scale_histories",
     "mpgluon.training": f"recipes.training{_IN_RECIPES}",
     "mpgluon.weights": f"recipes.weights{_IN_RECIPES}",
     "mpgluon.zoo": "mpgluon.tools.zoo",

@@ -19,9 +19,9 @@ from mpgluon.checkpoint import (
     read_parameters,
     save_checkpoint,
 )
+from mpgluon.checkpoint.saved import Run
+from mpgluon.checkpoint.trainer import export_optimizer
 from mpgluon.formats.float_format import round_to
-from mpgluon.trainer.saved import Run
-from mpgluon.trainer.snapshot import export_optimizer
 
 import mxnet as mx
 import numpy as np

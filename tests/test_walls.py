@@ -20,13 +20,13 @@ OUTSIDE = {"scripts", "notebooks", "teaching", "experiments", "benchmarks", "tes
 
 # The rows of CONTRIBUTING's table: a module imports from the rows before its own, or its own.
 FLOORS = (
-    "errors fields files archive tables migration moved processor machine cuda_libraries devices "
-    "random_states",
+    "errors fields files archive tables migration moved processor machine cuda_libraries devices",
     "formats",
     "kernels native",
     "graph",
     "cast",
-    "trainer amp checkpoint parameter_values scale_histories fp16_utils estimator",
+    "trainer amp fp16_utils estimator",
+    "checkpoint",
     "distributed",
     "diagnostics deployment",
 )

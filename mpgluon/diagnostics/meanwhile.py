@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mpgluon.scale_histories import scale_histories, set_scale_histories
+from mpgluon.checkpoint.scale_histories import scale_histories, set_scale_histories
 
 import mxnet as mx
 from mxnet import gluon

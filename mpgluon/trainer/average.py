@@ -1,7 +1,4 @@
-"""An exponential moving average of a Trainer's weights, in FP32, and its way into the network.
-
-It belongs to the Trainer, and is a part of checkpoints.
-"""
+"""An exponential moving average of a Trainer's weights, in FP32, and its way into the network."""
 
 from __future__ import annotations
 
@@ -10,22 +7,19 @@ from contextlib import contextmanager
 from typing import NamedTuple, Optional
 
 from mpgluon.cast import fp32
-from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import TrainerStateError
-from mpgluon.fields import Kind, Maybe, is_count, is_number
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.formats.loss_scale import NUMBERS
 from mpgluon.kernels.dtypes import cast, round_array
 from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.masters import MasterWeights, keep_masters
-from mpgluon.trainer.saved import Apply, Content, Run
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["AVERAGE_FIELDS", "WeightAverage", "export_average", "prepare_average"]
+__all__ = ["WeightAverage"]
 
 
 class WeightAverage:
@@ -228,68 +222,6 @@ class WeightAverage:
         if isinstance(updater, MasterWeights):
             return updater.masters.get(index, cast(first, "float32"))
         return cast(first, "float32")
-
-
-AVERAGE_FIELDS: dict[str, Kind] = {"average": Maybe({"decay": is_number, "updates": is_count})}
-
-
-def export_average(run: Run) -> Content:
-    """Return the average of a Trainer's weights, if it has one, for a checkpoint."""
-    average = gluon_trainer.average_of(run.trainer)
-    if average is None:
-        return Content({"average": None}, {})
-    average.refuse_while_swapped_in("save_checkpoint")
-    arrays = {run.names[index]: to_numpy(array) for index, array in average.arrays.items()}
-    fields = {"decay": average.decay, "updates": average.updates}
-    return Content({"average": fields}, {"average": arrays})
-
-
-def prepare_average(run: Run, saved: Content) -> Apply:
-    """Check what :func:`export_average` returned, and return what puts it in place.
-
-    Raises
-    ------
-    ValueError
-        If only one of the two Trainers has an average, or it has another decay, other parameters,
-        shapes or formats.
-    TrainerStateError
-        If the average is in the network.
-    """
-    average, of_file = gluon_trainer.average_of(run.trainer), saved.fields["average"]
-    if average is None and of_file is None:
-        return lambda: None
-    if of_file is None:
-        raise ValueError(
-            "it has no average of the weights, and this one has; load it first, and then create "
-            f"mpgluon.WeightAverage(trainer, {average.decay}), which begins after the next step"
-        )
-    if average is None:
-        raise ValueError(
-            "it has an average of the weights, and this one has none; create "
-            f"mpgluon.WeightAverage(trainer, {of_file['decay']}) before loading"
-        )
-    average.refuse_while_swapped_in("load_checkpoint")
-    if of_file["decay"] != average.decay:
-        raise ValueError(
-            f"its average had the decay {of_file['decay']}, this Trainer's has {average.decay}; "
-            "load with the former, and then set average.decay"
-        )
-    in_file = saved.arrays["average"]
-    unknown = sorted(in_file.keys() - run.indices.keys())
-    if unknown:
-        raise ValueError(f"it averaged parameters that this one does not have: {unknown[:5]}")
-    parameters, arrays = gluon_trainer.parameters_of(run.trainer), {}
-    for name, array in in_file.items():
-        index = run.indices[name]
-        weight = parameters[index].list_data()[0]
-        wide = np.promote_types(weight.dtype, np.float32)
-        if array.shape != weight.shape or array.dtype != wide:
-            raise ValueError(
-                f"its average of {parameters[index].name} is {array.dtype} of shape "
-                f"{array.shape}, and this Trainer's is {wide} of shape {weight.shape}"
-            )
-        arrays[index] = from_numpy(array).as_in_context(weight.context)
-    return lambda: average.set_all(arrays, of_file["updates"])
 
 
 class _Kept(NamedTuple):

@@ -18,8 +18,8 @@ from mpgluon import (
     save_checkpoint,
 )
 from mpgluon.archive import read_archive, write_archive
+from mpgluon.checkpoint.scale_histories import scale_histories
 from mpgluon.formats.scaling import scale_exponents
-from mpgluon.scale_histories import scale_histories
 from mpgluon.tools.recorder.recorded_step import RECORDED_STEP
 
 import mxnet as mx

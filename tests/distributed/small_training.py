@@ -110,7 +110,7 @@ def train(
 
 def masters_of(trainer: gluon.Trainer, net: gluon.Block) -> dict[str, np.ndarray]:
     """Return the FP32 masters of the float16 weights, from what a checkpoint would hold."""
-    from mpgluon.trainer.saved import Run
-    from mpgluon.trainer.snapshot import export_optimizer
+    from mpgluon.checkpoint.saved import Run
+    from mpgluon.checkpoint.trainer import export_optimizer
 
     return export_optimizer(Run(net, trainer)).arrays.get("master", {})

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 from mpgluon.archive import Arrays
 from mpgluon.cast import fp32
+from mpgluon.checkpoint.random_states import random_states
+from mpgluon.checkpoint.scale_histories import scale_histories
 from mpgluon.errors import CheckpointError
-from mpgluon.random_states import random_states
-from mpgluon.scale_histories import scale_histories
 from mpgluon.tools.recorder.named import check_loss_name, check_network_name
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.tools.recorder.recorded_step import (

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from mpgluon.archive import Arrays, Kind, read_archive, write_archive
+from mpgluon.checkpoint.random_states import RandomStates, validated_random_states
+from mpgluon.checkpoint.scale_histories import validated_scale_histories
 from mpgluon.errors import CheckpointError
 from mpgluon.formats.loss_scale import StaticLossScale
 from mpgluon.machine import describe_machine, installed_versions
-from mpgluon.random_states import RandomStates, validated_random_states
-from mpgluon.scale_histories import validated_scale_histories
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.trainer.step import TrainerState
 

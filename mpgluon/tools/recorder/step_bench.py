@@ -8,10 +8,10 @@ from mpgluon import amp
 from mpgluon.archive import Arrays
 from mpgluon.cast.block import restore
 from mpgluon.checkpoint import check_parameters
+from mpgluon.checkpoint.random_states import set_random_states
+from mpgluon.checkpoint.scale_histories import set_scale_histories
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.overflow import FoundOverflow, find_overflow
-from mpgluon.random_states import set_random_states
-from mpgluon.scale_histories import set_scale_histories
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.tools.recorder.recorded_step import RecordedStep, fresh_gradients, on_device
 from mpgluon.trainer import gluon_trainer

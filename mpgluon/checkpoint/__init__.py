@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Union
 
 from mpgluon.archive import Arrays, read_archive, write_archive
-from mpgluon.errors import CheckpointError
-from mpgluon.fields import Kind, check_fields
-from mpgluon.parameter_values import (
+from mpgluon.checkpoint.average import AVERAGE_FIELDS, export_average, prepare_average
+from mpgluon.checkpoint.parameters import (
     FP32_FIELDS,
     check_parameters,
     converted,
@@ -25,16 +24,18 @@ from mpgluon.parameter_values import (
     prepare_fp32_values,
     prepare_values,
 )
-from mpgluon.random_states import random_states, set_random_states, validated_random_states
-from mpgluon.scale_histories import (
+from mpgluon.checkpoint.random_states import (
+    random_states,
+    set_random_states,
+    validated_random_states,
+)
+from mpgluon.checkpoint.saved import Apply, Content, Run
+from mpgluon.checkpoint.scale_histories import (
     scale_histories,
     set_scale_histories,
     validated_scale_histories,
 )
-from mpgluon.trainer.average import AVERAGE_FIELDS, export_average, prepare_average
-from mpgluon.trainer.masters import keep_masters
-from mpgluon.trainer.saved import Apply, Content, Run
-from mpgluon.trainer.snapshot import (
+from mpgluon.checkpoint.trainer import (
     LOSS_SCALE_FIELDS,
     OPTIMIZER_FIELDS,
     export_loss_scale,
@@ -42,6 +43,9 @@ from mpgluon.trainer.snapshot import (
     prepare_loss_scale,
     prepare_optimizer,
 )
+from mpgluon.errors import CheckpointError
+from mpgluon.fields import Kind, check_fields
+from mpgluon.trainer.masters import keep_masters
 
 import mxnet as mx
 import numpy as np

@@ -9,6 +9,7 @@ import copy
 from typing import Any, Optional
 
 from mpgluon.archive import Arrays
+from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
 from mpgluon.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
@@ -21,7 +22,6 @@ from mpgluon.trainer.rounded_updates import (
     rounding_of,
     validated_rounding,
 )
-from mpgluon.trainer.saved import Apply, Content, Run
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
 from mpgluon.trainer.updates import Updates

@@ -56,10 +56,10 @@ from mpgluon.formats.policy import Policy  # noqa: E402
 from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
 from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
 from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
-from mpgluon.trainer.average import WeightAverage  # noqa: E402
-from mpgluon.trainer.masters import (  # noqa: E402
+from mpgluon.trainer.master_keeper import (  # noqa: E402
     keep_masters_of_new_trainer as _keep_masters_of_new_trainer,
 )
+from mpgluon.updates.average import WeightAverage  # noqa: E402
 
 _call_with_new_trainers(_keep_masters_of_new_trainer)  # of cast networks
 _name_new_places()

@@ -28,9 +28,9 @@ from mpgluon.formats.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.migration import INSTEAD
 from mpgluon.trainer import clipping
-from mpgluon.trainer.rounded_updates import UpdateRounding
 from mpgluon.trainer.scaled_loss import scaled
 from mpgluon.trainer.step import attach, state_of
+from mpgluon.updates.rounded_updates import UpdateRounding
 
 from mxnet import gluon
 from mxnet.ndarray import NDArray

@@ -35,6 +35,8 @@ NEW_PLACES = {
     "mpgluon.plots": "mpgluon.tools.plots",
     "mpgluon.random_states": "mpgluon.checkpoint.random_states",
     "mpgluon.scale_histories": "mpgluon.checkpoint.scale_histories",
+    "mpgluon.trainer.average": "mpgluon.updates.average",
+    "mpgluon.trainer.masters": "mpgluon.updates.masters",
     "mpgluon.training": f"recipes.training{_IN_RECIPES}",
     "mpgluon.weights": f"recipes.weights{_IN_RECIPES}",
     "mpgluon.zoo": "mpgluon.tools.zoo",

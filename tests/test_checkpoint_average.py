@@ -85,18 +85,6 @@ def test_a_checkpoint_of_one_device_gives_its_average_to_two(tmp_path):
             assert first == second
 
 
-def test_an_average_without_a_step_is_saved_as_such(tmp_path):
-    first, second = Averaged("float16"), Averaged("float16", seed=1)
-    save(tmp_path / "c.npz", first)
-    second.train(2)
-    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
-    assert second.averages() == {}
-    first.train(2)
-    second.step = 0
-    second.train(2)
-    assert second.everything() == first.everything()
-
-
 def test_an_average_of_the_file_without_one_to_load_it_is_named(tmp_path):
     averaged = Averaged(decay=0.875)
     averaged.train(2)
@@ -169,15 +157,6 @@ def test_an_average_of_another_shape_or_format_is_refused(tmp_path, array):
     rewritten(tmp_path / "c.npz", lambda _, arrays: arrays.update({name: array}))
     message = r"its average of net_dense0_bias is float\d\d of shape .*float32 of shape \(3,\)"
     assert_refused(tmp_path / "c.npz", Averaged(seed=1), message)
-
-
-def test_an_average_of_an_unknown_parameter_is_refused(tmp_path):
-    training = Averaged()
-    training.train(2)
-    save(tmp_path / "c.npz", training)
-    name = "trainer/9.bias/average"
-    rewritten(tmp_path / "c.npz", lambda _, arrays: arrays.update({name: np.zeros(3)}))
-    assert_refused(tmp_path / "c.npz", Averaged(seed=1), r"averaged parameters .*\['9\.bias'\]")
 
 
 @pytest.mark.parametrize("way", ["float32", "float16"])

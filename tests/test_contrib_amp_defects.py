@@ -7,14 +7,13 @@ part ever fail, MXNet was repaired and the test has served its time.
 from __future__ import annotations
 
 import ast
-import inspect
 import math
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-from mpgluon import DynamicLossScale, TrainerStateError, amp, cast_block
+from mpgluon import DynamicLossScale, amp, cast_block
 from mpgluon.kernels.dtypes import cast
 from mpgluon.trainer.step import state_of
 
@@ -42,9 +41,6 @@ class Contrib:
     @staticmethod
     def loss_scale(trainer):
         return trainer._amp_loss_scaler.loss_scale
-
-
-BOTH = (Contrib, amp)
 
 
 def one_weight(dtype="float32", ctx=None, value=1.0, grad_req="write"):
@@ -148,18 +144,6 @@ def test_contrib_amp_skips_nothing_on_several_devices():
     assert run(amp) == [1, 1]
 
 
-def test_contrib_amp_looks_at_the_first_device_only():
-    def run(library):
-        weight = one_weight(ctx=DEVICES)
-        trainer = make_trainer(weight, library, kvstore=None)
-        backward(weight, trainer, library, [1.0, math.inf])
-        trainer.step(1)
-        return values(weight)
-
-    assert run(Contrib)[1] == -math.inf
-    assert run(amp) == [1, 1]
-
-
 def test_contrib_amp_loses_gradients_by_dividing_them_in_float16():
     # 2**-26 is less than any float16 number; times the rate 2**10 it is 2**-16, which is one.
     rate, gradient = 2.0**10, 2.0**-26
@@ -205,14 +189,6 @@ def test_contrib_amp_has_no_floor_and_ends_in_a_division_by_zero():
     assert values(weight) == [0]  # 1 - rate * gradient
 
 
-def test_contrib_amp_cannot_be_configured():
-    assert list(inspect.signature(LossScaler).parameters) == []
-    assert list(inspect.signature(contrib_amp.init_trainer).parameters) == ["optimizer_or_trainer"]
-    trainer = gluon.Trainer([one_weight()], "sgd")
-    amp.init_trainer(trainer, DynamicLossScale(4, growth_interval=100, max_scale=64))
-    assert amp.loss_scale(trainer) == 4
-
-
 def test_contrib_amp_neither_saves_nor_restores_its_scale():
     def after_an_overflow(library):
         weight = one_weight("float16")
@@ -253,17 +229,6 @@ def test_contrib_amp_never_recovers_from_an_overflow_in_gradients_that_accumulat
 
     assert run(Contrib) == ([False, False, False], [1])
     assert run(amp) == ([False, True, True], [0])
-
-
-def test_contrib_amp_fails_obscurely_when_all_parameters_are_frozen():
-    def step(library):
-        trainer = make_trainer(one_weight(grad_req="null"), library)
-        trainer.step(1)
-
-    with pytest.raises(IndexError):
-        step(Contrib)
-    with pytest.raises(TrainerStateError, match="all are frozen"):
-        step(amp)
 
 
 IN_A_PROCESS_OF_ITS_OWN = """
@@ -313,33 +278,6 @@ def test_contrib_amp_patches_mxnet_for_good_and_breaks_plain_fp32_convolution_on
     assert (patched, failed) == ("True", "True")
     patched, result = run(USE_MPGLUON)
     assert (patched, result) == ("False", "('float32', [1.0, 2.0])")
-
-
-@pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")
-@pytest.mark.usefixtures("native_bfloat16")
-def test_contrib_amp_exports_the_fp32_graph_without_a_word(tmp_path):
-    images = mx.nd.array(np.sin(np.arange(2 * 3 * 64)).reshape(2, 3, 8, 8), dtype="float32")
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(6, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(3))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    plain = net(images).asnumpy()
-
-    def results(block):
-        mixed = block(images).asnumpy()
-        block.export(str(tmp_path / "net"))
-        files = (str(tmp_path / f"net{end}") for end in ("-symbol.json", "-0000.params"))
-        symbols, parameters = files
-        reloaded = gluon.SymbolBlock.imports(symbols, ["data"], parameters)
-        return mixed, reloaded(images).asnumpy()
-
-    mixed, exported = results(contrib_amp.convert_hybrid_block(net, "bfloat16", ctx=mx.cpu()))
-    assert (exported == plain).all()
-    assert (mixed != plain).any()
-    amp.autocast(net, "bfloat16")
-    mixed, exported = results(net)
-    assert (exported == mixed).all()
-    assert (mixed != plain).any()
 
 
 def test_contrib_amp_has_no_tests_but_every_name_of_mpgluon_amp_is_called_in_this_suite():

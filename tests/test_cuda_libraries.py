@@ -195,17 +195,6 @@ def test_import_mpgluon_loads_them_and_goes_on(machine):
     assert machine.loaded == machine.wheel_files
 
 
-def test_a_wheel_goes_before_the_system_which_has_what_no_wheel_has(machine):
-    machine.system.mkdir()
-    cudnn, cufft = (machine.site / "nvidia" / WHEEL_FILES[n] for n in (9, 5))
-    shutil.copy(cudnn, machine.system)
-    cufft.rename(machine.system / cufft.name)
-    machine.runs("M['import_mxnet']()")
-    assert cudnn in machine.loaded
-    assert machine.system / cudnn.name not in machine.loaded
-    assert machine.system / cufft.name in machine.loaded
-
-
 CUDNN = "nvidia/cudnn/lib/libcudnn.so.8"
 
 
@@ -266,18 +255,6 @@ def test_with_mxnet_imported_already_nothing_is_loaded(machine):
     assert load() == []
     machine.runs("import sys\nsys.modules['mxnet'] = sys\nassert M['load']() == []")
     assert machine.loaded == []
-
-
-def test_the_doctor_names_both_builds_and_the_missing_driver(machine):
-    (machine.driver / "libcuda.so.1").unlink()
-    make_distribution(machine.site, "mxnet")
-    done = machine.start(str(ROOT / "scripts" / "doctor.py"))
-    assert done.returncode == 1, done.stderr
-    said = " ".join(done.stdout.split())
-    assert "2 builds are installed: " in said
-    assert "cannot be imported: OSError: libcuda.so.1: cannot open shared object file" in said
-    assert "docker run --gpus all" in said
-    assert said.endswith("ok")
 
 
 # --- the real ones -----------------------------------------------------------------------------
@@ -360,18 +337,6 @@ def test_an_installed_extra_needs_nothing_but_a_driver(cuda_python, driver):
     assert "ok cuDNN 8.9.6" in said
     assert "note GPU none, though MXNet's build is for CUDA" in said
     assert "the driver's library is there and shows no GPU" in said
-
-
-@pytest.mark.network
-def test_an_installed_extra_without_a_driver_says_what_is_missing(cuda_python):
-    done = start(cuda_python, "-c", "import mpgluon")
-    assert done.returncode == 1
-    assert "needs NVIDIA's driver, which has libcuda.so.1: install it" in done.stderr
-    doctor = start(cuda_python, str(ROOT / "scripts" / "doctor.py"))
-    assert doctor.returncode == 1, doctor.stderr
-    said = " ".join(doctor.stdout.split())
-    assert "cannot be imported: OSError: libcuda.so.1: cannot open" in said
-    assert "docker run --gpus all" in said
 
 
 @pytest.mark.network

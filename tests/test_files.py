@@ -81,15 +81,6 @@ def test_the_file_of_a_writer_on_another_machine_stays(tmp_path):
     assert names_in(tmp_path) == ["run.npz"]
 
 
-@pytest.mark.parametrize(
-    "name", [".run.npz.part", ".run.npz.text.part", ".run.npz.9999999999999999999999.part.old"]
-)
-def test_files_with_other_names_stay(tmp_path, name):
-    (tmp_path / name).write_bytes(b"")
-    write(tmp_path / "run.npz", b"first")
-    assert names_in(tmp_path) == sorted([name, "run.npz"])
-
-
 @pytest.mark.parametrize("existing", [True, False], ids=["a file", "a missing file"])
 def test_a_link_stays_and_its_target_is_written(tmp_path, existing):
     folder = tmp_path / "elsewhere"

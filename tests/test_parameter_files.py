@@ -130,14 +130,6 @@ def test_every_kind_of_network_loads_the_file_of_every_kind(files, saved, kind, 
     assert (before != by_hand).any()
 
 
-@FOUR_KINDS
-def test_a_network_without_values_takes_them_from_a_file(files, kind):
-    net = network()
-    KINDS[kind](net)
-    net.load_parameters(str(files / "plain.params"), cast_dtype=True)
-    assert_holds(net, in_formats_of(kind, VALUES))
-
-
 @pytest.mark.parametrize(
     ("saved", "kind"), [(CAST, other) for other in KINDS if other != CAST] + [("plain", CAST)]
 )
@@ -147,16 +139,6 @@ def test_without_cast_dtype_mxnet_refuses_formats_that_differ_and_says_what_to_d
     net = of_kind(kind, VALUES)
     with pytest.raises(AssertionError, match=r"dtype incompatible.*Set cast_dtype=True to cast"):
         net.load_parameters(str(files / f"{saved}.params"))
-    assert_holds(net, in_formats_of(kind, VALUES))
-
-
-@pytest.mark.parametrize(
-    ("saved", "kind"),
-    [(CAST, CAST)] + [(s, k) for s in KINDS for k in KINDS if CAST not in (s, k)],
-)
-def test_formats_that_agree_need_no_cast_dtype(files, saved, kind):
-    net = of_kind(kind, some_values(seed=1))
-    net.load_parameters(str(files / f"{saved}.params"))
     assert_holds(net, in_formats_of(kind, VALUES))
 
 

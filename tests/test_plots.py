@@ -109,42 +109,9 @@ def test_the_losses_of_steps_and_epochs_are_drawn_from_0(axes):
     assert axes.get_ylim()[1] > 4
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_loss_that_is_not_finite_is_a_gap(axes, value):
-    broken = [STEPS[0], {**STEPS[1], "loss": value}, *STEPS[2:]]
-    plots.draw_loss(axes, broken, [EPOCHS[0], {**EPOCHS[1], "train_loss": value}])
-    each_step, mean = axes.get_lines()
-    np.testing.assert_equal(each_step.get_ydata(), [4, math.nan, 2.5, 1.25])
-    np.testing.assert_equal(mean.get_ydata(), [3.5, math.nan])
-    draw_for_real(axes)
-
-
 def test_the_legend_says_when_the_average_of_the_weights_was_tested(axes):
     plots.draw_accuracy(axes, [{**event, "tested": "average"} for event in EPOCHS])
     assert legend(axes) == ["training", "test of\nthe average"]
-
-
-def test_the_accuracies_are_drawn_from_0_to_1_with_different_marks_and_lines(axes):
-    assert plots.draw_accuracy(axes, EPOCHS) is axes
-    training, test = axes.get_lines()
-    assert points(training) == [(2, 0.125), (4, 0.5)]
-    assert points(test) == [(2, 0.25), (4, 0.75)]
-    assert legend(axes) == ["training", "test"]
-    assert training.get_marker() != test.get_marker()
-    assert training.get_linestyle() != test.get_linestyle()
-    assert axes.get_ylabel() == "accuracy"
-    assert axes.get_ylim() == (0, 1.05)
-
-
-def test_the_mean_of_the_classes_is_drawn_where_it_is_another_number(axes):
-    name = "test_accuracy_per_class"
-    plots.draw_accuracy(axes, [{**EPOCHS[0], name: 0.25}, {**EPOCHS[1], name: 0.5}])
-    *_, per_class = axes.get_lines()
-    assert points(per_class) == [(2, 0.25), (4, 0.5)]
-    assert legend(axes)[-1] == "test, mean of\nthe classes"
-    axes.clear()
-    plots.draw_accuracy(axes, [{**epoch, name: epoch["test_accuracy"]} for epoch in EPOCHS])
-    assert legend(axes) == ["training", "test"]
 
 
 def test_the_loss_scale_is_drawn_with_a_mark_and_a_count_of_skipped_steps(axes):
@@ -186,15 +153,6 @@ def test_norms_that_are_all_finite_need_no_marks(axes):
     plots.draw_gradient_norm(axes, STEPS[2:])
     assert len(axes.get_lines()) == 1
     assert legend(axes) == ["each step"]
-
-
-def test_the_speed_of_an_epoch_is_its_images_over_its_seconds(axes):
-    assert plots.draw_speed(axes, STEPS) is axes
-    each_step, mean = axes.get_lines()
-    assert points(each_step) == [(1, 10), (2, 10 / 3), (3, 5), (4, 5)]
-    assert points(mean) == [(2, pytest.approx(20 / 4)), (4, pytest.approx(20 / 4))]
-    assert axes.get_ylabel() == "images per second"
-    assert axes.get_ylim()[0] == 0
 
 
 def without(steps, *names):
@@ -315,50 +273,11 @@ def test_a_histogram_of_exponents_is_drawn_in_percent_over_float16s_ranges(axes)
     assert all(label == f"$2^{{{tick:.0f}}}$" for tick, label in shown.items())
 
 
-def test_a_loss_scale_moves_the_histogram_along_the_axis(axes):
-    plots.draw_exponents(axes, {"gradients": GRADIENTS}, loss_scale=2.0**10)
-    as_it_is, scaled = stairs_of(axes)
-    assert {place + 10: share for place, share in steps_of(as_it_is).items()} == steps_of(scaled)
-    assert scaled.get_linewidth() > as_it_is.get_linewidth()
-    # 2**-26 becomes 2**-16 and 2**-24 2**-14: 10 subnormal; and 2**15 and 2**16 are too large.
-    moved = "0 % lost, 10 % subnormal, 10 % too large, zeros: 20 %"
-    times = "gradients $\\times\\,2^{10}$"
-    assert legend(axes) == [f"gradients: {SHARES}", f"{times}: {moved}"]
-
-
-def test_several_histograms_have_different_lines(axes):
-    names = ["weights", "gradients", "activations", "errors"]
-    plots.draw_exponents(axes, dict.fromkeys(names, GRADIENTS))
-    assert len({str(stairs.get_linestyle()) for stairs in stairs_of(axes)}) == 4
-    assert [text.split(":")[0] for text in legend(axes)] == names
-    assert_no_overlap(axes.figure)
-
-
-@pytest.mark.parametrize(
-    ("places", "low", "high"),
-    [([-50, -49], -50, 24), ([25, 26], -29, 27), ([-149, -148], -70, 24), ([126, 127], -29, 30)],
-)
-def test_the_axis_reaches_as_far_as_the_values_within_limits(axes, places, low, high):
-    plots.draw_exponents(axes, {"a": (places, [1, 1], 0), "b": ([0], [1], 0)})
-    assert axes.get_xlim() == (low, high)
-    lost, too_large = (0, 100) if high > 24 else (100, 0)
-    assert legend(axes)[0] == f"a: {lost} % lost, 0 % subnormal, {too_large} % too large"
-    assert_no_overlap(axes.figure)
-
-
 def test_only_no_value_at_all_is_shown_as_0_percent(axes):
     many = 10**9
     plots.draw_exponents(axes, {"a": ([-25, -24, 0], [1, many // 2000, many], 1)})
     expected = "a: < 0.01 % lost, 0.05 % subnormal, 0 % too large, zeros: < 0.01 %"
     assert legend(axes) == [expected]
-
-
-@pytest.mark.parametrize("loss_scale", [1, 8])
-def test_zeros_alone_give_an_empty_histogram(axes, loss_scale):
-    zeros = {"a": ([-1, 0], [0, 0], 7)}
-    plots.draw_exponents(axes, zeros, loss_scale=loss_scale)
-    assert legend(axes)[0] == "a: 0 % lost, 0 % subnormal, 0 % too large, zeros: 100 %"
-    draw_for_real(axes)
 
 
 @pytest.mark.parametrize("loss_scale", [0.0, -2.0, 3.0, math.inf, math.nan])

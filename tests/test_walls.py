@@ -25,6 +25,7 @@ FLOORS = (
     "kernels native",
     "graph",
     "cast",
+    "updates",
     "trainer amp fp16_utils estimator",
     "checkpoint",
     "distributed",

@@ -13,7 +13,7 @@ import mpgluon
 from mpgluon import DynamicLossScale, amp
 from mpgluon.diagnostics.exponents import batch_exponents
 from mpgluon.diagnostics.observe import Batch
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 import numpy as np

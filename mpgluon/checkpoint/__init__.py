@@ -45,7 +45,7 @@ from mpgluon.checkpoint.trainer import (
 )
 from mpgluon.errors import CheckpointError
 from mpgluon.fields import Kind, check_fields
-from mpgluon.trainer.masters import keep_masters
+from mpgluon.updates.masters import keep_masters
 
 import mxnet as mx
 import numpy as np

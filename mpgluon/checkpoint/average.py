@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.fields import Kind, Maybe, is_count, is_number
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 import numpy as np
 

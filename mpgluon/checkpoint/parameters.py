@@ -13,8 +13,8 @@ from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.fields import Kind, Maybe, is_text
 from mpgluon.formats.float_format import FLOAT32, format_named, round_to
-from mpgluon.trainer import gluon_trainer
-from mpgluon.trainer.masters import MasterWeights
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.masters import MasterWeights
 
 import numpy as np
 from mxnet import gluon

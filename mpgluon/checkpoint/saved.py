@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Callable, NamedTuple
 
 from mpgluon.archive import Arrays
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 from mxnet import gluon
 

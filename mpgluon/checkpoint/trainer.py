@@ -14,17 +14,17 @@ from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
 from mpgluon.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
 from mpgluon.formats.loss_scale import NoLossScale
-from mpgluon.trainer import gluon_trainer
-from mpgluon.trainer.masters import MasterWeights, has_master, keep_masters, new_state
-from mpgluon.trainer.rounded_updates import (
+from mpgluon.trainer.shared_scale import next_scale
+from mpgluon.trainer.step import TrainerState
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.masters import MasterWeights, has_master, keep_masters, new_state
+from mpgluon.updates.rounded_updates import (
     RoundedUpdates,
     grid_weights,
     rounding_of,
     validated_rounding,
 )
-from mpgluon.trainer.shared_scale import next_scale
-from mpgluon.trainer.step import TrainerState
-from mpgluon.trainer.updates import Updates
+from mpgluon.updates.updater import Updates
 
 import mxnet as mx
 import numpy as np

@@ -15,7 +15,7 @@ from mpgluon import amp
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.tables import Table, percent
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 import numpy as np
 import numpy.typing as npt

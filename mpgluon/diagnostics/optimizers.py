@@ -14,7 +14,7 @@ from mpgluon import amp
 from mpgluon.cast.block import cast_block, restore
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.kernels.dtypes import cast
-from mpgluon.trainer.gluon_trainer import arrays_of_state
+from mpgluon.updates.gluon_trainer import arrays_of_state
 
 import mxnet as mx
 import numpy as np

@@ -16,8 +16,8 @@ from mpgluon.diagnostics.meanwhile import untouched
 from mpgluon.diagnostics.observe import Batch, LossFunction, Seen, observed_batch, observing
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
-from mpgluon.trainer.gluon_trainer import update_counts
 from mpgluon.trainer.step import state_of
+from mpgluon.updates.gluon_trainer import update_counts
 
 import mxnet as mx
 import numpy as np

@@ -11,7 +11,7 @@ from typing import Optional
 
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import PrecisionError
-from mpgluon.trainer.average import WeightAverage
+from mpgluon.updates.average import WeightAverage
 
 import mxnet as mx
 import numpy as np

@@ -24,7 +24,7 @@ from mpgluon.distributed.buckets import Bucket, Gradient, describe, make_buckets
 from mpgluon.distributed.processes import Processes
 from mpgluon.distributed.state import begin
 from mpgluon.errors import DistributedError
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 from mxnet import gluon

@@ -10,7 +10,7 @@ from typing import Any
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError, TrainerStateError
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 from mxnet import gluon

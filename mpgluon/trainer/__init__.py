@@ -1,1 +1,1 @@
-"""The additions to a Gluon Trainer: master weights, the loss scale, skipped steps."""
+"""The loss scale of a Gluon Trainer: scaled losses, their gradients, skipped steps."""

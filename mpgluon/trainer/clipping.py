@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mpgluon.errors import PrecisionError, TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name
-from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.gradients import Clip
 from mpgluon.trainer.judgement import look
 from mpgluon.trainer.step import TrainerState
+from mpgluon.updates import gluon_trainer
 
 from mxnet.ndarray import NDArray
 

@@ -15,8 +15,8 @@ from typing import ClassVar, Optional
 from weakref import WeakSet
 
 from mpgluon.errors import TrainerStateError
-from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.statistics import KeptStatistics
+from mpgluon.updates import gluon_trainer
 
 from mxnet import gluon
 from mxnet.ndarray import NDArray

@@ -15,8 +15,8 @@ from mpgluon.cast.fp32 import fp32_value
 from mpgluon.errors import TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import global_norm
-from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, with_flag, without
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 from mxnet import autograd, gluon

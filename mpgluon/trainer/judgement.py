@@ -14,7 +14,7 @@ from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm, numbers_of, sums_of_squares
-from mpgluon.trainer.masters import ComparedMaster, compare_masters
+from mpgluon.updates.masters import ComparedMaster, compare_masters
 
 import mxnet as mx
 from mxnet import gluon

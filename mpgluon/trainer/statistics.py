@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 import numpy as np

@@ -21,21 +21,23 @@ from mpgluon.errors import LossScaleCollapseError, TrainerStateError
 from mpgluon.formats.loss_scale import LossScale
 from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.kernels.reductions import all_finite
-from mpgluon.trainer import gluon_trainer, shared_scale
-from mpgluon.trainer.float16_weights import check_float16_weights
+from mpgluon.trainer import shared_scale
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
 from mpgluon.trainer.gradients import NOTHING, Gradients
 from mpgluon.trainer.judgement import Look, explain_bad_gradients, look
-from mpgluon.trainer.masters import MasterKeeper, keep_masters, make_masters
-from mpgluon.trainer.rounded_updates import (
+from mpgluon.trainer.master_keeper import MasterKeeper
+from mpgluon.trainer.statistics import KeptStatistics
+from mpgluon.trainer.tokens import Tokens
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.float16_weights import check_float16_weights
+from mpgluon.updates.masters import keep_masters, make_masters
+from mpgluon.updates.rounded_updates import (
     NEAREST,
     RoundedUpdates,
     UpdateRounding,
     check_rounding,
     grid_weights,
 )
-from mpgluon.trainer.statistics import KeptStatistics
-from mpgluon.trainer.tokens import Tokens
 
 import mxnet as mx
 from mxnet import gluon

@@ -30,7 +30,7 @@ from mpgluon.distributed import (
 )
 from mpgluon.files import atomic_write
 from mpgluon.tools.plots import save_training_curves
-from mpgluon.trainer.average import WeightAverage
+from mpgluon.updates.average import WeightAverage
 
 import mxnet as mx
 import numpy as np

@@ -11,7 +11,7 @@ from mpgluon import amp
 from mpgluon.cast.status_flags import LayerFlags
 from mpgluon.distributed import Processes
 from mpgluon.tools.recorder.flight_recorder import FlightRecorder
-from mpgluon.trainer.average import WeightAverage
+from mpgluon.updates.average import WeightAverage
 
 import mxnet as mx
 import numpy as np

@@ -199,20 +199,6 @@ def test_clipped_gradients_are_gluons_up_to_rounding():
         assert not np.allclose(one, without, rtol=0, atol=1e-3)
 
 
-def test_a_norm_below_the_limit_changes_no_bit():
-    def run(max_norm):
-        net = make_net("float16")
-        trainer = make_trainer(net, loss_scale=64)
-        for batch in batches():
-            backward(net, *batch, trainer)
-            if max_norm:
-                assert amp.clip_global_norm(trainer, max_norm, BATCH_SIZE) < max_norm
-            trainer.step(BATCH_SIZE)
-        return weights(net)
-
-    assert_same_bits(run(100.0), run(None))
-
-
 def test_clipping_writes_no_gradient():
     net = make_net("float16")
     trainer = make_trainer(net, loss_scale=64)
@@ -355,17 +341,6 @@ def test_in_native_bfloat16_a_native_operator_adds_for_the_step_and_for_clipping
     assert added == ["_mpgluon_sums_of_squares"] * 2
 
 
-def test_the_norm_of_a_clipped_step_is_that_before_clipping():
-    weight = one_weight()
-    trainer = trainer_of(weight, "none")
-    give_gradient(weight, trainer, 3.0)
-    amp.clip_global_norm(trainer, 0.5, batch_size=2)
-    assert amp.gradient_norm(trainer) is None  # that is of no step yet
-    trainer.step(2)
-    assert amp.gradient_norm(trainer) == 1.5
-    assert weight.data().asscalar() == -0.5
-
-
 def test_there_is_no_norm_before_the_first_step_and_where_nothing_was_looked_at():
     weight = one_weight()
     trainer = trainer_of(weight, "none")
@@ -415,15 +390,6 @@ def test_the_norm_of_no_gradient_at_all_is_zero():
     assert amp.gradient_norm(trainer) == 0
 
 
-def test_the_norm_of_accumulated_gradients_is_that_of_their_sum():
-    weight = one_weight("float16", grad_req="add")
-    trainer = trainer_of(weight, 16)
-    for gradient in (1.0, 0.5, 0.25):
-        give_gradient(weight, trainer, gradient)
-    trainer.step(7)
-    assert amp.gradient_norm(trainer) == 0.25
-
-
 @pytest.mark.parametrize("clips", [False, True])
 def test_the_norm_after_unscaling_is_divided_by_the_batch_size_only(clips):
     weight = one_weight()
@@ -434,31 +400,6 @@ def test_the_norm_after_unscaling_is_divided_by_the_batch_size_only(clips):
         amp.clip_global_norm(trainer, 100.0, 2)
     trainer.step(2)
     assert amp.gradient_norm(trainer) == 1.5
-
-
-def test_a_factor_of_the_trainers_own_counts_in_the_norm():
-    weight = one_weight()
-    trainer = trainer_of(weight)
-    trainer._scale = 0.25  # as Horovod's Trainer averages over workers
-    give_gradient(weight, trainer, 3.0)
-    trainer.step(2)
-    assert amp.gradient_norm(trainer) == 0.375
-    assert weight.data().asscalar() == -0.375
-
-
-@pytest.mark.parametrize("clips", [False, True])
-def test_the_norm_of_a_refused_step_is_still_true_when_it_is_repeated(clips):
-    fresh, stale = one_weight(), gluon.Parameter("stale", shape=(1,))
-    stale.initialize()
-    trainer = gluon.Trainer([stale, fresh], "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, 8)
-    give_gradient(fresh, trainer, 3.0)
-    if clips:
-        amp.clip_global_norm(trainer, 1.5, 1)
-    with pytest.raises(UserWarning, match="call step with ignore_stale_grad=True"):
-        trainer.step(1)
-    trainer.step(1, ignore_stale_grad=True)
-    assert amp.gradient_norm(trainer) == 3
 
 
 # --- clipping at the wrong moment ------------------------------------------------------------

@@ -355,31 +355,6 @@ def test_a_trainer_that_reduces_gradients_in_its_own_way_is_scaled_and_skipped_a
     assert_same_bits(weights(net), plain_run(make_net(), leave_out=BAD_BATCH))
 
 
-def test_the_batch_size_may_change_from_step_to_step():
-    def run(loss_scale):
-        net = make_net()
-        trainer = make_trainer(net, loss_scale=loss_scale)
-        for number, batch in enumerate(batches()):
-            backward(net, *batch, trainer if loss_scale else None)
-            trainer.step(BATCH_SIZE + number)
-        return weights(net)
-
-    assert_same_bits(run(1024), run(None))
-
-
-def test_reducing_and_updating_in_two_calls_is_one_step():
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=DynamicLossScale(128, growth_interval=1))
-    for number, batch in enumerate(batches()):
-        backward(net, *batch, trainer)
-        if number == BAD_BATCH:
-            spoil(0, "weight", math.inf)(net)
-        trainer.allreduce_grads()
-        trainer.update(BATCH_SIZE)
-    assert_same_bits(weights(net), plain_run(make_net(), leave_out=BAD_BATCH))
-    assert amp.loss_scale(trainer) == 512
-
-
 def test_an_optimizer_that_was_loaded_from_a_file_is_the_one_that_is_rescaled(tmp_path):
     def run(loss_scale):
         net = make_net()

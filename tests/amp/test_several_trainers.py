@@ -113,18 +113,6 @@ def test_clipping_one_or_both_changes_nothing_of_that(clips, bad_layer):
     assert all(one == other for one, other in history)
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_trainers_may_come_in_a_list_or_a_tuple_and_one_alone_too(kind):
-    weight = gluon.Parameter("weight", shape=(1,))
-    weight.initialize(mx.init.One())
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, 8)
-    with autograd.record(), amp.scale_loss(weight.data() * 0.5, kind([trainer])) as scaled:
-        scaled.backward()
-    trainer.step(1)
-    assert weight.data().asscalar() == 0.5
-
-
 def test_gradients_are_divided_copied_and_clipped_for_each_trainer():
     net = make_net()
     trainers = trainers_of(net, (dynamic(), dynamic()), optimizers=("sgd", "sgd"))
@@ -200,26 +188,6 @@ def test_a_trainer_that_is_named_but_not_stepped_holds_up_nobody():
         assert amp.loss_scale(trainers[0]) == 256 * 2**number
     trainers[1].step(BATCH_SIZE)
     assert not any(np.array_equal(one, other) for one, other in zip(before, weights(net)))
-
-
-def test_every_third_trainer_shares_too():
-    w = [gluon.Parameter(name, shape=(1,), init="ones") for name in "abc"]
-    trainers = []
-    for parameter in w:
-        parameter.initialize()
-        trainers.append(gluon.Trainer([parameter], "sgd", {"learning_rate": 1.0}))
-        amp.init_trainer(trainers[-1], dynamic(8))
-    for bad in (None, 1, None):
-        with autograd.record():
-            loss = sum(p.data() * 0.25 for p in w)
-            with amp.scale_loss(loss, trainers) as scaled:
-                scaled.backward()
-        if bad is not None:
-            w[bad].grad()[:] = math.nan
-        for trainer in reversed(trainers):
-            trainer.step(1)
-    assert [p.data().asscalar() for p in w] == [0.5] * 3
-    assert [amp.loss_scale(trainer) for trainer in trainers] == [16] * 3
 
 
 def test_checkpoints_of_both_trainers_bring_back_the_shared_scale(tmp_path):
@@ -308,22 +276,6 @@ def test_a_step_on_gradients_of_a_loss_that_was_scaled_for_another_trainer_raise
                     trainers[1].step(BATCH_SIZE)
     assert_same_bits(weights(net)[3:], before[3:])
     assert not np.array_equal(weights(net)[0], before[0])
-
-
-def test_a_trainer_that_was_idle_for_long_is_watched_all_the_same():
-    net = make_net()
-    first, second = trainers_of(net, (8, 8))
-    images, targets = next(batches())
-    for _ in range(200):
-        with autograd.record():
-            loss = (net[0](images) ** 2).sum(axis=1) + (net[1].gamma.data() ** 2).sum()
-            loss = loss + (net[1].beta.data() ** 2).sum()
-            with amp.scale_loss(loss, first) as scaled:
-                scaled.backward()
-        first.step(BATCH_SIZE)
-    backward(net, images, targets, first)
-    with pytest.raises(TrainerStateError, match="holds 2 gradients"):
-        second.step(BATCH_SIZE)
 
 
 def test_a_step_on_gradients_of_anothers_loss_raises_where_backward_came_after_the_block_too():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import json
 import os
 import tarfile
-import threading
 import zipfile
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import pytest
 from helpers import module_from
 from PIL import Image
 
-from recipes.data import caltech101
 from recipes.data.caltech101 import (
     CALTECH101,
     Archive,
@@ -93,11 +90,6 @@ def published(serve):
     return publish
 
 
-def test_the_manifest_says_what_the_package_says():
-    manifest = json.loads((ROOT / "data" / "caltech101.json").read_text())
-    assert manifest == dataclasses.asdict(CALTECH101)
-
-
 def test_the_archive_is_the_published_one(caltech101_mini):
     published = (caltech101_mini / "README.md").read_text()
     assert CALTECH101.url in published
@@ -120,56 +112,11 @@ def test_the_tree_arrives_and_the_archive_is_removed(published, tmp_path):
     assert folder.labels.tolist() == [0, 1, 1]
 
 
-def test_the_archive_is_kept_if_asked_for(published, tmp_path):
-    server, archive = published()
-    download_caltech101(tmp_path, archive=archive, keep_archives=True)
-    assert (tmp_path / "caltech-101.zip").read_bytes() == server.body
-
-
-def test_a_second_call_asks_for_nothing(published, tmp_path):
-    server, archive = published()
-    first = download_caltech101(tmp_path, archive=archive)
-    assert download_caltech101(tmp_path, archive=archive) == first
-    assert server.requests == 1
-
-
-def test_two_calls_at_the_same_time_fetch_once(published, tmp_path):
-    server, archive = published()
-    calls = [
-        threading.Thread(target=download_caltech101, args=(tmp_path,), kwargs={"archive": archive})
-        for _ in range(3)
-    ]
-    for call in calls:
-        call.start()
-    for call in calls:
-        call.join()
-    assert server.requests == 1
-    assert len(list_images(tmp_path / "101_ObjectCategories")) == 3
-
-
 def test_an_archive_placed_by_hand_is_verified_and_not_fetched(published, tmp_path):
     server, archive = published()
     (tmp_path / "caltech-101.zip").write_bytes(server.body)
     download_caltech101(tmp_path, archive=archive)
     assert server.requests == 0
-
-
-def test_an_unpacking_that_failed_after_the_download_does_not_fetch_again(
-    published, tmp_path, monkeypatch
-):
-    server, archive = published()
-
-    def killed(*_arguments, **_options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(caltech101, "unpack_folder", killed)
-    with pytest.raises(KeyboardInterrupt):
-        download_caltech101(tmp_path, archive=archive)
-    assert not (tmp_path / "101_ObjectCategories").exists()
-    monkeypatch.undo()
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    download_caltech101(tmp_path, archive=archive)
-    assert server.requests == 1
 
 
 def test_a_hostile_archive_leaves_no_tree(published, tmp_path):
@@ -186,12 +133,6 @@ def test_a_wrong_hash_leaves_no_tree(published, tmp_path):
     with pytest.raises(DataError, match="does not match the known hash"):
         download_caltech101(tmp_path, archive=dataclasses.replace(archive, outer=wrong))
     assert os.listdir(tmp_path) == [".caltech101.lock"]
-
-
-def test_a_data_folder_that_cannot_be_made_is_reported(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="choose a folder that can be written"):
-        download_caltech101(tmp_path / "file" / "data")
 
 
 def put_image(folder):
@@ -218,19 +159,6 @@ def test_a_missing_tree_is_an_error_that_says_how_to_get_either(tmp_path):
         find_tree(tmp_path)
     with pytest.raises(DataError, match="is not in missing"):
         find_tree("missing")
-
-
-def test_rendered_shapes_are_not_taken_for_photographs(tmp_path):
-    put_image(tmp_path / "disc")
-    (tmp_path / "shapes.json").write_text("{}")
-    with pytest.raises(DataError, match="holds rendered shapes, not Caltech 101"):
-        find_tree(tmp_path)
-
-
-def test_a_data_folder_with_shapes_in_it_holds_no_photographs(tmp_path):
-    put_image(tmp_path / "shapes-10x60-seed0" / "disc")
-    with pytest.raises(DataError, match="Caltech 101 is not in"):
-        find_tree(tmp_path)
 
 
 @pytest.fixture
@@ -260,12 +188,3 @@ def test_the_scripts_error_is_one_line_and_status_2(script, tmp_path, capsys):
     assert output.out == ""
     assert output.err.startswith("error: cannot write")
     assert output.err.count("\n") == 1
-
-
-def test_ctrl_c_in_the_script_says_how_to_continue(script, tmp_path, monkeypatch, capsys):
-    def interrupted(*_arguments, **_options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(script, "download_caltech101", interrupted)
-    assert script.main(["--data-dir", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "interrupted: run the same command again to continue\n"

@@ -34,25 +34,6 @@ def test_a_file_arrives_whole_in_a_folder_that_did_not_exist(serve, tmp_path):
     assert os.listdir(path.parent) == ["file.bin"]
 
 
-def test_a_file_that_is_there_is_verified_and_not_fetched_again(serve, tmp_path):
-    server = serve(BODY)
-    (tmp_path / "file.bin").write_bytes(BODY)
-    fetch(server.url, tmp_path / "file.bin", sha256=SHA256.upper())
-    assert server.requests == 0
-
-
-def test_a_wrong_file_is_replaced_when_the_right_one_has_come(serve, tmp_path):
-    server = serve(BODY)
-    server.statuses = [500]
-    path = tmp_path / "file.bin"
-    path.write_bytes(bytes(len(BODY)))
-    with pytest.raises(DataError, match="500"):
-        fetch(server.url, path)
-    assert path.read_bytes() == bytes(len(BODY))
-    fetch(server.url, path)
-    assert path.read_bytes() == BODY
-
-
 @pytest.mark.parametrize("body", [BODY[::-1], BODY[:-1], BODY + b"more"])
 def test_another_file_is_refused_and_nothing_is_kept(serve, tmp_path, body):
     server = serve(body)
@@ -72,32 +53,6 @@ def test_a_server_that_refuses_is_reported_with_its_status_and_what_to_do(serve,
     assert os.listdir(tmp_path) == []
 
 
-def test_a_broken_connection_is_reported_and_the_next_call_starts_over(serve, tmp_path):
-    server = serve(BODY)
-    server.ends_after = 600_000
-    with pytest.raises(DataError, match="run the same command again"):
-        fetch(server.url, tmp_path / "file.bin")
-    assert os.listdir(tmp_path) == []
-    server.ends_after = None
-    fetch(server.url, tmp_path / "file.bin")
-    assert (tmp_path / "file.bin").read_bytes() == BODY
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/file", "no-address"])
-def test_an_address_without_a_server_is_reported(tmp_path, monkeypatch, url):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with pytest.raises(DataError, match=f"cannot fetch {url} .*: check the network"):
-        fetch(url, tmp_path / "file.bin")
-
-
-def test_a_server_that_stops_answering_is_reported_after_the_time_out(serve, tmp_path):
-    server = serve(BODY)
-    server.may_end.clear()
-    with pytest.raises(DataError, match=r"timed out.*: check the network"):
-        fetch(server.url, tmp_path / "file.bin", timeout_s=0.1)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
 def test_a_full_disk_is_reported_and_nothing_is_kept(serve, tmp_path, monkeypatch):
     def on_full_disk(_name, mode):
@@ -107,12 +62,6 @@ def test_a_full_disk_is_reported_and_nothing_is_kept(serve, tmp_path, monkeypatc
     with pytest.raises(DataError, match=r"the disk is full while writing .*: free some space"):
         fetch(serve(BODY).url, tmp_path / "file.bin")
     assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_made_is_reported(serve, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="choose a folder that can be written"):
-        fetch(serve(BODY).url, tmp_path / "file" / "file.bin")
 
 
 @pytest.mark.multiprocess
@@ -135,12 +84,3 @@ def test_a_killed_download_is_not_complete_and_the_next_one_clears_it(serve, tmp
     fetch(server.url, path)
     assert os.listdir(tmp_path) == ["file.bin"]
     assert path.read_bytes() == BODY
-
-
-@pytest.mark.parametrize("progress", [True, False])
-def test_progress_is_shown_if_asked_for_and_else_nothing(serve, tmp_path, capfd, progress):
-    fetch(serve(BODY).url, tmp_path / "file.bin", progress=progress)
-    output = capfd.readouterr()
-    assert output.out == ""
-    assert output.err == "" or progress
-    assert ("file.bin: 100%" in output.err) is progress

@@ -20,7 +20,7 @@ from PIL import Image
 
 from recipes.data import reader
 from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, read_crop
-from recipes.data.images import list_images, read_image
+from recipes.data.images import list_images
 from recipes.data.loaders import eval_loader, train_loader
 from recipes.data.sampler import EpochBatchSampler
 
@@ -133,12 +133,6 @@ def test_a_test_pass_keeps_the_order_and_the_incomplete_last_batch(folder):
     assert len(loader) == 2
 
 
-def test_a_training_pass_discards_the_incomplete_last_batch(folder):
-    loader = make_train(folder)
-    assert len(loader) == 5
-    assert [len(labels) for _, labels in loader] == [4] * 5
-
-
 def test_epochs_differ_in_order_and_in_crops_and_can_be_repeated(folder):
     loader = make_train(folder)
     first, second = numpy_batches(loader), numpy_batches(loader)
@@ -155,10 +149,6 @@ def test_epochs_differ_in_order_and_in_crops_and_can_be_repeated(folder):
     assert len(crops) == 10
 
 
-def test_another_seed_gives_other_batches(folder):
-    assert not same(numpy_batches(make_train(folder)), numpy_batches(make_train(folder, seed=6)))
-
-
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_begun_in_the_middle_equals_the_tail(folder, workers):
@@ -170,30 +160,6 @@ def test_an_epoch_begun_in_the_middle_equals_the_tail(folder, workers):
     # The pass after it is a whole one of the next epoch.
     assert same(numpy_batches(resumed), numpy_batches(whole))
     resumed.close()
-
-
-def test_batches_before_the_first_one_are_not_decoded(folder, monkeypatch):
-    decoded = []
-    real = reader.read_crop
-
-    def counting(path, *arguments, **options):
-        decoded.append(path)
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(reader, "read_crop", counting)
-    loader = make_train(folder)
-    loader.set_epoch(0, first_batch=4)
-    assert len(list(loader)) == 1
-    assert len(decoded) == 4
-
-
-def test_each_epoch_shows_every_image_at_most_once():
-    sampler = EpochBatchSampler(23, 4, seed=0)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        keys = [key for batch in sampler for key in batch]
-        assert {key[0] for key in keys} == {epoch}
-        assert len({key[1] for key in keys}) == 20
 
 
 def test_the_order_is_the_one_that_every_machine_makes():
@@ -231,38 +197,6 @@ def test_a_crop_covers_the_share_asked_for_and_has_a_ratio_in_range():
             assert 0 <= top < bottom <= height + 1e-9
             assert 0.25 - 1e-9 <= (right - left) * (bottom - top) / (width * height) <= 1 + 1e-9
             assert 3 / 4 - 1e-9 <= (right - left) / (bottom - top) <= 4 / 3 + 1e-9
-
-
-@pytest.mark.parametrize("size", [(2000, 20), (20, 2000), (1, 1), (1, 50)])
-def test_images_too_narrow_for_any_crop_are_still_cropped(tmp_path, size):
-    path = tmp_path / "a.png"
-    Image.new("RGB", size, (9, 99, 199)).save(path)
-    for augmentation in (None, Augmentation(seed=0)):
-        crop = read_crop(path, 32, augmentation, epoch=0, index=0)
-        assert (crop == [9, 99, 199]).all()
-
-
-def test_about_half_of_the_training_crops_are_mirrored(tmp_path):
-    path = tmp_path / "a.png"
-    ramp = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (200, 200, 3))
-    Image.fromarray(np.ascontiguousarray(ramp)).save(path)
-    crops = [read_crop(path, 32, Augmentation(seed=0), epoch=0, index=i) for i in range(200)]
-    mirrored = sum(int(crop[0, 0, 0]) > int(crop[0, -1, 0]) for crop in crops)
-    assert 70 < mirrored < 130
-
-
-def test_grayscale_and_4000_pixel_images_are_cropped_right(tmp_path):
-    # A smooth ramp: its reduced decoding must be what reducing the whole image gives.
-    ramp = np.linspace(0, 255, 4000).astype(np.uint8)
-    gray = Image.fromarray(np.ascontiguousarray(np.broadcast_to(ramp, (3000, 4000))))
-    gray.save(tmp_path / "gray.jpg", quality=95)
-    gray.convert("RGB").save(tmp_path / "colour.jpg", quality=95)
-    whole = Image.fromarray(read_image(tmp_path / "gray.jpg"))
-    box = ((4000 - 2625) / 2, (3000 - 2625) / 2, (4000 + 2625) / 2, (3000 + 2625) / 2)
-    expected = np.asarray(whole.resize((64, 64), Image.Resampling.BILINEAR, box=box), dtype=int)
-    for name in ("gray.jpg", "colour.jpg"):
-        crop = read_crop(tmp_path / name, 64, None, epoch=0, index=0)
-        assert np.abs(crop - expected).max() <= 3
 
 
 @pytest.fixture
@@ -309,11 +243,6 @@ def test_skipped_images_are_left_out_counted_and_named(damaged, workers, caplog)
     loader.close()
 
 
-def test_a_batch_of_unreadable_images_only_is_left_out(damaged):
-    loader = eval_loader(damaged, [1, 6, 0, 2], batch_size=2, image_size=32, on_unreadable="skip")
-    assert [len(labels) for _, labels in loader] == [2]
-
-
 def test_a_process_of_several_that_would_lose_a_whole_training_batch_says_so(damaged):
     loader = train_loader(
         damaged,
@@ -326,15 +255,6 @@ def test_a_process_of_several_that_would_lose_a_whole_training_batch_says_so(dam
     )
     with pytest.raises(DataError, match="none of this process's 2 images of a batch can be"):
         list(loader)
-
-
-def test_a_process_for_which_no_test_image_is_left_has_no_batches(folder):
-    ranks = [
-        eval_loader(folder, [4, 9], batch_size=4, image_size=32, rank=rank, world_size=3)
-        for rank in range(3)
-    ]
-    labels = [[label for _, part in rank for label in part.asnumpy()] for rank in ranks]
-    assert labels == [[folder.labels[4]], [folder.labels[9]], []]
 
 
 @pytest.mark.multiprocess
@@ -402,52 +322,6 @@ def group_is_alive(group):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [("next(iter(loader))", 0), ("x = iter(loader); next(x)", 0), ("next(iter(loader)); 1 / 0", 1)],
-)
-def test_a_program_that_ends_in_the_middle_of_a_pass_ends(folder, body, status):
-    process = start_program(folder, body)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == status
-    assert errors.count("Traceback") == status
-    assert not group_is_alive(process.pid)
-
-
-@pytest.mark.multiprocess
-def test_ctrl_c_in_the_terminal_gives_one_traceback_and_leaves_no_process(folder):
-    process = start_program(folder, ENDLESS)
-    for _ in range(7):
-        assert process.stdout.readline() == "batch\n"
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
-    _, errors = process.communicate(timeout=30)
-    assert errors.count("Traceback") == 1, errors
-    assert errors.rstrip().endswith("KeyboardInterrupt")
-    assert not group_is_alive(process.pid)
-
-
-TERMINATED = """
-import os, signal
-received = []
-signal.signal(signal.SIGTERM, lambda *_: received.append(1))
-for step in range(8):
-    images, labels = next(iter(loader)) if step == 3 else list(loader)[-1]
-    os.killpg(0, signal.SIGTERM)  # as a batch system does: to every process
-assert len(received) == 8
-loader.close()
-print("closed", flush=True)
-"""
-
-
-@pytest.mark.multiprocess
-def test_a_program_that_outlives_a_termination_of_its_group_keeps_its_workers(folder):
-    process = start_program(folder, TERMINATED)
-    output, errors = process.communicate(timeout=60)
-    assert (output, process.returncode) == ("closed\n", 0), errors
-    assert not group_is_alive(process.pid)
-
-
-@pytest.mark.multiprocess
 def test_workers_end_when_their_program_is_killed(folder):
     process = start_program(folder, ENDLESS)
     assert process.stdout.readline() == "batch\n"
@@ -478,20 +352,3 @@ def test_workers_end_when_their_program_is_killed(folder):
 def test_bad_values_are_refused(folder, options, message):
     with pytest.raises(ValueError, match=message):
         make_train(folder, **options)
-
-
-def test_indices_beyond_the_images_are_refused(folder):
-    for index in (-1, COUNT):
-        with pytest.raises(ValueError, match="indices must be from 0 to 22"):
-            eval_loader(folder, [index], batch_size=1, image_size=32)
-    with pytest.raises(ValueError, match="0 images give no batch"):
-        eval_loader(folder, [], batch_size=1, image_size=32)
-
-
-def test_an_epoch_or_a_batch_out_of_range_is_refused(folder):
-    loader = make_train(folder)
-    for epoch, first_batch in [(-1, 0), (0, -1), (0, 6)]:
-        with pytest.raises(ValueError, match="first_batch from 0 to 5"):
-            loader.set_epoch(epoch, first_batch)
-    loader.set_epoch(0, first_batch=5)
-    assert list(loader) == []

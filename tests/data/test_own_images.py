@@ -49,15 +49,6 @@ def test_a_folder_for_testing_says_which_images_are_tested(tmp_path, name):
     assert {path.parts[-3] for path in folder.paths[6:]} == {name}
 
 
-def test_of_several_folders_for_testing_the_first_name_counts(tmp_path):
-    for kind in ("train", "val", "test"):
-        for category in ("a", "b"):
-            draw(tmp_path / kind / category / "1.png")
-    folder, is_test = list_own_images(tmp_path)
-    assert [path.parts[-3] for path in folder.paths] == ["train"] * 2 + ["test"] * 2
-    assert is_test.sum() == 2
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -33,35 +33,6 @@ def test_the_split_is_the_one_that_every_machine_makes():
     assert hashlib.sha256(content).hexdigest() == GOLDEN_SHA256
 
 
-def test_the_split_is_the_order_of_the_bit_generators_raw_numbers():
-    # An independent oracle: the published algorithm, one image at a time, without sorting.
-    labels = np.array([5] * 10)
-    generator = np.random.PCG64(np.random.SeedSequence([1, 42, 5]))
-    keys = [int(generator.random_raw()) for _ in range(10)]
-    ranks = [sum(other < key for other in keys) for key in keys]
-    train, _ = stratified_split(labels, 4, seed=42)
-    assert train.tolist() == [image for image, rank in enumerate(ranks) if rank < 4]
-
-
-def test_a_class_is_split_the_same_whatever_the_others_hold():
-    alone, _ = stratified_split(np.full(40, 2), 30, seed=3)
-    among = np.concatenate([np.zeros(100), np.full(40, 2), np.ones(35)]).astype(np.int32)
-    together, _ = stratified_split(among, 30, seed=3)
-    assert (together[among[together] == 2] - 100).tolist() == alone.tolist()
-
-
-def test_classes_in_any_order_are_split_the_same():
-    mixed = np.array([0, 1] * 20)
-    train, _ = stratified_split(mixed, 5, seed=0)
-    sorted_train, _ = stratified_split(np.sort(mixed), 5, seed=0)
-    assert (train[mixed[train] == 0] // 2).tolist() == sorted_train[:5].tolist()
-
-
-def test_another_seed_gives_another_split():
-    splits = {tuple(stratified_split(LABELS, 30, seed=seed)[0]) for seed in range(10)}
-    assert len(splits) == 10
-
-
 def test_a_class_with_too_few_images_is_named_with_its_count():
     with pytest.raises(ValueError, match=r"1 of 4 classes: inline_skate \(31\) .* at most 30"):
         stratified_split(LABELS, 31, seed=0, class_names=["inline_skate", "b", "c", "d"])
@@ -77,11 +48,6 @@ def test_at_most_so_many_images_of_a_class_are_for_testing(most):
     assert np.array_equal(train, same)
     assert set(test) <= set(everything)
     assert np.array_equal(np.bincount(labels[test]), np.minimum([1, 8], most))
-
-
-def test_one_image_left_for_testing_is_enough():
-    _, test = stratified_split([0] * 31, 30, seed=0)
-    assert len(test) == 1
 
 
 @pytest.mark.parametrize(

@@ -120,17 +120,6 @@ def test_the_file_says_what_it_is_and_takes_any_batch(tmp_path):
         assert serve(path, some_images(batch, 3, 16, 16)).shape == (batch, 5)
 
 
-def test_onnx_accepts_the_file_and_finds_no_constant_without_a_use(tmp_path):
-    for dtype in ("float32", "float16"):
-        path = export_onnx(small_network(), tmp_path / "net.onnx", METADATA, dtype=dtype)
-        model = onnx.load(path)
-        onnx.checker.check_model(model, full_check=True)
-        assert model.opset_import[0].version == 17
-        used = {name for node in model.graph.node for name in node.input}
-        assert {constant.name for constant in model.graph.initializer} <= used
-        assert [value.name for value in model.graph.input] == ["data"]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_cast_networks_file_is_that_of_the_plain_one(tmp_path, dtype):
     contents = []
@@ -144,13 +133,6 @@ def test_a_cast_networks_file_is_that_of_the_plain_one(tmp_path, dtype):
             + [node.op_type for node in model.graph.node]
         )
     assert contents[0] == contents[1] == contents[2]
-
-
-def test_classes_need_not_be_named(tmp_path):
-    metadata = ServingMetadata("small", 16)
-    path = export_onnx(small_network(), tmp_path / "net.onnx", metadata)
-    assert read_metadata(path) == metadata
-    assert read_metadata(path).classes is None
 
 
 # Refusals
@@ -185,17 +167,6 @@ def test_an_operator_that_cannot_be_written_is_refused_and_nothing_is_written(tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"cannot write .*nowhere"):
-        export_onnx(small_network(), tmp_path / "nowhere" / "net.onnx", METADATA)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64", None])
-def test_another_format_is_refused(tmp_path, dtype):
-    with pytest.raises(ValueError, match='dtype must be "float32" or "float16"'):
-        export_onnx(small_network(), tmp_path / "net.onnx", METADATA, dtype=dtype)
-
-
 def test_without_onnx_the_advice_is_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"onnx is not installed.*pip install 'mpgluon\[onnx\]'"):
@@ -217,15 +188,6 @@ def test_without_onnx_the_advice_is_to_install_it(tmp_path, monkeypatch):
 def test_metadata_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ServingMetadata(**{"network": "n", "image_size": 8, **options})
-
-
-@pytest.mark.parametrize(
-    "change", [{"image_size": None}, {"image_size": '"large"'}, {"std": "[0, 1]"}, {"mean": "no"}]
-)
-def test_strings_that_say_something_else_are_refused(change):
-    strings = {**METADATA.to_strings(), **change}
-    with pytest.raises(DataError, match="lacks the metadata of a served network"):
-        ServingMetadata.from_strings({k: v for k, v in strings.items() if v is not None})
 
 
 def test_what_is_no_file_of_ours_is_refused(tmp_path):

@@ -14,7 +14,6 @@ import onnx
 import onnxruntime
 import pytest
 from deployment_helpers import Lambda, some_images, with_random_values
-from mxnet import gluon
 from mxnet.gluon import nn
 
 IMAGE = (2, 6, 9, 9)
@@ -255,10 +254,3 @@ def test_the_refusal_of_an_unknown_operator_names_those_that_are_known():
 def test_a_layer_whose_option_has_no_equal_is_refused(net, message):
     with pytest.raises(PrecisionError, match=message):
         onnx_model(record(with_random_values(net())), [IMAGE], "float32")
-
-
-def test_an_input_that_does_not_fit_is_refused():
-    net = with_random_values(nn.Conv2D(4, 3, in_channels=6))
-    with pytest.raises(ValueError, match=r"does not work on input of shape \[\(1, 3, 9, 9\)\]"):
-        onnx_model(record(net), [(1, 3, 9, 9)], "float32")
-    assert isinstance(net, gluon.HybridBlock)

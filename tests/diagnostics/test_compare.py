@@ -8,7 +8,6 @@ import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, Policy, amp
 from mpgluon.cast.forward import forward_of
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
-from mpgluon.diagnostics.overflow import locate_overflow
 
 import mxnet as mx
 import numpy as np
@@ -151,15 +150,6 @@ def test_nothing_is_suggested_where_the_error_is_small():
     assert str(suggestion).startswith("keep nothing more in FP32; the error is 0.00")
 
 
-def test_a_limit_of_the_users_own_and_a_number_of_blocks_are_kept():
-    net = make_net(
-        Cancelling(prefix="one_"), nn.Dense(144, in_units=144), Cancelling(prefix="two_")
-    )
-    assert {b.name for b in suggest_keep_fp32(net, make_batch()).blocks} == {"one", "two"}
-    assert len(suggest_keep_fp32(net, make_batch(), at_most=1).blocks) == 1
-    assert list(suggest_keep_fp32(net, make_batch(), limit=10.0).blocks) == []
-
-
 def test_a_block_that_is_called_twice_is_compared_twice():
     class Twice(nn.HybridBlock):
         def __init__(self):
@@ -228,26 +218,6 @@ def test_dropout_is_no_error():
 
 
 # Blocks that have blocks in them and compute something themselves
-
-
-def test_a_dense_layer_with_an_activation_is_the_one_to_keep():
-    net, batch = large_dense()
-    product = batch.inputs.asnumpy() @ net[0].weight.data().asnumpy().T
-    assert (product > FLOAT16.max).any()
-    comparison = compare_with_fp32(net, batch)
-    by_name = {layer.block.name: layer for layer in comparison.layers}
-    assert list(by_name) == ["hidden", "hidden_relu", "norm", "out"]
-    assert by_name["hidden"].introduced == math.inf
-    assert by_name["out"].introduced < 4 * FLOAT16.unit_roundoff
-
-    suggestion = suggest_keep_fp32(net, batch)
-    assert list(suggestion.blocks) == [net[0]]
-    assert suggestion.error_before == math.inf
-    assert suggestion.error_after <= suggestion.limit == 32 * FLOAT16.unit_roundoff
-    assert str(suggestion).startswith("keep hidden in FP32: the error goes from inf to 0.0")
-    error = error_when_kept(net, batch, [net[0]])
-    assert error == pytest.approx(suggestion.error_after, rel=1e-3)  # both are sums of float32
-    assert locate_overflow(net, batch) is None
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -332,67 +302,6 @@ def test_what_a_block_computes_between_blocks_in_it_counts_though_one_of_them_ha
     assert max(introduced.values()) < FLOAT16.unit_roundoff
 
 
-def test_the_errors_of_the_blocks_in_a_block_are_not_its_own():
-    block = AllInOne(
-        lambda _, self, x: self.last(self.first(x) * 3) * 3,
-        "outer_",
-        first=Cancelling(prefix="first_"),
-        last=Cancelling(prefix="last_"),
-    )
-    net = nn.HybridSequential(prefix="")
-    net.add(block)
-    x = np.random.RandomState(0).standard_normal(50)
-    introduced = {
-        layer.block.name: layer.introduced
-        for layer in compare_with_fp32(net, float16_batch(x)).layers
-    }
-    assert list(introduced) == ["first", "outer", "last"]
-    # Beside 512 values have steps of 2^-2 or 2^-1, whatever is taken away next.
-    assert min(introduced["first"], introduced["last"]) > 2.0**-5
-    assert 0 < introduced["outer"] <= FLOAT16.unit_roundoff  # of its two products
-
-
-def test_blocks_that_only_call_others_are_no_layers():
-    inner = nn.HybridSequential(prefix="inner_")
-    inner.add(Times(2.0, "two_"))
-    cell = gluon.rnn.HybridSequentialRNNCell(prefix="cells_")
-    cell.add(gluon.rnn.GRUCell(4, input_size=4, prefix="gru_"))
-    state = AllInOne(lambda _, self, x, s: self.cell(x, [s])[0], "step_", cell=cell)
-    net = AllInOne(
-        lambda F, self, x, s: self.flat(self.rnn(F.expand_dims(self.inner(self.state(x, s)), 0))),
-        "net_",
-        state=state,
-        inner=inner,
-        rnn=gluon.rnn.LSTM(4, input_size=4, prefix="lstm_"),
-        flat=nn.Flatten(prefix="flat_"),
-    )
-    holder = AllInOne(lambda _, self, x, s: self.net(x, s), "holder_", net=net)
-    holder.initialize(mx.init.Normal(0.5))
-    batch = float16_batch(*np.random.RandomState(0).standard_normal((2, 3, 4)))
-    names = [layer.block.name for layer in compare_with_fp32(holder, batch).layers]
-    assert names == ["gru", "two", "net", "lstm", "flat"]  # net by its expand_dims
-
-
-@pytest.mark.parametrize("container", [nn.Sequential, nn.HybridSequential])
-def test_a_recurrent_layer_makes_its_first_states_itself(container):
-    net = container(prefix="holder_")
-    net.add(gluon.rnn.LSTM(4, input_size=3, prefix="lstm_"), nn.Dense(2, prefix="dense_"))
-    net.initialize(mx.init.Normal(0.3))
-    batch = Batch(mx.nd.random.normal(shape=(5, 2, 3)), None, lambda y, _: y)
-    net(batch.inputs)
-    names = [layer.block.name for layer in compare_with_fp32(net, batch).layers]
-    assert names == ["lstm", "dense"]
-
-
-def test_branches_that_are_joined_are_a_layer_of_little_error():
-    net = gluon.contrib.nn.HybridConcurrent(axis=1, prefix="joined_")
-    net.add(Times(3.0, "left_"), Times(5.0, "right_"))
-    x = np.random.RandomState(0).standard_normal((4, 4))
-    layers = compare_with_fp32(net, float16_batch(x)).layers
-    assert [layer.block.name for layer in layers] == ["left", "right", "joined"]
-    assert 0 < layers[2].introduced < FLOAT16.unit_roundoff  # of what it joins, rounded
-
-
 def test_a_mask_of_infinities_that_is_meant_is_no_error():
     def masked(F, self, scores, mask):
         return self.softmax(F.broadcast_add(scores * 3, mask))
@@ -426,56 +335,6 @@ def test_parameters_that_a_cast_has_rounded_take_part_in_the_trial():
     mpgluon.restore(net)
     # Under autocast the factors are FP32, and a product with one of them is FP32.
     assert compare_with_fp32(net, batch).layers[0].introduced < FLOAT16.unit_roundoff
-
-
-def test_a_gradient_that_is_zero_in_fp32_only_is_no_reason_to_keep_anything():
-    net = AllInOne(
-        lambda F, self, x: F.broadcast_add(self.other(x), self.relu(self.gate(x))),
-        gate=nn.Dense(1, in_units=4, use_bias=False),
-        relu=nn.Activation("relu"),
-        other=nn.Dense(1, in_units=4, use_bias=False),
-    )
-    net.initialize(mx.init.One())
-    net.gate.weight.set_data(mx.nd.array([[1, 1, 1, -1]]))
-    # Three times 2.1 is less than 6.4, but rounded to 2^-10 and to 2^-9 three times 4 is above 8.
-    x = mx.nd.array([[1 + 2.1 * 2**-12] * 3 + [3 + 6.4 * 2**-12]])
-    batch = Batch(x, None, lambda y, _: y)
-    gate = compare_with_fp32(net, batch).layers[1]
-    assert (gate.block, gate.gradient) == (net.gate, math.inf)
-    suggestion = suggest_keep_fp32(net, batch)
-    assert suggestion.error_before < 4 * FLOAT16.unit_roundoff
-    assert list(suggestion.blocks) == []
-
-
-def test_a_loss_that_calls_blocks_of_the_network_is_compared_too():
-    net = AllInOne(
-        lambda _, self, x: self.body(x), body=nn.Dense(4, in_units=4), head=nn.Dense(2, in_units=4)
-    )
-    net.initialize(mx.init.Normal(0.5))
-    loss_fn = gluon.loss.SoftmaxCELoss()
-    x = mx.nd.array(np.random.RandomState(0).standard_normal((3, 4)))
-    batch = Batch(
-        x, mx.nd.array([0, 1, 0]), lambda y, labels: loss_fn(net.head(y).astype("float32"), labels)
-    )
-    layers = compare_with_fp32(net, batch).layers
-    assert [layer.block for layer in layers] == [net.body, net.head]
-    assert all(0 < layer.introduced < 4 * FLOAT16.unit_roundoff for layer in layers)
-
-
-def test_a_layer_that_changes_the_error_by_little_is_not_advised():
-    net = AllInOne(
-        lambda _, self, x: self.much(x) + self.little(x) / 64,
-        much=Cancelling(64, prefix="much_"),
-        little=Cancelling(512, prefix="little_"),
-    )
-    batch = float16_batch(np.random.RandomState(0).standard_normal((5, 20)))
-    suggestion = suggest_keep_fp32(net, batch, at_most=1, limit=1e-3)
-    # It loses eight times as much, and after the division by 64 an eighth as much as the other
-    # one: without it the norm of both losses is smaller by sqrt(1 + 8^-2), which is 0.8 %.
-    assert [block.name for block in suggestion.tried] == ["little"]
-    assert list(suggestion.blocks) == []
-    assert suggestion.error_after == suggestion.error_before
-    assert "most of what remains is introduced by much" in str(suggestion)
 
 
 # What is said

@@ -17,7 +17,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 
 CAST = TrainingFacts(
@@ -190,15 +189,6 @@ def test_a_network_prepared_as_in_the_readme_has_nothing(cast):
     assert found(check_training(net, trainer)) == {}
 
 
-def test_looking_changes_nothing():
-    net = small_network()
-    cast_block(net)
-    trainer = trainer_of(net)
-    before = {name: dict(vars(part)) for name, part in (("net", net), ("trainer", trainer))}
-    check_training(net, trainer, np.arange(3))
-    assert {"net": dict(vars(net)), "trainer": dict(vars(trainer))} == before
-
-
 def test_adam_without_masters_is_found_and_does_become_nan():
     net = small_network()
     cast_block(net)
@@ -273,15 +263,6 @@ def test_a_network_of_plain_cast_is_found_and_does_fail_on_a_cpu():
         net(mx.nd.ones((1, 3, 8, 8), dtype="float16")).wait_to_read()
 
 
-def test_a_trainer_alone_tells_what_its_parameters_are():
-    net = small_network()
-    net.cast("float16")
-    assert found(check_training(trainer=trainer_of(net)))["cast"] == "error"
-    other = small_network()
-    cast_block(other)
-    assert found(check_training(trainer=trainer_of(other))) == {"loss scale": "warning"}
-
-
 def test_a_trainer_from_before_the_cast_is_found_until_init_trainer():
     net = small_network()
     trainer = trainer_of(net)
@@ -299,15 +280,6 @@ def test_a_loss_scale_of_none_is_found_in_float16_and_right_in_bfloat16():
         trainer = trainer_of(net)
         amp.init_trainer(trainer, "none")
         assert found(check_training(net, trainer)) == expected
-
-
-def test_contribs_loss_scaler_is_found_in_fp32_too():
-    net = small_network()
-    trainer = trainer_of(net)
-    trainer._amp_loss_scaler = LossScaler()
-    assert found(check_training(net, trainer)) == {"cast": "note", "loss scale": "error"}
-    trainer._amp_loss_scaler = object()
-    assert found(check_training(net, trainer)) == {"cast": "note", "loss scale": "note"}
 
 
 TWO = [mx.cpu(0), mx.cpu(1)]
@@ -339,14 +311,6 @@ def test_updates_in_the_kvstore_are_foreseen_before_the_first_step(devices, opti
     assert found(check_training(net, plain)) == {"cast": "note"}
 
 
-def test_init_trainer_keeps_updates_out_of_the_kvstore():
-    net = small_network(ctx=TWO)
-    cast_block(net)
-    trainer = trainer_of(net)
-    amp.init_trainer(trainer)
-    assert found(check_training(net, trainer)) == {}
-
-
 def test_a_syncbatchnorm_for_other_devices_is_found():
     def network(count, devices):
         net = nn.HybridSequential()
@@ -367,29 +331,10 @@ def test_a_syncbatchnorm_for_other_devices_is_found():
         )
 
 
-def test_a_syncbatchnorm_does_not_take_float16_data():
-    net = nn.HybridSequential()
-    net.add(gluon.contrib.nn.SyncBatchNorm(in_channels=2, num_devices=1), nn.Dense(2, in_units=8))
-    net.initialize()
-    net.cast("float16")
-    assert found(check_training(net))["SyncBatchNorm"] == "error"
-    with pytest.raises(mx.base.MXNetError, match="data type do not match specified type"):
-        net[0](mx.nd.ones((1, 2, 2, 2), dtype="float16")).wait_to_read()
-
-
 def test_a_policy_with_float16_output_is_found():
     net = small_network()
     cast_block(net, Policy("float16", "float16", "float16"))
     assert found(check_training(net)) == {"logits": "warning"}
-
-
-def test_networks_before_initialization_and_in_fp32_can_be_checked():
-    net = nn.Dense(2)
-    assert found(check_training(net)) == {}
-    net.initialize()
-    assert found(check_training(net)) == {"cast": "note"}
-    net.cast("float16")
-    assert found(check_training(net)) == {"cast": "error", "logits": "warning"}
 
 
 class Head(nn.HybridBlock):

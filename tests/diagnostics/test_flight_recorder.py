@@ -16,7 +16,7 @@ import mpgluon
 from mpgluon import CheckpointError, DynamicLossScale, StaticLossScale, TrainerStateError, amp
 from mpgluon.archive import read_archive, write_archive
 from mpgluon.diagnostics import FlightRecorder, replay
-from mpgluon.tools.recorder.recorded_network import NetworkSettings, code_of, paths_of
+from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.tools.recorder.recorded_step import RECORDED_STEP, GradientMark, read_step
 
 import mxnet as mx
@@ -32,7 +32,6 @@ from recorded_networks import (
     LARGE,
     make_line,
     make_net,
-    make_wider_net,
     mean_loss,
     outputs_alone,
 )
@@ -386,15 +385,6 @@ def test_blocks_and_operators_that_were_kept_in_fp32_are_kept_again(tmp_path):
     assert not {"3", "3.0"} & {place for place, _ in with_fewer_rules.operators_16}
 
 
-def test_blocks_are_named_as_python_finds_them():
-    net = mx.gluon.model_zoo.vision.resnet18_v1(classes=3)
-    paths = paths_of(net)
-    inner = net.features[4][1].body[0]
-    assert eval(code_of(net, paths[inner])) is inner
-    assert code_of(net, paths[inner]) == "net.features[4][1].body[0]"
-    assert code_of(net, "") == "net"
-
-
 # --- what recording does to a run
 
 
@@ -448,27 +438,6 @@ def test_running_statistics_are_those_from_before_the_step(tmp_path):
     assert list(step.statistics) == [f"{n}.running_{s}" for n in (1, 4) for s in ("mean", "var")]
     for name, (value,) in step.statistics.items():
         assert value.tobytes() == before[name].tobytes() != now[name].tobytes()
-
-
-def test_the_newest_files_stay_and_others_are_left_alone(tmp_path):
-    (tmp_path / "step-00000001.npz").write_bytes(b"a checkpoint")
-    training = Training(tmp_path, keep=2)
-    training.blow_up()
-    for number in range(4):
-        training.step()
-        stamp = 10**9 * (number + 1)
-        os.utime(training.newest, ns=(stamp, stamp))
-    names = ["overflow-00000003.npz", "overflow-00000004.npz", "step-00000001.npz"]
-    assert training.files == names
-
-
-def test_a_run_that_begins_anew_keeps_its_own_first_files(recorded):
-    os.rename(recorded.newest, recorded.folder / "overflow-00040000.npz")
-    os.utime(recorded.folder / "overflow-00040000.npz", ns=(1, 1))
-    again = Training(recorded.folder, keep=1)
-    again.blow_up()
-    again.step()
-    assert again.files == ["overflow-00000001.npz"]
 
 
 @pytest.mark.parametrize("trouble", ["the folder is a file", "the disk is full"])
@@ -560,48 +529,6 @@ def test_batches_that_cannot_be_recorded_are_refused(tmp_path, inputs, labels, e
     training = Training(tmp_path)
     with pytest.raises(error, match=message), training.recorder.step(inputs, labels):
         pytest.fail("the block ran")
-
-
-def test_a_network_that_does_not_fit_is_named(recorded):
-    with pytest.raises(CheckpointError, match=r"does not fit this network: 0.weight is .*\(8, 6\)"):
-        replay(recorded.newest, make_wider_net())
-    with pytest.raises(TypeError, match="recorded_networks:number returned int"):
-        replay(recorded.newest, "recorded_networks:number")
-    with pytest.raises(ValueError, match="has no function 'nobody'"):
-        replay(recorded.newest, "recorded_networks:nobody")
-
-
-def test_a_file_without_a_network_asks_for_one(tmp_path):
-    training = Training(tmp_path, network=None)
-    training.blow_up()
-    training.step()
-    with pytest.raises(ValueError, match="does not name its network: pass it"):
-        replay(training.newest)
-    assert replay(training.newest, make_net(), cures=False).same_bits
-
-
-def test_the_script_says_in_a_line_what_it_cannot_read(recorded, tmp_path, capsys):
-    script = module_from(SCRIPT)
-    damaged, checkpoint = tmp_path / "damaged.npz", tmp_path / "checkpoint.npz"
-    content = bytearray(recorded.newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    mpgluon.save_checkpoint(checkpoint, recorded.net, recorded.trainer)
-    header, arrays = content_of(recorded.newest)
-    newer = tmp_path / "newer.npz"
-    write_archive(newer, header, arrays, RECORDED_STEP._replace(version=2))
-    cases = {
-        tmp_path / "absent.npz": "there is no recorded step",
-        damaged: "is damaged or not a recorded step",
-        checkpoint: "is a 'mpgluon checkpoint' of version 2; this mpgluon reads version 1 of a",
-        newer: "is a 'mpgluon recorded step' of version 2; this mpgluon reads version 1",
-    }
-    for path, message in cases.items():
-        assert script.main([str(path)]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert printed.err.startswith("error: ")
-        assert message in printed.err
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

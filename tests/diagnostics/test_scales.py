@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 from mpgluon import FLOAT16, round_to
-from mpgluon.diagnostics.exponents import exponent_histogram
 from mpgluon.diagnostics.observe import observed_batch
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.scales import (
-    LayerGradient,
     LossScales,
     loss_scales,
-    share_text,
 )
 
 import numpy as np
 import pytest
 from diagnostics_helpers import make_batch, make_net
-from mxnet.gluon import nn
 
 
 @pytest.fixture(scope="module")
@@ -57,33 +51,7 @@ def test_every_gradient_of_the_network_is_there_but_those_that_stay_fp32(scales)
     assert ("net_residual", "output") in found  # the sum that the block computes itself
 
 
-def test_what_overflows_comes_first_and_what_is_lost_next(scales):
-    high, low = scales.worst(2.0**24, 3), scales.worst(2.0**-20, 3)
-    assert high[0][1]["overflow"] >= high[1][1]["overflow"] >= high[2][1]["overflow"] > 0
-    assert low[0][1]["lost"] >= low[1][1]["lost"] >= low[2][1]["lost"] > 0
-    assert f"{len(scales.gradients)} gradients overflow in part" in scales.summary(2.0**100)
-    assert scales.summary(scales.scale).startswith("At a loss scale of 256, 0 of")
-
-
 def test_the_slider_reaches_the_recommended_scale(scales):
     assert scales.powers == (-10, 24)
     assert LossScales(scales.gradients, 2.0**30, FLOAT16).powers == (-10, 30)
     assert LossScales(scales.gradients, 2.0**-12, FLOAT16).powers == (-12, 24)
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.0, "0 %"), (1e-9, "<0.01 %"), (0.00005, "0.01 %"), (0.0321, "3.21 %"), (1.0, "100.00 %")],
-)
-def test_only_nothing_is_zero_percent(share, text):
-    assert share_text(share) == text
-
-
-def test_five_hundred_layers_take_less_than_a_picture():
-    drawn = np.random.default_rng(0)
-    values = np.exp(drawn.normal(-9, 4, 20_000)).astype(np.float32)
-    block = nn.Dense(1, prefix="a_stage_with_a_long_name_dense0_")
-    one = LayerGradient(block, "parameters", exponent_histogram([values]))
-    data = LossScales([one] * 500, 1.0, FLOAT16).data()
-    assert sum(data["layers"][0]["counts"]) == 20_000
-    assert len(json.dumps(data)) < 200_000

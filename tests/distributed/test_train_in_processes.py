@@ -238,20 +238,6 @@ def test_several_processes_without_a_kvstore_that_joins_them_are_refused(shapes,
     assert job.output.count(message) == 1
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        pytest.param("--epochs=many", "invalid int value: 'many'", marks=pytest.mark.slow),
-        ("--epochs=0", "epochs must be at least 1, received 0"),
-    ],
-)
-def test_a_wrong_option_is_said_once_and_not_once_per_process(shapes, tmp_path, option, message):
-    job = run(2, shapes, tmp_path, option)
-    assert job.status == 2
-    assert job.left_behind == []
-    assert job.output.count(message) == 1, job.output
-
-
 def test_mpirun_passes_sigusr1_on_and_the_run_stops_with_a_checkpoint(shapes, tmp_path):
     job = run_with_fault("ask", 1, 2, 2, shapes, tmp_path / "run")
     assert job.status == 128 + signal.SIGUSR1

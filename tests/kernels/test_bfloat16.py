@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -14,7 +13,6 @@ from mpgluon.cast.forward import forward_of
 from mpgluon.deployment import export_mxnet, import_mxnet
 from mpgluon.deployment import mxnet_export as exporting
 from mpgluon.kernels import bfloat16
-from mpgluon.kernels.library import cache_folder
 
 import mxnet as mx
 import pytest
@@ -57,16 +55,6 @@ def test_the_implementation_that_onednn_names_is_the_answer_and_is_recorded(aske
     asked.answer = answer
     assert ask() == ask() == answer
     assert asked.count == 1
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"bfloat16": "perhaps"}', '{"other": 1}'])
-def test_a_damaged_record_is_replaced(asked, text):
-    assert ask() == "native"
-    (remembered,) = cache_folder().glob("bfloat16-*.json")
-    remembered.write_text(text)
-    asked.answer = "none"
-    assert ask() == "none"
-    assert json.loads(remembered.read_text()) == {"bfloat16": "none"}
 
 
 def test_each_limit_of_onednn_has_a_record_of_its_own(asked, monkeypatch):

@@ -64,16 +64,6 @@ def test_a_compiler_may_have_arguments(monkeypatch):
     assert compiling.compiler() == ["ccache", "g++ of mine", "-m64"]
 
 
-@pytest.mark.parametrize("order", [("g++", "c++", "clang++"), ("c++", "clang++"), ("clang++",)])
-def test_compilers_on_the_path_are_found_in_an_order(monkeypatch, tmp_path, order):
-    for name in order:
-        (tmp_path / name).write_text("")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert compiling.compiler() == [str(tmp_path / order[0])]
-
-
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
     monkeypatch.setattr(compiling, "_TIME_LIMIT_S", 0.1)
     with pytest.raises(compiling.CompilationError, match=r"sleep took over 0\.1 s"):
@@ -83,19 +73,6 @@ def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
 def test_a_process_that_is_ended_by_a_signal_is_named_with_it():
     with pytest.raises(compiling.CompilationError, match="sh was ended by SIGSEGV"):
         compiling.run(["sh", "-c", "kill -SEGV $$"])
-
-
-def test_levels_are_read_from_the_processors_instructions(monkeypatch):
-    for level, expected in (
-        ("", ()),
-        ("x86-64-v2", processor.LEVELS[:1]),
-        ("x86-64-v2 x86-64-v3", processor.LEVELS[:2]),
-        ("x86-64-v2 x86-64-v4", processor.LEVELS[:1]),  # AVX-512 alone is not v4
-    ):
-        names = {name for one in level.split() for name in processor._NEEDS[one].split()}
-        monkeypatch.setattr(processor, "features", lambda names=names: frozenset(names))
-        assert processor.levels() == expected
-        assert processor.level() == (expected or (platform.machine(),))[-1]
 
 
 def test_this_machines_compiler_agrees_about_its_level():

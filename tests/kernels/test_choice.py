@@ -1,11 +1,8 @@
 """Which library is used, what is recorded, and what happens to a damaged one."""
 
 import logging
-import os
-import platform
 import shutil
 import subprocess
-import sys
 
 import mpgluon
 from mpgluon import amp, kernels
@@ -50,15 +47,6 @@ def test_an_unknown_level_is_refused(monkeypatch, caplog):
         "MPGLUON_NATIVE is 'avx2'; allowed are 0 (off), x86-64-v2, x86-64-v3, x86-64-v4" in warning
     )
     assert kernels.build().state == "failed"
-
-
-@pytest.mark.usefixtures("place")
-def test_a_level_that_the_processor_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setenv("MPGLUON_NATIVE", "x86-64-v4")
-    monkeypatch.setattr(processor, "levels", lambda: ("x86-64-v2", "x86-64-v3"))
-    found = kernels.build()
-    assert found.path is None
-    assert "x86-64-v4, which this processor cannot run; its level is x86-64-v3" in found.sentence
 
 
 def test_a_requested_level_is_compiled(place, monkeypatch, good_library):
@@ -131,21 +119,6 @@ def test_a_compiler_that_fails_is_not_run_again_and_is_reported_once(place, monk
     assert not list(library.cache_folder().glob("*.so"))
 
 
-def test_the_command_tries_again_and_shows_every_word(place, monkeypatch, good_library):
-    script = 'echo "a.h: In function" >&2; echo "a.h:3: error: no such thing" >&2; exit 3'
-    put_compiler(place.parent, monkeypatch, script)
-    kernels.build()
-    command = [sys.executable, "-m", "mpgluon.kernels"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "a.h: In function\na.h:3: error: no such thing\n" in done.stderr
-    assert "No native operators: compiling failed" in done.stdout
-    put_compiler(place.parent, monkeypatch, copying(good_library))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert done.stdout.startswith("Native operators: compiled for this processor (")
-
-
 @pytest.mark.usefixtures("place")
 def test_a_compiler_that_does_not_exist_is_named(monkeypatch):
     monkeypatch.setenv("CXX", "/no/such/compiler")
@@ -208,20 +181,6 @@ def test_a_damaged_library_in_the_cache_is_compiled_anew(place, monkeypatch, goo
     assert not kernels.build().is_news
 
 
-@pytest.mark.parametrize("record", ["", "{", "[]", '{"failure": 3}'])
-def test_a_damaged_record_is_no_record(place, monkeypatch, good_library, record):
-    calls = put_compiler(place.parent, monkeypatch, copying(good_library))
-    with monkeypatch.context() as patch:
-        patch.setattr(library, "check_library", lambda _: None)
-        kernels.build()
-    for path in library.cache_folder().glob("*.json"):
-        path.write_text(record)
-    checked = []
-    monkeypatch.setattr(library, "check_library", checked.append)
-    assert kernels.build().state == "compiled"
-    assert len(calls.read_text().split()) == len(checked) == 1
-
-
 # ---- Prebuilt libraries.
 
 
@@ -274,25 +233,6 @@ def test_a_damaged_prebuilt_library_gives_way_to_the_next(
     assert kernels.build().level == "x86-64-v2"
 
 
-def test_a_prebuilt_library_that_cannot_be_read_gives_way_to_the_next(with_prebuilt):
-    path = with_prebuilt / "native-x86-64-v3.so"
-    path.unlink()
-    path.mkdir()
-    found = kernels.build()
-    assert found.level == "x86-64-v2"
-    assert "x86-64-v3 failed (it cannot be read: Is a directory)" in found.sentence
-
-
-@pytest.mark.usefixtures("with_prebuilt")
-def test_a_user_without_a_home_folder_has_no_cache(monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(library.Path, "home", no_home)
-    assert kernels.build().state == "prebuilt"
-
-
 def test_without_a_good_prebuilt_library_one_is_compiled(with_prebuilt, monkeypatch, good_library):
     for path in with_prebuilt.glob("*.so"):
         truncate(path)
@@ -325,23 +265,3 @@ def test_a_cache_folder_that_cannot_be_written_costs_a_check_in_each_process(cap
     assert warnings_of(caplog) == []
     assert kernels.build().state == "prebuilt"
     assert kernels.status().state == "not built yet"
-
-
-def test_a_library_that_is_removed_in_between_leaves_mxnets_own_operators(
-    place, monkeypatch, caplog
-):
-    gone = library.Status("prebuilt", "x86-64-v3", place / "gone.so", "prebuilt")
-    monkeypatch.setattr(kernels, "build", lambda: gone)
-    (warning,) = warnings_of(caplog)
-    assert "gone.so cannot be loaded" in warning
-
-
-@pytest.mark.usefixtures("native_operators")
-def test_the_status_names_the_library_in_use():
-    found = kernels.status()
-    assert found.state in ("compiled", "prebuilt")
-    assert found.path.exists()
-    assert found.level.endswith((processor.level(), f"{processor.level()})")) or os.environ.get(
-        "MPGLUON_NATIVE"
-    )
-    assert platform.machine() in ("x86_64", "aarch64")

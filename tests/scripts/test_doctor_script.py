@@ -132,12 +132,6 @@ def test_a_wrong_command_line_gives_status_2_and_one_line(script, capsys, networ
     assert error.count("\n") == 1
 
 
-def test_an_unknown_option_gives_status_2(script):
-    with pytest.raises(SystemExit) as exit_of:
-        script.main(["--gpu"])
-    assert exit_of.value.code == 2
-
-
 def run(*arguments, cwd, **variables):
     command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(

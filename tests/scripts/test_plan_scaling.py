@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mpgluon.distributed import OneProcess
-
 import pytest
 from helpers import module_from
 from PIL import Image
 
-from benchmarks.measured_link import fit_link, measure_sums
+from benchmarks.measured_link import fit_link
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "plan_scaling.py"
@@ -65,25 +63,6 @@ def test_bytes_and_hops_are_those_of_a_ring_that_is_run(gpus, script):
     assert found.latency_s == pytest.approx(hops * 10e-6)
 
 
-def test_one_gpu_exchanges_nothing(script):
-    alone = ring(script, 1, 80, 10.0)
-    assert alone.seconds(1e9) == 0
-    assert work(script).step(alone, 1, "float16", 2)[:2] == (1, 1)
-
-
-def test_one_machine_waits_for_its_inner_links_and_several_for_the_slowest(script):
-    inside = ring(script, 4, 80, 10.0, per_machine=8)
-    assert inside.seconds(1e9) == pytest.approx(1.5e9 * NVLINK_S_PER_BYTE + 6 * NVLINK_HOP_S)
-    # 16 GPUs in two machines: 30 hops, two of them between machines.
-    two = ring(script, 16, 80, 10.0, per_machine=8)
-    assert two.latency_s == pytest.approx(28 * NVLINK_HOP_S + 2 * 10e-6)
-    assert two.seconds(1e9) == pytest.approx(2 * 15 / 16 * 0.1 + two.latency_s)
-    backwards = ring(script, 16, 1e5, 10.0, per_machine=8)
-    assert backwards.link == "NVLink 3"
-    expected = 2 * 15 / 16 * 1e9 * NVLINK_S_PER_BYTE + two.latency_s
-    assert backwards.seconds(1e9) == pytest.approx(expected)
-
-
 def schedule(each: float, backward: float, messages: int) -> float:
     """Return when the last message has come after the end of backward, one by one."""
     free = 0.0
@@ -109,27 +88,6 @@ def test_what_is_exposed_is_what_a_schedule_of_the_messages_leaves(
     assert number == messages
 
 
-def test_messages_are_few_where_hops_are_slow_and_many_where_bytes_are(script):
-    assert work(script).step(ring(script, 64, 1e6, 1e5), 1, "float16", 2)[2] == 1
-    assert work(script).step(ring(script, 64, 1e-3, 0.0), 1, "float16", 2)[2] == 64
-
-
-def test_the_batch_that_hides_is_the_smallest_one(script):
-    found = ring(script, 8, 1e-5, 0.0)
-    batch = int(work(script).batch_for(found, "float16", 2))
-    assert batch > 1
-    before, enough = (work(script).step(found, n, "float16", 2)[0] for n in (batch - 1, batch))
-    assert before < 0.95 <= enough
-    assert work(script).batch_for(ring(script, 8, 1e-9, 0.0), "float16", 2) == "> 4096"
-
-
-def test_the_reference_gpu_trains_its_network_as_fast_as_was_published(script):
-    found = script.workload_of("resnet50_v1b", None)
-    assert found.gradients == 25_557_032  # torchvision's and He's count
-    # The constant has four digits.
-    assert 1 / found.seconds["float16"] == pytest.approx(2180, rel=5e-4)
-
-
 # --- the page and the command line -----------------------------------------------------------
 
 
@@ -143,20 +101,6 @@ def test_the_pages_tables_and_figure_are_those_that_the_model_makes(script, tmp_
     assert made == source, "run python scripts/plan_scaling.py --document docs/scaling.md"
     with Image.open(tmp_path / "scaling.png") as image:
         assert image.width == 1320
-
-
-def test_the_pages_sources_are_those_of_the_models_numbers(script):
-    # What is typed into prose, against what the model computes with.
-    text = DOCUMENT.read_text(encoding="utf-8")
-    networks, speeds = script.NETWORKS, script.A100
-    assert f"| {script.NVLINK_GBIT_PER_S / 8:g} GB/s one way" in text
-    infiniband = (f"{networks[name + ' InfiniBand']:g}" for name in ("HDR", "NDR"))
-    assert f"| {' and '.join(infiniband)} Gbit/s" in text
-    ethernets = " and ".join(f"{networks[name]:g}" for name in ("25 GbE", "100 GbE"))
-    assert f"{ethernets} Gbit Ethernet" in text
-    hops = f"{script.NVLINK_LATENCY_US} us over NVLink, {script.LATENCY_US} us over a network"
-    assert hops in text
-    assert f"{speeds['float16']:,.0f} images/s in FP16, {speeds['float32']:,.0f} with" in text
 
 
 def test_a_users_cluster_is_in_the_tables(script, capsys):
@@ -200,39 +144,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(script, capsys, options, mes
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--gpus", "--gpus-per-machine", "--rounds"])
-def test_numbers_below_one_are_refused(script, capsys, option):
-    with pytest.raises(SystemExit) as stop:
-        script.main([option, "0"])
-    assert stop.value.code == 2
-    assert f"argument {option}: must be at least 1, received 0" in capsys.readouterr().err
-
-
 # --- measuring a link ------------------------------------------------------------------------
-
-
-class Loopback(OneProcess):
-    """Two processes of which one is a memory: it answers what this one says."""
-
-    world_size = 2
-
-    def gather(self, value, purpose):
-        return [value, value]
-
-
-def test_measured_sums_have_a_median_for_each_size():
-    found = measure_sums(Loopback(), [64, 4096], rounds=3)
-    assert list(found) == [64, 4096]
-    assert all(0 < seconds < 1 for seconds in found.values())
-
-
-@pytest.mark.parametrize("gpus", [2, 4, 64])
-def test_a_fitted_link_gives_back_the_times_of_a_ring(gpus, script):
-    true = ring(script, gpus, 12.5, 30.0)
-    times = {size: true.seconds(size) for size in (10**3, 10**5, 10**7, 10**8)}
-    assert fit_link(gpus, times) == pytest.approx((12.5, 30.0))
-    with pytest.raises(ValueError, match="sums of more bytes took no longer"):
-        fit_link(gpus, {1: 2.0, 2: 1.0})
 
 
 @pytest.mark.multiprocess
@@ -248,13 +160,3 @@ def test_a_measurement_over_mpi_prints_times_and_the_link_that_fits_them(monkeyp
     # The times are printed with three digits behind the point of a millisecond, the link with three
     # in all; the smallest sum may take 10 us, of which that is a twentieth.
     assert float(found[0]) == pytest.approx(fit_link(2, seconds)[0], rel=0.1)
-
-
-@pytest.mark.multiprocess
-def test_one_process_has_nothing_to_measure(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "distributed"))
-    from distributed_helpers import mpirun
-
-    job = mpirun(1, SCRIPT, "--measure")
-    assert job.status == 2
-    assert "error: one process sums nothing" in job.output

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import json
 import os
 import re
 import socket
@@ -13,14 +11,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from mpgluon.tools.plots import FORMAT_LOOKS
-
 import mxnet as mx
 import pytest
 import requests
 from browser import EXECUTABLE, Browser
 from helpers import module_from
-from matplotlib.colors import to_rgb
 from PIL import Image
 
 from recipes.classify import Classifier
@@ -144,12 +139,6 @@ def test_every_response_forbids_what_the_page_does_not_need(client, method, path
     assert status == 200 or response.json["error"]
 
 
-def test_the_page_escapes_names(client):
-    text = client.get("/").text
-    assert "<h1>net &lt;1&gt; in 32 and 16 bits</h1>" in text
-    assert "net <1>" not in text
-
-
 def test_only_trusted_names_of_the_host_are_answered(script, classifier, images):
     app = script.create_app(
         classifier, title="", about="", trusted_hosts=["127.0.0.1", "localhost"]
@@ -162,20 +151,6 @@ def test_only_trusted_names_of_the_host_are_answered(script, classifier, images)
     ]:
         assert client.get("/", base_url=base).status_code == status
         assert client.post("/classify", data=body, base_url=base).status_code == status
-
-
-@pytest.mark.parametrize("bfloat16", ["native", "emulated"])
-def test_the_page_says_by_which_arithmetic_each_format_is_computed(
-    script, classifier, monkeypatch, bfloat16
-):
-    monkeypatch.setitem(classifier.arithmetic, "bfloat16", bfloat16)
-    client = script.create_app(classifier, title="", about="").test_client()
-    text = " ".join(html.unescape(client.get("/").text).split())
-    assert "native: this processor's own float32 instructions." in text
-    assert "These are a GPU's numbers, not its speed." in text
-    native = "native: this processor's own bfloat16 instructions." in text
-    emulated = "emulated: this processor has no bfloat16 instructions" in text
-    assert (native, emulated) == (bfloat16 == "native", bfloat16 == "emulated")
 
 
 # The command line
@@ -263,13 +238,6 @@ def test_bad_input_gets_one_line_and_status_2(
     assert message in error
 
 
-@pytest.mark.parametrize("host", ["localhost", "::1"])
-def test_a_host_that_is_no_address_is_refused(script, capsys, host):
-    with pytest.raises(SystemExit, match="2"):
-        script.main(["run", "--host", host])
-    assert f"invalid IPv4Address value: '{host}'" in capsys.readouterr().err
-
-
 # The script itself, listening
 
 
@@ -291,14 +259,6 @@ def server(small_run, tmp_path_factory):
         process.kill()
         process.stdout.close()
         process.wait()
-
-
-def test_the_script_that_watches_for_files_sees_one(tmp_path):
-    writer = tmp_path / "writer.py"
-    writer.write_text("import tempfile\ntempfile.TemporaryFile().close()\n")
-    command = [sys.executable, "-c", WATCHED, str(writer)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "opened to write: " in finished.stderr
 
 
 def test_a_large_request_is_answered_and_too_large_a_one_refused(server):
@@ -333,15 +293,6 @@ def test_a_photograph_is_answered_in_two_seconds_beside_300_idle_connections(ser
     response = requests.post(f"{server}classify", data=images[0].read_bytes(), timeout=60)
     assert time.monotonic() - start < 2
     assert response.status_code == 200
-
-
-@pytest.mark.slow
-def test_a_connection_is_closed_after_ten_idle_seconds(idle, script):
-    start = time.monotonic()
-    assert {connection.recv(1) for connection in idle} == {b""}
-    # Once in a second waitress looks for connections that are old enough.
-    assert script._IDLE_SECONDS <= 10
-    assert time.monotonic() - start < script._IDLE_SECONDS + 5
 
 
 # The page in a browser
@@ -431,23 +382,6 @@ def test_a_photograph_that_is_chosen_is_shown_with_all_answers(page, server, cal
     assert_nothing_went_wrong(page, server)
 
 
-def test_a_format_has_its_colour_and_mark_of_the_figures(page, images):
-    page.choose_file("#file", images[0])
-    table_of(page)
-    for dtype in FORMATS:
-        heading, bar, mark = page.evaluate(
-            f"""[
-                getComputedStyle(document.querySelector('th.{dtype}')).borderBottomColor,
-                getComputedStyle(document.querySelector('td.{dtype} .bar span')).backgroundColor,
-                document.querySelector('th.{dtype} .mark').innerText,
-            ]"""
-        )
-        look = FORMAT_LOOKS[dtype]
-        red, green, blue = (round(255 * part) for part in to_rgb(look["color"]))
-        assert heading == bar == f"rgb({red}, {green}, {blue})"
-        assert mark == {"o": "●", "s": "■", "^": "▲"}[look["marker"]]
-
-
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_fits_into_narrow_and_wide_windows(page, images, width):
     with page.window(width):
@@ -463,98 +397,6 @@ def test_the_page_fits_into_narrow_and_wide_windows(page, images, width):
         assert inside
         assert len(cells) >= 3 * 6
         assert all(cells)
-
-
-@pytest.mark.parametrize(
-    ("guesses", "sentence"),
-    [
-        (
-            [[("cat", 0.7)], [("cat", 0.7)], [("cat", 0.7)]],
-            "All say cat; their probabilities are less than 0.01 percentage points apart.",
-        ),
-        (
-            [[("cat", 0.7)], [("cat", 0.71)], [("cat", 0.695)]],
-            "All say cat; their probabilities are at most 1.50 percentage points apart.",
-        ),
-        (
-            [[("cat", 0.7)], [("cat", 0.71)]],
-            "Both say cat; their probabilities are 1.00 percentage points apart.",
-        ),
-        (
-            [[("cat", 0.7)], [("cat", 0.7)], [("dog", 0.7)]],
-            "They disagree: float32 says cat, float16 says cat, bfloat16 says dog.",
-        ),
-        ([[("cat", 0.7)], [], [("cat", 0.7)]], "float16 has no answer: its numbers overflowed."),
-        (
-            [[("cat", 0.7)], [], []],
-            "float16 and bfloat16 have no answer: their numbers overflowed.",
-        ),
-    ],
-)
-def test_the_summary_says_whether_the_formats_agree(page, images, guesses, sentence):
-    predictions = [
-        {
-            "dtype": dtype,
-            "latency_ms": 1,
-            "calls": 5,
-            "guesses": [{"category": name, "probability": share} for name, share in found],
-            "others": [],
-        }
-        for dtype, found in zip(FORMATS, guesses)
-    ]
-    answer = json.dumps({"predictions": predictions})
-    page.evaluate(f"window.fetch = async () => new Response({json.dumps(answer)})")
-    page.choose_file("#file", images[0])
-    page.wait_for("document.querySelectorAll('tbody tr').length >= 1")
-    assert text_of(page, "summary") == sentence
-
-
-def test_a_photograph_may_be_dropped_anywhere(page, server, images):
-    for photograph, x in ((images[0], 200), (images[-1], 900)):
-        page.drop_file(photograph, x=x, y=300)
-        page.wait_for(f"document.getElementById('preview').alt === '{photograph.name}'")
-        assert table_of(page) == answer_of(server, photograph)
-    assert_nothing_went_wrong(page, server)
-
-
-def test_the_keyboard_reaches_the_choice_of_a_file_and_readers_hear_what_it_is(page):
-    page.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "file"
-    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
-    focused = next(
-        node
-        for node in nodes
-        if any(p["name"] == "focused" and p["value"]["value"] for p in node.get("properties", []))
-        and node["role"]["value"] != "RootWebArea"
-    )
-    assert "Drop a photograph here or choose one" in focused["name"]["value"]
-    roles = {node["role"]["value"] for node in nodes}
-    assert {"status", "heading", "columnheader"} <= roles
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (TEXT, "Cannot read this image: formats are JPEG, PNG, WEBP."),
-        (b"", "The request is empty; its body must be an image file."),
-        (bytes(LIMIT + 1), "The file is larger than 16 MiB."),
-    ],
-    ids=["text", "nothing", "too large"],
-)
-def test_a_wrong_file_gets_a_sentence_and_the_last_answer_goes(
-    page, images, tmp_path, content, sentence
-):
-    page.choose_file("#file", images[0])
-    table_of(page)
-    wrong = tmp_path / "wrong.jpg"
-    wrong.write_bytes(content)
-    page.choose_file("#file", wrong)
-    page.wait_for("!document.getElementById('error').hidden")
-    assert text_of(page, "error") == sentence
-    assert page.evaluate("document.querySelectorAll('tbody tr').length") == 0
-    page.choose_file("#file", images[0])
-    table_of(page)
-    assert page.evaluate("document.getElementById('error').hidden")
 
 
 def test_names_of_files_are_text_and_not_markup(page, images, tmp_path):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -146,25 +144,6 @@ def test_a_missing_data_set_names_both_ways_to_one_and_renders_none(script, tmp_
     assert f"python scripts/download_caltech.py --data-dir {data}" in line
     assert "--dataset shapes" in line
     assert not data.exists()
-
-
-def test_rendered_shapes_are_not_taken_for_photographs(script, shapes, tmp_path, capsys):
-    tree = shapes / "shapes-10x3-seed0"
-    assert script.main([*QUICK, f"--data-dir={tree}", f"--output-dir={tmp_path}"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"error: {tree} holds rendered shapes, not Caltech 101")
-
-
-def test_a_disk_that_is_full_gets_one_line_too(script, shapes, tmp_path, capsys, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
-    assert script.main(given) == 2
-    errors = capsys.readouterr().err
-    assert "No space left on device" in errors.splitlines()[-1]
-    assert errors.splitlines()[-1].startswith("error:")
 
 
 @pytest.mark.multiprocess

@@ -133,47 +133,6 @@ def test_where_sums_are_exact_batches_equal_one_large_batch_bit_for_bit(way):
         assert_same_bits(train(batches), whole)
 
 
-def test_batches_equal_one_large_batch_but_for_the_order_of_sums():
-    # No BatchNorm, and logits that are exact: only the sum over images is taken in another order.
-    count, random = 24, np.random.RandomState(0)
-    images = random.randint(-2, 3, (count, 2, SIDE, SIDE)).astype(np.float32)
-    labels = random.randint(0, 3, count).astype(np.int32)
-
-    def train(accumulate: int):
-        net, trainer = prepared("float32", ONE, layers=[nn.Dense(3, use_bias=False)])
-        start = np.random.RandomState(1).randint(-4, 5, (3, 2 * SIDE * SIDE)) / 8
-        net[0].weight.set_data(mx.nd.array(start))
-        step = Stepper(
-            net, trainer, ONE, OneProcess(), differentiate_inputs=False, accumulate=accumulate
-        )
-        step(mx.nd.array(images), mx.nd.array(labels, dtype="int32"), seed=0)
-        return start, net[0].weight.data().asnumpy().astype(np.float64)
-
-    start, whole = train(1)
-    _, parts = train(N)
-    inputs = images.reshape(count, -1).astype(np.float64)
-    logits = inputs @ start.T
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares = shares / shares.sum(axis=1, keepdims=True) - np.eye(3)[labels]
-    unit = 2.0**-24
-    gamma = count * unit / (1 - count * unit)
-    # Two sums of as many products, times 0.125 / count; the factor and the update round once each.
-    of_sums = 2 * gamma * np.abs(shares).T @ np.abs(inputs) * 0.125 / count
-    of_update = 4 * unit * np.abs(whole)
-    assert (np.abs(whole - parts) <= of_sums + of_update).all()
-    np.testing.assert_allclose(whole, start - shares.T @ inputs * 0.125 / count, atol=1e-6)
-    assert np.abs(whole - start).max() > 0.01
-
-
-def test_with_images_missing_each_batch_has_some_for_each_device():
-    net, trainer = prepared("float32", TWO)
-    step = Stepper(net, trainer, TWO, OneProcess(), differentiate_inputs=False, accumulate=N)
-    for count in (7, 3, 24):
-        images = mx.nd.array(np.random.RandomState(count).randn(count, 2, SIDE, SIDE))
-        event = step(images, mx.nd.zeros(count, dtype="int32"), seed=0)
-        assert (event["images"], event["skipped"]) == (count, False)
-
-
 HALVES = {"batch_size": 5, "accumulate": 2, "dtype": "float16"}
 
 
@@ -199,12 +158,6 @@ def test_steps_of_a_run_are_real_steps(shapes, tmp_path, float16_run):
     assert [event["step"] for event in done.events("epoch")] == [4, 8]
 
 
-def test_a_last_group_of_too_few_images_is_left_out(shapes, tmp_path):
-    # 40 images, 18 in a step: two steps an epoch, and four images are left.
-    done = run(shapes, tmp_path, batch_size=6, accumulate=3)
-    assert [event["images"] for event in done.events("step")] == [18] * 4
-
-
 @pytest.mark.parametrize("after_step", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_that_was_interrupted_between_real_steps_goes_on_bit_for_bit(
     shapes, tmp_path, after_step
@@ -212,19 +165,3 @@ def test_a_run_that_was_interrupted_between_real_steps_goes_on_bit_for_bit(
     whole = run(shapes, tmp_path / "whole", **HALVES)
     resumed = run_interrupted(shapes, tmp_path / "resumed", after_step=after_step, **HALVES)
     assert_same_course(resumed, whole)
-
-
-def test_a_run_may_go_on_with_the_same_images_per_step_in_other_batches(shapes, tmp_path):
-    run(shapes, tmp_path, epochs=2)  # 10 images per step
-    (tmp_path / "checkpoints" / "step-00000008.npz").unlink()
-    resumed = run(shapes, tmp_path, resume=True, epochs=2, batch_size=5, accumulate=2)
-    assert resumed.results["steps"] == STEPS
-    with pytest.raises(ValueError, match=r"was 10, is 20 \(2 times 10 on each of 1 devices"):
-        run(shapes, tmp_path, resume=True, epochs=2, batch_size=10, accumulate=2)
-
-
-def test_two_devices_accumulate_too(shapes, tmp_path):
-    done = run(shapes, tmp_path, devices="cpu:0,1", batch_size=2, accumulate=2, dtype="float16")
-    assert {event["images"] for event in done.events("step")} == {8}
-    assert done.results["global_batch_size"] == 8
-    assert done.results["skipped_steps"] < done.results["steps"] == 10

@@ -11,7 +11,6 @@ from helpers import assert_same_bits
 from test_resume import assert_same_course
 from training_helpers import STEPS, Run, run, run_interrupted
 
-from recipes.training.dataset import open_dataset
 from recipes.training.runs import open_run
 
 EMA = {"dtype": "float16", "ema": 0.75}
@@ -67,23 +66,9 @@ def test_final_parameters_and_opened_runs_are_the_average(averaged):
     assert_same_bits({n: p.data().asnumpy() for n, p in parameters.items()}, expected)
 
 
-def test_the_test_accuracy_is_that_of_the_final_parameters(shapes, tmp_path):
-    done = run(shapes, tmp_path, ema=0.75)  # FP32, so that both compute the same
-    net = open_run(done.folder, mx.cpu()).net
-    _, batches = open_dataset(done.config).loaders(done.config, 1)
-    right = [net(images).asnumpy().argmax(axis=1) == labels.asnumpy() for images, labels in batches]
-    assert done.results["test_accuracy"] == np.concatenate(right).mean()
-
-
 @pytest.mark.parametrize("after_step", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_that_was_interrupted_has_the_same_average(shapes, tmp_path, averaged, after_step):
     resumed = run_interrupted(shapes, tmp_path, after_step=after_step, **EMA)
     assert_same_course(resumed, averaged)
     assert_same_bits(arrays_of(resumed), arrays_of(averaged))
     assert resumed.results["steps"] == STEPS
-
-
-def test_an_average_is_part_of_the_config_that_a_resumed_run_must_have(shapes, tmp_path):
-    run(shapes, tmp_path, epochs=1)
-    with pytest.raises(ValueError, match=r"ema was None, is 0\.9"):
-        run(shapes, tmp_path, epochs=1, ema=0.9, resume=True)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import shutil
 
-from mpgluon.cast.block import blocks_of
-from mpgluon.errors import CheckpointError, DataError
+from mpgluon.errors import DataError
 
 import mxnet as mx
 import pytest
-from mxnet.gluon.model_zoo import vision
 from PIL import Image
 from training_helpers import quick_config, run
 
 from recipes.data import list_images
 from recipes.training import train
 from recipes.training.dataset import open_dataset
-from recipes.training.networks import refuse_unknown_network
 from recipes.training.runs import open_run
 
 FORMATS = (".JPG", ".png", ".webp", ".jpeg")
@@ -74,25 +71,3 @@ def test_an_unreadable_photograph_is_named_or_left_out(photographs, tmp_path):
         run(tree, tmp_path / "ends", dataset="folder")
     results = run(tree, tmp_path / "skips", dataset="folder", skip_unreadable=True).results
     assert results["unreadable_images"] == [str(damaged)]
-
-
-def test_a_wrong_network_is_refused_before_any_image_is_looked_for(tmp_path):
-    config = quick_config(tmp_path / "nowhere", tmp_path, dataset="folder", model="resnet_50")
-    with pytest.raises(ValueError, match="no model zoo has a network called 'resnet_50'"):
-        train(config)
-
-
-def test_looking_a_network_up_leaves_the_names_of_its_layers_as_they_were():
-    names = []
-    for look_up in (lambda _: None, refuse_unknown_network):
-        with mx.name.NameManager():  # as in a new process
-            look_up("resnet18_v1")
-            names.append([block.name for block in blocks_of(vision.get_model("resnet18_v1"))])
-    assert names[0] == names[1]
-
-
-def test_resuming_where_there_is_no_checkpoint_is_refused(photographs, tmp_path):
-    config = quick_config(photographs, tmp_path / "mistyped", dataset="folder")
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint to resume; .*--resume=auto"):
-        train(config, resume=True)
-    assert not (tmp_path / "mistyped").exists()

@@ -17,8 +17,6 @@ import pytest
 from helpers import assert_same_bits
 from training_helpers import STEPS, Run, quick_config, run, run_interrupted
 
-from recipes.training import train
-from recipes.training.history import History
 from recipes.training.interruption import Interruption
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
@@ -180,41 +178,6 @@ def test_without_a_good_checkpoint_nothing_is_continued_and_each_is_named(shapes
     assert (copy_of_run / "history.jsonl").read_text() == history
 
 
-def test_a_run_that_is_killed_while_it_rewrites_its_history_loses_none_of_it(
-    shapes, copy_of_run, float16_run, monkeypatch
-):
-    (copy_of_run / "checkpoints" / "step-00000008.npz").unlink()
-    history = (copy_of_run / "history.jsonl").read_text()
-
-    def killed(*_):
-        raise SystemExit("as SIGKILL would, between the new file and its name")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("mpgluon.files.os.replace", killed)
-        with pytest.raises(SystemExit):
-            run(shapes, copy_of_run, resume=True, dtype="float16")
-    assert (copy_of_run / "history.jsonl").read_text() == history
-    assert_same_course(run(shapes, copy_of_run, resume=True, dtype="float16"), float16_run)
-
-
-def test_a_checkpoint_that_was_half_written_does_not_stay_for_ever(shapes, copy_of_run):
-    part = copy_of_run / "checkpoints" / ".step-00000007.npz.77.part"
-    part.write_bytes(b"half")
-    run(shapes, copy_of_run, resume=True, dtype="float16")
-    assert not part.exists()
-
-
-def test_a_finished_run_that_is_resumed_has_the_same_results(shapes, copy_of_run, float16_run):
-    resumed = run(shapes, copy_of_run, resume=True, dtype="float16")
-    assert_same_course(resumed, float16_run)
-    assert resumed.results["training_seconds"] == float16_run.results["training_seconds"]
-
-
-def test_resuming_automatically_in_an_empty_folder_begins(shapes, tmp_path, float16_run):
-    begun = run(shapes, tmp_path / "new", resume="auto", dtype="float16")
-    assert_same_course(begun, float16_run)
-
-
 def test_another_config_is_refused_by_what_differs(shapes, copy_of_run):
     before = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="written by a run with another config") as error:
@@ -233,23 +196,6 @@ def test_a_folder_that_holds_a_run_is_refused_unless_it_is_resumed(shapes, copy_
     assert after == before
 
 
-def test_an_interruption_during_the_test_of_an_epoch_keeps_the_epoch(shapes, tmp_path, float16_run):
-    add = History.add
-
-    def add_and_interrupt(history, event, **values):
-        if event == "epoch" and values["epoch"] == 0:
-            signal.raise_signal(signal.SIGTERM)
-        add(history, event, **values)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(History, "add", add_and_interrupt)
-        with pytest.raises(Exception, match="stopped by SIGTERM") as stop:
-            train(quick_config(shapes, tmp_path, dtype="float16"))
-    assert stop.value.checkpoint.name == "step-00000004.npz"
-    resumed = run(shapes, tmp_path, resume=True, dtype="float16")
-    assert_same_course(resumed, float16_run)
-
-
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name
 )
@@ -263,10 +209,3 @@ def test_the_first_signal_is_noted_and_a_second_ctrl_c_interrupts_at_once(number
             signal.raise_signal(signal.SIGINT)
         assert interruption.signal is number
     assert {n: signal.getsignal(n) for n in handlers} == handlers
-
-
-def test_a_request_to_stop_may_come_again():
-    with Interruption() as interruption:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1):
-            signal.raise_signal(number)
-        assert interruption.signal is signal.SIGTERM

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -12,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
 from test_resume import assert_same_course
 from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run, run_interrupted
 
 from recipes.training import train
-from recipes.training.history import History
 
 STEP_SCALARS = ("loss", "learning_rate", "loss_scale", "gradient_norm", "images_per_second")
 EPOCH_SCALARS = ("train_loss", "train_accuracy", "test_accuracy", "test_accuracy_per_class")
@@ -73,38 +68,6 @@ def test_a_run_that_was_interrupted_has_each_step_once(shapes, tmp_path, after_s
     np.testing.assert_equal(read(tmp_path / "tensorboard"), expected(resumed))
 
 
-def test_steps_after_the_checkpoint_that_is_continued_are_forgotten(shapes, tmp_path, float16_run):
-    run(shapes, tmp_path, dtype="float16", tensorboard=True)
-    (tmp_path / "checkpoints" / "step-00000008.npz").unlink()  # as if killed after seven steps
-    resumed = run(shapes, tmp_path, resume=True, dtype="float16", tensorboard=True)
-    assert_same_course(resumed, float16_run)
-    np.testing.assert_equal(read(tmp_path / "tensorboard"), expected(resumed))
-
-
-def test_it_can_be_asked_for_when_a_run_goes_on_and_has_all_steps_from_the_first(
-    shapes, tmp_path, float16_run
-):
-    folder = tmp_path / "copy"
-    shutil.copytree(float16_run.folder, folder)
-    (folder / "checkpoints" / "step-00000008.npz").unlink()
-    resumed = run(shapes, folder, resume=True, dtype="float16", tensorboard=True)
-    np.testing.assert_equal(read(folder / "tensorboard"), expected(resumed))
-
-
-def test_what_a_run_has_written_can_be_read_while_it_goes_on(shapes, tmp_path, monkeypatch):
-    seen = []
-    add = History.add
-
-    def add_and_look(history, event, **values):
-        add(history, event, **values)
-        if event == "epoch":
-            seen.append(len(read(tmp_path / "tensorboard")["step/loss"]))
-
-    monkeypatch.setattr(History, "add", add_and_look)
-    run(shapes, tmp_path, tensorboard=True)
-    assert seen == [STEPS_PER_EPOCH, STEPS]
-
-
 def test_a_run_that_does_not_ask_for_it_writes_nothing_and_imports_nothing(
     shapes, tmp_path, monkeypatch
 ):
@@ -120,28 +83,3 @@ def test_a_missing_package_is_named_with_the_command_before_anything_is_written(
     with pytest.raises(ValueError, match="'pip install tensorboard', or leave out --tensorboard"):
         train(quick_config(shapes, tmp_path, tensorboard=True))
     assert not (tmp_path / "history.jsonl").exists()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_ends_the_run_with_its_error_and_it_goes_on_when_there_is_room(
-    shapes, tmp_path, monkeypatch, float16_run
-):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    add = History.add
-
-    def add_and_fill_the_disk(history, event, **values):
-        if event == "step" and values["step"] == 6:
-            patch.setattr(RecordWriter, "write", full)
-        add(history, event, **values)
-
-    options = {"dtype": "float16", "tensorboard": True}
-    with monkeypatch.context() as patch:
-        patch.setattr(History, "add", add_and_fill_the_disk)
-        with pytest.raises(OSError, match="No space left on device"):
-            run(shapes, tmp_path, **options)
-    resumed = run(shapes, tmp_path, resume=True, **options)
-    assert [event["step"] for event in resumed.events("start")] == [0, 4]
-    assert_same_course(resumed, float16_run)
-    np.testing.assert_equal(read(tmp_path / "tensorboard"), expected(resumed))

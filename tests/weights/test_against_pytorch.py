@@ -11,8 +11,6 @@ import os
 import subprocess
 from pathlib import Path
 
-from mpgluon import CheckpointError
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -76,18 +74,3 @@ def test_every_kind_of_tensor_is_read_to_the_bit(folder):
     for name, values in expected.items():
         assert found[name].shape == values.shape
         assert (found[name] == values).all()
-
-
-def test_a_modules_state_dict_is_read_with_its_metadata(folder):
-    words = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    assert list(read_state_dict(folder / "state.pth")) == words
-
-
-def test_a_whole_module_is_refused(folder):
-    with pytest.raises(CheckpointError, match="BatchNorm2d, which is not a tensor"):
-        read_state_dict(folder / "module.pth")
-
-
-def test_the_format_before_the_zip_one_is_refused(folder):
-    with pytest.raises(CheckpointError, match=r"older than PyTorch 1\.6"):
-        read_state_dict(folder / "old.pth")

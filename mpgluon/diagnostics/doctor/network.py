@@ -18,15 +18,16 @@ from mpgluon.formats.policy import Policy
 from mpgluon.graph.nodes import Graph
 from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
 from mpgluon.kernels.dtypes import dtype_name
-from mpgluon.trainer import gluon_trainer
-from mpgluon.trainer.float16_weights import (
+from mpgluon.trainer.master_keeper import MasterKeeper
+from mpgluon.trainer.step import TrainerState
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.float16_weights import (
     float16_weights,
     obstacle_without_masters,
     plainly_cast,
 )
-from mpgluon.trainer.masters import MasterKeeper, MasterWeights
-from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
-from mpgluon.trainer.step import TrainerState
+from mpgluon.updates.masters import MasterWeights
+from mpgluon.updates.rounded_updates import RoundedUpdates, grid_weights
 
 import mxnet as mx
 import numpy as np

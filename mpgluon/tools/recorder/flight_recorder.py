@@ -26,9 +26,9 @@ from mpgluon.tools.recorder.recorded_step import (
     pack,
     write_step,
 )
-from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.statistics import RunningStatistics
 from mpgluon.trainer.step import state_of
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 import numpy as np

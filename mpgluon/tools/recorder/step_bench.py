@@ -14,8 +14,8 @@ from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.overflow import FoundOverflow, find_overflow
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.tools.recorder.recorded_step import RecordedStep, fresh_gradients, on_device
-from mpgluon.trainer import gluon_trainer
 from mpgluon.trainer.step import state_of
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 import numpy as np

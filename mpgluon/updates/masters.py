@@ -8,7 +8,7 @@ optimizer; the 16-bit weight is then the rounded master.
 
 Every Trainer that is made for a cast network has them, with or without a loss scale, if its
 optimizer was created with ``multi_precision=True`` and it does not update inside its kvstore.
-Without masters, :mod:`mpgluon.trainer.rounded_updates` rounds what it writes to bfloat16 weights.
+Without masters, :mod:`mpgluon.updates.rounded_updates` rounds what it writes to bfloat16 weights.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.kernels.dtypes import cast, dtype_name, round_array
-from mpgluon.kernels.reductions import numbers_of, sums_of_squares, widened
-from mpgluon.trainer import gluon_trainer
-from mpgluon.trainer.gradient_flags import GradientFlags
-from mpgluon.trainer.rounded_updates import RoundedUpdates, grid_weights
-from mpgluon.trainer.updates import Updates
+from mpgluon.kernels.reductions import sums_of_squares, widened
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.rounded_updates import RoundedUpdates
+from mpgluon.updates.updater import Updates
 
 import mxnet as mx
 import numpy as np
@@ -34,12 +33,10 @@ from mxnet.ndarray import NDArray
 
 __all__ = [
     "ComparedMaster",
-    "MasterKeeper",
     "MasterWeights",
     "compare_masters",
     "has_master",
     "keep_masters",
-    "keep_masters_of_new_trainer",
     "make_masters",
     "new_state",
 ]
@@ -313,50 +310,3 @@ def make_masters(trainer: gluon.Trainer) -> None:
                 continue
             if has_master(updater.optimizer, parameter):
                 updater.make_master(index, parameter.list_data()[device])
-
-
-class MasterKeeper:
-    """Keeps the masters of a cast network's Trainer before each update, until it has a loss scale.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        Its constructor may still be running.
-    """
-
-    def __init__(self, trainer: gluon.Trainer) -> None:
-        self.trainer = trainer
-        self._flags = GradientFlags(trainer)
-
-    def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
-        """Skip no step; let masters follow weights that were set. Waits for the devices once.
-
-        Raises
-        ------
-        TrainerStateError
-            If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
-            weights are updated inside the kvstore, which does not support that format.
-        """
-        self._flags.use()
-        self._flags.refuse_gradients_of_others(suspicious=False)
-        self._flags.discard_others()
-        if gluon_trainer.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
-            raise TrainerStateError(
-                "this Trainer updates weights inside its kvstore, which does not support "
-                "bfloat16; create it with update_on_kvstore=False, or call "
-                "amp.init_trainer(trainer) before the first step"
-            )
-        if not gluon_trainer.updates_in_kvstore(self.trainer):
-            keep_masters(self.trainer)
-            compared = compare_masters(self.trainer, parameters)
-            for one, number in zip(compared, numbers_of([one.difference for one in compared])):
-                if number != 0:
-                    one.follow()
-            make_masters(self.trainer)
-        return False
-
-
-def keep_masters_of_new_trainer(trainer: gluon.Trainer) -> None:
-    """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
-    if gluon_trainer.loss_scaler_of(trainer) is None:
-        gluon_trainer.set_loss_scaler(trainer, MasterKeeper(trainer))

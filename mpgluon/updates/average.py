@@ -11,8 +11,8 @@ from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.formats.loss_scale import NUMBERS
 from mpgluon.kernels.dtypes import cast, round_array
-from mpgluon.trainer import gluon_trainer
-from mpgluon.trainer.masters import MasterWeights, keep_masters
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.masters import MasterWeights, keep_masters
 
 import mxnet as mx
 import numpy as np

@@ -12,8 +12,8 @@ import mpgluon
 from mpgluon import amp
 from mpgluon.cast import fp32
 from mpgluon.kernels.dtypes import cast
-from mpgluon.trainer.gluon_trainer import loss_scaler_of
 from mpgluon.trainer.step import TrainerState
+from mpgluon.updates.gluon_trainer import loss_scaler_of
 
 import mxnet as mx
 import numpy as np

@@ -9,7 +9,7 @@ from pathlib import Path
 import mpgluon
 from mpgluon import PrecisionError, amp
 from mpgluon.diagnostics.optimizers import optimizer_names
-from mpgluon.trainer.float16_weights import obstacle_without_masters
+from mpgluon.updates.float16_weights import obstacle_without_masters
 
 import mxnet as mx
 import numpy as np

@@ -11,7 +11,7 @@ from typing import Optional
 
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.errors import PrecisionError
-from mpgluon.trainer import gluon_trainer
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 import numpy as np

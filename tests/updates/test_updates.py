@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import amp, kernels
-from mpgluon.trainer import gluon_trainer, updates
+from mpgluon.updates import gluon_trainer, updater
 
 import mxnet as mx
 import pytest
@@ -83,7 +83,7 @@ def train(optimizer, options, *, own, frozen_first=False):
 def updated_alone(monkeypatch):
     """Count the weights that MXNet's operator for one weight updates."""
     counted, update = [], mx.nd.sgd_mom_update
-    assert updates._one_weight_has_the_same_bits()
+    assert updater._one_weight_has_the_same_bits()
 
     def counting(*args, **kwargs):
         counted.append(1)
@@ -113,6 +113,6 @@ def test_other_optimizers_update_as_mxnet_does(optimizer, updated_alone):
 
 
 def test_where_the_bits_differ_mxnets_updater_stays(updated_alone, monkeypatch):
-    monkeypatch.setattr(updates, "_one_weight_has_the_same_bits", lambda: False)
+    monkeypatch.setattr(updater, "_one_weight_has_the_same_bits", lambda: False)
     train("sgd", OPTIONS, own=True)
     assert not updated_alone

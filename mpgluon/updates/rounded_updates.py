@@ -18,8 +18,8 @@ from mpgluon.cast.fp32 import format_of
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.kernels.dtypes import round_array, round_stochastically
-from mpgluon.trainer import gluon_trainer
-from mpgluon.trainer.updates import Updates
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.updater import Updates
 
 import mxnet as mx
 from mxnet import gluon

@@ -1,0 +1,63 @@
+"""Masters for the Trainers of cast networks that have no loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpgluon.errors import TrainerStateError
+from mpgluon.kernels.reductions import numbers_of
+from mpgluon.trainer.gradient_flags import GradientFlags
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.masters import compare_masters, keep_masters, make_masters
+from mpgluon.updates.rounded_updates import grid_weights
+
+from mxnet import gluon
+
+__all__ = ["MasterKeeper", "keep_masters_of_new_trainer"]
+
+
+class MasterKeeper:
+    """Keeps the masters of a cast network's Trainer before each update, until it has a loss scale.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Its constructor may still be running.
+    """
+
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        self.trainer = trainer
+        self._flags = GradientFlags(trainer)
+
+    def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
+        """Skip no step; let masters follow weights that were set. Waits for the devices once.
+
+        Raises
+        ------
+        TrainerStateError
+            If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
+            weights are updated inside the kvstore, which does not support that format.
+        """
+        self._flags.use()
+        self._flags.refuse_gradients_of_others(suspicious=False)
+        self._flags.discard_others()
+        if gluon_trainer.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
+            raise TrainerStateError(
+                "this Trainer updates weights inside its kvstore, which does not support "
+                "bfloat16; create it with update_on_kvstore=False, or call "
+                "amp.init_trainer(trainer) before the first step"
+            )
+        if not gluon_trainer.updates_in_kvstore(self.trainer):
+            keep_masters(self.trainer)
+            compared = compare_masters(self.trainer, parameters)
+            for one, number in zip(compared, numbers_of([one.difference for one in compared])):
+                if number != 0:
+                    one.follow()
+            make_masters(self.trainer)
+        return False
+
+
+def keep_masters_of_new_trainer(trainer: gluon.Trainer) -> None:
+    """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
+    if gluon_trainer.loss_scaler_of(trainer) is None:
+        gluon_trainer.set_loss_scaler(trainer, MasterKeeper(trainer))

@@ -1,0 +1,1 @@
+"""How weights are updated: FP32 masters, rounded updates of weights without masters, averages."""

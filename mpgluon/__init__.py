@@ -3,6 +3,10 @@
 The public names, in the order in which a program needs them.
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 import numpy as _np
 
 # MXNet 1.9.1 and gluoncv use aliases that NumPy 1.24 dropped. Their meaning never changed.
@@ -14,7 +18,7 @@ from mpgluon.cuda_libraries import import_mxnet as _import_mxnet  # noqa: E402
 
 _import_mxnet()  # before anything below does, with CUDA's libraries and clear errors
 
-from mpgluon import amp, estimator  # noqa: E402
+from mpgluon import amp  # noqa: E402
 from mpgluon.cast.block import (  # noqa: E402
     NORMALIZATION_LAYERS,
     CastReport,
@@ -24,7 +28,6 @@ from mpgluon.cast.block import (  # noqa: E402
 from mpgluon.cast.network_cast import (  # noqa: E402
     call_with_new_trainers as _call_with_new_trainers,
 )
-from mpgluon.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
     DataError,
@@ -59,7 +62,11 @@ from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
 from mpgluon.trainer.master_keeper import (  # noqa: E402
     keep_masters_of_new_trainer as _keep_masters_of_new_trainer,
 )
-from mpgluon.updates.average import WeightAverage  # noqa: E402
+
+if _TYPE_CHECKING:
+    from mpgluon import estimator
+    from mpgluon.checkpoint import load_checkpoint, save_checkpoint
+    from mpgluon.updates.average import WeightAverage
 
 _call_with_new_trainers(_keep_masters_of_new_trainer)  # of cast networks
 _name_new_places()
@@ -101,3 +108,31 @@ __all__ = [
     "round_to",
     "save_checkpoint",
 ]
+
+# Imported when they are first used: names of this package, and its folders.
+_HOMES = {
+    "WeightAverage": "mpgluon.updates.average",
+    "load_checkpoint": "mpgluon.checkpoint",
+    "save_checkpoint": "mpgluon.checkpoint",
+}
+_FOLDERS = [
+    "checkpoint",
+    "deployment",
+    "diagnostics",
+    "distributed",
+    "estimator",
+    "fp16_utils",
+    "tools",
+]
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _FOLDERS:
+        return _import_module(f"mpgluon.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_FOLDERS})

@@ -112,6 +112,22 @@ def test_every_public_name_is_there_once(imported):
     assert len(imported["public"]) == len(set(imported["public"])) > 0
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("diagnostics.OverflowLocator", "deployment.inference_network", "distributed.MpiKVStore"),
+        *("checkpoint.read_parameters", "estimator.BatchProcessor", "fp16_utils", "tools.extra"),
+        *("WeightAverage", "save_checkpoint", "load_checkpoint"),
+    ],
+)
+def test_folders_and_names_are_there_after_the_import_of_the_package_alone(name):
+    assert_runs(f"""
+import mpgluon
+assert {name.partition(".")[0]!r} in dir(mpgluon)
+mpgluon.{name}
+""")
+
+
 def test_mxnets_operators_and_classes_are_not_patched_by_importing_or_using_it():
     code = """
 import numpy as np

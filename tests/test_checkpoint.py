@@ -870,3 +870,59 @@ def test_the_documentation_has_the_table_of_what_a_file_holds():
         named = [word for word in "".join(row).split("`")[1::2] if word != "WeightAverage"]
         assert sorted(named) == sorted([*names, *part.arrays.values()])
         assert row[-1] == part.since
+
+
+def deferred(way, devices=ONE, *, units=5):
+    """Return a network whose shapes are not known before its first call, and its Trainer."""
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(units), nn.Dense(3))
+    net.initialize(mx.init.Normal(0.5), ctx=devices)
+    if way.startswith("cast"):
+        mpgluon.cast_block(net, way.split()[1])
+    elif way != "float32":
+        amp.autocast(net, way)
+    net.hybridize()
+    options = {"learning_rate": 0.01, "multi_precision": way.startswith("cast")}
+    trainer = gluon.Trainer(net.collect_params(), "adam", options)
+    amp.init_trainer(trainer)
+    return net, trainer
+
+
+def deferred_steps(net, trainer, numbers, devices=ONE):
+    for number in numbers:
+        data, losses = np.random.RandomState(number), []
+        with autograd.record():
+            for device in devices:
+                images = mx.nd.array(data.randn(4, 2, 6, 6), ctx=device)
+                losses.append(net(images).astype("float32").square())
+            with amp.scale_loss(losses, trainer) as scaled:
+                autograd.backward(scaled)
+        trainer.step(4 * len(devices))
+    return parameters_of(net)
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@pytest.mark.parametrize("way", ["float32", "bfloat16", "cast float16", "cast bfloat16"])
+def test_a_network_whose_shapes_wait_for_the_first_call_takes_them_from_the_file(
+    tmp_path, way, devices
+):
+    first = deferred(way, devices)
+    deferred_steps(*first, range(3), devices)
+    save_checkpoint(tmp_path / "c.npz", *first)
+    second = deferred(way, devices)
+    load_checkpoint(tmp_path / "c.npz", *second)
+    assert_same_bits(parameters_of(second[0]), parameters_of(first[0]))
+    ended = [deferred_steps(*one, range(3, 6), devices) for one in (first, second)]
+    assert_same_bits(*ended)
+
+
+def test_a_refused_file_leaves_shapes_that_are_not_known_unknown(tmp_path):
+    first, other = deferred("cast float16"), deferred("cast float16", units=6)
+    deferred_steps(*first, range(1))
+    save_checkpoint(tmp_path / "c.npz", *first)
+    with pytest.raises(
+        CheckpointError, match=r"3\.weight .*\(5, 64\).* and .*\(6, 0\)"
+    ):
+        load_checkpoint(tmp_path / "c.npz", *other)
+    assert other[0][0].weight.shape == (4, 0, 3, 3)
+    assert np.isfinite(deferred_steps(*other, range(1))["4.weight"]).all()

@@ -18,6 +18,7 @@ from mpgluon.checkpoint.average import AVERAGE_FIELDS, export_average, prepare_a
 from mpgluon.checkpoint.parameters import (
     FP32_FIELDS,
     check_parameters,
+    completed,
     converted,
     export_fp32_values,
     export_values,
@@ -214,8 +215,9 @@ def load_checkpoint(
     path : str or Path
         What :func:`save_checkpoint` wrote.
     net : gluon.Block
-        Initialized, with the structure that it had then. Its cast may be another one: an FP32
-        parameter takes the master of a float16 one, and the reverse, bit for bit.
+        Initialized, with the structure that it had then; shapes that wait for the first call
+        (``Dense(10)``) are taken from the file. Its cast may be another one: an FP32 parameter
+        takes the master of a float16 one, and the reverse, bit for bit.
     trainer : gluon.Trainer
         Made for ``net`` in the same way as then, its loss scale and `mpgluon.WeightAverage`
         included. If parameters are of another format than in the file, one of the two may have no
@@ -239,14 +241,15 @@ def load_checkpoint(
     in_file = contents["parameters"].arrays["value"]
     grids = contents["FP32 values"].fields["grids"] or {}
     values, wide = converted(path, parameters, in_file, _widest(contents), grids)
-    check_parameters(path, parameters, values)
     run = Run(net, trainer, {}, values, wide)
     changes = []
-    for name, part in PARTS.items():
-        try:
-            changes.append(part.prepare(run, contents[name]))
-        except ValueError as error:
-            raise CheckpointError(f"{path} {part.refusal.format(error)}") from error
+    with completed(parameters, in_file):
+        check_parameters(path, parameters, values)
+        for name, part in PARTS.items():
+            try:
+                changes.append(part.prepare(run, contents[name]))
+            except ValueError as error:
+                raise CheckpointError(f"{path} {part.refusal.format(error)}") from error
     for apply in changes:  # from here on, nothing is refused
         apply()
     _warn_of_bad_weights(path, _changing(run, contents), "was loaded; use an earlier one")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from mpgluon.formats.float_format import FLOAT32, format_named, round_to
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import MasterWeights
 
+import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
 __all__ = [
     "FP32_FIELDS",
     "check_parameters",
+    "completed",
     "converted",
     "export_fp32_values",
     "export_values",
@@ -176,6 +179,32 @@ def converted(
                 f"{fmt} does not hold; keep its block in FP32 with keep_fp32"
             )
     return values, fp32_values
+
+
+@contextmanager
+def completed(parameters: Mapping[str, gluon.Parameter], in_file: Arrays) -> Iterator[None]:
+    """Give parameters whose shapes wait for the first call those of a file's arrays, and zeros.
+
+    If the block raises an error, they wait as before.
+    """
+    waiting: dict[gluon.Parameter, tuple[Any, Any]] = {}
+    for name, parameter in parameters.items():
+        if parameter._deferred_init and name in in_file:
+            shape, found = parameter._shape, in_file[name].shape
+            if len(shape) == len(found) and all(n in (m, 0, -1) for n, m in zip(shape, found)):
+                waiting[parameter] = (parameter._deferred_init, shape)
+    try:
+        for parameter, ((_, devices, default, _), _) in waiting.items():
+            (found,) = {in_file[n].shape for n, p in parameters.items() if p is parameter}
+            parameter._shape = found
+            parameter._deferred_init = (mx.init.Zero(), devices, default, None)
+            parameter._finish_deferred_init()
+        yield
+    except BaseException:
+        for parameter, (initialization, shape) in waiting.items():
+            parameter._data = parameter._grad = None
+            parameter._deferred_init, parameter._shape = initialization, shape
+        raise
 
 
 def check_parameters(

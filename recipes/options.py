@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import textwrap
+from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Callable, Optional, TypeVar, get_args, get_type_hints
 
@@ -17,6 +19,7 @@ __all__ = [
     "at_least",
     "check_options",
     "document_options",
+    "in_options",
     "option",
     "positive",
 ]
@@ -72,8 +75,9 @@ def add_options(parser: argparse.ArgumentParser, config: type) -> None:
             how = {name: one.metadata[name] for name in ("choices", "metavar")}
             how["type"] = kind if one.metadata["check"] is None else _checked(one.metadata["check"])
         shown = "" if one.default in (None, False) else f" (default: {one.default})"
-        name = f"--{one.name.replace('_', '-')}"
-        parser.add_argument(name, default=one.default, help=one.metadata["help"] + shown, **how)
+        parser.add_argument(
+            _option_of(one.name), default=one.default, help=one.metadata["help"] + shown, **how
+        )
 
 
 def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
@@ -100,6 +104,34 @@ def check_options(config: Any) -> None:
             raise ValueError(f"{one.name} must be {_in_words(interval)}, received {value}")
         if one.metadata["check"] is not None:
             one.metadata["check"](value)
+
+
+def in_options(message: str, config: type, values: Mapping[str, Any]) -> str:
+    """Return an error's message with the options of a command line in place of fields' names.
+
+    Parameters
+    ----------
+    message : str
+    config : type
+        The dataclass whose fields are the options.
+    values : mapping from a field's name to its value
+        Where a message names no field, it is about the option whose value it contains.
+    """
+    names = {one.name: one for one in fields(config)}
+    words = "|".join(names)
+    long = "|".join(name for name in names if "_" in name)
+    verbs = "=| must | computes | was | is for "
+    pattern = rf"(?<![\w-])(?:({long})(?!\w)|({words})(?={verbs})|(?<=choose )({words})(?= ))"
+    told = re.sub(pattern, lambda match: _option_of(match[0]), message)
+    if "--" not in told:
+        for name, value in values.items():
+            if name in names and value != names[name].default and str(value) in message:
+                return f"{_option_of(name)}: {message}"
+    return told
+
+
+def _option_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _is_within(value: float, interval: str) -> bool:

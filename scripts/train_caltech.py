@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
 
-from recipes.options import add_options
+from recipes.options import add_options, in_options
 from recipes.training import InterruptedRunError, TrainingConfig, train
 from recipes.training.checkpoints import Resume
 
@@ -60,7 +60,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except ValueError as error:
         if _rank() > 0:
             return 0  # as in the parser
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_options(str(error), TrainingConfig, options)}", file=sys.stderr)
         return 2
     try:
         with processes:
@@ -106,7 +106,8 @@ def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
     try:
         results = train(config, resume=resume, progress=True, processes=processes)
     except (ValueError, OSError, mpgluon.MpgluonError) as error:
-        print(f"{who}error: {error}", file=sys.stderr)
+        message = in_options(str(error), TrainingConfig, config.as_dict())
+        print(f"{who}error: {message}", file=sys.stderr)
         processes.end_all(2)
         return 2
     except InterruptedRunError as stop:

@@ -920,9 +920,7 @@ def test_a_refused_file_leaves_shapes_that_are_not_known_unknown(tmp_path):
     first, other = deferred("cast float16"), deferred("cast float16", units=6)
     deferred_steps(*first, range(1))
     save_checkpoint(tmp_path / "c.npz", *first)
-    with pytest.raises(
-        CheckpointError, match=r"3\.weight .*\(5, 64\).* and .*\(6, 0\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"3\.weight .*\(5, 64\).* and .*\(6, 0\)"):
         load_checkpoint(tmp_path / "c.npz", *other)
     assert other[0][0].weight.shape == (4, 0, 3, 3)
     assert np.isfinite(deferred_steps(*other, range(1))["4.weight"]).all()

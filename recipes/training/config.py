@@ -117,8 +117,9 @@ class TrainingConfig:
         free=True,
     )
     epochs: int = option(30, "passes over the training images", within="[1, inf)")
-    # A single epoch has no warm-up.
-    warmup_epochs: int = option(2, "epochs in which the learning rate rises", within="[0, inf)")
+    warmup_epochs: int = option(
+        2, "epochs in which the learning rate rises, all but the last at most", within="[0, inf)"
+    )
     learning_rate: float = option(
         0.05, "the peak; a cosine schedule lowers it to zero", within="(0, inf)"
     )
@@ -157,7 +158,7 @@ class TrainingConfig:
     )
     sync_batch_norm: bool = option(False, "BatchNorm over the devices of a process together")
     workers: int = option(2, "processes that decode images", within="[0, inf)", free=True)
-    seed: int = option(0, "the seed of all random numbers", within="[0, inf)")
+    seed: int = option(0, "the seed of all random numbers", within="[0, 4294967295]")
     skip_unreadable: bool = option(
         False, "leave out images that cannot be decoded, and list them, instead of ending"
     )
@@ -178,10 +179,6 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.warmup_epochs >= self.epochs and self.epochs > 1:
-            raise ValueError(
-                f"warmup_epochs ({self.warmup_epochs}) must be fewer than epochs ({self.epochs})"
-            )
         if self.amp and self.dtype not in ("float16", "bfloat16"):
             raise ValueError("amp computes in 16 bits: choose dtype float16 or bfloat16 with it")
         if self.update_rounding is not None and self.policy.param_dtype != "bfloat16":

@@ -112,15 +112,24 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model=ssd_512_resnet50_v1_voc"], "is not an image classifier"),
-        (["--devices=gpu:99"], "names gpu(99), but this build of MXNet sees"),
-        (["--loss-scale=big"], "received 'big'"),
-        (["--train-per-class=3"], "train_per_class=3 leaves nothing to test on in 10 of 10"),
-        (["--pretrained=nowhere.params"], "there is no parameter file nowhere.params"),
-        (["--image-size=0"], "image_size must be at least 1"),
-        (["--amp"], "amp computes in 16 bits"),
-        (["--seed=4294967296"], "Seed must be between 0 and 2**32 - 1"),
-        (["--output-dir=/dev/null"], "cannot be made: Not a directory"),
+        (
+            ["--model=ssd_512_resnet50_v1_voc"],
+            "--model: 'ssd_512_resnet50_v1_voc' is not an image",
+        ),
+        (["--devices=gpu:99"], "sees 0 GPUs; use --devices cpu"),
+        (["--loss-scale=big"], "--loss-scale: a loss scale is"),
+        (["--train-per-class=3"], "--train-per-class=3 leaves nothing to test on in 10 of 10"),
+        (
+            ["--pretrained=nowhere.params"],
+            "--pretrained: there is no parameter file nowhere",
+        ),
+        (["--image-size=0"], "--image-size must be at least 1"),
+        (["--amp"], "--amp computes in 16 bits: choose --dtype float16 or bfloat16"),
+        (["--seed=4294967296"], "--seed must be in [0, 4294967295]"),
+        (
+            ["--output-dir=/dev/null"],
+            "cannot be made: Not a directory; choose another --output-dir",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -146,12 +155,21 @@ def test_a_missing_data_set_names_both_ways_to_one_and_renders_none(script, tmp_
     assert not data.exists()
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_a_run_may_be_as_short_as_its_warm_up(script, shapes, tmp_path, epochs):
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
+    assert script.main([*given, f"--epochs={epochs}"]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["config"]["epochs"] == epochs
+    assert results["steps"] == 2 * epochs
+
+
 @pytest.mark.multiprocess
 def test_a_bad_value_ends_the_process_with_status_2_and_one_line():
     done = run("--epochs=0")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "error: epochs must be at least 1, received 0\n"
+    assert done.stderr == "error: --epochs must be at least 1, received 0\n"
 
 
 @pytest.mark.multiprocess

@@ -27,6 +27,8 @@ from mpgluon.cast.plan import (
     as_collections,
     blocks_of,
     plan_of,
+    with_blocks_by_name,
+    with_normalization_layers,
 )
 from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.cast.symbol_block import ImportedGraph
@@ -81,14 +83,16 @@ def cast_block(
     dtype : str, NumPy dtype or Policy
         ``"float16"``; ``"bfloat16"``, in FP32 arrays, on a CPU; or any other policy, as text that
         ``Policy.parse`` takes (``"mixed_float8"``) or as an object.
-    keep_fp32 : iterable of block types, block instances and names of operators
-        Blocks to leave in FP32, with everything inside them. A normalization layer returns its
-        result in float16; any other kept block returns FP32, and what follows rounds it.
-        BatchNorm's parameters stay FP32 in any case: MXNet's operator accepts no others.
+    keep_fp32 : iterable of block types, blocks, names of blocks and names of operators
+        Blocks to leave in FP32, with everything inside them: as objects, or by name
+        (``"net_dense0"``) or place (``"features.0"``). A normalization layer returns its result
+        in float16; any other kept block returns FP32, and what follows rounds it. Normalization
+        layers are kept in addition, unless a type of theirs is among the entries, or there is no
+        entry. BatchNorm's parameters stay FP32 in any case: MXNet's operator accepts no others.
         An operator, ``"Convolution"`` in all blocks or ``"block:Convolution"`` in one (its name,
         or its place: ``"features.0:Convolution"``), computes in FP32 and returns FP32; its
         parameters still become float16, and are widened. Names are those of ``F``; ``x + y`` is
-        ``"broadcast_add"``. ``(*mpgluon.NORMALIZATION_LAYERS, …)`` adds to the default.
+        ``"broadcast_add"``, and a name of an operator precedes that of a block.
     compute_16 : iterable of str
         Operators that otherwise return FP32 (``"softmax"``, ``"mean"``), named in the same way:
         computed in FP32 as before, with results in the 16-bit format. This affects calls like
@@ -121,7 +125,8 @@ def cast_block(
     is added later: restore, and cast again. ``net.export`` keeps the casts, unlike
     Gluon's own default (``remove_amp_cast=True``); the exported graph needs MXNet only.
     """
-    return apply_policy(net, as_policy(dtype), keep_fp32, compute_16)
+    keep = with_normalization_layers(keep_fp32)
+    return apply_policy(net, as_policy(dtype), keep, compute_16)
 
 
 def autocast(
@@ -144,10 +149,9 @@ def autocast(
         ``"float16"``; ``"bfloat16"``, on a CPU only, native where the processor has it and else
         emulated; or any other policy, as text that ``Policy.parse`` takes
         (``"mixed_float8"``) or as an object, which means the same as in :func:`mpgluon.cast_block`.
-    keep_fp32 : iterable of block types, block instances and names of operators
+    keep_fp32 : iterable of block types, blocks, names of blocks and names of operators
         Blocks that compute in FP32, with everything inside them. Normalization layers need not
-        be named: their sums are FP32 under every policy. Operators as for
-        :func:`mpgluon.cast_block`.
+        be named: their sums are FP32 under every policy. Names as for :func:`mpgluon.cast_block`.
     compute_16 : iterable of str
         As for :func:`mpgluon.cast_block`. Without effect on a processor that has bfloat16 itself:
         there, all values but those of products are FP32.
@@ -176,6 +180,7 @@ def apply_policy(
             "mpgluon.restore(net) takes a cast off"
         )
     named, compute_16 = as_collections(keep_fp32, compute_16)
+    named = with_blocks_by_name(net, named)
     plan = plan_of(net, named, compute_16)
     for forward in filter(None, map(forward_of, blocks_of(net))):
         root, name = forward.network_cast.root.name, forward.block.name

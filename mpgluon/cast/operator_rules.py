@@ -12,12 +12,13 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from mpgluon.graph.description import blocks_of
 from mpgluon.graph.operators import Rule, may_be_16_bit, one_name, rule_of
 
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["NO_RULES", "Rules", "rules_of"]
+__all__ = ["NO_RULES", "Rules", "is_operator", "names_of", "rules_of"]
 
 Rules = Mapping[str, Rule]
 NO_RULES: Rules = {}
@@ -60,15 +61,15 @@ def rules_of(
         If a name is not text, or names neither an operator of MXNet nor a block among these; if the
         format of an operator cannot be changed like this; if both arguments name the same operator.
     """
-    wishes = [_read("keep_fp32", text, Rule.FLOAT32) for text in keep_fp32]
-    wishes += [_read("compute_16", text, Rule.NORMALIZE) for text in compute_16]
+    wishes = [_read(net, "keep_fp32", text, Rule.FLOAT32) for text in keep_fp32]
+    wishes += [_read(net, "compute_16", text, Rule.NORMALIZE) for text in compute_16]
     if not wishes:
         return {}
     for wish in wishes:
         others = [w for w in wishes if w[1:3] == wish[1:3] and w.rule is not wish.rule]
         if others:
             raise ValueError(f"keep_fp32 and compute_16 both name {wish.text!r}; choose one")
-    named = _names_of(net, blocks)
+    named = names_of(net, blocks)
     general = {wish.operator: wish.rule for wish in wishes if not wish.block}
     found: dict[gluon.Block, Rules] = dict.fromkeys(blocks, general)
     for wish in wishes:
@@ -82,15 +83,17 @@ def rules_of(
     return found
 
 
-def _read(argument: str, text: Any, rule: Rule) -> _Wish:
+def _read(net: gluon.Block, argument: str, text: Any, rule: Rule) -> _Wish:
     """Return what one entry of an argument asks for."""
     if not isinstance(text, str):
         raise TypeError(f"{argument} holds names of operators, received {text!r}")
     block, _, operator = text.rpartition(":")
-    if not _exists(operator):
+    if not is_operator(operator):
+        blocks = [] if block or rule is not Rule.FLOAT32 else names_of(net, list(blocks_of(net)))
+        no_block = f", nor {net.name} a block of that name or place" if blocks else ""
         raise ValueError(
-            f"{argument} names {text!r}, and MXNet has no operator {operator!r}"
-            f"{_close(operator, _operator_names())}; a block by itself is named by its object"
+            f"{argument} names {text!r}, and MXNet has no operator {operator!r}{no_block}"
+            f"{_close(operator, [*_operator_names(), *blocks])}"
         )
     by_table = rule_of(operator)
     if by_table in _UNTOUCHED:
@@ -105,7 +108,7 @@ def _read(argument: str, text: Any, rule: Rule) -> _Wish:
     return _Wish(text, block, one_name(operator), rule)
 
 
-def _names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, set[gluon.Block]]:
+def names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, set[gluon.Block]]:
     """Return blocks by their names, which several may share, and by their places."""
     wanted, found = set(blocks), defaultdict(set)
     for block in blocks:
@@ -121,7 +124,7 @@ def _names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, se
     return dict(found)
 
 
-def _exists(operator: str) -> bool:
+def is_operator(operator: str) -> bool:
     """Whether ``F`` has an operator."""
     *path, name = operator.split(".")
     namespace: Any = mx.nd

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional, Union
 
-from mpgluon.cast.operator_rules import NO_RULES, Rules, rules_of
+from mpgluon.cast.operator_rules import NO_RULES, Rules, is_operator, names_of, rules_of
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.description import blocks_of
 
@@ -23,6 +23,8 @@ __all__ = [
     "blocks_of",
     "is_hybrid",
     "plan_of",
+    "with_blocks_by_name",
+    "with_normalization_layers",
 ]
 
 BATCH_NORMS = (nn.BatchNorm, nn.BatchNormReLU)
@@ -84,14 +86,23 @@ class BlockPlan(NamedTuple):
         return self.computes_fp32 or self.is_governed or self.is_beyond_reach or self.hands_fp32
 
 
+def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
+    """Return what to keep with normalization layers, unless it is empty or has a type of theirs."""
+    if isinstance(keep_fp32, (str, type, gluon.Block)):
+        return keep_fp32  # refused later
+    entries = tuple(keep_fp32)
+    chosen = any(isinstance(e, type) and issubclass(e, NORMALIZATION_LAYERS) for e in entries)
+    return entries if chosen or not entries else (*NORMALIZATION_LAYERS, *entries)
+
+
 def as_collections(
     keep_fp32: KeepFP32, compute_16: Iterable[str]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return both arguments of a cast as tuples; raise TypeError for what is one entry itself."""
     if isinstance(keep_fp32, (str, type, gluon.Block)):
         raise TypeError(
-            f"keep_fp32 is a collection of block types, blocks and names of operators, received "
-            f"{keep_fp32!r} itself; write keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, block)"
+            "keep_fp32 is a collection of block types, blocks, and names of blocks and operators, "
+            f"received {keep_fp32!r} itself; write keep_fp32=[block]"
         )
     if isinstance(compute_16, str):
         raise TypeError(f"compute_16 is a collection of operator names, received {compute_16!r}")
@@ -157,6 +168,17 @@ def plan_of(
     ]
 
 
+def with_blocks_by_name(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what to keep with blocks in place of their names and places."""
+    if not any(isinstance(entry, str) for entry in keep_fp32) or not isinstance(net, gluon.Block):
+        return keep_fp32
+    by_name, found = names_of(net, list(blocks_of(net))), list[Any]()
+    for entry in keep_fp32:
+        is_block = isinstance(entry, str) and entry in by_name and not is_operator(entry)
+        found += by_name[entry] if is_block else [entry]
+    return tuple(found)
+
+
 def _named_blocks(
     net: gluon.Block, blocks: list[gluon.Block], keep_fp32: list[Any]
 ) -> list[gluon.Block]:
@@ -164,7 +186,8 @@ def _named_blocks(
     for entry in keep_fp32:
         if not isinstance(entry, (type, gluon.Block)):
             raise TypeError(
-                f"keep_fp32 holds block types, blocks and names of operators, received {entry!r}"
+                "keep_fp32 holds block types, blocks, and names of blocks and operators, received "
+                f"{entry!r}"
             )
     types = tuple(entry for entry in keep_fp32 if isinstance(entry, type))
     instances = {entry for entry in keep_fp32 if isinstance(entry, gluon.Block)}

@@ -236,11 +236,36 @@ def test_blocks_are_kept_by_type_by_instance_and_whole():
     net = two_branches()
     assert kept_alike(net, (nn.Dense, nn.LayerNorm), (net,))
     net = two_branches()
-    assert kept_alike(net, (net[2],), (net[2],))
+    assert kept_alike(net, (net[2],), (net[2], net[1][1]))
     net = two_branches()
     assert kept_alike(net, (net[1],), (net[1],))
     net = two_branches()
     assert kept_alike(net, iter(NORMALIZATION_LAYERS), (net[1][1],))
+
+
+@pytest.mark.parametrize("name", ["2", "name", "1.2"])
+def test_blocks_are_kept_by_the_names_and_places_that_reports_print(name):
+    net = two_branches()
+    block = {"2": net[2], "name": net[2], "1.2": net[1][2]}[name]
+    report = mpgluon.cast_block(net, keep_fp32=[block.name if name == "name" else name, "softmax"])
+    assert set(report.kept_fp32) == {block.name, net[1][1].name}
+    assert report.operators_fp32 == ("softmax",)
+    assert block.weight.data().dtype == np.float32
+    mpgluon.restore(net)
+    assert block.name in amp.autocast(net, keep_fp32=[block.name]).kept_fp32
+
+
+def test_normalization_layers_are_kept_in_addition_unless_their_types_are_named():
+    def gamma(keep_fp32):
+        net = known(in_sequence(nn.Dense(4), nn.LayerNorm(), nn.Dense(3)))
+        mpgluon.cast_block(net, keep_fp32=keep_fp32(net))
+        return np.dtype(net[1].gamma.dtype).name
+
+    for kept in (lambda net: [net[0]], lambda _: [nn.Conv2D], lambda _: ["softmax"]):
+        assert gamma(kept) == "float32"
+    assert gamma(lambda _: [nn.LayerNorm]) == "float32"
+    for kept in (lambda _: [], lambda net: [nn.BatchNorm, net[0]]):
+        assert gamma(kept) == "float16"
 
 
 @BOTH
@@ -649,7 +674,7 @@ def test_the_first_hybridized_call_may_come_from_several_threads_at_once():
         *(({"dtype": dtype}, ValueError, f"received .*'{dtype}'") for dtype in ("float64", "half")),
         ({"dtype": Policy.parse("float32")}, ValueError, "nothing in 16 bits"),
         *(
-            ({"keep_fp32": (entry,)}, TypeError, "keep_fp32 holds block types, blocks and names")
+            ({"keep_fp32": (entry,)}, TypeError, "keep_fp32 holds block types, blocks, and names")
             for entry in (3, None)
         ),
         *(

@@ -10,6 +10,8 @@ HOROVOD := .venv-horovod
 THIRD_PARTY := .venv-third-party
 GPU := .venv-gpu
 DOCS := .venv-docs
+NEWEST := .venv-newest
+PYTHON312 ?= python3.12
 
 # Tests of what depends on the processor, as on one with AVX2 and no AVX-512: oneDNN and the native
 # library are held back.
@@ -23,7 +25,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo test test-avx2 fuzz test-slow test-torch test-horovod test-third-party test-gpu lint \
+.PHONY: demo test test-avx2 fuzz test-slow test-torch test-horovod test-third-party test-gpu test-newest lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -118,6 +120,24 @@ $(THIRD_PARTY)/.complete: requirements/dev.txt
 		--disable-pip-version-check --no-deps --no-build-isolation gluonnlp==0.10.0
 	touch $@
 
+# What pip chooses where nothing is pinned, on the newest Python and NumPy that MXNet works with: each
+# script begins, one trains, and four lessons run.
+test-newest: $(NEWEST)/.complete
+	for script in diagnose doctor export_onnx plan_scaling replay serve train_caltech; do \
+		$(NEWEST)/bin/python scripts/$$script.py --help >/dev/null || exit 1; done
+	rm -rf runs/newest
+	$(NEWEST)/bin/python scripts/train_caltech.py --dtype float16 --dataset shapes --data-dir data \
+		--model cifar_resnet20_v1 --image-size 32 --batch-size 20 --train-per-class 40 --epochs 2 \
+		--output-dir runs/newest
+	$(NEWEST)/bin/python scripts/build_notebooks.py --check --fast --jobs $(WORKERS) 00 01 03 06
+
+$(NEWEST)/.complete: pyproject.toml
+	rm -rf $(NEWEST)
+	$(PYTHON312) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e ".[cpu,notebooks,onnx,serve]"
+	touch $@
+
 # Where NVIDIA's driver is, with MXNet's build for CUDA, which owns the folder of the other build and
 # so has an environment of its own; times and memory go to results/. Elsewhere each test is skipped,
 # and says why.
@@ -198,5 +218,5 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) .venv-torch runs dist build *.egg-info \
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch runs dist build *.egg-info \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -47,7 +47,8 @@ def heading(record: BenchmarkRecord) -> str:
         )
     lines += [
         f"{versions}; {source}{changes}; {record.date}",
-        f"{conditions.threads} threads each, {conditions.rounds} rounds after "
+        f"{conditions.threads} thread{'s' * (conditions.threads > 1)} each, "
+        f"{conditions.rounds} rounds after "
         f"{conditions.warm_up} that do not count",
     ]
     if record.load_average > 0.5:

@@ -229,7 +229,10 @@ def apply_policy(
     return CastReport(
         policy=policy,
         cast=tuple(e.block.name for e in plan if e.is_governed and not e.keeps_parameters),
-        kept_fp32=tuple(entry.block.name for entry in plan if entry.keeps_parameters),
+        kept_fp32=(
+            *(entry.block.name for entry in plan if entry.keeps_parameters),
+            *(node.name for graph in graphs.values() for node in graph.normalizations),
+        ),
         beyond_reach=tuple(BeyondReach.of(e.block) for e in plan if e.is_beyond_reach),
         parameters_cast=len(narrowed),
         parameters_kept=len(parameters) - len(narrowed),

@@ -45,7 +45,8 @@ class CastReport:
         Names of the blocks that compute in 16 bits.
     kept_fp32 : tuple of str
         Names of the blocks with parameters that stay FP32: normalization layers, whose results
-        are in the 16-bit format nevertheless, and those that ``keep_fp32`` named.
+        are in the 16-bit format nevertheless, and those that ``keep_fp32`` named. Of an imported
+        graph, names of its normalization operators.
     beyond_reach : tuple of BeyondReach
         Blocks with arithmetic that the cast cannot govern.
     parameters_cast, parameters_kept : int
@@ -87,7 +88,8 @@ class CastReport:
         lines = [
             f"parameters {self.policy.param_dtype}, computation {self.policy.compute_dtype}, "
             f"result {self.policy.output_dtype}",
-            f"{len(self.cast):6d} blocks compute in {self.policy.compute_dtype}, "
+            f"{len(self.cast):6d} {_plural('block', self.cast)} "
+            f"compute{'s' * (len(self.cast) == 1)} in {self.policy.compute_dtype}, "
             + _ARITHMETIC[self.arithmetic]
             + f", summed as {sums}'s Tensor Cores do" * (sums != "Float32"),
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from mpgluon.errors import PrecisionError
-from mpgluon.graph.nodes import Graph
+from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.replay import replay
 
 import mxnet as mx
@@ -57,16 +57,14 @@ class ImportedGraph:
             raise PrecisionError(
                 f"{block.name} is an imported graph with casts to "
                 f"{narrow[0].attributes['dtype']} of its own ({narrow[0].name}): it computes in 16 "
-                "bits as it is. Keep it so with keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, "
-                "that_block), or import a graph in FP32"
+                "bits as it is. Keep it so with keep_fp32=[that_block], or import a graph in FP32"
             )
         nested = [node for node in nodes if node.has_subgraph]
         if nested:
             raise PrecisionError(
                 f"{block.name} is an imported graph with control flow ({nested[0].operator} "
                 f"{nested[0].name}), whose body a cast cannot reach. Keep it in FP32 with "
-                "keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, that_block), or build the network from "
-                "layers"
+                "keep_fp32=[that_block], or build the network from layers"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,12 +76,17 @@ class ImportedGraph:
         vars(self).update(state)
         self.graph = Graph.read(self.original[1])
 
+    @property
+    def normalizations(self) -> list[Node]:
+        """The normalization operators."""
+        return [node for node in self.graph.nodes if node.operator in _NORMALIZATIONS]
+
     def normalization_parameters(self) -> set[gluon.Parameter]:
         """Return the parameters and statistics of normalization operators."""
         names = {
             node.inputs[position].node.name
-            for node in self.graph.nodes
-            for position in _NORMALIZATIONS.get(node.operator, ())
+            for node in self.normalizations
+            for position in _NORMALIZATIONS[node.operator]
             if position < len(node.inputs)
         }
         return {p for p in self.block.collect_params().values() if p.name in names}

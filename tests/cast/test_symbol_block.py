@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import mpgluon
 from mpgluon import PrecisionError
 
@@ -83,6 +85,10 @@ def test_an_imported_graph_has_the_bits_of_the_hybridized_network(way):
     net.hybridize(**STATIC)
     assert reports[0].parameters_cast == reports[1].parameters_cast
     assert reports[1].beyond_reach == ()
+    assert [re.sub(r".*?(batch|layer)norm.*", r"\1", one) for one in reports[1].kept_fp32] == [
+        "batch",
+        "layer",
+    ]
     assert_same_bits(results(imported), results(net))
 
 

@@ -5,11 +5,14 @@ A report has a method ``table()`` that returns one.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Callable
 
-__all__ = ["Table", "percent"]
+__all__ = ["Result", "Table", "percent"]
 
 _NUMBER = re.compile(r"[-+<>≤≥~]?[\d.,]+([eE][-+]?\d+)?( ?[%a-zA-Z]{1,3})?|inf|nan|-|")
 
@@ -44,6 +47,21 @@ class Table:
     def __str__(self) -> str:
         return "\n".join("  ".join(cells).rstrip() for cells in self._aligned())
 
+    def to_html(self) -> str:
+        """Return the table for a notebook or a page."""
+        head, *body = ([html.escape(cell) for cell in row] for row in (self.headings, *self.rows))
+        aligned = ["right" if right else "left" for right in self.numeric]
+
+        def line(cells: list[str], tag: str) -> str:
+            styled = (
+                f'<{tag} style="text-align: {side}">{cell}</{tag}>'
+                for side, cell in zip(aligned, cells)
+            )
+            return f"<tr>{''.join(styled)}</tr>"
+
+        rows = "".join(line(cells, "td") for cells in body)
+        return f"<table><thead>{line(head, 'th')}</thead><tbody>{rows}</tbody></table>"
+
     def to_markdown(self) -> str:
         """Return the table for a document."""
         headings, *rows = self._aligned()
@@ -69,3 +87,28 @@ class Table:
 def percent(share: float) -> str:
     """Return a share in [0, 1] in percent, with two decimals."""
     return f"{share:.2%}".replace("%", " %")
+
+
+class Result:
+    """A base of results that a notebook shows as tables, and that draw themselves."""
+
+    table: Callable[..., Table]
+
+    def _repr_html_(self) -> str:
+        says_more = type(self).__str__ is not object.__str__
+        above = str(self).partition(str(self.table()))[0].strip() if says_more else ""
+        return f"<p>{html.escape(above)}</p>" * bool(above) + self.table().to_html()
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the result with Matplotlib, which the extra ``plots`` installs.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            By default, those of a new figure.
+
+        Returns
+        -------
+        Axes
+        """
+        return import_module("mpgluon.tools.plots").draw(self, ax)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
+from mpgluon import diagnostics
+from mpgluon.diagnostics.compare import Comparison
+from mpgluon.diagnostics.exponents import BatchExponents
+from mpgluon.diagnostics.scales import loss_scales
+from mpgluon.diagnostics.sums import Change, SumsReport
 from mpgluon.tools import plots
 
+import mxnet as mx
 import numpy as np
 import pytest
+from matplotlib import pyplot
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from mxnet import gluon
+from mxnet.gluon import nn
 from PIL import Image
 
 STEPS = [
@@ -318,3 +327,94 @@ def test_a_heatmap_needs_one_histogram_for_each_layer(axes, layers, rows):
     message = f"received {len(layers)} layers and {len(rows)} histograms"
     with pytest.raises(ValueError, match=message):
         plots.draw_exponent_heatmap(axes, layers, rows)
+
+
+# --- results of diagnostics ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Return a result of each kind that can be drawn."""
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(*(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4)))
+    net.add(*(nn.Activation("relu"), nn.Dense(10, in_units=144)))
+    net.initialize(mx.init.Xavier())
+    images, labels = mx.nd.random.normal(shape=(4, 3, 8, 8)), mx.nd.arange(4)
+    batch = diagnostics.Batch(images, labels, gluon.loss.SoftmaxCrossEntropyLoss())
+    ranges = diagnostics.range_report(net, batch, loss_scale=2.0**22)
+    found = [
+        ranges,
+        loss_scales(net, ranges, 2.0**14),
+        diagnostics.compare_with_fp32(net, batch),
+        diagnostics.alignment_report(net, images.shape),
+        diagnostics.batch_exponents(net, batch),
+        diagnostics.exponent_histogram([images]),
+    ]
+    return {type(one): one for one in found}
+
+
+DRAWN = [kind for kind in plots._DRAWINGS if kind is not SumsReport]
+
+
+@pytest.mark.parametrize("kind", DRAWN, ids=lambda kind: kind.__name__)
+def test_a_result_draws_itself_and_is_a_table_in_a_notebook(results, axes, kind):
+    result = results[kind]
+    assert result.plot(axes) is axes
+    draw_for_real(axes)
+    assert axes.lines or axes.patches
+    assert axes.get_xlabel()
+    assert "<table>" in result._repr_html_()
+    drawn = result.plot()
+    assert drawn is not axes
+    assert [text.get_text() for text in drawn.get_yticklabels()] == [
+        text.get_text() for text in axes.get_yticklabels()
+    ]
+    pyplot.close(drawn.figure)
+
+
+def test_the_rows_of_a_drawing_are_those_of_the_result(results, axes):
+    comparison = results[Comparison]
+    comparison.plot(axes)
+    (introduced, of_result) = axes.lines[:2]
+    layers = comparison.layers
+    assert sorted(introduced.get_xdata()) == sorted(one.introduced for one in layers)
+    assert list(of_result.get_xdata()) == [one.output for one in layers if one.output > 0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == [x.block.name for x in layers]
+
+
+def test_sums_are_drawn_with_what_is_not_finite_at_the_edge(results, axes):
+    block, other = (layer.block for layer in results[Comparison].layers[:2])
+    own = {block: Change(0.5, 0.25, 0.125), other: Change(0.5, 0.0, 0.0)}
+    changes = {"volta": {block: Change(0.25, 0.25, 0.25), other: Change(0.0, 1.0, 0.0)}}
+    SumsReport(None, "float16", own, changes).plot(axes)
+    assert points(axes.lines[0]) == [(2.0, 0.0)]
+    assert legend(axes) == ["volta", "not finite"]
+
+
+def test_four_histograms_have_four_colours_and_a_legend_that_fits_plain_axes(results):
+    figure, axes = pyplot.subplots()
+    plots.draw_exponents(axes, results[BatchExponents].overall())
+    assert len({patch.get_edgecolor() for patch in axes.patches[:4]}) == 4
+    FigureCanvasAgg(figure).draw()
+    box = axes.get_legend().get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert 0 <= box.y0 < box.y1 <= figure.bbox.height
+    pyplot.close(figure)
+
+
+def test_a_loss_that_is_not_finite_is_a_gap_with_a_mark(axes):
+    steps = [{"step": n, "loss": loss} for n, loss in enumerate([2.0, math.nan, 1.0, math.inf])]
+    plots.draw_loss(axes, steps, [{"step": 3, "train_loss": 1.5}])
+    assert "not finite: 2" in legend(axes)
+    assert [x for x, _ in points(axes.lines[-1])] == [1, 3]
+
+
+def test_what_an_event_lacks_is_named(axes):
+    with pytest.raises(ValueError, match=r"each event needs 'loss' and 'step'; .* without 'loss'"):
+        plots.draw_loss(axes, [{"step": 1}], [])
+
+
+def test_what_cannot_be_drawn_is_refused_with_what_can():
+    with pytest.raises(TypeError, match=r"one of Comparison, RangeReport, .*; received dict"):
+        plots.draw({})

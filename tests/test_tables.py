@@ -28,6 +28,13 @@ def test_a_document_gets_rules_that_say_how_columns_are_aligned():
     ]
 
 
+def test_a_notebook_gets_an_escaped_table_with_figures_on_the_right():
+    page = Table(("layer", "error"), [("a<b", "0.5")]).to_html()
+    assert page.startswith("<table>")
+    assert '<td style="text-align: left">a&lt;b</td>' in page
+    assert '<td style="text-align: right">0.5</td>' in page
+
+
 @pytest.mark.parametrize("figure", ["0", "-1.5", "1e-05", "inf", "nan", "3 MiB", "<0.1 %", "2,000"])
 def test_figures_are_recognized(figure):
     assert Table(("a",), [(figure,)]).numeric == [True]

@@ -20,7 +20,7 @@ from typing import Callable
 from mpgluon.graph.description import InputShape, trace
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.operators import Rule, rule_of
-from mpgluon.tables import Table
+from mpgluon.tables import Result, Table
 
 from mxnet import gluon
 
@@ -100,7 +100,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class AlignmentReport:
+class AlignmentReport(Result):
     """The products of a network, in the order in which they are computed.
 
     Attributes

@@ -17,7 +17,7 @@ from mpgluon.diagnostics.reference import Reference, inner_blocks, sixteen_bits
 from mpgluon.diagnostics.sums import SumsReport, compare_sums
 from mpgluon.formats.float_format import format_named
 from mpgluon.formats.policy import Policy
-from mpgluon.tables import Table
+from mpgluon.tables import Result, Table
 
 from mxnet import gluon
 
@@ -50,7 +50,7 @@ class LayerError:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Result):
     """The errors of all layers of a network, and of its result.
 
     Attributes

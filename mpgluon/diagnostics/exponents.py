@@ -14,7 +14,7 @@ from typing import Any
 from mpgluon import amp
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
-from mpgluon.tables import Table, percent
+from mpgluon.tables import Result, Table, percent
 from mpgluon.updates import gluon_trainer
 
 import numpy as np
@@ -35,7 +35,7 @@ _LOWEST, _HIGHEST = -149, 127  # of float32, subnormals included
 
 
 @dataclass(frozen=True)
-class ExponentHistogram:
+class ExponentHistogram(Result):
     """How often each exponent occurs.
 
     Attributes
@@ -101,6 +101,18 @@ class ExponentHistogram:
         total = sum(counted.values())
         return {name: count / total if total else 0.0 for name, count in counted.items()}
 
+    def table(self, fmt: FloatFormat = FLOAT16) -> Table:
+        """Return the shares of the numbers in each part of a format's range, in percent."""
+        return _table({"all": self}, fmt)
+
+
+def _table(histograms: Mapping[str, ExponentHistogram], fmt: FloatFormat) -> Table:
+    rows = []
+    for name, histogram in histograms.items():
+        zeros = histogram.zeros / histogram.total if histogram.total else 0.0
+        rows.append((name, *map(percent, [*histogram.shares(fmt).values(), zeros])))
+    return Table(("numbers", "lost", "subnormal", "normal", "overflow", "zero"), rows)
+
 
 EMPTY = ExponentHistogram(np.zeros(_HIGHEST - _LOWEST + 1, dtype=np.int64))
 
@@ -131,7 +143,7 @@ def _histogram_of(array: Any) -> ExponentHistogram:
 
 
 @dataclass(frozen=True)
-class BatchExponents:
+class BatchExponents(Result):
     """Histograms of all arrays of one batch, gradients without the loss scale.
 
     Attributes
@@ -155,12 +167,7 @@ class BatchExponents:
 
     def table(self, fmt: FloatFormat = FLOAT16) -> Table:
         """Return the shares of the numbers in each part of a format's range, in percent."""
-        rows = []
-        for name, histogram in self.overall().items():
-            shares = histogram.shares(fmt)
-            zeros = histogram.zeros / histogram.total if histogram.total else 0.0
-            rows.append((name, *map(percent, [*shares.values(), zeros])))
-        return Table(("numbers", "lost", "subnormal", "normal", "overflow", "zero"), rows)
+        return _table(self.overall(), fmt)
 
     def __str__(self) -> str:
         return str(self.table())

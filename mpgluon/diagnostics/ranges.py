@@ -13,7 +13,7 @@ from mpgluon.diagnostics.exponents import ExponentHistogram, exponent_histogram
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, round_to
 from mpgluon.formats.scaling import scale_exponents
-from mpgluon.tables import Table, percent
+from mpgluon.tables import Result, Table, percent
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ class ArrayRange:
 
 
 @dataclass(frozen=True)
-class RangeReport:
+class RangeReport(Result):
     """How everything that a network computes on one batch fits into a format.
 
     Attributes
@@ -108,14 +108,18 @@ class RangeReport:
             return 1.0
         return 2.0 ** math.floor(math.log2(self.fmt.max / headroom / largest))
 
-    def table(self, worst: int = 20) -> Table:
-        """Return the arrays that lose most."""
+    def worst(self, count: int) -> list[ArrayRange]:
+        """Return the arrays that overflow most, then those that lose most."""
 
         def loss(array: ArrayRange) -> tuple[float, float]:
             return array.overflow_fraction, array.underflow_fraction + array.subnormal_fraction
 
+        return sorted(self.arrays, key=loss, reverse=True)[:count]
+
+    def table(self, worst: int = 20) -> Table:
+        """Return the arrays that lose most."""
         rows = []
-        for a in sorted(self.arrays, key=loss, reverse=True)[:worst]:
+        for a in self.worst(worst):
             shares = (a.overflow_fraction, a.underflow_fraction, a.subnormal_fraction)
             rows.append((a.name, a.kind, f"{a.largest:.3g}", *map(percent, shares)))
         beyond = "saturated" if self.fmt.saturates else "overflow"

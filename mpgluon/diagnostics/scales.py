@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from mpgluon.cast.block import NORMALIZATION_LAYERS, blocks_of
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram
 from mpgluon.diagnostics.ranges import RangeReport
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
-from mpgluon.tables import Table, percent
+from mpgluon.tables import Result, Table, percent
 
 import numpy as np
 from mxnet import gluon
@@ -60,7 +60,7 @@ class LayerGradient:
 
 
 @dataclass(frozen=True)
-class LossScales:
+class LossScales(Result):
     """The gradients that float16 has to hold, layer by layer, and the recommended loss scale.
 
     Attributes
@@ -113,11 +113,11 @@ class LossScales:
             f"overflow in part, and {losing} lose more than {LOST_LIMIT:.0%} of their numbers."
         ).replace("%", " %")
 
-    def table(self, scale: float, count: int = 10) -> Table:
-        """Return the gradients with the largest losses at a scale."""
+    def table(self, scale: Optional[float] = None, count: int = 10) -> Table:
+        """Return the gradients with the largest losses at a scale, by default the recommended."""
         rows = [
             (one.block.name, one.what, *(share_text(shares[part]) for part in _PARTS))
-            for one, shares in self.worst(scale, count)
+            for one, shares in self.worst(self.scale if scale is None else scale, count)
         ]
         return Table(("layer", "gradient of", *_PARTS), rows)
 

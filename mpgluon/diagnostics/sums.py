@@ -19,7 +19,7 @@ from mpgluon.cast.forward import PolicyForward
 from mpgluon.diagnostics.meanwhile import having
 from mpgluon.diagnostics.reference import Errors, Reference
 from mpgluon.formats.tensor_core import TensorCoreSums
-from mpgluon.tables import Table
+from mpgluon.tables import Result, Table
 
 from mxnet import gluon
 
@@ -49,7 +49,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SumsReport:
+class SumsReport(Result):
     """The changes of each way of summing, and the errors of 16 bits.
 
     Attributes

@@ -6,6 +6,8 @@ The training functions take events of :mod:`recipes.training.history`: ``steps``
 ``train_loss``, and in [0, 1] ``train_accuracy``, ``test_accuracy`` and, if known,
 ``test_accuracy_per_class``, the mean of the classes' accuracies.
 
+What :mod:`mpgluon.diagnostics` returns is drawn by :func:`draw`, which the results' ``plot`` calls.
+
 Matplotlib is imported only when a figure is drawn. Every figure can be read without colour: grey
 for single steps, black for means, and line styles, marks and hatches besides. ``FORMAT_LOOKS`` has
 the colour, mark and line style of each number format, as keywords of ``Axes.plot``; the colours are
@@ -19,8 +21,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional, Union
 
+from mpgluon.diagnostics.alignment import AlignmentReport
+from mpgluon.diagnostics.compare import Comparison
+from mpgluon.diagnostics.exponents import BatchExponents, ExponentHistogram
+from mpgluon.diagnostics.ranges import RangeReport
+from mpgluon.diagnostics.scales import LossScales
+from mpgluon.diagnostics.sums import SumsReport
 from mpgluon.formats.float_format import FLOAT16
 from mpgluon.tools import extra
 
@@ -29,20 +37,26 @@ import numpy.typing as npt
 
 __all__ = [
     "FORMAT_LOOKS",
+    "draw",
     "draw_accuracy",
+    "draw_alignment",
+    "draw_errors",
     "draw_exponent_heatmap",
     "draw_exponents",
     "draw_gradient_norm",
     "draw_loss",
     "draw_loss_scale",
+    "draw_loss_scales",
+    "draw_ranges",
     "draw_speed",
+    "draw_sums",
     "draw_training",
     "png",
     "save_training_curves",
 ]
 
 Event = dict[str, Any]
-Histogram = tuple[npt.ArrayLike, npt.ArrayLike, int]
+Histogram = Union[ExponentHistogram, tuple[npt.ArrayLike, npt.ArrayLike, int]]
 
 FORMAT_LOOKS: Mapping[str, Mapping[str, Any]] = {
     "float32": {"color": "black", "marker": "o", "linestyle": "-"},
@@ -102,13 +116,14 @@ def draw_training(figure: Any, steps: Sequence[Event], epochs: Sequence[Event]) 
 def draw_loss(axes: Any, steps: Sequence[Event], epochs: Sequence[Event]) -> Any:
     """Draw the training loss of each step and its mean over each epoch, from 0 upwards.
 
-    Losses that are not finite are gaps.
+    Losses that are not finite are gaps, with a cross near the upper edge.
     """
     axes.plot(*_points(steps, "loss"), label="each step", **_EACH_STEP)
     axes.plot(*_points(epochs, "train_loss"), label="mean of epoch", **_EACH_EPOCH)
     axes.set_ylabel("training loss")
     axes.set_ylim(bottom=0)
-    axes.legend(**_BESIDE)
+    _mark_not_finite(axes, steps, "loss")
+    _legend_beside(axes)
     return axes
 
 
@@ -130,7 +145,7 @@ def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> Any:
         axes.plot(*_points(per_class, "test_accuracy_per_class"), label=label, **look)
     axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1.05)
-    axes.legend(**_BESIDE)
+    _legend_beside(axes)
     return axes
 
 
@@ -146,7 +161,7 @@ def draw_loss_scale(axes: Any, steps: Sequence[Event]) -> Any:
     axes.plot(*_points(skipped, "loss_scale"), label=label, **_SKIPPED)
     axes.set_yscale("log", base=2)
     axes.set_ylabel("loss scale S")
-    axes.legend(**_BESIDE)
+    _legend_beside(axes)
     return axes
 
 
@@ -157,17 +172,13 @@ def draw_gradient_norm(axes: Any, steps: Sequence[Event]) -> Any:
     NaN are crosses near the upper edge; ``None`` is a gap.
     """
     known = [event for event in steps if event.get("gradient_norm") is not None]
-    not_finite = [event["step"] for event in known if not math.isfinite(event["gradient_norm"])]
     axes.plot(*_points(known, "gradient_norm"), "k", linewidth=1, label="each step")
     axes.set_yscale("log", base=2)
-    if not_finite:
-        label, heights = f"not finite: {len(not_finite)}", [0.93] * len(not_finite)
-        transform = axes.get_xaxis_transform()
-        axes.plot(not_finite, heights, transform=transform, label=label, **_SKIPPED)
+    if _mark_not_finite(axes, known, "gradient_norm"):
         low, high = axes.get_ylim()
         axes.set_ylim(low, high * (high / low) ** 0.15)  # room for them
     axes.set_ylabel("gradient norm")
-    axes.legend(**_BESIDE)
+    _legend_beside(axes)
     return axes
 
 
@@ -187,14 +198,43 @@ def draw_speed(axes: Any, steps: Sequence[Event]) -> Any:
     axes.plot(ends, means, label="mean of epoch", **_EACH_EPOCH)
     axes.set_ylabel("images per second")
     axes.set_ylim(bottom=0)
-    axes.legend(**_BESIDE)
+    _legend_beside(axes)
     return axes
 
 
 def _points(events: Sequence[Event], name: str) -> tuple[list[int], list[float]]:
     """Return steps and values; what is not finite becomes NaN, which is drawn as a gap."""
+    for event in events:
+        missing = {name, "step"} - event.keys()
+        if missing:
+            raise ValueError(
+                f"each event needs {name!r} and 'step'; received one without "
+                f"{' and '.join(map(repr, sorted(missing)))}: {event}"
+            )
     values = [event[name] if math.isfinite(event[name]) else math.nan for event in events]
     return [event["step"] for event in events], values
+
+
+def _mark_not_finite(axes: Any, events: Sequence[Event], name: str) -> bool:
+    """Draw a cross near the upper edge for each value that is not finite, if there are any."""
+    places = [event["step"] for event in events if not math.isfinite(event[name])]
+    if places:
+        transform = axes.get_xaxis_transform()
+        label, heights = f"not finite: {len(places)}", [0.93] * len(places)
+        axes.plot(places, heights, transform=transform, label=label, **_SKIPPED)
+    return bool(places)
+
+
+def _legend_beside(axes: Any) -> None:
+    """Draw the legend right of the axes, in a figure that makes room for it."""
+    _make_room(axes)
+    axes.legend(**_BESIDE)
+
+
+def _make_room(axes: Any) -> None:
+    """Let a figure without a layout of its own fit what stands outside of the axes."""
+    if axes.figure.get_layout_engine() is None:
+        axes.figure.set_layout_engine("constrained")
 
 
 # --- exponents -------------------------------------------------------------------------------
@@ -206,7 +246,12 @@ _TOO_LARGE = FLOAT16.max_exponent + 1
 # Exponents that are always shown: a strip on each side of float16's range, in which its name fits.
 _LOW, _HIGH = _SUBNORMAL - 5, _TOO_LARGE + 8
 _FIRST, _LAST = -70, 30  # the most that is shown, so that float16's ranges are never too narrow
-_LINE_STYLES = ("-", "--", ":", "-.")
+_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": "black", "linestyle": "-"},
+    {"color": "#0072B2", "linestyle": "--"},
+    {"color": "#D55E00", "linestyle": ":"},
+    {"color": "#009E73", "linestyle": "-."},
+)
 
 
 def draw_exponents(
@@ -224,9 +269,9 @@ def draw_exponents(
     ----------
     axes : Axes
         Wider than high; the legend is above it.
-    histograms : mapping from str to (exponents, counts, zeros)
+    histograms : mapping from str to ExponentHistogram, or to (exponents, counts, zeros)
         By name: two arrays of int, shape (E,), consecutive exponents and the count of each; and the
-        number of zeros. Four can be distinguished without colour.
+        number of zeros. Four can be distinguished, without colour too.
     loss_scale : float
         If it is not 1, each histogram is drawn twice: thin and grey as it is, thick and black
         multiplied by this power of two, which moves it along the axis.
@@ -243,19 +288,21 @@ def draw_exponents(
         raise ValueError(f"loss_scale must be a power of two, received {loss_scale!r}")
     shift = exponent - 1
     as_it_is: dict[str, Any] = {"color": "0.5", "linewidth": 1}
-    for number, (name, (exponents, counts, zeros)) in enumerate(histograms.items()):
-        style = _LINE_STYLES[number % len(_LINE_STYLES)]
+    for number, (name, histogram) in enumerate(histograms.items()):
+        exponents, counts, zeros = _parts(histogram)
+        look = _LOOKS[number % len(_LOOKS)]
         places = np.asarray(exponents)
         if shift:
-            _draw_histogram(axes, name, (places, counts, zeros), linestyle=style, **as_it_is)
+            thin = {**look, **as_it_is}
+            _draw_histogram(axes, name, (places, counts, zeros), **thin)
             places, name = places + shift, rf"{name} $\times\,2^{{{shift}}}$"
-        look = {"color": "black", "linewidth": 2, "linestyle": style}
-        _draw_histogram(axes, name, (places, counts, zeros), **look)
+        _draw_histogram(axes, name, (places, counts, zeros), linewidth=2, **look)
     low, high = axes.dataLim.intervalx
     axes.set_xlim(min(low, _LOW), max(high, _HIGH))
     axes.set_ylim(0, 1.2 * axes.dataLim.ymax or 1)  # the ranges' names have room at the top
     axes.set_ylabel("share of non-zero values (%)")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+    _make_room(axes)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")
     _draw_ranges(axes, hatched=True)
     return axes
 
@@ -306,9 +353,15 @@ def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence
     return axes
 
 
+def _parts(histogram: Histogram) -> tuple[npt.ArrayLike, npt.ArrayLike, int]:
+    if isinstance(histogram, ExponentHistogram):
+        return histogram.exponents, histogram.counts, histogram.zeros
+    return histogram
+
+
 def _trim(histogram: Histogram) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return exponents and counts from the first to the last that occurs."""
-    exponents, counts = np.asarray(histogram[0]), np.asarray(histogram[1])
+    exponents, counts = map(np.asarray, _parts(histogram)[:2])
     used = np.flatnonzero(counts)
     if not len(used):
         return exponents[:0], counts[:0]
@@ -317,14 +370,15 @@ def _trim(histogram: Histogram) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.i
 
 def _draw_histogram(axes: Any, name: str, histogram: Histogram, **look: Any) -> None:
     exponents, counts = _trim(histogram)
+    zeros = _parts(histogram)[2]
     shares = counts / max(counts.sum(), 1)
     words = [
         f"{_percent(shares[exponents < _SUBNORMAL].sum())} lost",
         f"{_percent(shares[(exponents >= _SUBNORMAL) & (exponents < _NORMAL)].sum())} subnormal",
         f"{_percent(shares[exponents >= _TOO_LARGE].sum())} too large",
     ]
-    if histogram[2]:
-        words.append(f"zeros: {_percent(histogram[2] / (histogram[2] + counts.sum()))}")
+    if zeros:
+        words.append(f"zeros: {_percent(zeros / (zeros + counts.sum()))}")
     edges = [*exponents, exponents[-1] + 1] if len(exponents) else [_NORMAL]
     axes.stairs(100 * shares, edges, label=f"{name}: {', '.join(words)}", **look)
 
@@ -374,3 +428,162 @@ def png(draw: Callable[[Any], Any], *, width: float = 9.0, height: float = 4.0) 
     file = io.BytesIO()
     figure.savefig(file, dpi=110, format="png")
     return file.getvalue()
+
+
+# --- results of diagnostics ------------------------------------------------------------------
+
+_MOST_ROWS = 20
+
+
+def draw(result: Any, axes: Optional[Any] = None) -> Any:
+    """Draw what a function of :mod:`mpgluon.diagnostics` returned.
+
+    Parameters
+    ----------
+    result : Comparison, RangeReport, LossScales, AlignmentReport, SumsReport, BatchExponents or
+        ExponentHistogram
+    axes : Axes, optional
+        By default, those of a new figure of Matplotlib's pyplot, which a notebook shows.
+
+    Raises
+    ------
+    TypeError
+        If there is no drawing of such a result.
+    """
+    kinds = [kind for kind in _DRAWINGS if isinstance(result, kind)]
+    if not kinds:
+        known = ", ".join(kind.__name__ for kind in _DRAWINGS)
+        raise TypeError(f"draw takes one of {known}; received {type(result).__name__}")
+    if axes is None:
+        with extra("plots"):
+            from matplotlib import pyplot
+        _, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    return _DRAWINGS[kinds[0]](axes, result)
+
+
+def draw_errors(axes: Any, comparison: Comparison) -> Any:
+    """Draw what each layer introduces and the error of its result, of the 20 worst in their order.
+
+    Errors that are not finite are crosses at the right edge.
+    """
+    worst = comparison.ranked()[:_MOST_ROWS]
+    layers = [layer for layer in comparison.layers if layer in worst]
+    errors = {
+        "introduced": [layer.introduced for layer in layers],
+        "of its result": [layer.output for layer in layers],
+    }
+    _draw_dots(axes, [layer.block.name for layer in layers], errors)
+    axes.set_xlabel(f"relative error; of the network's result: {comparison.result:.2g}")
+    return axes
+
+
+def draw_sums(axes: Any, report: SumsReport) -> Any:
+    """Draw the largest change of each layer by each way of summing, in units of the format's own.
+
+    Above 1.5, it exceeds what other roundings would change.
+    """
+    blocks = list(report.beside_fp32)[:_MOST_ROWS]
+    ratios = {
+        accumulation: [
+            max(
+                value / own if own else math.inf if value else 0.0
+                for value, own in zip(changes[block], report.beside_fp32[block])
+            )
+            for block in blocks
+        ]
+        for accumulation, changes in report.changes.items()
+    }
+    _draw_dots(axes, [block.name for block in blocks], ratios)
+    axes.axvline(1.5, color="0.5", linewidth=1)
+    axes.set_xlabel(f"largest change, in units of the error of {report.dtype}")
+    return axes
+
+
+def draw_ranges(axes: Any, report: RangeReport) -> Any:
+    """Draw which shares of the 20 worst arrays overflow, become zero, and become subnormal."""
+    parts = ("overflow_fraction", "underflow_fraction", "subnormal_fraction")
+    looks = ({"color": "black"}, {"color": "white", "hatch": "xxx"}, {"color": "0.8"})
+    worst = report.worst(_MOST_ROWS)
+    lefts = np.zeros(len(worst))
+    for part, label, look in zip(parts, ("overflow", "lost (zero)", "subnormal"), looks):
+        widths = np.array([100 * getattr(array, part) for array in worst])
+        bars = {"edgecolor": "black", "linewidth": 0.5, **look}
+        axes.barh(range(len(worst)), widths, left=lefts, label=label, **bars)
+        lefts += widths
+    _name_rows(axes, [f"{array.name}: {array.kind}" for array in worst])
+    axes.set_xlim(0, 100)
+    power = round(math.log2(report.loss_scale))
+    scale = f"$2^{{{power}}}$" if report.loss_scale == 2.0**power else f"{report.loss_scale:g}"
+    axes.set_xlabel(f"share of the values (%), {report.fmt.name} at S = {scale}")
+    _legend_beside(axes)
+    return axes
+
+
+def draw_loss_scales(axes: Any, scales: LossScales) -> Any:
+    """Draw how many gradients overflow, and how many lose over 1 %, at each loss scale."""
+    low, high = scales.powers
+    powers = range(low, high + 1)
+    shares = [scales.shares(2.0**power) for power in powers]
+    overflowing = [sum(one["overflow"] > 0 for one in at_scale) for at_scale in shares]
+    losing = [sum(one["lost"] > 0.01 for one in at_scale) for at_scale in shares]
+    axes.plot(powers, losing, label="lose more than 1 %", **_LOOKS[1])
+    axes.plot(powers, overflowing, label="overflow in part", **_LOOKS[0])
+    axes.axvline(scales.power, color="0.5", linewidth=1, label=f"$2^{{{scales.power}}}$")
+    ticks = range(low - low % 4, high + 1, 4)
+    axes.set_xticks(ticks, [f"$2^{{{tick}}}$" for tick in ticks])
+    axes.set_xlabel("loss scale S")
+    axes.set_ylabel(f"of {len(scales.gradients)} gradients")
+    _legend_beside(axes)
+    return axes
+
+
+def draw_alignment(axes: Any, report: AlignmentReport) -> Any:
+    """Draw the shares of the multiply-adds of the 20 largest products, misaligned ones in black."""
+    largest = sorted(report.products, key=lambda one: one.multiply_adds, reverse=True)[:_MOST_ROWS]
+    products = [product for product in report.products if product in largest]
+    shares = [100 * product.multiply_adds / report.multiply_adds for product in products]
+    for misaligned, color, label in ((True, "black", "misaligned"), (False, "0.8", "aligned")):
+        places = [n for n, one in enumerate(products) if bool(one.misaligned) == misaligned]
+        bars = {"color": color, "edgecolor": "black", "linewidth": 0.5, "label": label}
+        axes.barh(places, [shares[place] for place in places], **bars)
+    _name_rows(axes, [product.layer for product in products])
+    axes.set_xlabel(f"share of the multiply-adds (%); aligned to {report.multiple}")
+    _legend_beside(axes)
+    return axes
+
+
+def _draw_dots(axes: Any, names: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
+    """Draw a row for each name with a dot for each series, on a logarithmic axis."""
+    beyond: list[int] = []
+    marks = ("o", "s", "^", "v")
+    for number, (label, values) in enumerate(series.items()):
+        drawn = [place for place, value in enumerate(values) if math.isfinite(value) and value > 0]
+        beyond += [place for place, value in enumerate(values) if not math.isfinite(value)]
+        look = {**_LOOKS[number % 4], "linestyle": "none", "marker": marks[number % 4]}
+        axes.plot([values[place] for place in drawn], drawn, label=label, **look)
+    axes.set_xscale("log")
+    if beyond:
+        places, transform = sorted(set(beyond)), axes.get_yaxis_transform()
+        edge = [0.98] * len(places)
+        axes.plot(edge, places, transform=transform, label="not finite", **_SKIPPED)
+    _name_rows(axes, names)
+    axes.grid(axis="x", color="0.9")
+    _legend_beside(axes)
+
+
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Name rows from top to bottom."""
+    axes.set_yticks(range(len(names)), names, fontsize="small")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+
+
+_DRAWINGS: Mapping[type, Callable[[Any, Any], Any]] = {
+    Comparison: draw_errors,
+    RangeReport: draw_ranges,
+    LossScales: draw_loss_scales,
+    AlignmentReport: draw_alignment,
+    SumsReport: draw_sums,
+    BatchExponents: lambda axes, result: draw_exponents(axes, result.overall()),
+    ExponentHistogram: lambda axes, result: draw_exponents(axes, {"values": result}),
+}

@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from mpgluon.diagnostics.alignment import alignment_report
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.doctor import check_machine
-from mpgluon.diagnostics.exponents import BatchExponents, ExponentHistogram, batch_exponents
+from mpgluon.diagnostics.exponents import BatchExponents, batch_exponents
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
@@ -236,15 +236,11 @@ def _versions() -> str:
 
 def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list[tuple[bytes, str]]:
     """Draw the histograms of weights and activations, of gradients, and of each layer."""
-
-    def plain(histogram: ExponentHistogram) -> tuple[Any, Any, int]:
-        return histogram.exponents, histogram.counts, histogram.zeros
-
-    overall = {name: plain(one) for name, one in exponents.overall().items()}
+    overall = exponents.overall()
     gradients = {"gradients": overall["gradients"]}
     values = {name: overall[name] for name in ("weights", "activations")}
     weights = {p.name for p in net.collect_params().values() if len(p.shape) > 1}
-    layers = {name: plain(one) for name, one in exponents.gradients.items() if name in weights}
+    layers = {name: one for name, one in exponents.gradients.items() if name in weights}
     names, histograms = list(layers), list(layers.values())
     return [
         (

@@ -234,10 +234,8 @@ for histogram in (before, after):
     print(f"98 % of them have an exponent from {first} to {last}")
 
 # %% tags=["plot"] alt="Histograms before and after training: the second lies further left"
-spread = {"before": before, "after": after}
-spread = {f"{name} training": (h.exponents, h.counts, h.zeros) for name, h in spread.items()}
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-plots.draw_exponents(axes, spread)
+plots.draw_exponents(axes, {"before training": before, "after training": after})
 figure.suptitle("Training moves the activation gradients to the left")
 plt.show()
 
@@ -286,8 +284,7 @@ print(f"S = 2^{np.log2(S):.0f}: {scaled.shares()['lost']:.3%} lost, without it {
 
 # %% tags=["plot"] alt="The same histogram twice; times S it lies in the normal numbers"
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-histogram = (after.exponents, after.counts, after.zeros)
-plots.draw_exponents(axes, {"activation gradients": histogram}, loss_scale=S)
+plots.draw_exponents(axes, {"activation gradients": after}, loss_scale=S)
 figure.suptitle(
     f"Multiplying the loss by $2^{{{np.log2(S):.0f}}}$ moves all of them into the range"
 )

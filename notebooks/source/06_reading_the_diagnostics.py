@@ -276,9 +276,7 @@ returned = exponents.batch_exponents(net, batch).overall()["activations"]
 squared = exponents.exponent_histogram([net[0](sounds).asnumpy() ** 2])
 too_large = squared.shares()["overflow"]
 figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
-named = {"returned": returned, "squared": squared}
-data = {name: (h.exponents, h.counts, h.zeros) for name, h in named.items()}
-plots.draw_exponents(axes, data)
+plots.draw_exponents(axes, {"returned": returned, "squared": squared})
 axes.get_legend().remove()
 axes.text(2, 8.5, "what layers return", ha="right")
 words = f"squares inside\nenergy: {too_large:.0%}\nare too large"

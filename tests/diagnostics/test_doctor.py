@@ -454,5 +454,5 @@ print(next(f for f in check_machine().findings if f.topic == "bfloat16").why)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=True, env=environment
     )
-    assert "compute in bfloat16, emulated" in done.stdout
+    assert "computes in bfloat16, emulated" in done.stdout
     assert "bfloat16 is emulated in FP32 arithmetic" in done.stdout

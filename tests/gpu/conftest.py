@@ -16,7 +16,7 @@ from recipes.data import render_shapes
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [
-    str(TESTS / folder) for folder in ("amp", "cast", "formats", "kernels", "trainer", "training")
+    str(TESTS / folder) for folder in ("amp", "cast", "formats", "kernels", "training", "updates")
 ]
 
 

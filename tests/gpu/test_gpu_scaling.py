@@ -9,7 +9,6 @@ from test_amp import (  # noqa: F401
     test_two_losses_before_one_step_train_like_their_sum,
 )
 from test_clipping import (  # noqa: F401
-    test_a_norm_below_the_limit_changes_no_bit,
     test_an_infinite_gradient_has_an_infinite_norm_and_its_step_is_skipped,
     test_an_overflow_in_a_clipped_run_leaves_the_weights_of_a_run_without_that_batch,
     test_clipping_writes_no_gradient,

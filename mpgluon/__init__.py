@@ -59,6 +59,7 @@ from mpgluon.formats.policy import Policy  # noqa: E402
 from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
 from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
 from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
+from mpgluon.preparation import prepare  # noqa: E402
 from mpgluon.trainer.master_keeper import (  # noqa: E402
     keep_masters_of_new_trainer as _keep_masters_of_new_trainer,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "cast_block",
     "estimator",
     "load_checkpoint",
+    "prepare",
     "restore",
     "round_to",
     "save_checkpoint",

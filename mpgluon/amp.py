@@ -131,12 +131,12 @@ def scale_loss(
 ) -> AbstractContextManager[Any]:
     """Multiply a loss by the Trainer's loss scale, for the backward pass.
 
-    Use it inside ``autograd.record``, and call ``backward`` inside its ``with`` block: gradients
-    that are written there are known to be S times too large, and a step that would divide others
-    by S is refused. Several losses may be scaled before one ``step``: their gradients add up or,
-    with ``grad_req='add'``, accumulate, float16 ones in FP32. A step that was given up is
-    discarded when the next loss is scaled; gradients that accumulate must be emptied first
-    (``net.collect_params().zero_grad()``).
+    Use it inside ``autograd.record`` or right after that block, and call ``backward`` inside its
+    own ``with`` block: gradients that are written there are known to be S times too large, and a
+    step that would divide others by S is refused. Several losses may be scaled before one ``step``:
+    their gradients add up or, with ``grad_req='add'``, accumulate, float16 ones in FP32. A step
+    that was given up is discarded when the next loss is scaled; gradients that accumulate must be
+    emptied first (``net.collect_params().zero_grad()``).
 
     Parameters
     ----------

@@ -213,6 +213,9 @@ def _not_a_policy(text: str) -> ValueError:
     )
 
 
+_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
 def as_policy(dtype: Any, *, keeps_parameters: bool = False) -> Policy:
     """Return the policy that an argument ``dtype`` stands for.
 
@@ -222,7 +225,7 @@ def as_policy(dtype: Any, *, keeps_parameters: bool = False) -> Policy:
     Parameters
     ----------
     dtype : str, NumPy dtype or Policy
-        What :meth:`Policy.parse` takes, or ``np.float16``.
+        What :meth:`Policy.parse` takes, ``"fp16"``, ``"bf16"``, or ``np.float16``.
     keeps_parameters : bool
         Whether the name of a format leaves the parameters in FP32: ``"float16"`` is then
         ``"mixed_float16"``.
@@ -236,6 +239,7 @@ def as_policy(dtype: Any, *, keeps_parameters: bool = False) -> Policy:
         dtype = np.dtype(dtype).name
     if not isinstance(dtype, (str, Policy)):
         raise TypeError(f'dtype must be text such as "float16" or a Policy, received {dtype!r}')
+    dtype = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     if keeps_parameters and dtype in ("float16", "bfloat16"):
         dtype = f"mixed_{dtype}"
     return Policy.parse(dtype) if isinstance(dtype, str) else dtype

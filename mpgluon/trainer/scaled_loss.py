@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Union
 
 from mpgluon.errors import TrainerStateError
@@ -15,6 +15,7 @@ from mpgluon.trainer.step import TrainerState
 from mpgluon.trainer.tokens import Tokens, nan_of
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 __all__ = ["scaled"]
@@ -49,13 +50,15 @@ def scaled(
         state.gradients.refuse_loss(scale)
     nan = _nan_of(losses, states)
     if scale == 1:
-        products = [loss * (one + scale) for loss, one in zip(losses, nan)]
+        with _recording():
+            products = [loss * (one + scale) for loss, one in zip(losses, nan)]
         tokens, watch = Weights(), None
     else:
         for state in states:
             state.gradients.remember_backward()
         prepare_graph(losses, scale, states[0].seen_graphs, Tokens.names)
-        products, tokens = states[0].tokens.multiply(losses, scale, nan)
+        with _recording():
+            products, tokens = states[0].tokens.multiply(losses, scale, nan)
         watch = BackwardWatch([state.gradients.flags for state in states], tokens)
     for state in states:
         state.share(states[0].loss_scale)
@@ -75,6 +78,14 @@ def scaled(
             state.gradients.end_loss(all_ran, broken=failed and any_ran)
         if watch is not None:
             watch.finish(all_ran, others)
+
+
+def _recording() -> AbstractContextManager[Any]:
+    """Return a context that records, also behind the block in which the loss was recorded."""
+    if autograd.is_recording():
+        return nullcontext()
+    recording: AbstractContextManager[Any] = autograd.record(autograd.is_training())
+    return recording
 
 
 def _nan_of(

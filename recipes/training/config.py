@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
-from mpgluon.formats.float_format import format_named
 from mpgluon.formats.loss_scale import DynamicLossScale, LossScale, as_loss_scale
 from mpgluon.formats.policy import Policy
+from mpgluon.preparation import automatic_loss_scale
 
 from recipes.options import check_options, document_options, option
 
@@ -197,8 +197,7 @@ class TrainingConfig:
         """Return a new loss scale for a run of ``total_steps``."""
         kind = self.loss_scale
         if kind == "auto":
-            has_little_range = format_named(self.policy.compute_dtype).exponent_bits < 8
-            kind = "dynamic" if has_little_range else "none"
+            kind = automatic_loss_scale(self.policy)
         if kind != "dynamic":
             return as_loss_scale(kind)
         interval = self.growth_interval

@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
 from mpgluon.errors import LossScaleCollapseError, TrainerStateError
-from mpgluon.formats.loss_scale import LossScale
+from mpgluon.formats.loss_scale import DynamicLossScale, LossScale
 from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.kernels.reductions import all_finite
 from mpgluon.trainer import shared_scale
@@ -45,6 +45,8 @@ from mxnet import gluon
 __all__ = ["TrainerState", "attach", "state_of"]
 
 _logger = logging.getLogger(__name__)
+
+_STUCK = 5  # skipped steps at the smallest scale, after which the log says so
 
 # Normal FP32 numbers: MXNet's operators receive a factor as text, and read no subnormal.
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128
@@ -116,6 +118,7 @@ class TrainerState:
         self.on_skip: list[Callable[[float], None]] = []
         self.latest = _Factors()
         self._has_had_gradients = False
+        self._stuck = 0  # steps that were skipped although the scale could not shrink
         self._told: set[str] = set()  # warnings that are logged once
 
     @property
@@ -296,11 +299,13 @@ class TrainerState:
         self.latest = replace(factors, updates_before=None)
         self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
         self.skipped_steps += 1
+        self._stuck += not could_shrink
         _repair_statistics()
         try:
             for callback in self.on_skip:
                 callback(factors.divisor)
             self._warn_of_collapse(now.together or (self,))
+            self._warn_of_stuck_scale()
         finally:
             _discard_gradients(trained)
 
@@ -353,6 +358,19 @@ class TrainerState:
         if ends:
             raise LossScaleCollapseError(message)
         _logger.warning(message)
+
+    def _warn_of_stuck_scale(self) -> None:
+        """Say once that the smallest loss scale is too large for some steps, though not for all."""
+        if self._stuck != _STUCK or not isinstance(self.loss_scale, DynamicLossScale):
+            return
+        _logger.warning(
+            "%d steps were skipped at a loss scale of %g, which can shrink no further: their "
+            "batches train nothing. A loss that is a sum, over pixels, boxes or tokens, needs a "
+            "smaller scale: take its mean, or amp.init_trainer(trainer, "
+            "mpgluon.DynamicLossScale(min_scale=2.0**-10))",
+            self._stuck,
+            self.loss_scale.scale,
+        )
 
 
 def _repair_statistics() -> None:

@@ -72,6 +72,18 @@ def test_a_run_that_has_collapsed_says_so_once_and_raises_after_the_steps_that_w
     assert amp.skipped_steps(trainer) == 7
 
 
+def test_a_scale_that_is_stuck_at_its_smallest_is_said_once_with_the_cure(caplog):
+    net = make_net()
+    trainer = make_trainer(net, DynamicLossScale(1.0, growth_interval=100))
+    trainer.set_learning_rate(0.0)
+    with caplog.at_level(logging.WARNING, "mpgluon"):
+        for number in range(14):
+            step(net, trainer, bad=[3] * (number % 2))
+            assert len(caplog.messages) == (number >= 9)
+    assert "5 steps were skipped at a loss scale of 1, which can shrink no" in caplog.messages[0]
+    assert "DynamicLossScale(min_scale=2.0**-10)" in caplog.messages[0]
+
+
 def test_a_finite_step_ends_the_count_and_a_second_collapse_is_said_again(caplog):
     net = make_net()
     trainer = make_trainer(net, 8, max_consecutive_skips=3)

@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Optional, Union
+from importlib import import_module
+from typing import Any, Callable, Optional, Union
 
 from mpgluon.cast.block import autocast, restore
 from mpgluon.cast.status_flags import StepFlags
@@ -51,13 +52,30 @@ __all__ = [
 ]
 
 
+_CONTRIB = """
+    convert_hybrid_block convert_model convert_symbol init list_conditional_fp32_ops list_fp32_ops
+    list_loss_output_functions list_lp16_fp32_ops list_lp16_ops list_lp16_use_fp32_params
+    list_widest_type_cast
+"""
+
+_before_init_trainer: Optional[Callable[[gluon.Trainer], None]] = None  # of init
+
+
 def __getattr__(name: str) -> Any:
-    """Say what to write instead of a name that other libraries have."""
+    """Import the names of ``contrib.amp``; say what to write instead of other libraries' names."""
+    if name in _CONTRIB.split():
+        return getattr(import_module("mpgluon.contrib_amp"), name)
     if name in INSTEAD:
         raise AttributeError(
             f"mpgluon.amp has no {name}; instead: {INSTEAD[name]} (docs/migration.md)"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def call_before_init_trainer(function: Callable[[gluon.Trainer], None]) -> None:
+    """Call ``function`` with each Trainer that :func:`init_trainer` receives, before it looks."""
+    global _before_init_trainer
+    _before_init_trainer = function
 
 
 def init_trainer(
@@ -123,6 +141,8 @@ def init_trainer(
     if skips is not None and skips < 1:
         raise ValueError(f"max_consecutive_skips must be at least 1, received {skips}")
     rounding = UpdateRounding(update_rounding, rounding_seed)
+    if _before_init_trainer is not None and isinstance(trainer, gluon.Trainer):
+        _before_init_trainer(trainer)
     attach(trainer, as_loss_scale(loss_scale), skips, rounding).count_underflow(count_underflow)
 
 

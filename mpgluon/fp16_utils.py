@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from mpgluon.cast.block import blocks_of
+from mpgluon.cast.block import blocks_of, cast_block
 from mpgluon.cast.fp32 import format_of, fp32_value, known
 from mpgluon.cast.plan import BATCH_NORMS
 from mpgluon.formats.float_format import FLOAT32
@@ -31,9 +31,11 @@ import mxnet as mx
 from mxnet import gluon
 
 __all__ = [
+    "BN_convert_float",
     "bn_to_float32",
     "master_params_to_model_params",
     "model_grads_to_master_grads",
+    "network_to_half",
     "prep_param_lists",
 ]
 
@@ -131,4 +133,24 @@ def bn_to_float32(net: Net) -> Net:
     for block in blocks_of(net):
         if isinstance(block, BATCH_NORMS):
             block.cast("float32")
+    return net
+
+
+BN_convert_float = bn_to_float32  # Apex's name
+
+
+def network_to_half(net: Net) -> Net:
+    """Cast a network to float16 in place, BatchNorm kept in FP32: :func:`mpgluon.cast_block`.
+
+    Returns
+    -------
+    gluon.Block
+        ``net``, which takes FP32 or float16 input and returns FP32.
+
+    Raises
+    ------
+    PrecisionError
+        As for ``cast_block``.
+    """
+    cast_block(net)
     return net

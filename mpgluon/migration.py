@@ -16,27 +16,15 @@ _SAVE = "mpgluon.save_checkpoint(path, net, trainer)"
 _LOAD = "mpgluon.load_checkpoint(path, net, trainer)"
 _AVERAGE = "mpgluon.WeightAverage(trainer, 0.999), update(), of the FP32 masters"
 _KEEP = "a block in keep_fp32, of amp.autocast or mpgluon.cast_block"
-_RULE = "mpgluon.graph.operators.rule_of(name), which says how one operator computes"
 _IMPORTED = "amp.autocast(net), on the gluon.SymbolBlock that the symbol was imported as"
+_BY_HAND = "the same names in mpgluon.fp16_utils"
 _GOVERNED = "nothing: all operators called as F.… in a hybrid_forward follow the cast"
 
 INSTEAD = MappingProxyType(
     {
         # mxnet.contrib.amp
-        "init": 'nothing: remove the call, and cast each network: amp.autocast(net, "float16")',
-        "convert_hybrid_block": "amp.autocast(net) or mpgluon.cast_block(net), which change this "
-        "network until mpgluon.restore(net)",
-        "convert_model": _IMPORTED,
-        "convert_symbol": _IMPORTED,
         "convert_bucketing_module": _IMPORTED,
-        "list_fp16_ops": _RULE,
-        "list_lp16_ops": _RULE,
-        "list_fp32_ops": _RULE,
-        "list_lp16_fp32_ops": _RULE,
-        "list_conditional_fp32_ops": _RULE,
-        "list_widest_type_cast": _RULE,
-        "list_loss_output_functions": _RULE,
-        "list_lp16_use_fp32_params": _RULE,
+        "list_fp16_ops": "amp.list_lp16_ops()",
         # Apex
         "initialize": "mpgluon.cast_block(net), a Trainer with multi_precision=True, and "
         "amp.init_trainer(trainer)",
@@ -46,6 +34,10 @@ INSTEAD = MappingProxyType(
         "promote_function": _GOVERNED,
         "master_params": "after training mpgluon.restore(net); by hand "
         "fp16_utils.prep_param_lists(net)",
+        "FP16_Optimizer": "a Trainer with multi_precision=True, and amp.init_trainer(trainer); "
+        "gluon.Trainer has no closures",
+        "network_to_half": _BY_HAND,
+        "BN_convert_float": _BY_HAND,
         "state_dict": _SAVE,
         "load_state_dict": _LOAD,
         # torch.amp

@@ -5,9 +5,11 @@ from __future__ import annotations
 import mpgluon
 from mpgluon import amp
 from mpgluon.fp16_utils import (
+    BN_convert_float,
     bn_to_float32,
     master_params_to_model_params,
     model_grads_to_master_grads,
+    network_to_half,
     prep_param_lists,
 )
 
@@ -209,3 +211,13 @@ def test_batch_normalization_is_fp32_again_after_a_cast_of_every_parameter():
     assert dtypes[net[0].weight.name] == dtypes[net[2].bias.name] == np.float16
     images = mx.nd.ones((2, 8), dtype="float16")
     assert net[1](images).dtype == np.float16  # MXNet's own operator takes it
+
+
+def test_apex_names_cast_a_network_and_keep_batch_norm():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4))
+    net.initialize()
+    assert network_to_half(net) is net
+    assert net[0].weight.dtype == "float16"
+    assert net[1].gamma.dtype == np.float32
+    assert BN_convert_float is bn_to_float32

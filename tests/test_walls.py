@@ -26,7 +26,7 @@ FLOORS = (
     "graph",
     "cast",
     "updates",
-    "trainer amp preparation fp16_utils estimator",
+    "trainer amp contrib_amp preparation fp16_utils estimator",
     "checkpoint",
     "distributed",
     "diagnostics deployment",

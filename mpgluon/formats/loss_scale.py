@@ -10,7 +10,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from numbers import Real
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 __all__ = [
     "NUMBERS",
@@ -153,14 +153,16 @@ class DynamicLossScale(LossScale):
     Parameters
     ----------
     init_scale : float
-        The first S. It may be too large: the first steps are then skipped until it fits.
+        The first S. It may be too large, such as 2**32: the first steps are then skipped until it
+        fits.
     growth_factor, backoff_factor : float
         The factors by which S is multiplied after ``growth_interval`` finite steps in a row, and
         after a step that was not finite.
     growth_interval : int
         Finite steps in a row before S grows. It must be shorter than the run, or S never grows.
     min_scale, max_scale : float
-        S never leaves this range. Below 1 it makes gradients smaller, which a loss summed over many
+        S never leaves this range; ``max_scale=None`` is 2**24, or ``init_scale`` if that is larger.
+        Below 1 it makes gradients smaller, which a loss summed over many
         pixels needs: the gradients of its weights exceed 65504, and no S of 1 or more fits; try
         ``min_scale=2.0**-10``. A ``max_scale`` above 2**126 counts as 2**126: no step can
         divide by more.
@@ -184,12 +186,14 @@ class DynamicLossScale(LossScale):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         min_scale: float = 1.0,
-        max_scale: float = 2.0**24,
+        max_scale: Optional[float] = None,
     ) -> None:
         self.scale = _power_of_two("init_scale", init_scale)
         self.growth_factor = _power_of_two("growth_factor", growth_factor)
         self.backoff_factor = _power_of_two("backoff_factor", backoff_factor)
         self.min_scale = _power_of_two("min_scale", min_scale)
+        if max_scale is None:
+            max_scale = max(2.0**24, self.scale)
         self.max_scale = min(_power_of_two("max_scale", max_scale), _LARGEST_SCALE)
         if self.growth_factor <= 1:
             raise ValueError(f"growth_factor must be larger than 1, received {growth_factor!r}")

@@ -262,8 +262,8 @@ def test_every_power_of_two_is_a_scale_and_becomes_a_float(value):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", ["8", None, True, [2], 1j])
-def test_what_is_no_number_is_refused_by_name(name, value):
+@pytest.mark.parametrize("value", ["8", True, [2], 1j])
+def test_an_argument_that_is_not_a_number_is_refused_by_name(name, value):
     with pytest.raises(TypeError, match=f"^{name} must be a number, received"):
         DynamicLossScale(**{name: value})
 
@@ -296,13 +296,20 @@ def test_a_growth_interval_below_one_step_is_refused(value):
         DynamicLossScale(growth_interval=value)
 
 
+def test_the_first_scale_of_the_talks_is_allowed_and_is_the_largest():
+    loss_scale = DynamicLossScale(init_scale=2.0**32, growth_interval=1)
+    loss_scale.update(True)
+    assert loss_scale.scale == loss_scale.max_scale == 2.0**32
+    assert DynamicLossScale().max_scale == DynamicLossScale(1).max_scale == 2.0**24
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {"init_scale": 1, "min_scale": 2},
         {"init_scale": 8, "max_scale": 4},
         {"init_scale": 4, "min_scale": 8, "max_scale": 2},
-        {"init_scale": 2.0**25},
+        {"init_scale": 2.0**25, "max_scale": 2.0**24},
         {"init_scale": 2.0**-1},
     ],
 )

@@ -1,0 +1,256 @@
+"""Programs written for ``mxnet.contrib.amp`` run with ``from mpgluon import amp``."""
+
+from __future__ import annotations
+
+import importlib
+
+import mpgluon
+from mpgluon import amp
+from mpgluon.graph.operators import Rule, rule_of
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import BOTH, in_sequence, parameters_of
+from mxnet import autograd, gluon
+from mxnet.contrib.amp import lists
+from mxnet.gluon import nn
+
+MXNETS_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+LISTS = ["lp16_ops", "fp32_ops", "lp16_fp32_ops", "conditional_fp32_ops", "widest_type_cast"]
+
+
+@pytest.fixture(autouse=True)
+def _init_ends_with_the_test(monkeypatch):
+    monkeypatch.setattr(amp, "_before_init_trainer", None)
+
+
+class Gated(nn.HybridBlock):
+    """A dense layer whose result goes through operators that lists can name."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=6)
+
+    def hybrid_forward(self, F, x):
+        x = self.dense(x)
+        return F.softmax(x) * F.Activation(x, act_type="softrelu")
+
+
+def make_net() -> nn.HybridSequential:
+    mx.random.seed(3)
+    net = in_sequence(nn.Conv2D(6, 3, in_channels=3), nn.BatchNorm(in_channels=6))
+    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), Gated())
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def batch() -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    images = np.random.default_rng(0).standard_normal((8, 3, 6, 6))
+    return mx.nd.array(images), mx.nd.arange(8) % 4
+
+
+def trainer_of(net: gluon.Block) -> gluon.Trainer:
+    options = {"learning_rate": 0.5, "momentum": 0.9}
+    return gluon.Trainer(net.collect_params(), "sgd", options, update_on_kvstore=False)
+
+
+def train(net: gluon.Block, trainer: gluon.Trainer, steps: int = 4) -> None:
+    images, labels = batch()
+    for _ in range(steps):
+        with autograd.record():
+            loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
+            with amp.scale_loss(loss, trainer) as scaled_loss:
+                autograd.backward(scaled_loss)
+        trainer.step(len(labels))
+
+
+def assert_same(one: gluon.Block, other: gluon.Block) -> None:
+    pairs = zip(parameters_of(one).items(), parameters_of(other).items())
+    for (place, value), (_, expected) in pairs:
+        np.testing.assert_array_equal(value, expected, err_msg=place)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["float16", np.float16, "bfloat16", MXNETS_BFLOAT16])
+def test_init_trains_the_bits_of_autocast(hybridize, dtype):
+    amp.init(dtype)
+    net = make_net()
+    if hybridize:
+        net.hybridize(static_alloc=True, static_shape=True)
+    net(batch()[0])  # traced in FP32 before the Trainer comes
+    trainer = trainer_of(net)
+    amp.init_trainer(trainer)
+    train(net, trainer)
+
+    expected = make_net()
+    amp.autocast(expected, "float16" if dtype in ("float16", np.float16) else "bfloat16")
+    if hybridize:
+        expected.hybridize(static_alloc=True, static_shape=True)
+    expected_trainer = trainer_of(expected)
+    amp.init_trainer(expected_trainer)
+    train(expected, expected_trainer)
+    assert_same(net, expected)
+
+
+def test_each_network_is_cast_when_its_own_trainer_comes():
+    amp.init()
+    generator, discriminator, untrained = make_net(), make_net(), make_net()
+    amp.init_trainer(trainer_of(generator))
+    assert computes_in_16_bits(generator)
+    assert not computes_in_16_bits(discriminator)
+    amp.init_trainer(gluon.Trainer(discriminator[0].collect_params(), "sgd"))  # the rest is frozen
+    assert computes_in_16_bits(discriminator)
+    assert not computes_in_16_bits(untrained)
+
+
+def test_a_network_that_is_cast_already_is_left_as_it_is():
+    amp.init("bfloat16")
+    net = make_net()
+    mpgluon.cast_block(net, keep_fp32=[net[0]])
+    options = {"multi_precision": True}
+    amp.init_trainer(gluon.Trainer(net.collect_params(), "sgd", options))
+    assert net[4].dense.weight.dtype == "float16"
+    assert net[0].weight.dtype == np.float32
+
+
+def test_init_without_a_network_left_says_so():
+    amp.init()
+    trainer = trainer_of(make_net())
+    with pytest.raises(ValueError, match="no network with the Trainer's parameters is left"):
+        amp.init_trainer(trainer)
+
+
+def computes_in_16_bits(net: gluon.Block) -> bool:
+    """Whether a value that FP16 lacks is rounded on its way through the first convolution."""
+    images, _ = batch()
+    plain = make_net()
+    return not np.array_equal(net[0](images).asnumpy(), plain[0](images).asnumpy())
+
+
+@pytest.mark.parametrize(
+    ("wishes", "choices"),
+    [
+        ({"fp32_ops": ["FullyConnected", "softmax"]}, {"keep_fp32": ["FullyConnected"]}),
+        ({"target_precision_ops": ["FullyConnected"]}, {"keep_fp32": ["Convolution"]}),
+        (
+            {"target_precision_ops": ["Convolution", "FullyConnected", "softmax"]},
+            {"compute_16": ["softmax"]},
+        ),
+        (
+            {"conditional_fp32_ops": [("Activation", "act_type", ["softrelu"])]},
+            {"keep_fp32": ["Activation"]},
+        ),
+    ],
+)
+def test_lists_of_operators_choose_their_formats(wishes, choices):
+    amp.init(**wishes)
+    net, expected = make_net(), make_net()
+    amp.init_trainer(trainer_of(net))
+    amp.autocast(expected, "float16", **choices)
+    images, _ = batch()
+    result = net(images).asnumpy()
+    np.testing.assert_array_equal(result, expected(images).asnumpy())
+    mpgluon.restore(expected)
+    amp.autocast(expected, "float16")
+    assert not np.array_equal(result, expected(images).asnumpy())
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"target_dtype": "int8"}, "target_dtype must be"),
+        ({"fp32_ops": "softmax"}, "fp32_ops must be a list of str"),
+        ({"fp32_ops": ["_contrib_softmaxx"]}, "contrib.softmaxx', which is not an operator"),
+        ({"fp32_ops": ["softmax"], "target_precision_ops": ["softmax"]}, "for 16 bits and for FP"),
+        ({"conditional_fp32_ops": ["Activation"]}, "name of the operator, name of the argument"),
+    ],
+)
+def test_init_refuses_what_it_cannot_use(wishes, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        amp.init(**wishes)
+    assert amp._before_init_trainer is None
+
+
+@BOTH
+@pytest.mark.parametrize("options", [{}, {"cast_optional_params": True}])
+def test_convert_hybrid_block_returns_a_copy_with_the_bits_of_a_cast(hybridize, options):
+    net, images = make_net(), batch()[0]
+    if hybridize:
+        net.hybridize()
+    before = net(images).asnumpy()
+    converted = amp.convert_hybrid_block(
+        net, excluded_sym_names=[f"{net[0].name}_fwd"], ctx=mx.cpu(), **options
+    )
+    np.testing.assert_array_equal(net(images).asnumpy(), before)
+    cast = mpgluon.cast_block if options else amp.autocast
+    cast(net, keep_fp32=[net[0], nn.BatchNorm])
+    np.testing.assert_array_equal(converted(images).asnumpy(), net(images).asnumpy())
+    train(converted, trainer := trainer_with_scale(converted), steps=1)
+    assert not amp.step_was_skipped(trainer)
+
+
+def trainer_with_scale(net: gluon.Block) -> gluon.Trainer:
+    options = {"learning_rate": 0.1, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, 128)
+    return trainer
+
+
+def test_a_converted_model_computes_in_a_module_as_the_cast_network_does():
+    net, images = make_net(), batch()[0]
+    symbol = net(mx.sym.var("data"))
+    values = {p.name: p.data() for p in net.collect_params().values()}
+    aux = {name: values.pop(name) for name in symbol.list_auxiliary_states()}
+    converted, arguments, aux = amp.convert_model(symbol, values, aux)
+    module = mx.mod.Module(converted, label_names=None)
+    module.bind([("data", images.shape)], for_training=False)
+    module.set_params(arguments, aux)
+    module.forward(mx.io.DataBatch([images]))
+    amp.autocast(net)
+    # BatchNorm of a graph is another implementation: a last place of FP16, 2**-11, apart.
+    expected = net(images).asnumpy()
+    np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), expected, rtol=2.0**-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"excluded_sym_names": ["conv0"]}, "exclude operators with fp32_ops"),
+        ({"cast_optional_params": True}, "export_mxnet"),
+        ({"sym": "net"}, "sym must be a Symbol, received str"),
+    ],
+)
+def test_convert_symbol_refuses_what_it_cannot_do(options, message):
+    arguments = {"sym": make_net()(mx.sym.var("data")), **options}
+    with pytest.raises((TypeError, ValueError), match=message):
+        amp.convert_symbol(**arguments)
+
+
+def test_the_inputs_of_a_symbol_are_what_is_not_named_like_a_parameter():
+    converted = amp.convert_symbol(make_net()(mx.sym.var("images")), "float16")
+    assert "images" in converted.list_inputs()
+
+
+def test_each_operator_is_in_one_list():
+    ours = {name: getattr(amp, f"list_{name}")() for name in LISTS}
+    names = [name for operators in ours.values() for name in operators]
+    assert len(names) == len(set(names))
+    assert set(lists.symbol_fp16.FP16_FUNCS) <= set(ours["lp16_ops"])
+    theirs = {*lists.symbol_fp16.FP32_FUNCS, *lists.symbol_fp16.WIDEST_TYPE_CASTS}
+    assert theirs - set(names) == set()
+    assert {rule_of(name) for name in ours["widest_type_cast"]} == {Rule.FOLLOW}
+
+
+def test_other_lists_name_losses_and_operands():
+    assert "SoftmaxOutput" in amp.list_loss_output_functions("float16")
+    assert amp.list_lp16_use_fp32_params()["BatchNorm"][:2] == ["beta", "gamma"]
+    with pytest.raises(ValueError, match="target_dtype"):
+        amp.list_lp16_ops("int8")
+
+
+def test_public_names_are_those_of_contrib_amp():
+    module = importlib.import_module("mpgluon.contrib_amp")
+    for name in module.__all__:
+        assert getattr(amp, name) is getattr(module, name)

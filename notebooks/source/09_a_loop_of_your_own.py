@@ -18,7 +18,8 @@
 # - read and log gradients in true units, while a loss scale is at work;
 # - say why an FP16 gradient must not be divided, and do without it;
 # - clip by the norm, and collect the gradients of several batches for one step, in the right order;
-# - train with two losses, with two Trainers, and with both.
+# - train with two losses, with two Trainers, and with both;
+# - write NVIDIA's loop with masters and a scale by hand, and in three lines.
 #
 # You should know the loss scale (lesson 03) and master weights
 # ([lesson 02](02_lost_updates.ipynb)). FP16 and FP32 stand for `float16` and `float32`. Everything
@@ -651,6 +652,68 @@ assert near < far / 2
 # it is updated.)
 
 # %% [markdown]
+# ## The loop of the talks, and the three lines that replace it
+#
+# NVIDIA's talks write mixed precision out by hand, with one dense layer: $N$, $D_{in}$, $D_{out}$ =
+# 64, 1024, 512, the mean squared error, a constant scale of 128, and FP32 masters. Here is that
+# loop, line by line. `fp16_utils` has the talks' functions under their names.
+
+# %%
+from mpgluon import fp16_utils
+
+N, D_IN, D_OUT, SCALE = 64, 1024, 512, 128
+draw = np.random.default_rng(0)
+x, y = (mx.nd.array(draw.normal(size=(N, size))) for size in (D_IN, D_OUT))
+
+
+def dense_layer():
+    mx.random.seed(0)
+    net = gluon.nn.Dense(D_OUT, in_units=D_IN)
+    net.initialize(mx.init.Xavier())
+    mpgluon.cast_block(net)  # model.half()
+    return net
+
+
+by_hand, losses = dense_layer(), []
+model_params, master_params = fp16_utils.prep_param_lists(by_hand)
+optimizer = gluon.Trainer(master_params, "sgd", {"learning_rate": 1.0})
+for _ in range(20):
+    with autograd.record():
+        y_pred = by_hand(x)
+        loss = (y_pred - y).square().mean()  # in FP32: the network returns FP32
+        scaled_loss = SCALE * loss
+    scaled_loss.backward()
+    fp16_utils.model_grads_to_master_grads(model_params, master_params)
+    for param in master_params:
+        param.grad()[:] = param.grad() * (1 / SCALE)  # FP32 gradients may be divided
+    optimizer.step(1)
+    fp16_utils.master_params_to_model_params(model_params, master_params)
+    losses.append(loss.asscalar())
+print(f"loss {losses[0]:.3f}, after 20 steps {losses[-1]:.3f}")
+
+# %% [markdown]
+# In mpgluon the masters are the optimizer's, the scale is the Trainer's, and the division happens in
+# the step. Three lines are left, and the loop is that of FP32 otherwise:
+
+# %%
+in_three_lines = dense_layer()
+options = {"learning_rate": 1.0, "multi_precision": True}  # 1: masters
+trainer = gluon.Trainer(in_three_lines.collect_params(), "sgd", options)
+amp.init_trainer(trainer, SCALE)  # 2: the scale
+for _ in range(20):
+    with autograd.record():
+        loss = (in_three_lines(x) - y).square().mean()
+        with amp.scale_loss(loss, trainer) as scaled_loss:  # 3
+            scaled_loss.backward()
+    trainer.step(1)
+same = by_hand.weight.data().asnumpy() == in_three_lines.weight.data().asnumpy()
+print(f"{same.sum()} of {same.size} weights have the same bits")
+
+# %% tags=["claim"]
+assert losses[-1] < losses[0]
+assert same.all()
+
+# %% [markdown]
 # ## Summary
 #
 # | to do | write | where |
@@ -745,6 +808,7 @@ assert check("09.3", step_of_both_losses)
 #   section 3.2 (clipping by the norm).
 # - PyTorch, "Automatic Mixed Precision examples", sections on clipping, accumulation, and several
 #   models, losses and optimizers: the same tasks in `torch.amp`.
+# - NVIDIA, "Mixed Precision Training", talks on PyTorch of 2018 and 2019: the loop by hand.
 # - Goodfellow et al., "Generative Adversarial Nets", 2014, section 3.
 
 # %% [markdown]

@@ -30,7 +30,16 @@ FAST = False  # the build's fast mode says True: the same code on less data
 from fractions import Fraction
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FloatFormat, round_to
+from mpgluon import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    TFLOAT32,
+    FloatFormat,
+    round_to,
+)
 from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
 
@@ -312,6 +321,44 @@ assert BFLOAT16.smallest_normal == FLOAT32.smallest_normal
 assert 0.99 < BFLOAT16.max / FLOAT32.max < 1
 assert FLOAT8_E4M3.max == 448
 assert np.isnan(round_to(1e6, FLOAT8_E4M3))
+
+# %% [markdown]
+# ## TF32 has the steps of FP16 and the range of FP32
+#
+# On NVIDIA GPUs since Ampere, FP32 products may be computed in TF32: 8 exponent bits as in FP32, and
+# 11 significant bits as in FP16, 19 bits with the sign. It is a format of operands only, stored in
+# 32 bits. So it saves no memory, and needs no loss scale. We round a thousand random numbers of
+# each magnitude to the three formats, and draw the largest relative error.
+
+# %% tags=["plot"] alt="Largest error by magnitude: FP16 equals TF32 from 2^-14 to 2^15"
+exponents = np.arange(-32, 24)
+significands = np.random.default_rng(0).uniform(1, 2, 1000)
+largest_error = {}
+figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+for name, f in {"TF32": TFLOAT32, "FP16": FLOAT16, "BF16": BFLOAT16}.items():
+    values = significands * 2.0 ** exponents[:, None]
+    errors = np.abs(round_to(values, f) / values - 1)
+    largest_error[name] = errors.max(axis=1)
+    look = FORMAT_LOOKS.get(f.name, {"color": "#CC79A7", "marker": "v", "linestyle": "-"})
+    width = 5 if name == "TF32" else 1.5  # the wide line below shows where FP16 covers it
+    axes.plot(exponents, np.minimum(largest_error[name], 1), markevery=6, linewidth=width, **look)
+    place = {"TF32": (19.5, 2.0**-12), "FP16": (17, 0.35), "BF16": (19.5, 2.0**-7.5)}[name]
+    axes.text(*place, name, color=look["color"], weight="bold")
+axes.set_yscale("log", base=2)
+axes.set(xlabel="exponent e of a value of magnitude $2^e$", ylabel="largest relative error")
+axes.set(title="Where FP16 has normal numbers, TF32 rounds as FP16 does", ylim=(2.0**-14, 2))
+plt.show()
+
+# %% [markdown]
+# What to notice: from $2^{-14}$ to $2^{15}$ the two lines of ten stored bits are one. Left of it FP16
+# loses bits and then everything, right of it the number becomes infinite, which is an error of 1
+# here. TF32 goes on. BF16 goes on too, with an error that is eight times as large.
+
+# %% tags=["claim"]
+normal = (exponents >= -14) & (exponents <= 14)
+assert np.array_equal(largest_error["TF32"][normal], largest_error["FP16"][normal])
+assert largest_error["TF32"].max() <= 2.0**-11 < largest_error["BF16"].max() <= 2.0**-8
+assert largest_error["FP16"][exponents < -25].min() == 1
 
 # %% [markdown]
 # ## Rounding takes the nearest number, and of two equally near ones the even one

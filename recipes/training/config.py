@@ -78,10 +78,11 @@ class TrainingConfig:
     dataset: str = option(
         "caltech101",
         "folder is your own images, a folder per category in --data-dir, or in its folders train "
-        "and test; shapes is a rendered stand-in that needs no download",
-        choices=("caltech101", "folder", "shapes"),
+        "and test; shapes is a rendered stand-in that needs no download; synthetic is noise from "
+        "memory, to see how fast training is without reading images",
+        choices=("caltech101", "folder", "shapes", "synthetic"),
     )
-    classes: int = option(10, "classes of the stand-in, 10 to 101")
+    classes: int = option(10, "classes of the stand-in (10 to 101) or of the noise")
     images_per_class: int = option(60, "images per class of the stand-in", within="[2, inf)")
     data_dir: str = option(
         "data", "where the images are, or are rendered to", metavar="DIR", free=True

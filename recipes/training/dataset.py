@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Union
 
 import numpy as np
 
 from recipes.data import ImageFolder, caltech101, find_tree, images, render_shapes, stratified_split
 from recipes.data.loaders import ImageLoader, eval_loader, train_loader
 from recipes.data.own_images import list_own_images, summary
+from recipes.data.synthetic import SyntheticLoader
 from recipes.training.config import TrainingConfig
 
-__all__ = ["Dataset", "open_dataset"]
+__all__ = ["Dataset", "Loader", "open_dataset"]
+
+Loader = Union[ImageLoader, SyntheticLoader]
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class Dataset:
 
     def loaders(
         self, config: TrainingConfig, devices: int, *, rank: int = 0, world_size: int = 1
-    ) -> tuple[ImageLoader, ImageLoader]:
+    ) -> tuple[Loader, Loader]:
         """Return the training and the test loader, with images in the compute format.
 
         A batch of the training loader is what a process needs for one step, however many batches
@@ -46,15 +50,30 @@ class Dataset:
         of the test images.
         """
         batch_size = config.batch_size * devices
+        dtype = "float16" if config.policy.compute_dtype == "float16" else "float32"
+        if config.dataset == "synthetic":
+            sizes = batch_size * config.accumulate, batch_size
+            train, test = (
+                SyntheticLoader(
+                    len(indices) // (size * world_size),
+                    batch_size=size,
+                    image_size=config.image_size,
+                    classes=len(self.folder.classes),
+                    dtype=dtype,
+                    seed=config.seed + rank,
+                )
+                for indices, size in zip((self.train_indices, self.test_indices), sizes)
+            )
+            return train, test
         common: dict[str, Any] = {
             "image_size": config.image_size,
-            "dtype": "float16" if config.policy.compute_dtype == "float16" else "float32",
+            "dtype": dtype,
             "num_workers": config.workers,
             "on_unreadable": "skip" if config.skip_unreadable else "error",
             "rank": rank,
             "world_size": world_size,
         }
-        train = train_loader(
+        training = train_loader(
             self.folder,
             self.train_indices,
             seed=config.seed,
@@ -62,8 +81,8 @@ class Dataset:
             batch_size=batch_size * config.accumulate,
             **common,
         )
-        test = eval_loader(self.folder, self.test_indices, batch_size=batch_size, **common)
-        return train, test
+        testing = eval_loader(self.folder, self.test_indices, batch_size=batch_size, **common)
+        return training, testing
 
 
 def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
@@ -76,7 +95,10 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
     ValueError
         If a class has too few images for ``config.train_per_class``.
     """
-    if config.dataset == "shapes":
+    if config.dataset == "synthetic":
+        folder = _noise(config)
+        _logger.info("one batch of noise again and again: speeds mean something, accuracies do not")
+    elif config.dataset == "shapes":
         tree = render_shapes(
             config.data_dir,
             classes=config.classes,
@@ -101,3 +123,10 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
         class_names=folder.classes,
     )
     return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))
+
+
+def _noise(config: TrainingConfig) -> images.ImageFolder:
+    """Return classes and labels without files: as many images as the stand-in would have."""
+    labels = np.repeat(np.arange(config.classes, dtype=np.int32), config.images_per_class)
+    names = tuple(f"class {number}" for number in range(config.classes))
+    return images.ImageFolder(Path("synthetic"), names, (Path("noise"),) * len(labels), labels)

@@ -8,7 +8,8 @@ Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end`
 - ``overflow_began_in``, of a skipped step the pass and the layer, such as ``"backward dense0"``,
   ``null`` if no layer raised a flag; ``network`` itself rounds the gradient of its result,
 - ``gradient_norm`` in true units, ``null`` without a loss scale or clipping,
-- ``images_per_second`` since the end of the previous step, including the wait for images.
+- ``images_per_second`` since the end of the previous step, including the wait for images,
+- ``image_wait``, the share of that time in which the step waited for images, in [0, 1].
 
 An epoch has ``train_loss``, ``train_accuracy``, ``training_seconds`` and
 

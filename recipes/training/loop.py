@@ -264,10 +264,12 @@ class _Run:
             disable=not self.progress,
         ) as bar:
             for images, labels in loader:
+                waited = time.perf_counter() - ended
                 step = self.step(images, labels, seed=self._seed_of_step())
                 since, ended = ended, time.perf_counter()
                 position.step += 1
                 step["images_per_second"] = step["images"] / (ended - since)
+                step["image_wait"] = waited / (ended - since)
                 self.history.add("step", step=position.step, epoch=position.epoch, **step)
                 seen, correct = seen + step["images"], correct + step["correct"]
                 position.batch = loader.batches_done
@@ -305,9 +307,16 @@ class _Run:
             **test,
             training_seconds=self.position.seconds,
         )
-        words = "epoch %d: test accuracy %.3f, mean of the classes %.3f%s"
+        words = (
+            "epoch %d: test accuracy %.3f, mean of the classes %.3f; %.0f %% of the time waited "
+            "for images%s"
+        )
         accuracies = test["test_accuracy"], test["test_accuracy_per_class"]
-        _logger.info(words, epoch + 1, *accuracies, _skips(steps))
+        times = [event["images"] / event["images_per_second"] for event in steps]
+        waited = sum(event.get("image_wait", 0.0) * t for event, t in zip(steps, times)) / sum(
+            times
+        )
+        _logger.info(words, epoch + 1, *accuracies, 100 * waited, _skips(steps))
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)

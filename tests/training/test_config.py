@@ -17,7 +17,11 @@ from recipes.training import TrainingConfig
     ("name", "value", "message"),
     [
         ("dtype", "float64", "dtype is float32, float16 or bfloat16, or a policy: .*'float64'"),
-        ("dataset", "mnist", "dataset must be one of caltech101, folder, shapes, synthetic; received 'mnist'"),
+        (
+            "dataset",
+            "mnist",
+            "dataset must be one of caltech101, folder, shapes, synthetic; received 'mnist'",
+        ),
         ("images_per_class", 1, "images_per_class must be at least 2, received 1"),
         ("train_per_class", 0, "train_per_class must be at least 1, received 0"),
         ("image_size", 0, "image_size must be at least 1, received 0"),

@@ -26,12 +26,14 @@ from benchmarks.timing import Quartiles
 
 __all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
 
-_FILE: dict[str, Any] = {"dpi": 120, "bbox_inches": "tight", "pad_inches": 0.15}
+_FILE: dict[str, Any] = {"dpi": 160, "bbox_inches": "tight", "pad_inches": 0.1}
+_WIDTH = 6.0  # inches: words of the usual size can be read on a page of 420 pixels
 # The limit of a float16 step: docs/performance.md.
 _TARGET = 1.35
 # Right end of a panel's numbers, in units of its width.
-_RATIO_AT, _TIME_AT = 1.08, 1.2
-_COLUMN = 0.11  # the width of narrower columns of numbers
+_RATIO_AT, _TIME_AT = 1.17, 1.42
+_TITLE_AT = -0.6  # left end of its title, above the contestants' names
+_COLUMN = 0.24  # the width of narrower columns of numbers
 _WHISKERS: dict[str, Any] = {"color": "black", "capsize": 3}
 _RIM: dict[str, Any] = {"color": "white", "capsize": 4, "linewidth": 3.5, "capthick": 3}  # on black
 _FORMAT = re.compile(r"\b(autocast float16|float32|float16|bfloat16)\b")  # in a contestant's name
@@ -40,19 +42,20 @@ _FORMAT = re.compile(r"\b(autocast float16|float32|float16|bfloat16)\b")  # in a
 def save_figure(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
     """Write the figure of :func:`draw_ratios`, or of what else suits the cases, to a PNG file.
 
-    It is about 1200 pixels wide, of sweeps 1440.
+    It is about 1,000 pixels wide.
     """
     from matplotlib.figure import Figure
 
     if cases[0].name == "scale":
-        size, draw = (12.0, 7.0), draw_growth
+        sweeps = len({case.settings["sweep"] for case in cases if case.results})
+        size, draw = (_WIDTH, 1.0 + 3.4 * sweeps), draw_growth
     elif cases[0].name == "memory":
-        size, draw = (10.0, 5.5), draw_memory
+        size, draw = (_WIDTH, 4.8), draw_memory
     elif cases[0].name.startswith("zoo"):
-        size, draw = (10.0, 2.5 + 0.28 * len(cases)), draw_networks
+        size, draw = (_WIDTH, 2.5 + 0.36 * len(cases)), draw_networks
     else:
         rows = sum(len(case.results) + len(case.failures) + 1.5 for case in cases)
-        size, draw = (10.0, 1.2 + 0.28 * rows), draw_ratios
+        size, draw = (_WIDTH, 1.2 + 0.28 * rows), draw_ratios
     figure = Figure(figsize=size, layout="constrained")
     draw(figure, cases)
     figure.suptitle(title)
@@ -78,15 +81,16 @@ def draw_ratios(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
     ratios = [case.relative(result) for case in cases for result in case.results]
     low = min([0.5, *(ratio.lower for ratio in ratios if ratio is not None)])
     high = max([2.0, *(ratio.upper for ratio in ratios if ratio is not None)])
-    powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
+    ends = math.floor(math.log2(low)), math.ceil(math.log2(high))
+    powers = range(ends[0], ends[1] + 1, 1 if ends[1] - ends[0] < 8 else 2)
     panels[-1].set_xlim(low / 1.2, high * 1.2)
     panels[-1].set_xticks(
         [2.0**power for power in powers],
         [f"1/{2**-power}" if power < 0 else f"{2**power}" for power in powers],
     )
     panels[-1].set_xlabel(
-        "time of a run, relative to the first of each group (left is faster); "
-        "whiskers: quartiles of the rounds"
+        "time of a run, relative to the first of each group\n"
+        "(left is faster); whiskers: quartiles of the rounds"
     )
     return list(panels)
 
@@ -115,7 +119,7 @@ def _draw_case(axes: Any, case: CaseResult) -> None:
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="0.85")
     axes.set_axisbelow(True)
-    axes.set_title(case.title, loc="left", fontsize="medium")
+    axes.set_title(case.title, loc="left", x=_TITLE_AT, fontsize="medium")
 
 
 def _look(name: str) -> Mapping[str, Any]:
@@ -168,11 +172,11 @@ def draw_networks(figure: Any, cases: Sequence[CaseResult]) -> Any:
     sizes = [tuple(case.settings[name] for name in ("batch_size", "image_size")) for case in cases]
     usual = mode(sizes)
     names = [
-        cases[at].settings["model"] + ", batch {}, {} px".format(*sizes[at]) * (sizes[at] != usual)
+        cases[at].settings["model"] + "\nbatch {}, {} px".format(*sizes[at]) * (sizes[at] != usual)
         for at in order
     ]
-    title = "training step, batch {}, {} px unless a row has others".format(*usual)
-    axes.set_title(title, loc="left", fontsize="medium")
+    title = "training step, batch {}, {} px\nunless a row has others".format(*usual)
+    axes.set_title(title, loc="right", x=0.8, fontsize="medium")
     axes.set_yticks([*range(len(names)), mean_at], [*names, "geometric mean"])
     axes.set_ylim(mean_at + 0.7, -0.7)
     axes.tick_params(axis="y", length=0)
@@ -181,8 +185,8 @@ def draw_networks(figure: Any, cases: Sequence[CaseResult]) -> Any:
     if found:
         figure.legend(loc="outside lower center", ncols=len(found), frameon=False)
     axes.set_xlabel(
-        f"time of a training step over that of {cases[0].baseline} (left is faster); dashed: "
-        f"{_TARGET}; whiskers: quartiles of the rounds"
+        f"time of a training step over that of {cases[0].baseline}\n(left is faster); "
+        f"dashed: {_TARGET}; whiskers: quartiles"
     )
     return axes
 
@@ -215,7 +219,7 @@ def draw_memory(figure: Any, cases: Sequence[CaseResult]) -> Any:
     axes.set_ylabel("peak memory of the process (MiB)")
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, loc="lower right")
+    figure.legend(frameon=False, loc="outside lower center")
     title = "training step of {model}, {image_size} px".format_map(cases[0].settings)
     axes.set_title(title, loc="left", fontsize="medium")
     return axes
@@ -224,41 +228,42 @@ def draw_memory(figure: Any, cases: Sequence[CaseResult]) -> Any:
 def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
     """Draw time and memory of a training step against its multiply-adds, both logarithmic.
 
-    A column for each sweep; a mark for each point, and the line of the power that fits best. A
-    thin line through the last point of the first format grows as the arithmetic does. Returns the
-    panels of time from left to right, then those of memory.
+    A row for each sweep; a mark for each point, and the line of the power that fits best. A thin
+    line through the last point of the first format grows as the arithmetic does. Returns the panels
+    of time from top to bottom, then those of memory.
     """
     sweeps: dict[str, list[CaseResult]] = {}
     for case in cases:
         if case.results:
             sweeps.setdefault(case.settings["sweep"], []).append(case)
-    grid = figure.subplots(2, len(sweeps), sharex="col", sharey="row", squeeze=False)
-    for (above, below), (sweep, members) in zip(grid.T, sweeps.items()):
+    grid = figure.subplots(len(sweeps), 2, sharex="row", sharey="col", squeeze=False)
+    for (time, memory), (sweep, members) in zip(grid, sweeps.items()):
         for case in members:
             found, label = growth(case), case.settings["dtype"]
             look = {**FORMAT_LOOKS[label], "markerfacecolor": "none"}
             amounts = [amount / 1e9 for amount in found.multiply_adds]
-            _draw_growth(above, amounts, found.seconds, found.time_exponent, label, look)
+            _draw_growth(time, amounts, found.seconds, found.time_exponent, label, look)
             if found.memory_mib is not None:
-                _draw_growth(below, amounts, found.memory_mib, found.memory_exponent, label, look)
-        for axes in (above, below):
-            _draw_proportion(axes)
+                _draw_growth(memory, amounts, found.memory_mib, found.memory_exponent, label, look)
         largest = max(members, key=lambda case: len(case.results))
-        names = above.secondary_xaxis("top")
         amounts = [amount / 1e9 for amount in growth(largest).multiply_adds]
         places, labels = _joined(amounts, [result.name for result in largest.results])
-        names.set_xticks(places, labels, rotation=90, fontsize="small")
-        names.minorticks_off()
-        above.set_title(f"{sweep}: {members[0].settings['fixed']}", fontsize="medium")
-        below.set_xlabel("$10^9$ multiply-adds of a forward pass")
-    grid[0, 0].set_ylabel("seconds per training step")
-    grid[1, 0].set_ylabel("peak memory (MiB),\nwithout the libraries")
-    return [*grid[0], *grid[1]]
+        for axes in (time, memory):
+            _draw_proportion(axes)
+            names = axes.secondary_xaxis("top")
+            names.set_xticks(places, labels, rotation=90)
+            names.minorticks_off()
+        time.set_title(f"{sweep}: {members[0].settings['fixed']}", loc="left", fontsize="medium")
+        time.set_ylabel("seconds per step")
+        memory.set_ylabel("peak memory (MiB)")
+    for axes in grid[-1]:
+        axes.set_xlabel("$10^9$ multiply-adds\nof a forward pass")
+    return [*grid[:, 0], *grid[:, 1]]
 
 
 def _joined(amounts: Sequence[float], names: Sequence[str]) -> tuple[list[float], list[str]]:
     """Return places on a logarithmic axis and their labels, one for neighbours that would touch."""
-    least = (max(amounts) / min(amounts)) ** 0.04
+    least = (max(amounts) / min(amounts)) ** 0.07
     places: list[float] = []
     labels: list[str] = []
     for amount, name in sorted(zip(amounts, names)):
@@ -291,7 +296,7 @@ def _draw_growth(
         axes.plot(amounts, costs, **{**look, "linestyle": "none"})
         axes.plot(ends, height * (ends / middle) ** exponent, **{**look, "marker": None})
         # For the legend alone: mark and line together.
-        axes.plot([], [], label=f"{label}: to the power {exponent:.2f}", **look)
+        axes.plot([], [], label=f"{label}: power {exponent:.2f}", **look)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
 
@@ -304,4 +309,4 @@ def _draw_proportion(axes: Any) -> None:
     ends = np.array(axes.get_xlim())
     look = {"color": "0.75", "linewidth": 1, "zorder": 1, "label": "as the arithmetic"}
     axes.plot(ends, costs[-1] * ends / amounts[-1], scalex=False, scaley=False, **look)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, handlelength=1.6, borderpad=0)

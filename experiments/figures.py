@@ -1,4 +1,8 @@
-"""Pictures of the parity runs, the LSTM and the GAN; marks and line styles tell formats apart."""
+"""Pictures of the parity runs, the LSTM and the GAN; marks and line styles tell formats apart.
+
+All are ``WIDTH`` inches wide, so that words in Matplotlib's usual sizes can be read on a page of
+420 pixels: what does not fit into that width goes below.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ import numpy as np
 
 from experiments.experiment import Outcome, Record
 
-__all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales", "draw_recurrent",
-           "draw_step_times", "draw_two_losses"]  # fmt: skip
+__all__ = ["WIDTH", "draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales",
+           "draw_recurrent", "draw_step_times", "draw_two_losses"]  # fmt: skip
 
 _LOOKS: dict[str, Mapping[str, Any]] = {
     **FORMAT_LOOKS,
@@ -36,9 +40,11 @@ _PLAYER_LOOKS: dict[str, dict[str, Any]] = {
     "generator": {"color": "#CC79A7"},
     "discriminator": {"color": "0.35", "linestyle": "--"},
 }
-_BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1), "frameon": False}
+_BELOW: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "columnspacing": 1}
 _SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
 _SMOOTHED_STEPS = 20  # an epoch
+_NETWORKS_IN_A_ROW = 3
+WIDTH = 6.2  # inches of every picture
 
 
 def _line(row: str) -> dict[str, Any]:
@@ -72,10 +78,12 @@ def draw_accuracies(
     base : str
         A row.
     """
-    figure.set_size_inches(10, 4.5)
-    axes = figure.add_subplot()
+    rows = math.ceil(len(networks) / _NETWORKS_IN_A_ROW)
+    figure.set_size_inches(WIDTH, 1.2 + 2.8 * rows)
+    panels = figure.subplots(rows, 1, squeeze=False)[:, 0]
     width = 0.85 / len(points)
     for place in range(len(networks)):
+        axes = panels[place // _NETWORKS_IN_A_ROW]
         mean, spread = points[base][place].mean(), points[base][place].std(ddof=1)
         across = [place - 0.45, place + 0.45]
         axes.fill_between(across, mean - spread, mean + spread, color="0.88", linewidth=0,
@@ -88,21 +96,25 @@ def draw_accuracies(
             axes.plot(beside, values, label=row if place == 0 else None, **look)
             axes.plot([at - width / 3, at + width / 3], [values.mean()] * 2,
                       color=_LOOKS[row]["color"], linewidth=2)  # fmt: skip
-    axes.set_xticks(range(len(networks)), networks)
-    axes.set_xlim(-0.5, len(networks) - 0.5)
-    axes.set_ylabel("test accuracy (points)")
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.legend(**_BESIDE, title="mark: a seed\nbar: their mean")
+    for row, axes in enumerate(panels):
+        first = row * _NETWORKS_IN_A_ROW
+        of_row = networks[first : first + _NETWORKS_IN_A_ROW]
+        axes.set_xticks(range(first, first + len(of_row)), of_row)
+        axes.set_xlim(first - 0.5, first + len(of_row) - 0.5)
+        axes.set_ylabel("test accuracy (points)")
+        axes.grid(axis="y", color="0.9")
+        axes.set_axisbelow(True)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, **_BELOW, ncols=3, title="mark: a seed, bar: their mean")
 
 
 def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) -> None:
     """Draw loss and test accuracy of one run in each format."""
-    figure.set_size_inches(10, 5.5)
+    figure.set_size_inches(WIDTH, 6)
     above, below = figure.subplots(2, 1, sharex=True)
     for name, record in runs.items():
         outcome = record.outcome
-        above.plot(*_smoothed(outcome), label=f"{name}, seed {seed}", **_line(name))
+        above.plot(*_smoothed(outcome), **_line(name))
         accuracies = 100 * np.array(outcome.curves["test_accuracy"])
         ends = outcome.figures["steps"] / len(accuracies) * np.arange(1, len(accuracies) + 1)
         look = {**_LOOKS[name], "markersize": 5, "markerfacecolor": "none"}
@@ -113,8 +125,9 @@ def draw_curves(figure: Any, runs: Mapping[str, Record], title: str, seed: int) 
     below.set_xlabel("step")
     for axes in (above, below):
         axes.grid(color="0.92")
-        axes.legend(**_BESIDE)
-    figure.suptitle(title)
+    handles, labels = below.get_legend_handles_labels()
+    figure.legend(handles, labels, **_BELOW, ncols=4)
+    figure.suptitle(f"{title}, seed {seed}", fontsize="medium")
 
 
 def draw_learning(
@@ -129,7 +142,7 @@ def draw_learning(
     rows : mapping
         Keywords of ``Axes.plot`` and the outcomes of all seeds, by label.
     """
-    figure.set_size_inches(10, 4.6)
+    figure.set_size_inches(WIDTH, 4.2)
     left, right = figure.subplots(1, 2)
     for label, (look, outcomes) in rows.items():
         line = {key: value for key, value in look.items() if not key.startswith("marker")}
@@ -140,15 +153,17 @@ def draw_learning(
         ends = steps / curves.shape[1] * np.arange(1, curves.shape[1] + 1)
         right.plot(ends, curves.T, color=look["color"], linewidth=0.6, alpha=0.45)
         right.plot(ends, curves.mean(axis=0), label=label, **{"markersize": 5, **look})
-    left.set_ylabel("training loss, mean over the seeds")
-    right.set_ylabel("mean test accuracy of the categories (points)")
+    left.set_ylabel("training loss,\nmean over the seeds")
+    right.set_ylabel("mean test accuracy\nof the categories (points)")
     right.set_ylim(bottom=0)
     left.set_ylim(bottom=0)
     for axes in (left, right):
         axes.set_xlabel("step")
         axes.grid(color="0.92")
         axes.set_axisbelow(True)
-    right.legend(frameon=False, title="bold: mean of the seeds, thin: each seed")
+    handles, labels = right.get_legend_handles_labels()
+    title = "bold: mean of the seeds, thin: each seed"
+    figure.legend(handles, labels, **_BELOW, ncols=min(len(labels), 3), title=title)
 
 
 def _smoothed(outcome: Outcome) -> tuple[Any, Any]:
@@ -161,22 +176,26 @@ def _smoothed(outcome: Outcome) -> tuple[Any, Any]:
 
 def draw_loss_scales(figure: Any, runs: Mapping[str, Mapping[int, Record]], title: str) -> None:
     """Draw loss scales of runs by row and seed: a panel for each row, a line for each seed."""
-    figure.set_size_inches(10, 4.5)
+    figure.set_size_inches(WIDTH, 2 + 2 * len(runs))
     panels = list(figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0])
     for axes, (name, of_row) in zip(panels, runs.items()):
         for (seed, record), style in zip(of_row.items(), _SEED_STYLES):
             outcome = record.outcome
             _step_curve(axes, outcome.curves["loss_scale"], outcome.figures["steps"],
                         linestyle=style, color=_LOOKS[name]["color"],
-                        label=f"{name}, seed {seed}")  # fmt: skip
+                        label=f"seed {seed}")  # fmt: skip
         axes.grid(color="0.92")
-        axes.legend(**_BESIDE)
+        axes.set_title(name, fontsize="medium")
+    handles, labels = panels[0].get_legend_handles_labels()
+    legend = figure.legend(handles, labels, **_BELOW, ncols=len(labels), handlelength=1.6)
+    for handle in legend.legend_handles:
+        handle.set_color("black")  # styles tell seeds apart in every panel
     panels[-1].set_xlabel("step")
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize="medium")
 
 
 def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window: int) -> None:
-    """Draw loss, accuracy and loss scale; a column for each seed, a line for each format.
+    """Draw loss, accuracy and loss scale; a row for each seed, a line for each format.
 
     Parameters
     ----------
@@ -189,29 +208,29 @@ def draw_recurrent(figure: Any, runs: Mapping[str, Mapping[int, Record]], window
     """
     drawn = {name: runs[name] for name in _RECURRENT_FORMATS}
     seeds = list(drawn["float32"])
-    figure.set_size_inches(11, 6.2)
-    grid = figure.subplots(3, len(seeds), sharex=True, sharey="row", squeeze=False)
+    figure.set_size_inches(WIDTH, 1 + 1.6 * len(seeds))
+    grid = figure.subplots(len(seeds), 3, sharex=True, sharey="col", squeeze=False)
     for name, of_row in drawn.items():
-        for seed, column in zip(seeds, grid.T):
-            _draw_reader(column, of_row[seed], name, window)
-    for seed, (above, middle, below) in zip(seeds, grid.T):
-        above.set_title(f"seed {seed}", fontsize="medium")
-        middle.axhline(50, color="0.8", linewidth=1, zorder=0)  # guessing
-        below.set_yscale("log", base=2)
-        below.set_xlabel("step")
-        for axes in (above, middle, below):
+        for seed, row in zip(seeds, grid):
+            _draw_reader(row, of_row[seed], name, window)
+    for seed, (losses, accuracies, scales) in zip(seeds, grid):
+        losses.set_ylabel(f"seed {seed}")
+        accuracies.axhline(50, color="0.8", linewidth=1, zorder=0)  # guessing
+        scales.set_yscale("log", base=2)
+        for axes in (losses, accuracies, scales):
             axes.grid(color="0.93")
     words = (f"training loss\n(means of {window} steps)", "test accuracy\n(points)", "loss scale S")
-    for axes, label in zip(grid[:, 0], words):
-        axes.set_ylabel(label)
+    for axes, label in zip(grid[0], words):
+        axes.set_title(label, fontsize="medium")
+    for axes in grid[-1]:
+        axes.set_xlabel("step")
     grid[0, 0].set_ylim(bottom=0)
-    figure.align_ylabels(grid[:, 0])
     handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    figure.legend(handles, labels, **_BELOW, ncols=len(labels))
 
 
-def _draw_reader(column: Any, record: Record, name: str, window: int) -> None:
-    above, middle, below = column
+def _draw_reader(row: Any, record: Record, name: str, window: int) -> None:
+    above, middle, below = row
     # A wide line shows under the others where they coincide.
     look = {**_line(name), "linewidth": 3.5 if name == "float32" else 1.5}
     curves, steps = record.outcome.curves, record.outcome.figures["steps"]
@@ -237,7 +256,7 @@ def draw_step_times(
         By network: ``<format>/relative``, ``<format>/relative_lower`` and ``_upper``.
     formats : sequence of str
     """
-    figure.set_size_inches(10, 4)
+    figure.set_size_inches(WIDTH, 4)
     axes = figure.add_subplot()
     axes.axhline(1, color="0.7", linewidth=1)
     for number, name in enumerate(formats):
@@ -248,12 +267,12 @@ def draw_step_times(
         )
         look = {**_LOOKS[name], "linestyle": "none", "capsize": 3}
         axes.errorbar(at, middle, [middle - low, high - middle], label=name, **look)
-    axes.set_xticks(range(len(times)), list(times))
+    axes.set_xticks(range(len(times)), list(times), rotation=20)
     axes.set_ylabel("time per step, float32 = 1\n(median and quartiles)")
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="0.92")
     axes.set_axisbelow(True)
-    axes.legend(**_BESIDE)
+    figure.legend(**_BELOW, ncols=len(formats))
 
 
 def draw_two_losses(
@@ -266,7 +285,7 @@ def draw_two_losses(
     window: int,
     strips: Mapping[str, Any],
 ) -> None:
-    """Draw scales to the left, without and with the overflow; losses and images to the right.
+    """Draw scales without and with the overflow; below them losses and images.
 
     Parameters
     ----------
@@ -281,10 +300,10 @@ def draw_two_losses(
     strips : mapping
         Images side by side as arrays (height, width, 3), by their label.
     """
-    figure.set_size_inches(12, 6.4)
-    (above, losses), (below, images) = figure.subplots(2, 2, width_ratios=(1.25, 1))
+    figure.set_size_inches(WIDTH, 11.5)
+    above, below, losses, images = figure.subplots(4, 1)
     _draw_scales(above, undisturbed, "float16: each network has its own loss scale")
-    title = f"the same, with an overflow of the generator's loss in step {overflow_at}"
+    title = f"float16, with an overflow of the generator's loss in step {overflow_at}"
     _draw_scales(below, disturbed, title)
     below.sharex(above)
     below.sharey(above)
@@ -310,7 +329,7 @@ def draw_two_losses(
     losses.set_ylabel(f"loss (means of {window} steps)")
     losses.set_xlabel("step")
     losses.grid(color="0.93")
-    losses.legend(frameon=False, fontsize="small")
+    losses.legend(frameon=False)
     pixels = list(strips.values())
     images.imshow(np.concatenate(pixels))
     images.set_yticks(len(pixels[0]) * (np.arange(len(strips)) + 0.5), list(strips))
@@ -331,4 +350,4 @@ def _draw_scales(axes: Any, outcome: Outcome, title: str) -> None:
     axes.set_xlabel("step")
     axes.set_title(title, fontsize="medium")
     axes.grid(color="0.93")
-    axes.legend(ncols=2, frameon=False, loc="upper right", fontsize="small")
+    axes.legend(ncols=2, frameon=False, loc="upper right")

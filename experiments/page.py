@@ -20,6 +20,7 @@ import jinja2
 
 from experiments import cells
 from experiments.experiment import Group, Records, is_below
+from experiments.figures import WIDTH
 from experiments.records import (
     Repetition,
     current_records,
@@ -226,10 +227,10 @@ def write_document(
             path.write_text(text, encoding="utf-8")
         pages = "".join(texts[root / "docs" / name] for name in PAGES)
         for name in dict.fromkeys(_PICTURE.findall(pages)):
-            figure = Figure(figsize=(10, 5), layout="constrained")
+            figure = Figure(figsize=(WIDTH, 4), layout="constrained")
             draw[name](figure, records)
             written.append(root / "docs" / "results" / f"{name}.png")
-            figure.savefig(written[-1], dpi=110)
+            figure.savefig(written[-1], dpi=160)
     except OSError as error:
         raise disk_error(error, root / "docs", "run it again") from error
     return written

@@ -70,10 +70,12 @@ def _run(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001 - 
 
 def _view(records: Records) -> dict[str, Any]:
     rows, short_rows, float16 = [], [], []
+    made = set()
     for one in GROUP.experiments:
         if one.name not in records:
             continue
         times = records[one.name].outcome.times
+        made.add((records[one.name].versions["mpgluon"], records[one.name].date[:10]))
         float16 += [times["float16/relative"], times["mixed_float16/relative"]]
         short_rows.append([
             one.config["model"],
@@ -96,6 +98,7 @@ def _view(records: Records) -> dict[str, Any]:
     return {
         "rows": rows,
         "short_rows": short_rows,
+        "made": " and ".join(f"mpgluon {version} on {day}" for version, day in sorted(made)),
         "rounds": _ROUNDS,
         "batch_size": parity.COMMON["batch_size"],
         "float16": (min(float16), max(float16)) if float16 else None,

@@ -158,8 +158,8 @@ def save_efficiency(path: Path, model: str, work: Workload, found: Sequence[Ring
 
     batches = [2**power for power in range(11)]
     counts = sorted({ring.gpus for ring in found if ring.link != NVLINK})
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
+    figure = Figure(figsize=(6.2, 1 + 3 * len(counts)), layout="constrained")
+    panels = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
     for axes, gpus in zip(panels, counts):
         for number, ring in enumerate(one for one in found if one.gpus == gpus):
             shares = [100 * work.step(ring, batch, "float16", 2)[0] for batch in batches]
@@ -168,13 +168,14 @@ def save_efficiency(path: Path, model: str, work: Workload, found: Sequence[Ring
         axes.axhline(100 * ENOUGH, color="0.7", linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_xticks(batches, [str(batch) for batch in batches])
-        axes.set(ylim=(0, 103), xlabel="images per GPU and step")
+        axes.set(ylim=(0, 103), ylabel="efficiency (%)")
         axes.grid(color="0.92")
         axes.set_title(f"{gpus:,} GPUs", fontsize="medium")
-    panels[0].set_ylabel("efficiency (%)")
+    panels[-1].set_xlabel("images per GPU and step")
     panels[0].legend(loc="lower right", title="between machines")
-    figure.suptitle(f"{model} in float16, gradients sent in 16 bits: what the model allows")
-    figure.savefig(path, dpi=120)
+    title = f"{model} in float16, gradients sent in 16 bits: what the model allows"
+    figure.suptitle(title, fontsize="medium")
+    figure.savefig(path, dpi=160)
 
 
 def plan(options: argparse.Namespace) -> None:

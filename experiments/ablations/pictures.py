@@ -1,5 +1,7 @@
 """Pictures of the ablations; each function draws on an empty figure from the variants' records.
 
+A panel has the whole width: words can be read on a page of 420 pixels.
+
 A line has the colour of its format. What is right or wrong within one format differs in mark and
 line style.
 """
@@ -37,14 +39,20 @@ def _draw_curve(axes: Any, record: Record, curve: str, label: str, look: Mapping
     places = [length * (place + 1) for place in range(len(values))]
     finite = [math.nan if value is None else value for value in values]
     axes.plot(places, finite, label=label, **look)
-    axes.set_xlabel("step")
+    if axes.get_subplotspec().is_last_row():
+        axes.set_xlabel("step")
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
 
 
+def _two_panels(figure: Any) -> Any:
+    figure.set_figheight(5.6)
+    return figure.subplots(2, 1, sharex=True)
+
+
 def draw_masters(figure: Any, records: Variants) -> None:
     """Draw the loss, and the share of weights that an update leaves unchanged."""
-    loss, share = figure.subplots(1, 2)
+    loss, share = _two_panels(figure)
     for variant, label, look in (
         ("float32", "FP32", _FP32),
         ("with", "float16, FP32 masters", _RIGHT),
@@ -71,7 +79,7 @@ def draw_underflow(figure: Any, records: Variants) -> None:
 
 def draw_batch_norm(figure: Any, records: Variants) -> None:
     """Draw loss and training accuracy with each BatchNorm."""
-    loss, accuracy = figure.subplots(1, 2)
+    loss, accuracy = _two_panels(figure)
     for variant, label, look in (
         ("float32", "BatchNorm in FP32", _FP32),
         ("float16", "in float16, pixels from 0 to 1", _WRONG),
@@ -93,18 +101,18 @@ def draw_loss_reduction(figure: Any, records: Variants) -> None:
     _draw_curve(axes, wrong, "true_loss", "loss in float16: true loss", _WRONG)
     _draw_curve(axes, wrong, "reported_loss", "loss in float16: as reported", _REPORTED)
     _draw_curve(axes, right, "true_loss", "loss in FP32: true and as reported", _FP32)
-    axes.set_ylabel("cross-entropy of the training batches (nats)")
+    axes.set_ylabel("cross-entropy of the\ntraining batches (nats)")
     axes.legend(frameon=False)
 
 
 def draw_labels(figure: Any, records: Variants) -> None:
     """Draw the test accuracy on large labels, and the loss."""
-    above, loss = figure.subplots(1, 2)
+    above, loss = _two_panels(figure)
     for axes, curve in ((above, "accuracy_above"), (loss, "loss")):
         _draw_curve(axes, records["int32"], curve, "labels in int32", _INTEGERS)
         _draw_curve(axes, records["float16"], curve, "labels in float16", _WRONG)
     above.set_ylim(0, 1.05)
-    above.set_ylabel("test accuracy on classes above 2048")
+    above.set_ylabel("test accuracy on\nclasses above 2048")
     above.legend(frameon=False)
     loss.set_ylabel("training loss (nats)")
     loss.set_yscale("log")

@@ -411,7 +411,8 @@ def _draw_ranges(axes: Any, *, hatched: bool) -> None:
             axes.axvline(border, color="white", linewidth=3)  # a rim on a dark background
         axes.axvline(border, color="black", linewidth=1)
     axes.set_xlim(low, high)
-    step = 4 if high - low < 70 else 8
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    step = 4 if high - low < 10 * inches else 8  # labels that do not touch
     others = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
     ticks = [*borders, *(tick for tick in others if min(abs(tick - b) for b in borders) > step / 2)]
     axes.set_xticks(ticks, [f"$2^{{{tick}}}$" for tick in ticks])

@@ -218,16 +218,16 @@ numbers = numbers[np.isfinite(numbers)]
 print(numbers)
 
 # %% tags=["plot"] alt="All numbers of a six-bit format on a line: steps double at powers of two."
-figure, panels = plt.subplots(2, 1, figsize=(10, 3), layout="constrained")
+figure, panels = plt.subplots(2, 1, figsize=(6.2, 3.2), layout="constrained")
 heights = np.where(numbers < six_bits.smallest_normal, 0.5, 1.0)
 for axes, end in zip(panels, (14, 1)):
     shown = numbers <= end
     axes.vlines(numbers[shown], 0, heights[shown], color="black", linewidth=1.5)
     axes.set(yticks=[], ylim=(0, 1.1))
     axes.spines[["left", "right", "top"]].set_visible(False)
-panels[0].set(title="All numbers of a six-bit format from 0 to 14: the steps double")
+panels[0].set(title="All numbers of a six-bit format: the steps double")
 panels[0].set_xticks(range(0, 15, 2))
-panels[1].set(title="Those from 0 to 1 (short: zero and the subnormal numbers)")
+panels[1].set(title="Those from 0 to 1 (short: zero and subnormal numbers)")
 panels[1].set(xlabel="value (no unit)", xticks=[0, 0.25, 0.5, 0.75, 1])
 plt.show()
 
@@ -287,7 +287,7 @@ widget("spacing")
 # in the lower panel, the finer the steps.
 
 # %% tags=["plot"] alt="Ranges of three formats as bars; below, their relative spacing as lines."
-figure, (ranges, steps) = plt.subplots(2, 1, figsize=(10, 5.4), sharex=True, layout="constrained")
+figure, (ranges, steps) = plt.subplots(2, 1, figsize=(6.2, 6), sharex=True, layout="constrained")
 for row, (name, f) in enumerate(formats.items()):
     look = FORMAT_LOOKS[f.name]  # the colour, mark and line of a format in all lessons
     low, normal, high = np.log2([f.smallest_subnormal, f.smallest_normal, f.max])
@@ -297,10 +297,10 @@ for row, (name, f) in enumerate(formats.items()):
     relative = f.epsilon * 2 ** np.maximum(normal - exponents, 0)
     steps.step(exponents, relative, where="post", markevery=(8, 16), **look)
     steps.text(50 if name != "FP16" else 17, f.epsilon * 1.7, name, color=look["color"])
-ranges.set(title="Range: BF16 reaches as far as FP32, FP16 does not (hatched: subnormal numbers)")
+ranges.set(title="Range: BF16 reaches as far as FP32, FP16 does not\n(hatched: subnormal numbers)")
 ranges.set(yticks=range(3), yticklabels=formats)
 ranges.invert_yaxis()
-steps.set(title="Spacing: FP16 has finer steps than BF16, where it has numbers at all")
+steps.set(title="Spacing: FP16 has finer steps than BF16,\nwhere it has numbers at all")
 steps.set_yscale("log", base=2)
 steps.set(ylabel="spacing / value", xlim=(-155, 135))
 steps.set(xlabel="exponent e of a value of magnitude $2^e$")
@@ -450,7 +450,7 @@ sums = {name: running_sum(f, 3000) for name, f in formats.items()}
 print({name: totals[-1] for name, totals in sums.items()})
 
 # %% tags=["plot"] alt="Running sums of ones: FP32 reaches 3000, FP16 stays at 2048, BF16 at 256."
-figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 for first, (name, totals) in zip((0, 100, 200), sums.items()):  # marks that do not coincide
     look = {**FORMAT_LOOKS[formats[name].name], "markevery": (first, 300)}
     axes.plot(np.arange(1, 3001), totals, **look)
@@ -458,7 +458,7 @@ for first, (name, totals) in zip((0, 100, 200), sums.items()):  # marks that do 
 axes.set(title="3000 ones, added one by one: two sums stop", xlim=(0, 3000))
 axes.set(xlabel="number of ones added", ylabel="sum (no unit)")
 axes.spines[["right", "top"]].set_visible(False)
-axes.text(1250, 850, "The lines coincide until a sum stops.")
+axes.text(1050, 850, "The lines coincide until a sum stops.")
 plt.show()
 
 # %% [markdown]

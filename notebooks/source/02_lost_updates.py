@@ -138,10 +138,8 @@ rows.insert(0, ("FP32", f"{fp32_losses[-1]:.4f}", f"{accuracy(fp32_net):.0%}", "
 print(Table(("training", "loss", "accuracy", f"weights of {len(start)} that moved"), rows))
 
 # %% tags=["plot"] alt="Without masters: a level loss, a plain grey plane. With: both learn."
-figure, panels = plt.subplots(
-    1, 3, figsize=(11, 3.9), layout="constrained", gridspec_kw={"width_ratios": (1.35, 1, 1)}
-)
-curves, *planes = panels
+figure, panels = plt.subplot_mosaic("CC;AB", figsize=(6.2, 6.4), layout="constrained")
+curves, planes = panels["C"], [panels["A"], panels["B"]]
 every = STEPS // 10
 curves.plot(fp32_losses, markevery=every, **FP32)
 curves.plot(with_losses, markevery=(every // 2, every), **FP16)
@@ -150,7 +148,7 @@ curves.text(0.5 * STEPS, 0.655, "FP16 without masters", ha="center", va="top", c
 curves.text(
     0.35 * STEPS, 0.42, "FP32, and FP16 with masters:\none line covers the other", va="bottom"
 )
-curves.set(title="Without masters the loss\nis a level line", ylim=(0, 0.75))
+curves.set(title="Without masters the loss is a level line", ylim=(0, 0.75))
 curves.set(xlabel="step", ylabel="training loss")
 side = np.linspace(-1.15, 1.15, 81)
 grid = np.stack([*(axis.ravel() for axis in np.meshgrid(side, side)), np.ones(81**2)], axis=1)
@@ -161,7 +159,7 @@ for plane, net, name in zip(planes, (without, with_masters), ("without masters",
         plane.plot(*some[:, :2].T, marker, markersize=6, color="white", markeredgecolor="black")
     plane.set(title=f"FP16 {name}:\naccuracy {accuracy(net):.0%}", aspect="equal")
     plane.set(xticks=[], yticks=[])
-figure.colorbar(image, ax=planes, label="probability of ring (x)", shrink=0.8)
+figure.colorbar(image, ax=planes, label="probability of ring (x)", location="bottom", shrink=0.8)
 plt.show()
 
 # %% [markdown]
@@ -225,7 +223,7 @@ ratios = update_ratios(without)
 print(f"the largest update is 1/{1 / ratios.max():.0f} of its weight")
 
 # %% tags=["plot"] alt="Histogram of |update / weight|: every bar lies left of 1/4096."
-figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 bins = np.arange(-26, -8, 0.5)
 axes.hist(np.log2(ratios[ratios > 0]), bins=bins, color="0.75", edgecolor="black")
 for place, style, text, side in (
@@ -266,7 +264,7 @@ for name, losses in ordinary_losses.items():
 print(f"without masters, {lost_share:.0%} of the updates in the last step were lost for certain")
 
 # %% tags=["plot"] alt="From an ordinary start the loss falls quickly with masters, slowly without."
-figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 for (name, losses), look in zip(ordinary_losses.items(), (FP16, WITHOUT)):
     axes.plot(losses, markevery=every, **look)
     axes.text(1.01 * STEPS, losses[-1], name, va="center", color=FP16["color"])
@@ -317,7 +315,7 @@ print(f"after 8000 steps: alone {alone}, copy {copy}, master {master:.5f}")
 
 # %% tags=["plot"] alt="A master and its copy rise to 1.25; a weight without a master stays at 1."
 alone_at, copy_at, master_at = np.array(history, dtype=np.float64).T
-figure, (whole, part) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+figure, (whole, part) = plt.subplots(2, 1, figsize=(6.2, 6.4), layout="constrained")
 for axes, end in ((whole, 8000), (part, 40)):
     marks = end // 10
     axes.plot(master_at[:end], markevery=marks, **FP32)

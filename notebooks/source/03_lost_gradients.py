@@ -84,18 +84,18 @@ for e in (-10, -14, -20, -24, -26):
     print(f"1.3 x 2^{e}{in_fp16[e + 30]:12.3g} {errors[e + 30]:14.2%}")
 
 # %% tags=["plot"] alt="FP16's relative error at each exponent: tiny, then doubling, then 100 %"
-figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 finite = np.isfinite(in_fp16)
 axes.semilogy(
     exponents[finite], 100 * errors[finite], **{**plots.FORMAT_LOOKS["float16"], "linestyle": ""}
 )
 for edge in (-24, -14, 16):
     axes.axvline(edge - 0.5, color="black", linewidth=1)
-for middle, name in ((-27.5, "lost"), (-19.5, "subnormal"), (0.5, "normal"), (17.5, "too large")):
+for middle, name in ((-27.5, "lost"), (-19.5, "subnormal"), (0.5, "normal"), (18.5, "too large")):
     axes.text(middle, 300, name, ha="center")
-axes.set(xlim=(-30.5, 19.5), ylim=(0.005, 800), xlabel="exponent e", ylabel="relative error (%)")
+axes.set(xlim=(-30.5, 21.5), ylim=(0.005, 800), xlabel="exponent e", ylabel="relative error (%)")
 axes.yaxis.set_major_formatter("{x:g}")
-axes.set_title("FP16 loses a small number digit by digit, and then altogether")
+axes.set_title("FP16 loses a small number digit by digit,\nand then altogether")
 plt.show()
 
 # %% tags=["claim"]
@@ -123,10 +123,10 @@ images, labels = mx.nd.array(pixels), mx.nd.array(labels, dtype="int32")
 batches = [(images[i : i + 40], labels[i : i + 40]) for i in range(0, len(images), 40)]
 
 # %% tags=["plot"] alt="One picture of each class, from disc and square to arrow and heart"
-figure, axes = plt.subplots(1, 10, figsize=(9, 1.4), layout="constrained")
-for place, name, picture in zip(axes, class_names(), pixels):
+figure, axes = plt.subplots(2, 5, figsize=(6.2, 3.2), layout="constrained")
+for place, name, picture in zip(axes.flat, class_names(), pixels):
     place.imshow((picture.transpose(1, 2, 0) + 1) / 2)
-    place.set_title(name, fontsize="small")
+    place.set_title(name, fontsize="medium")
     place.axis("off")
 figure.suptitle("The first image of each class")
 plt.show()
@@ -234,7 +234,7 @@ for histogram in (before, after):
     print(f"98 % of them have an exponent from {first} to {last}")
 
 # %% tags=["plot"] alt="Histograms before and after training: the second lies further left"
-figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
 plots.draw_exponents(axes, {"before training": before, "after training": after})
 figure.suptitle("Training moves the activation gradients to the left")
 plt.show()
@@ -283,7 +283,7 @@ scaled = batch_exponents(net, scaled_batch).overall()["activation gradients"]
 print(f"S = 2^{np.log2(S):.0f}: {scaled.shares()['lost']:.3%} lost, without it {lost_after:.1%}")
 
 # %% tags=["plot"] alt="The same histogram twice; times S it lies in the normal numbers"
-figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
 plots.draw_exponents(axes, {"activation gradients": after}, loss_scale=S)
 figure.suptitle(
     f"Multiplying the loss by $2^{{{np.log2(S):.0f}}}$ moves all of them into the range"
@@ -522,7 +522,7 @@ print(f"FP16, no scale, the small loss      {without_scale[-1]:6.3f}")
 print(f"FP16, loss scale, the small loss    {with_scale[-1]:6.3f}")
 
 # %% tags=["plot"] alt="Loss curves: FP16 with a loss scale falls like FP32, without one less"
-figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
 epochs, fp16 = range(1, EPOCHS + 1), plots.FORMAT_LOOKS["float16"]
 axes.plot(epochs, fp32_curve, **plots.FORMAT_LOOKS["float32"])
 axes.plot(epochs, with_scale, **{**fp16, "markersize": 10, "markerfacecolor": "none"})
@@ -534,7 +534,7 @@ axes.annotate(
     (middle + 0.5, fp32_curve[middle] + 0.2),
 )
 axes.set(xlabel="epoch", ylabel="training loss (mean of the epoch)", ylim=(0, None))
-axes.set_title("The small loss: FP16 needs a loss scale, and no new learning rate")
+axes.set_title("The small loss: FP16 needs a loss scale,\nand no new learning rate")
 plt.show()
 
 # %% tags=["claim"]
@@ -565,10 +565,10 @@ _, events = train_fp16(*make_fp16(growing))
 print(f"{sum(event['skipped'] for event in events)} of {len(events)} steps were skipped")
 
 # %% tags=["plot"] alt="The loss scale of each step; it falls, climbs, and is halved at skips"
-figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 plots.draw_loss_scale(axes, events)
 axes.set_xlabel("step")
-axes.set_title("S falls until it fits, then grows until it meets the ceiling again")
+axes.set_title("S falls until it fits,\nthen grows until it meets the ceiling again")
 plt.show()
 
 # %% tags=["claim"]

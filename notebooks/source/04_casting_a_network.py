@@ -204,7 +204,7 @@ fp32_sum = np.cumsum(numbers, dtype="float32")
 print(f"mean: FP32 {fp32_sum[-1] / len(numbers):.3f}, FP16 {fp16_sum[-1] / len(numbers):.3f}")
 
 # %% tags=["plot"] alt="Two sums of the same random numbers. The one in FP32 grows along a straight line to the end; the one in FP16 follows it to 2048 and stays there."
-figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.4), layout="constrained")
 every = len(numbers) // 10
 for name, sums in (("float32", fp32_sum), ("float16", fp16_sum)):
     axes.plot(sums, markevery=every, **FORMAT_LOOKS[name])

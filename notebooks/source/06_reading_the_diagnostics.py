@@ -111,12 +111,12 @@ for event in fp16_history[:3]:
 print(f"… after {len(fp16_history)} steps:\n{message}")
 
 # %% tags=["plot"] alt="The loss scale of 21 steps: it begins at 2 to the 16, is halved by each step down to 1, and stays there. Each step has a cross: it was skipped."
-figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.2), layout="constrained")
 plots.draw_loss_scale(axes, fp16_history)
 axes.get_legend().remove()
 skipped = sum(event["skipped"] for event in fp16_history)
 axes.text(9, 2**13, f"crosses: {skipped} of {len(fp16_history)} steps are skipped")
-axes.set(xlabel="step", title="Every step is skipped, until the loss scale can fall no further")
+axes.set(xlabel="step", title="Every step is skipped,\nuntil the loss scale can fall no further")
 axes.xaxis.get_major_locator().set_params(integer=True)
 axes.set_yticks([2**exponent for exponent in (0, 4, 8, 12, 16)])
 plt.show()
@@ -275,13 +275,13 @@ assert not any(array.overflow_fraction for array in range_report.arrays)
 returned = exponents.batch_exponents(net, batch).overall()["activations"]
 squared = exponents.exponent_histogram([net[0](sounds).asnumpy() ** 2])
 too_large = squared.shares()["overflow"]
-figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4), layout="constrained")
 plots.draw_exponents(axes, {"returned": returned, "squared": squared})
 axes.get_legend().remove()
 axes.text(2, 8.5, "what layers return", ha="right")
 words = f"squares inside\nenergy: {too_large:.0%}\nare too large"
 axes.text(17, 7, words, bbox={"color": "white", "pad": 2})
-axes.set_title("What layers return fits into FP16, the squares inside energy do not", pad=10)
+axes.set_title("What layers return fits into FP16,\nthe squares inside energy do not", pad=10)
 plt.show()
 
 # %% tags=["claim"]
@@ -374,7 +374,7 @@ print(f"accuracy: FP32 {accuracy_of(fp32_net):.1%}, cured FP16 {accuracy_of(cure
 print(f"skipped steps: {amp.skipped_steps(trainer)} of {steps}")
 
 # %% tags=["plot"] alt="Training loss over steps, in FP32 and in FP16 with energy in FP32: both fall from 1.5 to below 0.01, and the two curves lie on each other."
-figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 for start, (dtype, history) in enumerate((("float32", fp32_history), ("float16", cured_history))):
     look = {**plots.FORMAT_LOOKS[dtype], "markevery": (5 * start, 10)}
     axes.plot(*zip(*((event["step"], event["loss"]) for event in history)), **look)
@@ -391,7 +391,7 @@ for name, dtype, at, place in (  # each at a mark of its own
         arrowprops={"arrowstyle": "-", "color": "0.5"},
     )
 axes.set(xlabel="step", ylabel="training loss", yscale="log")
-axes.set_title("The two curves lie on each other: cured, FP16 trains like FP32")
+axes.set_title("The two curves lie on each other:\ncured, FP16 trains like FP32")
 plt.show()
 
 # %% tags=["claim"]

@@ -199,7 +199,7 @@ agreed, agreed_scales = two_replicas(check_sum)
 print(f"the replicas differ by at most {agreed.max():.3f} in all 40 steps; S is {agreed_scales}")
 
 # %% tags=["plot"] alt="Two replicas differ from step 10 on, unless both check the sum."
-figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.8), layout="constrained")
 steps = np.arange(1, 41)
 axes.plot(steps, apart, "k-x", markersize=5)
 axes.plot(steps, agreed, "-o", color="0.45", mfc="w", markersize=4)
@@ -207,7 +207,7 @@ axes.axvline(10, color="0.7", linewidth=1, linestyle=":", zorder=0)
 axes.text(10.4, 0.97 * apart.max(), "an infinity on the second device", va="top", color="0.35")
 axes.annotate(
     "each checks its own gradient",
-    (24, apart[23]),
+    (18, apart[17]),
     xytext=(12, -12),
     textcoords="offset points",
     va="top",
@@ -221,7 +221,7 @@ axes.annotate(
     color="0.35",
 )
 axes.set(xlabel="step", ylabel="largest difference of a weight", ylim=(-0.04 * apart.max(), None))
-axes.set_title("One step that only one replica skips separates the replicas for good")
+axes.set_title("One step that only one replica skips\nseparates the replicas for good")
 plt.show()
 
 # %% tags=["claim"]
@@ -348,7 +348,7 @@ for name, error in errors.items():
     )
 
 # %% tags=["plot"] alt="Error of three sums: in FP16 it grows with the workers, in FP32 not."
-figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
 fp32, fp16 = FORMAT_LOOKS["float32"], FORMAT_LOOKS["float16"]
 looks = fp16, {**fp16, "linestyle": ":", "marker": "D"}, fp32
 for (name, error), look in zip(errors.items(), looks):
@@ -361,10 +361,10 @@ for (name, error), look in zip(errors.items(), looks):
         va="center",
         color=look["color"],
     )
-axes.set_xlim(1.7, counts[-1] * 16)  # room for the names of the curves
+axes.set_xlim(1.7, counts[-1] * 100)  # room for the names of the curves
 axes.set_xticks(counts[::2])
 axes.set(xlabel="workers", ylabel="relative error of the sum")
-axes.set_title("Added one by one in FP16, a sum gets worse with every worker")
+axes.set_title("Added one by one in FP16,\na sum gets worse with every worker")
 plt.show()
 
 # %% tags=["claim"]

@@ -281,7 +281,7 @@ clipped = sum(norm > max_norm for norm in clipped_norms)
 print(f"{clipped} of {len(clipped_norms)} steps had a norm above {max_norm}")
 
 # %% tags=["plot"] alt="The norm of each step's gradient; where it is above a line, it is clipped"
-figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.6), layout="constrained")
 steps = np.arange(1, len(clipped_norms) + 1)
 axes.plot(steps, clipped_norms, color="0.6", linewidth=1)
 above = np.array(clipped_norms) > max_norm
@@ -609,29 +609,29 @@ print(
     f"generator {amp.skipped_steps(g_trainer)}"
 )
 
-# %% tags=["plot"] alt="Left: scales of both over the first steps. Right: real and generated points"
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+# %% tags=["plot"] alt="Above: scales of both over the first steps. Below: real and generated points"
+figure, (above, below) = plt.subplots(2, 1, figsize=(6.2, 7), layout="constrained")
 shown = np.arange(1, 21)
 for column, (name, look) in enumerate(
     {"discriminator": {"color": "black"}, "generator": {"color": "#0072B2"}}.items()
 ):
     values = np.array(scales)[:20, column]
-    left.step(shown, values, where="mid", **look)
+    above.step(shown, values, where="mid", **look)
     skipped = np.array(skips)[:20, column]
-    left.plot(shown[skipped], values[skipped], "x", **look)
-    left.annotate(f"{name}'s S", (20, values[-1]), (0, 4), textcoords="offset points", ha="right")
-left.set_yscale("log", base=2)
-left.set(xlabel="iteration", ylabel="loss scale S", ylim=(2.0**9, 2.0**25))
-left.set_xticks(range(0, 21, 5))
-left.set_title("Skips (crosses) of one leave the other alone")
+    above.plot(shown[skipped], values[skipped], "x", **look)
+    above.annotate(f"{name}'s S", (20, values[-1]), (0, 4), textcoords="offset points", ha="right")
+above.set_yscale("log", base=2)
+above.set(xlabel="iteration", ylabel="loss scale S", ylim=(2.0**9, 2.0**25))
+above.set_xticks(range(0, 21, 5))
+above.set_title("Skips (crosses) of one leave the other alone")
 for points, name, look in (
     (samples[-1].asnumpy(), "real", {"color": "black", "marker": "o"}),
     (first_points, "generated before", {"color": "0.6", "marker": "+"}),
     (last_points, "generated after", {"color": "#0072B2", "marker": "x"}),
 ):
-    right.plot(*points.T, linestyle="", markersize=4, label=name, **look)
-right.legend(loc="lower left")
-right.set_title("The generator finds the real points")
+    below.plot(*points.T, linestyle="", markersize=4, label=name, **look)
+below.legend(loc="lower left")
+below.set_title("The generator finds the real points")
 plt.show()
 
 # %% tags=["claim"]

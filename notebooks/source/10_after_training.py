@@ -302,7 +302,7 @@ for dtype, found in logits.items():
     print(f"{close} of {len(lead)} decisions could have changed")
 
 # %% tags=["plot"] alt="Error against lead for each image: nearly all lie far below half the lead."
-figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4.4), layout="constrained")
 for dtype, name in (("float16", "FP16"), ("bfloat16", "BF16")):
     look = {**FORMAT_LOOKS[dtype], "linestyle": "none", "markersize": 4}
     axes.loglog(lead, error[dtype], mfc="w", **look)

@@ -129,7 +129,7 @@ for f, all_numbers in numbers.items():
 assert [len(n) for n in numbers.values()] == [55, 253, 247]
 
 # %% tags=["plot"] alt="Three rows of marks on a logarithmic axis, one mark for each positive number: the six-bit format from 1/16 to 14, E4M3 from 2 to the power -9 to 448, E5M2 from 2 to the power -16 to 57344; E4M3's marks are the densest"
-figure, axes = plt.subplots(figsize=(10, 2.9), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.2), layout="constrained")
 for row, ((f, all_numbers), look) in enumerate(zip(numbers.items(), (OTHERS[1], FP8, OTHERS[0]))):
     positive = all_numbers[all_numbers > 0]
     axes.vlines(positive, row - 0.28, row + 0.28, color=look["color"], linewidth=1)
@@ -137,9 +137,9 @@ for row, ((f, all_numbers), look) in enumerate(zip(numbers.items(), (OTHERS[1], 
     words = f"{steps} steps\nper power of two"
     axes.text(positive[-1] * 1.4, row, words, va="center", color="0.25")
 axes.set_xscale("log", base=2)
-axes.set(yticks=range(3), yticklabels=[f.name for f in numbers], xlim=(2**-17, 2**22))
+axes.set(yticks=range(3), yticklabels=[f.name for f in numbers], xlim=(2**-17, 2**27))
 axes.invert_yaxis()
-axes.set(title="E5M2 has the range, E4M3 the digits (a line for each positive number)")
+axes.set(title="E5M2 has the range, E4M3 the digits\n(a line for each positive number)")
 axes.set(xlabel="value")
 plt.show()
 
@@ -271,7 +271,7 @@ largest = np.abs(gradient).max()
 shift = int(np.floor(np.log2(FLOAT8_E5M2.max / largest)))
 exponents = np.floor(np.log2(np.abs(gradient[gradient != 0])))
 bins = np.arange(-45, 18)
-figure, axes = plt.subplots(figsize=(10, 3.4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.8), layout="constrained")
 normal = (FLOAT8_E5M2.min_exponent, FLOAT8_E5M2.max_exponent + 1)
 axes.axvspan(*normal, color="0.92", linewidth=0)
 axes.axvspan(
@@ -285,9 +285,9 @@ for place, look in ((0, OTHERS[2]), (shift, FP8)):
     words = "as it is" if place == 0 else f"times its scale, $2^{{{shift}}}$"
     axes.text(np.median(exponents) + place - 2, 24, words, ha="right", color=look["color"])
 axes.text(-5, 34, "normal numbers of E5M2", ha="center", color="0.35")
-axes.text(-41.5, 34, "left of the hatched part: becomes zero", color="0.35")
+axes.text(-41.5, 31, "left of the hatched\npart: becomes zero", color="0.35")
 axes.set(xlim=(-42, 17), ylim=(0, 38), ylabel="share of values (%)")
-axes.set(xlabel="exponent e of values from $2^e$ to $2^{e+1}$ (hatched: subnormal numbers)")
+axes.set(xlabel="exponent e of values from $2^e$ to $2^{e+1}$\n(hatched: subnormal numbers)")
 axes.set(title="One power of two moves a gradient into the range of E5M2")
 plt.show()
 
@@ -302,10 +302,8 @@ for name, curve in curves.items():
 # %% tags=["claim"]
 assert abs(at_the_end(curves["FP8, mixed_float8"]) / at_the_end(curves["FP32"]) - 1) < 0.25
 
-# %% tags=["plot"] alt="Left: loss against step. FP32 and mixed_float8 fall together; FP8 without scales stays far above them. Right: five shapes as they are, and as the three networks draw them: FP32 and mixed_float8 draw them alike, the network without scales draws blurred ones."
-figure, (axes, pictures) = plt.subplots(
-    1, 2, figsize=(11, 3.9), layout="constrained", gridspec_kw={"width_ratios": (1.2, 1)}
-)
+# %% tags=["plot"] alt="Above: loss against step. FP32 and mixed_float8 fall together; FP8 without scales stays far above them. Below: five shapes as they are, and as the three networks draw them: FP32 and mixed_float8 draw them alike, the network without scales draws blurred ones."
+figure, (axes, pictures) = plt.subplots(2, 1, figsize=(6.2, 8), layout="constrained")
 looks = {"FP32": FP32, "FP8 without scales": OTHERS[2], "FP8, mixed_float8": FP8}
 for place, (name, curve) in enumerate(curves.items()):
     look = {**looks[name], "markerfacecolor": "none"}
@@ -380,7 +378,7 @@ assert 1.8 < np.nanmin(wider) / np.nanmin(finer) < 2.2
 assert (wider < 0.1).sum() >= (finer < 0.1).sum() + 10
 
 # %% tags=["plot"] alt="Relative error of a gradient against the exponent of the scale, for E4M3 and E5M2. Both fall from 100 percent to a level floor and end where values overflow. The floor of E4M3 is half as high, that of E5M2 is wider on both sides."
-figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.8), layout="constrained")
 for (f, error), look in zip(by_shift.items(), (FP8, OTHERS[0])):
     finite = np.isfinite(error)
     axes.plot(shifts[finite], 100 * error[finite], **{**look, "markersize": 4})
@@ -388,8 +386,8 @@ for (f, error), look in zip(by_shift.items(), (FP8, OTHERS[0])):
     words = f"{f.name}:\nlarger scales overflow"
     axes.text(shifts[end] + 0.8, 100 * error[end], words, va="center", color=look["color"])
 axes.set(yscale="log", xlabel="s, when the gradient is multiplied by $2^s$ and rounded")
-axes.set(ylabel="relative error (%)", xlim=(shifts[0], 53), ylim=(1.5, 130))
-axes.set(title="Half the error with E4M3, twice the choice of scales with E5M2")
+axes.set(ylabel="relative error (%)", xlim=(shifts[0], 65), ylim=(1.5, 130))
+axes.set(title="Half the error with E4M3,\ntwice the choice of scales with E5M2")
 plt.show()
 
 # %% [markdown]
@@ -457,7 +455,7 @@ assert abs(with_many_keys.mean() - (1 + UPDATE)) < 1e-4
 
 # %% tags=["plot"] alt="A weight over a thousand steps: rounded to nearest it stays at 1; with Kahan's compensation it follows the straight line to 1.4 in small stairs; stochastically rounded it wanders around that line"
 LOOKS = {"nearest": OTHERS[2], "stochastic": OTHERS[0], "Kahan": OTHERS[1]}
-figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 3.8), layout="constrained")
 axes.plot([0, UPDATES], [1, 1 + UPDATES * UPDATE], color="0.8", linewidth=5)
 for (name, values), at in zip(weights.items(), ((700, 1.015), (480, 1.13), (190, 1.19))):
     axes.step(range(UPDATES + 1), values, where="post", color=LOOKS[name]["color"])
@@ -537,7 +535,7 @@ for name in ("stochastic", "Kahan"):
 assert min(disc[name][1] for name in ("FP32 masters", "stochastic", "Kahan")) > 0.95
 
 # %% tags=["plot"] alt="Loss against step. With updates rounded to nearest it is a level line at 0.69. With FP32 masters, with Kahan's compensation and with stochastic rounding it falls to about 0.15, nearly on one line."
-figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4), layout="constrained")
 every = DISC_STEPS // 10
 for place, (name, (losses, _)) in enumerate(disc.items()):
     look = {**(BF16 if name == "FP32 masters" else LOOKS[name]), "markerfacecolor": "none"}

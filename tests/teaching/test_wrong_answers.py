@@ -7,9 +7,38 @@ from mpgluon import BFLOAT16, FLOAT6_E2M3, FLOAT8_E4M3, FLOAT16, amp
 
 import numpy as np
 import pytest
-from mxnet import autograd
+from mxnet import autograd, gluon
 
 from teaching import check
+
+
+def adam(net, **more):
+    return gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.0001, **more})
+
+
+def not_cast(net):
+    trainer = adam(net, multi_precision=True)
+    amp.init_trainer(trainer)
+    return trainer
+
+
+def without_masters(net):
+    mpgluon.cast_block(net)
+    trainer = adam(net)
+    amp.init_trainer(trainer)
+    return trainer
+
+
+def without_loss_scale(net):
+    mpgluon.cast_block(net)
+    return adam(net, multi_precision=True)
+
+
+def too_slow(net):
+    trainer = without_loss_scale(net)
+    trainer.set_learning_rate(1e-7)
+    amp.init_trainer(trainer)
+    return trainer
 
 
 def fp32_matrix_product(inputs, weight, _bias):
@@ -73,6 +102,18 @@ def seed_of_each_rank(epoch, rank, world_size, count):
 
 
 WRONG = [
+    ("00.1", 1, "S is 32768, and the largest gradient is 98304: that still overflows"),
+    ("00.1", 3, "But with S = 16384 it fits already"),
+    ("00.1", 1.5, "1.5 is not a number of steps"),
+    ("00.2", not_cast, "Change 1 is missing: the weights are still float32"),
+    (
+        "00.2",
+        without_masters,
+        "Change 2 is missing: Adam cannot train float16 weights without FP32",
+    ),
+    ("00.2", without_loss_scale, "Change 3 is missing: this Trainer has no loss scale yet"),
+    ("00.2", mpgluon.cast_block, "and not a gluon.Trainer with Adam"),
+    ("00.2", too_slow, "0% of the weights have left 1: FP16's next number is 0.00049 away"),
     ("01.1", 2, "At 2 the sum goes on: half the spacing there is 0.00098, less than 0.001"),
     ("01.1", 8, "never reaches 8: after"),
     ("01.2", FLOAT16, "100,000 becomes inf: the largest number of the format is 65504"),
@@ -138,6 +179,7 @@ def test_a_wrong_answer_is_told_what_it_would_do(number, answer, words, capsys):
 
 
 OF_ANOTHER_KIND = [
+    *(("00.1", "2"), ("00.2", 3)),
     *(("01.2", 16), ("03.2", 250.5), ("03.3", 65536), ("04.1", "11.09"), ("04.2", 3.5)),
     *(("04.3", ("broadcast_mul",)), ("05.3", "load"), ("06.1", 3), ("06.2", "256")),
     *(("07.1", 1.5), ("08.1", 3), ("08.3", 3), ("09.1", "64"), ("09.2", "64")),

@@ -37,7 +37,8 @@ def heading(record: BenchmarkRecord) -> str:
     source = f"commit {commit[:10]}" if commit else "no commit known"
     changes = " with changes" if record.source["has_changes"] else ""
     lines = [
-        f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} cores, "
+        f"{', '.join([machine['processor'], *machine['gpus']])}, {machine['cores']} "
+        f"core{'s' * (machine['cores'] > 1)}, "
         f"{' '.join(machine['cpu_flags'])}",
     ]
     if "instruction_set" in machine:  # which the first records lack
@@ -48,7 +49,7 @@ def heading(record: BenchmarkRecord) -> str:
     lines += [
         f"{versions}; {source}{changes}; {record.date}",
         f"{conditions.threads} thread{'s' * (conditions.threads > 1)} each, "
-        f"{conditions.rounds} rounds after "
+        f"{conditions.rounds} round{'s' * (conditions.rounds > 1)} after "
         f"{conditions.warm_up} that do not count",
     ]
     if record.load_average > 0.5:

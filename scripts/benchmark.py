@@ -181,7 +181,8 @@ def write(record: BenchmarkRecord, options: argparse.Namespace, *, suffix: str) 
     measured = [case for case in record.cases if case.results]
     plot = path.with_suffix(".png")
     processor = f"{record.machine['processor']} ({record.machine['instruction_set']})"
-    title = f"{processor}, {record.conditions.threads} threads"
+    threads = record.conditions.threads
+    title = f"{processor}, {threads} thread{'s' * (threads > 1)}"
     plots = []
     if measured:
         save_figure(plot, measured, title=title)

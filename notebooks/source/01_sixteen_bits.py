@@ -334,7 +334,7 @@ assert np.isnan(round_to(1e6, FLOAT8_E4M3))
 exponents = np.arange(-32, 24)
 significands = np.random.default_rng(0).uniform(1, 2, 1000)
 largest_error = {}
-figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 4), layout="constrained")
 for name, f in {"TF32": TFLOAT32, "FP16": FLOAT16, "BF16": BFLOAT16}.items():
     values = significands * 2.0 ** exponents[:, None]
     errors = np.abs(round_to(values, f) / values - 1)

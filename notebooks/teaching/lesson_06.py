@@ -155,7 +155,7 @@ def divisor_of_the_sounds(answer: Any) -> Verdict:
     return Verdict(
         True,
         f"{found}, and the accuracy is {accuracy:.0%}. Divided by {divisor / 2:g}, "
-        f"{skipped_with_half} steps are skipped.",
+        f"they are {skipped_with_half}.",
     )
 
 

@@ -77,7 +77,7 @@ def batch_that_keeps_a_v100_busy(answer: Any) -> Verdict:
         return Verdict(False, "A batch has at least one image.")
     intensity = _intensity(batch)
     found = (
-        f"With {batch} images the layer does {intensity:.1f} operations per byte; "
+        f"With a batch of {batch} the layer does {intensity:.1f} operations per byte; "
         f"a V100 needs {OPERATIONS_PER_BYTE:.1f} in FP16."
     )
     if intensity < OPERATIONS_PER_BYTE:

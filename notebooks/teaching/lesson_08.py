@@ -25,8 +25,8 @@ def one_verdict_without_an_infinity(answer: Any) -> Verdict:
             return Verdict(
                 False,
                 f"{where} the replicas made steps of their own: their weights were apart by up to "
-                f"{apart:.3g} ({_spoilt(weights)}), and replica 0 skipped {skipped[0]} steps, "
-                f"replica 1 {skipped[1]}. Both need the same verdict.",
+                f"{apart:.3g} ({_spoilt(weights)}). Skipped steps: {skipped[0]} of replica 0, "
+                f"{skipped[1]} of replica 1. Both need the same verdict.",
             )
         if skipped[0] == 0:
             return Verdict(
@@ -92,12 +92,13 @@ def workers_at_which_nothing_arrives(answer: Any) -> Verdict:
     workers = number_of(answer, "workers")
     if workers < 1 or np.log2(workers) % 1:
         return Verdict(False, f"{workers:g} is not a power of two.")
+    so_many = f"{workers:g} worker{'s' * (workers > 1)}"
     sent = np.float16(2.0**-18 / workers)
     result, wanted = workers * float(sent), 2.0**-18
     if result:
         return Verdict(
             False,
-            f"With {workers:g} workers each sends {float(sent):.3g}, and the result is "
+            f"With {so_many} each sends {float(sent):.3g}, and the result is "
             f"{result:.3g}: all of {wanted:.3g} arrives. FP16's smallest number is {2.0**-24:.3g}.",
         )
     with_half = workers / 2 * float(np.float16(2.0**-18 / (workers / 2)))

@@ -50,8 +50,9 @@ def list_own_images(data_dir: Union[str, Path]) -> tuple[ImageFolder, Optional[N
         only = [name for name in one.classes if name not in other.classes]
         if only:
             raise DataError(
-                f"{one.root} has {len(only)} categories without an image in {other.root}: "
-                f"{', '.join(only[:5])}; both folders need the same categories"
+                f"{one.root} has {'a category' if len(only) == 1 else f'{len(only)} categories'} "
+                f"without an image in {other.root}: {', '.join(only[:5])}; both folders need the "
+                "same categories"
             )
     labels = np.concatenate([train.labels, test.labels])
     folder = ImageFolder(data_dir, train.classes, (*train.paths, *test.paths), labels)

@@ -59,11 +59,11 @@ def test_a_folder_for_testing_says_which_images_are_tested(tmp_path, name):
         (["train/a/1.jpg", "test/a/1.jpg"], r"train has images in one folder only \(a\)"),
         (
             ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg"],
-            "train has 1 categories without an image in .*test: b",
+            "train has a category without an image in .*test: b",
         ),
         (
             ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/1.jpg", "val/c/1.jpg"],
-            "val has 1 categories without an image in .*train: c",
+            "val has a category without an image in .*train: c",
         ),
     ],
 )

@@ -96,11 +96,10 @@ def draw_accuracies(
             axes.plot(beside, values, label=row if place == 0 else None, **look)
             axes.plot([at - width / 3, at + width / 3], [values.mean()] * 2,
                       color=_LOOKS[row]["color"], linewidth=2)  # fmt: skip
-    for row, axes in enumerate(panels):
-        first = row * _NETWORKS_IN_A_ROW
-        of_row = networks[first : first + _NETWORKS_IN_A_ROW]
-        axes.set_xticks(range(first, first + len(of_row)), of_row)
-        axes.set_xlim(first - 0.5, first + len(of_row) - 0.5)
+    for first, axes in zip(range(0, len(networks), _NETWORKS_IN_A_ROW), panels):
+        shown = networks[first : first + _NETWORKS_IN_A_ROW]
+        axes.set_xticks(range(first, first + len(shown)), shown)
+        axes.set_xlim(first - 0.5, first + len(shown) - 0.5)
         axes.set_ylabel("test accuracy (points)")
         axes.grid(axis="y", color="0.9")
         axes.set_axisbelow(True)

@@ -619,7 +619,8 @@ for column, (name, look) in enumerate(
     above.step(shown, values, where="mid", **look)
     skipped = np.array(skips)[:20, column]
     above.plot(shown[skipped], values[skipped], "x", **look)
-    above.annotate(f"{name}'s S", (20, values[-1]), (0, 4), textcoords="offset points", ha="right")
+    at = 9 if name == "generator" else 0  # where the other line is far away
+    above.annotate(f"{name}'s S", (shown[at], values[at]), (8, 5), textcoords="offset points")
 above.set_yscale("log", base=2)
 above.set(xlabel="iteration", ylabel="loss scale S", ylim=(2.0**9, 2.0**25))
 above.set_xticks(range(0, 21, 5))

@@ -457,7 +457,7 @@ assert abs(with_many_keys.mean() - (1 + UPDATE)) < 1e-4
 LOOKS = {"nearest": OTHERS[2], "stochastic": OTHERS[0], "Kahan": OTHERS[1]}
 figure, axes = plt.subplots(figsize=(6.2, 3.8), layout="constrained")
 axes.plot([0, UPDATES], [1, 1 + UPDATES * UPDATE], color="0.8", linewidth=5)
-for (name, values), at in zip(weights.items(), ((700, 1.015), (480, 1.13), (190, 1.19))):
+for (name, values), at in zip(weights.items(), ((700, 1.015), (480, 1.13), (90, 1.19))):
     axes.step(range(UPDATES + 1), values, where="post", color=LOOKS[name]["color"])
     words = {"Kahan": "Kahan's compensation", "nearest": "rounded to nearest"}
     axes.text(*at, words.get(name, "rounded stochastically"), color=LOOKS[name]["color"])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 DRAWINGS = sorted((NOTEBOOKS / "figures").glob("*.svg"))
 SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
+NOTEBOOK_FILES = sorted(NOTEBOOKS.glob("*.ipynb"))
+WIDER = {"07": 911}  # pixels; it has measured times, and is built on an idle machine only
 SVG = "{http://www.w3.org/2000/svg}"
 
 each_drawing = pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.stem)
@@ -69,3 +75,14 @@ def test_each_lesson_shows_the_drawing_of_its_number():
     lessons = {source.stem[:2]: source.read_text("utf-8") for source in SOURCES}
     shown = {number: re.findall(r"figures/([\w.]+)", text) for number, text in lessons.items()}
     assert shown == {path.stem[:2]: [path.name] for path in DRAWINGS}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOK_FILES, ids=lambda path: path.stem)
+def test_words_in_the_pictures_of_a_lesson_can_be_read_on_a_page_of_420_pixels(notebook):
+    """Words of Matplotlib's 10 points are 1000 / 72 pixels high; 9 should remain of them."""
+    widest = WIDER.get(notebook.stem[:2], 1000 / 72 * 420 / 9)
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    pictures = [output["data"]["image/png"] for output in outputs if "image/png" in str(output)]
+    widths = [Image.open(io.BytesIO(base64.b64decode(picture))).width for picture in pictures]
+    assert 0 < max(widths) <= widest

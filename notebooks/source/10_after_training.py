@@ -123,7 +123,7 @@ net.hybridize(static_alloc=True, static_shape=True)
 trainer = make_trainer(net)
 for start in list(range(0, len(images), 40)) * EPOCHS:
     loss = train_step(net, trainer, images[start : start + 40], labels[start : start + 40])
-print(f"last loss {loss:.3f}, {amp.skipped_steps(trainer)} steps were skipped")
+print(f"last loss {loss:.3f}, skipped steps: {amp.skipped_steps(trainer)}")
 
 # %% [markdown]
 # ## The masters are the result
@@ -326,7 +326,7 @@ axes.annotate(
 )
 axes.set_xlim(None, lead.max() * 2.2)
 axes.set(xlabel="lead of the largest logit (FP32)", ylabel="largest error of a logit")
-axes.set_title("16 bits can change only the decisions that were close (one mark for each image)")
+axes.set_title("16 bits can change only the decisions that were close\n(one mark for each image)")
 plt.show()
 
 # %% tags=["claim"]

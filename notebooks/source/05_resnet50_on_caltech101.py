@@ -117,12 +117,12 @@ images, labels = next(iter(eval_loader(folder, first, **shape)))
 
 # %% tags=["plot"] alt="Ten small images in two rows, one of each category, with label and name"
 pixels = images.asnumpy().transpose(0, 2, 3, 1) * IMAGENET_STD + IMAGENET_MEAN
-figure, panels = plt.subplots(2, 5, figsize=(6.2, 3.5), layout="constrained")
+figure, panels = plt.subplots(2, 5, figsize=(9, 4.2), layout="constrained")
 for axes, image, label in zip(panels.flat, pixels, labels.asnumpy()):
     axes.imshow(image.clip(0, 1))
-    axes.set_title(f"{label}: {folder.classes[label]}", fontsize="medium")
+    axes.set_title(f"{label}: {folder.classes[label]}")
     axes.axis("off")
-figure.suptitle(f"{IMAGE_SIZE} x {IMAGE_SIZE} pixels tell ten categories apart")
+figure.suptitle(f"{IMAGE_SIZE} x {IMAGE_SIZE} pixels are enough to tell ten categories apart")
 plt.show()
 
 # %% [markdown]
@@ -291,7 +291,7 @@ assert steps["float16"][0]["skipped"]
 # Now read the curves: the training loss, and the share of right answers on the test images.
 
 # %% tags=["plot"] alt="Training loss falls, test accuracy rises; three formats cross"
-figure, panels = plt.subplots(2, 1, figsize=(6.2, 6), layout="constrained")
+figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for dtype in FORMATS:
     numbers = [epoch["epoch"] + 1 for epoch in epochs[dtype]]
     for axes, name in zip(panels, ("train_loss", "test_accuracy")):
@@ -363,24 +363,24 @@ print(f"{recorded['float16'][0]['config']['model']} on Caltech 101, {len(of_seed
 print(Table(("format", "mean (points)", "minus FP32", "95 % interval", "skipped steps"), rows))
 
 # %% tags=["plot"] alt="Three nearly equal curves; differences to FP32 around zero"
-figure, (above, below) = plt.subplots(2, 1, figsize=(6.2, 6.4), layout="constrained")
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for dtype, runs in recorded.items():
     curves = 100 * np.array([run["curves"]["test_accuracy_per_class"] for run in runs])
     numbers = range(1, curves.shape[1] + 1)
-    above.plot(numbers, curves.mean(axis=0), label=NAMES[dtype], mfc="w", **FORMAT_LOOKS[dtype])
-above.set(xlabel="epoch", ylabel="mean of 101 categories (points)", ylim=(0, None))
-above.set_title("The three lines nearly coincide")
-above.legend(loc="lower right")
+    left.plot(numbers, curves.mean(axis=0), label=NAMES[dtype], mfc="w", **FORMAT_LOOKS[dtype])
+left.set(xlabel="epoch", ylabel="mean of 101 categories (points)", ylim=(0, None))
+left.set_title("The three lines nearly coincide")
+left.legend(loc="lower right")
 for place, dtype in enumerate(FORMATS[1:]):
     look = {"color": FORMAT_LOOKS[dtype]["color"], "marker": FORMAT_LOOKS[dtype]["marker"]}
     difference = points[dtype] - points["float32"]
-    below.plot([place, place], intervals[dtype], color=look["color"], linewidth=2)
-    below.plot(np.full(len(difference), place), difference, linestyle="none", mfc="w", **look)
-    below.text(place + 0.06, intervals[dtype][1], "95 % interval", va="top")
-below.axhline(0, color=FORMAT_LOOKS["float32"]["color"], linewidth=1)
-below.text(-0.38, 0.1, "FP32")
-below.set(xticks=(0, 1), xticklabels=[NAMES[dtype] for dtype in FORMATS[1:]], xlim=(-0.4, 1.6))
-below.set(ylabel="difference to FP32 (points)", title="Both intervals contain zero (marks: seeds)")
+    right.plot([place, place], intervals[dtype], color=look["color"], linewidth=2)
+    right.plot(np.full(len(difference), place), difference, linestyle="none", mfc="w", **look)
+    right.text(place + 0.06, intervals[dtype][1], "95 % interval", va="top")
+right.axhline(0, color=FORMAT_LOOKS["float32"]["color"], linewidth=1)
+right.text(-0.38, 0.1, "FP32")
+right.set(xticks=(0, 1), xticklabels=[NAMES[dtype] for dtype in FORMATS[1:]], xlim=(-0.4, 1.6))
+right.set(ylabel="difference to FP32 (points)", title="Both intervals contain zero (marks: seeds)")
 plt.show()
 
 # %% [markdown]
@@ -411,9 +411,9 @@ print("skipped steps:", [step["step"] for step in steps["float16"] if step["skip
 print("replayed scale equals the log's in every step:", same)
 
 # %% tags=["plot"] alt="The loss scale falls from 65536, climbs, is halved at each skipped step"
-figure, axes = plt.subplots(figsize=(6.2, 3), layout="constrained")
+figure, axes = plt.subplots(figsize=(9, 2.8), layout="constrained")
 draw_loss_scale(axes, steps["float16"])
-axes.set(xlabel="step", title="S falls until nothing overflows, then tries again")
+axes.set(xlabel="step", title="The loss scale falls until nothing overflows, then tries again")
 plt.show()
 
 # %% tags=["claim"]

@@ -324,12 +324,12 @@ assert FAST or tuned_history[1][1] > fresh_history[1][1] + 0.2
 # images as simple as these, one that begins with random weights then catches up.) What else a
 # trained network can become, from a parameter file to ONNX: [lesson 10](10_after_training.ipynb).
 #
-# ## Both networks give the same answers
+# ## Both networks give the same answers, where they are sure
 #
 # Here are eight of the test images: the four of which the FP32 network is least sure, then four of
 # the others. The name above an image is the right one. Beside it is what each network answers, and
 # the probability that it gives to its answer; the line is as long as the probability. A cross marks
-# a wrong answer.
+# a wrong answer. (One image in twenty is grey, and then the hue does not help.)
 
 # %% tags=["setup"]
 networks = {"float32": ("FP32", fp32_net), "float16": ("FP16", net)}
@@ -341,7 +341,7 @@ answers = {dtype: shares.argmax(axis=1) for dtype, shares in probabilities.items
 surest = probabilities["float32"].max(axis=1).argsort()  # least sure first
 eight = [*surest[:4], *surest[[tested // 5 * fifth for fifth in (1, 2, 3, 4)]]]
 
-# %% tags=["plot"] alt="Eight images; both formats give each much the same answer and probability."
+# %% tags=["plot"] alt="Eight images, each with the answers of FP32 and FP16 and their probabilities: both are unsure of the first four, and sure of the last four."
 figure, panels = plt.subplots(4, 4, figsize=(6, 6), width_ratios=(1, 2, 1, 2), layout="constrained")
 for place, (picture, lines) in zip(eight, panels.reshape(8, 2)):
     picture.imshow(pixels[place].clip(0, 1))
@@ -360,14 +360,16 @@ for lines in panels[-1, 1::2]:
     lines.set_xlabel("probability")
 plt.show()
 
-agreeing = np.mean(answers["float32"] == answers["float16"])
-print(f"both networks give the same answer to {agreeing:.0%} of the {tested} test images")
+equal = answers["float32"] == answers["float16"]
+print(f"both networks give the same answer to {equal.sum()} of the {tested} test images")
 
 # %% tags=["unseen"]
 for dtype, history in (("float32", fp32_history), ("float16", fp16_history)):
     assert np.mean(answers[dtype] == labels) == history[-1][1]
     assert np.allclose(probabilities[dtype].sum(axis=1), 1, atol=1e-5)
-assert FAST or agreeing > 0.9
+sure = np.minimum(*(shares.max(axis=1) for shares in probabilities.values())) > 0.9
+assert FAST or (sure.mean() > 0.8 and equal[sure].mean() > 0.99)
+assert FAST or equal.mean() > 0.9
 
 # %% [markdown]
 # ## What sixteen bits cost and save on this machine
@@ -435,13 +437,14 @@ files.cleanup()
 #   [lesson 07](07_speed_and_memory.ipynb) measures it.
 # - **Time.** A CPU computes in FP32 and rounds each result to FP16 (*emulated*), so FP16 saves no
 #   time there. It saves time where the hardware multiplies FP16 numbers: on a GPU with Tensor
-#   Cores. The seconds above are those of the machine on which this page was made.
+#   Cores. The seconds above are those of the machine on which this page was made, on which other
+#   programs may have run.
 #
 # ## Summary
 #
 # - Three changes turn an FP32 loop into an FP16 loop: `cast_block`, `multi_precision=True`, and a
 #   loss scale.
-# - The FP16 network learns as well, and gives the same answers with much the same probabilities.
+# - The FP16 network learns as well, and gives the same answers where both networks are sure.
 # - A checkpoint holds the FP32 masters, so a trained network continues in either format.
 # - FP16 halves the network. It makes a GPU faster, not a CPU.
 #

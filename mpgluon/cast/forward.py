@@ -173,7 +173,9 @@ class PolicyForward:
         elif self.plan.hands_fp32:
             result = mark(convert_arrays(result, widen), None)
         if self.tracing:
-            self.output_formats = [format_of(array) for array in arrays_in(result)]
+            # One Symbol may be all results of an operator, as MultiBoxTarget's is.
+            symbols = arrays_in(result)
+            self.output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]
         self.network_cast.layers.finished(self.block)
         return result
 

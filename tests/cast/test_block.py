@@ -815,3 +815,25 @@ def test_many_layers_with_such_weights_are_logged_in_one_line(caplog):
 def test_layers_without_values_are_cast_without_a_warning(caplog):
     mpgluon.cast_block(layers_with(1, 2, initialize=False))
     assert caplog.messages == []
+
+
+class TargetsOfBoxes(gluon.HybridBlock):
+    """Returns the three results of an operator as the operator does: in a graph, one Symbol."""
+
+    def hybrid_forward(self, F, scores, anchors, labels):
+        return F.contrib.MultiBoxTarget(anchors, labels, scores)
+
+
+@EITHER
+@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+def test_a_block_may_return_all_results_of_one_operator(way, hybridize):
+    random = np.random.default_rng(0)
+    scores = mx.nd.array(random.standard_normal((2, 4, 6)))
+    anchors = mx.nd.array(random.uniform(0, 1, (1, 6, 4)))
+    labels = mx.nd.array([[[0, 0.1, 0.1, 0.7, 0.8]], [[1, 0.2, 0.1, 0.7, 0.8]]])
+    net = TargetsOfBoxes()
+    expected = mx.nd.contrib.MultiBoxTarget(anchors, labels, scores)
+    way(net, "float16")
+    net.hybridize(hybridize)
+    found = net(scores, anchors, labels)
+    assert_same_bits([one.asnumpy() for one in found], [one.asnumpy() for one in expected])

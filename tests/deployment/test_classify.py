@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mpgluon import DataError
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
+from mpgluon.tools.serving import classifier as classifying
 from mpgluon.tools.serving.classifier import Classifier
 from mpgluon.tools.serving.photographs import NotAPhotographError, read_photograph
 
@@ -186,7 +187,7 @@ def test_calls_from_several_threads_wait_for_each_other_and_answer_alike(monkeyp
         inside.release()
         return pixels
 
-    monkeypatch.setattr(classifier, "read_photograph", read_slowly)
+    monkeypatch.setattr(classifying, "read_photograph", read_slowly)
     with ThreadPoolExecutor(8) as pool:
         together = [[p.guesses for p in pair] for pair in pool.map(classifier, photographs)]
     assert together == alone

@@ -118,14 +118,13 @@ def _training_step(
     """
     import mpgluon
     from mpgluon import amp
-    from mpgluon.devices import parse_devices
-    from mpgluon.tools.commands.networks import example_batch, open_network
+    from mpgluon.tools.commands.networks import example_batch, one_device, open_network
 
     import mxnet as mx
     import numpy as np
     from mxnet import autograd
 
-    (device,) = parse_devices(options.device)
+    device = one_device(options.device)
     mx.random.seed(0)
     np.random.seed(0)
     opened = open_network(options, door, device)

@@ -52,14 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
 def run(options: argparse.Namespace, door: Door) -> int:
     """Examine the network, print the tables, and write the page."""
     door.import_all_of_mpgluon()
-    from mpgluon.devices import parse_devices
-    from mpgluon.tools.commands.networks import example_batch, open_network
+    from mpgluon.tools.commands.networks import example_batch, one_device, open_network
     from mpgluon.tools.report import diagnose
 
     import mxnet as mx
     import numpy as np
 
-    (device,) = parse_devices(options.device)
+    device = one_device(options.device)
     mx.random.seed(options.seed)
     np.random.seed(options.seed)
     size = options.image_size

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mpgluon.cast.arrays import arrays_in
+from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.graph.description import trace
 from mpgluon.tools.commands import Door
@@ -19,7 +20,7 @@ from mpgluon.tools.zoo import build_network
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["OpenedNetwork", "example_batch", "open_network"]
+__all__ = ["OpenedNetwork", "example_batch", "one_device", "open_network"]
 
 _RETURNS = "an initialized network, or (network, mpgluon.diagnostics.Batch(inputs, labels, loss))"
 # Operators between an input and an Embedding, through which indices pass unchanged.
@@ -51,6 +52,20 @@ class OpenedNetwork:
     image_size: Optional[int] = None
     classes: Optional[tuple[str, ...]] = None
     batch: Optional[Batch] = None
+
+
+def one_device(text: str) -> mx.Context:
+    """Return the device of ``--device``.
+
+    Raises
+    ------
+    ValueError, PrecisionError
+        If it is not one device that MXNet sees.
+    """
+    devices = parse_devices(text)
+    if len(devices) > 1:
+        raise ValueError(f"--device takes one device, received {text!r}")
+    return devices[0]
 
 
 def open_network(

@@ -57,7 +57,7 @@ def test_a_zoos_network_gets_the_parameters_and_names_that_are_given(printed, fo
     np.testing.assert_allclose(served("network.onnx", images)[0], expected, rtol=1e-3, atol=1e-3)
 
 
-def test_a_network_of_other_input_is_compared_by_its_numbers(printed, folder):
+def test_a_network_of_other_input_is_compared_by_its_numbers(printed):
     output = printed("export", "mine:dense", "--input-shape=1,5", "--output=dense.onnx")
     assert "the same category for 1 of 1 images" in output
     (logits,) = served("dense.onnx", noise(4, 5))

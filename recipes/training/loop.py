@@ -317,9 +317,7 @@ class _Run:
         times = [event["images"] / event["images_per_second"] for event in steps]
         waited = sum(event.get("image_wait", 0.0) * t for event, t in zip(steps, times))
         speed, share, scale = images / sum(times), waited / sum(times), amp.loss_scale(self.trainer)
-        _logger.info(
-            words, epoch + 1, *accuracies, loss, speed, 100 * share, scale, _skips(steps)
-        )
+        _logger.info(words, epoch + 1, *accuracies, loss, speed, 100 * share, scale, _skips(steps))
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)

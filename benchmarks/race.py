@@ -158,7 +158,12 @@ def race(case: Case, conditions: Conditions, *, progress: bool = False) -> CaseR
     runs = conditions.warm_up + conditions.rounds
     with ExitStack() as stack:
         bar = stack.enter_context(
-            tqdm(total=len(names) * (1 + runs), desc=case.title, disable=not progress, leave=False)
+            tqdm(
+                total=len(names) * (1 + runs),
+                desc=case.title,
+                leave=False,
+                disable=None if progress else True,
+            )
         )
 
         @contextmanager

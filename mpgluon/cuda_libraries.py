@@ -122,4 +122,4 @@ def _advice(message: str) -> str:
                 f"{wheel_of(library)} has this library: {INSTALL_FOR_CUDA}, with --force-reinstall "
                 "if that wheel is installed already"
             )
-    return "python scripts/doctor.py in mpgluon's checkout says what this machine lacks"
+    return "`mpgluon doctor` says what this machine lacks"

@@ -15,7 +15,7 @@ _IN_RECIPES = ", in recipes/ of the repository, which is not installed with mpgl
 NEW_PLACES = {
     "mpgluon.cast.table": "mpgluon.graph.operators",
     "mpgluon.data": f"recipes.data{_IN_RECIPES}",
-    "mpgluon.deployment.classify": f"recipes.classify{_IN_RECIPES}",
+    "mpgluon.deployment.classify": "mpgluon.tools.serving",
     "mpgluon.deployment.onnx_export": "mpgluon.tools.onnx",
     "mpgluon.deployment.onnx_operators": "mpgluon.tools.onnx.operators",
     "mpgluon.deployment.onnx_writer": "mpgluon.tools.onnx.writer",
@@ -28,7 +28,7 @@ NEW_PLACES = {
     "mpgluon.diagnostics.report": "mpgluon.tools.report",
     "mpgluon.diagnostics.rerun": f"{_RECORDER}.rerun",
     "mpgluon.diagnostics.step_bench": f"{_RECORDER}.step_bench",
-    "mpgluon.diagnostics.timing": "benchmarks/timing.py of the repository",
+    "mpgluon.diagnostics.timing": "mpgluon.tools.timing",
     "mpgluon.diagnostics.verdict": "mpgluon.tools.verdict",
     "mpgluon.numerics": "mpgluon.formats and, for dtypes and reductions, mpgluon.kernels",
     "mpgluon.options": f"recipes.options{_IN_RECIPES}",

@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any, Callable
 
-__all__ = ["Result", "Table", "percent"]
+__all__ = ["Result", "Table", "counted", "percent"]
 
+_NARROWEST = 6  # characters of a column
 _NUMBER = re.compile(r"[-+<>≤≥~]?[\d.,]+([eE][-+]?\d+)?( ?[%a-zA-Z]{1,3})?|inf|nan|-|")
 
 
@@ -46,6 +48,37 @@ class Table:
 
     def __str__(self) -> str:
         return "\n".join("  ".join(cells).rstrip() for cells in self._aligned())
+
+    def fitted(self, width: int = 80) -> str:
+        """Return the table in lines of at most ``width`` characters, as far as numbers allow it.
+
+        Long cells take several lines: the widest columns become narrower, and break at spaces and
+        after underscores. Numbers are not broken.
+        """
+        columns = list(zip(self.headings, *self.rows))
+        widths = [max(2, *map(len, column)) for column in columns]
+        whole = [max(len(part) for cell in column for part in _parts(cell)) for column in columns]
+        broken = [
+            max([_NARROWEST, *map(len, column[1:])]) if number else _NARROWEST
+            for column, number in zip(columns, self.numeric)
+        ]
+        # Words stay whole, if that is enough.
+        for least in (list(map(max, whole, broken)), broken):
+            while sum(widths) + 2 * (len(widths) - 1) > width:
+                spare = [size if size > small else 0 for size, small in zip(widths, least)]
+                if not any(spare):
+                    break
+                widths[spare.index(max(spare))] -= 1
+        lines = []
+        for row in (self.headings, *self.rows):
+            cells = [_broken(cell, size) for cell, size in zip(row, widths)]
+            for parts in zip_longest(*cells, fillvalue=""):
+                placed = [
+                    part.rjust(size) if right else part.ljust(size)
+                    for part, size, right in zip(parts, widths, self.numeric)
+                ]
+                lines.append("  ".join(placed).rstrip())
+        return "\n".join(lines)
 
     def to_html(self) -> str:
         """Return the table for a notebook or a page."""
@@ -82,6 +115,30 @@ class Table:
             ]
             for line in lines
         ]
+
+
+def _parts(cell: str) -> list[str]:
+    """Return a cell in parts that stay whole: its words, names between their underscores."""
+    return re.split(r"(?<=_)(?=[^_])|(?<=[A-Za-z]-)|(?= )", cell)
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell."""
+    lines = [""]
+    for part in _parts(cell):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        rest = part if lines[-1] else part.lstrip()
+        while len(rest) > width:
+            lines[-1], rest = rest[:width], rest[width:]
+            lines.append("")
+        lines[-1] += rest
+    return lines
+
+
+def counted(count: int, thing: str) -> str:
+    """Return a number and its noun, as in "1 step" and "1,200 steps"."""
+    return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
 def percent(share: float) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Callable, Optional, TypeVar, get_args, get_type_hints
 
+from mpgluon.tools.commands.arguments import positive
+
 __all__ = [
     "add_options",
     "at_least",
@@ -168,17 +170,3 @@ def at_least(least: int, **values: float) -> None:
     for name, value in values.items():
         if not value >= least:
             raise ValueError(f"{name} must be at least {least}, received {value}")
-
-
-def positive(text: str) -> int:
-    """Return a positive integer of a command line; ``type=positive`` in argparse.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If it is less than 1.
-    """
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
-    return number

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not 
 
 from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
+from mpgluon.tables import counted
 
 from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
 from benchmarks.figures import save_figure
@@ -181,8 +182,7 @@ def write(record: BenchmarkRecord, options: argparse.Namespace, *, suffix: str) 
     measured = [case for case in record.cases if case.results]
     plot = path.with_suffix(".png")
     processor = f"{record.machine['processor']} ({record.machine['instruction_set']})"
-    threads = record.conditions.threads
-    title = f"{processor}, {threads} thread{'s' * (threads > 1)}"
+    title = f"{processor}, {counted(record.conditions.threads, 'thread')}"
     plots = []
     if measured:
         save_figure(plot, measured, title=title)

@@ -41,7 +41,7 @@ def copy_sources(tree: Path) -> None:
     shutil.copytree(
         ROOT / "mpgluon", tree / "mpgluon", ignore=shutil.ignore_patterns("__pycache__", "prebuilt")
     )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("mpgluon_command.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
 
 

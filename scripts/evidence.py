@@ -29,6 +29,7 @@ from typing import NoReturn, Optional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments/ is not installed
 
 from mpgluon.errors import MpgluonError
+from mpgluon.tables import counted
 
 from benchmarks.machine import describe_machine, usable_cores
 from experiments.experiment import Experiment, Group, Place
@@ -210,7 +211,7 @@ def repeat(options: argparse.Namespace, groups: Sequence[Group]) -> int:
     """Run one experiment again in fresh folders; the status is 1 if the result differs."""
     seed, experiment = choose(options, groups)
     record = read_records(options.output)[experiment.name]
-    print(f"{experiment.name} once more, with {record.threads} threads", flush=True)
+    print(f"{experiment.name} once more, with {counted(record.threads, 'thread')}", flush=True)
     options.work_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="repeated-", dir=options.work_dir) as folder:
         output, work_dir = Path(folder, "records"), Path(folder, "work")

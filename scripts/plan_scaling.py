@@ -40,6 +40,15 @@ NETWORKS = {"25 GbE": 25.0, "100 GbE": 100.0, "HDR InfiniBand": 200.0, "NDR Infi
 NETWORKS["8 x HDR InfiniBand"] = 8 * 200.0
 # Images per second of ResNet-50 v1.5, and its multiply-adds for one image; float32 is TF32.
 A100, A100_MULTIPLY_ADDS = {"float16": 2180.0, "float32": 1022.0}, 4.089e9
+EXCHANGE_COLUMNS = (
+    "MB sent: by each GPU to the next, in a step. ms: of the exchange, hidden behind nothing."
+)
+BATCH_COLUMNS = (
+    "batch: the smallest per GPU that reaches it, in FP32, and in 16 bits with gradients sent\n"
+    "as FP32 or in 16 bits. efficiency, hidden: with a batch of 32 or 256 in 16 bits, the share\n"
+    "of computation in a step's time, and of the exchange that backward hides. messages: into\n"
+    "how many the gradients are best divided."
+)
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 COLORS, LINES, MARKERS = ("0.6", "0.4", "0.2", "k", "k"), ("-", "--", "-.", ":", "-"), "s^xoD"
 
@@ -190,8 +199,8 @@ def plan(options: argparse.Namespace) -> None:
     document = options.document
     if document is None:
         print(f"{options.model}, {work.gradients / 1e6:.1f} million gradients")
-        print(f"\nAll gradients in one message\n{tables['exchange']}")
-        print(f"\nThe batch at 95 % efficiency\n{tables['batches']}")
+        print(f"\nAll gradients in one message\n{EXCHANGE_COLUMNS}\n\n{tables['exchange']}")
+        print(f"\nThe batch at 95 % efficiency\n{BATCH_COLUMNS}\n\n{tables['batches']}")
         return
     tables["sums"] = sum_table()
     text = document.read_text(encoding="utf-8")

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not 
 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
+from mpgluon.tables import counted
 
 from recipes.options import add_options, in_options
 from recipes.training import InterruptedRunError, TrainingConfig, train
@@ -124,7 +125,7 @@ def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
     print(
         f"test accuracy{of_average} {results['test_accuracy']:.3f} (mean of the classes "
         f"{results['test_accuracy_per_class']:.3f}) on {config.dataset}, "
-        f"{results['steps']} steps ({results['skipped_steps']} skipped) in "
+        f"{counted(results['steps'], 'step')} ({results['skipped_steps']} skipped) in "
         f"{results['training_seconds']:.0f} s, final loss scale "
         f"{results['final_loss_scale']:g}; results in {config.output_dir}"
     )

@@ -216,7 +216,7 @@ CUDNN = "nvidia/cudnn/lib/libcudnn.so.8"
             ["libnvrtc.so.11.2: cannot open", "nvidia-cuda-nvrtc-cu11 has this library: pip inst"],
         ),
         (CUDNN, b"\x7fELF", [f"{CUDNN}: file too short", "nvidia-cudnn-cu11 has this library"]),
-        ("mxnet/libmxnet.so", b"", ["scripts/doctor.py in mpgluon's checkout says what this mach"]),
+        ("mxnet/libmxnet.so", b"", ["`mpgluon doctor` says what this machine lacks"]),
     ],
     ids=["no driver", "no nvrtc", "damaged cuDNN", "damaged MXNet"],
 )

@@ -13,8 +13,9 @@ from mpgluon.moved import NEW_PLACES
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARY = [p for p in sorted(ROOT.glob("mpgluon/**/*.py")) if "tools" not in p.parts]
-TOOLS = sorted(ROOT.glob("mpgluon/tools/**/*.py"))
+DOORS = [ROOT / "mpgluon" / "__main__.py", ROOT / "mpgluon_command.py"]  # of the commands
+TOOLS = [*sorted(ROOT.glob("mpgluon/tools/**/*.py")), *DOORS]
+LIBRARY = sorted({*ROOT.glob("mpgluon/**/*.py")} - set(TOOLS))
 RECIPES = sorted(ROOT.glob("recipes/**/*.py"))
 OUTSIDE = {"scripts", "notebooks", "teaching", "experiments", "benchmarks", "tests"}
 

@@ -1,4 +1,4 @@
-"""The parser of each script's command line, without a run of the script."""
+"""The parser of each script's command line, without a run of the script, and of each command."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from mpgluon.tools import commands
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -18,8 +20,14 @@ class _ParserReadyError(Exception):
 
 
 @functools.cache
-def parser_of(script: str) -> argparse.ArgumentParser:
-    """Return the parser that a script of ``scripts/`` makes; the script does nothing else."""
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of ``mpgluon X``, or the one that a script of ``scripts/`` makes.
+
+    The script does nothing else.
+    """
+    if name.startswith("mpgluon "):
+        return commands.parser_of(name.removeprefix("mpgluon "))
+    script = name
     spec = importlib.util.spec_from_file_location(f"door_{script}", SCRIPTS / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None

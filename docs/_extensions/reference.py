@@ -114,15 +114,17 @@ def _operators(names: list[str]) -> Iterator[str]:
 
 
 class CommandLine(SphinxDirective):
-    """``{command-line} NAME``: the options of ``scripts/NAME.py``."""
+    """``{command-line} NAME``: the options of ``scripts/NAME.py``, or of ``mpgluon X``."""
 
     required_arguments = 1
+    final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
         """Return the description, the usage and a list of options for each command."""
-        script = self.arguments[0]
-        parser = parser_of(script)
-        parser.prog = f"python scripts/{script}.py"
+        name = " ".join(self.arguments[0].split())
+        parser = parser_of(name)
+        if not name.startswith("mpgluon "):
+            parser.prog = f"python scripts/{name}.py"
         return self.parse_text_to_nodes("\n".join(_command(parser)))
 
 

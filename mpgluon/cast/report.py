@@ -94,11 +94,13 @@ class CastReport:
             + f", summed as {sums}'s Tensor Cores do" * (sums != "Float32"),
             f"{len(self.kept_fp32):6d} {_plural('block', self.kept_fp32)} kept in FP32"
             f"{_examples(self.kept_fp32)}",
-            f"{self.parameters_cast:6d} parameters cast to {self.policy.param_dtype}"
+            f"{self.parameters_cast:6d} parameter{'s' * (self.parameters_cast != 1)} cast to "
+            f"{self.policy.param_dtype}"
             f"{' (FP32 arrays of its numbers)' * (self.policy.param_dtype == 'bfloat16')}, "
             f"{self.parameters_kept} left as they were"
             if self.parameters_cast
-            else f"{self.parameters_kept:6d} parameters, all left as they were",
+            else f"{self.parameters_kept:6d} parameter{'s' * (self.parameters_kept != 1)}, "
+            "all left as they were",
         ]
         scaling = self.policy.scaled_operands
         if scaling is not None:

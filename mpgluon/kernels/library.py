@@ -214,6 +214,13 @@ class _Search:
             )
             self.is_news = True
             return False
+        # A warning, since Python shows nothing less where a program has set up no logging: a first
+        # cast without a word for a minute looks like a program that hangs.
+        _logger.warning(
+            "compiling the native operators for this processor, once: half a minute, more on a "
+            "busy machine; they are kept in %s",
+            path.parent,
+        )
         with folder:
             made = Path(folder.name) / path.name
             if not self._try(path.stem, "compiling", lambda: compile_library(made, self.level)):

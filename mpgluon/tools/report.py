@@ -6,6 +6,7 @@ import base64
 import math
 import platform
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Callable, Optional
 
 from mpgluon.diagnostics.alignment import alignment_report
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
-from mpgluon.diagnostics.doctor import check_machine
+from mpgluon.diagnostics.doctor import DoctorReport, check_machine
 from mpgluon.diagnostics.exponents import BatchExponents, batch_exponents
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.ranges import range_report
@@ -51,6 +52,8 @@ class Section:
         Python to paste.
     scales : LossScales, optional
         For a slider of the loss scale; a reader without JavaScript sees the recommended one.
+    machine : DoctorReport, optional
+        Its findings, which are the section's table in HTML.
     """
 
     title: str
@@ -59,6 +62,7 @@ class Section:
     pictures: Sequence[tuple[bytes, str]] = ()
     lines: str = ""
     scales: Optional[LossScales] = None
+    machine: Optional[DoctorReport] = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,34 @@ class Page:
     sections: Sequence[Section]
 
     def __str__(self) -> str:
-        blocks = [self.title]
+        return self.text()
+
+    def text(self, width: Optional[int] = None) -> str:
+        """Return the report without pictures, by default in lines of any length.
+
+        Parameters
+        ----------
+        width : int, optional
+            Characters of a line: sentences and tables are broken, Python is not.
+        """
+
+        def sentence(words: str) -> str:
+            return words if width is None else textwrap.fill(words, width, break_long_words=False)
+
+        def table(one: Table) -> str:
+            return str(one) if width is None else one.fitted(width)
+
+        blocks = [sentence(self.title)]
         for section in self.sections:
-            blocks += [f"== {section.title} ==", *section.sentences, *map(str, section.tables)]
+            blocks += [f"== {section.title} ==", *map(sentence, section.sentences)]
+            if section.machine is None:
+                blocks += map(table, section.tables)
+            else:
+                blocks.append(section.machine.text(width or 100))
             if section.scales is not None:
                 scale = section.scales.scale
-                blocks += [section.scales.summary(scale), str(section.scales.table(scale))]
+                blocks.append(sentence(section.scales.summary(scale)))
+                blocks.append(table(section.scales.table(scale)))
             if section.lines:
                 blocks.append(section.lines.rstrip())
         return "\n\n".join(blocks)
@@ -126,7 +152,7 @@ def diagnose(
     net : gluon.HybridBlock
         In FP32, initialized; it is not changed.
     batch : Batch
-        With one input. A small one: all of its arrays are kept in memory for the comparison.
+        A small one: all of its arrays are kept in memory for the comparison.
     title : str
     about : sequence of str
         Where the network and the batch come from.
@@ -135,7 +161,7 @@ def diagnose(
     progress : callable
         Receives the name of each step as it begins.
     """
-    shape = batch.arguments[0].shape
+    shapes = [argument.shape for argument in batch.arguments]
     progress("exponents")
     exponents = batch_exponents(net, batch)
     progress("ranges")
@@ -193,7 +219,7 @@ def diagnose(
     slider = [_slider(scales)] if dtype == "float16" and finite and scales.gradients else []
     sections[:0] = [_verdict_section(verdict), *slider]
     progress("alignment")
-    alignment = alignment_report(net, shape)
+    alignment = alignment_report(net, shapes)
     sections.append(
         Section(
             "Shapes for Tensor Cores",
@@ -202,10 +228,10 @@ def diagnose(
         )
     )
     progress("machine")
-    findings = check_machine().findings
-    cells = [(one.level, one.topic, one.what, one.why, one.fix) for one in findings]
+    machine = check_machine()
+    cells = [(one.level, one.topic, one.what, one.why, one.fix) for one in machine.findings]
     table = Table(("level", "topic", "what", "why", "fix"), cells)
-    return Page(title, [*sections, Section("This machine", [], [table])])
+    return Page(title, [*sections, Section("This machine", [], [table], machine=machine)])
 
 
 def _verdict_section(verdict: Verdict) -> Section:

@@ -59,7 +59,8 @@ def download(
     try:
         if path.is_file() and pooch.file_hash(path) == sha256.lower():
             return path
-        bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=not progress)
+        hidden = None if progress else True  # None: unless stderr is a terminal
+        bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=hidden)
         with bar, temporary_folder(path.with_name(f".{path.name}.download")) as staging:
             fetch = pooch.HTTPDownloader(progressbar=bar, chunk_size=2**16, timeout=timeout_s)
             pooch.retrieve(url, f"sha256:{sha256}", path.name, staging, downloader=fetch)

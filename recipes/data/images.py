@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Union
 
 from mpgluon.errors import DataError
+from mpgluon.tools.serving.photographs import MAX_IMAGE_PIXELS, to_rgb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,6 @@ from PIL import Image, ImageFile
 _logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-# A small file can decode to at most 96 MB: this limit times three bytes.
-MAX_IMAGE_PIXELS = 32_000_000
-_EIGHT_BIT_MODES = frozenset(
-    ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "LAB")
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,29 +204,3 @@ def open_image(path: Union[str, Path]) -> Iterator[Image.Image]:
     # IndexError and others.
     except Exception as error:
         raise DataError(f"cannot read the image {path}: {error}") from error
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Return ``image`` decoded and in mode RGB.
-
-    Of 16 bits of a greyscale PNG the upper eight are kept, as Pillow does with 16-bit colours.
-
-    Raises
-    ------
-    ValueError
-        If the image has another mode without levels from 0 to 255.
-    """
-    if image.mode == "RGB":
-        image.load()
-        return image
-    if image.mode.startswith("I") and image.format == "PNG":  # "I" in older versions of Pillow
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode not in _EIGHT_BIT_MODES:  # Pillow would cut off what is above 255
-        raise ValueError(
-            f"its mode is {image.mode}, and only images of 8 bits per channel and greyscale PNG "
-            "files of 16 bits can be converted; save it with 8 bits per channel"
-        )
-    if image.mode == "P":
-        # Pillow warns when it drops the transparency of a palette, but not that of RGBA.
-        image = image.convert("RGBA")
-    return image.convert("RGB")

@@ -20,6 +20,7 @@ from typing import Any, Optional
 
 from mpgluon.devices import from_numpy
 from mpgluon.errors import DataError
+from mpgluon.tables import counted
 
 from recipes.data.augment import Augmentation
 from recipes.data.images import ImageFolder
@@ -251,6 +252,10 @@ class ImageLoader:
             is_new = path not in self._unreadable
             self._unreadable[path] = reason
             if self._on_unreadable == "error":
-                raise DataError(f"{reason}; repair or remove it, or skip unreadable images")
+                raise DataError(
+                    f"{reason}; repair or remove it, or leave unreadable images out: "
+                    "skip_unreadable, in a loader on_unreadable='skip'"
+                )
             if is_new:
-                _logger.warning("%s; left out, %d image(s) so far", reason, len(self._unreadable))
+                count = counted(len(self._unreadable), "image")
+                _logger.warning("%s; left out, %s so far", reason, count)

@@ -207,7 +207,7 @@ def _render_all(
     folder: Path, names: tuple[str, ...], images_per_class: int, seed: int, *, progress: bool
 ) -> None:
     total = len(names) * images_per_class
-    with tqdm(total=total, desc="shapes", unit="image", disable=not progress) as bar:
+    with tqdm(total=total, desc="shapes", unit="image", disable=None if progress else True) as bar:
         for class_index, name in enumerate(names):
             (folder / name).mkdir(parents=True)
             for index in range(images_per_class):

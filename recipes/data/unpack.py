@@ -81,7 +81,7 @@ def unpack_folder(
             with zipped.open(member) as packed:
                 _check_bytes(packed, max_bytes)
             with zipped.open(member) as packed, tarfile.open(None, "r:gz", packed) as tar:
-                bar = tqdm(tar, desc=target.name, unit="file", disable=not progress)
+                bar = tqdm(tar, desc=target.name, unit="file", disable=None if progress else True)
                 with bar:
                     tar.extractall(staging, _checked(bar, max_members), filter="data")
             if not (staging / folder).is_dir():

@@ -29,6 +29,7 @@ from mpgluon.distributed import (
     share_state,
 )
 from mpgluon.files import atomic_write
+from mpgluon.tables import counted
 from mpgluon.tools.plots import save_training_curves
 from mpgluon.updates.average import WeightAverage
 
@@ -261,7 +262,7 @@ class _Run:
             initial=position.batch,
             desc=f"epoch {position.epoch + 1}/{self.config.epochs}",
             unit="step",
-            disable=not self.progress,
+            disable=None if self.progress else True,  # None: unless stderr is a terminal
         ) as bar:
             for images, labels in loader:
                 waited = time.perf_counter() - ended
@@ -308,15 +309,15 @@ class _Run:
             training_seconds=self.position.seconds,
         )
         words = (
-            "epoch %d: test accuracy %.3f, mean of the classes %.3f; %.0f %% of the time waited "
-            "for images%s"
+            "epoch %d: test accuracy %.3f, mean of the classes %.3f; training loss %.3f, "
+            "%.1f images per second, %.0f %% of the time waited for images, loss scale %g%s"
         )
         accuracies = test["test_accuracy"], test["test_accuracy_per_class"]
+        loss = np.mean([event["loss"] for event in steps])
         times = [event["images"] / event["images_per_second"] for event in steps]
-        waited = sum(event.get("image_wait", 0.0) * t for event, t in zip(steps, times)) / sum(
-            times
-        )
-        _logger.info(words, epoch + 1, *accuracies, 100 * waited, _skips(steps))
+        waited = sum(event.get("image_wait", 0.0) * t for event, t in zip(steps, times))
+        speed, share, scale = images / sum(times), waited / sum(times), amp.loss_scale(self.trainer)
+        _logger.info(words, epoch + 1, *accuracies, loss, speed, 100 * share, scale, _skips(steps))
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)
@@ -388,4 +389,4 @@ def _skips(steps: Sequence[Event]) -> str:
         return ""
     words = ", ".join(f"{number} in {place}" for place, number in places.most_common(3))
     more = ", …" if len(places) > 3 else ""
-    return f"; {sum(places.values())} steps skipped: {words}{more}"
+    return f"; {counted(sum(places.values()), 'step')} skipped: {words}{more}"

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mpgluon.cast.block import apply_policy, blocks_of
-from mpgluon.checkpoint import check_parameters
 from mpgluon.devices import from_numpy
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
+from mpgluon.tools.parameter_files import load_parameter_file
 from mpgluon.tools.zoo import build_network, refuse_unknown_network
 
 import mxnet as mx
@@ -123,34 +122,7 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
         raise CheckpointError(f"there is no parameter file {path}")
     if is_state_dict_file(path):
         return _load_state_dict(net, path, classes)
-    try:
-        values: Any = mx.nd.load(str(path))
-    except mx.MXNetError as error:
-        raise CheckpointError(f"{path} is not an MXNet parameter file") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds arrays without names; save with net.save_parameters")
-    values = {name.removeprefix("arg:").removeprefix("aux:"): v for name, v in values.items()}
-    parameters = net._collect_params_with_prefix()
-    if not set(values) & set(parameters):
-        parameters = {p.name: p for p in parameters.values()}  # an exported network's names
-    fresh = [
-        name
-        for name, p in parameters.items()
-        if name in values
-        and values[name].shape != p.shape
-        and p.shape[0] == classes
-        and values[name].shape[1:] == p.shape[1:]
-    ]
-    widened = {name: value.astype("float32") for name, value in values.items()}
-    check_parameters(
-        path,
-        {name: p for name, p in parameters.items() if name not in fresh},
-        {name: value for name, value in widened.items() if name not in fresh},
-    )
-    for name, parameter in parameters.items():
-        if name not in fresh:
-            parameter.set_data(widened[name])
-    return fresh
+    return load_parameter_file(net, path, classes=classes)
 
 
 def _load_state_dict(net: gluon.Block, path: Path, classes: int) -> list[str]:

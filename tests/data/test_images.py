@@ -7,12 +7,12 @@ import warnings
 import zlib
 
 from mpgluon.errors import DataError
+from mpgluon.tools.serving.photographs import read_photograph
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from recipes.classify import read_photograph
 from recipes.data import images
 from recipes.data.augment import read_crop
 from recipes.data.images import list_images, read_image

@@ -12,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mpgluon import DataError
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
+from mpgluon.tools.serving import classifier as classifying
+from mpgluon.tools.serving.classifier import Classifier
+from mpgluon.tools.serving.photographs import NotAPhotographError, read_photograph
 
 import mxnet as mx
 import numpy as np
@@ -20,8 +23,6 @@ from deployment_helpers import with_random_values
 from mxnet.gluon import nn
 from PIL import Image
 
-from recipes import classify
-from recipes.classify import Classifier, NotAPhotographError, read_photograph
 from recipes.data import list_images, render_shapes
 from recipes.data.loaders import eval_loader
 
@@ -186,7 +187,7 @@ def test_calls_from_several_threads_wait_for_each_other_and_answer_alike(monkeyp
         inside.release()
         return pixels
 
-    monkeypatch.setattr(classify, "read_photograph", read_slowly)
+    monkeypatch.setattr(classifying, "read_photograph", read_slowly)
     with ThreadPoolExecutor(8) as pool:
         together = [[p.guesses for p in pair] for pair in pool.map(classifier, photographs)]
     assert together == alone

@@ -240,7 +240,7 @@ MACHINES = {
     ),
     "MXNet sees no GPU": (
         saying(HEALTHY_GPU, gpus=0),
-        ("kernels", "error", "driver sees 1 GPUs, MXNet none", "mx.gpu()", "update the driver"),
+        ("kernels", "error", "driver sees 1 GPU, MXNet none", "mx.gpu()", "update the driver"),
     ),
     "the GPU is hidden": (
         setting(saying(HEALTHY_GPU, gpus=0), CUDA_VISIBLE_DEVICES=""),

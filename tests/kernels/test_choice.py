@@ -18,12 +18,16 @@ def no_more(*_, **__):
     raise AssertionError("tried again")
 
 
+COMPILING = "compiling the native operators for this processor, once: "
+
+
 def warnings_of(caplog):
-    """Return the warnings of a process that loads them now."""
+    """Return the warnings of a process that loads them now, except that it compiles."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         kernels.load.__wrapped__()
-    return [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if not message.startswith(COMPILING)]
 
 
 # ---- The environment.
@@ -74,6 +78,19 @@ def test_it_is_compiled_once_for_this_processor(place, monkeypatch, good_library
     monkeypatch.setattr(library, "check_library", no_more)
     assert kernels.status() == kernels.build() == found
     assert len(calls.read_text().split()) == 1
+
+
+def test_one_line_says_that_it_compiles_and_where_it_is_kept(
+    place, monkeypatch, good_library, caplog
+):
+    put_compiler(place.parent, monkeypatch, copying(good_library))
+    kernels.build()
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.getMessage().startswith(COMPILING)
+    assert warning.getMessage().endswith(f"they are kept in {library.cache_folder()}")
+    caplog.clear()
+    kernels.build()
+    assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
 
 
 def test_questions_compile_nothing(place, monkeypatch, good_library):

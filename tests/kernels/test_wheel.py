@@ -68,6 +68,45 @@ def test_a_package_with_prebuilt_libraries_needs_no_compiler(good_library, tmp_p
     assert answer == ["prebuilt", "x86-64-v3"]
 
 
+NETWORK = """
+import mxnet as mx
+from mxnet.gluon import nn
+
+def make():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, in_channels=3), nn.GlobalAvgPool2D(), nn.Dense(3, in_units=4))
+    net.initialize(mx.init.Xavier())
+    return net
+"""
+
+
+def assert_commands_run(fresh, folder):
+    """Run the console command of an environment that has no extra."""
+    (folder / "train.py").write_text(NETWORK)
+    own = {"PATH": str(fresh / "bin"), "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+
+    def run(*arguments):
+        return subprocess.run(
+            [fresh / "bin" / "mpgluon", *arguments],
+            env={**own, "PYTHONWARNINGS": "ignore"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    doctor = run("doctor", "--network", "train:make")
+    assert "Native operators: prebuilt" in " ".join(doctor.stdout.split()), doctor.stderr
+    assert "\ntrain:make\n" in doctor.stdout
+    bench = run("bench", "train:make", "--image-size=8", "--rounds=2")
+    assert (bench.returncode, bench.stderr) == (0, "")
+    assert "bfloat16, autocast" in bench.stdout
+    for command, extra in (("diagnose", "report"), ("export", "onnx"), ("serve", "serve")):
+        done = run(command, "train:make", "--image-size=8")
+        assert done.returncode == 2
+        assert f"install it with pip install 'mpgluon[{extra}]'" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.network
 def test_the_wheel_in_a_fresh_environment_without_a_compiler_has_native_operators(tmp_path):
@@ -89,7 +128,8 @@ def test_the_wheel_in_a_fresh_environment_without_a_compiler_has_native_operator
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert "-py3-none-manylinux" in wheel.name
     packages = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert packages == {"mpgluon", f"mpgluon-{mpgluon.__version__}.dist-info"}
+    distribution = f"mpgluon-{mpgluon.__version__}.dist-info"
+    assert packages == {"mpgluon", "mpgluon_command.py", distribution}
 
     fresh = tmp_path / "fresh"
     venv.create(fresh, with_pip=True)
@@ -100,3 +140,4 @@ def test_the_wheel_in_a_fresh_environment_without_a_compiler_has_native_operator
     subprocess.run([python, *pip, *own], check=True)
     state, level = ask(python, fresh, tmp_path, fresh / "bin")
     assert (state, level) == ("prebuilt", processor.level())
+    assert_commands_run(fresh, tmp_path)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 import mpgluon
 from mpgluon import amp
+from mpgluon.tools.commands import COMMANDS
 from mpgluon.tools.onnx import ServingMetadata, export_onnx
 
 import mxnet as mx
@@ -187,16 +188,15 @@ def test_each_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypa
 
 
 def commands() -> list[tuple[str, str, list[str]]]:
-    """Return page, script and arguments of each command of the pages."""
+    """Return page, script (or ``mpgluon X``) and arguments of each command of the pages."""
     found = []
     for page in [*PAGES, ROOT / "docs" / "migration.md"]:
         for fence in fences_of(page.read_text("utf-8")):
             for line in fence.text.replace("\\\n", " ").splitlines():
-                command = re.search(r"python scripts/(\w+)\.py(.*)", line)
+                command = re.search(r"python scripts/(\w+)\.py(.*)|^(mpgluon \w+)(.*)", line)
                 if command and fence.language in SHELL:
-                    found.append(
-                        (name_of(page), command[1], shlex.split(command[2], comments=True))
-                    )
+                    name, rest = command[1] or command[3], command[2] or command[4] or ""
+                    found.append((name_of(page), name, shlex.split(rest, comments=True)))
     return found
 
 
@@ -208,6 +208,8 @@ def test_each_command_of_the_pages_is_one_that_its_script_takes(page, script, ar
 def test_pages_with_commands_were_found():
     assert len(commands()) > 20
     assert "README.md" in {page for page, _, _ in commands()}
+    used = {name for _, name, _ in commands() if name.startswith("mpgluon ")}
+    assert used == {f"mpgluon {name}" for name in COMMANDS}
 
 
 def test_only_an_output_right_after_its_block_is_compared():

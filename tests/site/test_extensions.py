@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mpgluon
 from mpgluon.graph import operators
+from mpgluon.tools.commands import COMMANDS
 
 import pytest
 import yaml
@@ -63,8 +64,11 @@ INTERNAL = {
 }
 
 
-@pytest.mark.parametrize("script", sorted(path.stem for path in SCRIPTS.glob("*.py")))
-def test_each_script_has_its_options_in_the_reference(script):
+EVERY = [*(path.stem for path in SCRIPTS.glob("*.py")), *(f"mpgluon {one}" for one in COMMANDS)]
+
+
+@pytest.mark.parametrize("script", sorted(EVERY))
+def test_each_command_and_script_has_its_options_in_the_reference(script):
     page = (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")
     assert f"```{{command-line}} {script}\n" in page
     text = "\n".join(reference._command(parser_of(script)))

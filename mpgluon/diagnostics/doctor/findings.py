@@ -58,14 +58,18 @@ class DoctorReport:
         return bool(self.at_level("error"))
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = 100) -> str:
+        """Return the findings in lines of at most ``width`` characters, paths aside."""
         level = max((len(one.level) for one in self.findings), default=0)
         topic = max((len(one.topic) for one in self.findings), default=0)
         lines = []
         for one in self.findings:
-            lines += _wrapped(f"{one.level:<{level}}  {one.topic:<{topic}}  ", one.what)
+            lines += _wrapped(f"{one.level:<{level}}  {one.topic:<{topic}}  ", one.what, width)
             for word, text in (("why", one.why), ("fix", one.fix)):
                 if text:
-                    lines += _wrapped(f"{'':{level + topic + 4}}{word}: ", text)
+                    lines += _wrapped(f"{'':{level + topic + 4}}{word}: ", text, width)
         counts = [(len(self.at_level(name)), name) for name in reversed(LEVELS)]
         total = ", ".join(
             f"{count} {name}{'s' * (count != 1 and name != 'ok')}" for count, name in counts
@@ -73,10 +77,10 @@ class DoctorReport:
         return "\n".join([*lines, "", total])
 
 
-def _wrapped(start: str, text: str) -> list[str]:
+def _wrapped(start: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(
         text,
-        width=100,
+        width=width,
         initial_indent=start,
         subsequent_indent=" " * len(start),
         break_long_words=False,  # paths and commands are copied

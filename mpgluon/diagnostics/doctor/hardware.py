@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from mpgluon.cuda_libraries import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
 from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
 from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
+from mpgluon.tables import counted
 
 __all__ = ["hardware"]
 
@@ -161,14 +162,14 @@ def _kernels(facts: MachineFacts) -> Iterator[Finding]:
         hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
         yield error(
             "kernels",
-            f"the driver sees {len(facts.gpus)} GPUs, MXNet none",
+            f"the driver sees {counted(len(facts.gpus), 'GPU')}, MXNet none",
             "mx.gpu() cannot be used",
             f"unset CUDA_VISIBLE_DEVICES, which is {hidden!r}"
             if hidden is not None
             else "update the driver; in a container, start it with the GPUs",
         )
     elif facts.mxnet.gpus:
-        yield ok("kernels", f"MXNet sees {facts.mxnet.gpus} GPUs and computes on gpu(0)")
+        yield ok("kernels", f"MXNet sees {counted(facts.mxnet.gpus, 'GPU')} and computes on gpu(0)")
 
 
 def _onednn(facts: MachineFacts) -> Iterator[Finding]:
@@ -227,7 +228,7 @@ def _native_operators(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _threads(facts: MachineFacts) -> Iterator[Finding]:
-    cores = f"{facts.cores} usable core{'s' * (facts.cores != 1)}"
+    cores = counted(facts.cores, "usable core")
     threads, workers = (
         _number(facts.environment.get(name, ""))
         for name in ("OMP_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS")
@@ -235,7 +236,8 @@ def _threads(facts: MachineFacts) -> Iterator[Finding]:
     if (threads or facts.cores) * (workers or 1) > facts.cores:
         yield warning(
             "threads",
-            f"{threads or facts.cores} OpenMP threads times {workers or 1} workers on {cores}",
+            f"{counted(threads or facts.cores, 'OpenMP thread')} times "
+            f"{counted(workers or 1, 'worker')} on {cores}",
             "threads that share a core wait for each other at the end of every operator",
             f"export OMP_NUM_THREADS={facts.cores} MXNET_CPU_WORKER_NTHREADS=1",
         )

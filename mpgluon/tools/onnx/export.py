@@ -7,8 +7,9 @@ the model zoos' classifiers. MXNet's own exporter cannot be imported with an ``o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from mpgluon.deployment.folding import fold_batch_norms
 from mpgluon.deployment.recording import record
@@ -28,14 +29,16 @@ _FORMATS = {"float32": FLOAT32, "float16": FLOAT16}
 def export_onnx(
     net: gluon.HybridBlock,
     path: Union[str, Path],
-    metadata: ServingMetadata,
+    metadata: Optional[ServingMetadata] = None,
     *,
     dtype: str = "float32",
+    input_shapes: Optional[Sequence[tuple[int, ...]]] = None,
 ) -> Path:
-    """Write an image classifier as an ONNX file with all that is needed to serve it.
+    """Write a network as an ONNX file; an image classifier with all that is needed to serve it.
 
     The model takes ``data``, FP32 of shape (batch, 3, image_size, image_size) with a batch of any
-    size, and returns ``logits`` in FP32. BatchNorms that follow a convolution or dense layer are
+    size, and returns ``logits`` in FP32 (of several inputs, ``data0`` and so on; of several
+    results, ``logits0``). BatchNorms that follow a convolution or dense layer are
     folded into it. Weights are the FP32 masters, if there are any, rounded to ``dtype`` once. A
     float16 file is half as large. A runtime without float16 kernels, such as onnxruntime on an x86
     CPU, computes it in FP32 and rounds less often than the graph. The network is not changed.
@@ -47,9 +50,11 @@ def export_onnx(
         Plain, cast or autocast, with values.
     path : str or Path
         Usually ends in ``.onnx``. An incomplete file never has this name.
-    metadata : ServingMetadata
+    metadata : ServingMetadata, optional
         Written to the file; also gives the size of the input.
     dtype : {"float32", "float16"}
+    input_shapes : sequence of tuple of int, optional
+        Shape of each input, the batch included, of a network that takes other input than images.
 
     Returns
     -------
@@ -62,7 +67,8 @@ def export_onnx(
         If onnx is not installed.
     ValueError
         If ``dtype`` is another, a parameter has no values, the network does not work at that image
-        size, or does not return one logit per class.
+        size or shape, or does not return one logit per class; or unless one of ``metadata`` and
+        ``input_shapes`` is given.
     PrecisionError
         If an operator cannot be written as ONNX, or a weight is too large for float16. The message
         names the operator, and those that can be written.
@@ -71,17 +77,26 @@ def export_onnx(
     """
     if dtype not in _FORMATS:
         raise ValueError(f'dtype must be "float32" or "float16"; received {dtype!r}')
+    if (metadata is None) == (input_shapes is None):
+        raise ValueError("export_onnx takes metadata of an image classifier, or input_shapes")
     with extra("onnx"):
         import onnx
     from mpgluon.tools.onnx.writer import onnx_model
 
     fmt = _FORMATS[dtype]
-    recording = fold_batch_norms(record(net), fmt)
+    shapes = [tuple(shape) for shape in input_shapes or ()]
+    if metadata is not None:
+        shapes = [(1, 3, metadata.image_size, metadata.image_size)]
+    one = len(shapes) == 1
+    names = ["data"] if one else [f"data{place}" for place in range(len(shapes))]
+    recording = fold_batch_norms(record(net, names), fmt)
     recording.refuse_overflow(fmt)
-    size = metadata.image_size
-    model: Any = onnx_model(recording, [(1, 3, size, size)], dtype)
-    _check_classes(model, metadata)
-    onnx.helper.set_metadata_props(model, {**metadata.to_strings(), "dtype": f'"{dtype}"'})
+    model: Any = onnx_model(recording, shapes, dtype)
+    strings = {"dtype": f'"{dtype}"'}
+    if metadata is not None:
+        _check_classes(model, metadata)
+        strings.update(metadata.to_strings())
+    onnx.helper.set_metadata_props(model, strings)
     path = Path(path)
     try:
         with atomic_write(path) as file:

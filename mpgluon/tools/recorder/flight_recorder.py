@@ -52,7 +52,7 @@ class FlightRecorder:
 
     A file ``overflow-<step>.npz`` holds inputs, labels, parameters with their FP32 masters, running
     statistics, loss scale, random states, casts, versions and machine, so that
-    `mpgluon.diagnostics.replay` or ``scripts/replay.py`` can run the step again elsewhere. It holds
+    `mpgluon.diagnostics.replay` or ``mpgluon replay`` can run the step again elsewhere. It holds
     no code: the network and the loss are named. If the folder cannot be written, one warning is
     logged, and training goes on.
 

@@ -7,12 +7,12 @@ names are those of a model zoo or of ``gluon.loss``, with plain values as argume
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from mpgluon.tools.named_code import call_named, function_named, split_name
 from mpgluon.tools.zoo import build_network, refuse_unknown_network
 
 import mxnet as mx
@@ -43,7 +43,7 @@ def named_network(name: str, devices: Sequence[mx.Context]) -> gluon.Block:
     if ":" not in name:
         model, arguments = _zoo_call(name)
         return build_network(model, **arguments, devices=devices)
-    net = _function(name)()
+    net = call_named(name)
     if not isinstance(net, gluon.Block):
         raise TypeError(f"{name} returned {type(net).__name__}, not a gluon.Block")
     return net
@@ -58,7 +58,7 @@ def named_loss(name: str) -> Callable[[Any, Any], Any]:
         If there is no such function or loss.
     """
     if ":" in name:
-        return _function(name)
+        return function_named(name, "a loss")
     kind, arguments = _call(name)
     found = getattr(gluon.loss, kind, None)
     if not (isinstance(found, type) and issubclass(found, gluon.loss.Loss)):
@@ -118,17 +118,8 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
         ) from None
 
 
-def _split(name: str) -> tuple[str, str]:
-    module, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
-        raise ValueError(
-            f"code is named like package.module:function, without arguments; received {name!r}"
-        )
-    return module, function
-
-
 def _check_function(name: str) -> None:
-    module, function = _split(name)
+    module, function = split_name(name)
     loaded = sys.modules.get(module)
     try:
         found = loaded is not None or importlib.util.find_spec(module) is not None
@@ -139,18 +130,3 @@ def _check_function(name: str) -> None:
             f"{name!r} names no function that can be imported; name one at the top of a module in "
             "a folder of sys.path"
         )
-
-
-def _function(name: str) -> Callable[..., Any]:
-    module, function = _split(name)
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
-        raise ValueError(
-            f"{name!r} cannot be imported ({error}); run from the folder that contains "
-            f"{module.partition('.')[0]}"
-        ) from error
-    if not callable(found):
-        raise ValueError(f"module {module} has no function {function!r}")
-    result: Callable[..., Any] = found
-    return result

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from mpgluon.diagnostics.overflow import OverflowReport, ValueRange
-from mpgluon.tables import Table
+from mpgluon.tables import Table, counted
 from mpgluon.tools.recorder.cures import Cure, try_cures
 from mpgluon.tools.recorder.named import named_loss, named_network
 from mpgluon.tools.recorder.recorded_network import code_of, paths_of
@@ -66,6 +66,17 @@ class Replay:
         return not self.different
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: Optional[int] = None) -> str:
+        """Return the result, by default in lines of any length.
+
+        Parameters
+        ----------
+        width : int, optional
+            Characters of a line of the tables. Where Python does not fit into the table of cures,
+            it follows the cure's row in a line of its own, to be copied.
+        """
         parts = [f"{self._origin()}\n{self._agreement()}", self._place()]
         if self.operands:
             rows = [
@@ -73,11 +84,12 @@ class Replay:
                 for r in self.operands
             ]
             headings = ("what went in", "format", "smallest", "largest", "not finite")
-            parts.append(str(Table(headings, rows)))
+            operands = Table(headings, rows)
+            parts.append(str(operands) if width is None else operands.fitted(width))
         if self.recorded.flags:
             shown = self.recorded.flags[:_FLAGS_SHOWN]
             more = len(self.recorded.flags) - len(shown)
-            lines = [*shown, f"and {more} more layers"] if more else shown
+            lines = [*shown, f"and {counted(more, 'more layer')}"] if more else shown
             parts.append("\n  ".join(["flags that the recorded step raised:", *lines]))
         if self.cures:
             cures = [
@@ -86,7 +98,7 @@ class Replay:
                 else (c.name, "not run", c.error)
                 for c in self.cures
             ]
-            parts.append(str(Table(("cure", "saves the step", "how to write it"), cures)))
+            parts.append(_cures(cures, width))
         return "\n\n".join(parts)
 
     def _origin(self) -> str:
@@ -139,6 +151,15 @@ class Replay:
                 "with other roundings?"
             )
         return "all arrays of each batch are finite: it was a sum of gradients that overflowed"
+
+
+def _cures(rows: Sequence[tuple[str, str, str]], width: Optional[int]) -> str:
+    table = Table(("cure", "saves the step", "how to write it"), rows)
+    if width is None or max(map(len, str(table).splitlines())) <= width:
+        return str(table)
+    heading, *lines = str(Table(table.headings[:2], [row[:2] for row in rows])).splitlines()
+    placed = [f"{line}\n    {code}" if code else line for line, (_, _, code) in zip(lines, rows)]
+    return "\n".join([f"{heading}, and how to write it", *placed])
 
 
 def replay(

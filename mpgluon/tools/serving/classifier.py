@@ -1,16 +1,10 @@
-"""Classifying a photograph, given as bytes, with a network in FP32 and in 16-bit formats.
-
-The bytes may be untrusted: the size of the image is checked before it is decoded. The server is
-``scripts/serve.py``.
-"""
+"""Classifying a photograph, given as bytes, with a network in FP32 and in 16-bit formats."""
 
 from __future__ import annotations
 
-import io
 import statistics
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,31 +12,19 @@ from typing import Optional, Union
 
 from mpgluon.cast.arithmetic import arithmetic_of
 from mpgluon.deployment.inference import inference_network
-from mpgluon.errors import DataError
+from mpgluon.tools.serving.photographs import normalized_levels, read_photograph
 
 import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
-from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from recipes.data.augment import centre_crop, normalized_levels
-from recipes.data.images import MAX_IMAGE_PIXELS
-from recipes.data.shapes import render_image
+__all__ = ["Classifier", "Guess", "Prediction"]
 
-__all__ = ["Classifier", "Guess", "NotAPhotographError", "Prediction", "read_photograph"]
-
-# Few formats, since untrusted bytes reach each decoder; one of Pillow's others (EPS) starts a
-# program.
-_FORMATS = ("JPEG", "PNG", "WEBP")
 _GUESSES = 5
 _WARM_UP = 5  # calls: the first traces the network, others may bring weights into new layouts
 _CALLS = 5  # for each photograph, in a row: a network finds its weights in the caches then
 _REMEMBERED = 25  # calls, so that a time is one of five photographs
-
-
-class NotAPhotographError(DataError):
-    """Bytes are not an image in one of the known formats."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +70,7 @@ class Classifier:
     """A network in FP32 and in 16-bit formats, which may be called from several threads.
 
     Calls wait for each other, since MXNet is not thread-safe; so at most one photograph is in
-    memory decoded. Each network has predicted a rendered image a few times when this returns.
+    memory decoded. Each network has predicted an image of noise a few times when this returns.
 
     Parameters
     ----------
@@ -133,9 +115,10 @@ class Classifier:
         self._lock = threading.Lock()
         self._networks = {name: inference_network(net, name) for name in self.arithmetic}
         self._times_ms: dict[str, deque[float]] = {}
-        rendered = self._images(centre_crop(render_image(0, 0), image_size))
+        noise = np.random.RandomState(0).randint(0, 256, (image_size, image_size, 3))
+        images = self._images(noise.astype(np.uint8))
         for name in self._networks:
-            logits = self._logits(name, rendered, _WARM_UP)
+            logits = self._logits(name, images, _WARM_UP)
             if len(logits) != len(self.classes):
                 raise ValueError(
                     f"the network has {len(logits)} logits, but classes names {len(self.classes)}"
@@ -204,59 +187,3 @@ def _probabilities(logits: npt.NDArray[np.float32]) -> Optional[npt.NDArray[np.f
     weights = np.exp(logits.astype(np.float64) - logits.max())
     probabilities: npt.NDArray[np.float64] = weights / weights.sum()
     return probabilities
-
-
-def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
-    """Return the central square of a JPEG, PNG or WebP file, rotated by its EXIF orientation.
-
-    Not thread-safe, since it temporarily makes a warning an error.
-
-    Parameters
-    ----------
-    data : bytes
-        The whole file.
-    size : int
-        The square's side in pixels.
-
-    Returns
-    -------
-    ndarray, shape (size, size, 3), uint8
-        As from :func:`recipes.data.eval_loader`, if the file is stored upright.
-
-    Raises
-    ------
-    NotAPhotographError
-        If the bytes are not such a file.
-    DataError
-        If the file is damaged or truncated, or its header names more than ``MAX_IMAGE_PIXELS``
-        (32 million) pixels; then nothing is decoded.
-    """
-    try:
-        with warnings.catch_warnings():
-            # For an image above its own limit, Pillow only warns.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        with image:
-            pixels = image.width * image.height
-            if pixels > MAX_IMAGE_PIXELS:
-                raise Image.DecompressionBombError(f"{pixels:,} pixels")
-            ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
-            # Rotation decodes the whole image; an upright one may be decoded at a reduced size.
-            if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-                ImageOps.exif_transpose(image, in_place=True)
-            return centre_crop(image, size)
-    except MemoryError:
-        raise
-    except UnidentifiedImageError as error:
-        raise NotAPhotographError(
-            f"cannot read this image: formats are {', '.join(_FORMATS)}"
-        ) from error
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"the image has more than {MAX_IMAGE_PIXELS // 10**6} million pixels; give a smaller "
-            "copy of it"
-        ) from error
-    # From a damaged file Pillow's decoders raise nearly anything: OSError, SyntaxError, ValueError,
-    # struct.error, IndexError, ...
-    except Exception as error:
-        raise DataError(f"the image is damaged or cut short: {error}") from error

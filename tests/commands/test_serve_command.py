@@ -10,52 +10,73 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import mxnet as mx
+import mpgluon.tools.serving.page as page_of_server
+from mpgluon.tools import commands
+from mpgluon.tools.serving.classifier import Classifier
+from mpgluon.tools.serving.page import create_app
+
 import pytest
 import requests
 from browser import EXECUTABLE, Browser
-from helpers import module_from
-from PIL import Image
+from PIL import Image, ImageDraw
 
-from recipes.classify import Classifier
-from recipes.data import list_images
-from recipes.training.runs import open_run
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "serve.py"
 LIMIT = 16 * 2**20
 FORMATS = ["float32", "float16", "bfloat16"]
 TEXT = b"no photograph"
 
-# Runs a script, and says on stderr which files are opened to be written.
+# Runs the command, and says on stderr which files are opened to be written.
 WATCHED = """
-import os, runpy, sys
+import os, sys
+from mpgluon.tools import commands
 
 def watch(event, arguments):
     if event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         os.write(2, f"opened to write: {arguments[0]}\\n".encode())
 
-sys.argv = sys.argv[1:]
 sys.addaudithook(watch)
-runpy.run_path(sys.argv[0], run_name="__main__")
+commands.main()
 """
+NETWORK = """
+import mxnet as mx
+from mxnet.gluon import nn
+
+def classifier():
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.GlobalAvgPool2D(), nn.Dense(10, in_units=8))
+    net.initialize(mx.init.Xavier(magnitude=20))
+    return net
+"""
+SERVED = ["serve", "served_network:classifier", "--image-size=32", "--class-names=names.txt"]
 
 
 @pytest.fixture(scope="module")
-def script():
-    return module_from(SCRIPT)
+def place(tmp_path_factory):
+    """Return a folder with a network, the names of its categories, and photographs."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "served_network.py").write_text(NETWORK)
+    (folder / "names.txt").write_text("".join(f"category {i}\n" for i in range(10)))
+    for number in range(2):
+        image = Image.new("RGB", (90, 70), ("teal", "gold")[number])
+        ImageDraw.Draw(image).ellipse((20, 10, 60, 50), fill="navy")
+        image.save(folder / f"{number}.jpg")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def classifier(small_run):
-    run = open_run(small_run, mx.cpu())
+def classifier(place):
+    names: dict[str, Any] = {}
+    exec(NETWORK, names)
+    categories = (place / "names.txt").read_text().splitlines()
     dtypes = ("float16", "bfloat16")
-    return Classifier(run.net, run.classes, image_size=run.config.image_size, dtype=dtypes)
+    return Classifier(names["classifier"](), categories, image_size=32, dtype=dtypes)
 
 
 @pytest.fixture(scope="module")
-def app(script, classifier):
-    return script.create_app(classifier, title="net <1>", about="untrained")
+def app(classifier):
+    return create_app(classifier, title="net <1>", about="untrained")
 
 
 @pytest.fixture
@@ -64,10 +85,18 @@ def client(app):
 
 
 @pytest.fixture(scope="module")
-def images(rendered):
-    """Return paths of rendered JPEG files."""
-    (tree,) = (path for path in rendered.iterdir() if path.is_dir())
-    return list_images(tree).paths
+def images(place):
+    """Return paths of JPEG files."""
+    return sorted(place.glob("*.jpg"))
+
+
+@pytest.fixture
+def in_place(place, monkeypatch):
+    """Stand in the folder of the network."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield place
+    sys.modules.pop("served_network", None)
 
 
 # Without a browser and without a socket
@@ -121,7 +150,7 @@ def test_what_is_no_photograph_gets_a_status_and_a_sentence(client, images, body
         ("GET", "/static/page.js", 200),
         ("GET", "/static/page.css", 200),
         ("GET", "/static/icon.svg", 200),
-        ("GET", "/static/../serve.py", 404),
+        ("GET", "/static/../../page.py", 404),
         ("GET", "/static/../index.html", 404),
         ("GET", "/nothing", 404),
         ("GET", "/classify", 405),
@@ -139,10 +168,8 @@ def test_every_response_forbids_what_the_page_does_not_need(client, method, path
     assert status == 200 or response.json["error"]
 
 
-def test_only_trusted_names_of_the_host_are_answered(script, classifier, images):
-    app = script.create_app(
-        classifier, title="", about="", trusted_hosts=["127.0.0.1", "localhost"]
-    )
+def test_only_trusted_names_of_the_host_are_answered(classifier, images):
+    app = create_app(classifier, title="", about="", trusted_hosts=["127.0.0.1", "localhost"])
     client, body = app.test_client(), images[0].read_bytes()
     for base, status in [
         ("http://127.0.0.1:8000", 200),
@@ -166,9 +193,8 @@ def test_only_trusted_names_of_the_host_are_answered(script, classifier, images)
         (["--dtype", "float16", "--dtype", "float16"], ["float16"]),
     ],
 )
-def test_the_page_shows_fp32_and_the_formats_that_were_asked_for(
-    script, small_run, monkeypatch, arguments, dtypes
-):
+@pytest.mark.usefixtures("in_place")
+def test_the_page_shows_fp32_and_the_formats_that_were_asked_for(monkeypatch, arguments, dtypes):
     shown = []
 
     def create_server(app, **_):
@@ -176,8 +202,8 @@ def test_the_page_shows_fp32_and_the_formats_that_were_asked_for(
         shown.extend(re.findall(r'<th scope="col" id="(\w+)" class="\1">', page))
         return _NoServer()
 
-    monkeypatch.setattr(script.waitress, "create_server", create_server)
-    assert script.main([str(small_run), "--port", "0", *arguments]) == 0
+    monkeypatch.setattr(page_of_server.waitress, "create_server", create_server)
+    assert commands.main([*SERVED, "--port", "0", *arguments]) == 0
     assert shown == ["float32", *dtypes]
 
 
@@ -196,9 +222,8 @@ class _NoServer:
         (["--host", "0.0.0.0"], "0.0.0.0", True),
     ],
 )
-def test_an_address_that_others_reach_is_warned_of(
-    script, small_run, capsys, monkeypatch, arguments, host, warned
-):
+@pytest.mark.usefixtures("in_place")
+def test_an_address_that_others_reach_is_warned_of(capsys, monkeypatch, arguments, host, warned):
     asked = {}
 
     def create_server(app, **options):
@@ -206,10 +231,10 @@ def test_an_address_that_others_reach_is_warned_of(
         asked.update(address=listening.getsockname(), trusted=app.config["TRUSTED_HOSTS"])
         return _NoServer()
 
-    monkeypatch.setattr(script.waitress, "create_server", create_server)
-    assert script.main([str(small_run), "--port", "0", *arguments]) == 0
+    monkeypatch.setattr(page_of_server.waitress, "create_server", create_server)
+    assert commands.main([*SERVED, "--port", "0", *arguments]) == 0
     out, err = capsys.readouterr()
-    assert f"cifar_resnet20_v1 of {small_run / 'checkpoints' / 'step-00000004.npz'}" in out
+    assert "served_network:classifier: HybridSequential from served_network:classifier." in out
     assert asked["address"][0] == host
     assert "http://{}:{}/ (Ctrl-C ends it)".format(*asked["address"]) in out
     assert ("warning: anyone who can reach" in err) == warned
@@ -219,35 +244,49 @@ def test_an_address_that_others_reach_is_warned_of(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{folder}/nothing"], "there is no checkpoint"),
-        (["{folder}"], "holds no checkpoints"),
-        (["{run}", "--port", "65536"], "must be from 0 to 65535, received 65536"),
-        (["{run}", "--port", "{taken}"], "in use"),
+        (["--port", "65536"], "must be from 0 to 65535, received 65536"),
+        (["--port", "{taken}"], "in use"),
+        (["--class-names", "nowhere.txt"], "nowhere.txt"),
+        (["--class-names", "two.txt"], "the network has 10 logits, but classes names 2"),
     ],
 )
-def test_bad_input_gets_one_line_and_status_2(
-    script, small_run, tmp_path, capsys, arguments, message
-):
+def test_bad_input_gets_one_line_and_status_2(in_place, capsys, arguments, message):
+    (in_place / "two.txt").write_text("cat\ndog\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        values = {"folder": tmp_path, "run": small_run, "taken": port}
-        assert script.main([argument.format(**values) for argument in arguments]) == 2
+        assert commands.main([*SERVED, *(one.format(taken=port) for one in arguments)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     assert message in error
 
 
-# The script itself, listening
+@pytest.mark.usefixtures("in_place")
+def test_without_names_the_categories_are_numbers(monkeypatch):
+    shown = []
+
+    def create_server(app, **_):
+        body = Path("0.jpg").read_bytes()
+        answer = app.test_client().post("/classify", data=body, base_url="http://127.0.0.1")
+        shown.extend(guess["category"] for guess in answer.json["predictions"][0]["guesses"])
+        return _NoServer()
+
+    monkeypatch.setattr(page_of_server.waitress, "create_server", create_server)
+    assert commands.main([*SERVED[:3], "--port=0", "--dtype=float16"]) == 0
+    assert len(set(shown) & set(map(str, range(10)))) == 5
+
+
+# The command itself, listening
 
 
 @pytest.fixture(scope="module")
-def server(small_run, tmp_path_factory):
+def server(place, tmp_path_factory):
     """Yield the address of a running server, which must not open a file to write to it."""
     log = tmp_path_factory.mktemp("server") / "stderr"
-    command = [sys.executable, "-c", WATCHED, str(SCRIPT), str(small_run), "--port", "0"]
+    command = [sys.executable, "-W", "ignore", "-c", WATCHED, *SERVED, "--port", "0"]
     with open(log, "wb") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": stderr}
+        process = subprocess.Popen(command, cwd=place, text=True, **pipes)
     try:
         lines = [process.stdout.readline(), process.stdout.readline()]
         found = re.match(r"(http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", lines[1])
@@ -406,4 +445,4 @@ def test_names_of_files_are_text_and_not_markup(page, images, tmp_path):
     table_of(page)
     assert page.evaluate("document.getElementById('preview').alt") == hostile.name
     assert page.evaluate("document.querySelectorAll('img').length") == 1
-    assert page.evaluate("document.title") == "cifar_resnet20_v1 in 32 and 16 bits"
+    assert page.evaluate("document.title") == "served_network:classifier in 32 and 16 bits"

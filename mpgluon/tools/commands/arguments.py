@@ -1,0 +1,109 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpgluon.tools.commands import Door
+
+__all__ = [
+    "add_classes",
+    "add_image_size",
+    "add_input_shape",
+    "add_network",
+    "add_zoo_network",
+    "positive",
+    "shape",
+    "width",
+]
+
+_NETWORK = (
+    "module:function, a function without arguments that returns an initialized network{returns}; "
+    "or the name of an image classifier in MXNet's or gluoncv's model zoo (extra zoo)"
+)
+
+
+def positive(text: str) -> int:
+    """Return a positive integer of a command line; ``type=positive`` in argparse.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is less than 1.
+    """
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, received {text}")
+    return number
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Return the shape of an input, as in ``8,35``.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is not made of positive integers.
+    """
+    try:
+        return tuple(positive(size) for size in text.strip("()").split(","))
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(
+            f"must be positive integers, the batch first, as in 8,35; received {text!r}"
+        ) from None
+
+
+def width() -> int:
+    """Return how many characters a line of a table may have."""
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def add_network(parser: argparse.ArgumentParser, door: Door, *, returns: str = "") -> None:
+    """Add the argument that names the network."""
+    words = _NETWORK.format(returns=returns)
+    parser.add_argument("network", help=f"{words}{door.networks}")
+
+
+def add_zoo_network(parser: argparse.ArgumentParser, *, about_size: str = "") -> None:
+    """Add the options of a network of a model zoo."""
+    parser.add_argument("--parameters", metavar="FILE", help="a .params file to load")
+    add_classes(parser)
+    parser.add_argument(
+        "--class-names", metavar="FILE", help="a text file, one name in each line, for --classes"
+    )
+    add_image_size(parser, about_size)
+
+
+def add_classes(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the number of categories."""
+    parser.add_argument(
+        "--classes",
+        type=positive,
+        default=1000,
+        help="of a network of a model zoo (default: %(default)s)",
+    )
+
+
+def add_image_size(parser: argparse.ArgumentParser, about: str = "") -> None:
+    """Add the option for the side of images."""
+    parser.add_argument(
+        "--image-size",
+        type=positive,
+        default=224,
+        help=f"pixels{about} (default: %(default)s)",
+    )
+
+
+def add_input_shape(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add the option for inputs that are not images."""
+    parser.add_argument(
+        "--input-shape",
+        type=shape,
+        action="append",
+        metavar="SIZES",
+        help="of a network whose input is not images, the batch first, as in 8,35; once for each "
+        f"input; {meaning}",
+    )

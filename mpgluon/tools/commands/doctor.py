@@ -1,0 +1,55 @@
+"""Check this machine for mixed precision, and with --network a network before its training.
+
+    mpgluon doctor --network train:build
+
+The function takes no arguments and returns a network, or (net, trainer), or (net, trainer, labels).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from mpgluon.tools.commands import Door
+from mpgluon.tools.commands.arguments import width
+from mpgluon.tools.named_code import call_named, split_name
+from mpgluon.tools.progress import progress_line
+
+__all__ = ["EPILOG", "add_arguments", "run"]
+
+EPILOG = "Exit status: 0 without errors, 1 with one, 2 for a wrong command line.\n"
+_RETURNS = "a network, or (net, trainer), or (net, trainer, labels)"
+
+
+def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
+    """Add the options of the command."""
+    parser.add_argument(
+        "--network", metavar="MODULE:FUNCTION", help="a function that returns the network"
+    )
+
+
+def run(options: argparse.Namespace, door: Door) -> int:
+    """Check, and print; return 1 if a finding is an error."""
+    # They need no MXNet, which may be what is broken.
+    from mpgluon.diagnostics.doctor import check_training, judge_machine, machine
+
+    network = options.network
+    if network is not None:
+        split_name(network)
+    with progress_line() as show:
+        show("looking at this machine: MXNet is imported, a second to a minute")
+        facts = machine.gather()
+    report = judge_machine(facts)
+    print(f"This machine\n\n{report.text(width())}")
+    if network is None:
+        return int(report.has_errors)
+    if facts.mxnet is None:
+        print(f"\n{network} was not looked at: that needs MXNet.")
+        return 1
+    door.import_all_of_mpgluon()
+    made = call_named(network, _RETURNS)
+    try:
+        of_network = check_training(*(made if isinstance(made, tuple) else (made,)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{network} must return {_RETURNS}: {error}") from error
+    print(f"\n{network}\n\n{of_network.text(width())}")
+    return int(report.has_errors or of_network.has_errors)

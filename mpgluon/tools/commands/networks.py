@@ -1,0 +1,229 @@
+"""The network that a command line names: opened, with example input where it comes with none."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from mpgluon.cast.arrays import arrays_in
+from mpgluon.devices import parse_devices
+from mpgluon.diagnostics.observe import Batch
+from mpgluon.graph.description import trace
+from mpgluon.tools.commands import Door
+from mpgluon.tools.named_code import call_named
+from mpgluon.tools.parameter_files import load_parameter_file
+from mpgluon.tools.zoo import build_network
+
+import mxnet as mx
+from mxnet import gluon
+
+__all__ = ["OpenedNetwork", "example_batch", "one_device", "open_network"]
+
+_RETURNS = "an initialized network, or (network, mpgluon.diagnostics.Batch(inputs, labels, loss))"
+# Operators between an input and an Embedding, through which indices pass unchanged.
+_PASSES_INDICES = ("transpose", "Reshape", "SwapAxis", "expand_dims", "Flatten", "_copy")
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedNetwork:
+    """A network with FP32 values, and where it comes from.
+
+    Attributes
+    ----------
+    net : gluon.HybridBlock
+    name : str
+        For people.
+    about : sequence of str
+        Sentences: where the network and its batch come from.
+    image_size : int, optional
+        Side of its images in pixels.
+    classes : tuple of str, optional
+        Names of the categories.
+    batch : Batch, optional
+        Inputs, labels and loss.
+    """
+
+    net: gluon.HybridBlock
+    name: str
+    about: Sequence[str] = ()
+    image_size: Optional[int] = None
+    classes: Optional[tuple[str, ...]] = None
+    batch: Optional[Batch] = None
+
+
+def one_device(text: str) -> mx.Context:
+    """Return the device of ``--device``.
+
+    Raises
+    ------
+    ValueError, PrecisionError
+        If it is not one device that MXNet sees.
+    """
+    devices = parse_devices(text)
+    if len(devices) > 1:
+        raise ValueError(f"--device takes one device, received {text!r}")
+    return devices[0]
+
+
+def open_network(
+    options: argparse.Namespace,
+    door: Door,
+    device: mx.Context,
+    *,
+    all_values: bool = False,
+) -> OpenedNetwork:
+    """Return the network that the options name.
+
+    Parameters
+    ----------
+    options : Namespace
+        With ``network``, ``image_size``, and for networks of a zoo ``classes``, ``class_names`` and
+        ``parameters``.
+    door : Door
+    device : Context
+        For a zoo's network and for a run; a function chooses its own.
+    all_values : bool
+        Whether a network of a zoo needs a file with all parameters.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If there is no such network, or the function returns something else.
+    """
+    if door.open_run is not None:
+        run: Optional[OpenedNetwork] = door.open_run(options, device)
+        if run is not None:
+            return run
+    name, parameters = options.network, getattr(options, "parameters", None)
+    names = _class_names(getattr(options, "class_names", None))
+    classes = len(names) if names else options.classes
+    batch = None
+    if ":" in name:
+        net, batch = _from_function(name)
+        about = [f"{type(net).__name__} from {name}."]
+        if batch is not None:
+            about.append(f"Its own batch: {', '.join(str(x.shape) for x in batch.arguments)}.")
+    else:
+        if all_values and not parameters:
+            kind = "a run" if door.open_run else "module:function"
+            raise ValueError(
+                f"{name} is not {kind}, and a network of a model zoo needs --parameters FILE"
+            )
+        net = build_network(name, classes=classes, image_size=options.image_size, devices=[device])
+        about = [f"{name} of the model zoo with {classes} classes."]
+    if parameters:
+        load = door.load_parameters or load_parameter_file
+        fresh = load(net, Path(parameters), classes=classes)
+        if fresh and all_values:
+            raise ValueError(
+                f"{parameters} has another number of classes than {classes}, so that "
+                f"{', '.join(fresh)} would be random numbers; give --classes or --class-names for "
+                "it"
+            )
+        about.append(f"Parameters from {parameters}.")
+    elif ":" not in name:
+        about.append("Weights as they were drawn: an untrained network.")
+    return OpenedNetwork(net, name, about, options.image_size, names, batch)
+
+
+def _class_names(path: Optional[str]) -> Optional[tuple[str, ...]]:
+    return tuple(Path(path).read_text("utf-8").splitlines()) if path else None
+
+
+def _from_function(name: str) -> tuple[gluon.HybridBlock, Optional[Batch]]:
+    made = call_named(name, _RETURNS)
+    net, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(net, gluon.HybridBlock) or not isinstance(batch, (Batch, type(None))):
+        kinds = [type(one).__name__ for one in (made if isinstance(made, tuple) else (made,))]
+        raise TypeError(
+            f"{name} returned {', '.join(kinds)}, not a HybridBlock; it must return {_RETURNS}"
+        )
+    if any(p._data is None and not p._deferred_init for p in net.collect_params().values()):
+        raise ValueError(f"{name} must initialize its network: net.initialize()")
+    return net, batch
+
+
+def example_batch(
+    net: gluon.HybridBlock, shapes: Sequence[tuple[int, ...]], device: mx.Context
+) -> tuple[Batch, str]:
+    """Return a batch of noise with labels for each output, and a sentence about it.
+
+    An input that an Embedding takes holds indices. An output of K numbers has labels from 0 to K-1
+    for a cross entropy along its last axis (of images: the second one); an output of one number has
+    normal noise for an L2 loss.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        Initialized; shapes that wait for the first call become known.
+    shapes : sequence of tuple of int
+        The shape of each input, the batch included.
+    device : Context
+
+    Raises
+    ------
+    ValueError
+        If the network does not work on such input.
+    """
+    limits = _index_limits(net, shapes)
+    inputs = tuple(
+        mx.nd.random.normal(shape=shape, ctx=device)
+        if limit is None
+        else mx.nd.random.randint(0, limit, shape=shape, ctx=device).astype("float32")
+        for shape, limit in zip(shapes, limits)
+    )
+    try:
+        outputs = arrays_in(net(*inputs))
+        mx.nd.waitall()
+    except (mx.MXNetError, ValueError, TypeError, AssertionError) as error:
+        raise ValueError(
+            f"the network does not work on input of shape {', '.join(map(str, shapes))}: "
+            f"{str(error).strip().splitlines()[-1]}. Give --input-shape, once for each input, or "
+            "let the function return (network, mpgluon.diagnostics.Batch(inputs, labels, loss))"
+        ) from error
+    pairs = [_labels_and_loss(output) for output in outputs]
+    labels, losses = [one for one, _ in pairs], [loss for _, loss in pairs]
+
+    def loss_fn(result: Any, labels: Any) -> mx.nd.NDArray:
+        if len(losses) == 1:
+            return losses[0](*arrays_in(result), labels)
+        every = zip(losses, arrays_in(result), labels)
+        return sum(loss(output, label).sum() for loss, output, label in every)
+
+    one = len(inputs) == 1
+    batch = Batch(inputs[0] if one else inputs, labels if len(labels) > 1 else labels[0], loss_fn)
+    if one and len(shapes[0]) == 4 and shapes[0][1] == 3:
+        return batch, f"Images of normal noise, {shapes[0]}: no data set."
+    kinds = ("normal noise" if limit is None else "random indices" for limit in limits)
+    listed = ", ".join(f"{kind} {shape}" for kind, shape in zip(kinds, shapes))
+    return batch, f"Input: {listed}; no data set."
+
+
+def _labels_and_loss(output: mx.nd.NDArray) -> tuple[mx.nd.NDArray, Callable[..., Any]]:
+    axis = 1 if output.ndim == 4 else output.ndim - 1
+    kinds = output.shape[axis] if output.ndim > 1 else 1
+    if kinds == 1:
+        return mx.nd.random.normal(shape=output.shape, ctx=output.context), gluon.loss.L2Loss()
+    shape = output.shape[:axis] + output.shape[axis + 1 :]
+    labels = mx.nd.arange(output.size // kinds, ctx=output.context) % kinds
+    return labels.reshape(shape), gluon.loss.SoftmaxCrossEntropyLoss(axis=axis)
+
+
+def _index_limits(net: gluon.HybridBlock, shapes: Sequence[tuple[int, ...]]) -> list[Optional[int]]:
+    """Return for each input the number of rows of the Embedding that takes it; None for others."""
+    names = ["data"] if len(shapes) == 1 else [f"data{place}" for place in range(len(shapes))]
+    try:
+        graph = trace(net, list(shapes))
+    except (ValueError, TypeError):  # which running the network explains better
+        return [None] * len(shapes)
+    limits: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.operator == "Embedding":
+            source = node.inputs[0].node
+            while source.operator in _PASSES_INDICES:
+                source = source.inputs[0].node
+            limits[source.name] = int(node.attributes["input_dim"])
+    return [limits.get(name) for name in names]

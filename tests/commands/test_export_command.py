@@ -1,0 +1,90 @@
+"""``mpgluon export``: from a function, from a zoo's name and weights, and from what is neither."""
+
+from __future__ import annotations
+
+import sys
+
+from mpgluon.tools.onnx import ServingMetadata, read_metadata
+from mpgluon.tools.zoo import build_network
+
+import mxnet as mx
+import numpy as np
+import onnxruntime
+import pytest
+
+NAME, SIZE = "cifar_resnet20_v1", 32
+
+
+@pytest.fixture
+def weights():
+    """Return a network of three classes, which is in the file ``weights.params``."""
+    net = build_network(NAME, classes=3, image_size=SIZE, devices=[mx.cpu()])
+    net.save_parameters("weights.params")
+    return net
+
+
+def served(path, *inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip((one.name for one in session.get_inputs()), inputs)))
+
+
+def noise(*shape):
+    return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_function_becomes_a_file_that_knows_its_categories(printed, folder, dtype):
+    (folder / "names.txt").write_text("cat\ndog\nkoala\n")
+    options = ("--image-size=8", "--class-names=names.txt", f"--dtype={dtype}")
+    output = printed("export", "mine:small", *options, "--output=net.onnx")
+    assert output.startswith(f"HybridSequential from mine:small.\nnet.onnx: {dtype}, ")
+    assert "the same category for 8 of 8 images (100.00%)" in output
+    expected = ServingMetadata("mine:small", 8, ("cat", "dog", "koala"))
+    assert read_metadata("net.onnx") == expected
+    (logits,) = served("net.onnx", noise(5, 3, 8, 8))
+    assert logits.shape == (5, 3)
+
+
+def test_a_zoos_network_gets_the_parameters_and_names_that_are_given(printed, folder, weights):
+    (folder / "names.txt").write_text("one\ntwo\nthree\n")
+    arguments = (NAME, "--parameters=weights.params", "--class-names=names.txt")
+    output = printed("export", *arguments, f"--image-size={SIZE}")
+    assert "Parameters from weights.params." in output
+    assert read_metadata("network.onnx").classes == ("one", "two", "three")
+    images = noise(2, 3, SIZE, SIZE)
+    expected = weights(mx.nd.array(images)).asnumpy()
+    # FP32 on both sides; gamma of the longest sum, 576 terms, is 3.4e-5 in each of 20 layers.
+    np.testing.assert_allclose(served("network.onnx", images)[0], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_network_of_other_input_is_compared_by_its_numbers(printed):
+    output = printed("export", "mine:dense", "--input-shape=1,5", "--output=dense.onnx")
+    assert "the same category for 1 of 1 images" in output
+    (logits,) = served("dense.onnx", noise(4, 5))
+    assert logits.shape == (4, 3)
+
+
+def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    output = printed("export", "mine:small", "--image-size=8")
+    assert 'not compared with the network: onnxruntime is not installed; pip install "mp' in output
+    assert (folder / "network.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([NAME], "is not module:function, and a network of a model zoo needs --parameters FILE"),
+        ([NAME, "--parameters=nowhere.params"], "there is no parameter file nowhere.params"),
+        ([NAME, "--parameters=weights.params", "--classes=4"], "give --classes or --class-names"),
+        ([NAME, "--parameters=weights.params", "--class-names=nowhere.txt"], "nowhere.txt"),
+        (["resnet18_v1", "--parameters=weights.params", "--classes=3"], "does not fit this netw"),
+        (["no_such_network", "--parameters=weights.params"], "no model zoo has a network called"),
+        (["mine:two", "--input-shape=1,4", "--input-shape=1,3"], "cannot express two_embedding0"),
+        (["mine:small", "--output=no/folder/net.onnx"], "no/folder/net.onnx"),
+    ],
+)
+@pytest.mark.usefixtures("weights")
+def test_bad_input_gets_one_line_and_status_2(refused, folder, arguments, message):
+    assert message in refused("export", f"--image-size={SIZE}", *arguments)
+    assert not (folder / "network.onnx").exists()

@@ -1,0 +1,61 @@
+"""``mpgluon replay``: a step that a user's loop recorded, and files that are none."""
+
+from __future__ import annotations
+
+import mpgluon
+from mpgluon import amp
+from mpgluon.diagnostics import FlightRecorder
+
+import mxnet as mx
+import pytest
+from mxnet import autograd, gluon
+
+
+@pytest.fixture
+def recorded(folder, monkeypatch):
+    """Record a step that overflows, and return its file."""
+    monkeypatch.syspath_prepend(folder)
+    import mine
+
+    net = mine.dense()
+    mpgluon.cast_block(net)
+    options = {"learning_rate": 0.1, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, 2.0**24)
+    recorder = FlightRecorder(net, trainer, "overflows", network="mine:dense", loss="L2Loss()")
+    x, labels = mx.nd.ones((4, 5)), 1000 * mx.nd.ones((4, 3))
+    with recorder.step(x, labels):
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(x), labels)
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(4)
+    (path,) = (folder / "overflows").iterdir()
+    return path
+
+
+def test_a_step_is_run_again_and_cures_fit_80_columns_with_python_to_copy(printed, recorded):
+    output = printed("replay", recorded)
+    assert "replayed: the same bits in all 2 gradients" in output
+    assert "the largest loss scale that fits" in output
+    lines = output[output.index("\ncure ") :].splitlines()
+    assert any(line.startswith("    amp.init_trainer(trainer, mpgluon.Dyn") for line in lines)
+    assert all(len(line) <= 80 for line in lines if not line.startswith("    "))
+    assert "cure" not in printed("replay", recorded, "--no-cures")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--network=mine:number"], "mine:number returned int, not a gluon.Block"),
+        (["--network=mine:broken"], "was called and failed: ZeroDivisionError: division by zero"),
+        (["--loss=NoSuchLoss"], "mxnet.gluon.loss has no 'NoSuchLoss'"),
+        (["--network=mine:small"], "does not fit"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said_in_a_line(refused, recorded, arguments, message):
+    assert message in refused("replay", recorded, *arguments)
+
+
+def test_a_file_that_is_none_of_a_recorder_is_refused(refused, folder):
+    assert "mine.py" in refused("replay", folder / "mine.py")

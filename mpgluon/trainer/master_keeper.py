@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpgluon.cast.fp32 import grid_weights
 from mpgluon.errors import TrainerStateError
 from mpgluon.kernels.reductions import numbers_of
 from mpgluon.trainer.gradient_flags import GradientFlags
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import compare_masters, keep_masters, make_masters
-from mpgluon.updates.rounded_updates import grid_weights
 
 from mxnet import gluon
 
@@ -41,7 +41,7 @@ class MasterKeeper:
         self._flags.use()
         self._flags.refuse_gradients_of_others(suspicious=False)
         self._flags.discard_others()
-        if gluon_trainer.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
+        if gluon_trainer.updates_in_kvstore(self.trainer) and grid_weights(parameters):
             raise TrainerStateError(
                 "this Trainer updates weights inside its kvstore, which does not support "
                 "bfloat16; create it with update_on_kvstore=False, or call "

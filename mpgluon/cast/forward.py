@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from functools import cached_property, partial
 from threading import RLock
 from types import MethodType
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mpgluon import kernels
+from mpgluon.blocks import blocks_of, device_ids
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
 from mpgluon.cast.arrays import (
@@ -30,8 +31,8 @@ from mpgluon.cast.arrays import (
 from mpgluon.cast.calls import at_work
 from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.frozen import attach_gradients
-from mpgluon.cast.network_cast import NetworkCast, device_ids
-from mpgluon.cast.plan import BlockPlan, blocks_of, is_hybrid
+from mpgluon.cast.network_cast import NetworkCast
+from mpgluon.cast.plan import BlockPlan, is_hybrid
 from mpgluon.cast.stand_in import (
     Fp32Namespace,
     NumPyInterfaceError,
@@ -39,19 +40,20 @@ from mpgluon.cast.stand_in import (
     namespace_of,
 )
 from mpgluon.cast.status_flags import at_layer
-from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
-from mpgluon.graph.bfloat16 import compute_natively
-from mpgluon.graph.grid import hold_on_grid
-from mpgluon.graph.kept_nan import keep_nan_in
+from mpgluon.graph.nan import keep_nan_in
 from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
+from mpgluon.kernels.scale_histories import ScaleHistories
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
+
+if TYPE_CHECKING:
+    from mpgluon.cast.symbol_block import ImportedGraph
 
 __all__ = ["PolicyForward", "forward_of"]
 
@@ -90,7 +92,7 @@ class PolicyForward:
         setattr(block, self.method, self)
         make_copyable(block)
         scaled = network_cast.policy.scaled_operands
-        self.histories = kernels.ScaleHistories(scaled.amax_history if scaled else 0)
+        self.histories = ScaleHistories(scaled.amax_history if scaled else 0)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
@@ -130,7 +132,7 @@ class PolicyForward:
         """Become a copy, in another process too."""
         if state.pop("is_native"):
             kernels.load()
-        state["histories"] = kernels.ScaleHistories.of(*state["histories"])
+        state["histories"] = ScaleHistories.of(*state["histories"])
         vars(self).update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -237,9 +239,9 @@ class PolicyForward:
             data, graph = type(block)._get_graph(block, *args)
             graph = _without_inputs_as_results(graph)
             formats = iter(self.traced_formats or ())
-            known: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
-            known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
-            graph = graph if rewrite is None else rewrite(graph, known)
+            dtypes: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
+            dtypes |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
+            graph = graph if rewrite is None else rewrite(graph, dtypes)
             falls_back = rewrite is not None and not kernels.available()
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
@@ -258,6 +260,9 @@ class PolicyForward:
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
         """Return what rewrites a traced graph for faster arithmetic, ``None`` for nothing."""
+        from mpgluon.graph.bfloat16 import compute_natively  # for hybridized networks
+        from mpgluon.graph.grid import hold_on_grid
+
         arithmetic = self._arithmetic(device_type)
         parameters = self.block.collect_params().values()
         if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":

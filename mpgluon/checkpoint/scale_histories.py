@@ -7,10 +7,9 @@ from itertools import zip_longest
 from typing import Any
 
 from mpgluon.archive import Arrays
-from mpgluon.cast.block import blocks_of
+from mpgluon.blocks import blocks_of, device_ids
 from mpgluon.cast.forward import PolicyForward, forward_of
-from mpgluon.cast.network_cast import device_ids
-from mpgluon.kernels import ScaleHistory
+from mpgluon.kernels.scale_histories import ScaleHistory
 
 import numpy as np
 import numpy.typing as npt
@@ -47,16 +46,16 @@ def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]
     devices = device_ids(net) if delayed else []
     for block, forward in delayed:
         histories = forward.histories
-        given: list[npt.NDArray[Any]] = []
-        while (key := f"{block}/{len(given)}") in values:
-            given.append(values[key])
-        histories += [ScaleHistory(histories.steps) for _ in given[len(histories) :]]
-        for history, of_devices in zip_longest(histories, given):
+        content: list[npt.NDArray[Any]] = []
+        while (key := f"{block}/{len(content)}") in values:
+            content.append(values[key])
+        histories += [ScaleHistory(histories.steps) for _ in content[len(histories) :]]
+        for history, of_devices in zip_longest(histories, content):
             for place, device in enumerate(devices):
                 fitted = np.zeros(history.shape, np.float32)
                 if of_devices is not None:
-                    found = of_devices[place % len(of_devices)][:, -histories.steps :]
-                    fitted[:, -found.shape[1] :] = found
+                    latest = of_devices[place % len(of_devices)][:, -histories.steps :]
+                    fitted[:, -latest.shape[1] :] = latest
                 history.set_values(device, fitted)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Optional
 
@@ -23,6 +23,7 @@ from mpgluon.formats.loss_scale import DynamicLossScale, LossScale
 from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.kernels.reductions import all_finite
 from mpgluon.trainer import advice, shared_scale
+from mpgluon.trainer.factors import Factors
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
 from mpgluon.trainer.gradients import NOTHING, Gradients
 from mpgluon.trainer.judgement import Look, look
@@ -47,18 +48,6 @@ __all__ = ["TrainerState", "attach", "state_of"]
 _logger = logging.getLogger(__name__)
 
 _STUCK = 5  # skipped steps at the smallest scale, after which the log says so
-
-# Normal FP32 numbers: MXNet's operators receive a factor as text, and read no subnormal.
-_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128
-
-
-@dataclass(frozen=True)
-class _Factors:
-    """The factors of one step's gradients, in addition to the user's own."""
-
-    divisor: float = 1.0
-    coefficient: float = 1.0
-    updates_before: Optional[int] = None  # ``None`` if the step was skipped
 
 
 class TrainerState:
@@ -110,7 +99,7 @@ class TrainerState:
         self.gradient_norm: Optional[float] = None
         self.flags = NO_FLAGS
         self.on_skip: list[Callable[[float], None]] = []
-        self.latest = _Factors()
+        self.latest = Factors()
         self._has_had_gradients = False
         self._stuck = 0  # steps that were skipped although the scale could not shrink
         self._logged: set[str] = set()  # warnings that are not repeated
@@ -137,7 +126,7 @@ class TrainerState:
         self.gradients.discard()
         self.statistics.discard()
         shared_scale.abandon_round(self.loss_scale)
-        self.latest = _Factors()
+        self.latest = Factors()
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
         """Return whether the Trainer, which is about to update, has to skip this step.
@@ -151,7 +140,8 @@ class TrainerState:
         self.gradients.flags.use()
         trained = gluon_trainer.trained(parameters)
         factors = self._factors()
-        fits = self._fits(factors)
+        rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
+        fits = factors.fit(rescale, can_shrink=self.loss_scale.can_shrink)
         others = self._others_to_judge()
         for other in others:
             other.gradients.sum_ahead()
@@ -165,7 +155,7 @@ class TrainerState:
         self._settle(trained, factors, outcome, good=good)
         return not good
 
-    def _factors(self) -> _Factors:
+    def _factors(self) -> Factors:
         """Return this step's factors.
 
         Raises
@@ -185,7 +175,7 @@ class TrainerState:
             return self.latest  # that step was refused for stale gradients, and is repeated
         self.gradients.refuse_unscaled(self.scale)
         self._warn_of_what_is_missing()
-        return _Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
+        return Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
 
     def _warn_of_what_is_missing(self) -> None:
         """Log, once each, that there are no gradients at all, or none of a scaled loss."""
@@ -215,7 +205,7 @@ class TrainerState:
             s for s in now.together if s is not self and s.gradients.now.together is now.together
         ]
 
-    def _look(self, trained: Sequence[gluon.Parameter], factors: _Factors) -> Look:
+    def _look(self, trained: Sequence[gluon.Parameter], factors: Factors) -> Look:
         """Look at gradients and masters, unless ``clip_global_norm`` has."""
         clip = self.gradients.now.clip
         if clip is not None:
@@ -229,28 +219,6 @@ class TrainerState:
         norm = outcome.norm
         return norm is None or not self.loss_scale.skips_overflow or math.isfinite(norm)
 
-    def _fits(self, factors: _Factors) -> bool:
-        """Whether MXNet's operators can read the factor, which they receive as text.
-
-        If not, the step is skipped like one that overflows, and the loss scale shrinks.
-
-        Raises
-        ------
-        TrainerStateError
-            If it cannot shrink.
-        """
-        rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
-        factor = rescale / factors.divisor * (factors.coefficient or 1.0)
-        if factors.divisor == 1 or _SMALLEST_FACTOR <= abs(factor) < _LARGEST_FACTOR:
-            return True
-        if abs(factor) < 1 and self.loss_scale.can_shrink:
-            return False
-        raise TrainerStateError(
-            f"the loss scale {factors.divisor:g} cannot be used: the step would multiply "
-            f"gradients by {factor:g}, which is not a normal FP32 number; choose one between "
-            "2**-100 and 2**100"
-        )
-
     def gradients_are_finite(self) -> bool:
         """Whether these gradients allow the step of a Trainer that steps together with this one."""
         if self.gradients.now.clip is not None:
@@ -260,7 +228,7 @@ class TrainerState:
         return not gradients or all_finite(gradients)
 
     def _settle(
-        self, trained: Sequence[gluon.Parameter], factors: _Factors, outcome: Look, *, good: bool
+        self, trained: Sequence[gluon.Parameter], factors: Factors, outcome: Look, *, good: bool
     ) -> None:
         """Do what follows from a verdict: to masters, loss scale and optimizer, or to a skip."""
         now, could_shrink = self.gradients.now, self.loss_scale.can_shrink

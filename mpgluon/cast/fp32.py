@@ -7,7 +7,6 @@ other format is an FP32 array of that format's numbers. Only this module touches
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Optional
 
 from mpgluon import kernels
@@ -22,7 +21,6 @@ from mxnet import gluon
 __all__ = [
     "format_of",
     "fp32_value",
-    "grid_weights",
     "is_rounded",
     "known",
     "mark_rounded",
@@ -40,12 +38,6 @@ def format_of(parameter: gluon.Parameter) -> FloatFormat:
     """Return the format of a parameter's numbers; wider ones count as FP32."""
     is_float16 = np.dtype(parameter.dtype) == np.float16
     return FLOAT16 if is_float16 else vars(parameter).get(_GRID, FLOAT32)
-
-
-def grid_weights(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
-    """Return the trained parameters that are FP32 arrays of another format's numbers."""
-    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
-    return [p for p in trained if format_of(p) not in (FLOAT16, FLOAT32)]
 
 
 def known(parameter: gluon.Parameter) -> Optional[mx.nd.NDArray]:

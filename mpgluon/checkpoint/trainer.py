@@ -9,7 +9,6 @@ import copy
 from typing import Any, Optional
 
 from mpgluon.archive import Arrays
-from mpgluon.cast.fp32 import grid_weights
 from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import to_numpy
@@ -19,7 +18,12 @@ from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import MasterWeights, has_master, keep_masters, new_state
-from mpgluon.updates.rounded_updates import RoundedUpdates, rounding_of, validated_rounding
+from mpgluon.updates.rounded_updates import (
+    RoundedUpdates,
+    grid_weights,
+    rounding_of,
+    validated_rounding,
+)
 from mpgluon.updates.updater import Updates
 
 import mxnet as mx

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpgluon.cast.fp32 import grid_weights
 from mpgluon.errors import TrainerStateError
 from mpgluon.trainer.gradient_flags import GradientFlags
 from mpgluon.trainer.judgement import look
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import keep_masters, make_masters
+from mpgluon.updates.rounded_updates import grid_weights
 
 from mxnet import gluon
 

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Optional
 
-from mpgluon.cast.fp32 import grid_weights
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
 from mpgluon.errors import LossScaleCollapseError, TrainerStateError
@@ -38,6 +37,7 @@ from mpgluon.updates.rounded_updates import (
     RoundedUpdates,
     UpdateRounding,
     check_rounding,
+    grid_weights,
 )
 
 import mxnet as mx
@@ -359,10 +359,9 @@ def attach(
             f"this Trainer has a loss scale already ({type(existing).__name__}); one Trainer, "
             "one loss scale: call init_trainer once, and contrib.amp's not at all"
         )
-    on_grid = grid_weights(gluon_trainer.parameters_of(trainer))
-    masters = bool(gluon_trainer.optimizer_of(trainer).multi_precision)
     check_float16_weights(trainer)
-    check_rounding(rounding, on_grid, masters=masters)
+    check_rounding(trainer, rounding)
+    on_grid = grid_weights(gluon_trainer.parameters_of(trainer))
     gluon_trainer.refuse_a_late_beginning(trainer)
     if loss_scale.skips_overflow:
         gluon_trainer.refuse_sparse_weights(trainer)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 
-from mpgluon.cast.fp32 import format_of, grid_weights
+from mpgluon.cast.fp32 import format_of
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.kernels.dtypes import round_array, round_stochastically
@@ -25,8 +25,8 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["NEAREST", "RoundedUpdates", "UpdateRounding", "check_rounding", "rounding_of",
-           "validated_rounding"]  # fmt: skip
+__all__ = ["NEAREST", "RoundedUpdates", "UpdateRounding", "check_rounding", "grid_weights",
+           "rounding_of", "validated_rounding"]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 _WAYS = ("nearest", "stochastic", "kahan")
@@ -61,16 +61,22 @@ class UpdateRounding:
 NEAREST = UpdateRounding()
 
 
-def check_rounding(
-    rounding: UpdateRounding, weights: Sequence[gluon.Parameter], *, masters: bool
-) -> None:
-    """Warn of updates of bfloat16 weights that will be lost; changes nothing.
+def grid_weights(parameters: Sequence[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return the trained parameters that are FP32 arrays of another format's numbers."""
+    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    return [p for p in trained if format_of(p) not in (FLOAT16, FLOAT32)]
+
+
+def check_rounding(trainer: gluon.Trainer, rounding: UpdateRounding) -> None:
+    """Warn of updates that will be lost; changes nothing.
 
     Raises
     ------
     ValueError
         If there is nothing to round otherwise than to nearest: no bfloat16 weights, or masters.
     """
+    weights = grid_weights(gluon_trainer.parameters_of(trainer))
+    masters = bool(gluon_trainer.optimizer_of(trainer).multi_precision)
     if rounding.way != NEAREST.way and (masters or not weights):
         why = (
             "the optimizer has multi_precision=True and updates FP32 masters"

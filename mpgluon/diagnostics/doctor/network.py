@@ -10,7 +10,6 @@ from typing import Any, Optional
 
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import blocks_of, device_type_of
-from mpgluon.cast.fp32 import grid_weights
 from mpgluon.cast.network_cast import NetworkCast, cast_of
 from mpgluon.cast.plan import BATCH_NORMS, is_hybrid
 from mpgluon.errors import PrecisionError
@@ -28,7 +27,7 @@ from mpgluon.updates.float16_weights import (
     plainly_cast,
 )
 from mpgluon.updates.masters import MasterWeights
-from mpgluon.updates.rounded_updates import RoundedUpdates
+from mpgluon.updates.rounded_updates import RoundedUpdates, grid_weights
 
 import mxnet as mx
 import numpy as np

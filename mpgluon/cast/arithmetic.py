@@ -202,8 +202,8 @@ class ScaledProducts(Emulated):
 
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._SCALED:
-            name, history = call.name, next(AT_WORK.histories)
-            operator = kernels.scaled_operator(name, self.format, self.scaling, history)
+            history = next(AT_WORK.histories) if self.scaling.amax_history else None
+            operator = kernels.scaled_operator(call.name, self.format, self.scaling, history)
             in_graph = isinstance(arrays_in([*call.args, *call.kwargs.values()])[0], Symbol)
             call = call._replace(function=kernels.function(operator, of_symbols=in_graph))
         return super().compute(call)

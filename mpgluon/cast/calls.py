@@ -38,7 +38,7 @@ def at_work(**about: Any) -> Iterator[None]:
     rules : mapping from the ``one_name`` of an operator to Rule
         Those that precede the table's, in this block but not in its children.
     histories : iterator
-        As ``ScaleHistories.in_turn`` returns, for the products of the block.
+        As ``ScaleHistories.in_turn`` returns, for the products of a block with delayed scaling.
     input_formats : dict from name to Format
         The inputs of the graph that is being traced.
     observer : callable

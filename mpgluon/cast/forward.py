@@ -45,7 +45,6 @@ from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.graph.nan import keep_nan_in
 from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
-from mpgluon.kernels.scale_histories import ScaleHistories
 
 import mxnet as mx
 from mxnet import gluon
@@ -54,6 +53,7 @@ from mxnet.symbol import Symbol
 
 if TYPE_CHECKING:
     from mpgluon.cast.symbol_block import ImportedGraph
+    from mpgluon.kernels.scale_histories import ScaleHistories
 
 __all__ = ["PolicyForward", "forward_of"]
 
@@ -92,7 +92,11 @@ class PolicyForward:
         setattr(block, self.method, self)
         make_copyable(block)
         scaled = network_cast.policy.scaled_operands
-        self.histories = ScaleHistories(scaled.amax_history if scaled else 0)
+        self.histories: Optional[ScaleHistories] = None
+        if scaled is not None and scaled.amax_history:
+            from mpgluon.kernels.scale_histories import ScaleHistories  # for delayed scaling
+
+            self.histories = ScaleHistories(scaled.amax_history)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
@@ -120,10 +124,9 @@ class PolicyForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: no graph, and the values of histories, not their numbers."""
-        state = {
-            **vars(self),
-            "histories": self.histories.values(device_ids(self.network_cast.root)),
-        }
+        state = dict(vars(self))
+        if self.histories is not None:
+            state["histories"] = self.histories.values(device_ids(self.network_cast.root))
         state |= {"traced_formats": None, "traced_blocks": [], "frozen_matrices": []}
         state.pop("original", None)
         return {**state, "is_native": kernels.available()}
@@ -132,7 +135,10 @@ class PolicyForward:
         """Become a copy, in another process too."""
         if state.pop("is_native"):
             kernels.load()
-        state["histories"] = ScaleHistories.of(*state["histories"])
+        if state["histories"] is not None:
+            from mpgluon.kernels.scale_histories import ScaleHistories
+
+            state["histories"] = ScaleHistories.of(*state["histories"])
         vars(self).update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +150,8 @@ class PolicyForward:
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about: dict[str, Any] = {}
+        if self.histories is not None:
+            about["histories"] = self.histories.in_turn()
         if self.kept or self.plan.is_beyond_reach:
             args = convert_arrays(args, widen)
             kwargs = {n: convert_arrays(self._with_dtype(n, v), widen) for n, v in kwargs.items()}
@@ -158,7 +166,7 @@ class PolicyForward:
             args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
         try:
-            with at_work(rules=self.plan.rules, histories=self.histories.in_turn(), **about):
+            with at_work(rules=self.plan.rules, **about):
                 result = self.original(*args, **kwargs)
         except MXNetError as error:
             _explain(error, self.block)

@@ -7,7 +7,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 from mpgluon import kernels
 
@@ -68,7 +68,7 @@ class ScaleHistory:
 
 
 class ScaleHistories(list[ScaleHistory]):
-    """The histories of a block's products, in the order of its forward pass; none for 0 steps."""
+    """The histories of a block's products, in the order of its forward pass."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class ScaleHistories(list[ScaleHistory]):
                 histories[-1].set_values(device_id, one)
         return histories
 
-    def in_turn(self) -> Iterator[Optional[int]]:
-        """Yield their numbers without end, and make what is missing; ``None`` for 0 steps."""
+    def in_turn(self) -> Iterator[int]:
+        """Yield their numbers without end, and make what is missing."""
         for product in count():
-            if self.steps and product == len(self):
+            if product == len(self):
                 self.append(ScaleHistory(self.steps))
-            yield self[product].number if self.steps else None
+            yield self[product].number

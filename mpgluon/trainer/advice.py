@@ -1,4 +1,4 @@
-"""What a Trainer's steps say in the log when something is wrong: the cause, and what to do.
+"""Texts of the warnings of a Trainer's steps: the cause, and what to do.
 
 Only texts: :mod:`mpgluon.trainer.step` decides when each is due.
 """

@@ -1,6 +1,6 @@
 """Texts of the warnings of a Trainer's steps: the cause, and what to do.
 
-Only texts: :mod:`mpgluon.trainer.step` decides when each is due.
+:mod:`mpgluon.trainer.step` decides when each is due.
 """
 
 from __future__ import annotations

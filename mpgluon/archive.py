@@ -80,12 +80,12 @@ def read_archive(
     arrays = _read_arrays(path, "header" if only_header else None, kind)
     try:
         header: dict[str, Any] = json.loads(arrays.pop("header").tobytes())
-        found, version = header["format"], header["version"]
+        kind_of_file, version = header["format"], header["version"]
     except (KeyError, TypeError, ValueError, RecursionError):
         raise CheckpointError(f"{path} is not an {kind.format}: it has no header") from None
-    if (found, version) != (kind.format, kind.version):
+    if (kind_of_file, version) != (kind.format, kind.version):
         raise CheckpointError(
-            f"{path} is a {found!r} of version {version}; this mpgluon reads version "
+            f"{path} is a {kind_of_file!r} of version {version}; this mpgluon reads version "
             f"{kind.version} of a {kind.format!r}"
         )
     return header, arrays

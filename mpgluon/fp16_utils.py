@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from mpgluon.cast.block import blocks_of, cast_block
+from mpgluon.blocks import blocks_of
+from mpgluon.cast.block import cast_block
 from mpgluon.cast.fp32 import format_of, fp32_value, known
 from mpgluon.cast.plan import BATCH_NORMS
 from mpgluon.formats.float_format import FLOAT32

@@ -19,8 +19,8 @@ __all__ = ["describe_machine", "give_memory_back", "installed_versions"]
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages on which results depend."""
     packages = ("mpgluon", "numpy", "pillow", "gluoncv")
-    found = {name: metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), "mxnet": mx.__version__, **found}
+    versions = {name: metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), "mxnet": mx.__version__, **versions}
 
 
 def describe_machine() -> dict[str, Any]:

@@ -21,7 +21,7 @@ OUTSIDE = {"scripts", "notebooks", "teaching", "experiments", "benchmarks", "tes
 
 # The rows of CONTRIBUTING's table: a module imports from the rows before its own, or its own.
 FLOORS = (
-    "errors fields files archive tables migration moved processor machine cuda_libraries devices",
+    "errors blocks files archive tables migration moved processor machine cuda_libraries devices",
     "formats",
     "kernels native",
     "graph",
@@ -172,6 +172,34 @@ def test_a_tool_without_its_extra_says_which_one_it_wants(use, package, extra):
     message = f"{package} is not installed; install it with pip install 'mpgluon[{extra}]'"
     code = f"try:\n    {use}\nexcept ImportError as error:\n    print(error)"
     assert run(code).strip() == message
+
+
+# What only some programs need, and what they do then.
+LATER = {
+    "mpgluon.checkpoint": "save or load",
+    "mpgluon.graph.bfloat16": "hybridize",
+    "mpgluon.graph.grid": "hybridize",
+    "mpgluon.kernels.bfloat16": "compute in bfloat16",
+    "mpgluon.kernels.library": "cast for a CPU, which may compile",
+    "mpgluon.cast.symbol_block": "cast an imported graph",
+}
+
+
+@pytest.mark.multiprocess
+def test_what_only_some_programs_need_is_imported_by_these_and_can_be():
+    modules = [path.relative_to(ROOT).with_suffix("") for path in LIBRARY]
+    names = [".".join(path.parts).removesuffix(".__init__") for path in modules]
+    names = [name for name in names if not name.endswith(("__main__", "kernels.check"))]
+    first, every = run(f"""
+import sys
+import mpgluon
+print(*sys.modules)
+for name in {names}:
+    __import__(name)
+print(*sys.modules)
+""").splitlines()
+    assert LATER.keys() & set(first.split()) == set()
+    assert set(names) <= set(every.split())
 
 
 @pytest.mark.parametrize("former", list(NEW_PLACES))

@@ -52,9 +52,8 @@ from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy
 from mpgluon.formats.scaling import ScaledOperands
-from mpgluon.graph.grid import ACCUMULATION
+from mpgluon.graph.nodes import ACCUMULATION
 from mpgluon.graph.operators import Rule
-from mpgluon.kernels import bfloat16
 from mpgluon.kernels.dtypes import Array, cast
 
 import mxnet as mx
@@ -203,8 +202,8 @@ class ScaledProducts(Emulated):
 
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._SCALED:
-            name, history = call.name, next(AT_WORK.histories)
-            operator = kernels.scaled_operator(name, self.format, self.scaling, history)
+            history = next(AT_WORK.histories) if self.scaling.amax_history else None
+            operator = kernels.scaled_operator(call.name, self.format, self.scaling, history)
             in_graph = isinstance(arrays_in([*call.args, *call.kwargs.values()])[0], Symbol)
             call = call._replace(function=kernels.function(operator, of_symbols=in_graph))
         return super().compute(call)
@@ -320,8 +319,11 @@ def arithmetic_of(compute_dtype: str, device_type: str, *, emulate: bool = False
             f"MXNet 1.9.1 has no {compute_dtype} kernels for a GPU; use float16 there, or "
             f"{compute_dtype} with mx.cpu()"
         )
-    if compute_dtype == "bfloat16" and not emulate and bfloat16.has_native_bfloat16():
-        return NativeBfloat16()
+    if compute_dtype == "bfloat16" and not emulate:
+        from mpgluon.kernels import bfloat16  # which may have to try
+
+        if bfloat16.has_native_bfloat16():
+            return NativeBfloat16()
     return emulated(format_named(compute_dtype))
 
 

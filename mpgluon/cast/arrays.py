@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional, Union
 from mpgluon import kernels
 from mpgluon.cast.status_flags import layer_option
 from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FloatFormat
-from mpgluon.graph.grid import ROUNDING
+from mpgluon.graph.nodes import ROUNDING
 from mpgluon.kernels.dtypes import Array, cast, dtype_name, is_array, number_of_cast
 
 import mxnet as mx
@@ -159,14 +159,14 @@ def convert_arrays(value: Any, convert: Convert) -> Any:
 
 def arrays_in(value: Any) -> list[Array]:
     """Return every array in ``value``, in the order in which they are converted."""
-    found: list[Array] = []
+    arrays: list[Array] = []
 
     def note(array: Array) -> Array:
-        found.append(array)
+        arrays.append(array)
         return array
 
     convert_arrays(value, note)
-    return found
+    return arrays
 
 
 def mark(result: Any, fmt: Optional[Format]) -> Any:

@@ -12,11 +12,13 @@ import ctypes
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from mpgluon import kernels
+from mpgluon.blocks import blocks_of, device_type_of
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.cast.block_formats import learned_format, tell, untell
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.frozen import remove_gradients
 from mpgluon.cast.network_cast import NetworkCast, release
@@ -25,14 +27,11 @@ from mpgluon.cast.plan import (
     BlockPlan,
     KeepFP32,
     as_collections,
-    blocks_of,
     plan_of,
     with_blocks_by_name,
     with_normalization_layers,
 )
 from mpgluon.cast.report import BeyondReach, CastReport
-from mpgluon.cast.symbol_block import ImportedGraph
-from mpgluon.cast.told_formats import learned_format, tell, untell
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy, as_policy
@@ -43,6 +42,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.base import _LIB, check_call
+
+if TYPE_CHECKING:
+    from mpgluon.cast.symbol_block import ImportedGraph
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -189,17 +191,20 @@ def apply_policy(
     device_type = device_type_of(net)
     arithmetic = policy_arithmetic(policy, device_type)
     in_16_bits = [entry.block for entry in plan if not entry.computes_fp32]
-    learned = {block: learned_format(block, policy.compute_dtype) for block in in_16_bits}
-    graphs = {
-        block: ImportedGraph(block) for block in in_16_bits if isinstance(block, gluon.SymbolBlock)
+    learned = {
+        block: attributes
+        for block in in_16_bits
+        if (attributes := learned_format(block, policy.compute_dtype))
     }
+    graphs = _imported_graphs(in_16_bits)
     mx.nd.waitall()  # a running inference may change the layout of a weight
     # Nothing is refused from here on.
     if device_type == "cpu":
         kernels.load()
     network_cast = NetworkCast(policy, net, undo=partial(restore, net))
-    told = network_cast.former_attributes
-    told.update({block: tell(block, found) for block, found in learned.items() if found})
+    network_cast.former_attributes.update(
+        {block: tell(block, attributes) for block, attributes in learned.items()}
+    )
     parameters = list(net.collect_params().values())
     for parameter in parameters:
         network_cast.adopt(parameter)
@@ -237,21 +242,13 @@ def apply_policy(
         parameters_cast=len(narrowed),
         parameters_kept=len(parameters) - len(narrowed),
         arithmetic=arithmetic.kind,
-        told_format=tuple(block.name for block in told),
+        told_format=tuple(block.name for block in learned),
         operators_fp32=tuple(entry for entry in named if isinstance(entry, str)),
         operators_16=compute_16,
         first_and_last=tuple(entry.block.name for entry in plan if entry.is_edge)
         if policy.scaled_operands
         else (),
     )
-
-
-def device_type_of(net: gluon.Block) -> str:
-    """Return the kind of device that a network's parameters are on, or will be."""
-    for parameter in net.collect_params().values():
-        if parameter._data is not None:
-            return str(parameter.list_ctx()[0].device_type)
-    return str(mx.current_context().device_type)
 
 
 def restore(net: gluon.Block) -> None:
@@ -286,6 +283,15 @@ def restore(net: gluon.Block) -> None:
             _clear_traced_graph(block)
 
 
+def _imported_graphs(blocks: Iterable[gluon.Block]) -> dict[gluon.Block, ImportedGraph]:
+    imported = [block for block in blocks if isinstance(block, gluon.SymbolBlock)]
+    if not imported:
+        return {}
+    from mpgluon.cast.symbol_block import ImportedGraph
+
+    return {block: ImportedGraph(block) for block in imported}
+
+
 def _parameters_that_stay_fp32(
     plan: list[BlockPlan], graphs: Iterable[ImportedGraph]
 ) -> set[gluon.Parameter]:
@@ -293,19 +299,19 @@ def _parameters_that_stay_fp32(
 
     In an imported graph MXNet's BatchNorm accepts no others, and the rest are normalizations too.
     """
-    kept = {
+    parameters = {
         parameter
         for entry in plan
         if entry.keeps_parameters or not entry.is_governed
         for parameter in entry.block._reg_params.values()
     }
-    return kept.union(*(graph.normalization_parameters() for graph in graphs))
+    return parameters.union(*(graph.normalization_parameters() for graph in graphs))
 
 
 def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:
     """Log which finite weights have become infinite."""
-    known = [(parameter, fp32.known(parameter)) for parameter in narrowed]
-    values = [(parameter, value) for parameter, value in known if value is not None]
+    pairs = [(parameter, fp32.known(parameter)) for parameter in narrowed]
+    values = [(parameter, value) for parameter, value in pairs if value is not None]
     # A copy of a large array to NumPy would start OpenMP threads for this thread too, with those
     # that compute; with more threads than cores GCC's runtime lets all of them sleep between loops.
     largest = numbers_of([mx.nd.max(value) for _, value in values])

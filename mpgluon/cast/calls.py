@@ -38,7 +38,7 @@ def at_work(**about: Any) -> Iterator[None]:
     rules : mapping from the ``one_name`` of an operator to Rule
         Those that precede the table's, in this block but not in its children.
     histories : iterator
-        As :meth:`kernels.ScaleHistories.in_turn` returns, for the products of the block.
+        As ``ScaleHistories.in_turn`` returns, for the products of a block with delayed scaling.
     input_formats : dict from name to Format
         The inputs of the graph that is being traced.
     observer : callable
@@ -143,5 +143,5 @@ def _inferred(symbol: Symbol) -> Optional[str]:
     with warnings.catch_warnings():  # MXNet's, about what stays unknown
         warnings.simplefilter("ignore")
         _, results, _ = symbol.infer_type_partial(**dtypes)
-    found = {"" if dtype is None else np.dtype(dtype).name for dtype in results or [None]}
-    return None if found & {"", "void16"} or len(found) > 1 else found.pop()
+    names = {"" if dtype is None else np.dtype(dtype).name for dtype in results or [None]}
+    return None if names & {"", "void16"} or len(names) > 1 else names.pop()

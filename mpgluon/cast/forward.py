@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from functools import cached_property, partial
 from threading import RLock
 from types import MethodType
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mpgluon import kernels
+from mpgluon.blocks import blocks_of, device_ids
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
 from mpgluon.cast.arrays import (
@@ -30,8 +31,8 @@ from mpgluon.cast.arrays import (
 from mpgluon.cast.calls import at_work
 from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.frozen import attach_gradients
-from mpgluon.cast.network_cast import NetworkCast, device_ids
-from mpgluon.cast.plan import BlockPlan, blocks_of, is_hybrid
+from mpgluon.cast.network_cast import NetworkCast
+from mpgluon.cast.plan import BlockPlan, is_hybrid
 from mpgluon.cast.stand_in import (
     Fp32Namespace,
     NumPyInterfaceError,
@@ -39,12 +40,9 @@ from mpgluon.cast.stand_in import (
     namespace_of,
 )
 from mpgluon.cast.status_flags import at_layer
-from mpgluon.cast.symbol_block import ImportedGraph
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
-from mpgluon.graph.bfloat16 import compute_natively
-from mpgluon.graph.grid import hold_on_grid
-from mpgluon.graph.kept_nan import keep_nan_in
+from mpgluon.graph.nan import keep_nan_in
 from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
@@ -52,6 +50,10 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
+
+if TYPE_CHECKING:
+    from mpgluon.cast.symbol_block import ImportedGraph
+    from mpgluon.kernels.scale_histories import ScaleHistories
 
 __all__ = ["PolicyForward", "forward_of"]
 
@@ -90,7 +92,11 @@ class PolicyForward:
         setattr(block, self.method, self)
         make_copyable(block)
         scaled = network_cast.policy.scaled_operands
-        self.histories = kernels.ScaleHistories(scaled.amax_history if scaled else 0)
+        self.histories: Optional[ScaleHistories] = None
+        if scaled is not None and scaled.amax_history:
+            from mpgluon.kernels.scale_histories import ScaleHistories  # for delayed scaling
+
+            self.histories = ScaleHistories(scaled.amax_history)
         # Formats of the inputs for which the block's own graph was traced, while it has one.
         self.traced_formats: Optional[list[Optional[Format]]] = None
         self.output_formats: list[Optional[Format]] = []  # of that graph's results
@@ -118,10 +124,9 @@ class PolicyForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: no graph, and the values of histories, not their numbers."""
-        state = {
-            **vars(self),
-            "histories": self.histories.values(device_ids(self.network_cast.root)),
-        }
+        state = dict(vars(self))
+        if self.histories is not None:
+            state["histories"] = self.histories.values(device_ids(self.network_cast.root))
         state |= {"traced_formats": None, "traced_blocks": [], "frozen_matrices": []}
         state.pop("original", None)
         return {**state, "is_native": kernels.available()}
@@ -130,7 +135,10 @@ class PolicyForward:
         """Become a copy, in another process too."""
         if state.pop("is_native"):
             kernels.load()
-        state["histories"] = kernels.ScaleHistories.of(*state["histories"])
+        if state["histories"] is not None:
+            from mpgluon.kernels.scale_histories import ScaleHistories
+
+            state["histories"] = ScaleHistories.of(*state["histories"])
         vars(self).update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,6 +150,8 @@ class PolicyForward:
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about: dict[str, Any] = {}
+        if self.histories is not None:
+            about["histories"] = self.histories.in_turn()
         if self.kept or self.plan.is_beyond_reach:
             args = convert_arrays(args, widen)
             kwargs = {n: convert_arrays(self._with_dtype(n, v), widen) for n, v in kwargs.items()}
@@ -156,7 +166,7 @@ class PolicyForward:
             args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
         try:
-            with at_work(rules=self.plan.rules, histories=self.histories.in_turn(), **about):
+            with at_work(rules=self.plan.rules, **about):
                 result = self.original(*args, **kwargs)
         except MXNetError as error:
             _explain(error, self.block)
@@ -239,9 +249,9 @@ class PolicyForward:
             data, graph = type(block)._get_graph(block, *args)
             graph = _without_inputs_as_results(graph)
             formats = iter(self.traced_formats or ())
-            known: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
-            known |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
-            graph = graph if rewrite is None else rewrite(graph, known)
+            dtypes: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
+            dtypes |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
+            graph = graph if rewrite is None else rewrite(graph, dtypes)
             falls_back = rewrite is not None and not kernels.available()
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
@@ -260,6 +270,9 @@ class PolicyForward:
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
         """Return what rewrites a traced graph for faster arithmetic, ``None`` for nothing."""
+        from mpgluon.graph.bfloat16 import compute_natively  # for hybridized networks
+        from mpgluon.graph.grid import hold_on_grid
+
         arithmetic = self._arithmetic(device_type)
         parameters = self.block.collect_params().values()
         if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":

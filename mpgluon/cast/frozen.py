@@ -30,18 +30,18 @@ def attach_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
     list of Parameter
         The frozen matrices that have values, of blocks with a trained parameter.
     """
-    found = []
+    matrices = []
     for block in blocks:
         parameters = block._reg_params.values()
         if len(parameters) < 2 or all(parameter.grad_req == "null" for parameter in parameters):
             continue
         for parameter in filter(_is_frozen_matrix, parameters):
-            found.append(parameter)
+            matrices.append(parameter)
             for array in parameter._data:
                 if array.grad is None:
                     with autograd.pause():
                         array.attach_grad()
-    return found
+    return matrices
 
 
 def remove_gradients(block: gluon.Block) -> None:

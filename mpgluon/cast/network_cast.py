@@ -12,7 +12,7 @@ from mpgluon.formats.policy import Policy
 
 from mxnet import gluon
 
-__all__ = ["NetworkCast", "call_with_new_trainers", "cast_of", "device_ids", "release"]
+__all__ = ["NetworkCast", "call_with_new_trainers", "cast_of", "release"]
 
 _trainer_callbacks: list[Callable[[gluon.Trainer], None]] = []
 
@@ -53,12 +53,6 @@ class NetworkCast:
         make_copyable(parameter)
 
 
-def device_ids(net: gluon.Block) -> list[int]:
-    """Return the numbers of a network's devices."""
-    known = [p.list_ctx() for p in net.collect_params().values() if p._data is not None]
-    return [context.device_id for context in known[0]] if known else [0]
-
-
 def release(parameter: gluon.Parameter) -> None:
     """Take off what :meth:`NetworkCast.adopt` put on, if anything."""
     for name in ("mpgluon_cast", "_set_trainer"):
@@ -68,8 +62,8 @@ def release(parameter: gluon.Parameter) -> None:
 
 def cast_of(parameter: gluon.Parameter) -> Optional[NetworkCast]:
     """Return the cast of the network that a parameter belongs to."""
-    found: Optional[NetworkCast] = vars(parameter).get("mpgluon_cast")
-    return found
+    network_cast: Optional[NetworkCast] = vars(parameter).get("mpgluon_cast")
+    return network_cast
 
 
 def call_with_new_trainers(callback: Callable[[gluon.Trainer], None]) -> None:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from mpgluon.graph.description import blocks_of
+from mpgluon.blocks import blocks_of
 from mpgluon.graph.operators import Rule, may_be_16_bit, one_name, rule_of
 
 import mxnet as mx
@@ -71,7 +71,7 @@ def rules_of(
             raise ValueError(f"keep_fp32 and compute_16 both name {wish.text!r}; choose one")
     named = names_of(net, blocks)
     general = {wish.operator: wish.rule for wish in wishes if not wish.block}
-    found: dict[gluon.Block, Rules] = dict.fromkeys(blocks, general)
+    rules: dict[gluon.Block, Rules] = dict.fromkeys(blocks, general)
     for wish in wishes:
         if wish.block and wish.block not in named:
             raise ValueError(
@@ -79,8 +79,8 @@ def rules_of(
                 f"operator by operator{_close(wish.block, named)}"
             )
         for block in named[wish.block] if wish.block else ():
-            found[block] = {**found[block], wish.operator: wish.rule}
-    return found
+            rules[block] = {**rules[block], wish.operator: wish.rule}
+    return rules
 
 
 def _read(net: gluon.Block, argument: str, text: Any, rule: Rule) -> _Wish:
@@ -110,18 +110,18 @@ def _read(net: gluon.Block, argument: str, text: Any, rule: Rule) -> _Wish:
 
 def names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, set[gluon.Block]]:
     """Return blocks by their names, which several may share, and by their places."""
-    wanted, found = set(blocks), defaultdict(set)
+    members, by_name = set(blocks), defaultdict(set)
     for block in blocks:
-        found[block.name].add(block)
+        by_name[block.name].add(block)
 
     def walk(block: gluon.Block, place: str) -> None:
-        if place and block in wanted:
-            found[place].add(block)
+        if place and block in members:
+            by_name[place].add(block)
         for name, child in block._children.items():
             walk(child, f"{place}.{name}" if place else name)
 
     walk(net, "")
-    return dict(found)
+    return dict(by_name)
 
 
 def is_operator(operator: str) -> bool:
@@ -130,8 +130,8 @@ def is_operator(operator: str) -> bool:
     namespace: Any = mx.nd
     for part in path:
         namespace = getattr(namespace, part, None)
-    found = getattr(namespace, name, None) if isinstance(namespace, ModuleType) else None
-    return callable(found) and not isinstance(found, type)
+    function = getattr(namespace, name, None) if isinstance(namespace, ModuleType) else None
+    return callable(function) and not isinstance(function, type)
 
 
 def _operator_names() -> list[str]:
@@ -143,5 +143,5 @@ def _operator_names() -> list[str]:
 
 
 def _close(name: str, possible: Iterable[str]) -> str:
-    found = get_close_matches(name, list(possible), n=3)
-    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+    matches = get_close_matches(name, list(possible), n=3)
+    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional, Union
 
+from mpgluon.blocks import blocks_of
 from mpgluon.cast.operator_rules import NO_RULES, Rules, is_operator, names_of, rules_of
 from mpgluon.errors import PrecisionError
-from mpgluon.graph.description import blocks_of
 
 import mxnet as mx
 from mxnet import gluon
@@ -20,7 +20,6 @@ __all__ = [
     "BlockPlan",
     "KeepFP32",
     "as_collections",
-    "blocks_of",
     "is_hybrid",
     "plan_of",
     "with_blocks_by_name",
@@ -91,8 +90,8 @@ def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
     if isinstance(keep_fp32, (str, type, gluon.Block)):
         return keep_fp32  # refused later
     entries = tuple(keep_fp32)
-    chosen = any(isinstance(e, type) and issubclass(e, NORMALIZATION_LAYERS) for e in entries)
-    return entries if chosen or not entries else (*NORMALIZATION_LAYERS, *entries)
+    names_layers = any(isinstance(e, type) and issubclass(e, NORMALIZATION_LAYERS) for e in entries)
+    return entries if names_layers or not entries else (*NORMALIZATION_LAYERS, *entries)
 
 
 def as_collections(
@@ -132,17 +131,17 @@ def plan_of(
         )
     blocks = list(blocks_of(net))
     named = _named_blocks(net, blocks, [one for one in keep_fp32 if not isinstance(one, str)])
-    kept = _with_all_inside(named)
+    stay_fp32 = _with_all_inside(named)
     whole = _with_all_inside(b for b in named if not isinstance(b, NORMALIZATION_LAYERS))
     for block in blocks:
         if block not in whole:
             _refuse_numpy_interface(block)
-    kept.update(block for block in blocks if isinstance(block, BATCH_NORMS))
+    stay_fp32.update(block for block in blocks if isinstance(block, BATCH_NORMS))
     governed = {b for b in blocks if is_hybrid(b) or isinstance(b, gluon.SymbolBlock)}
     beyond_reach = {
         block
         for block in blocks
-        if block not in kept | governed and type(block).forward not in _CALL_CHILDREN_ONLY
+        if block not in stay_fp32 | governed and type(block).forward not in _CALL_CHILDREN_ONLY
     }
     handing_fp32 = {child for block in beyond_reach for child in block._children.values()}
     products = [block for block in blocks if isinstance(block, _PRODUCTS)]
@@ -156,7 +155,7 @@ def plan_of(
     return [
         BlockPlan(
             block=block,
-            keeps_parameters=block in kept,
+            keeps_parameters=block in stay_fp32,
             computes_fp32=block in whole,
             is_governed=block in governed,
             is_beyond_reach=block in beyond_reach,
@@ -172,11 +171,11 @@ def with_blocks_by_name(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> tuple[A
     """Return what to keep with blocks in place of their names and places."""
     if not any(isinstance(entry, str) for entry in keep_fp32) or not isinstance(net, gluon.Block):
         return keep_fp32
-    by_name, found = names_of(net, list(blocks_of(net))), list[Any]()
+    by_name, blocks = names_of(net, list(blocks_of(net))), list[Any]()
     for entry in keep_fp32:
         is_block = isinstance(entry, str) and entry in by_name and not is_operator(entry)
-        found += by_name[entry] if is_block else [entry]
-    return tuple(found)
+        blocks += by_name[entry] if is_block else [entry]
+    return tuple(blocks)
 
 
 def _named_blocks(
@@ -203,10 +202,10 @@ def _with_all_inside(blocks: Iterable[gluon.Block]) -> set[gluon.Block]:
 
 
 def _refuse_numpy_interface(block: gluon.Block) -> None:
-    found = _numpy_interface_of(block)
-    if found is not None:
+    use = _numpy_interface_of(block)
+    if use is not None:
         raise PrecisionError(
-            f"{block.name} ({type(block).__name__}) {found}: a cast governs "
+            f"{block.name} ({type(block).__name__}) {use}: a cast governs "
             "operators of mx.nd and mx.sym, not MXNet's NumPy interface. Nothing was changed. "
             "Write the block with operators of F itself (F.dot, not F.np.dot), or keep it in "
             "FP32 with keep_fp32"

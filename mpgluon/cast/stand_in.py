@@ -18,7 +18,7 @@ from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
 from mpgluon.cast.calls import AT_WORK, OperatorCall
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat
-from mpgluon.graph.kept_nan import keeping_nan
+from mpgluon.graph.nan import keeping_nan
 from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon.kernels.dtypes import is_array
 
@@ -56,18 +56,18 @@ class OperatorNamespace:
         self._prefix = prefix
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.module, name)
+        member = getattr(self.module, name)
         if name in ("np", "npx"):
             raise NumPyInterfaceError(
                 f"a cast network computes with mx.nd and mx.sym operators, received a call of "
                 f"F.{name}, MXNet's NumPy interface; keep that block in FP32 with keep_fp32"
             )
-        if isinstance(found, ModuleType):
-            found = OperatorNamespace(found, self._arithmetic, f"{self._prefix}{name}.")
-        elif callable(found) and not isinstance(found, type):
-            found = self._wrap(self._prefix + name, found)
-        setattr(self, name, found)  # so that the next access does not come here
-        return found
+        if isinstance(member, ModuleType):
+            member = OperatorNamespace(member, self._arithmetic, f"{self._prefix}{name}.")
+        elif callable(member) and not isinstance(member, type):
+            member = self._wrap(self._prefix + name, member)
+        setattr(self, name, member)  # so that the next access does not come here
+        return member
 
     def _wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         arithmetic, function = self._arithmetic, keeping_nan(name, function)

@@ -221,8 +221,8 @@ class Layers:
         prefixes = sorted(((b.prefix, b) for b in blocks), key=lambda one: -len(one[0]))
 
         def slot(name: str) -> Optional[int]:
-            found = next((block for prefix, block in prefixes if name.startswith(prefix)), None)
-            return None if found is None else self.slot_of(found)
+            owner = next((block for prefix, block in prefixes if name.startswith(prefix)), None)
+            return None if owner is None else self.slot_of(owner)
 
         return slot
 
@@ -237,16 +237,16 @@ class Layers:
 
         The devices must be idle.
         """
-        found = self._take(devices)
+        layers = self._take(devices)
         if good:
-            self._usual = frozenset(f.layer for f in found if f.forward.overflow)
-        return StepFlags(found, self._usual)
+            self._usual = frozenset(f.layer for f in layers if f.forward.overflow)
+        return StepFlags(layers, self._usual)
 
     def _take(self, devices: Iterable[mx.Context]) -> tuple[LayerFlags, ...]:
         """Return the layers that raised flags, and clear them."""
         blocks = [block for block in self._order if block in self._slots]
         slots = [self._slots[block] for block in blocks]
-        found = []
+        layers = []
         for device in devices:
             if not slots or device.device_type != "cpu":
                 continue
@@ -255,5 +255,5 @@ class Layers:
             ):
                 if any(forward) or any(backward):
                     flags = (Raised(bool(r & 1), bool(r & 2), n) for r, n in (forward, backward))
-                    found.append(LayerFlags(block.name, type(block).__name__, str(device), *flags))
-        return tuple(found)
+                    layers.append(LayerFlags(block.name, type(block).__name__, str(device), *flags))
+        return tuple(layers)

@@ -118,11 +118,11 @@ class ImportedGraph:
         parameters : Symbol
             By the names under which the block keeps them.
         """
-        given = dict(zip(self.inputs, inputs))
+        variables = dict(zip(self.inputs, inputs))
         names = {key: parameter.name for key, parameter in self.block._reg_params.items()}
-        given |= {names[key]: value for key, value in parameters.items()}
-        found = replay(self.graph, F, given)
-        outputs = [found[entry.key] for entry in self.graph.heads]
+        variables |= {names[key]: value for key, value in parameters.items()}
+        values = replay(self.graph, F, variables)
+        outputs = [values[entry.key] for entry in self.graph.heads]
         return outputs[0] if len(outputs) == 1 else outputs
 
 

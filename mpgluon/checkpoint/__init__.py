@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple, Union
 
 from mpgluon.archive import Arrays, read_archive, write_archive
 from mpgluon.checkpoint.average import AVERAGE_FIELDS, export_average, prepare_average
+from mpgluon.checkpoint.fields import Kind, check_fields
 from mpgluon.checkpoint.parameters import (
     FP32_FIELDS,
     check_parameters,
@@ -45,7 +46,6 @@ from mpgluon.checkpoint.trainer import (
     prepare_optimizer,
 )
 from mpgluon.errors import CheckpointError
-from mpgluon.fields import Kind, check_fields
 from mpgluon.updates.masters import keep_masters
 
 import mxnet as mx

@@ -9,10 +9,10 @@ from typing import Any
 
 from mpgluon.archive import Arrays
 from mpgluon.cast import fp32
+from mpgluon.checkpoint.fields import Kind, Maybe, is_text
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
-from mpgluon.fields import Kind, Maybe, is_text
 from mpgluon.formats.float_format import FLOAT32, format_named, round_to
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import MasterWeights
@@ -162,8 +162,8 @@ def converted(
     formats = {"float16", "float32", *grids.values()}
     for name in parameters.keys() & values.keys():
         fmt = fp32.format_of(parameters[name])
-        found = grids.get(name, values[name].dtype.name)
-        if found == fmt.name or not {found, np.dtype(parameters[name].dtype).name} <= formats:
+        dtype = grids.get(name, values[name].dtype.name)
+        if dtype == fmt.name or not {dtype, np.dtype(parameters[name].dtype).name} <= formats:
             continue
         if widest[name].dtype.kind != "f":
             raise CheckpointError(
@@ -190,13 +190,15 @@ def completed(parameters: Mapping[str, gluon.Parameter], in_file: Arrays) -> Ite
     waiting: dict[gluon.Parameter, tuple[Any, Any]] = {}
     for name, parameter in parameters.items():
         if parameter._deferred_init and name in in_file:
-            shape, found = parameter._shape, in_file[name].shape
-            if len(shape) == len(found) and all(n in (m, 0, -1) for n, m in zip(shape, found)):
+            shape, new_shape = parameter._shape, in_file[name].shape
+            if len(shape) == len(new_shape) and all(
+                n in (m, 0, -1) for n, m in zip(shape, new_shape)
+            ):
                 waiting[parameter] = (parameter._deferred_init, shape)
     try:
         for parameter, ((_, devices, default, _), _) in waiting.items():
-            (found,) = {in_file[n].shape for n, p in parameters.items() if p is parameter}
-            parameter._shape = found
+            (new_shape,) = {in_file[n].shape for n, p in parameters.items() if p is parameter}
+            parameter._shape = new_shape
             parameter._deferred_init = (mx.init.Zero(), devices, default, None)
             parameter._finish_deferred_init()
         yield
@@ -221,10 +223,10 @@ def check_parameters(
     problems = [f"{name} is missing in the file" for name in parameters if name not in values]
     problems += [f"{name} is in the file only" for name in values if name not in parameters]
     for name in [name for name in parameters if name in values]:
-        found = (np.dtype(values[name].dtype).name, tuple(values[name].shape))
-        wanted = (np.dtype(parameters[name].dtype).name, tuple(parameters[name].shape))
-        if found != wanted:
-            problems.append(f"{name} is {found} in the file and {wanted} in the network")
+        of_file = (np.dtype(values[name].dtype).name, tuple(values[name].shape))
+        of_network = (np.dtype(parameters[name].dtype).name, tuple(parameters[name].shape))
+        if of_file != of_network:
+            problems.append(f"{name} is {of_file} in the file and {of_network} in the network")
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise CheckpointError(f"{path} does not fit this network: {'; '.join(problems[:5])}{more}")

@@ -48,8 +48,8 @@ class Run:
     @cached_property
     def parameters(self) -> dict[str, gluon.Parameter]:
         """The network's parameters by their places in it, which do not depend on the instance."""
-        found: dict[str, gluon.Parameter] = self.net._collect_params_with_prefix()
-        return found
+        parameters: dict[str, gluon.Parameter] = self.net._collect_params_with_prefix()
+        return parameters
 
     @cached_property
     def names(self) -> dict[int, str]:

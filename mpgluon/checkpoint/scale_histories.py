@@ -7,10 +7,9 @@ from itertools import zip_longest
 from typing import Any
 
 from mpgluon.archive import Arrays
-from mpgluon.cast.block import blocks_of
-from mpgluon.cast.forward import PolicyForward, forward_of
-from mpgluon.cast.network_cast import device_ids
-from mpgluon.kernels import ScaleHistory
+from mpgluon.blocks import blocks_of, device_ids
+from mpgluon.cast.forward import forward_of
+from mpgluon.kernels.scale_histories import ScaleHistories, ScaleHistory
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,8 @@ def scale_histories(net: gluon.Block) -> Arrays:
     devices = device_ids(net) if delayed else []  # a flight recorder asks in each step
     return {
         f"{block}/{product}": np.stack([history.values(device) for device in devices])
-        for block, forward in delayed
-        for product, history in enumerate(forward.histories)
+        for block, histories in delayed
+        for product, history in enumerate(histories)
     }
 
 
@@ -45,18 +44,17 @@ def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]
     """
     delayed = _delayed(net)
     devices = device_ids(net) if delayed else []
-    for block, forward in delayed:
-        histories = forward.histories
-        given: list[npt.NDArray[Any]] = []
-        while (key := f"{block}/{len(given)}") in values:
-            given.append(values[key])
-        histories += [ScaleHistory(histories.steps) for _ in given[len(histories) :]]
-        for history, of_devices in zip_longest(histories, given):
+    for block, histories in delayed:
+        content: list[npt.NDArray[Any]] = []
+        while (key := f"{block}/{len(content)}") in values:
+            content.append(values[key])
+        histories += [ScaleHistory(histories.steps) for _ in content[len(histories) :]]
+        for history, of_devices in zip_longest(histories, content):
             for place, device in enumerate(devices):
                 fitted = np.zeros(history.shape, np.float32)
                 if of_devices is not None:
-                    found = of_devices[place % len(of_devices)][:, -histories.steps :]
-                    fitted[:, -found.shape[1] :] = found
+                    latest = of_devices[place % len(of_devices)][:, -histories.steps :]
+                    fitted[:, -latest.shape[1] :] = latest
                 history.set_values(device, fitted)
 
 
@@ -78,9 +76,10 @@ def validated_scale_histories(values: Arrays) -> Arrays:
     return values
 
 
-def _delayed(net: gluon.Block) -> list[tuple[int, PolicyForward]]:
+def _delayed(net: gluon.Block) -> list[tuple[int, ScaleHistories]]:
+    """Return the histories of the blocks that have any, with the places of the blocks."""
     return [
-        (number, forward)
+        (number, forward.histories)
         for number, forward in enumerate(map(forward_of, blocks_of(net)))
-        if forward is not None and forward.histories.steps
+        if forward is not None and forward.histories is not None
     ]

@@ -9,10 +9,10 @@ import copy
 from typing import Any, Optional
 
 from mpgluon.archive import Arrays
+from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
-from mpgluon.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
 from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
@@ -240,19 +240,19 @@ def _keyed(
     states: dict[int, Any], extra: dict[int, NDArray], names: dict[int, str], kind: str
 ) -> dict[tuple[str, str], NDArray]:
     """Return all arrays by their kind, and by their parameters' names and places in the states."""
-    found = {}
+    by_key = {}
     for index, state in states.items():
         for name, array in gluon_trainer.arrays_of_state(state, names[index]).items():
-            found["state", name] = array
+            by_key["state", name] = array
         if index in extra:
-            found[kind, names[index]] = extra[index]
-    return found
+            by_key[kind, names[index]] = extra[index]
+    return by_key
 
 
 def _numbers_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, Any]:
     """Return what a schedule has counted so far, as far as it is numbers."""
-    kept = vars(lr_scheduler) if lr_scheduler is not None else {}
-    return {name: value for name, value in kept.items() if isinstance(value, (int, float))}
+    attributes = vars(lr_scheduler) if lr_scheduler is not None else {}
+    return {name: value for name, value in attributes.items() if isinstance(value, (int, float))}
 
 
 def _fill(
@@ -262,20 +262,20 @@ def _fill(
 ) -> None:
     """Write arrays of a file into new ones, with the masters that a Trainer has now."""
     masters = {(_MASTER, name): value for name, value in fp32_values.items()}
-    found = {key: one for key, one in masters.items() if key in expected}
-    found |= {key: one for key, one in arrays.items() if key in expected or key not in masters}
+    content = {key: one for key, one in masters.items() if key in expected}
+    content |= {key: one for key, one in arrays.items() if key in expected or key not in masters}
     problems = sorted(
         name if kind == "state" else f"{name}/{kind}"
-        for kind, name in expected.keys() | found.keys()
+        for kind, name in expected.keys() | content.keys()
         if (kind, name) not in expected
-        or (kind, name) not in found
+        or (kind, name) not in content
         or (expected[kind, name].shape, np.dtype(expected[kind, name].dtype))
-        != (found[kind, name].shape, found[kind, name].dtype)
+        != (content[kind, name].shape, content[kind, name].dtype)
     )
     if problems:
         raise ValueError(f"optimizer states differ at {', '.join(problems[:5])}")
     for key, array in expected.items():
-        array[:] = found[key]
+        array[:] = content[key]
 
 
 def _update_counts(

@@ -97,7 +97,7 @@ class Policy:
         for name, policy in _NAMED.items():
             if policy == self:
                 return name
-        chosen = {
+        fields = {
             "params": self.param_dtype,
             "compute": self.product_dtype,
             "output": self.output_dtype,
@@ -105,16 +105,16 @@ class Policy:
         }
         scaled = self.scaled_operands
         if scaled is not None:
-            chosen |= {
+            fields |= {
                 "gradient": scaled.gradient.name,
                 "scaling": scaled.shared_by,
                 "between": self.compute_dtype,
                 "amax_history": str(scaled.amax_history),
             }
             if scaled.gradient == scaled.value:
-                del chosen["gradient"]
-        chosen["accumulation"] = self.accumulation
-        return ",".join(f"{k}={v}" for k, v in chosen.items() if v != _DEFAULTS[k])
+                del fields["gradient"]
+        fields["accumulation"] = self.accumulation
+        return ",".join(f"{k}={v}" for k, v in fields.items() if v != _DEFAULTS[k])
 
     @property
     def scaled_operands(self) -> Optional[ScaledOperands]:
@@ -159,31 +159,31 @@ class Policy:
         if text in _NAMED:
             return _NAMED[text]
         parts = [part.partition("=") for part in text.split(",")]
-        given = {key.strip(): value.strip() for key, _, value in parts}
-        chosen = {**_DEFAULTS, **given}
-        if len(given) < len(parts) or chosen.keys() != _DEFAULTS.keys():
+        entries = {key.strip(): value.strip() for key, _, value in parts}
+        fields = {**_DEFAULTS, **entries}
+        if len(entries) < len(parts) or fields.keys() != _DEFAULTS.keys():
             raise _not_a_policy(text)
-        if chosen["emulate"] not in _FLAGS:
+        if fields["emulate"] not in _FLAGS:
             raise _not_a_policy(text)
-        compute, between, scaling = chosen["compute"], chosen["between"], chosen["scaling"]
-        steps: Any = chosen["amax_history"]
+        compute, between, scaling = fields["compute"], fields["between"], fields["scaling"]
+        steps: Any = fields["amax_history"]
         steps = int(steps) if steps.isdecimal() else steps
         products: Union[ScaledOperands, TensorCoreSums, None] = None
         if between:
             value = format_named(compute, "compute")
-            gradient = format_named(chosen["gradient"] or compute, "gradient")
+            gradient = format_named(fields["gradient"] or compute, "gradient")
             products = ScaledOperands(value, gradient, scaling, steps)
-        elif chosen["gradient"] or (scaling, steps) != ("none", 0):
+        elif fields["gradient"] or (scaling, steps) != ("none", 0):
             raise ValueError(
                 "gradient, scaling and amax_history say how products round their operands where "
                 "other values have another format; name that too: between=bfloat16"
             )
-        if chosen["accumulation"] != "float32":
+        if fields["accumulation"] != "float32":
             if products is not None:
                 raise ValueError("accumulation sums products of 16 bits; leave it or between out")
-            products = TensorCoreSums(chosen["accumulation"])
-        emulate = _FLAGS[chosen["emulate"]]
-        return cls(chosen["params"], between or compute, chosen["output"], products, emulate)
+            products = TensorCoreSums(fields["accumulation"])
+        emulate = _FLAGS[fields["emulate"]]
+        return cls(fields["params"], between or compute, fields["output"], products, emulate)
 
 
 _FLAGS = {"true": True, "false": False}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Optional, Union
 
+from mpgluon.blocks import blocks_of
 from mpgluon.graph.nodes import Graph
 
 import mxnet as mx
@@ -19,7 +20,7 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
-__all__ = ["InputShape", "blocks_of", "symbol_of", "trace", "unchanged"]
+__all__ = ["InputShape", "symbol_of", "trace", "unchanged"]
 
 InputShape = Union[Sequence[int], Sequence[Sequence[int]]]
 
@@ -114,18 +115,6 @@ def trace(
         fitting = [prefix for prefix in layers if node.name.startswith(prefix)]
         node.layer = layers[max(fitting, key=len)] if fitting else node.name
     return graph
-
-
-def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
-    """Yield ``net`` and every block in it once, parents first."""
-    seen: set[gluon.Block] = set()
-    waiting = [net]
-    while waiting:
-        block = waiting.pop()
-        if block not in seen:
-            seen.add(block)
-            yield block
-            waiting.extend(reversed(list(block._children.values())))
 
 
 def _symbols_in(result: Any) -> Iterator[Symbol]:

@@ -26,7 +26,6 @@ where the loss takes the network's results in the order in which they are return
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Container, Mapping
 from itertools import count
 from typing import Callable, NamedTuple, Optional, Union
@@ -34,52 +33,32 @@ from typing import Callable, NamedTuple, Optional, Union
 from mpgluon import kernels
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
-from mpgluon.graph.nodes import ADDED_IN_PLACE, Entry, Graph, Key, Node
-from mpgluon.graph.operators import PACKED, PLAIN, Kernel, facts_in_graph
-from mpgluon.kernels.dtypes import CAST_NUMBER
+from mpgluon.graph.cast_graph import (
+    WITHOUT_ROUNDING,
+    CastGraph,
+    Consumer,
+    copies,
+    is_product,
+    kernel_of,
+    narrows,
+    widens,
+)
+from mpgluon.graph.nodes import ACCUMULATION, ADDED_IN_PLACE, ROUNDING, Entry, Graph, Key, Node
+from mpgluon.graph.operators import PACKED, PLAIN
 
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["ACCUMULATION", "ROUNDING", "hold_on_grid"]
-
-ACCUMULATION = "__mpgluon_accumulation__"
-"""The attribute of products in a graph that are not to be summed in FP32, which says how."""
-
-ROUNDING = "__mpgluon_rounding__"
-"""The attribute of the casts in a graph that round FP32 values to a format MXNet does not have."""
+__all__ = ["hold_on_grid"]
 
 WIDE = "wide"  # a 16-bit value that is held as an FP32 number
 
-Consumer = tuple[Optional[Node], int]
-"""Consumer of a value: a node (``None``: the graph's results) and the position of the operand."""
-
 _CODE_BITS = 8  # significant bits that codes have room for, in formats other than float16
-# The attribute of a cast of a value on a grid that was not known to be there: an imperative run has
-# no cast in its place, and does not round the gradient.
-_WITHOUT_ROUNDING = "__mpgluon_without_rounding__"
 _FROM_THE_RIGHT = 4  # so many gradients MXNet adds from right to left
 # The attribute that tells nodes apart: MXNet merges equal ones, and would then add gradients before
 # they are rounded.
 _NUMBER = "__mpgluon_grid__"
 _NUMBERS = count()
-
-_POOLING = {
-    "max": Kernel("on_packed_copies_Pooling", PACKED),
-    "avg": Kernel("on_copies_Pooling", PLAIN),
-}
-
-
-def _kernel_of(node: Node) -> Optional[Kernel]:
-    """Return the native operator that may stand in a node's place."""
-    if node.operator == "Pooling" and node.options.get("layout") in (None, "None", "NCHW"):
-        return _POOLING.get(node.options.get("pool_type", "max"))
-    return facts_in_graph(node.mxnet_operator).kernel
-
-
-def _is_product(node: Node) -> bool:
-    """Whether a node's second operand is a weight that a native operator rounds."""
-    return node.mxnet_operator in ("Convolution", "FullyConnected")
 
 
 class _Value(NamedTuple):
@@ -173,7 +152,7 @@ def _marked_as_float16(graph: Graph) -> Graph:
     for node in graph.nodes:
         what = node.attributes.get(ROUNDING)
         if what is None:
-            node.attributes.update({_WITHOUT_ROUNDING: "1"} if node.casts_to("float32") else {})
+            node.attributes.update({WITHOUT_ROUNDING: "1"} if node.casts_to("float32") else {})
             continue
         if node.mxnet_operator != node.operator:  # a format that MXNet has no casts for
             node.operator = node.mxnet_operator
@@ -185,33 +164,6 @@ def _marked_as_float16(graph: Graph) -> Graph:
             continue
         node.attributes["dtype"] = "float16" if what == "both" else "float32"
     return Graph(graph.heads)
-
-
-def _name(node: Node) -> str:
-    """Return the name of an operator, whether its operands are broadcast, or one is a number."""
-    return node.operator.removeprefix("broadcast").removeprefix("_").removesuffix("_scalar")
-
-
-def _narrows(node: Node) -> bool:
-    """Whether a node is a cast from FP32 to float16."""
-    return node.casts_to("float16") and node.inputs[0].value.dtype == "float32"
-
-
-def _widens(node: Optional[Node]) -> bool:
-    """Whether a node is a cast from float16 to FP32, which rounds the gradient."""
-    if node is None or _WITHOUT_ROUNDING in node.attributes:
-        return False
-    return node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
-
-
-def _copies(node: Node) -> bool:
-    """Whether a node is a part of a cast that returns its FP32 operand unchanged.
-
-    A user's own identity has a place in the order in which gradients are added.
-    """
-    if CAST_NUMBER not in node.attributes:
-        return False
-    return node.operator == "_copy" and node.inputs[0].value.dtype == "float32"
 
 
 class _Rewriting:
@@ -238,27 +190,12 @@ class _Rewriting:
         rounded: Container[str],
         slot_of: Callable[[str], Optional[int]],
     ) -> None:
-        self.graph, self.format, self.on_grid, self.rounded = graph, fmt, on_grid, rounded
+        self.format, self.on_grid, self.rounded = fmt, on_grid, rounded
         self.slot_of = slot_of
         self.layer: dict[str, str] = {}  # the option that names the layer at work
         # Whether MXNet has arrays of the format, and rounds the sum of each two gradients in them.
         self.in_arrays = fmt == FLOAT16
-        # In the order in which MXNet collects the gradients that they return.
-        self.consumers: defaultdict[Key, list[Consumer]] = defaultdict(list)
-        for position, entry in enumerate(graph.heads):
-            self.consumers[entry.key].append((None, position))
-        for node in reversed(graph.nodes):
-            for position, entry in enumerate(node.inputs):
-                self.consumers[entry.key].append((node, position))
-        self.without_gradient: set[Node] = set()  # that return zeros, which MXNet does not add
-        for node in reversed(graph.nodes):
-            taken = [
-                one for number in range(len(node.outputs)) for one in self.consumers[node, number]
-            ]
-            if not facts_in_graph(_name(node)).has_gradient or all(
-                map(self._ends_gradients, taken)
-            ):
-                self.without_gradient.add(node)
+        self.graph = CastGraph(graph, in_arrays=self.in_arrays)
         self.new: dict[Key, Entry] = {}  # what replaces a value that was not float16
         self.results: dict[Node, _Value] = {}  # of native operators, rounded already
         self.operands: dict[Consumer, _Value] = {}  # what a consumer of a 16-bit value takes
@@ -279,23 +216,23 @@ class _Rewriting:
         self.layer = {} if slot is None else {kernels.LAYER: str(slot)}
         if node.is_variable:
             self._rewrite_variable(node)
-        elif _narrows(node):
+        elif narrows(node):
             self._rewrite_narrowing(node)
-        elif _widens(node):
-            consumer = self._only_consumer((node, 0))[0]
-            if not self._takes_codes(consumer, node):
+        elif widens(node):
+            consumer = self.graph.only_consumer((node, 0))[0]
+            if not self.graph.takes_codes(consumer, node):
                 self.new[node, 0] = self._rounding_gradients(node)
-        elif _copies(node):
+        elif copies(node):
             if node.inputs[0].key in self.new:
                 self.new[node, 0] = self.new[node.inputs[0].key]
             else:  # of the result of a native operator
                 self.results[node] = self.results[node.inputs[0].node]
-        elif self._is_native(node):
+        elif self.graph.is_native(node):
             self.results[node] = self._native(node)
         elif any(entry.value.dtype == "float16" for entry in node.inputs):
-            if _WITHOUT_ROUNDING in node.attributes:
+            if WITHOUT_ROUNDING in node.attributes:
                 self.new[node, 0] = self._take((node, 0), WIDE)
-            elif self.in_arrays and node.operator.endswith("_scalar") and _kernel_of(node):
+            elif self.in_arrays and node.operator.endswith("_scalar") and kernel_of(node):
                 self._rewrite_scalar(node)
             else:
                 self._rewrite_move(node)
@@ -313,16 +250,16 @@ class _Rewriting:
             self.new[node, 0] = Entry(node)
             return
         held = WIDE if node.name in self.on_grid else PLAIN
-        for consumer in self.consumers[node, 0]:  # MXNet itself adds their gradients
+        for consumer in self.graph.consumers[node, 0]:  # MXNet itself adds their gradients
             self.operands[consumer] = _Value(Entry(node), held)
 
     def _rewrite_narrowing(self, node: Node) -> None:
         operand = node.inputs[0]
         if operand.node in self.results:
             self._supply((node, 0), self.results[operand.node])
-        elif not self._is_rounded_weight(node):
-            wanted = {self._wants(consumer) for consumer in self.consumers[node, 0]}
-            held = PACKED if PACKED in wanted else PLAIN
+        elif not self.graph.is_rounded_weight(node):
+            ways = {self.graph.wants(consumer) for consumer in self.graph.consumers[node, 0]}
+            held = PACKED if PACKED in ways else PLAIN
             value = _Value(self.new[operand.key], WIDE)
             self._supply((node, 0), _Value(self._converted(value, held), held))
 
@@ -330,7 +267,7 @@ class _Rewriting:
         """Rewrite an operator on 16-bit values themselves: as a rule it only moves them."""
         joins = node.operator == "Concat" and node.options.get("dim", 1) == 1
         held = PACKED if joins else PLAIN
-        if self._is_sum(node):
+        if self.graph.is_sum(node):
             held = WIDE
         inputs = [
             self._take((node, position), held)
@@ -349,60 +286,25 @@ class _Rewriting:
         value = self.operands[node, 0]
         scalar = np.float16(np.float32(float(node.attributes["scalar"])))
         attributes = {**node.attributes, "scalar": repr(float(scalar)), **self.layer}
-        kernel = _kernel_of(node)
+        kernel = kernel_of(node)
         assert kernel is not None
         operator = kernels.operator(kernel.name, self.format)
-        made = Node(operator, node.name, attributes, [value.entry], node.rest)
-        self._provide(node, made, value.held)
+        new = Node(operator, node.name, attributes, [value.entry], node.rest)
+        self._provide(node, new, value.held)
 
-    def _provide(self, node: Node, made: Node, held: str = PLAIN) -> None:
+    def _provide(self, node: Node, new: Node, held: str = PLAIN) -> None:
         """Let a node's outputs be those of a new one."""
         for number, output in enumerate(node.outputs):
             if output.dtype == "float16":
-                self._supply((node, number), _Value(Entry(made, number), held))
+                self._supply((node, number), _Value(Entry(new, number), held))
             else:
-                self.new[node, number] = Entry(made, number)
+                self.new[node, number] = Entry(new, number)
 
     # ---- Native operators.
 
-    def _is_native(self, node: Node) -> bool:
-        """Whether there is a native operator for a node and the casts around it."""
-        kernel = _kernel_of(node)
-        if kernel is None or not self._becomes_codes(node):
-            return False
-        options = node.options
-        if node.operator == "Activation" and options["act_type"] != "relu":
-            return False
-        is_unusual = options.get("axis", 1) != 1 or options.get("output_mean_var", False)
-        if node.operator == "BatchNorm" and is_unusual:
-            return False
-        taken = range(kernel.operands or len(node.inputs))
-        return all(self._is_widened_for(node, position) for position in taken)
-
-    def _becomes_codes(self, node: Node) -> bool:
-        """Whether a node's result is rounded, once, and nothing else becomes of it."""
-        consumer = self._only_consumer((node, 0))[0]
-        if consumer is None or len(node.outputs) != 1:
-            return False
-        return _narrows(consumer) or (_copies(consumer) and self._becomes_codes(consumer))
-
-    def _is_widened_for(self, node: Node, position: int) -> bool:
-        """Whether an operand of a node is a 16-bit value that was widened for it alone."""
-        widening = node.inputs[position].node
-        return _widens(widening) and self.consumers[widening, 0] == [(node, position)]
-
-    def _takes_codes(self, node: Optional[Node], widening: Node) -> bool:
-        """Whether the operator in a node's place takes what was widened as it was before."""
-        if node is None or not self._is_native(node):
-            return False
-        kernel = _kernel_of(node)
-        assert kernel is not None
-        position = [entry.node for entry in node.inputs].index(widening)
-        return position < (kernel.operands or len(node.inputs))
-
     def _native(self, node: Node) -> _Value:
         """Return the result of the native operator in a node's place."""
-        kernel, name = _kernel_of(node), node.name
+        kernel, name = kernel_of(node), node.name
         assert kernel is not None
         operator, held = kernel.name, kernel.held
         if held is None:
@@ -419,9 +321,9 @@ class _Rewriting:
             )
         inputs = []
         for position, entry in enumerate(node.inputs):
-            if not self._takes_codes(node, entry.node):
+            if not self.graph.takes_codes(node, entry.node):
                 inputs.append(self.new[entry.key]._replace(version=entry.version))
-            elif position == 1 and _is_product(node):
+            elif position == 1 and is_product(node):
                 inputs.append(self._weight(entry.node))
                 if inputs[1].node.name in self.rounded or inputs[1].node.name in self.on_grid:
                     operator += "_rounded"
@@ -442,43 +344,12 @@ class _Rewriting:
     def _weight(self, widening: Node) -> Entry:
         """Return a product's weight: codes, or FP32 numbers that the operator rounds itself."""
         source = widening.inputs[0].node
-        if _narrows(source) and self._is_rounded_weight(source):
+        if narrows(source) and self.graph.is_rounded_weight(source):
             return self.new[source.inputs[0].key]
         value = self.operands[widening, 0]
         return value.entry if value.held == WIDE else self._converted(value, PLAIN)
 
-    def _is_rounded_weight(self, narrowing: Node) -> bool:
-        """Whether a value is rounded only to be the weight of a native product."""
-        widening, _ = self._only_consumer((narrowing, 0))
-        if not _widens(widening):
-            return False
-        assert widening is not None
-        product, position = self._only_consumer((widening, 0))
-        return (
-            position == 1
-            and product is not None
-            and _is_product(product)
-            and self._is_native(product)
-        )
-
     # ---- 16-bit values and their consumers.
-
-    def _only_consumer(self, key: Key) -> Consumer:
-        """Return the one consumer of a value; ``(None, 0)`` if there are none or several."""
-        consumers = self.consumers[key]
-        return consumers[0] if len(consumers) == 1 else (None, 0)
-
-    def _wants(self, consumer: Consumer) -> Optional[str]:
-        """Return how a consumer takes a 16-bit value, ``None`` if that is all the same."""
-        node, _ = consumer
-        if not _widens(node):
-            return PLAIN
-        assert node is not None
-        behind = self._only_consumer((node, 0))[0]
-        if behind is not None and self._takes_codes(behind, node):
-            kernel = _kernel_of(behind)
-            return kernel.held if kernel else None
-        return PLAIN
 
     def _take(self, consumer: Consumer, held: str) -> Entry:
         """Return what a consumer takes, held as it wants."""
@@ -493,10 +364,10 @@ class _Rewriting:
 
     def _supply(self, key: Key, value: _Value) -> None:
         """Supply every consumer of a 16-bit value, and round gradients as they add."""
-        consumers = self.consumers[key]
-        if not self.in_arrays and value.held != WIDE and self._is_sum(key[0], key[1]):
+        consumers = self.graph.consumers[key]
+        if not self.in_arrays and value.held != WIDE and self.graph.is_sum(key[0], key[1]):
             value = _Value(self._converted(value, WIDE), WIDE)
-        adding = [one for one in consumers if not self._ends_gradients(one)]
+        adding = [one for one in consumers if not self.graph.ends_gradients(one)]
         for consumer in consumers:
             self.operands[consumer] = value
         if value.held == WIDE or len(adding) < 2:
@@ -512,35 +383,6 @@ class _Rewriting:
             value = value._replace(entry=Entry(fork, int(from_the_right)))
             self.operands[consumer] = value._replace(entry=Entry(fork, int(not from_the_right)))
         self.operands[as_added[0]] = value
-
-    def _ends_gradients(self, consumer: Consumer) -> bool:
-        node, position = consumer
-        is_condition = node is not None and node.operator == "where" and position == 0
-        return is_condition or node in self.without_gradient
-
-    def _is_sum(self, node: Node, number: int = 0) -> bool:
-        """Whether a value's gradients, of a format without arrays, are added before a rounding.
-
-        Two of a value that is rounded itself can be added and rounded by one operator.
-        """
-        if self.in_arrays:
-            return False
-        if _narrows(node):
-            consumers = self.consumers[node, number]
-            return len(consumers) > 2 or (len(consumers) == 2 and self._any_unrounded(consumers))
-        taken = [self.consumers[node, one] for one in range(len(node.outputs))]
-        return not facts_in_graph(node.operator).moves or any(
-            len(consumers) > 1 or self._any_unrounded(consumers) for consumers in taken
-        )
-
-    def _any_unrounded(self, consumers: list[Consumer]) -> bool:
-        """Whether one of them returns a gradient, of a format without arrays, in FP32."""
-        return any(
-            node is None
-            or _WITHOUT_ROUNDING in node.attributes
-            or (not _widens(node) and self._is_sum(node))
-            for node, _ in consumers
-        )
 
     # ---- New nodes.
 

@@ -14,13 +14,29 @@ import mxnet as mx
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["ADDED_IN_PLACE", "VARIABLE", "Entry", "Graph", "Key", "Node", "Value"]
+__all__ = [
+    "ACCUMULATION",
+    "ADDED_IN_PLACE",
+    "ROUNDING",
+    "VARIABLE",
+    "Entry",
+    "Graph",
+    "Key",
+    "Node",
+    "Value",
+]
 
 VARIABLE = "null"
 """MXNet's name for the operator of an input or a parameter."""
 
 ADDED_IN_PLACE = 8
 """From so many gradients of one value on, MXNet adds them in place."""
+
+ACCUMULATION = "__mpgluon_accumulation__"
+"""The attribute of products in a graph that are not to be summed in FP32, which says how."""
+
+ROUNDING = "__mpgluon_rounding__"
+"""The attribute of the casts in a graph that round FP32 values to a format MXNet does not have."""
 
 
 @dataclass(frozen=True)
@@ -202,16 +218,18 @@ class Graph:
         # MXNet has no name for bfloat16 here; it follows from the operators that use the variable.
         names = {node.name for node in self.nodes if node.is_variable}
         unnamed = ("", "bfloat16")
-        given = {n: dtype for n, dtype in dtypes.items() if n in names and dtype not in unnamed}
+        named_dtypes = {
+            n: dtype for n, dtype in dtypes.items() if n in names and dtype not in unnamed
+        }
         with warnings.catch_warnings():  # MXNet's, about what stays unknown
             warnings.simplefilter("ignore")
-            _, found, _ = results.infer_type_partial(**given)
+            _, inferred, _ = results.infer_type_partial(**named_dtypes)
             sizes = None if shapes is None else results.infer_shape(**shapes)[1]
         for node in self.nodes:
             node.outputs = []
-        for entry, dtype, shape in zip(_heads(results), found, sizes or [()] * len(found)):
+        for entry, dtype, shape in zip(_heads(results), inferred, sizes or [()] * len(inferred)):
             self.nodes[entry].outputs.append(Value(_name(dtype), shape))
-        return None not in found and (shapes is None or sizes is not None)
+        return None not in inferred and (shapes is None or sizes is not None)
 
     def uses(self) -> Counter[Key]:
         """Return how many operands take each value."""
@@ -242,8 +260,10 @@ def _value(text: str) -> Any:
 def _name(dtype: Any) -> str:
     if dtype is None:
         return ""
-    found = np.dtype(dtype)
-    return found.names[0] if found.names else found.name  # MXNet's bfloat16 has a field's name
+    numpy_dtype = np.dtype(dtype)
+    return (
+        numpy_dtype.names[0] if numpy_dtype.names else numpy_dtype.name
+    )  # MXNet's bfloat16 has a field's name
 
 
 def _version_number() -> int:

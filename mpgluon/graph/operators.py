@@ -245,8 +245,8 @@ def operators_with(fact: str) -> Mapping[str, Any]:
         A field of :class:`Operator`; operators have it if it is not the default.
     """
     default = Operator._field_defaults[fact]
-    found = {name: getattr(one, fact) for name, one in _IN_GRAPH.items()}
-    return MappingProxyType({name: value for name, value in found.items() if value != default})
+    facts = {name: getattr(one, fact) for name, one in _IN_GRAPH.items()}
+    return MappingProxyType({name: value for name, value in facts.items() if value != default})
 
 
 def listed_operators() -> frozenset[str]:

@@ -136,32 +136,32 @@ def _named_in(text: str) -> list[str]:
 
 def _scale_operators(graph: Symbol, text: str, scale: float) -> bool:
     """Multiply the ``grad_scale`` of recorded nodes by S; return whether there is any."""
-    found = _named_in(text)
-    for name in found:
+    names = _named_in(text)
+    for name in names:
         if name not in HAS_GRAD_SCALE:
             raise PrecisionError(
                 f"the loss contains {name}, which makes a gradient of its own that no loss scale "
                 f"reaches; {OWN_GRADIENT[name]}, or train without a loss scale: "
                 'amp.init_trainer(trainer, "none")'
             )
-    if not found:
+    if not names:
         return False
     internals = _internals(graph)
     if internals is None:
         raise PrecisionError(
-            f"the loss contains {', '.join(found)} and a gradient of a gradient, where no loss "
+            f"the loss contains {', '.join(names)} and a gradient of a gradient, where no loss "
             "scale reaches it; use a loss of gluon.loss"
         )
-    wanted = {}
+    products = {}
     for node in Graph.from_json(text).nodes:
         if node.operator in HAS_GRAD_SCALE:
             original = node.attributes.get(_ORIGINAL, node.attributes.get("grad_scale", "1.0"))
-            wanted[node.name] = product = repr(float(original) * scale)
+            products[node.name] = product = repr(float(original) * scale)
             recorded = internals[f"{node.name}_output"]
             recorded._set_attr(**{_ORIGINAL: original, "grad_scale": product})
     for node in Graph.read(graph).nodes:
-        if node.name in wanted:
-            assert node.attributes["grad_scale"] == wanted[node.name]
+        if node.name in products:
+            assert node.attributes["grad_scale"] == products[node.name]
     return True
 
 
@@ -199,10 +199,10 @@ def _hybridized_blocks() -> Iterator[tuple[gluon.HybridBlock, Symbol]]:
     classes: list[type] = [gluon.HybridBlock]
     for one in classes:  # which grows
         classes += one.__subclasses__()
-    for found in gc.get_referrers(*set(classes)):
-        if isinstance(found, gluon.HybridBlock) and found._cached_op is not None:
-            for graph in found._cached_graph[1:]:  # none if another thread discards it now
-                yield found, graph
+    for referrer in gc.get_referrers(*set(classes)):
+        if isinstance(referrer, gluon.HybridBlock) and referrer._cached_op is not None:
+            for graph in referrer._cached_graph[1:]:  # none if another thread discards it now
+                yield referrer, graph
 
 
 def _may_be(

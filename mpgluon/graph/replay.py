@@ -17,7 +17,7 @@ __all__ = ["replay"]
 def replay(
     graph: Graph,
     F: Any,  # noqa: N803 - Gluon's name
-    given: Mapping[str, Any],
+    variables: Mapping[str, Any],
     *,
     blocks: Optional[Mapping[Node, gluon.Block]] = None,
     prefix: str = "",
@@ -29,7 +29,7 @@ def replay(
     graph : Graph
     F : module
         ``mx.nd``, ``mx.sym`` or a stand-in for one.
-    given : mapping from name to array
+    variables : mapping from name to array
         The variables; a parameter of one of the ``blocks`` may be missing.
     blocks : mapping from Node to Block, optional
         Blocks that replace operators, called with the first operand only.
@@ -41,19 +41,19 @@ def replay(
     PrecisionError
         If an operator belongs to MXNet's NumPy interface.
     """
-    found: dict[Key, Any] = {}
+    values: dict[Key, Any] = {}
     for node in graph.nodes:
         if node.is_variable:
-            found[node, 0] = given.get(node.name)
+            values[node, 0] = variables.get(node.name)
             continue
-        operands = [found[entry.key] for entry in node.inputs]
+        operands = [values[entry.key] for entry in node.inputs]
         if blocks and node in blocks:
             result = blocks[node](operands[0])
         else:
             function = _operator_named(F, node.operator)
             result = function(*operands, name=node.name.removeprefix(prefix), **node.options)
-        found.update({(node, number): one for number, one in enumerate(_outputs(result))})
-    return found
+        values.update({(node, number): one for number, one in enumerate(_outputs(result))})
+    return values
 
 
 def _operator_named(F: Any, name: str) -> Any:  # noqa: N803 - Gluon's name

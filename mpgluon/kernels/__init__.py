@@ -12,36 +12,28 @@ only report. ``python -m mpgluon.kernels`` tries again what failed before and pr
 from __future__ import annotations
 
 import ctypes
-import inspect
 import logging
-import struct
-import weakref
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, wraps
-from itertools import count
+from importlib import import_module
 from threading import RLock
-from typing import Any, Callable, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.formats.scaling import SHARED_BY, ScaledOperands
 from mpgluon.formats.tensor_core import ACCUMULATIONS
-from mpgluon.kernels.library import Status, build, status
+from mpgluon.kernels.calls import function, invoke, invoke_as, node_name, operands_and_options
 
 import mxnet as mx
 import numpy as np
-import numpy.typing as npt
-from mxnet.base import _LIB, OpHandle, _Null, check_call
-from mxnet.ndarray._internal import _imperative_invoke
-from mxnet.ndarray.register import _make_ndarray_function
-from mxnet.symbol.register import _make_symbol_function
+
+if TYPE_CHECKING:
+    from mpgluon.kernels.library import Status, build, status
 
 __all__ = [
     "FLAG_DEVICES",
     "FLAG_SLOTS",
     "LAYER",
-    "ScaleHistories",
-    "ScaleHistory",
     "Status",
     "accumulating_operator",
     "available",
@@ -65,19 +57,33 @@ LAYER = "__mpgluon_layer__"
 
 FLAG_SLOTS, FLAG_DEVICES = 2**15, 16  # as flags.h has them
 
+registering = RLock()
+"""Held while the library or MXNet's tables of operators grow."""
+
+_OF_THE_LIBRARY = ("Status", "build", "status")  # imported when one of them is first used
+
 _logger = logging.getLogger(__name__)
 _loaded: list[ctypes.CDLL] = []
-_registering = RLock()  # the library and MXNet's tables of operators grow by one thread at a time
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_THE_LIBRARY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("mpgluon.kernels.library"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_THE_LIBRARY})
 
 
 def _once(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is run once for each list of arguments, by one thread at a time."""
-    known = cache(function)
+    remembered = cache(function)
 
     @wraps(function)
     def locked(*args: Any) -> Any:
-        with _registering:
-            return known(*args)
+        with registering:
+            return remembered(*args)
 
     return locked
 
@@ -97,14 +103,16 @@ def load() -> bool:
     ``MPGLUON_NATIVE`` in the environment may switch the operators off (``0``) or name the level of
     processors that they are compiled for (``x86-64-v3``).
     """
-    found = build()
-    _logger.log(logging.WARNING if found.is_news else logging.INFO, "%s", found.sentence)
-    if found.path is None:
+    from mpgluon.kernels.library import build  # with the compiler: for a network on a CPU
+
+    outcome = build()
+    _logger.log(logging.WARNING if outcome.is_news else logging.INFO, "%s", outcome.sentence)
+    if outcome.path is None:
         return False
     try:
-        load_library(str(found.path))
+        load_library(str(outcome.path))
     except OSError as error:  # it was removed in the meantime
-        _logger.warning("No native operators: %s cannot be loaded: %s", found.path, error)
+        _logger.warning("No native operators: %s cannot be loaded: %s", outcome.path, error)
         return False
     return True
 
@@ -121,6 +129,11 @@ def load_library(path: str) -> None:
     library.mpgluon_register()
     _loaded.append(library)
     operator("narrow", FLOAT16)
+
+
+def loaded_library() -> ctypes.CDLL:
+    """Return the library; :func:`load` has found it."""
+    return _loaded[-1]
 
 
 @cache
@@ -145,82 +158,6 @@ def operator(name: str, fmt: FloatFormat) -> str:
     return f"_mpgluon_{name}{suffix}"
 
 
-class ScaleHistory:
-    """The largest absolute values of one product's operands in earlier steps.
-
-    Its operators note them there and make scales of them. A step ends where a forward pass
-    follows a backward pass.
-
-    Parameters
-    ----------
-    steps : int
-        How many are kept.
-
-    Attributes
-    ----------
-    number : int
-        By which the library knows it.
-    shape : tuple of int
-        (3, steps): of data, weight and gradient, oldest first, 0 where nothing is known.
-    """
-
-    _unused: ClassVar[dict[int, list[int]]] = defaultdict(list)  # by steps
-
-    def __init__(self, steps: int) -> None:
-        self.shape = (3, steps)
-        mx.nd.waitall()
-        unused = self._unused[steps]
-        with _registering:
-            if not unused:
-                unused.append(_loaded[-1].mpgluon_make_history(steps))
-            self.number = unused.pop()
-        _loaded[-1].mpgluon_clear_history(self.number)
-        weakref.finalize(self, unused.append, self.number)
-
-    def values(self, device_id: int) -> npt.NDArray[np.float32]:
-        """Return the values of a device; those of a step without a backward pass are not in it."""
-        made = np.empty(self.shape, np.float32)
-        mx.nd.waitall()
-        _loaded[-1].mpgluon_read_history(self.number, device_id, ctypes.c_void_p(made.ctypes.data))
-        return made
-
-    def set_values(self, device_id: int, values: npt.NDArray[np.float32]) -> None:
-        """Set what :meth:`values` returns, and discard the values of a step in progress."""
-        given = np.array(values, np.float32, order="C").reshape(self.shape)
-        mx.nd.waitall()
-        address = ctypes.c_void_p(given.ctypes.data)
-        _loaded[-1].mpgluon_write_history(self.number, device_id, address)
-
-
-class ScaleHistories(list[ScaleHistory]):
-    """The histories of a block's products, in the order of its forward pass; none for 0 steps."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-
-    def values(self, device_ids: Sequence[int]) -> tuple[int, list[dict[int, npt.NDArray[Any]]]]:
-        """Return the number of steps, and the values of each history by device."""
-        return self.steps, [{one: h.values(one) for one in device_ids} for h in self]
-
-    @classmethod
-    def of(cls, steps: int, values: Sequence[Mapping[int, npt.NDArray[Any]]]) -> ScaleHistories:
-        """Return histories with values; none without the native operators, which alone use them."""
-        made = cls(steps)
-        for of_devices in values if available() else ():
-            made.append(ScaleHistory(steps))
-            for device_id, one in of_devices.items():
-                made[-1].set_values(device_id, one)
-        return made
-
-    def in_turn(self) -> Iterator[Optional[int]]:
-        """Yield their numbers without end, and make what is missing; ``None`` for 0 steps."""
-        for product in count():
-            if self.steps and product == len(self):
-                self.append(ScaleHistory(self.steps))
-            yield self[product].number if self.steps else None
-
-
 def take_flags(slots: Sequence[int], device_id: int) -> list[list[tuple[int, int]]]:
     """Return the flags that layers have raised on a device, and clear them; does not wait.
 
@@ -236,13 +173,13 @@ def take_flags(slots: Sequence[int], device_id: int) -> list[list[tuple[int, int
     lost = np.empty((len(slots), 2), np.int64)
     numbers = (ctypes.c_int * len(slots))(*slots)
     pointers = (ctypes.c_void_p(array.ctypes.data) for array in (raised, lost))
-    _loaded[-1].mpgluon_take_flags(numbers, len(slots), device_id, *pointers)
+    loaded_library().mpgluon_take_flags(numbers, len(slots), device_id, *pointers)
     return [list(zip(*one)) for one in zip(raised.tolist(), lost.tolist())]
 
 
 def count_underflow(slot: int, counts: bool) -> None:
     """Let a layer count its results that become zero, or not."""
-    _loaded[-1].mpgluon_count_lost(slot, int(counts))
+    loaded_library().mpgluon_count_lost(slot, int(counts))
 
 
 @cache
@@ -260,7 +197,7 @@ def scaled_operator(
         its name begins with ``_mpgluon_scaled_codes``.
     scaling : ScaledOperands
     history : int, optional
-        The number of the :class:`ScaleHistory` from which its scales follow; without one they
+        The number of the ``ScaleHistory`` from which its scales follow; without one they
         follow from the values that they scale.
     """
     formats = (between, scaling.value, scaling.gradient)
@@ -269,14 +206,6 @@ def scaled_operator(
     sharing = list(SHARED_BY).index(scaling.shared_by)
     _register_scaled(suffix, sharing, number, *map(_numbers, formats))
     return f"_mpgluon_scaled{suffix}_{name}"
-
-
-@cache
-def function(name: str, *, of_symbols: bool) -> Callable[..., Any]:
-    """Return a function of arrays, or of symbols, for one of the operators, as ``mx.nd`` has."""
-    make = _make_symbol_function if of_symbols else _make_ndarray_function
-    made: Callable[..., Any] = make(OpHandle(_handle(name)), name, name)
-    return made
 
 
 def _suffix(fmt: FloatFormat) -> str:
@@ -299,14 +228,14 @@ def _numbers(fmt: FloatFormat) -> tuple[float, ...]:
 @_once
 def _register(suffix: str, numbers: tuple[float, ...]) -> None:
     mx.nd.waitall()  # MXNet's tables of operators grow, and operators that run read them
-    _loaded[-1].mpgluon_register_format(suffix.encode(), (ctypes.c_float * 4)(*numbers))
+    loaded_library().mpgluon_register_format(suffix.encode(), (ctypes.c_float * 4)(*numbers))
 
 
 @_once
 def _register_scaled(suffix: str, sharing: int, history: int, *formats: tuple[float, ...]) -> None:
     mx.nd.waitall()
     numbers = [(ctypes.c_float * 4)(*one) for one in formats]
-    _loaded[-1].mpgluon_register_scaled(suffix.encode(), *numbers, sharing, history)
+    loaded_library().mpgluon_register_scaled(suffix.encode(), *numbers, sharing, history)
 
 
 @cache
@@ -331,91 +260,4 @@ def accumulating_operator(name: str, fmt: FloatFormat, accumulation: str) -> str
 @_once
 def _register_accumulation(fmt: tuple[float, ...], *numbers: int) -> None:
     mx.nd.waitall()
-    _loaded[-1].mpgluon_register_accumulation((ctypes.c_float * 4)(*fmt), *numbers)
-
-
-def node_name(name: str, *settings: float) -> str:
-    """Return the name of a node whose operator has settings; settings.h says why they are there.
-
-    Parameters
-    ----------
-    name : str
-    settings : float or bool
-        For a convolution or dense layer: whether the gradient of the data is rounded. For a batch
-        normalization: eps, momentum, fix_gamma, use_global_stats.
-    """
-    return name + "".join(f"|{struct.pack('>d', setting).hex()}" for setting in settings)
-
-
-def invoke(
-    name: str, *operands: mx.nd.NDArray, out: Optional[mx.nd.NDArray] = None, **options: float
-) -> mx.nd.NDArray:
-    """Call one of the operators on arrays on a CPU; does not wait.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"_mpgluon_narrow_11_5"``.
-    operands : NDArray
-        As many as it takes, of the dtypes that it takes.
-    out : NDArray, optional
-        Where to write the result.
-    **options : float
-        Options of the MXNet operator that this one replaces.
-    """
-    values = tuple(map(str, options.values()))
-    return _imperative_invoke(_handle(name), operands, tuple(options), values, out, False, False)
-
-
-def invoke_as(
-    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> mx.nd.NDArray:
-    """Call one of the operators on what one of MXNet's functions was to be called with.
-
-    Parameters
-    ----------
-    name : str
-        Name of the operator that replaces ``function``.
-    function : callable
-        Such as ``mx.nd.Convolution``.
-    args, kwargs
-        Its arguments.
-    """
-    operands, options = operands_and_options(function, args, kwargs)
-    return invoke(name, *operands, **options)
-
-
-def operands_and_options(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[mx.nd.NDArray], dict[str, Any]]:
-    """Return the arrays of a call of one of MXNet's functions, in its order, and its options.
-
-    Parameters
-    ----------
-    function : callable
-        Such as ``mx.nd.Convolution``.
-    args, kwargs
-        Its arguments; ``out`` would be taken for one of the arrays.
-    """
-    given = _signature(function).bind(*args, **kwargs).arguments
-    values = [v for value in given.values() for v in (value if type(value) is tuple else [value])]
-    operands = [value for value in values if isinstance(value, mx.nd.NDArray)]
-    options = {
-        key: value
-        for key, value in {**given, **given.pop("kwargs", {})}.items()
-        if not isinstance(value, (mx.nd.NDArray, type(None), type(_Null))) and key != "name"
-    }
-    return operands, options
-
-
-@cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
-
-
-@cache
-def _handle(name: str) -> int:
-    handle = OpHandle()
-    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
-    number: int = handle.value
-    return number
+    loaded_library().mpgluon_register_accumulation((ctypes.c_float * 4)(*fmt), *numbers)

@@ -8,8 +8,8 @@ import sys
 from mpgluon.kernels.library import build
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
-found = build(again=True)
-if found.words:
-    sys.stderr.write(f"{found.words}\n")
-sys.stdout.write(f"{found.sentence}\n")
-sys.exit(0 if found.path or found.state == "switched off" else 1)
+outcome = build(again=True)
+if outcome.words:
+    sys.stderr.write(f"{outcome.words}\n")
+sys.stdout.write(f"{outcome.sentence}\n")
+sys.exit(0 if outcome.path or outcome.state == "switched off" else 1)

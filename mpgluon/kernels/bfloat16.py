@@ -14,8 +14,8 @@ import subprocess
 import sys
 from functools import cache
 
-from mpgluon import files
-from mpgluon.kernels.library import cache_folder, fingerprint
+from mpgluon.kernels.library import fingerprint
+from mpgluon.kernels.records import read_record, write_record
 
 __all__ = ["bfloat16_products", "has_native_bfloat16"]
 
@@ -62,21 +62,11 @@ def bfloat16_products() -> str:
         By the processor's own instructions; emulated by oneDNN, three times more slowly than FP32;
         or an error.
     """
-    remembered = cache_folder() / f"bfloat16-{_fingerprint()}.json"
-    try:
-        answer = str(json.loads(remembered.read_text())["bfloat16"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not tried yet, or the record is damaged
-    else:
-        if answer in ("native", "slow", "none"):
-            return answer
-    answer = _try()
-    try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        with files.atomic_write(remembered) as file:
-            file.write(json.dumps({"bfloat16": answer}).encode())
-    except OSError as error:
-        _logger.info("cannot remember what this processor computes: %s", error)
+    name = f"bfloat16-{_fingerprint()}"
+    answer = read_record(name, "bfloat16")
+    if answer not in ("native", "slow", "none"):  # not tried yet, or the record is damaged
+        answer = _try()
+        write_record(name, bfloat16=answer)
     return answer
 
 

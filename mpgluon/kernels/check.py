@@ -110,14 +110,14 @@ def _own_graph() -> mx.sym.Symbol:
     data, weight = mx.sym.identity(mx.sym.var("data")), mx.sym.var("weight")
     graph = mx.sym.identity(_layers(data, weight, lambda symbol: symbol))
     json = graph.tojson(remove_amp_cast=False)
-    for theirs, own in (
+    for of_mxnet, own in (
         ("_copy", "pack"),
         ("Convolution", "convolution"),
         ("BatchNorm", "batch_norm"),
         ("Activation", "relu"),
         ("_copy", "unpack"),
     ):
-        json = json.replace(f'"op": "{theirs}"', f'"op": "{kernels.operator(own, FLOAT16)}"', 1)
+        json = json.replace(f'"op": "{of_mxnet}"', f'"op": "{kernels.operator(own, FLOAT16)}"', 1)
     return mx.sym.load_json(json)
 
 

@@ -61,8 +61,8 @@ class CompilationError(MpgluonError):
 
 def compiler() -> list[str]:
     """Return the command of the C++ compiler, from ``CXX`` or the PATH; empty if there is none."""
-    chosen = shlex.split(os.environ.get("CXX", ""))
-    return chosen or [path for path in map(shutil.which, ("g++", "c++", "clang++")) if path][:1]
+    by_user = shlex.split(os.environ.get("CXX", ""))
+    return by_user or [path for path in map(shutil.which, ("g++", "c++", "clang++")) if path][:1]
 
 
 def mxnet_library() -> Path:

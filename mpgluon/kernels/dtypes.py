@@ -66,8 +66,8 @@ def dtype_name(array: Array) -> Optional[str]:
 
 @cache  # NumPy takes microseconds for a name, and a step asks for hundreds
 def _name(dtype: npt.DTypeLike) -> str:
-    found = np.dtype(dtype)
-    return found.names[0] if found.names else found.name
+    numpy_dtype = np.dtype(dtype)
+    return numpy_dtype.names[0] if numpy_dtype.names else numpy_dtype.name
 
 
 def cast(array: Array, dtype: str) -> Array:
@@ -89,16 +89,16 @@ def cast(array: Array, dtype: str) -> Array:
     NDArray or Symbol
         ``array`` itself where it is known to have that dtype.
     """
-    known = dtype_name(array)
-    if known == dtype or (known is not None and known not in _AMP_DTYPES):
+    now = dtype_name(array)
+    if now == dtype or (now is not None and now not in _AMP_DTYPES):
         return array
-    if dtype == "bfloat16" and known != "float32":
-        array, known = cast(array, "float32"), "float32"  # MXNet's own way from float16 is wrong
+    if dtype == "bfloat16" and now != "float32":
+        array, now = cast(array, "float32"), "float32"  # MXNet's own way from float16 is wrong
     # oneDNN runs casts from or to bfloat16 and casts to the same dtype, and its backward overwrites
     # a gradient that it should add to: with grad_req="add", or of a value with several casts. The
     # identity adds. Behind a symbol of unknown dtype it also keeps from oneDNN the dtypes that
     # oneDNN does not support.
-    through_identity = known != "float16" and (dtype != "float16" or known is None)
+    through_identity = now != "float16" and (dtype != "float16" or now is None)
     if not isinstance(array, Symbol):
         array = mx.nd.identity(array) if through_identity else array
         return mx.nd.amp_cast(array, dtype=_AMP_DTYPES[dtype])

@@ -9,7 +9,6 @@ later is not loaded, and what failed is neither tried nor reported again.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional
 
-from mpgluon import files
 from mpgluon.kernels import processor
 from mpgluon.kernels.compiling import (
     CompilationError,
@@ -30,10 +28,11 @@ from mpgluon.kernels.compiling import (
     mxnet_library,
     run,
 )
+from mpgluon.kernels.records import cache_folder, read_record, write_record
 
 import mxnet as mx
 
-__all__ = ["Status", "build", "cache_folder", "check_library", "fingerprint", "status"]
+__all__ = ["Status", "build", "check_library", "fingerprint", "status"]
 
 _logger = logging.getLogger(__name__)
 _PREBUILT = Path(__file__).parent / "prebuilt"
@@ -94,35 +93,26 @@ def build(*, again: bool = False) -> Status:
 
 
 def _look(*, build: bool, again: bool) -> Status:
-    wanted = os.environ.get("MPGLUON_NATIVE", "")
-    if wanted == "0":
+    level = os.environ.get("MPGLUON_NATIVE", "")
+    if level == "0":
         return Status("switched off", None, None, "Native operators: off, by MPGLUON_NATIVE=0.")
-    refusal = _refusal(wanted)
+    refusal = _refusal(level)
     if refusal:
         return Status("failed", None, None, f"No native operators: {refusal}; {_WITHOUT}.", True)
-    return _Search(wanted or None, build, again).result()
+    return _Search(level or None, build, again).result()
 
 
-def cache_folder() -> Path:
-    """Return where compiled libraries are kept."""
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return Path(chosen or Path.home() / ".cache") / "mpgluon"
-    except RuntimeError:  # a user without a home folder: a place that cannot be written
-        return Path(os.devnull) / "mpgluon"
-
-
-def _refusal(wanted: str) -> str:
+def _refusal(level: str) -> str:
     """Return why a level is refused, or nothing."""
-    if wanted and wanted not in processor.LEVELS:
+    if level and level not in processor.LEVELS:
         allowed = ", ".join(processor.LEVELS)
         return (
-            f"MPGLUON_NATIVE is {wanted!r}; allowed are 0 (off), {allowed}, or nothing for the "
+            f"MPGLUON_NATIVE is {level!r}; allowed are 0 (off), {allowed}, or nothing for the "
             "best that there is"
         )
-    if wanted and wanted not in processor.levels():
+    if level and level not in processor.levels():
         return (
-            f"MPGLUON_NATIVE asks for {wanted}, which this processor cannot run; its level is "
+            f"MPGLUON_NATIVE asks for {level}, which this processor cannot run; its level is "
             f"{processor.level()}"
         )
     return ""
@@ -187,14 +177,14 @@ class _Search:
         except OSError as error:
             self.failures.append(f"{what} failed (it cannot be read: {error.strerror})")
             return False
-        known = self._recalled(key)
-        if known is None and self.build:
+        answer = self._recalled(key)
+        if answer is None and self.build:
             return self._try(key, what, lambda: check_library(path))
-        return known
+        return answer
 
     def _recalled(self, key: str) -> Optional[bool]:
         """Return whether something succeeded before; None if that is unknown or to be repeated."""
-        failure = _recall(key)
+        failure = read_record(key, "failure")
         if failure is None or (failure and self.again):
             return None
         if failure:
@@ -222,13 +212,13 @@ class _Search:
             path.parent,
         )
         with folder:
-            made = Path(folder.name) / path.name
-            if not self._try(path.stem, "compiling", lambda: compile_library(made, self.level)):
+            new = Path(folder.name) / path.name
+            if not self._try(path.stem, "compiling", lambda: compile_library(new, self.level)):
                 return False
-            if not self._try(path.stem, "checking what was compiled", lambda: check_library(made)):
+            if not self._try(path.stem, "checking what was compiled", lambda: check_library(new)):
                 return False
-            _remember(_check_key(made), "")
-            made.replace(path)
+            write_record(_check_key(new), failure="")
+            new.replace(path)
         _logger.info("compiled %s in %.0f s", path, time.perf_counter() - began)
         return True
 
@@ -242,7 +232,7 @@ class _Search:
             self.failures.append(failure)
             self.words.append(error.words)
             self.is_news = True
-        _remember(key, failure)
+        write_record(key, failure=failure)
         return not failure
 
 
@@ -271,26 +261,3 @@ def fingerprint(*parts: object) -> str:
         sorted(processor.features()) or platform.processor(),
     )
     return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
-
-
-# ---- Records: under a name, the sentence of a failure, empty for a success.
-
-
-def _recall(key: str) -> Optional[str]:
-    """Return a record; None if there is none that can be read."""
-    try:
-        failure = json.loads((cache_folder() / f"{key}.json").read_text())["failure"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return failure if isinstance(failure, str) else None
-
-
-def _remember(key: str, failure: str) -> None:
-    """Write a record at once; where that is impossible, the next process tries again."""
-    path = cache_folder() / f"{key}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.atomic_write(path) as file:
-            file.write(json.dumps({"failure": failure}).encode())
-    except OSError as error:
-        _logger.info("%s cannot be written: %s", path, error)

@@ -102,10 +102,10 @@ def sums_of_squares(arrays: Sequence[NDArray], *, in_any_order: bool = False) ->
             dtypes = {dtype_name(array) for array in chunk}
             on_cpu = chunk[0].context.device_type == "cpu" and kernels.available()
             if in_any_order and on_cpu and dtypes <= {"float16", "float32"}:
-                made = kernels.invoke(_SUMS, *chunk, num_arrays=len(chunk))
+                of_chunk = kernels.invoke(_SUMS, *chunk, num_arrays=len(chunk))
             else:
-                made = mx.nd.multi_sum_sq(*widened(chunk), num_arrays=len(chunk))
-            sums.append(made.as_in_context(mx.cpu()))
+                of_chunk = mx.nd.multi_sum_sq(*widened(chunk), num_arrays=len(chunk))
+            sums.append(of_chunk.as_in_context(mx.cpu()))
         return mx.nd.concat(*sums, dim=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Union
 
-from mpgluon.graph.description import blocks_of
+from mpgluon.blocks import blocks_of
 from mpgluon.tools import extra
 
 import mxnet as mx

@@ -36,10 +36,10 @@ def clip(state: TrainerState, max_norm: float, batch_size: float) -> float:
     state.gradients.sum_ahead()
     rescale = gluon_trainer.scale_of(state.trainer) / batch_size
     gradients = state.gradients.fresh(parameters)
-    found = look(state.trainer, parameters, gradients, rescale / state.gradients.now.divisor)
-    for one in found.stale_masters:
+    outcome = look(state.trainer, parameters, gradients, rescale / state.gradients.now.divisor)
+    for one in outcome.stale_masters:
         one.follow()
-    norm = found.norm
+    norm = outcome.norm
     assert norm is not None
     coefficient = max_norm / norm if norm > max_norm else 1.0
     state.gradients.change(clip=Clip(norm, coefficient, rescale))

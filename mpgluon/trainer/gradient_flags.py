@@ -120,9 +120,9 @@ class GradientFlags:
         """
         if self._looks_in_vain >= _IDLE and not with_flag(gluon_trainer.some_weights(self.trainer)):
             return {}
-        found = self.fresh_weights()
-        self._looks_in_vain = 0 if found else self._looks_in_vain + 1
-        return found
+        fresh = self.fresh_weights()
+        self._looks_in_vain = 0 if fresh else self._looks_in_vain + 1
+        return fresh
 
     def lower_flags(self) -> Weights:
         """Lower the flags of fresh gradients, so that a watch sees which ones are written next."""

@@ -143,8 +143,8 @@ class _GradientSums:
             for gradient in gluon_trainer.accumulated_gradients(self._trainer):
                 if gradient.stype != "default" or dtype_name(gradient) != "float16":
                     continue
-                _, known = self._sums.get(id(gradient), (None, None))
-                value = fp32_value(gradient, known)
+                _, total = self._sums.get(id(gradient), (None, None))
+                value = fp32_value(gradient, total)
                 value = mx.nd.where(gradient.astype("float32") == 0, mx.nd.zeros_like(value), value)
                 sums[id(gradient)] = (gradient, value)
                 gradient[:] = 0

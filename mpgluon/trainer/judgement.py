@@ -6,13 +6,11 @@ It changes nothing; :mod:`mpgluon.trainer.step` acts on it.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.network_cast import cast_of
-from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm, numbers_of, sums_of_squares
 from mpgluon.updates.masters import ComparedMaster, compare_masters
 
@@ -20,7 +18,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["Look", "explain_bad_gradients", "look"]
+__all__ = ["Look", "look"]
 
 
 class Look(NamedTuple):
@@ -83,61 +81,3 @@ def _norm(gradients: Sequence[NDArray], sum_of_squares: float) -> float:
     if math.isnan(sum_of_squares) or (math.isinf(sum_of_squares) and not all_finite(gradients)):
         return sum_of_squares
     return global_norm(gradients)
-
-
-class _BadArray(NamedTuple):
-    """The first array that is not finite."""
-
-    parameter: gluon.Parameter
-    array: NDArray
-    kind: str  # "NaN" or "infinite"
-
-    def __str__(self) -> str:
-        dtype, device = dtype_name(self.array), self.array.context
-        return f"{self.parameter.name} ({dtype}, {self.kind}, on {device})"
-
-
-def explain_bad_gradients(parameters: Sequence[gluon.Parameter]) -> str:
-    """Say which gradient is not finite first, and why, as far as that can be known."""
-    ordered = sorted(parameters, key=_place_in_forward_order)
-    trained = [parameter for parameter in ordered if parameter.grad_req != "null"]
-    gradient = _first_bad_array(trained, gluon.Parameter.list_grad)
-    weight = _first_bad_array(trained, gluon.Parameter.list_data)
-    where = gradient or "another Trainer, whose step came first and has emptied it"
-    if weight is not None:
-        cause = (
-            f"Weights are not finite themselves, first {weight}, so no loss scale helps: load an "
-            "earlier checkpoint, and look for what made them so, such as float16 weights without "
-            "FP32 masters (multi_precision=True) or a learning rate that is too large"
-        )
-    else:
-        cause = (
-            "A forward pass that overflows does this whatever the scale, and so does a division by "
-            "zero or a learning rate that is too large: mpgluon.diagnostics.OverflowLocator names "
-            "the place"
-        )
-        if gradient is not None and gradient.kind == "infinite":
-            cause += (
-                ". If FP32 has these gradients and float16 does not, as of a loss summed over many "
-                "pixels, the scale has to be below 1: DynamicLossScale(min_scale=2.0**-10)"
-            )
-    return f"The first by forward order is that of {where}. {cause}"
-
-
-def _first_bad_array(
-    parameters: Iterable[gluon.Parameter], arrays_of: Callable[[gluon.Parameter], list[NDArray]]
-) -> Optional[_BadArray]:
-    for parameter in parameters:
-        for array in arrays_of(parameter):
-            if not all_finite([array]):
-                kind = "NaN" if math.isnan(global_norm([array])) else "infinite"
-                return _BadArray(parameter, array, kind)
-    return None
-
-
-def _place_in_forward_order(parameter: gluon.Parameter) -> tuple[int, list[Any]]:
-    """Return a key for sorting: as a cast network met it, else by name, dense2 before dense10."""
-    owner = cast_of(parameter)
-    met = list(owner.forward_order) if owner is not None else []
-    natural = [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", parameter.name)]
-    return (met.index(parameter) if parameter in met else len(met)), natural

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from mpgluon.errors import TrainerStateError
-from mpgluon.kernels.reductions import numbers_of
 from mpgluon.trainer.gradient_flags import GradientFlags
+from mpgluon.trainer.judgement import look
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.masters import compare_masters, keep_masters, make_masters
+from mpgluon.updates.masters import keep_masters, make_masters
 from mpgluon.updates.rounded_updates import grid_weights
 
 from mxnet import gluon
@@ -29,7 +29,7 @@ class MasterKeeper:
         self.trainer = trainer
         self._flags = GradientFlags(trainer)
 
-    def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
+    def has_overflow(self, parameters: Sequence[gluon.Parameter]) -> bool:
         """Skip no step; let masters follow weights that were set. Waits for the devices once.
 
         Raises
@@ -41,7 +41,7 @@ class MasterKeeper:
         self._flags.use()
         self._flags.refuse_gradients_of_others(suspicious=False)
         self._flags.discard_others()
-        if gluon_trainer.updates_in_kvstore(self.trainer) and grid_weights(list(parameters)):
+        if gluon_trainer.updates_in_kvstore(self.trainer) and grid_weights(parameters):
             raise TrainerStateError(
                 "this Trainer updates weights inside its kvstore, which does not support "
                 "bfloat16; create it with update_on_kvstore=False, or call "
@@ -49,10 +49,8 @@ class MasterKeeper:
             )
         if not gluon_trainer.updates_in_kvstore(self.trainer):
             keep_masters(self.trainer)
-            compared = compare_masters(self.trainer, parameters)
-            for one, number in zip(compared, numbers_of([one.difference for one in compared])):
-                if number != 0:
-                    one.follow()
+            for one in look(self.trainer, parameters, gradients=[], factor=1.0).stale_masters:
+                one.follow()
             make_masters(self.trainer)
         return False
 

@@ -150,11 +150,11 @@ def _refuse_different_scales(states: Sequence[TrainerState]) -> None:
                 f"the Trainers of one loss have loss scales of {first.scale:g} and "
                 f"{other.scale:g}; {advice}"
             )
-        mine, theirs = first.state_dict(), other.state_dict()
-        if mine != theirs:
-            different = sorted(k for k in mine | theirs if mine.get(k) != theirs.get(k))
+        own, others = first.state_dict(), other.state_dict()
+        if own != others:
+            different = sorted(k for k in own | others if own.get(k) != others.get(k))
             raise TrainerStateError(
                 "the Trainers of one loss have different loss scales: "
-                + "; ".join(f"{k} is {mine.get(k)!r} and {theirs.get(k)!r}" for k in different)
+                + "; ".join(f"{k} is {own.get(k)!r} and {others.get(k)!r}" for k in different)
                 + f"; {advice}"
             )

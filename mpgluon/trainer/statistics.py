@@ -118,8 +118,8 @@ class KeptStatistics:
             ruined = {}
             for context, row in self._statistics.copy().items():
                 was = mx.nd.contrib.isfinite(before[context]) if context in before else 1
-                lost = mx.nd.max(was * (1 - mx.nd.contrib.isfinite(row)))
-                ruined[context] = mx.nd.sqrt(-lost)
+                ruined_now = mx.nd.max(was * (1 - mx.nd.contrib.isfinite(row)))
+                ruined[context] = mx.nd.sqrt(-ruined_now)
             return ruined
 
     def repair(self) -> None:
@@ -134,9 +134,9 @@ class KeptStatistics:
             for copies in self._copies:
                 if context not in copies or copies[context].size != now.size:
                     continue  # from before the parameters moved to other devices
-                kept = copies[context].asnumpy()
-                if (np.isfinite(kept) & ~np.isfinite(now)).any():
-                    now = kept
+                copy = copies[context].asnumpy()
+                if (np.isfinite(copy) & ~np.isfinite(now)).any():
+                    now = copy
             if now is not before:
                 for parameter, values in self._statistics.split(now).items():
                     parameter.list_data()[device][:] = values

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Optional
 
@@ -21,10 +21,11 @@ from mpgluon.errors import LossScaleCollapseError, TrainerStateError
 from mpgluon.formats.loss_scale import DynamicLossScale, LossScale
 from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.kernels.reductions import all_finite
-from mpgluon.trainer import shared_scale
+from mpgluon.trainer import advice, shared_scale
+from mpgluon.trainer.factors import Factors
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
 from mpgluon.trainer.gradients import NOTHING, Gradients
-from mpgluon.trainer.judgement import Look, explain_bad_gradients, look
+from mpgluon.trainer.judgement import Look, look
 from mpgluon.trainer.master_keeper import MasterKeeper
 from mpgluon.trainer.statistics import KeptStatistics
 from mpgluon.trainer.tokens import Tokens
@@ -47,24 +48,6 @@ __all__ = ["TrainerState", "attach", "state_of"]
 _logger = logging.getLogger(__name__)
 
 _STUCK = 5  # skipped steps at the smallest scale, after which the log says so
-
-# Normal FP32 numbers: MXNet's operators receive a factor as text, and read no subnormal.
-_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-126, 2.0**128
-
-
-@dataclass(frozen=True)
-class _Factors:
-    """The factors of one step's gradients, in addition to the user's own."""
-
-    divisor: float = 1.0
-    coefficient: float = 1.0
-    updates_before: Optional[int] = None  # ``None`` if the step was skipped
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    good: bool
-    found: Look
 
 
 class TrainerState:
@@ -116,10 +99,10 @@ class TrainerState:
         self.gradient_norm: Optional[float] = None
         self.flags = NO_FLAGS
         self.on_skip: list[Callable[[float], None]] = []
-        self.latest = _Factors()
+        self.latest = Factors()
         self._has_had_gradients = False
         self._stuck = 0  # steps that were skipped although the scale could not shrink
-        self._told: set[str] = set()  # warnings that are logged once
+        self._logged: set[str] = set()  # warnings that are not repeated
 
     @property
     def scale(self) -> float:
@@ -143,7 +126,7 @@ class TrainerState:
         self.gradients.discard()
         self.statistics.discard()
         shared_scale.abandon_round(self.loss_scale)
-        self.latest = _Factors()
+        self.latest = Factors()
 
     def has_overflow(self, parameters: Iterable[gluon.Parameter]) -> bool:
         """Return whether the Trainer, which is about to update, has to skip this step.
@@ -157,15 +140,22 @@ class TrainerState:
         self.gradients.flags.use()
         trained = gluon_trainer.trained(parameters)
         factors = self._factors()
-        fits = self._fits(factors)
+        rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
+        fits = factors.fit(rescale, can_shrink=self.loss_scale.can_shrink)
         others = self._others_to_judge()
         for other in others:
             other.gradients.sum_ahead()
-        verdict = self._judge(trained, factors, others, fits=fits)
-        self._settle(trained, factors, verdict)
-        return not verdict.good
+        outcome = self._look(trained, factors)
+        good = (
+            fits
+            and self._is_finite(outcome)
+            and self.gradients.now.verdict is not False
+            and all(other.gradients_are_finite() for other in others)
+        )
+        self._settle(trained, factors, outcome, good=good)
+        return not good
 
-    def _factors(self) -> _Factors:
+    def _factors(self) -> Factors:
         """Return this step's factors.
 
         Raises
@@ -185,32 +175,22 @@ class TrainerState:
             return self.latest  # that step was refused for stale gradients, and is repeated
         self.gradients.refuse_unscaled(self.scale)
         self._warn_of_what_is_missing()
-        return _Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
+        return Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
 
     def _warn_of_what_is_missing(self) -> None:
         """Log, once each, that there are no gradients at all, or none of a scaled loss."""
-        now = self.gradients.now
+        gradients = self.gradients
+        self._has_had_gradients = self._has_had_gradients or bool(
+            gradients.written or gradients.flags.fresh_weights()
+        )
         if not self._has_had_gradients:
-            self._has_had_gradients = bool(
-                self.gradients.written or self.gradients.flags.fresh_weights()
-            )
-        if not self._has_had_gradients:
-            message = (
-                "no gradient of this Trainer's weights was computed inside autograd.record before "
-                "its first step; did backward run, on a loss that was computed inside `with "
-                "autograd.record():`? What Gluon calls a gradient that has not been updated is this"
-            )
-        elif now.scale is None and self.scale != 1:
-            message = (
-                "no loss was scaled for this Trainer before its step, so its gradients are not "
-                "divided; scale each loss with amp.scale_loss and the Trainer that "
-                "steps (an Estimator of gluon.contrib does if it is given "
-                "batch_processor=mpgluon.estimator.BatchProcessor())"
-            )
+            message = advice.NO_GRADIENT
+        elif gradients.now.scale is None and self.scale != 1:
+            message = advice.LOSS_NOT_SCALED
         else:
             return
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._logged:
+            self._logged.add(message)
             _logger.warning(message)
 
     def _others_to_judge(self) -> list[TrainerState]:
@@ -225,47 +205,19 @@ class TrainerState:
             s for s in now.together if s is not self and s.gradients.now.together is now.together
         ]
 
-    def _judge(
-        self,
-        trained: Sequence[gluon.Parameter],
-        factors: _Factors,
-        others: Iterable[TrainerState],
-        *,
-        fits: bool,
-    ) -> _Verdict:
-        """Return whether the step is good: the gradients of all that step together are finite."""
-        now, looks = self.gradients.now, self.loss_scale.skips_overflow
-        if now.clip is not None:
-            found = Look(now.clip.norm)
-        else:
-            gradients = self.gradients.fresh(trained) if looks else []
-            rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
-            found = look(self.trainer, trained, gradients, rescale / factors.divisor)
-        finite = found.norm is None or not looks or math.isfinite(found.norm)
-        good = fits and finite and now.verdict is not False
-        return _Verdict(good and all(other.gradients_are_finite() for other in others), found)
-
-    def _fits(self, factors: _Factors) -> bool:
-        """Whether MXNet's operators can read the factor, which they receive as text.
-
-        If not, the step is skipped like one that overflows, and the loss scale shrinks.
-
-        Raises
-        ------
-        TrainerStateError
-            If it cannot shrink.
-        """
+    def _look(self, trained: Sequence[gluon.Parameter], factors: Factors) -> Look:
+        """Look at gradients and masters, unless ``clip_global_norm`` has."""
+        clip = self.gradients.now.clip
+        if clip is not None:
+            return Look(clip.norm)
+        gradients = self.gradients.fresh(trained) if self.loss_scale.skips_overflow else []
         rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
-        factor = rescale / factors.divisor * (factors.coefficient or 1.0)
-        if factors.divisor == 1 or _SMALLEST_FACTOR <= abs(factor) < _LARGEST_FACTOR:
-            return True
-        if abs(factor) < 1 and self.loss_scale.can_shrink:
-            return False
-        raise TrainerStateError(
-            f"the loss scale {factors.divisor:g} cannot be used: the step would multiply "
-            f"gradients by {factor:g}, which is not a normal FP32 number; choose one between "
-            "2**-100 and 2**100"
-        )
+        return look(self.trainer, trained, gradients, rescale / factors.divisor)
+
+    def _is_finite(self, outcome: Look) -> bool:
+        """Whether no gradient is infinite or NaN, or that does not matter."""
+        norm = outcome.norm
+        return norm is None or not self.loss_scale.skips_overflow or math.isfinite(norm)
 
     def gradients_are_finite(self) -> bool:
         """Whether these gradients allow the step of a Trainer that steps together with this one."""
@@ -276,24 +228,24 @@ class TrainerState:
         return not gradients or all_finite(gradients)
 
     def _settle(
-        self, trained: Sequence[gluon.Parameter], factors: _Factors, verdict: _Verdict
+        self, trained: Sequence[gluon.Parameter], factors: Factors, outcome: Look, *, good: bool
     ) -> None:
         """Do what follows from a verdict: to masters, loss scale and optimizer, or to a skip."""
         now, could_shrink = self.gradients.now, self.loss_scale.can_shrink
         flags_up(self.gradients.written)
-        for one in verdict.found.stale_masters:
+        for one in outcome.stale_masters:
             one.follow()
         make_masters(self.trainer)
-        self._take_flags(verdict.good)
-        self._report(verdict.good)
+        self._take_flags(good)
+        self._report(good)
         gluon_trainer.optimizer_of(self.trainer).rescale_grad *= (
             factors.coefficient / factors.divisor
         )
         self.gradients.now = NOTHING
         self.gradients.flags.discard_others()
-        self.gradient_norm = verdict.found.norm
-        self.step_was_skipped = not verdict.good
-        if verdict.good:
+        self.gradient_norm = outcome.norm
+        self.step_was_skipped = not good
+        if good:
             self.latest, self.skips_at_the_floor = factors, 0
             return
         self.latest = replace(factors, updates_before=None)
@@ -304,8 +256,7 @@ class TrainerState:
         try:
             for callback in self.on_skip:
                 callback(factors.divisor)
-            self._warn_of_collapse(now.together or (self,))
-            self._warn_of_stuck_scale()
+            self._warn_of_skips(now.together or (self,))
         finally:
             _discard_gradients(trained)
 
@@ -343,34 +294,18 @@ class TrainerState:
         elif not now.together and now.scale is not None:
             shared_scale.report(self.loss_scale, [self], finite=good)
 
-    def _warn_of_collapse(self, together: Iterable[TrainerState]) -> None:
-        """Say once that nothing is being trained any more, and in the end raise."""
-        limit = self.max_consecutive_skips
-        ends = limit is not None and self.skips_at_the_floor >= limit
-        if self.skips_at_the_floor != 2 and not ends:
-            return
-        parameters = [p for state in together for p in gluon_trainer.parameters_of(state.trainer)]
-        message = (
-            f"{self.skips_at_the_floor} steps in a row had gradients that are not finite although "
-            f"the loss scale, {self.loss_scale.scale:g}, can shrink no further: nothing is being "
-            f"trained. {explain_bad_gradients(parameters)}"
-        )
-        if ends:
-            raise LossScaleCollapseError(message)
-        _logger.warning(message)
-
-    def _warn_of_stuck_scale(self) -> None:
-        """Say once that the smallest loss scale is too large for some steps, though not for all."""
-        if self._stuck != _STUCK or not isinstance(self.loss_scale, DynamicLossScale):
-            return
-        _logger.warning(
-            "%d steps were skipped at a loss scale of %g, which can shrink no further: their "
-            "batches train nothing. A loss that is a sum, over pixels, boxes or tokens, needs a "
-            "smaller scale: take its mean, or amp.init_trainer(trainer, "
-            "mpgluon.DynamicLossScale(min_scale=2.0**-10))",
-            self._stuck,
-            self.loss_scale.scale,
-        )
+    def _warn_of_skips(self, together: Iterable[TrainerState]) -> None:
+        """Say once that nothing is being trained any more, or too little, and in the end raise."""
+        skips, limit, scale = self.skips_at_the_floor, self.max_consecutive_skips, self.loss_scale
+        ends = limit is not None and skips >= limit
+        if ends or skips == 2:
+            parameters = [p for one in together for p in gluon_trainer.parameters_of(one.trainer)]
+            message = advice.collapse_of_the_scale(skips, scale.scale, parameters)
+            if ends:
+                raise LossScaleCollapseError(message)
+            _logger.warning(message)
+        if self._stuck == _STUCK and isinstance(scale, DynamicLossScale):
+            _logger.warning(advice.scale_too_large(self._stuck, scale.scale))
 
 
 def _repair_statistics() -> None:
@@ -424,12 +359,13 @@ def attach(
             f"this Trainer has a loss scale already ({type(existing).__name__}); one Trainer, "
             "one loss scale: call init_trainer once, and contrib.amp's not at all"
         )
-    gluon_trainer.refuse_a_late_beginning(trainer)
     check_float16_weights(trainer)
     check_rounding(trainer, rounding)
+    on_grid = grid_weights(gluon_trainer.parameters_of(trainer))
+    gluon_trainer.refuse_a_late_beginning(trainer)
     if loss_scale.skips_overflow:
         gluon_trainer.refuse_sparse_weights(trainer)
-    if loss_scale.skips_overflow or grid_weights(gluon_trainer.parameters_of(trainer)):
+    if loss_scale.skips_overflow or on_grid:
         gluon_trainer.keep_updates_out_of_the_kvstore(trainer)
     keep_masters(trainer)
     for updater in gluon_trainer.updaters_of(trainer):

@@ -183,7 +183,7 @@ class WeightAverage:
         self.refuse_while_swapped_in("average.swapped_in")
         mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
         parameters = gluon_trainer.parameters_of(self._trainer)
-        kept = [_keep(parameters[index]) for index in self.arrays]
+        former = [_former(parameters[index]) for index in self.arrays]
         self._is_swapped_in = True
         try:
             with autograd.pause():
@@ -195,7 +195,7 @@ class WeightAverage:
                 mx.nd.waitall()  # raises errors of operators that have failed
             finally:
                 with autograd.pause():
-                    for one in kept:
+                    for one in former:
                         one.put_back()
                 self._is_swapped_in = False
 
@@ -224,7 +224,7 @@ class WeightAverage:
         return cast(first, "float32")
 
 
-class _Kept(NamedTuple):
+class _Former(NamedTuple):
     """A parameter as it was before the average took its place."""
 
     parameter: gluon.Parameter
@@ -233,22 +233,19 @@ class _Kept(NamedTuple):
     fp32_value: Optional[NDArray]  # what was remembered: of a 16-bit parameter, its master
 
     def put_back(self) -> None:
-        known, kept = self.fp32_value, self.weights[0]
         if fp32.format_of(self.parameter) != self.fmt:  # the network was restored or cast since
-            _put(
-                self.parameter,
-                fp32.fp32_value(kept, None if known is None else known.copy(), self.fmt),
-            )
+            wide = None if self.fp32_value is None else self.fp32_value.copy()
+            _put(self.parameter, fp32.fp32_value(self.weights[0], wide, self.fmt))
             return
         for weight, before in zip(self.parameter.list_data(), self.weights):
             before.copyto(weight)
-        if known is not None:
-            fp32.remember(self.parameter, known)
+        if self.fp32_value is not None:
+            fp32.remember(self.parameter, self.fp32_value)
 
 
-def _keep(parameter: gluon.Parameter) -> _Kept:
+def _former(parameter: gluon.Parameter) -> _Former:
     weights = [weight.copy() for weight in parameter.list_data()]
-    return _Kept(parameter, weights, fp32.format_of(parameter), fp32.known(parameter))
+    return _Former(parameter, weights, fp32.format_of(parameter), fp32.known(parameter))
 
 
 def _put(parameter: gluon.Parameter, value: NDArray) -> None:

@@ -5,7 +5,7 @@ Each function reads one fact about a Trainer or makes one small change to it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 from mpgluon.errors import TrainerStateError
@@ -37,13 +37,13 @@ def is_statistic(parameter: gluon.Parameter) -> bool:
 
 def trained(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
     """Return the parameters that have a gradient; raise TrainerStateError if there is none."""
-    found = [parameter for parameter in parameters if parameter.grad_req != "null"]
-    if not found:
+    with_gradient = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    if not with_gradient:
         raise TrainerStateError(
             "this Trainer has no parameter with a gradient: all are frozen (grad_req='null'), so "
             "a step changes nothing"
         )
-    return found
+    return with_gradient
 
 
 def devices_of(trainer: gluon.Trainer) -> list[mx.Context]:
@@ -67,11 +67,9 @@ def updaters_of(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
     return list(trainer._updaters)
 
 
-def replace_updaters(
-    trainer: gluon.Trainer, replacement: Callable[[mx.optimizer.Updater], mx.optimizer.Updater]
-) -> None:
-    """Let another object apply the optimizer on each device."""
-    trainer._updaters = [replacement(updater) for updater in trainer._updaters]
+def set_updaters(trainer: gluon.Trainer, updaters: Sequence[mx.optimizer.Updater]) -> None:
+    """Let other objects apply the optimizer, one for each device."""
+    trainer._updaters = list(updaters)
 
 
 def scale_of(trainer: gluon.Trainer) -> float:
@@ -224,7 +222,7 @@ def arrays_of_state(state: Any, place: str = "") -> dict[str, NDArray]:
     """Return the arrays in an optimizer's state for one parameter, by their places in it."""
     if isinstance(state, NDArray):
         return {place: state}
-    found = {}
+    arrays = {}
     for position, part in enumerate(state if isinstance(state, (list, tuple)) else ()):
-        found.update(arrays_of_state(part, f"{place}/{position}"))
-    return found
+        arrays.update(arrays_of_state(part, f"{place}/{position}"))
+    return arrays

@@ -266,16 +266,11 @@ class ComparedMaster(NamedTuple):
 
 def keep_masters(trainer: gluon.Trainer) -> None:
     """Let a Trainer update 16-bit weights through FP32 masters, if its optimizer wants any."""
-    updaters = gluon_trainer.updaters_of(trainer)
-    if gluon_trainer.optimizer_of(trainer).multi_precision:
-        if not any(isinstance(updater, MasterWeights) for updater in updaters):
-            parameters = gluon_trainer.parameters_of(trainer)
-            gluon_trainer.replace_updaters(
-                trainer, lambda former: MasterWeights(former, parameters)
-            )
-    elif not any(isinstance(updater, RoundedUpdates) for updater in updaters):
+    optimizer, updaters = gluon_trainer.optimizer_of(trainer), gluon_trainer.updaters_of(trainer)
+    kind = MasterWeights if optimizer.multi_precision else RoundedUpdates
+    if not any(isinstance(updater, kind) for updater in updaters):
         parameters = gluon_trainer.parameters_of(trainer)
-        gluon_trainer.replace_updaters(trainer, lambda former: RoundedUpdates(former, parameters))
+        gluon_trainer.set_updaters(trainer, [kind(former, parameters) for former in updaters])
 
 
 def compare_masters(

@@ -144,10 +144,10 @@ class RoundedUpdates(Updates):
         super().__call__(index, grad, weight)
         if self.rounding.way == "stochastic":
             for fmt in {formats[i] for i, _ in pairs}:
-                chosen = [(i, w) for i, w in pairs if formats[i] == fmt]
+                group = [(i, w) for i, w in pairs if formats[i] == fmt]
                 key = (self.rounding.seed, self.rounding.steps)
-                keys = [(*key, self.numbers[i]) for i, _ in chosen]
-                round_stochastically([w for _, w in chosen], fmt, keys)
+                keys = [(*key, self.numbers[i]) for i, _ in group]
+                round_stochastically([w for _, w in group], fmt, keys)
             return
         for i, w in pairs:
             exact = w.copy() if self.rounding.way == "kahan" else w
@@ -207,11 +207,11 @@ def validated_rounding(
     if of_file is None or now is None:
         return now, {}
     numbers = {indices[name]: n for name, n in of_file["numbers"].items() if name in indices}
-    kept = UpdateRounding(of_file["way"], of_file["seed"], of_file["steps"])
-    if (kept.way, kept.seed) != (now.way, now.seed):
+    rounding = UpdateRounding(of_file["way"], of_file["seed"], of_file["steps"])
+    if (rounding.way, rounding.seed) != (now.way, now.seed):
         raise ValueError(
-            f"its updates were rounded with update_rounding={kept.way!r}, rounding_seed={kept.seed}"
-            f", and this Trainer's with {now.way!r}, {now.seed}; call amp.init_trainer as before "
-            "saving"
+            f"its updates were rounded with update_rounding={rounding.way!r}, "
+            f"rounding_seed={rounding.seed}, and this Trainer's with {now.way!r}, {now.seed}; call "
+            "amp.init_trainer as before saving"
         )
-    return kept, numbers
+    return rounding, numbers

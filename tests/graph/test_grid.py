@@ -4,7 +4,6 @@ from functools import partial
 
 import mpgluon
 from mpgluon import Policy, amp, kernels
-from mpgluon.cast import forward
 from mpgluon.graph.nodes import Graph
 
 import mxnet as mx
@@ -172,7 +171,7 @@ def with_native(request):
 @example(FAN_OUT)
 def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_native, cast, choices):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "hold_on_grid", lambda symbol, *_, **__: symbol)
+        patch.setattr("mpgluon.graph.grid.hold_on_grid", lambda symbol, *_, **__: symbol)
         expected = run(choices, cast)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "available", lambda: with_native)
@@ -225,7 +224,7 @@ def test_operators_give_the_same_bits_as_behind_casts(function, cast):
         x = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 9, 9)))
         with pytest.MonkeyPatch.context() as patch:
             if not rewrite:
-                patch.setattr(forward, "hold_on_grid", lambda symbol, *_, **__: symbol)
+                patch.setattr("mpgluon.graph.grid.hold_on_grid", lambda symbol, *_, **__: symbol)
             with autograd.record():
                 out = net(x)
                 loss = (out.astype("float32") * 3.7).sum()
@@ -412,7 +411,7 @@ def test_random_networks_in_bfloat16_give_the_same_bits_without_copies(choices):
     # With native casts oneDNN's layouts reach further, and its BatchNorm adds in their order.
     cast = partial(amp.autocast, dtype="bfloat16")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "compute_natively", lambda symbol, _, **__: symbol)
+        patch.setattr("mpgluon.graph.bfloat16.compute_natively", lambda symbol, _, **__: symbol)
         expected = run(choices, cast)
     assert_same_bits(run(choices, cast), expected)
 

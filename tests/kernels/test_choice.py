@@ -6,7 +6,7 @@ import subprocess
 
 import mpgluon
 from mpgluon import amp, kernels
-from mpgluon.kernels import compiling, library, processor
+from mpgluon.kernels import compiling, library, processor, records
 
 import mxnet as mx
 import pytest
@@ -73,7 +73,7 @@ def test_it_is_compiled_once_for_this_processor(place, monkeypatch, good_library
     found = kernels.build()
     assert (found.state, found.level) == ("compiled", f"native ({processor.level()})")
     assert f"compiled for this processor ({processor.level()})" in found.sentence
-    assert found.path.parent == library.cache_folder()
+    assert found.path.parent == records.cache_folder()
     assert found.path.read_bytes() == good_library.read_bytes()
     monkeypatch.setattr(library, "check_library", no_more)
     assert kernels.status() == kernels.build() == found
@@ -133,7 +133,7 @@ def test_a_compiler_that_fails_is_not_run_again_and_is_reported_once(place, monk
     found = kernels.build()
     assert (found.state, found.path, found.is_news) == ("failed", None, False)
     assert len(calls.read_text().split()) == 1
-    assert not list(library.cache_folder().glob("*.so"))
+    assert not list(records.cache_folder().glob("*.so"))
 
 
 @pytest.mark.usefixtures("place")
@@ -150,7 +150,7 @@ def test_a_compiled_library_that_does_not_load_is_not_kept(place, monkeypatch):
     put_compiler(place.parent, monkeypatch, copying(nonsense))
     found = kernels.build()
     assert "checking what was compiled failed (it cannot be loaded: " in found.sentence
-    assert not list(library.cache_folder().glob("*.so"))
+    assert not list(records.cache_folder().glob("*.so"))
 
 
 @pytest.mark.parametrize(
@@ -174,14 +174,14 @@ def test_a_library_that_is_wrong_or_ends_its_process_is_not_kept(
     subprocess.run(command, input=source, text=True, check=True)
     put_compiler(place.parent, monkeypatch, copying(wrong))
     assert complaint in kernels.build().sentence
-    assert not list(library.cache_folder().glob("*.so"))
+    assert not list(records.cache_folder().glob("*.so"))
 
 
 def test_a_cache_folder_that_cannot_be_written_leaves_mxnets_own_operators(
     place, monkeypatch, caplog
 ):
     put_compiler(place.parent, monkeypatch, "exit 0")
-    library.cache_folder().parent.write_text("a file where a folder should be")
+    records.cache_folder().parent.write_text("a file where a folder should be")
     (warning,) = warnings_of(caplog)
     assert "cannot be written" in warning
     assert "XDG_CACHE_HOME" in warning
@@ -278,7 +278,7 @@ def test_another_mxnet_or_processor_or_check_means_another_check(monkeypatch, tm
 
 @pytest.mark.usefixtures("with_prebuilt")
 def test_a_cache_folder_that_cannot_be_written_costs_a_check_in_each_process(caplog):
-    library.cache_folder().parent.write_text("a file where a folder should be")
+    records.cache_folder().parent.write_text("a file where a folder should be")
     assert warnings_of(caplog) == []
     assert kernels.build().state == "prebuilt"
     assert kernels.status().state == "not built yet"

@@ -101,8 +101,8 @@ def keeping_nan(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, out=out, **kwargs)
         if name == "Pooling" and kernels.available():
             return kernels.invoke(_NATIVE + name, *operands, out=out, **options)
-        made = composed(mx.nd, operands, options)
-        return made if out is None else made.copyto(out)
+        result = composed(mx.nd, operands, options)
+        return result if out is None else result.copyto(out)
 
     return operator
 
@@ -150,10 +150,10 @@ def _compose(graph: Graph, node: Node) -> None:
     names = [f"kept_nan{number}_{position}" for position in range(len(node.inputs))]
     operands = [mx.sym.var(name) for name in names]
     with mx.name.Prefix(f"{node.name}_kept_nan{number}_"):
-        made = _KEEPING[node.operator][1](mx.sym, operands, node.options)
-    made = mx.sym.Group(made) if isinstance(made, list) else made
+        result = _KEEPING[node.operator][1](mx.sym, operands, node.options)
+    result = mx.sym.Group(result) if isinstance(result, list) else result
     entries = dict(zip(names, node.inputs))
-    inner = Graph.read(made)
+    inner = Graph.read(result)
 
     def outer(entry: Entry) -> Entry:
         return entries.get(entry.node.name, entry) if entry.node.is_variable else entry

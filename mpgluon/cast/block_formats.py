@@ -94,13 +94,13 @@ def _learned_in_cast(block: gluon.Block) -> Attributes:
     vars(block).update(before)
     try:
         block.cast("float16")
-        found = dict(vars(block))
+        after = dict(vars(block))
     finally:
         vars(block).clear()
         vars(block).update(original)
     return {
         name: value
-        for name, value in found.items()
+        for name, value in after.items()
         if name not in _OF_GLUON and value is not before.get(name, _NOTHING)
         if not isinstance(value, (_Inert, gluon.Block, gluon.Parameter))
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mpgluon
-from mpgluon.graph.kept_nan import keeping_nan
+from mpgluon.graph.nan import keeping_nan
 
 import mxnet as mx
 import numpy as np
@@ -143,7 +143,7 @@ def test_a_relu_in_the_body_of_a_loop_keeps_nan():
 
 
 def test_plain_networks_are_untouched():
-    """MXNet itself drops NaN; if this fails, mpgluon.graph.kept_nan is not needed any more."""
+    """MXNet itself drops NaN; if this fails, mpgluon.graph.nan is not needed any more."""
     net = in_sequence(nn.Activation("relu"), nn.MaxPool2D(3, 2))
     assert not np.isnan(net(images()).asnumpy()).any()
     for way in ("autocast float16", "cast float16"):

@@ -1,0 +1,36 @@
+"""The blocks of a network, and the devices of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mxnet as mx
+from mxnet import gluon
+
+__all__ = ["blocks_of", "device_ids", "device_type_of"]
+
+
+def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
+    """Yield ``net`` and every block in it once, parents first."""
+    seen: set[gluon.Block] = set()
+    waiting = [net]
+    while waiting:
+        block = waiting.pop()
+        if block not in seen:
+            seen.add(block)
+            yield block
+            waiting.extend(reversed(list(block._children.values())))
+
+
+def device_type_of(net: gluon.Block) -> str:
+    """Return the kind of device that a network's parameters are on, or will be."""
+    for parameter in net.collect_params().values():
+        if parameter._data is not None:
+            return str(parameter.list_ctx()[0].device_type)
+    return str(mx.current_context().device_type)
+
+
+def device_ids(net: gluon.Block) -> list[int]:
+    """Return the numbers of a network's devices."""
+    devices = [p.list_ctx() for p in net.collect_params().values() if p._data is not None]
+    return [context.device_id for context in devices[0]] if devices else [0]

@@ -125,23 +125,14 @@ def test_each_layer_has_the_sizes_counted_by_hand(layer, shape, expected):
         (lambda F, a, b: F.dot(a, b, transpose_a=True), [(5, 6), (5, 7)], (6, 5, 7, 1)),
         (lambda F, a, b: F.dot(a, b, transpose_b=True), [(2, 3, 5), (7, 5)], (6, 5, 7, 1)),
         (lambda F, a, b: F.batch_dot(a, b), [(4, 6, 5), (4, 5, 7)], (6, 5, 7, 4)),
-        (
-            lambda F, a, b: F.batch_dot(a, b, transpose_a=True, transpose_b=True),
-            [(4, 5, 6), (4, 7, 5)],
-            (6, 5, 7, 4),
-        ),
-        (
-            lambda F, a, b: F.linalg.gemm2(a, b, transpose_b=True),
-            [(2, 3, 6, 5), (2, 3, 7, 5)],
-            (6, 5, 7, 6),
-        ),
-        (
-            lambda F, a, b, c: F.linalg.gemm(a, b, c, axis=1),
-            [(2, 6, 3, 5), (2, 5, 3, 7), (2, 6, 3, 7)],
-            (6, 5, 7, 6),
-        ),
+        (lambda F, a, b: F.batch_dot(a, b, transpose_a=True, transpose_b=True),
+            [(4, 5, 6), (4, 7, 5)], (6, 5, 7, 4)),
+        (lambda F, a, b: F.linalg.gemm2(a, b, transpose_b=True), [(2, 3, 6, 5), (2, 3, 7, 5)],
+            (6, 5, 7, 6)),
+        (lambda F, a, b, c: F.linalg.gemm(a, b, c, axis=1),
+            [(2, 6, 3, 5), (2, 5, 3, 7), (2, 6, 3, 7)], (6, 5, 7, 6)),
     ],
-)
+)  # fmt: skip
 def test_each_matrix_product_has_the_sizes_counted_by_hand(function, shapes, expected):
     net = Calls(function)
     assert sizes(alignment_report(net, shapes)) == [expected]

@@ -517,14 +517,9 @@ def test_bad_options_are_refused_with_what_was_received(tmp_path, options, messa
         (mx.nd.zeros(3), {1, 2}, TypeError, "labels can be recorded as .*; received set"),
         ([mx.nd.zeros(3)], mx.nd.zeros(3), ValueError, "need a list of as many labels"),
         ([], [], ValueError, "inputs for 0 devices"),
-        (
-            mx.nd.ones((2, 2)).tostype("csr"),
-            mx.nd.zeros(2),
-            TypeError,
-            "received a csr array",
-        ),
+        (mx.nd.ones((2, 2)).tostype("csr"), mx.nd.zeros(2), TypeError, "received a csr array"),
     ],
-)
+)  # fmt: skip
 def test_batches_that_cannot_be_recorded_are_refused(tmp_path, inputs, labels, error, message):
     training = Training(tmp_path)
     with pytest.raises(error, match=message), training.recorder.step(inputs, labels):

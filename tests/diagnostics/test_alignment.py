@@ -192,9 +192,8 @@ def test_the_table_shows_what_is_misaligned_or_everything():
     assert len(report.table(everything=True).rows) == 2
     share = 8 * 16 * 101 / (8 * 16 * (32 + 101))
     assert report.misaligned_share == pytest.approx(share)
-    assert f"1 of 2 products have a size that is no multiple of 8; they carry {share:.2%}" in str(
-        report
-    )
+    assert "1 of 2 products have a size that is" in str(report)
+    assert f"they carry {share:.2%}" in str(report)
     assert "classes 101 -> 104" in str(report)
     aligned = alignment_report(nn.Dense(16), (8, 32))
     assert str(aligned).startswith("0 of 1 products")

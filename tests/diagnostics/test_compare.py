@@ -1,4 +1,4 @@
-"""A network beside itself in FP32: the layer that spoils it is at the top, and keeping it helps."""
+"""A network compared with itself in FP32: the layer that spoils it comes first, keeping it helps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mxnet.gluon import nn
 
 
 class AllInOne(nn.HybridBlock):
-    """Has named blocks in it, and computes what it is told to."""
+    """Has named blocks in it, and computes a function."""
 
     def __init__(self, compute, prefix="net_", **blocks):
         super().__init__(prefix=prefix)
@@ -298,7 +298,7 @@ def test_parameters_that_a_cast_has_rounded_take_part_in_the_trial():
     assert compare_with_fp32(net, batch).layers[0].introduced < FLOAT16.unit_roundoff
 
 
-# What is said
+# Reports
 
 
 def test_a_layer_that_keep_fp32_cannot_change_is_not_suggested():

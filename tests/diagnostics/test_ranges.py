@@ -105,7 +105,7 @@ def test_what_a_block_with_blocks_in_it_makes_is_listed_once_and_containers_are_
         ("dense_relu", "output", 3e5),
         ("sum_same", "output", 3e5),
         ("sum", "output", 6e5),
-        # Of the sum what the loss is multiplied by; then of one term, and of both terms together.
+        # The sum has the factor of the loss; then comes one term, then both terms together.
         ("sum", "output gradient", 16),
         ("sum_same", "output gradient", 16),
         ("dense_weight", "gradient", 4),

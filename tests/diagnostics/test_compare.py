@@ -1,4 +1,4 @@
-"""A network compared with itself in FP32: the layer that spoils it comes first, keeping it helps."""
+"""A network compared with itself in FP32: the worst layer comes first, and keeping it helps."""
 
 from __future__ import annotations
 

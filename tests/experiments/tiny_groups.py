@@ -1,4 +1,4 @@
-"""Experiments that take no time, for the tests of the script; the templates beside show them."""
+"""Experiments that take no time, for the tests of the script and of the templates in this folder."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ WAYS = [
     {"dtype": BFLOAT16_WEIGHTS},
     *({"dtype": EMULATED, "update_rounding": w} for w in ("nearest", "stochastic", "kahan")),
     ADAM,
-    {"dtype": "float16", "ema": 0.75},
+    {"dtype": "float16", "ema": 0.75, "loss_scale": "128"},  # at which no step is skipped
     {"dtype": "float16", "batch_size": 5, "accumulate": 2},
     {"model": "mobilenetv3_small", "image_size": 32},  # with dropout
     *(

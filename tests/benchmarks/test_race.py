@@ -94,34 +94,19 @@ def test_the_programs_of_other_interpreters_import_nothing_of_ours():
 
 # A contestant, and why it has no result; then the last line of what it printed.
 WRONG = {
-    "it cannot be prepared": (
-        tiny("raises_at_once"),
-        "ended with status 1",
-        "ValueError: this cannot be prepared",
-    ),
-    "it raises in its second run": (
-        tiny("raises", run_number=2),
-        "ended with status 1",
-        "RuntimeError: went wrong in run 2",
-    ),
+    "it cannot be prepared": (tiny("raises_at_once"), "ended with status 1",
+        "ValueError: this cannot be prepared"),
+    "it raises in its second run": (tiny("raises", run_number=2), "ended with status 1",
+        "RuntimeError: went wrong in run 2"),
     "it exits": (tiny("exits", status=7), "ended with status 7", ""),
     "it is killed": (tiny("is_killed"), "was ended by SIGKILL, perhaps for lack of memory", ""),
-    "there is no such module": (
-        Contestant("lost", "no_such_module:function"),
-        "ended with status 1",
-        "ModuleNotFoundError: No module named 'no_such_module'",
-    ),
-    "its options are wrong": (
-        tiny("exits", state=7),
-        "ended with status 1",
-        "TypeError: exits() got an unexpected keyword argument 'state'",
-    ),
-    "there is no such interpreter": (
-        Contestant("lost", f"{TINY}:tells", python="/nowhere/python"),
-        "could not be started: [Errno 2] No such file or directory: '/nowhere/python'",
-        "",
-    ),
-}
+    "there is no such module": (Contestant("lost", "no_such_module:function"),
+        "ended with status 1", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "its options are wrong": (tiny("exits", state=7), "ended with status 1",
+        "TypeError: exits() got an unexpected keyword argument 'state'"),
+    "there is no such interpreter": (Contestant("lost", f"{TINY}:tells", python="/nowhere/python"),
+        "could not be started: [Errno 2] No such file or directory: '/nowhere/python'", ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", WRONG)

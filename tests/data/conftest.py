@@ -1,12 +1,28 @@
-"""A file server on loopback that can misbehave, for the tests of the downloader."""
+"""Fixtures of this folder: a file server on loopback that can misbehave, and an abrupt end."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# A function that ends its process, as SIGKILL would, at the call after so many.
+ENDING = """
+import os, sys
+def ending(function, calls):
+    remaining = iter(range(calls))
+    def call(*arguments, **options):
+        if next(remaining, None) is None:
+            os._exit(9)
+        return function(*arguments, **options)
+    return call
+"""
 
 
 class FileServer:
@@ -18,8 +34,6 @@ class FileServer:
         self.statuses: list[int] = []  # answered first, one a request
         self.ends_after: int | None = None  # bytes after which the connection breaks
         self.declares_length = True
-        self.may_end = threading.Event()  # until then, an answer stops in front of its last byte
-        self.may_end.set()
         self.url = ""
 
     def answer(self, handler: BaseHTTPRequestHandler):
@@ -31,11 +45,7 @@ class FileServer:
         if self.declares_length:
             handler.send_header("Content-Length", str(len(self.body)))
         handler.end_headers()
-        body = self.body[: self.ends_after]
-        handler.wfile.write(body[:-1])
-        self.may_end.wait()
-        with suppress(OSError):  # who asked may be gone
-            handler.wfile.write(body[-1:])
+        handler.wfile.write(self.body[: self.ends_after])
         handler.close_connection = True
 
 
@@ -59,13 +69,25 @@ def serve(monkeypatch):
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        running.append((server, thread, files))
+        running.append((server, thread))
         files.url = f"http://127.0.0.1:{server.server_port}/file"
         return files
 
     yield start
-    for server, thread, files in running:
-        files.may_end.set()
+    for server, thread in running:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.fixture
+def end_abruptly():
+    """Return a function that runs a program which uses ``ending`` until it has ended so."""
+
+    def run(program: str, *arguments) -> None:
+        command = [sys.executable, "-W", "ignore", "-c", ENDING + program, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, timeout=120, check=False)
+        assert done.returncode == 9
+
+    return run

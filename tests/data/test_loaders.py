@@ -64,33 +64,25 @@ def make_eval(folder, **options):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("make", [make_train, make_eval])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_two_workers_give_the_same_batches_as_none_bit_for_bit(folder, make, dtype):
-    alone, helped = make(folder, dtype=dtype), make(folder, dtype=dtype, num_workers=2)
+def test_batches_are_those_of_two_workers_and_in_float16_rounded(folder, make):
+    alone, helped, narrow = (
+        make(folder),
+        make(folder, num_workers=2),
+        make(folder, dtype="float16", num_workers=2),
+    )
+    for images, labels in make(folder):
+        assert isinstance(images, mx.nd.NDArray)
+        assert images.context == labels.context == mx.cpu()
+        assert (images.shape[1:], images.dtype) == ((3, 32, 32), np.float32)
+        assert (labels.shape, labels.dtype) == (images.shape[:1], np.int32)
     for _ in range(2):
-        assert same(numpy_batches(alone), numpy_batches(helped))
+        batches = numpy_batches(alone)
+        assert same(batches, numpy_batches(helped))
+        rounded = numpy_batches(narrow)
+        assert {images.dtype for images, _ in rounded} == {np.dtype(np.float16)}
+        assert same([(images.astype(np.float16), labels) for images, labels in batches], rounded)
     helped.close()
-
-
-@pytest.mark.multiprocess
-def test_batches_have_the_shapes_and_dtypes_promised(folder):
-    for workers in (0, 2):
-        for dtype in ("float32", "float16"):
-            loader = make_train(folder, dtype=dtype, num_workers=workers)
-            for images, labels in loader:
-                assert isinstance(images, mx.nd.NDArray)
-                assert images.shape == (4, 3, 32, 32)
-                assert images.dtype == np.dtype(dtype)
-                assert labels.shape == (4,)
-                assert labels.dtype == np.int32
-                assert images.context == labels.context == mx.cpu()
-            loader.close()
-
-
-def test_float16_batches_are_the_float32_ones_rounded(folder):
-    for make in (make_train, make_eval):
-        wide, narrow = numpy_batches(make(folder)), numpy_batches(make(folder, dtype="float16"))
-        assert same([(images.astype(np.float16), labels) for images, labels in wide], narrow)
+    narrow.close()
 
 
 def test_pixels_are_normalized_with_imagenets_mean_and_standard_deviation(tmp_path):
@@ -216,11 +208,9 @@ def damaged(folder, tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unreadable_image_is_an_error_that_names_it(damaged, workers):
     loader = make_eval(damaged, num_workers=workers)
-    with pytest.raises(DataError, match=f"{damaged.paths[1].name}.*skip_unreadable"):
-        list(loader)
-    # The loader can be used again, with the same result.
-    with pytest.raises(DataError, match=damaged.paths[1].name):
-        list(loader)
+    for _ in range(2):  # the loader can be used again, with the same result
+        with pytest.raises(DataError, match=f"{damaged.paths[1].name}.*skip_unreadable"):
+            list(loader)
     loader.close()
 
 
@@ -244,15 +234,8 @@ def test_skipped_images_are_left_out_counted_and_named(damaged, workers, caplog)
 
 
 def test_a_process_of_several_that_would_lose_a_whole_training_batch_says_so(damaged):
-    loader = train_loader(
-        damaged,
-        [1, 6, 1, 6],
-        batch_size=2,
-        image_size=32,
-        on_unreadable="skip",
-        rank=1,
-        world_size=2,
-    )
+    options = {"batch_size": 2, "image_size": 32, "on_unreadable": "skip"}
+    loader = train_loader(damaged, [1, 6, 1, 6], **options, rank=1, world_size=2)
     with pytest.raises(DataError, match="none of this process's 2 images of a batch can be"):
         list(loader)
 
@@ -285,52 +268,38 @@ def test_a_killed_worker_is_an_error_and_not_a_hang(folder, monkeypatch):
 
 PROGRAM = """
 import sys
-import numpy as np
-if "bool" not in np.__dict__:
-    np.bool = bool
+import mpgluon
 from recipes.data.images import list_images
 from recipes.data.loaders import train_loader
 folder = list_images(sys.argv[1])
 loader = train_loader(folder, range(len(folder)), batch_size=4, image_size=32, num_workers=2)
-{body}
-"""
-ENDLESS = """
 while True:
     for images, labels in loader:
         print("batch", flush=True)
 """
 
 
-def start_program(folder, body):
-    root = str(Path(reader.__file__).parents[2])
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(body=body), str(folder.root)],
+@pytest.mark.multiprocess
+def test_workers_end_when_their_program_is_killed(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder.root)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": str(Path(reader.__file__).parents[2])},
         start_new_session=True,
         text=True,
     )
-
-
-def group_is_alive(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-@pytest.mark.multiprocess
-def test_workers_end_when_their_program_is_killed(folder):
-    process = start_program(folder, ENDLESS)
     assert process.stdout.readline() == "batch\n"
     process.kill()
     process.communicate(timeout=30)  # ends when the last worker has closed the streams
     deadline = time.monotonic() + 10
-    while group_is_alive(process.pid) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
         time.sleep(0.05)
-    assert not group_is_alive(process.pid)
+    pytest.fail("a worker is running")
 
 
 @pytest.mark.parametrize(

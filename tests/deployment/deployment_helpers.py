@@ -1,4 +1,4 @@
-"""What the tests of this folder share: small networks, and how far right results may be apart."""
+"""Helpers of this folder: small networks, and how far right results may be apart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from mpgluon import FloatFormat, round_to
 
 import mxnet as mx
 import numpy as np
+import onnxruntime
 import pytest
 from helpers import outputs_of
 from mxnet import gluon
@@ -101,3 +102,10 @@ def sixteen_bit_bound(net: gluon.Block, images: mx.nd.NDArray, fmt: FloatFormat)
     and the sum behind it: four roundings in place of that of the weights alone.
     """
     return 4 * effect_of_rounding(net, images, fmt)
+
+
+def served(model, images: mx.nd.NDArray) -> np.ndarray:
+    """Return the output that onnxruntime computes from an ONNX file, or from its bytes."""
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(model, providers=providers)
+    return session.run(None, {"data": images.asnumpy()})[0]

@@ -37,9 +37,8 @@ def check(name, dtype):
     images, _ = inputs_of(name)
     net = build(name, images)
     reference, parameters = logits_of(net, images), parameters_of(net)
-    if dtype == "float32":
-        bound = fp32_bound(net, images)
-    else:
+    bound = fp32_bound(net, images)
+    if dtype != "float32":
         bound = sixteen_bit_bound(net, images, FLOAT16 if dtype == "float16" else BFLOAT16)
     result = inference_network(net, dtype)
     logits = logits_of(result, images)
@@ -47,17 +46,14 @@ def check(name, dtype):
     assert distance(logits, reference) <= bound
     if dtype != "float32":  # another format was used, not FP32 by mistake
         assert distance(logits, reference) > fp32_bound(net, images)
-    kinds = {dtype_name(p) for p in result.collect_params().values() if p.data().ndim > 1}
-    # Weights, in whose format products are computed; emulated, they are in FP32 arrays.
+    weights = [p for p in result.collect_params().values() if p.data().ndim > 1]
+    # In their format products are computed; emulated, they are in FP32 arrays.
     emulated = not has_native_bfloat16() if dtype == "bfloat16" else kernels.available()
-    assert kinds == {"float32" if emulated else dtype}
+    assert {dtype_name(p) for p in weights} == {"float32" if emulated else dtype}
     if dtype == "float16":  # the numbers are float16's all the same
-        weights = [
-            p.data().asnumpy().astype(np.float32)  # without native operators they are float16
-            for p in result.collect_params().values()
-            if p.data().ndim > 1
-        ]
-        assert all((round_to(weight, FLOAT16) == weight).all() for weight in weights)
+        for weight in weights:
+            values = weight.data().asnumpy().astype(np.float32)
+            assert (round_to(values, FLOAT16) == values).all()
     assert_same_bits(parameters_of(net), parameters)
     assert (logits_of(net, images) == reference).all()
 
@@ -91,21 +87,15 @@ def test_a_cast_and_an_autocast_source_give_what_a_plain_one_does(dtype):
     assert all((result == results[0]).all() for result in results)
 
 
-def test_float16_gives_the_same_bits_hybridized_or_not():
-    images = some_images(2, 3, 6, 6)
-    result = inference_network(small_network(), "float16")
-    compiled = logits_of(result, images)
-    result.hybridize(False)
-    assert (logits_of(result, images) == compiled).all()
-
-
-def test_the_source_can_be_trained_on_without_the_copy_noticing():
+def test_the_copy_is_independent_of_its_source_and_of_hybridization():
     net, images = small_network(), some_images(2, 3, 6, 6)
-    result = inference_network(net, "float32")
-    before = logits_of(result, images)
+    result = inference_network(net, "float16")
+    compiled = logits_of(result, images)
     for parameter in net.collect_params().values():
         parameter.set_data(parameter.data() * 2)
-    assert (logits_of(result, images) == before).all()
+    assert (logits_of(result, images) == compiled).all()
+    result.hybridize(False)
+    assert (logits_of(result, images) == compiled).all()
 
 
 def test_several_inputs_and_outputs():
@@ -118,20 +108,17 @@ def test_several_inputs_and_outputs():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_operator_that_a_graph_names_otherwise_than_f_is_computed(dtype):
+def test_an_operator_with_another_name_in_graphs_is_computed(dtype):
     net = Lambda(lambda F, x: F.cumsum(x, axis=1))
     result = inference_network(net, dtype)(mx.nd.array([[1, 2, 4]]))
     assert result.asnumpy().tolist() == [[1, 3, 7]]
 
 
-def test_a_weight_beyond_float16_is_refused():
+def test_a_weight_beyond_float16_and_a_plain_block_are_refused():
     net = small_network()
     net[5].weight.set_data(net[5].weight.data() * 1e6)
     with pytest.raises(PrecisionError, match=r"dense\d+_weight hold values beyond 65504"):
         inference_network(net, "float16")
-
-
-def test_what_is_no_hybrid_block_is_refused():
     with pytest.raises(TypeError, match="HybridBlock"):
         inference_network(gluon.nn.Sequential())
 
@@ -212,10 +199,10 @@ def test_a_network_that_mxnet_cannot_fuse_is_left_as_it_was_and_the_log_says_so(
 
 def test_agreement_counts_categories_and_measures_by_the_largest_logit_of_each_image():
     expected = [np.array([[1.0, -4.0], [8.0, 2.0]]), np.array([[3.0, 5.0]])]
-    found = [np.array([[1.5, -4.0], [8.0, 9.0]]), np.array([[3.0, 5.0]])]
+    logits = [np.array([[1.5, -4.0], [8.0, 9.0]]), np.array([[3.0, 5.0]])]
     result = agreement(
         lambda images: expected[int(images.asscalar())],
-        lambda images: mx.nd.array(found[int(images.asscalar())]),
+        lambda images: mx.nd.array(logits[int(images.asscalar())]),
         [mx.nd.array([0]), (mx.nd.array([1]), mx.nd.array([7]))],
     )
     assert (result.images, result.same_category) == (3, 2)

@@ -10,46 +10,30 @@ from mpgluon.deployment.recording import record
 import mxnet as mx
 import numpy as np
 import pytest
-from deployment_helpers import Lambda, some_images, with_random_values
+from deployment_helpers import Lambda, small_network, some_images, with_random_values
+from helpers import WAYS, assert_same_bits, in_sequence, parameters_of, trainer_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-
-
-def small_network() -> nn.HybridSequential:
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Activation("relu"))
-    net.add(nn.Dropout(0.5), nn.Dense(5, in_units=64))
-    return with_random_values(net)
 
 
 def operators(recording) -> list[str]:
     return [node.operator for node in recording.graph.nodes if not node.is_variable]
 
 
-def by_place(net, values):
-    """Return recorded values by their parameters' places in the network."""
-    return {place: values[p.name] for place, p in net._collect_params_with_prefix().items()}
-
-
-WAYS = {
-    "plain": lambda net: None,  # noqa: ARG005
-    "cast float16": mpgluon.cast_block,
-    "autocast float16": amp.autocast,
-    "autocast bfloat16": lambda net: amp.autocast(net, "bfloat16"),
-}
-
-
 @pytest.mark.parametrize("hybridized", [False, True])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [None, "cast float16", "autocast float16", "autocast bfloat16"])
 def test_casts_and_dropout_are_left_out_and_values_are_those_before_the_cast(way, hybridized):
     net = small_network()
     expected = {p: p.data().asnumpy() for p in net.collect_params().values()}
-    WAYS[way](net)
+    if way is not None:
+        WAYS[way](net)
     if hybridized:
         net.hybridize()
     before = net(some_images(2, 3, 6, 6)).asnumpy()
     recording = record(net)
-    assert operators(recording) == ["Convolution", "BatchNorm", "Activation", "FullyConnected"]
+    assert operators(recording) == [
+        *("Convolution", "BatchNorm", "Activation", "BatchNorm", "FullyConnected")
+    ]
     for parameter, values in expected.items():
         assert recording.values[parameter.name].tobytes() == values.tobytes()
     assert (net(some_images(2, 3, 6, 6)).asnumpy() == before).all()
@@ -58,18 +42,18 @@ def test_casts_and_dropout_are_left_out_and_values_are_those_before_the_cast(way
 def test_a_trained_cast_networks_values_are_the_optimizers_masters():
     net = small_network()
     mpgluon.cast_block(net)
-    options = {"learning_rate": 2.0**-9, "momentum": 0.9, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    trainer = trainer_of(net, 2.0**-9)
     amp.init_trainer(trainer, "none")
     for _ in range(2):
         with autograd.record():
             loss = net(some_images(2, 3, 6, 6)).square().mean()
         loss.backward()
         trainer.step(1)
-    found = by_place(net, record(net).values)
+    values = record(net).values
+    places = net._collect_params_with_prefix()
     mpgluon.restore(net)  # puts the masters in place
-    masters = {k: p.data().asnumpy() for k, p in net._collect_params_with_prefix().items()}
-    assert all(found[place].tobytes() == masters[place].tobytes() for place in masters)
+    masters = parameters_of(net)
+    assert_same_bits({place: values[p.name] for place, p in places.items()}, masters)
     assert (masters["0.weight"] != masters["0.weight"].astype(np.float16)).any()
 
 
@@ -83,25 +67,20 @@ def test_statistics_that_differ_between_devices_are_averaged():
 
 def test_a_block_that_is_called_twice_gives_operators_of_different_names():
     shared = nn.Dense(4, in_units=4)
-    net = nn.HybridSequential()
-    net.add(shared, nn.Activation("relu"), shared)
-    with_random_values(net)
+    net = with_random_values(in_sequence(shared, nn.Activation("relu"), shared))
     names = [node.name for node in record(net).graph.nodes]
     assert len(set(names)) == len(names)
     assert operators(record(net)) == ["FullyConnected", "Activation", "FullyConnected"]
 
 
-def test_a_network_without_values_is_refused():
+def test_a_network_without_values_and_control_flow_are_refused():
     net = nn.Dense(3)
     net.initialize()
     with pytest.raises(ValueError, match=r"no values yet: dense\d+_weight; initialize"):
         record(net)
-
-
-def test_control_flow_is_refused():
-    net = Lambda(lambda F, x: F.contrib.foreach(lambda row, state: (row, state), x, [])[0])
+    loop = Lambda(lambda F, x: F.contrib.foreach(lambda row, state: (row, state), x, [])[0])
     with pytest.raises(ValueError, match="is control flow"):
-        record(net)
+        record(loop)
 
 
 # Folding
@@ -134,18 +113,16 @@ LAYERS = {
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_takes_over_what_the_batch_norm_behind_it_does(kind, scale):
     layer, norm = LAYERS[kind](), nn.BatchNorm(in_channels=4, scale=scale, epsilon=1e-3)
-    net = nn.HybridSequential()
-    net.add(layer, norm)
-    with_random_values(net)  # gamma is not 1, whether it counts or not
+    net = with_random_values(in_sequence(layer, norm))  # gamma is not 1, whether it counts or not
     recording = fold_batch_norms(record(net), FLOAT32)
     weight, bias = folded_by_hand(layer.weight, layer.bias, norm)
-    assert operators(recording) == ["FullyConnected" if "dense" in kind else "Convolution"]
     (product,) = (node for node in recording.graph.nodes if not node.is_variable)
+    assert product.operator == ("FullyConnected" if "dense" in kind else "Convolution")
     assert product.options["no_bias"] is False
-    found_weight, found_bias = recording.values_of_inputs(product)
+    folded_weight, folded_bias = recording.values_of_inputs(product)
     # One rounding from float64; a sum of numbers up to 4 in float64 adds 2**-50 to it.
-    assert (found_weight == weight.astype(np.float32)).all()
-    np.testing.assert_allclose(found_bias, bias, rtol=2.0**-24, atol=2.0**-48)
+    assert (folded_weight == weight.astype(np.float32)).all()
+    np.testing.assert_allclose(folded_bias, bias, rtol=2.0**-24, atol=2.0**-48)
     assert set(recording.values) == {layer.weight.name, f"{product.name}_folded_bias"}
 
 
@@ -173,21 +150,7 @@ class WithSharedWeight(gluon.HybridBlock):
 
 
 def norm_before_convolution():
-    net = nn.HybridSequential()
-    net.add(nn.BatchNorm(in_channels=3), nn.Conv2D(4, 3, in_channels=3))
-    return net
-
-
-def norm_of_another_axis():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(axis=2, in_channels=6))
-    return net
-
-
-def norm_behind_a_relu():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, in_channels=3, activation="relu"), nn.BatchNorm(in_channels=4))
-    return net
+    return in_sequence(nn.BatchNorm(in_channels=3), nn.Conv2D(4, 3, in_channels=3))
 
 
 @pytest.mark.parametrize(
@@ -196,8 +159,12 @@ def norm_behind_a_relu():
         UsedTwice,
         WithSharedWeight,
         norm_before_convolution,
-        norm_of_another_axis,
-        norm_behind_a_relu,
+        lambda: in_sequence(  # of another axis
+            nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(axis=2, in_channels=6)
+        ),
+        lambda: in_sequence(  # behind an activation
+            nn.Conv2D(4, 3, in_channels=3, activation="relu"), nn.BatchNorm(in_channels=4)
+        ),
     ],
 )
 def test_a_batch_norm_that_cannot_be_folded_stays(make):
@@ -208,10 +175,9 @@ def test_a_batch_norm_that_cannot_be_folded_stays(make):
 
 
 def test_a_batch_norm_stays_where_float16_could_not_hold_the_folded_weight():
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(2, 1, in_channels=3), nn.BatchNorm(in_channels=2))
+    net = in_sequence(nn.Conv2D(2, 1, in_channels=3), nn.BatchNorm(in_channels=2))
     with_random_values(net)
-    # Of almost no variance: 1 / sqrt(1e-5) is 316, and 316 * 300 is beyond 65,504.
+    # A variance of almost 0: 1 / sqrt(1e-5) is 316, and 316 * 300 is beyond 65,504.
     net[1].running_var.set_data(mx.nd.zeros(2))
     net[0].weight.set_data(mx.nd.full((2, 3, 1, 1), 300))
     recording = record(net)

@@ -141,24 +141,6 @@ def _tried(seed: int, random: Random) -> Optional[Planted]:
     return Planted(seed, make, batch, target.name)
 
 
-def first_by_hooks(net: gluon.Block, batch: Batch) -> str:
-    """Return the name of the first block to return what is not finite, inner blocks first."""
-    found: list[str] = []
-
-    def look(block: gluon.Block, _: object, result: object) -> None:
-        results = result if isinstance(result, (list, tuple)) else [result]
-        arrays = [array for array in results if isinstance(array, mx.nd.NDArray)]
-        if not all(np.isfinite(array.asnumpy()).all() for array in arrays):
-            found.append(block.name)
-
-    hooks = [block.register_forward_hook(look) for block in blocks_of(net)]
-    with autograd.train_mode():
-        net(*batch.arguments)
-    for hook in hooks:
-        hook.detach()
-    return found[0]
-
-
 def _layer(family: str, random: Random) -> Callable[[], gluon.Block]:
     """Return what makes a layer that keeps the shape of a batch but for its channels."""
     size = random.choice((4, 5, 6))

@@ -13,14 +13,15 @@ from helpers import module_from
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_script():
-    return module_from(ROOT / "scripts" / "optimizer_table.py")
-
-
 def documented() -> dict[str, list[str]]:
     lines = (ROOT / "docs" / "optimizers.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     return {row[0]: row for row in rows[2:]}
+
+
+@pytest.fixture(scope="module")
+def script():
+    return module_from(ROOT / "scripts" / "optimizer_table.py")
 
 
 def kind(cell: str) -> str:
@@ -36,28 +37,21 @@ def test_every_optimizer_of_mxnet_is_in_the_table():
 
 
 @pytest.mark.parametrize("name", optimizer_names())
-def test_the_documented_row_of_each_optimizer_is_what_running_it_gives(name):
-    row = load_script()._row(report_on_optimizer(name))
-    assert [kind(cell) for cell in row] == [kind(cell) for cell in documented()[name]]
-
-
-@pytest.mark.parametrize("name", optimizer_names())
-def test_masters_and_bfloat16_have_no_error_with_any_optimizer(name):
+def test_each_optimizer_is_exact_with_masters_and_bfloat16_and_documented_as_it_is(name, script):
     report = report_on_optimizer(name)
     assert report.masters == report.bfloat16 == 0
     assert report.mxnet_masters > 0  # rounded before they began
     assert (report.mxnet > 1.5) is (name == "lars")
+    assert list(map(kind, script._row(report))) == list(map(kind, documented()[name]))
 
 
-def test_known_failures_without_masters_are_told_apart():
-    found = {name: report_on_optimizer(name).without_masters for name in ("adam", "rmsprop", "sgd")}
-    assert found["adam"] == "NaN"
-    assert found["rmsprop"] == "raises"
-    assert found["sgd"] > 1
+@pytest.mark.parametrize(("name", "failure"), [("adam", "NaN"), ("rmsprop", "raises")])
+def test_known_failures_without_masters_have_names(name, failure):
+    assert report_on_optimizer(name).without_masters == failure
+    assert report_on_optimizer("sgd").without_masters > 1
 
 
-def test_the_script_prints_the_optimizers_that_it_is_asked_for(capsys):
-    script = load_script()
+def test_the_script_prints_the_named_optimizers_and_refuses_unknown_ones(script, capsys):
     assert script.main(["sgd", "adam"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["optimizer", "sgd", "adam"]
@@ -66,8 +60,5 @@ def test_the_script_prints_the_optimizers_that_it_is_asked_for(capsys):
     assert heading.startswith("| optimizer ")
     assert set(dashes) == {"|", "-", " ", ":"}
     assert row.startswith("| sgd ")
-
-
-def test_the_script_refuses_an_optimizer_that_mxnet_does_not_have(capsys):
-    assert load_script().main(["sdg"]) == 2
+    assert script.main(["sdg"]) == 2
     assert "MXNet has no optimizer 'sdg'; it has adadelta" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from diagnostics_helpers import (
     scaled_trainer,
     train_step,
 )
+from helpers import assert_same_bits, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -29,31 +30,62 @@ both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "h
 SIXTEEN = pytest.mark.parametrize("way", ["float16", "auto float16"])
 
 
-def state_of(net):
-    return [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
+class Product(nn.HybridBlock):
+    """A product that is too large, between sums that are not."""
+
+    def hybrid_forward(self, F, x):
+        large = x + x
+        return large * large - large
 
 
+class Masked(nn.HybridBlock):
+    """Softmax of what a mask leaves: the rest is minus infinity in float16, and meant to be."""
+
+    def hybrid_forward(self, F, x):
+        masked = F.where(x > -10, x, F.ones_like(x) * -1e9)
+        return F.softmax(F.concat(masked, F.ones_like(x) * -1e9, dim=1))
+
+
+def masked_layers():
+    return nn.Dense(6, in_units=144), Masked(prefix="masked_"), nn.Dense(144, in_units=12)
+
+
+# 2**12 times some 1 fits, and 2**12 times that does not; later results are infinite too.
+TWICE_LARGE = lambda: (Times(2.0**12, "first_"), Times(2.0**12, "second_"))  # noqa: E731
+FORWARD = {
+    "a layer": (lambda: (*TWICE_LARGE(), Times(2.0**-24, "third_")), "second", 2.0**12),
+    "after a mask": (lambda: (*masked_layers(), *TWICE_LARGE()), "second", 0),
+    "hidden in a block": (
+        lambda: (Times(2.0**9, "large_"), InTwoSteps(prefix="square_")), "square", 256
+    ),
+    "by Python's operator": (
+        lambda: (Times(2.0**9, "large_"), Product(prefix="product_")), "product", 256
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORWARD)
 @SIXTEEN
 @both
-def test_a_layer_that_overflows_in_forward_is_named_with_its_operator(way, hybridize):
-    # 2**12 times some 1 fits, and 2**12 times that does not; what comes after is infinite too.
-    net = make_net(
-        Times(2.0**12, "first_"), Times(2.0**12, "second_"), Times(2.0**-24, "third_"), way=way
-    )
-    net.hybridize(hybridize)
+def test_a_layer_that_overflows_in_forward_is_named_with_its_operator(case, way, hybridize):
+    make, block, least = FORWARD[case]
+    net = make_net(*make(), way=way, hybridize=hybridize)
     report = locate_overflow(net, make_batch())
-    assert (report.direction, report.block, report.kind) == ("forward", "second", "Times")
-    assert report.what == "what broadcast_mul returned"  # by Python's multiplication
-    assert (report.dtype, report.shape) == ("float16", (4, 4, 6, 6))
-    assert 2.0**12 <= report.largest_before <= 65504
+    assert (report.direction, report.block) == ("forward", block)
+    assert report.kind == type(next(one for one in net if one.name == block)).__name__
+    assert report.what == "what broadcast_mul returned"
+    assert report.dtype == "float16"
+    assert least <= report.largest_before <= 65504
 
 
-@SIXTEEN
-def test_the_operator_within_a_block_is_named_where_its_result_hides_it(way):
-    net = make_net(Times(2.0**9, "large_"), InTwoSteps(prefix="square_"), way=way)
+@pytest.mark.usefixtures("native_operators")
+def test_a_nan_of_a_format_without_infinities_is_located_with_its_format():
+    net = make_net(Times(2.0**4, "first_"), InTwoSteps(prefix="square_"))
+    amp.autocast(net, Policy.parse("compute=float8_e4m3"))
     report = locate_overflow(net, make_batch())
     assert (report.block, report.what) == ("square", "what broadcast_mul returned")
-    assert 256 < report.largest_before < 65504  # whose square does not fit
+    assert (report.dtype, report.shape) == ("float8_e4m3", (4, 4, 6, 6))
+    assert 21 < report.largest_before <= 448  # whose square is beyond 464
 
 
 @SIXTEEN
@@ -71,12 +103,14 @@ def test_a_layer_that_overflows_only_in_backward_is_named(way, hybridize):
     assert report.loss_scale == 2.0**9
 
 
-def test_a_loss_that_is_reduced_in_float16_is_named():
-    class Float16Mean(nn.HybridBlock):
-        def hybrid_forward(self, F, x):
-            total = mx.nd.sum(mx.nd.NDArray.astype(x, "float16"))  # which the policy does not reach
-            return total.astype("float32") / x.size
+class Float16Mean(nn.HybridBlock):
+    """A mean whose sum is in float16, which the policy does not reach."""
 
+    def hybrid_forward(self, F, x):
+        return mx.nd.sum(mx.nd.NDArray.astype(x, "float16")).astype("float32") / x.size
+
+
+def test_a_loss_that_is_reduced_in_float16_is_named():
     net = make_net(way="float32")
     net.add(Float16Mean(prefix="mean_"))
     batch = Batch(make_batch().inputs, None, lambda mean, _: mean)
@@ -84,10 +118,6 @@ def test_a_loss_that_is_reduced_in_float16_is_named():
     net[2].bias.set_data(mx.nd.full((5,), 2.0**12))  # 20 of these are more than 65504
     report = locate_overflow(net, batch)
     assert (report.direction, report.block) == ("forward", "mean")
-
-
-def test_a_batch_in_which_everything_is_finite_has_no_report():
-    assert locate_overflow(make_net(way="float16"), make_batch(), loss_scale=64.0) is None
 
 
 def test_a_parameters_gradient_that_overflows_alone_is_named():
@@ -103,21 +133,31 @@ def test_a_parameters_gradient_that_overflows_alone_is_named():
     assert locate_overflow(layer, batch, loss_scale=8.0) is None
 
 
+def overflowing_net(way="float32", hybridize=False):
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(4, in_units=108), *TWICE_LARGE())
+    net.initialize(mx.init.Normal(0.1))
+    WAYS[way](net)
+    net.hybridize(hybridize)
+    return net
+
+
+def squared(outputs, _):
+    return (outputs * 2.0**-10) ** 2
+
+
 @SIXTEEN
 @both
 def test_the_locator_reports_the_first_skipped_step_and_changes_nothing(way, hybridize, caplog):
+    loud = Batch(make_batch().inputs, None, squared)
+    quiet = Batch(loud.inputs * 2.0**-18, None, squared)
+
     def train(locate):
-        mx.random.seed(0)
-        net = nn.HybridSequential(prefix="net_")
-        net.add(nn.Dense(4, in_units=108), Times(2.0**12, "first_"), Times(2.0**12, "second_"))
-        net.initialize(mx.init.Normal(0.1))
-        WAYS[way](net)
-        net.hybridize(hybridize)
+        net = overflowing_net(way, hybridize)
         trainer = scaled_trainer(net, 2.0)
         locator = OverflowLocator(net, trainer) if locate else None
-        loud = make_batch()
-        quiet = Batch(loud.inputs * 2.0**-18, loud.labels, lambda y, _: (y * 2.0**-10) ** 2)
-        for batch in (quiet, Batch(loud.inputs, loud.labels, quiet.loss_fn), quiet):
+        for batch in (quiet, loud, quiet):
             train_step(net, trainer, batch)
         return net, trainer, locator
 
@@ -127,18 +167,23 @@ def test_the_locator_reports_the_first_skipped_step_and_changes_nothing(way, hyb
     report = locator.report
     assert (report.direction, report.block, report.loss_scale) == ("forward", "second", 2)
     assert caplog.messages == [str(report)]
-    assert (
-        "the first array that is not finite is what broadcast_mul returned in second (Times)"
-        in str(report)
-    )
-    assert state_of(net) == state_of(train(locate=False)[0])
+    words = "the first array that is not finite is what broadcast_mul returned in second (Times)"
+    assert words in str(report)
+    assert_same_bits(parameters_of(net), parameters_of(train(locate=False)[0]))
 
 
-def test_the_locator_names_a_gradient_where_forward_is_finite():
+@pytest.fixture
+def located():
+    """Return a network, its Trainer and its locator, after a step whose gradients overflowed."""
     net = make_net(way="float16")
     trainer = scaled_trainer(net, DynamicLossScale(2.0**24))
     locator = OverflowLocator(net, trainer)
     train_step(net, trainer, make_batch())
+    return net, trainer, locator
+
+
+def test_the_locator_names_a_gradient_where_forward_is_finite(located):
+    _, _, locator = located
     assert locator.report.direction == "backward"
     assert locator.report.what.startswith("the gradient of net_dense0_")  # the last layer
     assert locator.report.loss_scale == 2.0**24
@@ -147,11 +192,8 @@ def test_the_locator_names_a_gradient_where_forward_is_finite():
     assert on_demand.loss_scale == 2.0**23  # as it is now
 
 
-def test_the_locator_waits_for_one_report_at_a_time_until_it_is_detached():
-    net = make_net(way="float16")
-    trainer = scaled_trainer(net, DynamicLossScale(2.0**24))
-    locator = OverflowLocator(net, trainer)
-    train_step(net, trainer, make_batch())
+def test_the_locator_waits_for_one_report_at_a_time_until_it_is_detached(located):
+    net, trainer, locator = located
     first = locator.report
     train_step(net, trainer, make_batch())
     assert locator.report is first
@@ -179,22 +221,6 @@ def test_the_locator_looks_again_where_the_loss_scale_can_sink_no_further(caplog
     reports = [text for text in caplog.messages if text.startswith("backward")]
     assert len(reports) == 2  # at 8 and at 1
     assert reports[1] == str(locator.report)
-
-
-class Product(nn.HybridBlock):
-    """A product that is too large, between sums that are not."""
-
-    def hybrid_forward(self, F, x):
-        large = x + x
-        return large * large - large
-
-
-@SIXTEEN
-def test_python_operators_are_named_too(way):
-    net = make_net(Times(2.0**9, "large_"), Product(prefix="product_"), way=way)
-    report = locate_overflow(net, make_batch())
-    assert (report.block, report.what) == ("product", "what broadcast_mul returned")
-    assert 256 < report.largest_before < 65504
 
 
 def test_the_locator_needs_a_trainer_that_skips_steps():
@@ -225,32 +251,12 @@ def test_nothing_is_computed_while_steps_are_finite(monkeypatch):
     assert calls(lambda: train_step(net, trainer, batch)) == before
 
 
-class Masked(nn.HybridBlock):
-    """Softmax of what a mask leaves: the rest is minus infinity in float16, and meant to be."""
-
-    def hybrid_forward(self, F, x):
-        masked = F.where(x > -10, x, F.ones_like(x) * -1e9)
-        return F.softmax(F.concat(masked, F.ones_like(x) * -1e9, dim=1))
-
-
 @SIXTEEN
-def test_an_infinity_that_a_softmax_takes_away_is_no_overflow(way):
-    net = make_net(nn.Dense(6), Masked(prefix="masked_"), nn.Dense(144), way="float32")
-    net(make_batch().inputs)
-    WAYS[way](net)
+def test_an_infinity_that_a_softmax_takes_away_is_not_an_overflow(way):
+    net = make_net(*masked_layers(), way=way)
     assert locate_overflow(net, make_batch(), loss_scale=8.0) is None
     report = locate_overflow(net, make_batch(), loss_scale=2.0**24)
     assert report.direction == "backward"
-
-
-@SIXTEEN
-def test_an_overflow_after_a_mask_is_named_and_not_the_mask(way):
-    large = (Times(2.0**12, "first_"), Times(2.0**12, "second_"))
-    net = make_net(nn.Dense(6), Masked(prefix="masked_"), nn.Dense(144), *large)
-    net(make_batch().inputs)
-    WAYS[way](net)
-    report = locate_overflow(net, make_batch())
-    assert (report.direction, report.block) == ("forward", "second")
 
 
 @SIXTEEN
@@ -275,16 +281,13 @@ def test_an_overflow_that_a_saturated_function_hides_from_the_loss_is_named(way,
 
 
 def test_every_forward_pass_of_an_accumulated_step_is_looked_at():
-    net = nn.HybridSequential(prefix="net_")
-    net.add(nn.Dense(4, in_units=108), Times(2.0**12, "first_"), Times(2.0**12, "second_"))
-    net.initialize(mx.init.Normal(0.1))
-    mpgluon.cast_block(net)
+    net = overflowing_net("float16")
     net.collect_params().setattr("grad_req", "add")
     trainer = scaled_trainer(net, 2.0)
     locator = OverflowLocator(net, trainer)
     loud = make_batch().inputs
     for images in (loud, loud * 2.0**-18):
-        backward(net, trainer, Batch(images, None, lambda y, _: (y * 2.0**-10) ** 2))
+        backward(net, trainer, Batch(images, None, squared))
     trainer.step(4)
     assert (locator.report.direction, locator.report.block) == ("forward", "second")
 
@@ -308,13 +311,3 @@ def test_a_parameter_of_no_block_is_named_with_the_network():
     net.scales[0].grad()[:] = math.inf
     trainer.step(1)
     assert (locator.report.block, locator.report.what) == ("loose", "the gradient of loose_scale")
-
-
-@pytest.mark.usefixtures("native_operators")
-def test_nan_from_what_is_too_large_for_a_finite_only_format_is_found_with_its_format():
-    net = make_net(Times(2.0**4, "first_"), InTwoSteps(prefix="square_"))
-    amp.autocast(net, Policy.parse("compute=float8_e4m3"))
-    report = locate_overflow(net, make_batch())
-    assert (report.block, report.what) == ("square", "what broadcast_mul returned")
-    assert report.dtype == "float8_e4m3"
-    assert 21 < report.largest_before <= 448  # whose square is beyond 464

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT4_E2M1, FLOAT8_E4M3, DynamicLossScale, amp
+from mpgluon import BFLOAT16, FLOAT4_E2M1, FLOAT8_E4M3, FLOAT16, DynamicLossScale, amp
 from mpgluon.diagnostics.ranges import range_report
 
 import mxnet as mx
@@ -42,25 +42,36 @@ def constants(values):
 
 
 def gradient_of(report):
-    (found,) = [array for array in report.arrays if array.kind == "output gradient"]
-    return found
+    (gradient,) = [array for array in report.arrays if array.kind == "output gradient"]
+    return gradient
 
 
 # float16 at S = 1: overflow from 65520 on, zero up to 2**-25, subnormal between that and 2**-14.
 EDGES = [65519, 65520, 1e9, 1.0, 2.0**-14, 2.0**-15, 2.0**-24, 1.01 * 2.0**-25, 2.0**-25, 0.0]
 
 
-def test_fractions_are_what_rounding_does_at_every_edge():
-    found = gradient_of(range_report(*constants(EDGES)))
-    assert found.overflow_fraction == 2 / 10
-    assert found.underflow_fraction == 1 / 10
-    assert found.subnormal_fraction == 3 / 10
-    assert found.largest == 1e9
+# float4_e2m1: 6 and at most half a spacing more round to 6; zero up to 0.25, subnormal at 0.5.
+EDGES_OF_FOUR_BITS = [6.0, 7.0, 7.1, 1e9, 1.0, 0.6, 0.25, 0.0]
 
 
-def test_bfloat16_loses_nothing_of_that():
-    found = gradient_of(range_report(*constants(EDGES), fmt=BFLOAT16))
-    assert found.overflow_fraction == found.underflow_fraction == found.subnormal_fraction == 0
+@pytest.mark.parametrize(
+    ("fmt", "values", "overflow", "underflow", "subnormal"),
+    [
+        (FLOAT16, EDGES, 2 / 10, 1 / 10, 3 / 10),
+        (BFLOAT16, EDGES, 0, 0, 0),
+        (FLOAT4_E2M1, EDGES_OF_FOUR_BITS, 3 / 8, 1 / 8, 1 / 8),
+    ],
+)
+def test_fractions_are_what_rounding_does_at_every_edge(
+    fmt, values, overflow, underflow, subnormal
+):
+    report = range_report(*constants(values), fmt=fmt)
+    gradient = gradient_of(report)
+    assert gradient.overflow_fraction == overflow
+    assert gradient.underflow_fraction == underflow
+    assert gradient.subnormal_fraction == subnormal
+    assert gradient.largest == 1e9
+    assert ("arrays saturate" in str(report)) == ("saturated" in str(report)) == fmt.saturates
 
 
 def test_outputs_are_judged_without_the_loss_scale():
@@ -105,7 +116,7 @@ def test_what_a_block_with_blocks_in_it_makes_is_listed_once_and_containers_are_
         ("dense_relu", "output", 3e5),
         ("sum_same", "output", 3e5),
         ("sum", "output", 6e5),
-        # Of the sum what the loss is multiplied by; then of one term, and of both terms together.
+        # The sum has the factor of the loss; then comes one term, then both terms together.
         ("sum", "output gradient", 16),
         ("sum_same", "output gradient", 16),
         ("dense_weight", "gradient", 4),
@@ -116,13 +127,19 @@ def test_what_a_block_with_blocks_in_it_makes_is_listed_once_and_containers_are_
     assert report.recommended_loss_scale(1) == 2.0**10  # 2^10 * 32 is less than 65504
 
 
-def test_no_scale_is_recommended_where_a_gradient_is_infinite_or_the_headroom_less_than_one():
-    with pytest.raises(ValueError, match="not finite without any scale: constants"):
-        range_report(*constants([math.inf])).recommended_loss_scale()
-    with pytest.raises(ValueError, match="not finite without any scale: constants"):
-        range_report(*constants([1.0, math.inf])).recommended_loss_scale()
-    with pytest.raises(ValueError, match="headroom must be at least 1"):
-        range_report(*constants([1.0])).recommended_loss_scale(0.5)
+@pytest.mark.parametrize(
+    ("values", "headroom", "message"),
+    [
+        ([math.inf], 2, "not finite without any scale: constants"),
+        ([1.0, math.inf], 2, "not finite without any scale: constants"),
+        ([1.0], 0.5, "headroom must be at least 1"),
+    ],
+)
+def test_no_scale_is_recommended_for_infinite_gradients_or_less_headroom_than_one(
+    values, headroom, message
+):
+    with pytest.raises(ValueError, match=message):
+        range_report(*constants(values)).recommended_loss_scale(headroom)
 
 
 def test_a_dynamic_scale_settles_within_two_doublings_of_the_recommended_one():
@@ -145,17 +162,6 @@ def test_an_empty_output_is_no_trouble():
     net = nn.HybridLambda(lambda F, x: F.slice_axis(x, axis=0, begin=0, end=1), prefix="first_")
     batch = Batch(mx.nd.ones((2, 2)), None, lambda y, _: y)
     assert range_report(net, batch).arrays[0].largest == 1
-
-
-def test_a_format_that_saturates_counts_what_is_too_large_and_says_so():
-    # float4_e2m1: 6 and at most half a spacing more round to 6; zero up to 0.25, subnormal at 0.5.
-    report = range_report(*constants([6.0, 7.0, 7.1, 1e9, 1.0, 0.6, 0.25, 0.0]), fmt=FLOAT4_E2M1)
-    found = gradient_of(report)
-    assert found.overflow_fraction == 3 / 8
-    assert found.underflow_fraction == 1 / 8
-    assert found.subnormal_fraction == 1 / 8
-    assert "arrays saturate" in str(report)
-    assert "saturated" in str(report)
 
 
 def test_with_a_scale_of_its_own_an_array_loses_only_what_is_small_beside_its_largest():

@@ -78,13 +78,9 @@ def text_of(page, selector):
 
 
 @pytest.mark.parametrize("power", POWERS)
-def test_the_script_computes_the_same_shares_as_python(page, scales, power):
-    found = page.evaluate(f"histograms.layers.map((layer) => sharesOf(layer, {power}))")
-    assert found == scales.shares(2.0**power)  # to the last bit
-
-
-@pytest.mark.parametrize("power", POWERS)
-def test_the_slider_shows_the_worst_layers_at_its_scale(page, scales, power):
+def test_the_slider_shows_the_worst_layers_with_python_s_shares(page, scales, power):
+    shares = page.evaluate(f"histograms.layers.map((layer) => sharesOf(layer, {power}))")
+    assert shares == scales.shares(2.0**power)  # to the last bit
     move_to(page, power)
     assert text_of(page, "#summary") == scales.summary(2.0**power)
     expected = scales.worst(2.0**power, SHOWN)
@@ -92,6 +88,7 @@ def test_the_slider_shows_the_worst_layers_at_its_scale(page, scales, power):
         parts = [share_text(shares[part]) for part in ("lost", "subnormal", "overflow")]
         assert [*row[:2], *row[3:]] == [one.block.name, one.what, *parts]
     assert len(rows_of(page)) == len(expected)
+    assert text_of(page, "pre") == "x < 1\n"  # lines to paste are as they were
 
 
 def test_all_layers_come_in_the_order_of_the_network(page, scales):
@@ -122,7 +119,3 @@ def test_the_keyboard_moves_the_scale_and_readers_hear_it(page, scales):
 def test_no_width_needs_scrolling_sideways(page, width):
     with page.window(width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_lines_to_paste_are_as_they_were(page):
-    assert text_of(page, "pre") == "x < 1\n"

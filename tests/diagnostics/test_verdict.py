@@ -139,30 +139,33 @@ def test_a_layer_whose_values_overflow_is_kept_and_the_lines_keep_it():
     assert not amp.step_was_skipped(names["trainer"])
 
 
-def test_an_error_that_remains_is_not_safe():
+def judged(error, limit, left):
+    """Return the verdict on a harmless network with an error that was measured elsewhere."""
     net, batch = make_net(), make_batch()
     report = range_report(net, batch)
+    suggestion = Suggestion([], error, error, limit, [net[0]], left)
+    return judge(net, batch, report, loss_scales(net, report, 2.0), suggestion)
+
+
+def test_an_error_that_remains_is_not_safe():
     remains = "most of what remains is introduced by net_dense0"
-    suggestion = Suggestion([], 0.5, 0.5, 0.01, [net[0]], remains)
-    verdict = judge(net, batch, report, loss_scales(net, report, 2.0), suggestion)
+    verdict = judged(0.5, 0.01, remains)
     assert verdict.answer == "not safe"
     assert f"stays at 0.5, above 0.01; {remains}. Use bfloat16" in verdict.sentence
     assert verdict.lines == ""
 
 
-def test_an_error_that_rounding_the_inputs_explains_does_not_count_against_the_format():
-    net, batch = make_net(), make_batch()
-    report = range_report(net, batch)
-    alone = input_error(net, batch, "float16")
+@pytest.mark.parametrize(("times", "answer"), [(7.5, "safe"), (8.5, "not safe")])
+def test_an_error_that_rounding_the_inputs_explains_does_not_count_against_the_format(
+    times, answer
+):
+    alone = input_error(make_net(), make_batch(), "float16")
     assert 0 < alone < 0.01
-    scales = loss_scales(net, report, 2.0)
-    for times, answer in ((7.5, "safe"), (8.5, "not safe")):
-        left = Suggestion([], times * alone, times * alone, alone, [], "it remains")
-        verdict = judge(net, batch, report, scales, left)
-        assert verdict.answer == answer
-        explained = f"rounding nothing but the inputs changes the result by {alone:.2g} already"
-        assert (explained in " ".join(verdict.reasons)) == (answer == "safe")
-        assert bool(verdict.lines) == (answer == "safe")
+    verdict = judged(times * alone, alone, "it remains")
+    assert verdict.answer == answer
+    explained = f"rounding nothing but the inputs changes the result by {alone:.2g} already"
+    assert (explained in " ".join(verdict.reasons)) == (answer == "safe")
+    assert bool(verdict.lines) == (answer == "safe")
 
 
 def test_rounding_inputs_that_are_16_bit_numbers_already_changes_nothing():

@@ -16,7 +16,6 @@ from tiny_groups import EXPERIMENTS
 from experiments.experiment import Outcome
 from experiments.page import BEGIN, END
 from experiments.records import read_records, read_repetitions, write_record
-from recipes.data import render_shapes
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "scripts" / "evidence.py"
@@ -104,20 +103,18 @@ def test_all_is_run_that_can_be_and_what_has_a_record_is_not_run_again(
     ]
 
 
-def test_with_the_full_tree_its_experiments_are_run_without_change(evidence, tmp_path):
-    tree = render_shapes(tmp_path, classes=101, images_per_class=1)
-    (tmp_path / "data").mkdir()
-    tree.rename(tmp_path / "data" / "101_ObjectCategories")
-    assert evidence("run", "other/photographs") == 0
-    (record,) = read_records(tmp_path / "records").values()
-    assert record.outcome.figures == {"folder": "data"}
-
-
-def test_photographs_that_are_not_there_are_an_error_if_asked_for_by_name(evidence, capsys):
-    assert evidence("run", "other/photographs", "tiny") == 2
-    assert capsys.readouterr().err.startswith("error: cannot run other/photographs: ")
-    assert evidence("run", "nothing") == 2
-    assert "there is no experiment 'nothing'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "other/photographs", "tiny"], "error: cannot run other/photographs: "),
+        (["run", "nothing"], "there is no experiment 'nothing'"),
+        (["repeat"], "has no record of an experiment that could be repeated"),
+        (["repeat", "tiny/threads"], "there is no record of 'tiny/threads'"),
+    ],
+)
+def test_what_cannot_be_run_or_repeated_is_an_error(evidence, capsys, arguments, message):
+    assert evidence(*arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -142,13 +139,6 @@ def test_a_repetition_is_from_scratch_with_the_same_threads_and_is_written_down(
     assert named.difference.startswith("curve[1] was other, is ")
     assert not list((tmp_path / "work").glob("repeated-*"))
     assert left.read_text() == "7"
-
-
-def test_what_has_no_record_cannot_be_repeated(evidence, capsys):
-    assert evidence("repeat") == 2
-    assert "has no record of an experiment that could be repeated" in capsys.readouterr().err
-    assert evidence("repeat", "tiny/threads") == 2
-    assert "there is no record of 'tiny/threads'" in capsys.readouterr().err
 
 
 def test_the_page_is_written_and_checked(evidence, capsys, tmp_path):

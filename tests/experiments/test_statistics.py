@@ -16,7 +16,7 @@ def test_a_comparison_by_hand():
     # Differences 1, 2, 3: mean 2, standard deviation 1, standard error 1/sqrt(3). With 2 degrees
     # of freedom the t distribution is known: P(|T| > t) = 1 - t / sqrt(2 + t**2). So t = sqrt(12)
     # gives 1 - sqrt(12/14), and 95 % lie within 0.95 * sqrt(2 / (1 - 0.95**2)).
-    one = compare([[1, 2], [math.nan, 3]])  # a NaN is no pair
+    one = compare([[1, 2], [math.nan, 3]])  # a NaN makes no pair
     reach = 0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3)
     assert (one.pairs, one.mean, one.spread) == (3, 2.0, 1.0)
     assert (one.lower, one.upper) == pytest.approx((2 - reach, 2 + reach))
@@ -40,17 +40,14 @@ def test_equal_accuracies_are_ties_whatever_the_last_bits_of_their_difference():
     assert found.wilcoxon == expected.wilcoxon
 
 
-def test_differences_that_are_all_alike():
-    none = compare([0, 0, 0])
-    assert (none.mean, none.lower, none.upper, none.t_test, none.wilcoxon) == (0, 0, 0, 1, 1)
-    some = compare([1, 1, 1])
-    assert (some.lower, some.upper, some.t_test) == (1, 1, 0)
-
-
 @pytest.mark.parametrize("pairs", [[], [1]])
-def test_fewer_than_two_pairs_are_refused(pairs):
+def test_fewer_than_two_pairs_are_refused_and_equal_differences_have_no_spread(pairs):
     with pytest.raises(ValueError, match=f"at least two pairs, received {len(pairs)}"):
         compare(pairs)
+    none, some = compare([0, 0, 0]), compare([1, 1, 1])
+    assert (none.mean, none.lower, none.upper, none.t_test, none.wilcoxon) == (0, 0, 0, 1, 1)
+    assert (some.lower, some.upper, some.t_test) == (1, 1, 0)
+    assert cells.mean_and_interval(none, 1) == "+0.0 (+0.0 to +0.0)"
 
 
 def test_holms_correction_by_hand():
@@ -79,21 +76,11 @@ def test_a_detectable_difference_is_found_four_times_in_five(pairs):
 
 
 @pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([1.0, 2.0, 3.0], "2.0 ± 1.0"),
-        ([2.0], "2.0 (one seed)"),
-        ([1.0, None, 3.0], "not finite in 1 of 3"),
-        ([None], "not finite in 1 of 1"),
-    ],
-)
-def test_a_mean_has_its_spread(values, text):
-    assert cells.plus_minus(values, 1) == text
-
-
-@pytest.mark.parametrize(
     ("show", "value", "text"),
     [
+        (lambda values: cells.plus_minus(values, 1), [1.0, 2.0, 3.0], "2.0 ± 1.0"),
+        (lambda values: cells.plus_minus(values, 1), [2.0], "2.0 (one seed)"),
+        (lambda values: cells.plus_minus(values, 1), [1.0, None, 3.0], "not finite in 1 of 3"),
         (cells.one_or_range, [4096.0, 4096.0], "4096"),
         (cells.one_or_range, [13, 12, 14], "12 to 14"),
         (cells.one_or_range, [2.0**24], "16777216"),
@@ -113,8 +100,3 @@ def test_a_mean_has_its_spread(values, text):
 )
 def test_a_number_as_text(show, value, text):
     assert show(value) == text
-
-
-def test_an_interval_has_signs_and_as_many_digits_as_its_mean():
-    one = compare([0, 0])
-    assert cells.mean_and_interval(one, 1) == "+0.0 (+0.0 to +0.0)"

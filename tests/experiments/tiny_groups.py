@@ -1,4 +1,4 @@
-"""Experiments that take no time, for the tests of the script; the templates beside show them."""
+"""Experiments that take no time, for the tests of the script and of this folder's templates."""
 
 from __future__ import annotations
 

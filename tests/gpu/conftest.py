@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: the GPU, or why there is none, and helpers of the other folders.
+"""Fixtures of the tests on a GPU: the GPU, or why there is none, and helpers of other folders.
 
 MXNet's arrays and parameters go to the current context. Here that is ``mx.gpu(0)``, so the helpers
 of the CPU's tests, and many of those tests, run on the GPU as they are.

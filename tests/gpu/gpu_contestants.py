@@ -1,4 +1,4 @@
-"""Training steps on a GPU to be timed beside each other, with the GPU's memory among their facts.
+"""Training steps on a GPU to be timed in one race, with the GPU's memory among their facts.
 
 Factories for `benchmarks`, which starts each in a process of its own.
 """

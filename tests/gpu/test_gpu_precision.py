@@ -64,17 +64,11 @@ def test_sums_go_on_where_a_float16_accumulator_would_stand_still():
 
 
 @BOTH
-def test_autocast_rounds_where_weights_and_data_are_used(hybridize):
+def test_autocast_rounds_where_weights_and_data_are_used_and_holds_fp32(hybridize):
     test_autocast.test_weights_and_data_are_rounded_where_they_are_used_and_nowhere_else(
         FLOAT16, hybridize
     )
-
-
-def test_autocast_holds_float16_gradients_in_fp32():
     test_autocast.test_a_gradient_is_rounded_to_the_compute_format_and_held_in_fp32(FLOAT16)
-
-
-def test_autocast_loses_no_small_update():
     test_autocast.test_small_updates_are_not_lost_as_the_parameters_are_their_own_masters(FLOAT16)
 
 

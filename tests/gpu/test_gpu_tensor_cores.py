@@ -76,23 +76,25 @@ def operations_per_second(net, data: mx.nd.NDArray, operations: float) -> float:
     return REPETITIONS * operations / (time.perf_counter() - began)
 
 
-def test_a_matrix_product_is_faster_than_anything_else_could_be(most_without_tensor_cores):
-    batch, size = 8192, 4096
-    net = nn.Dense(size, in_units=size, use_bias=False)
+@pytest.mark.parametrize(
+    ("layer", "shape", "operations"),
+    [
+        (lambda: nn.Dense(4096, in_units=4096, use_bias=False), (8192, 4096), 2.0**38),
+        (
+            lambda: nn.Conv2D(256, 3, padding=1, in_channels=256, use_bias=False),
+            (64, 256, 56, 56),
+            2.0 * 64 * 56**2 * 256 * 256 * 9,
+        ),
+    ],
+    ids=["matrix product", "convolution"],
+)
+def test_a_product_is_faster_than_without_tensor_cores(
+    most_without_tensor_cores, layer, shape, operations
+):
+    net = layer()
     net.initialize(mx.init.Normal(0.01))
     mpgluon.cast_block(net)
-    data = mx.nd.ones((batch, size), dtype="float16")
-    reached = operations_per_second(net, data, 2.0 * batch * size * size)
-    assert reached > most_without_tensor_cores
-
-
-def test_a_convolution_is_faster_than_anything_else_could_be(most_without_tensor_cores):
-    batch, channels, side = 64, 256, 56
-    net = nn.Conv2D(channels, 3, padding=1, in_channels=channels, use_bias=False)
-    net.initialize(mx.init.Normal(0.01))
-    mpgluon.cast_block(net)
-    data = mx.nd.ones((batch, channels, side, side), dtype="float16")
-    operations = 2.0 * batch * side**2 * channels * channels * 9
+    data = mx.nd.ones(shape, dtype="float16")
     assert operations_per_second(net, data, operations) > most_without_tensor_cores
 
 

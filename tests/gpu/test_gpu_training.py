@@ -7,25 +7,19 @@ from test_resume import assert_same_course
 from training_helpers import STEPS, run, run_interrupted
 
 pytestmark = pytest.mark.gpu
-WAYS = pytest.mark.parametrize(
+
+
+@pytest.mark.parametrize(
     "options",
     [{"dtype": "float32"}, {"dtype": "float16"}, {"dtype": "float16", "amp": True}],
     ids=lambda options: " ".join(map(str, options.values())),
 )
-
-
-@WAYS
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(shapes, tmp_path, options):
-    whole = run(shapes, tmp_path / "whole", devices="gpu:0", **options)
-    resumed = run_interrupted(
-        shapes, tmp_path / "resumed", after_step=3, devices="gpu:0", **options
-    )
+def test_a_run_learns_and_ends_as_if_it_had_not_been_interrupted(shapes, tmp_path, options):
+    options = {**options, "devices": "gpu:0"}
+    whole = run(shapes, tmp_path / "whole", **options)
+    resumed = run_interrupted(shapes, tmp_path / "resumed", after_step=3, **options)
     assert_same_course(resumed, whole)
     assert whole.results["steps"] == STEPS
-
-
-@WAYS
-def test_a_network_learns_what_it_is_shown(shapes, tmp_path, options):
-    done = run(shapes, tmp_path, devices="gpu:0", epochs=12, growth_interval=10, **options)
+    done = run(shapes, tmp_path / "long", epochs=12, growth_interval=10, **options)
     first, *_, last = done.events("epoch")
     assert last["train_loss"] < first["train_loss"] / 2

@@ -22,7 +22,7 @@ AXE = ROOT / ".venv-docs" / "node_modules" / "axe-core" / "axe.min.js"
 WIDTHS = (400, 900, 1400)
 PAGES = sorted(path for path in SITE.rglob("*.html") if path != SITE / "index.html")
 
-# What reaches beyond the window without a box of its own that scrolls.
+# Elements that reach beyond the window without a box of their own that scrolls.
 CUT_OFF = """
 (() => {
   const scrolls = (element) => {

@@ -54,7 +54,7 @@ def test_what_the_pages_and_lessons_import_is_in_the_reference():
 
 
 IMPORT = r"^from ((?:mpgluon|recipes|benchmarks)[\w.]*) import"
-# What some lessons look into, and what is no promise to users.
+# Some lessons look into these, which are not promised to users.
 INTERNAL = {
     "mpgluon.graph.description",
     "mpgluon.tools",

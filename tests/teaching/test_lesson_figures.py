@@ -20,22 +20,24 @@ NOTEBOOK_FILES = sorted(NOTEBOOKS.glob("*.ipynb"))
 WIDER = {"05": 911, "07": 911}
 SVG = "{http://www.w3.org/2000/svg}"
 
-each_drawing = pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.stem)
 
-
-@each_drawing
-def test_a_drawing_has_a_title_and_a_description(path):
+@pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.stem)
+def test_a_drawing_is_described_legible_and_complete_in_one_file(path):
     root = ElementTree.parse(path).getroot()
-    assert root.tag == f"{SVG}svg"
-    assert root.get("role") == "img"
+    assert (root.tag, root.get("role")) == (f"{SVG}svg", "img")
     texts = {child.get("id"): (child.text or "").strip() for child in root[:2]}
     assert list(texts) == root.get("aria-labelledby").split() == ["title", "desc"]
     assert 0 < len(texts["title"]) < len(texts["desc"])
 
+    width, height = (float(root.get(name)) for name in ("width", "height"))
+    assert root.get("viewBox") == f"0 0 {width:g} {height:g}"
+    assert width == 720
+    background = root.find(f"{SVG}rect").attrib
+    expected = {"width": f"{width:g}", "height": f"{height:g}", "fill": "#ffffff"}
+    assert {name: background[name] for name in expected} == expected
+    sizes = re.findall(r"font(?:-size)?: ([\d.]+)px", root.find(f"{SVG}style").text)
+    assert min(map(float, sizes)) >= 13
 
-@each_drawing
-def test_a_drawing_needs_nothing_from_outside(path):
-    root = ElementTree.parse(path).getroot()
     allowed = {"svg", "title", "desc", "style", "marker", "rect", "circle", "path", "text"}
     assert {element.tag.removeprefix(SVG) for element in root.iter()} <= allowed
     text = path.read_text("utf-8").replace(f'xmlns="{SVG[1:-1]}"', "")
@@ -43,23 +45,6 @@ def test_a_drawing_needs_nothing_from_outside(path):
     inside = {element.get("id") for element in root.iter()}
     assert set(re.findall(r"url\(#(\w+)\)", text)) <= inside
     assert text.count("url(") == text.count("url(#")
-
-
-@each_drawing
-def test_a_drawing_is_legible_on_any_page(path):
-    root = ElementTree.parse(path).getroot()
-    width, height = (float(root.get(name)) for name in ("width", "height"))
-    assert root.get("viewBox") == f"0 0 {width:g} {height:g}"
-    assert width == 720
-    background = root.find(f"{SVG}rect")
-    assert [background.get(name) for name in ("width", "height", "fill")] == [
-        f"{width:g}",
-        f"{height:g}",
-        "#ffffff",
-    ]
-    sizes = re.findall(r"font(?:-size)?: ([\d.]+)px", root.find(f"{SVG}style").text)
-    assert sizes
-    assert min(map(float, sizes)) >= 13
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

@@ -1,9 +1,9 @@
-"""What wrong answers to the exercises are told; right ones are given by the lessons."""
+"""Wrong answers to the exercises get their explanation; right ones stand in the lessons."""
 
 from __future__ import annotations
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT6_E2M3, FLOAT8_E4M3, FLOAT16, amp
+from mpgluon import BFLOAT16, FLOAT6_E2M3, amp
 
 import numpy as np
 import pytest
@@ -45,16 +45,6 @@ def fp32_matrix_product(inputs, weight, _bias):
     return inputs.astype("float32") @ weight.T.astype("float32")
 
 
-def load_then_cast_by_gluon(net, path):
-    net.load_parameters(path)
-    net.cast("float16")
-
-
-def cast_then_load(net, path):
-    mpgluon.cast_block(net)
-    net.load_parameters(path)
-
-
 def cast_then_load_rounded(net, path):
     mpgluon.cast_block(net)
     net.load_parameters(path, cast_dtype=True)
@@ -65,12 +55,9 @@ def energy_of_a_quarter(F, x):
     return F.log(16 * F.mean(F.broadcast_mul(small, small), axis=2) + 1)
 
 
-def clipped_sum(gradients):
-    return np.clip(sum(gradients), -65504, 65504)
-
-
-def finite(gradients):
-    return [bool(np.isfinite(gradient).all()) for gradient in gradients]
+def clipped_sum_and_own_flags(gradients):
+    total = np.clip(sum(gradients), -65504, 65504)
+    return total, [bool(np.isfinite(gradient).all()) for gradient in gradients]
 
 
 def step_without_skip(net, loss_of, trainer, scale):
@@ -115,70 +102,42 @@ WRONG = [
     ("00.2", mpgluon.cast_block, "and not a gluon.Trainer with Adam"),
     ("00.2", too_slow, "0% of the weights have left 1: FP16's next number is 0.00049 away"),
     ("01.1", 2, "At 2 the sum goes on: half the spacing there is 0.00098, less than 0.001"),
-    ("01.1", 8, "never reaches 8: after"),
-    ("01.2", FLOAT16, "100,000 becomes inf: the largest number of the format is 65504"),
     ("01.2", BFLOAT16, "half the spacing above 1 is 0.00390625, and 1.002 is rounded to 1"),
-    ("01.3", 2, "the same as if it is rounded once"),
     ("01.3", 3.999, "3.999 is not an FP16 number from 1 up to 4"),
     ("02.1", 8, "8 bytes hold the weight, the gradient, the master, but not the averages"),
-    ("02.1", 32, "more than all the arrays take together"),
     ("02.2", 0.0005, "stays at 1 for ever. The first update is 0.000125; half the spacing"),
-    ("02.2", 0.01, "But it also moves with 0.0095"),
-    ("02.3", 1 / 4096, "the limit is higher: of twice as large ones it loses 100%"),
     ("02.3", 1 / 256, "the others survive"),
     ("03.1", 32, "60000 x 40 / 32 is 75000, in FP16 infinity: each step overflows"),
-    ("03.1", 128, "But 64 would do"),
-    ("03.2", 2000, "After 1,000 steps S is 2^16; it never gets there, and ends at 2^17"),
     ("03.2", 251, "it gets there in step 1004"),
     ("03.3", step_without_skip, "the step was not skipped"),
-    ("04.1", 11.2, "and that is a smaller FP16 number"),
     ("04.1", 65504, "e^65504 is infinite in FP16, but so is e^65472"),
     ("04.2", fp32_matrix_product, "it returns float32 of shape (16, 32)"),
     ("04.3", "Convolution", "that operator does not overflow"),
-    ("05.1", 200, "can be luck"),  # the lesson's own test
     ("05.1", 20_000, "fewer images are enough"),
-    ("05.2", 5, "tries the next scale too often"),
     ("05.2", 2000, "never in this run"),  # the default
     ("05.3", cast_then_load_rounded, "rounded to FP16 first: load, then cast"),
-    ("05.3", cast_then_load, "ends in an error: Failed loading Parameter"),
-    ("05.3", load_then_cast_by_gluon, "does not train afterwards: MXNetError"),
     ("06.1", energy_of_a_quarter, "Cast to FP16, it breaks: forward"),
-    ("06.2", 1, "60 of 60 steps are skipped"),
     ("06.2", 300, "300 is not a power of two"),
-    ("06.3", 1024, "but at 2048 it is so too"),
     ("06.3", 65536, "is not finite: the step is skipped"),
     ("07.2", 139, "would be busy 82 % of the time"),  # as many as operations per byte
-    ("07.2", 512, "a smaller batch is, too"),
-    ("07.3", 100, "one more image would fit, too"),
     ("07.3", 1000, "more than 8,192"),
-    ("08.1", lambda g: (clipped_sum(g), finite([clipped_sum(g)]) * 2), "both replicas stepped"),
-    (
-        "08.1",
-        lambda g: (clipped_sum(g), finite(g)),
-        "Skipped steps: 1 of replica 0, 0 of replica 1",
-    ),
-    ("08.2", 1, "With 1 worker each sends 3.81e-06, and the result is 3.81e-06"),
+    ("08.1", clipped_sum_and_own_flags, "Skipped steps: 1 of replica 0, 0 of replica 1"),
     ("08.2", 64, "each sends 5.96e-08, and the result is 3.81e-06"),
-    ("08.2", 2**12, "and with 2048 already"),
     ("08.3", seed_of_each_rank, "of 1000 images were seen by no process, and"),
     ("09.1", 16, "the weights move 4 times as far. The step divides a sum over all images by 16"),
     ("09.2", raw_gradient, "it is not divided by S, nor by the batch size"),
     ("09.3", one_loss_after_the_other, "has replaced the gradients of the first"),
     ("10.1", lambda weight, bias, *_: (weight, bias), "The weight is not W with its columns"),
     ("10.2", 0.25, "The logits 0.375 and 0 may become 0.125 and 0.25: the decision changes"),
-    ("10.2", 1, "not the smallest such number"),
     ("10.3", 10, "is another result"),
     ("11.1", 2**25, "2^25 is 100,663, and the largest E5M2 number is 57,344"),
-    ("11.1", 2**16, "With twice that scale nothing overflows"),
     ("11.2", FLOAT6_E2M3, "become zero"),
-    ("11.2", FLOAT8_E4M3, "are 8 bits, not 6"),
     ("11.3", 16, "had moved after 16 steps; the first move came after 32"),
-    ("11.3", 128, "99% had moved after 128 steps"),
 ]
 
 
 @pytest.mark.parametrize(("number", "answer", "words"), WRONG)
-def test_a_wrong_answer_is_told_what_it_would_do(number, answer, words, capsys):
+def test_a_wrong_answer_is_explained(number, answer, words, capsys):
     assert not check(number, answer)
     assert words in capsys.readouterr().out
 

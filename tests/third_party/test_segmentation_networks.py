@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gluoncv.loss import MixSoftmaxCrossEntropyLoss
 from mxnet import autograd, gluon
-from third_party_helpers import change_a_little, distance
+from third_party_helpers import change_a_little, distance, length
 
 pytestmark = [pytest.mark.slow, pytest.mark.third_party]
 
@@ -66,18 +66,13 @@ def movement(network, way, loss_scale, *, hybridize=False):
     return [moved[n] for n, p in net.collect_params().items() if p.grad_req != "null"]
 
 
-def size(arrays):
-    """Return the Euclidean norm of all elements."""
-    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 def test_it_trains_in_float16_as_far_from_fp32_as_fp32_after_a_change_of_its_weights(network):
     fp32 = movement(network, "FP32", "none")
     for one, other in zip(movement(network, "FP32", 1024), fp32):
         assert one.tobytes() == other.tobytes()
     noise = distance(movement(network, "FP32, changed a little", "none"), fp32)
-    whole = size(fp32)
+    whole = length(fp32)
     for way in ("cast", "autocast"):
         for hybridize in (False, True):
             moved = movement(network, way, 1024, hybridize=hybridize)
@@ -85,4 +80,4 @@ def test_it_trains_in_float16_as_far_from_fp32_as_fp32_after_a_change_of_its_wei
             assert distance(moved, fp32) < 4 * noise
             # These networks are so sensitive that this alone would let one pass that stands still,
             # or moves S times too little.
-            assert 0.5 < size(moved) / whole < 2
+            assert 0.5 < length(moved) / whole < 2

@@ -1,4 +1,4 @@
-"""Training a network of somebody else's a few steps in float16, beside FP32.
+"""Train a third-party network a few steps in float16, and compare with FP32.
 
 A network is a :class:`Case`: how to make it, and what its losses are. How far a float16 run may be
 from FP32's is measured on the network itself: by how far FP32 moves from FP32 when its first
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     batch_size : int
         What ``trainer.step`` is given.
     optimizer, learning_rate, loss_scale
-        Of the Trainer. The largest gradient times the scale stays below 65504.
+        Options of the Trainer. The largest gradient times the scale stays below 65504.
     uses : int
         How often a pass uses one weight: so many gradients are rounded and added up.
     """
@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a training run leaves behind: its losses, and by how much each parameter has moved."""
+    """The results of a training run: its losses, and by how much each parameter has moved."""
 
     losses: list[np.ndarray]
     moved: dict[str, np.ndarray]

@@ -1,4 +1,4 @@
-"""What the tests of training share: a small data set, and a run that goes through all of it."""
+"""Fixtures of this folder: a small data set, and runs that use all of it."""
 
 from __future__ import annotations
 

@@ -8,11 +8,10 @@ from mpgluon.distributed import OneProcess
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, WAYS, assert_same_bits, in_sequence
+from helpers import STATIC, WAYS, assert_same_bits, in_sequence, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from test_resume import assert_same_course
-from training_helpers import STEPS, run, run_interrupted
+from training_helpers import STEPS, run
 
 from recipes.training.steps import Stepper
 
@@ -21,12 +20,11 @@ ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
-def prepared(way: str, devices: list[mx.Context], *, layers=None):
+def prepared(way: str, devices: list[mx.Context]):
     """Return a network and its Trainer with a loss scale, always the same."""
     mx.random.seed(0)
     np.random.seed(0)
-    normalized = (nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Dense(3))
-    net = in_sequence(*(layers or normalized))
+    net = in_sequence(nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Dense(3))
     net.initialize(mx.init.Normal(0.5), ctx=devices)
     net(mx.nd.zeros((1, 2, SIDE, SIDE)))
     if way in WAYS:
@@ -70,19 +68,14 @@ def accumulated_by_hand(net, trainer, devices, count):
     return fates
 
 
-def values(net) -> list[np.ndarray]:
-    mx.nd.waitall()
-    return [one.asnumpy() for p in net.collect_params().values() for one in p.list_data()]
-
-
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
 @pytest.mark.parametrize("way", ["float32", *WAYS])
 def test_a_step_of_several_batches_is_the_loop_by_hand_bit_for_bit(way, devices):
     net, trainer = prepared(way, devices)
     expected = accumulated_by_hand(net, trainer, devices, 5)
-    mine, my_trainer = prepared(way, devices)
+    own, own_trainer = prepared(way, devices)
     step = Stepper(
-        mine, my_trainer, devices, OneProcess(), differentiate_inputs=False, accumulate=N
+        own, own_trainer, devices, OneProcess(), differentiate_inputs=False, accumulate=N
     )
     events = []
     for images, labels in steps_of_images(5, N * BATCH_SIZE * len(devices)):
@@ -90,47 +83,14 @@ def test_a_step_of_several_batches_is_the_loop_by_hand_bit_for_bit(way, devices)
         assert events[-1]["images"] == len(labels)
     # The scale doubles after two real steps, and the overflow in one batch skips the second step.
     assert expected == [(64, False), (32, True), (32, False), (64, False), (64, False)]
-    assert [(e["loss_scale"], e["skipped"]) for e in events[1:]] == [
-        (scale, skipped) for (scale, _), (_, skipped) in zip(expected, expected[1:])
-    ]
+    assert [event["loss_scale"] for event in events[1:]] == [scale for scale, _ in expected[:-1]]
+    assert [event["skipped"] for event in events[1:]] == [skipped for _, skipped in expected[1:]]
     weights, expected_weights = (
-        [p.data().asnumpy() for p in one.collect_params().values() if p.grad_req != "null"]
-        for one in (mine, net)
+        {n: array for n, array in parameters_of(one).items() if "running" not in n}
+        for one in (own, net)
     )
     assert_same_bits(weights, expected_weights)
-    assert my_trainer.optimizer.num_update == 4
-
-
-# Sums of small integers, which float16 and FP32 hold exactly in whatever order.
-@pytest.mark.parametrize("way", ["float32", "cast float16", "autocast float16"])
-def test_where_sums_are_exact_batches_equal_one_large_batch_bit_for_bit(way):
-    random = np.random.RandomState(0)
-    images = mx.nd.array(random.randint(-4, 5, (12, 5)))
-    targets = mx.nd.array(random.randint(-4, 5, (12, 2)))
-
-    def train(batches: int) -> list[np.ndarray]:
-        net = nn.Dense(2, in_units=5)
-        net.initialize(mx.init.Constant(0.5))
-        if way in WAYS:
-            WAYS[way](net)
-        for parameter in net.collect_params().values():
-            parameter.grad_req = "add"
-        options = {"learning_rate": 1.0, "multi_precision": True}
-        trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-        amp.init_trainer(trainer, 16)
-        size = 12 // batches
-        for begin in range(0, 12, size):
-            with autograd.record():
-                loss = net(images[begin : begin + size]) * targets[begin : begin + size]
-                with amp.scale_loss(loss, trainer) as scaled_loss:
-                    autograd.backward(scaled_loss)
-        trainer.step(8)
-        return values(net)
-
-    whole = train(1)
-    assert all((value != 0.5).any() for value in whole)
-    for batches in (2, 3, 4, 12):
-        assert_same_bits(train(batches), whole)
+    assert own_trainer.optimizer.num_update == 4
 
 
 HALVES = {"batch_size": 5, "accumulate": 2, "dtype": "float16"}
@@ -156,12 +116,3 @@ def test_steps_of_a_run_are_real_steps(shapes, tmp_path, float16_run):
     assert done.results["global_batch_size"] == 10
     assert done.results["steps"] == STEPS
     assert [event["step"] for event in done.events("epoch")] == [4, 8]
-
-
-@pytest.mark.parametrize("after_step", [3, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_that_was_interrupted_between_real_steps_goes_on_bit_for_bit(
-    shapes, tmp_path, after_step
-):
-    whole = run(shapes, tmp_path / "whole", **HALVES)
-    resumed = run_interrupted(shapes, tmp_path / "resumed", after_step=after_step, **HALVES)
-    assert_same_course(resumed, whole)

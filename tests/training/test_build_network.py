@@ -20,18 +20,13 @@ def values_of(net: gluon.Block) -> dict[str, np.ndarray]:
     return {name: p.data().asnumpy() for name, p in net._collect_params_with_prefix().items()}
 
 
-def make_net(classes: int = 4, *, units: int = 6, seed: int = 0) -> gluon.HybridBlock:
+def make_net(classes: int = 4, *, seed: int = 0, prefix=None) -> gluon.HybridBlock:
     mx.random.seed(seed)
     np.random.seed(seed)
-    net = nn.HybridSequential()
+    net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():
-        net.add(
-            nn.Conv2D(units, 3, in_channels=3),
-            nn.BatchNorm(in_channels=units),
-            nn.GlobalAvgPool2D(),
-            nn.Flatten(),
-            nn.Dense(classes, in_units=units),
-        )
+        net.add(nn.Conv2D(6, 3, in_channels=3), nn.BatchNorm(in_channels=6))
+        net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(classes, in_units=6))
     net.initialize(mx.init.Normal(1))
     return net
 
@@ -112,13 +107,6 @@ def test_an_image_that_is_too_small_is_refused_with_its_size(name):
         build_network(name, classes=5, image_size=32, devices=ONE)
 
 
-def test_a_file_of_as_many_classes_replaces_every_parameter(pretrained):
-    source, path = pretrained
-    net = make_net()
-    assert load_pretrained(net, path, classes=4) == []
-    assert_same_bits(values_of(net), values_of(source))
-
-
 def test_a_head_of_another_size_keeps_its_initial_values_and_all_else_is_loaded(pretrained):
     source, path = pretrained
     net = make_net(9)
@@ -133,70 +121,54 @@ def test_a_head_of_another_size_keeps_its_initial_values_and_all_else_is_loaded(
 
 
 def test_an_exported_networks_file_is_loaded_by_its_own_names(tmp_path):
-    prefix = "pretrained_"
-    nets = []
-    for seed in (1, 0):
-        mx.random.seed(seed)
-        net = nn.HybridSequential(prefix=prefix)
-        with net.name_scope():
-            net.add(nn.Conv2D(6, 3, in_channels=3), nn.BatchNorm(in_channels=6), nn.Dense(4))
-        net.initialize(mx.init.Normal(1))
-        net.hybridize()
-        net(mx.nd.zeros((1, 3, 8, 8)))
-        nets.append(net)
-    source, net = nets
+    source, net = (make_net(seed=seed, prefix="pretrained_") for seed in (1, 0))
+    source.hybridize()
+    source(mx.nd.zeros((1, 3, 8, 8)))
     source.export(str(tmp_path / "exported"))
     path = tmp_path / "exported-0000.params"
-    kinds = {name.partition(":")[0] for name in mx.nd.load(str(path))}
-    assert kinds == {"arg", "aux"}
+    assert {name.partition(":")[0] for name in mx.nd.load(str(path))} == {"arg", "aux"}
     assert load_pretrained(net, path, classes=4) == []
     assert_same_bits(values_of(net), values_of(source))
 
 
-def test_a_float16_file_is_widened_exactly(pretrained):
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_file_of_as_many_classes_replaces_every_parameter_and_is_widened_exactly(
+    pretrained, dtype
+):
     source, path = pretrained
-    narrow = {name: value.astype(np.float16) for name, value in values_of(source).items()}
-    mx.nd.save(str(path), {n: mx.nd.array(v, dtype="float16") for n, v in narrow.items()})
+    values = {name: value.astype(dtype) for name, value in values_of(source).items()}
+    mx.nd.save(str(path), {name: mx.nd.array(v, dtype=dtype) for name, v in values.items()})
     net = make_net()
     assert load_pretrained(net, path, classes=4) == []
-    assert_same_bits(values_of(net), {n: v.astype(np.float32) for n, v in narrow.items()})
+    assert_same_bits(values_of(net), {n: value.astype(np.float32) for n, value in values.items()})
 
 
-def changed(values, how: str):
-    values = dict(values)
-    if how in ("missing", "several"):
-        del values["0.weight"]
-    if how in ("extra", "several"):
-        values["5.weight"] = np.zeros(3, np.float32)
-    if how in ("wrong shape", "several"):
-        values["1.gamma"] = np.zeros(7, np.float32)
-    if how == "wrong head":  # another number of inputs, and not of classes only
-        values["4.weight"] = np.zeros((4, 7), np.float32)
-    return values
+MISSING = ({"0.weight": None}, ["0.weight is missing in the file"])
+EXTRA = ({"5.weight": (3,)}, ["5.weight is in the file only"])
+WRONG_SHAPE = (
+    {"1.gamma": (7,)},
+    ["1.gamma is ('float32', (7,)) in the file and ('float32', (6,)) in the network"],
+)
 
 
 @pytest.mark.parametrize(
-    ("how", "messages"),
+    ("changes", "messages"),
     [
-        ("missing", ["0.weight is missing in the file"]),
-        ("extra", ["5.weight is in the file only"]),
-        (
-            "wrong shape",
-            ["1.gamma is ('float32', (7,)) in the file and ('float32', (6,)) in the network"],
-        ),
-        ("wrong head", ["4.weight is ('float32', (4, 7)) in the file"]),
-        (
-            "several",
-            ["0.weight is missing", "5.weight is in the file only", "1.gamma is ('float32', (7,))"],
-        ),
+        MISSING,
+        EXTRA,
+        WRONG_SHAPE,
+        # Another number of inputs, and not of classes only.
+        ({"4.weight": (4, 7)}, ["4.weight is ('float32', (4, 7)) in the file"]),
+        ({**MISSING[0], **EXTRA[0], **WRONG_SHAPE[0]}, [*MISSING[1], *EXTRA[1], *WRONG_SHAPE[1]]),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_by_parameter_and_changes_nothing(
-    pretrained, how, messages
+    pretrained, changes, messages
 ):
     source, path = pretrained
-    values = changed(values_of(source), how)
-    mx.nd.save(str(path), {name: mx.nd.array(value) for name, value in values.items()})
+    values = {n: mx.nd.array(value) for n, value in values_of(source).items() if n not in changes}
+    values |= {name: mx.nd.zeros(shape) for name, shape in changes.items() if shape is not None}
+    mx.nd.save(str(path), values)
     net = make_net()
     before = values_of(net)
     with pytest.raises(CheckpointError, match="does not fit this network") as error:

@@ -12,6 +12,9 @@ import pytest
 
 from recipes.training import TrainingConfig
 
+BFLOAT16_WEIGHTS = "params=bfloat16,compute=bfloat16"
+BETWEEN = "compute=float8_e4m3,between=float16"
+
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
@@ -63,50 +66,32 @@ def test_a_bad_value_is_refused_by_its_name(name, value, message):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "amp", "policy"),
+    ("dtype", "amp", "policy", "automatic"),
     [
-        ("float32", False, Policy("float32", "float32", "float32")),
-        ("float16", False, Policy("float16", "float16", "float32")),
-        ("float16", True, Policy("float32", "float16", "float32")),
-        ("bfloat16", False, Policy("float32", "bfloat16", "float32")),
-        ("bfloat16", True, Policy("float32", "bfloat16", "float32")),
+        ("float32", False, Policy("float32", "float32", "float32"), NoLossScale),
+        ("float16", False, Policy("float16", "float16", "float32"), DynamicLossScale),
+        ("float16", True, Policy("float32", "float16", "float32"), DynamicLossScale),
+        ("bfloat16", False, Policy("float32", "bfloat16", "float32"), NoLossScale),
+        ("bfloat16", True, Policy("float32", "bfloat16", "float32"), NoLossScale),
+        ("mixed_float8", False, Policy.parse("mixed_float8"), NoLossScale),  # bfloat16 between
+        ("compute=float8_e5m2", False, Policy.parse("compute=float8_e5m2"), DynamicLossScale),
+        (BETWEEN, False, Policy.parse(BETWEEN), DynamicLossScale),
     ],
 )
-def test_dtype_and_amp_say_which_format_parameters_and_computation_have(dtype, amp, policy):
-    assert TrainingConfig(dtype=dtype, amp=amp).policy == policy
-
-
-@pytest.mark.parametrize(
-    ("dtype", "amp", "kind"),
-    [
-        ("float32", False, NoLossScale),
-        ("float16", False, DynamicLossScale),
-        ("float16", True, DynamicLossScale),
-        ("bfloat16", False, NoLossScale),
-        ("bfloat16", True, NoLossScale),
-        ("mixed_float8", False, NoLossScale),  # bfloat16 between products
-        ("compute=float8_e4m3,between=float16", False, DynamicLossScale),
-        ("compute=float8_e5m2", False, DynamicLossScale),
-    ],
-)
-def test_auto_is_a_dynamic_scale_for_formats_with_less_range_than_fp32(dtype, amp, kind):
-    assert type(TrainingConfig(dtype=dtype, amp=amp).make_loss_scale(100)) is kind
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "scale"),
-    [
+def test_dtype_and_amp_decide_the_formats_and_whether_auto_is_a_dynamic_scale(
+    dtype, amp, policy, automatic
+):
+    config = TrainingConfig(dtype=dtype, amp=amp)
+    assert config.policy == policy
+    assert type(config.make_loss_scale(100)) is automatic
+    for text, kind, scale in (
         ("none", NoLossScale, 1.0),
         ("1024", StaticLossScale, 1024.0),
         ("0.5", StaticLossScale, 0.5),
         ("dynamic", DynamicLossScale, 2.0**16),
-    ],
-)
-def test_an_explicit_loss_scale_is_used_for_every_dtype(text, kind, scale):
-    for dtype in ("float32", "float16", "bfloat16"):
-        loss_scale = TrainingConfig(dtype=dtype, loss_scale=text).make_loss_scale(100)
-        assert type(loss_scale) is kind
-        assert loss_scale.scale == scale
+    ):
+        loss_scale = replace(config, loss_scale=text).make_loss_scale(100)
+        assert (type(loss_scale), loss_scale.scale) == (kind, scale)
 
 
 @pytest.mark.parametrize(
@@ -128,44 +113,21 @@ def test_a_config_is_equal_after_a_round_trip_through_json():
     assert config.differences(json.loads(text)) == []
 
 
-BFLOAT16_WEIGHTS = "params=bfloat16,compute=bfloat16"
 OTHER_VALUES = {
-    "dtype": "bfloat16",
-    "update_rounding": "kahan",
-    "amp": True,
-    "loss_scale": "8",
-    "growth_interval": 5,
-    "model": "resnet18_v1",
-    "pretrained": "start.params",
-    "dataset": "shapes",
-    "classes": 11,
-    "images_per_class": 61,
-    "data_dir": "elsewhere",
-    "output_dir": "runs/other",
-    "train_per_class": 31,
-    "test_per_class": 50,
-    "image_size": 225,
-    "min_crop_area": 0.5,
-    "batch_size": 33,
-    "accumulate": 2,
-    "epochs": 31,
-    "warmup_epochs": 3,
-    "learning_rate": 0.06,
-    "momentum": 0.8,
-    "reference_batch_size": 64,
-    "weight_decay": 2e-4,
-    "optimizer": "adam",
-    "ema": 0.999,
-    "devices": "cpu:0,1",
-    "kvstore": "mpi",
-    "timeout": 60.0,
-    "sync_batch_norm": True,
-    "workers": 3,
-    "seed": 1,
-    "skip_unreadable": True,
-    "keep_checkpoints": 3,
-    "record_overflows": 2,
-    "tensorboard": True,
+    **{"dtype": "bfloat16", "update_rounding": "kahan", "amp": True, "loss_scale": "8"},
+    **{"growth_interval": 5, "model": "resnet18_v1", "pretrained": "start.params"},
+    **{"dataset": "shapes", "classes": 11, "images_per_class": 61, "data_dir": "elsewhere"},
+    **{"output_dir": "runs/other", "train_per_class": 31, "test_per_class": 50},
+    **{"image_size": 225, "min_crop_area": 0.5, "batch_size": 33, "accumulate": 2, "epochs": 31},
+    **{"warmup_epochs": 3, "learning_rate": 0.06, "momentum": 0.8, "reference_batch_size": 64},
+    **{"weight_decay": 2e-4, "optimizer": "adam", "ema": 0.999, "devices": "cpu:0,1"},
+    **{"kvstore": "mpi", "timeout": 60.0, "sync_batch_norm": True, "workers": 3, "seed": 1},
+    **{"skip_unreadable": True, "keep_checkpoints": 3, "record_overflows": 2, "tensorboard": True},
+}
+# Places, and the parts of a step's batch, which is compared over all devices and processes.
+FREE = {
+    *("data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard", "record_overflows"),
+    *("batch_size", "accumulate", "devices", "kvstore", "timeout"),
 }
 
 
@@ -176,12 +138,7 @@ def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
     after = replace(before, **{name: OTHER_VALUES[name]})
     assert after != before
     expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"
-    places = {"data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard"}
-    places |= {"record_overflows"}
-    # What matters of these is the batch of a step over all devices and processes.
-    parts = {"batch_size", "accumulate", "devices", "kvstore", "timeout"}
-    free = name in places | parts
-    assert after.differences(before.as_dict()) == ([] if free else [expected])
+    assert after.differences(before.as_dict()) == ([] if name in FREE else [expected])
 
 
 def test_the_peak_learning_rate_is_for_the_reference_batch():

@@ -5,11 +5,9 @@ from __future__ import annotations
 from mpgluon.checkpoint import read_parameters
 
 import mxnet as mx
-import numpy as np
 import pytest
 from helpers import assert_same_bits
-from test_resume import assert_same_course
-from training_helpers import STEPS, Run, run, run_interrupted
+from training_helpers import Run, run
 
 from recipes.training.runs import open_run
 
@@ -21,16 +19,11 @@ def averaged(shapes, tmp_path_factory) -> Run:
     return run(shapes, tmp_path_factory.mktemp("ema"), **EMA)
 
 
-def arrays_of(done: Run) -> dict[str, np.ndarray]:
-    with np.load(done.folder / "checkpoints" / done.checkpoints[-1]) as file:
-        return {name: file[name] for name in file.files if name != "header"}
-
-
 def test_training_is_that_of_a_run_without_an_average(averaged, float16_run):
     for kind in ("loss", "loss_scale", "skipped", "learning_rate", "gradient_norm"):
         mine, others = ([e[kind] for e in r.events("step")] for r in (averaged, float16_run))
         assert mine == others
-    mine, others = arrays_of(averaged), arrays_of(float16_run)
+    mine, others = averaged.arrays, float16_run.arrays
     averages = {name for name in mine if name.endswith("/average")}
     assert_same_bits({n: a for n, a in mine.items() if n not in averages}, others)
     assert len(averages) == len([name for name in others if name.startswith("parameter/")])
@@ -54,7 +47,7 @@ def test_the_average_is_what_is_tested_and_both_figures_are_in_history_and_resul
 
 def test_final_parameters_and_opened_runs_are_the_average(averaged):
     newest = averaged.folder / "checkpoints" / averaged.checkpoints[-1]
-    arrays = arrays_of(averaged)
+    arrays = averaged.arrays
     expected = read_parameters(newest)
     names = [name.removeprefix("parameter/") for name in arrays if name.startswith("parameter/")]
     assert_same_bits(expected, {name: arrays[f"trainer/{name}/average"] for name in names})
@@ -64,11 +57,3 @@ def test_final_parameters_and_opened_runs_are_the_average(averaged):
     opened = open_run(averaged.folder, mx.cpu()).net
     parameters = opened._collect_params_with_prefix()
     assert_same_bits({n: p.data().asnumpy() for n, p in parameters.items()}, expected)
-
-
-@pytest.mark.parametrize("after_step", [3, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_that_was_interrupted_has_the_same_average(shapes, tmp_path, averaged, after_step):
-    resumed = run_interrupted(shapes, tmp_path, after_step=after_step, **EMA)
-    assert_same_course(resumed, averaged)
-    assert_same_bits(arrays_of(resumed), arrays_of(averaged))
-    assert resumed.results["steps"] == STEPS

@@ -10,7 +10,6 @@ import pytest
 from training_helpers import STEPS, run
 
 from recipes.training.history import History, to_json
-from recipes.training.loop import _skips
 
 NUMBERS = {"a": math.inf, "b": -math.inf, "c": math.nan, "d": None, "e": 1.5, "f": True, "g": "x"}
 
@@ -80,13 +79,3 @@ def test_steps_that_were_skipped_name_the_layer_where_their_overflow_began(float
             direction, _, layer = event["overflow_began_in"].partition(" ")
             assert direction == "backward"
             assert any(line.startswith(f"{layer} (") for line in event["flags"])
-
-
-def test_the_log_counts_skipped_steps_by_the_place_where_their_overflow_began():
-    places = ["backward a", "backward a", "forward b", None, "backward c", "backward d"]
-    steps = [{"skipped": True, "overflow_began_in": place} for place in places]
-    finite = [{"skipped": False, "overflow_began_in": None}]
-    assert _skips(finite) == ""
-    expected = "; 6 steps skipped: 2 in backward a, 1 in forward b, 1 in unknown, …"
-    assert _skips(finite + steps) == expected
-    assert _skips(steps[:2]) == "; 2 steps skipped: 2 in backward a"

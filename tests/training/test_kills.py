@@ -61,7 +61,7 @@ def finish(config: TrainingConfig, log: Path) -> Run:
 
 
 class Traces:
-    """What a run leaves on the disk from now on."""
+    """The new files and events of a run on the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._checkpoints, self._history = folder / "checkpoints", folder / "history.jsonl"
@@ -69,16 +69,16 @@ class Traces:
         self.saved_step = max((int(name.removeprefix("step-")) for name in names), default=0)
         self._old_parts = self._parts()
         self._old_change_ns = self._history.stat().st_mtime_ns if self._history.exists() else 0
-        # What goes on from a checkpoint keeps the history up to there, and its starts with it.
+        # A run that resumes keeps the history up to its checkpoint, with the starts there.
         self._kept_starts = len(self._starts(self._events())) if self.saved_step else 0
 
     def _parts(self) -> dict[tuple[str, int], int]:
-        found = {}
+        sizes = {}
         for path in self._checkpoints.glob(".*.part"):
-            with suppress(FileNotFoundError):  # complete and renamed meanwhile
+            with suppress(FileNotFoundError):  # complete and renamed
                 status = path.stat()
-                found[path.name, status.st_mtime_ns] = status.st_size
-        return found
+                sizes[path.name, status.st_mtime_ns] = status.st_size
+        return sizes
 
     def unfinished(self) -> list[int]:
         """Return the size in bytes of the checkpoint that was begun and is not complete."""

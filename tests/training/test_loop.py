@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 
 from mpgluon import CheckpointError, DataError, PrecisionError
+from mpgluon.archive import read_archive
 
 import mxnet as mx
 import numpy as np
@@ -16,12 +16,9 @@ from helpers import assert_same_bits
 from PIL import Image
 from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run
 
-from recipes.training import train
 from recipes.training.checkpoints import RunCheckpoints
 from recipes.training.dataset import open_dataset
 from recipes.training.networks import build_network
-
-TWO_DEVICES = {"devices": "cpu:0,1", "batch_size": 5}
 
 
 @pytest.fixture(params=["float32_run", "float16_run"])
@@ -30,13 +27,8 @@ def finished(request) -> Run:
 
 
 def test_a_run_leaves_results_history_curves_parameters_and_checkpoints(finished):
-    assert sorted(os.listdir(finished.folder)) == [
-        "checkpoints",
-        "curves.png",
-        "final.params",
-        "history.jsonl",
-        "results.json",
-    ]
+    names = ["checkpoints", "curves.png", "final.params", "history.jsonl", "results.json"]
+    assert sorted(os.listdir(finished.folder)) == names
     assert finished.checkpoints == ["step-00000004.npz", "step-00000008.npz"]
     with Image.open(finished.folder / "curves.png") as curves:
         assert curves.format == "PNG"
@@ -87,15 +79,17 @@ def test_the_learning_rate_climbs_to_its_peak_and_goes_down_a_cosine(float32_run
 
 
 def test_the_newest_checkpoint_holds_the_final_parameters_and_the_position(finished):
-    with np.load(finished.folder / "checkpoints" / finished.checkpoints[-1]) as file:
-        arrays = {name: file[name] for name in file.files}
-    prefix = "parameter/"
-    saved = {n[len(prefix) :]: a for n, a in arrays.items() if n.startswith(prefix)}
-    assert_same_bits(saved, finished.parameters)
-    extra = json.loads(arrays["header"].tobytes())["extra"]
-    assert extra["config"] == finished.results["config"]
-    assert (extra["position"]["step"], extra["position"]["epoch"]) == (STEPS, 2)
-    assert finished.results["parameters"] == sum(a.size for a in saved.values())
+    parameters = {
+        name.removeprefix("parameter/"): array
+        for name, array in finished.arrays.items()
+        if name.startswith("parameter/")
+    }
+    assert_same_bits(parameters, finished.parameters)
+    assert finished.results["parameters"] == sum(array.size for array in parameters.values())
+    header, _ = read_archive(finished.folder / "checkpoints" / finished.checkpoints[-1])
+    assert header["extra"]["config"] == finished.results["config"]
+    position = header["extra"]["position"]
+    assert (position["step"], position["epoch"]) == (STEPS, 2)
 
 
 def test_the_test_accuracy_is_that_of_the_saved_network_on_each_image_by_itself(float32_run):
@@ -119,22 +113,20 @@ def test_the_same_config_gives_the_same_weights_and_another_seed_others(
 ):
     again = run(shapes, tmp_path / "again")
     assert_same_bits(again.parameters, float32_run.parameters)
-    other = run(shapes, tmp_path / "other", optimizer="sgd", seed=1, epochs=1, warmup_epochs=0)
-    assert (
-        other.parameters["output.weight"].tobytes() != again.parameters["output.weight"].tobytes()
-    )
+    other = run(shapes, tmp_path / "other", seed=1, epochs=1, warmup_epochs=0)
+    assert (other.parameters["output.weight"] != again.parameters["output.weight"]).any()
 
 
 @pytest.mark.parametrize(
     ("options", "weights"),
     [
-        ({"dtype": "float16"}, "float16"),
-        ({"dtype": "float16", "amp": True}, "float32"),
+        ({}, "float16"),
+        ({"amp": True}, "float32"),
         ({"dtype": "bfloat16"}, "float32"),
-        ({"dtype": "float16", "amp": True, **TWO_DEVICES}, "float32"),
-        ({"dtype": "float16", "optimizer": "adam", "learning_rate": 1e-3}, "float16"),
-        ({"dtype": "float16", "optimizer": "nag"}, "float16"),
-        ({"dtype": "float16", "optimizer": "rmsprop", "learning_rate": 1e-3}, "float16"),
+        ({"amp": True, "devices": "cpu:0,1", "batch_size": 5}, "float32"),
+        ({"optimizer": "adam", "learning_rate": 1e-3}, "float16"),
+        ({"optimizer": "nag"}, "float16"),
+        ({"optimizer": "rmsprop", "learning_rate": 1e-3}, "float16"),
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
@@ -142,7 +134,7 @@ def test_every_way_trains_and_stores_its_weights_in_its_own_format(
     shapes, tmp_path, options, weights
 ):
     # A scale of 128 overflows nowhere here, so that each step counts.
-    done = run(shapes, tmp_path, loss_scale="128", **options)
+    done = run(shapes, tmp_path, **{"dtype": "float16", "loss_scale": "128", **options})
     parameters = done.parameters
     assert parameters["output.weight"].dtype == weights
     assert {v.dtype.name for n, v in parameters.items() if "running" in n} == {"float32"}
@@ -159,13 +151,9 @@ def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
 ):
     caplog.set_level(logging.INFO)
     done = run(
-        tmp_path / "data",
-        tmp_path / "run",
+        *(tmp_path / "data", tmp_path / "run"),
         pretrained=str(float32_run.folder / "final.params"),
-        classes=11,
-        images_per_class=2,
-        train_per_class=1,
-        epochs=1,
+        **{"classes": 11, "images_per_class": 2, "train_per_class": 1, "epochs": 1},
         learning_rate=2.0**-140,  # leaves weights as they are, to the last bit
     )
     fresh = done.results["fresh_parameters"]
@@ -173,19 +161,8 @@ def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
     assert "new head, not from" in caplog.text
     before, after = float32_run.parameters, done.parameters
     assert after["output.weight"].shape == (11, before["output.weight"].shape[1])
-    kept = [name for name in before if name not in fresh and "running" not in name]
-    assert_same_bits({n: after[n] for n in kept}, {n: before[n] for n in kept})
-
-
-def test_an_unreadable_image_ends_the_run_or_is_listed_in_the_results(tmp_path):
-    data = tmp_path / "data"
-    config = quick_config(data, tmp_path / "run", epochs=1)
-    path = open_dataset(config).folder.paths[0]
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(DataError, match=path.name):
-        train(config)
-    done = run(data, tmp_path / "skipping", epochs=1, skip_unreadable=True)
-    assert done.results["unreadable_images"] == [str(path)]
+    loaded = [name for name in before if name not in fresh and "running" not in name]
+    assert_same_bits({n: after[n] for n in loaded}, {n: before[n] for n in loaded})
 
 
 @pytest.mark.parametrize(

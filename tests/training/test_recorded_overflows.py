@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,16 @@ ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warm
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_overflows_of_a_run_are_replayed_from_their_files_alone(
-    accumulate, shapes, tmp_path, capsys
+    accumulate, shapes, tmp_path, capsys, caplog
 ):
+    caplog.set_level(logging.INFO, "recipes")
     options = {**ALL_OVERFLOW, "accumulate": accumulate, "batch_size": 10 // accumulate}
     plain = run(shapes, tmp_path / "plain", **options)
     recorded = run(shapes, tmp_path / "recorded", **options, record_overflows=2)
     assert not (plain.folder / "overflows").exists()
     assert_same_bits(plain.parameters, recorded.parameters)
     assert recorded.results["skipped_steps"] == 4
+    assert "; 4 steps skipped: 4 in backward " in caplog.text
     files = sorted((recorded.folder / "overflows").iterdir())
     assert [file.name for file in files] == ["overflow-00000003.npz", "overflow-00000004.npz"]
     assert module_from(REPLAY).main([str(files[-1]), "--no-cures"]) == 0

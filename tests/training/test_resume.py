@@ -24,8 +24,9 @@ DEADLINE_S = 120
 
 
 def assert_same_course(one: Run, other: Run) -> None:
-    """Compare all that two runs left but for times and places."""
+    """Compare all results of two runs but for times and places."""
     assert_same_bits(one.parameters, other.parameters)
+    assert_same_bits(one.arrays, other.arrays)
     for kind, times in (
         ("step", ("images_per_second", "image_wait")),
         ("epoch", ("training_seconds",)),
@@ -48,30 +49,27 @@ def test_a_run_that_was_interrupted_after_any_step_ends_as_if_it_had_not_been(
     assert [event["step"] for event in resumed.events("start")] == [0, after_step]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "float32"},
-        {"dtype": "float16", "amp": True},
-        {"dtype": "bfloat16"},
-        {"dtype": "params=bfloat16,compute=bfloat16"},
-        *(
-            {"dtype": "params=bfloat16,compute=bfloat16,emulate=true", "update_rounding": way}
-            for way in ("nearest", "stochastic", "kahan")
-        ),
-        {"dtype": "float16", "optimizer": "adam", "learning_rate": 1e-3},
-        {"model": "mobilenetv3_small", "image_size": 32},  # with dropout
-        *(
-            pytest.param({"dtype": "float16", **options}, marks=pytest.mark.slow)
-            for options in (
-                {"optimizer": "nadam", "learning_rate": 1e-3},
-                {"optimizer": "nag"},
-                {"optimizer": "rmsprop", "learning_rate": 1e-3},
-            )
-        ),
-    ],
-    ids=lambda options: " ".join(map(str, options.values())),
-)
+BFLOAT16_WEIGHTS = "params=bfloat16,compute=bfloat16"
+EMULATED = f"{BFLOAT16_WEIGHTS},emulate=true"
+ADAM = {"dtype": "float16", "optimizer": "adam", "learning_rate": 1e-3}
+WAYS = [
+    {"dtype": "float32"},
+    {"dtype": "float16", "amp": True},
+    {"dtype": "bfloat16"},
+    {"dtype": BFLOAT16_WEIGHTS},
+    *({"dtype": EMULATED, "update_rounding": w} for w in ("nearest", "stochastic", "kahan")),
+    ADAM,
+    {"dtype": "float16", "ema": 0.75, "loss_scale": "128"},  # at which no step is skipped
+    {"dtype": "float16", "batch_size": 5, "accumulate": 2},
+    {"model": "mobilenetv3_small", "image_size": 32},  # with dropout
+    *(
+        pytest.param({**ADAM, "optimizer": name}, marks=pytest.mark.slow)
+        for name in ("nadam", "nag", "rmsprop")
+    ),
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=lambda options: " ".join(map(str, options.values())))
 def test_every_way_to_train_can_be_interrupted(shapes, tmp_path, options):
     whole = run(shapes, tmp_path / "whole", **options)
     resumed = run_interrupted(shapes, tmp_path / "resumed", after_step=3, **options)
@@ -102,31 +100,28 @@ def wait_for_steps(process: subprocess.Popen, history: Path, steps: int) -> None
 LONGER = {"images_per_class": 12, "train_per_class": 10, "dtype": "float16"}
 
 
-@pytest.fixture(scope="module")
-def longer_run(tmp_path_factory) -> Run:
-    folder = tmp_path_factory.mktemp("longer")
-    return run(folder, folder / "run", **LONGER)
-
-
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
+    ids=lambda n: n.name,
 )
-def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_go_on_from(
-    tmp_path, number, longer_run
-):
-    shapes = Path(longer_run.config.data_dir)
-    process = start(shapes, tmp_path / "run", **LONGER, workers=2)
+def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_resume_from(tmp_path, number):
+    whole = run(tmp_path, tmp_path / "whole", **LONGER)
+    process = start(tmp_path, tmp_path / "run", **LONGER, workers=2)
     wait_for_steps(process, tmp_path / "run" / "history.jsonl", 2)
     os.killpg(process.pid, number)  # to the workers too, as terminals and batch systems do
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + number, errors
     assert f"stopped by {number.name}; continue with --resume from" in errors.splitlines()[-1]
     assert "Traceback" not in errors
-    resumed = run(shapes, tmp_path / "run", resume=True, **LONGER)
-    done = resumed.events("start")[1]["step"]
-    assert 2 <= done < 20
-    assert_same_course(resumed, longer_run)
+    resumed = run(tmp_path, tmp_path / "run", resume=True, **LONGER)
+    assert 2 <= resumed.events("start")[1]["step"] < 20
+    assert_same_course(resumed, whole)
 
 
 @pytest.mark.multiprocess
@@ -171,32 +166,29 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_continued(
 
 
 def test_without_a_good_checkpoint_nothing_is_continued_and_each_is_named(shapes, copy_of_run):
-    history = (copy_of_run / "history.jsonl").read_text()
     for path in (copy_of_run / "checkpoints").iterdir():
         damage(path)
+    before = contents(copy_of_run)
     with pytest.raises(CheckpointError, match="no checkpoint can be continued") as error:
         run(shapes, copy_of_run, resume=True, dtype="float16")
     assert "step-00000004.npz" in str(error.value)
     assert "step-00000008.npz" in str(error.value)
-    assert (copy_of_run / "history.jsonl").read_text() == history
+    assert contents(copy_of_run) == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_another_config_is_refused_by_what_differs(shapes, copy_of_run):
-    before = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
+    before = contents(copy_of_run)
     with pytest.raises(ValueError, match="written by a run with another config") as error:
         run(shapes, copy_of_run, resume=True, dtype="float16", learning_rate=0.1, seed=3)
     assert "learning_rate was 0.05, is 0.1; seed was 0, is 3;" in str(error.value)
     assert "--output-dir" in str(error.value)
-    after = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
-    assert after == before
-
-
-def test_a_folder_that_holds_a_run_is_refused_unless_it_is_resumed(shapes, copy_of_run):
-    before = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match="holds a run already; continue it with --resume"):
         run(shapes, copy_of_run, dtype="float16")
-    after = {path: path.read_bytes() for path in copy_of_run.rglob("*") if path.is_file()}
-    assert after == before
+    assert contents(copy_of_run) == before
 
 
 @pytest.mark.parametrize(

@@ -68,18 +68,12 @@ def test_a_run_that_was_interrupted_has_each_step_once(shapes, tmp_path, after_s
     np.testing.assert_equal(read(tmp_path / "tensorboard"), expected(resumed))
 
 
-def test_a_run_that_does_not_ask_for_it_writes_nothing_and_imports_nothing(
-    shapes, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
-    run(shapes, tmp_path, epochs=1)
-    assert not (tmp_path / "tensorboard").exists()
-
-
-def test_a_missing_package_is_named_with_the_command_before_anything_is_written(
+def test_a_run_without_it_imports_nothing_and_a_missing_package_is_named_with_the_command(
     shapes, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)  # as if not installed
     with pytest.raises(ValueError, match="'pip install tensorboard', or leave out --tensorboard"):
         train(quick_config(shapes, tmp_path, tensorboard=True))
     assert not (tmp_path / "history.jsonl").exists()
+    run(shapes, tmp_path, epochs=1)
+    assert not (tmp_path / "tensorboard").exists()

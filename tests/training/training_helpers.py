@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the smallest run, and ways to look at what it left."""
+"""Helpers of this folder: the smallest run, and ways to look at its files."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ class Run:
     def parameters(self) -> dict[str, np.ndarray]:
         loaded = mx.nd.load(str(self.folder / "final.params"))
         return {name: array.asnumpy() for name, array in loaded.items()}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the newest checkpoint."""
+        with np.load(self.folder / "checkpoints" / self.checkpoints[-1]) as file:
+            return {name: file[name] for name in file.files if name != "header"}
 
     @property
     def checkpoints(self) -> list[str]:

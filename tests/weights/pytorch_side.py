@@ -2,7 +2,7 @@
 
     python pytorch_side.py FOLDER
 
-Writes a state dict of each network (.pth or .safetensors) with PyTorch's outputs (.npy) beside it,
+Writes a state dict of each network (.pth or .safetensors) with PyTorch's outputs (.npy),
 and files of other kinds.
 """
 

@@ -16,8 +16,8 @@ import pytest
 
 from recipes.weights import read_state_dict
 
-# What follows writes the files that torch.save does, byte for byte in the pickle's meaning, with
-# the names that PyTorch writes there.
+# The classes below write the files that torch.save does, byte for byte in the pickle's meaning,
+# with the names that PyTorch writes there.
 
 
 class Named:
@@ -39,7 +39,7 @@ class Storage:
         self.pid = ("storage", Named("torch", kind), key, "cpu", elements)
 
 
-class Writer(pickle._Pickler):  # the one in Python, which can be told to write any name
+class Writer(pickle._Pickler):  # the one in Python, which can write any name
     def save(self, obj, save_persistent_id=True):
         if isinstance(obj, Named):
             self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
@@ -145,12 +145,12 @@ def test_a_safetensors_file_gives_its_arrays_to_the_bit(tmp_path):
     text += b" " * (-len(text) % 8)
     path = tmp_path / "w.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-    found = read_state_dict(path)
-    assert (found["a"] == VALUES.reshape(3, 4)).all()
-    assert (found["h"] == VALUES.astype(np.float16)).all()
-    assert found["b"].tolist() == [1, -3]
-    assert found["n"] == 7
-    assert {array.dtype.name for array in found.values()} == {"float32", "int64"}
+    arrays = read_state_dict(path)
+    assert (arrays["a"] == VALUES.reshape(3, 4)).all()
+    assert (arrays["h"] == VALUES.astype(np.float16)).all()
+    assert arrays["b"].tolist() == [1, -3]
+    assert arrays["n"] == 7
+    assert {array.dtype.name for array in arrays.values()} == {"float32", "int64"}
 
 
 def test_a_pickle_that_would_run_code_runs_none(tmp_path):
@@ -167,18 +167,18 @@ def test_a_pickle_that_would_run_code_runs_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
+    "name",
     [
-        ("builtins", "eval"),
-        ("torch", "load"),
-        ("torch", "FloatStorage.from_buffer"),
-        ("torch._utils", "_rebuild_tensor_v2.__globals__"),
-        ("collections", "OrderedDict.fromkeys"),
-        ("torch.nn.modules.conv", "Conv2d"),  # a whole network, saved as an object
+        "builtins eval",
+        "torch load",
+        "torch FloatStorage.from_buffer",
+        "torch._utils _rebuild_tensor_v2.__globals__",
+        "collections OrderedDict.fromkeys",
+        "torch.nn.modules.conv Conv2d",  # a whole network, saved as an object
     ],
 )
-def test_a_pickle_may_name_nothing_but_tensors(tmp_path, module, name):
-    path = pth(tmp_path / "w.pth", {"w": Rebuilt(Named(module, name), "1")}, {})
+def test_a_pickle_may_name_nothing_but_tensors(tmp_path, name):
+    path = pth(tmp_path / "w.pth", {"w": Rebuilt(Named(*name.split()), "1")}, {})
     with pytest.raises(CheckpointError, match="which is not a tensor"):
         read_state_dict(path)
 

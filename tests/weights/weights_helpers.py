@@ -57,11 +57,11 @@ def distance(one, other):
 def tolerance(network, state, pixels):
     """Return how far two right FP32 computations of the same network can be apart.
 
-    What rounding every weight to 18 bits does to the logits, times 4. That perturbs each product by
-    2**-18 at random; adding K products in FP32, in whatever order, perturbs a sum no more than
-    sqrt(K / 2) * 2**-24 does each product, which is less for K up to 2 * 64**2 (4,608 is the
-    longest sum of a convolution here, and a dense layer's is added in many parts). Four, because
-    two computations are compared, and each rounds in BatchNorm too.
+    It is four times the effect of rounding every weight to 18 bits on the logits. That perturbs
+    each product by 2**-18 at random; adding K products in FP32, in whatever order, perturbs a sum
+    no more than sqrt(K / 2) * 2**-24 does each product, which is less for K up to 2 * 64**2 (4,608
+    is the longest sum of a convolution here, and a dense layer's is added in many parts). Four,
+    because two computations are compared, and each rounds in BatchNorm too.
     """
     eighteen = FloatFormat("18 bits", significand_bits=18, exponent_bits=8)
     rounded = {n: round_to(v, eighteen) if v.ndim > 1 else v for n, v in state.items()}

@@ -62,10 +62,8 @@ def train(seed, net, trainer, steps=15):
     for _ in range(steps):
         images = mx.nd.array(rng.standard_normal((4, 2, 6, 6)))
         labels = mx.nd.array(rng.integers(0, 5, 4))
-        with autograd.record():
-            loss = loss_fn(net(images), labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        with autograd.record(), amp.scale_loss(loss_fn(net(images), labels), trainer) as scaled:
+            scaled.backward()
         trainer.step(4)
     values = [p.data().asnumpy() for p in net.collect_params().values()]
     return [*values, np.array([amp.loss_scale(trainer), amp.skipped_steps(trainer)])]

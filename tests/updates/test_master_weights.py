@@ -363,10 +363,8 @@ def test_deferred_weights_have_masters_that_begin_with_what_was_drawn():
     mpgluon.cast_block(layer)
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"multi_precision": True})
     amp.init_trainer(trainer, 8)
-    with autograd.record():
-        loss = layer(mx.nd.ones((2, 5)))
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
+    with autograd.record(), amp.scale_loss(layer(mx.nd.ones((2, 5))), trainer) as scaled:
+        scaled.backward()
     before = layer.weight.data().asnumpy()
     trainer.step(1)
     mpgluon.restore(layer)

@@ -259,47 +259,7 @@ def test_an_overflow_in_a_sparse_gradient_leaves_the_weights_of_a_run_without_th
     assert_same_bits(with_overflow, run(1, leave_out=BAD_BATCH)[0])
 
 
-def test_a_skipped_step_advances_neither_the_schedule_nor_the_count_of_updates():
-    net = make_net()
-    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"lr_scheduler": schedule})
-    amp.init_trainer(trainer, 8)
-    rates = []
-    for number, batch in enumerate(batches()):
-        backward(net, *batch, trainer)
-        if number == BAD_BATCH:
-            spoil(0, "weight", math.nan)(net)
-        trainer.step(BATCH_SIZE)
-        rates.append((trainer.optimizer.num_update, trainer.learning_rate))
-    assert rates[BAD_BATCH] == rates[BAD_BATCH - 1]
-    assert [updates for updates, _ in rates] == [1, 2, 2, 3]
-
-
-def test_a_scale_that_is_too_large_halves_until_the_gradient_fits_and_no_further():
-    # The float16 gradient of w * 1.5 is 1.5 S: infinite at 2**16, finite from 2**15 down.
-    weight = one_weight("float16")
-    trainer = weight_trainer(weight, DynamicLossScale(2.0**18))
-    scales = []
-    for _ in range(5):
-        give_gradient(weight, trainer, 1.5)
-        trainer.step(1)
-        scales.append(amp.loss_scale(trainer))
-    assert scales == [2**17, 2**16, 2**15, 2**15, 2**15]
-    assert amp.skipped_steps(trainer) == 3
-    assert weight.data().asscalar() == -2 * 1.5
-
-
 # --- the division by S -----------------------------------------------------------------------
-
-
-def test_a_float16_gradient_is_divided_in_fp32_where_float16_could_not_hold_the_result():
-    # 2**-26 is not a float16 number; times the rate 2**10 it is 2**-16, which is one.
-    weight = one_weight("float16")
-    trainer = weight_trainer(weight, 2.0**16, learning_rate=2.0**10)
-    give_gradient(weight, trainer, 2.0**-26)
-    trainer.step(1)
-    assert weight.data().asscalar() == -(2.0**-16)
-    assert weight.grad().asscalar() == 2.0**-10  # the gradient itself was left alone
 
 
 @each_optimizer
@@ -360,16 +320,6 @@ def test_a_step_without_a_scaled_loss_divides_nothing_and_keeps_the_scale_but_sk
     trainer.step(BATCH_SIZE)
     assert_same_bits(weights(net), expected)
     assert amp.step_was_skipped(trainer)
-
-
-def test_parameters_may_have_deferred_shapes():
-    net = nn.Dense(1)
-    net.initialize()
-    trainer = make_trainer(net, loss_scale=128)
-    backward(net, mx.nd.ones((2, 3)), mx.nd.ones((2, 1)), trainer)
-    before = net.weight.data().asnumpy()
-    trainer.step(2)
-    assert not np.array_equal(net.weight.data().asnumpy(), before)
 
 
 # --- scales that a step cannot divide by -----------------------------------------------------

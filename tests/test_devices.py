@@ -23,7 +23,7 @@ def test_a_text_names_contexts_in_its_order(text, indices):
     assert parse_devices(text) == [mx.cpu(index) for index in indices]
 
 
-def test_gpus_that_mxnet_sees_are_named_alike(monkeypatch):
+def test_gpus_that_mxnet_sees_are_named_as_cpus_are(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
     assert parse_devices("gpu") == [mx.gpu(0)]
     assert parse_devices("gpu:1") == [mx.gpu(1)]

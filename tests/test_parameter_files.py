@@ -161,7 +161,7 @@ def exported(net, path, **options):
 
 @pytest.mark.parametrize("remove_amp_cast", [True, False])
 @FOUR_KINDS
-def test_a_restored_network_exports_what_one_that_was_never_cast_does(
+def test_a_restored_network_has_the_export_of_a_network_that_was_never_cast(
     tmp_path, kind, remove_amp_cast
 ):
     plain, net = (of_kind("plain", VALUES, hybridize=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What the tests of loss scaling share: a small network, four batches, and control runs."""
+"""Helpers of the tests of loss scaling: a small network, four batches, and control runs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ MAX_NORM = 0.25  # less than the norm of every batch
 
 
 def test_the_norm_of_float16_gradients_whose_true_values_underflow_is_exact():
-    # 3 and 4 times 2**-26 are no float16 numbers, and their squares are far below any.
+    # 3 and 4 times 2**-26 are not float16 numbers, and their squares are far below any.
     weight = gluon.Parameter("weight", shape=(2,), dtype="float16")
     weight.initialize(mx.init.Zero())
     trainer = weight_trainer(weight, 2.0**16)

@@ -40,7 +40,7 @@ from amp_helpers import (
     weights,
 )
 from helpers import assert_same_bits
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 
 
@@ -199,7 +199,7 @@ def test_two_trainers_have_two_scales_and_an_overflow_of_one_leaves_the_other_al
     with_overflow, scales = run(True, skip)
     assert scales == {"generator": 2.0**14 * 2 / 2 * 4, "discriminator": 2.0**10 * 4 / 4}
     control, _ = run(False, skip)
-    # BatchNorm's statistics are no weights, and the skipped forward passes do move them.
+    # BatchNorm's statistics are not weights, and the skipped forward passes do move them.
     assert_same_bits(with_overflow, control)
 
 

@@ -257,7 +257,7 @@ def test_a_step_on_gradients_of_a_loss_that_was_scaled_for_another_trainer_raise
     assert not np.array_equal(weights(net)[0], before[0])
 
 
-def test_a_step_on_gradients_of_anothers_loss_raises_where_backward_came_after_the_block_too():
+def test_a_step_on_gradients_of_another_trainers_loss_raises_with_backward_after_the_block_too():
     weight = one_weight(value=1.0)
     trainers = [weight_trainer(weight) for _ in range(2)]
     with autograd.record(), amp.scale_loss(weight.data() * 1.0, trainers[0]) as scaled:
@@ -270,7 +270,7 @@ def test_a_step_on_gradients_of_anothers_loss_raises_where_backward_came_after_t
 
 @pytest.mark.parametrize("critic_scale", [8, 64, "none"])
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_a_loss_that_passes_through_anothers_network_leaves_its_next_loss_alone(
+def test_a_loss_that_passes_through_another_trainers_network_does_not_change_its_next_step(
     critic_scale, grad_req
 ):
     # As in a GAN: the generator's loss fills the critic's gradients, which the critic's own loss
@@ -299,7 +299,7 @@ def test_a_loss_that_passes_through_anothers_network_leaves_its_next_loss_alone(
     assert_same_bits(train((128, critic_scale)), train((1, 1)))
 
 
-def test_a_gradient_that_anothers_scaled_loss_has_overwritten_is_not_taken_for_ones_own():
+def test_a_step_raises_where_the_scaled_loss_of_another_trainer_has_overwritten_its_gradients():
     net = make_net()
     first, second = trainers_of(net, (8, 64))
     images, targets = next(batches())

@@ -67,7 +67,9 @@ def averages(training: Training, average: WeightAverage) -> dict[str, np.ndarray
     ids=["one device", "no loss scale", "two devices"],
 )
 @each_way
-def test_it_is_the_fp32_average_of_the_weights_after_each_step_that_was_made(way, devices, scaled):
+def test_the_average_is_the_fp32_average_of_the_weights_after_each_step_that_was_not_skipped(
+    way, devices, scaled
+):
     training, average = averaged(way, devices=devices, scaled=scaled)
     expected: dict[str, np.ndarray] = {}
     for step in range(1, 6):
@@ -109,7 +111,7 @@ def test_with_decay_0_999_a_float16_average_stands_still_and_this_one_does_not()
     assert in_float16.dtype == np.float16
     assert in_float16.asscalar() == begin
     (value,) = average.value_of(layer.weight).asnumpy().ravel()
-    # Of each step, three roundings by half a unit of a number below 2: at most 2**-24 each.
+    # In each step, three roundings by half a unit of a number below 2: at most 2**-24 each.
     assert value == pytest.approx(end + (begin - end) * 0.999**steps, abs=3 * steps * 2.0**-24)
     assert value > 1.04
 

@@ -339,7 +339,7 @@ def test_a_trainer_that_has_stepped_keeps_its_masters_when_it_gets_a_loss_scale(
     assert value_of(weight) == np.float16(1 + 2.0**-12 * (1 + 1.5 + 1.75))
 
 
-def test_deferred_weights_have_masters_that_begin_with_what_was_drawn():
+def test_masters_of_deferred_weights_begin_with_the_drawn_fp32_values():
     layer = nn.Dense(3)
     layer.initialize()
     mpgluon.cast_block(layer)

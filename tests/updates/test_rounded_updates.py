@@ -73,7 +73,7 @@ def after_small_steps(way, steps=1024):
 
 @pytest.mark.parametrize(("way", "expected"), [("nearest", 1), ("masters", 1.25), ("kahan", 1.25)])
 def test_small_updates_are_lost_in_rounding_to_nearest_only(way, expected):
-    # What is cut off are multiples of 2^-12 up to half a spacing, 2^-8: bfloat16 holds them.
+    # The compensations are multiples of 2^-12 up to half a spacing, 2^-8: bfloat16 holds them.
     assert (after_small_steps(way) == expected).all()
 
 
@@ -236,7 +236,7 @@ def test_a_skipped_step_changes_nothing_and_uses_no_random_bits(way):
 
 
 @EACH_WAY
-def test_devices_round_alike(way):
+def test_all_devices_round_to_the_same_bits(way):
     layer = layer_of(np.linspace(1, 2, 40, dtype=np.float32).reshape(8, 5), ctx=TWO)
     alone = layer_of(np.linspace(1, 2, 40, dtype=np.float32).reshape(8, 5))
     trainers = [trainer_of(one, way) for one in (layer, alone)]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from mpgluon.trainer.step import state_of
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import run_python
 from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib_amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
@@ -267,9 +266,8 @@ USE_MPGLUON = """
 def test_contrib_amp_patches_mxnet_for_good_and_breaks_plain_fp32_convolution_on_the_cpu():
     def run(use):
         script = textwrap.dedent(IN_A_PROCESS_OF_ITS_OWN).format(use=textwrap.dedent(use))
-        finished = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-        )
+        finished = run_python(script)
+        assert finished.returncode == 0, finished.stderr
         return finished.stdout.splitlines()
 
     patched, failed = run(USE_CONTRIB)

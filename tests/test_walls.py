@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from mpgluon.moved import NEW_PLACES
 
 import pytest
+from helpers import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = [p for p in sorted(ROOT.glob("mpgluon/**/*.py")) if "tools" not in p.parts]
@@ -109,14 +109,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", blocked + code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-    )
+    done = run_python(blocked + code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -71,7 +71,7 @@ class Browser:
         os.close(self._read)
 
     def send(self, method: str, *, timeout_s: float = 60, **params: Any) -> Any:
-        """Send a command, keep the events that come meanwhile, and return its result."""
+        """Send a command, keep the events that come before its result, and return its result."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         if self._session:

@@ -1,4 +1,4 @@
-"""What all tests share: the place of the photographs, fresh random states, Ctrl-C."""
+"""Fixtures of all tests: the place of the photographs, fresh random states, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def caltech101_mini() -> Path:
-    """Return the folder of caltech101-mini, which lies beside the checkout on some machines."""
+    """Return the folder of caltech101-mini, which lies next to the checkout on some machines."""
     folder = SHARED / "caltech101-mini"
     if not (folder / "101_ObjectCategories").is_dir():
-        pytest.skip("caltech101-mini (600 photographs) is not beside this checkout")
+        pytest.skip("caltech101-mini (600 photographs) is not next to this checkout")
     return folder
 
 
@@ -41,10 +41,10 @@ def native_operators() -> None:
     """
     from mpgluon import kernels
 
-    found = kernels.build(again=True)
-    if found.state in ("no compiler", "switched off"):
-        pytest.skip(found.sentence)
-    assert kernels.load(), f"{found.sentence}\n{found.words}"
+    result = kernels.build(again=True)
+    if result.state in ("no compiler", "switched off"):
+        pytest.skip(result.sentence)
+    assert kernels.load(), f"{result.sentence}\n{result.words}"
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def native_bfloat16() -> None:
 def _interruptible() -> None:
     """Let the processes of tests be interrupted, where a shell has put the tests behind a prompt.
 
-    What a shell starts in the background ignores Ctrl-C, and so does all that it starts.
+    A process that a shell starts in the background ignores Ctrl-C, and so do its children.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

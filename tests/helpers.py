@@ -1,8 +1,10 @@
-"""Functions for tests of several folders: ways to 16 bits, training, comparing bit for bit."""
+"""Functions for tests of several folders: ways to 16 bits, training, comparing, processes."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -102,3 +104,11 @@ def module_from(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def run_python(code: str, *arguments: object, **options) -> subprocess.CompletedProcess:
+    """Run Python code in a fresh process, and return its status and its output as text."""
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, **options
+    )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from mpgluon.trainer.step import state_of
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import run_python
 from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib_amp
 from mxnet.contrib.amp.loss_scaler import LossScaler
@@ -69,21 +68,23 @@ def values(weight):
     return [one.asscalar() for one in weight.list_data()]
 
 
+def train_step(net, trainer, images, library, factor=1.0):
+    with autograd.record(), library.scale_loss(net(images).sum() * factor, trainer) as scaled:
+        scaled.backward()
+    trainer.step(len(images))
+
+
 def test_contrib_amp_cannot_check_gradients_of_two_formats():
     def run(library):
         net = nn.HybridSequential()
         net.add(nn.Dense(2, in_units=3), nn.BatchNorm(in_channels=2))
         net.initialize()
         cast_block(net, "float16")
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
-        library.init_trainer(trainer)
-        with autograd.record():
-            loss = net(mx.nd.array([[1, 2, 3], [3, 1, 2]])).sum() * 2.0**-12
-            with library.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
         assert net[0].weight.grad().dtype == np.float16
         assert net[1].gamma.grad().dtype == np.float32
-        trainer.step(2)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+        library.init_trainer(trainer)
+        train_step(net, trainer, mx.nd.array([[1, 2, 3], [3, 1, 2]]), library, 2.0**-12)
         return trainer
 
     with pytest.raises(mx.base.MXNetError, match="data type do not match specified type"):
@@ -120,11 +121,7 @@ def test_contrib_amp_leaves_nan_in_the_running_statistics_of_a_network_that_over
         trainer = gluon.Trainer(net.collect_params(), "sgd")
         library.init_trainer(trainer)
         for largest in (1.0, math.inf, 1.0):
-            with autograd.record():
-                loss = net(mx.nd.array([[0.0], [largest]])).sum()
-                with library.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
-            trainer.step(2)
+            train_step(net, trainer, mx.nd.array([[0.0], [largest]]), library)
         assert np.isfinite(net[1].weight.data().asscalar())  # the step was skipped
         return net(mx.nd.zeros((1, 1))).asscalar()
 
@@ -269,9 +266,8 @@ USE_MPGLUON = """
 def test_contrib_amp_patches_mxnet_for_good_and_breaks_plain_fp32_convolution_on_the_cpu():
     def run(use):
         script = textwrap.dedent(IN_A_PROCESS_OF_ITS_OWN).format(use=textwrap.dedent(use))
-        finished = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-        )
+        finished = run_python(script)
+        assert finished.returncode == 0, finished.stderr
         return finished.stdout.splitlines()
 
     patched, failed = run(USE_CONTRIB)

@@ -97,7 +97,7 @@ def compile_library(compiler: str, source: str, target: Path, needs=()) -> None:
 
 @pytest.fixture(scope="session")
 def made(compiler, tmp_path_factory) -> Path:
-    """Return a folder with site-packages of stand-ins, and the driver beside it."""
+    """Return a folder with site-packages of stand-ins, and one with the driver."""
     folder = tmp_path_factory.mktemp("cuda")
     site = folder / "site"
     files = {Path(file).name: site / "nvidia" / file for file in WHEEL_FILES}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 
@@ -13,6 +12,7 @@ from mpgluon.errors import PrecisionError
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import run_python
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_text_names_contexts_in_its_order(text, indices):
     assert parse_devices(text) == [mx.cpu(index) for index in indices]
 
 
-def test_gpus_that_mxnet_sees_are_named_alike(monkeypatch):
+def test_gpus_that_mxnet_sees_are_named_as_cpus_are(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
     assert parse_devices("gpu") == [mx.gpu(0)]
     assert parse_devices("gpu:1") == [mx.gpu(1)]
@@ -94,8 +94,5 @@ COPIES = """
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads by Linux's /proc")
 def test_a_cast_and_copies_in_parts_start_no_threads_for_the_caller_and_mxnets_copy_does():
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}
-    command = [sys.executable, "-c", textwrap.dedent(COPIES)]
-    made = subprocess.run(
-        command, env=environment, check=True, timeout=300, capture_output=True, text=True
-    )
-    assert made.stdout.split() == ["0", "2"]
+    finished = run_python(textwrap.dedent(COPIES), env=environment)
+    assert finished.stdout.split() == ["0", "2"], finished.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import mpgluon
 from mpgluon import CheckpointError
@@ -12,21 +11,10 @@ from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
 import mxnet as mx
 import numpy as np
 import pytest
-from test_checkpoint import ADAM, NADAM, SGD, TWO, Training
+from test_checkpoint import ADAM, NADAM, SGD, TWO, Training, read_file, write_file
 
 VALUES = [None, -1, 7, 1.5, 1e30, "text", [0], {"text": 1}]
 REMOVED = object()
-
-
-def arrays_of(path):
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
-
-
-def rewritten(path, arrays, header=None):
-    if header is not None:
-        arrays = {**arrays, "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
-    np.savez(path, **arrays)
 
 
 def places_in(value, place=()):
@@ -97,15 +85,14 @@ def test_any_edited_field_is_refused_and_changes_nothing_or_can_be_used(
         average.update()
     original, path = tmp_path / "original.npz", tmp_path / "edited.npz"
     save_checkpoint(original, training.net, training.trainer, epoch=3)
-    arrays = arrays_of(original)
-    header = json.loads(arrays["header"].tobytes())
-    places = list(places_in(header))
+    fields, arrays = read_file(original)
+    places = list(places_in(fields))
     refusals = 0
     for place in places:
         for value in (REMOVED, *VALUES):
             if place[:2] == ("trainer", "lr_scheduler") and isinstance(value, (int, float)):
                 continue  # a schedule of MXNet's with another step may never end
-            rewritten(path, arrays, edited(header, place, value))
+            write_file(path, edited(fields, place, value), arrays)
             refusals += refused_or_usable(path, training, original)
     assert ("trainer", "num_update") in places
     assert refusals > 4 * len(places)
@@ -115,9 +102,8 @@ def test_any_edited_field_is_refused_and_changes_nothing_or_can_be_used(
 def test_reading_extra_alone_refuses_a_header_without_it(tmp_path, value):
     training, path = Training(), tmp_path / "saved.npz"
     save_checkpoint(path, training.net, training.trainer, epoch=3)
-    arrays = arrays_of(path)
-    header = json.loads(arrays["header"].tobytes())
-    rewritten(path, arrays, edited(header, ("extra",), value))
+    fields, arrays = read_file(path)
+    write_file(path, edited(fields, ("extra",), value), arrays)
     with pytest.raises(CheckpointError, match=r"saved\.npz is damaged: its extra .*use an earlier"):
         read_extra(path)
 
@@ -128,21 +114,15 @@ def test_any_array_of_another_shape_or_dtype_is_refused_and_changes_nothing(tmp_
     training.train(2)
     original, path = tmp_path / "original.npz", tmp_path / "edited.npz"
     save_checkpoint(original, training.net, training.trainer)
-    arrays = arrays_of(original)
+    fields, arrays = read_file(original)
     assert any(name.startswith("replica/") for name in arrays)
-    for name in arrays.keys() - {"header"}:
-        array = arrays[name]
-        others = [
-            array[..., None],
-            array.reshape(-1)[:1],
-            array.astype("<U3"),
-            array.astype("int8"),
-        ]
-        for other in (*others, array.astype(np.float64)):
+    for name, array in arrays.items():
+        others = [array.astype(dtype) for dtype in ("<U3", "int8", "float64")]
+        for other in (array[..., None], array.reshape(-1)[:1], *others):
             if other.shape == array.shape and other.dtype == array.dtype:
                 continue
-            rewritten(path, {**arrays, name: other})
+            write_file(path, fields, {**arrays, name: other})
             assert refused_or_usable(path, training, original), (name, other.shape, other.dtype)
         without = {key: value for key, value in arrays.items() if key != name}
-        rewritten(path, without)
+        write_file(path, fields, without)
         refused_or_usable(path, training, original)

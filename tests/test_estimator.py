@@ -111,7 +111,7 @@ def test_an_overflow_skips_its_batch_and_validation_goes_on():
     assert accuracy.get()[1] > 0
 
 
-def test_an_estimator_without_it_trains_unscaled_and_says_once_what_to_pass(caplog):
+def test_an_estimator_without_a_batch_processor_trains_unscaled_and_warns_once(caplog):
     net, trainer = make("autocast", ONE, 64)
     estimator = estimator_of(net, trainer, ONE, batch_processor=None)
     estimator.fit(data(), epochs=1)

@@ -41,7 +41,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_next_write_removes_what_a_killed_process_has_left(tmp_path):
+def test_the_next_write_removes_the_partial_file_of_a_killed_process(tmp_path):
     path = tmp_path / "run[1].npz"
     write(path, b"first")
     writer = start_writer(path)

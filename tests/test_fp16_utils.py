@@ -47,14 +47,9 @@ def make_net(devices=ONE, *, cast=True):
 
 def losses_of(net, devices, step):
     data = np.random.RandomState(step)
-    images, targets = data.randn(BATCH_SIZE, 3), data.randn(BATCH_SIZE, 2)
-    parts = zip(
-        *(
-            [mx.nd.array(half, ctx=d) for d, half in zip(devices, np.split(x, len(devices)))]
-            for x in (images, targets)
-        )
-    )
-    return [LOSS(net(part), target) for part, target in parts]
+    batch = [mx.nd.array(data.randn(BATCH_SIZE, size)) for size in (3, 2)]
+    parts = zip(*(gluon.utils.split_and_load(one, devices) for one in batch))
+    return [LOSS(net(images), targets) for images, targets in parts]
 
 
 def by_hand(optimizer, devices=ONE):

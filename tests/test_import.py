@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import run_python
 
 pytestmark = pytest.mark.multiprocess
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -27,18 +26,13 @@ np.__getattr__ = without_aliases
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def assert_runs(code: str) -> None:
-    done = run(code)
+    done = run_python(code)
     assert done.returncode == 0, done.stderr
 
 
 def test_mxnet_alone_cannot_be_imported_with_a_numpy_that_lacks_the_aliases():
-    done = run(LATER_NUMPY + "import mxnet")
+    done = run_python(LATER_NUMPY + "import mxnet")
     assert "module 'numpy' has no attribute 'bool'" in done.stderr
 
 
@@ -60,7 +54,7 @@ import runpy, sys
 sys.argv = [{str(script)!r}, "--help"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-    done = run(LATER_NUMPY + code)
+    done = run_python(LATER_NUMPY + code)
     needs_pytorch = script.stem == "record_tensor_core_truth"
     assert done.returncode == 0 or (needs_pytorch and "this needs PyTorch" in done.stderr)
 
@@ -92,7 +86,7 @@ print(json.dumps({
     "public": mpgluon.__all__,
 }))
 """
-    done = run(code)
+    done = run_python(code)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

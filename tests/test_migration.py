@@ -480,13 +480,13 @@ def test_each_name_on_the_left_exists_or_says_what_is_on_the_right(row):
         assert any(other.ours in str(error.value) for other in rows() if name in other.names)
 
 
-def test_nothing_is_answered_that_the_page_does_not_have():
+def test_every_answer_for_a_missing_name_is_on_the_page():
     on_the_page = set().union(*(row.names for row in rows()))
     assert on_the_page >= set(INSTEAD)
     assert not any(name in vars(amp) for name in INSTEAD)
 
 
-def test_every_name_of_contrib_amp_exists_or_is_answered():
+def test_every_name_of_contrib_amp_exists_or_has_an_answer():
     for name in contrib_amp.__all__:
         assert hasattr(amp, name), name
 
@@ -497,7 +497,7 @@ def test_a_name_that_no_library_has_is_missing_as_usual():
     assert not hasattr(amp, "__path__")
 
 
-def test_an_operator_that_is_output_and_loss_is_told_the_loss_scale():
+def test_the_loss_scale_reaches_an_operator_that_is_output_and_loss():
     class Output(nn.HybridBlock):
         def hybrid_forward(self, F, x, labels):
             return F.SoftmaxOutput(x, labels)

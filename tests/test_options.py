@@ -62,7 +62,7 @@ def test_a_command_line_gives_the_values_in_their_types():
         (["--steps=two"], "argument --steps: invalid int value: 'two'"),
     ],
 )
-def test_a_parser_refuses_what_is_no_value_of_an_option(capsys, arguments, message):
+def test_a_parser_refuses_values_that_an_option_does_not_allow(capsys, arguments, message):
     with pytest.raises(SystemExit):
         parse(*arguments)
     assert message in capsys.readouterr().err

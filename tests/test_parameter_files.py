@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 
 import mpgluon
 from mpgluon import amp
@@ -17,6 +15,7 @@ from mpgluon import amp
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import BOTH, run_python
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -32,7 +31,6 @@ KINDS = {
 CAST = "cast float16"
 FLOAT16_PARAMETERS = {"0.weight", "0.bias", "3.weight", "3.bias"}  # of a cast network
 FOUR_KINDS = pytest.mark.parametrize("kind", KINDS)
-BOTH = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 
 
 def network() -> nn.HybridSequential:
@@ -90,9 +88,9 @@ def assert_holds(net, expected: dict[str, np.ndarray]) -> None:
     parameters = net._collect_params_with_prefix()
     assert parameters.keys() == expected.keys()
     for place, parameter in parameters.items():
-        found = parameter.data().asnumpy()
-        assert np.dtype(parameter.dtype) == found.dtype == expected[place].dtype, place
-        assert found.tobytes() == expected[place].tobytes(), place
+        value = parameter.data().asnumpy()
+        assert np.dtype(parameter.dtype) == value.dtype == expected[place].dtype, place
+        assert value.tobytes() == expected[place].tobytes(), place
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +159,7 @@ def exported(net, path, **options):
 
 @pytest.mark.parametrize("remove_amp_cast", [True, False])
 @FOUR_KINDS
-def test_a_restored_network_exports_what_one_that_was_never_cast_does(
+def test_a_restored_network_has_the_export_of_a_network_that_was_never_cast(
     tmp_path, kind, remove_amp_cast
 ):
     plain, net = (of_kind("plain", VALUES, hybridize=True) for _ in range(2))
@@ -229,8 +227,7 @@ def test_plain_mxnet_loads_parameters_and_exports_of_all_kinds_without_mpgluon(t
         net.export(str(tmp_path / kind))
         in_fp32 = of_kind("plain", in_formats_of(kind, VALUES))(images()).asnumpy()
         expected += [in_fp32.tobytes().hex(), own_result.tobytes().hex()]
-    command = [sys.executable, "-W", "ignore", "-c", PLAIN_MXNET, str(tmp_path), *KINDS]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    finished = run_python(PLAIN_MXNET, tmp_path, *KINDS)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines() == expected
     assert len(set(expected)) == 4  # FP32 of FP32 and of float16 values, float16, bfloat16

@@ -135,11 +135,15 @@ def test_the_loss_scale_is_drawn_with_a_mark_and_a_count_of_skipped_steps(axes):
     assert axes.yaxis.get_transform().base == 2
 
 
-def test_a_run_without_skipped_steps_has_no_marks(axes):
+def test_a_run_without_skipped_steps_or_norms_that_are_not_finite_has_no_marks(axes):
     plots.draw_loss_scale(axes, STEPS[2:])
     _, skipped = axes.get_lines()
     assert points(skipped) == []
     assert skipped.get_label() == "skipped: 0 of 2"
+    axes.clear()
+    plots.draw_gradient_norm(axes, STEPS[2:])
+    assert len(axes.get_lines()) == 1
+    assert legend(axes) == ["each step"]
 
 
 def test_gradient_norms_are_drawn_in_powers_of_two_and_those_that_are_not_finite_above(axes):
@@ -156,12 +160,6 @@ def test_gradient_norms_are_drawn_in_powers_of_two_and_those_that_are_not_finite
     to_axes = axes.transAxes.inverted()
     highest = to_axes.transform(axes.transData.transform((3, 8)))[1]
     assert highest < height < 1
-
-
-def test_norms_that_are_all_finite_need_no_marks(axes):
-    plots.draw_gradient_norm(axes, STEPS[2:])
-    assert len(axes.get_lines()) == 1
-    assert legend(axes) == ["each step"]
 
 
 def without(steps, *names):
@@ -183,7 +181,7 @@ def without(steps, *names):
     ],
     ids=["all", "of no known speed", "older", "no norms", "all skipped", "no loss scale"],
 )
-def test_there_is_a_panel_for_each_thing_that_is_known_and_no_empty_one(steps, expected):
+def test_each_recorded_quantity_has_a_panel_and_no_panel_is_empty(steps, expected):
     figure = Figure(layout="constrained")
     panels = plots.draw_training(figure, steps, EPOCHS)
     assert figure.axes == panels
@@ -410,11 +408,11 @@ def test_a_loss_that_is_not_finite_is_a_gap_with_a_mark(axes):
     assert [x for x, _ in points(axes.lines[-1])] == [1, 3]
 
 
-def test_what_an_event_lacks_is_named(axes):
+def test_the_missing_fields_of_an_event_are_named(axes):
     with pytest.raises(ValueError, match=r"each event needs 'loss' and 'step'; .* without 'loss'"):
         plots.draw_loss(axes, [{"step": 1}], [])
 
 
-def test_what_cannot_be_drawn_is_refused_with_what_can():
+def test_an_object_without_a_drawing_is_refused_with_the_kinds_that_have_one():
     with pytest.raises(TypeError, match=r"one of Comparison, RangeReport, .*; received dict"):
         plots.draw({})

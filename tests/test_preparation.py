@@ -83,7 +83,7 @@ def test_in_float32_the_loop_has_the_bits_of_plain_gluon(name):
     assert not amp.step_was_skipped(trainer)
 
 
-def test_what_was_chosen_is_kept():
+def test_arguments_of_prepare_are_kept():
     net, scale = make_net(), mpgluon.DynamicLossScale(2.0**9)
     trainer = mpgluon.prepare(
         net, "fp16", "nag", {"momentum": 0.9, "multi_precision": False}, loss_scale=scale,

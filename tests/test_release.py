@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What a new user does: cast, one training step, and the operators that it used.
+# The first program of a new user: cast, one training step, and the operators that it used.
 FIRST_STEP = """
 import sys
 

@@ -41,7 +41,7 @@ def test_figures_are_recognized(figure):
 
 
 @pytest.mark.parametrize("words", ["conv0", "3 of 5", "multi_precision", "not known"])
-def test_words_are_no_figures(words):
+def test_words_are_not_figures(words):
     assert Table(("a",), [(words,)]).numeric == [False]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from mpgluon.moved import NEW_PLACES
 
 import pytest
+from helpers import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 DOORS = [ROOT / "mpgluon" / "__main__.py", ROOT / "mpgluon_command.py"]  # of the commands
@@ -110,14 +110,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", blocked + code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-    )
+    done = run_python(blocked + code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -168,7 +161,7 @@ mpgluon.save_checkpoint({str(tmp_path / "checkpoint")!r}, net, trainer)
         ("import recipes.training", "PIL", "recipes"),
     ],
 )
-def test_a_tool_without_its_extra_says_which_one_it_wants(use, package, extra):
+def test_a_tool_without_its_extra_raises_with_the_name_of_the_extra(use, package, extra):
     message = f"{package} is not installed; install it with pip install 'mpgluon[{extra}]'"
     code = f"try:\n    {use}\nexcept ImportError as error:\n    print(error)"
     assert run(code).strip() == message
@@ -203,12 +196,12 @@ print(*sys.modules)
 
 
 @pytest.mark.parametrize("former", list(NEW_PLACES))
-def test_a_former_name_says_where_its_things_are(former):
+def test_a_former_module_name_raises_with_the_new_place(former):
     with pytest.raises(ModuleNotFoundError, match=f"{former} has moved to "):
         __import__(former)
 
 
-def test_public_names_of_tools_are_found_at_their_former_places_too():
+def test_public_names_of_tools_exist_at_their_former_places_too():
     from mpgluon import deployment, diagnostics
     from mpgluon.tools import onnx
     from mpgluon.tools.recorder.flight_recorder import FlightRecorder

@@ -1,9 +1,10 @@
-"""What the tests of loss scaling share: a small network, four batches, and control runs."""
+"""Helpers of the tests of loss scaling: a small network, four batches, and control runs."""
 
 from __future__ import annotations
 
 from mpgluon import amp, cast_block
 from mpgluon.formats.float_format import FLOAT16
+from mpgluon.kernels.dtypes import cast
 
 import mxnet as mx
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
+ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 BATCHES, BATCH_SIZE = 4, 8
 BAD_BATCH = 2
 OPTIMIZERS = {
@@ -22,10 +24,15 @@ OPTIMIZERS = {
 }
 LOSS = gluon.loss.L2Loss()
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+each_dtype = pytest.mark.parametrize("dtype", ["float32", "float16"])
+each_device_list = pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
 
 
-def make_net(dtype="float32", ctx=None):
-    """Return dense, normalization, dense: in float16 it has gradients of both formats."""
+def make_net(dtype="float32", ctx=None, *, grad_req="write"):
+    """Return dense, normalization, dense: in float16 it has gradients of both formats.
+
+    ``dtype`` is "float32", "float16" for a cast network, or "autocast float16", for example.
+    """
     np.random.seed(0)
     mx.random.seed(0)
     net = nn.HybridSequential()
@@ -37,6 +44,10 @@ def make_net(dtype="float32", ctx=None):
     net.initialize(mx.init.Normal(0.5), ctx=ctx)
     if dtype == "float16":
         cast_block(net, "float16")
+    elif dtype != "float32":
+        amp.autocast(net, dtype.removeprefix("autocast "))
+    for parameter in trained(net):
+        parameter.grad_req = grad_req
     return net
 
 
@@ -66,6 +77,65 @@ def backward(net, images, targets, trainer=None):
                 loss.backward()
     if trainer is None:
         loss.backward()
+
+
+def backward_on(net, devices, batch, trainers):
+    """Run forward and backward with a share of the batch on each device."""
+    shares = zip(*(gluon.utils.split_and_load(one, devices) for one in batch))
+    with autograd.record():
+        losses = [LOSS(net(images), targets) for images, targets in shares]
+        with amp.scale_loss(losses, trainers) as scaled:
+            autograd.backward(scaled)
+
+
+def one_weight(dtype="float32", ctx=None, grad_req="write", value=0.0, name="weight"):
+    """Return an initialized parameter with a single element."""
+    weight = gluon.Parameter(name, shape=(1,), dtype=dtype, grad_req=grad_req)
+    weight.initialize(mx.init.Constant(value), ctx=ctx)
+    return weight
+
+
+def weight_trainer(weight, loss_scale=8, learning_rate=1.0, **options):
+    """Return a Trainer of one parameter that has a loss scale."""
+    arguments = {"learning_rate": learning_rate, "multi_precision": True}
+    trainer = gluon.Trainer([weight], "sgd", arguments, **options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
+
+
+def give_gradient(weight, trainer, gradient):
+    """Go backward from a scaled loss whose gradient on each device is ``gradient`` times S."""
+    with autograd.record():
+        losses = [(cast(one, "float32") + 1) * gradient for one in weight.list_data()]  # no 0 * inf
+        with amp.scale_loss(losses, trainer) as scaled:
+            autograd.backward(scaled)
+
+
+def two_weights(make_scale, learning_rate=1.0, grad_req="write"):
+    """Return two parameters of value 1, and a Trainer of each with ``make_scale()``."""
+    pair = [one_weight(value=1.0, grad_req=grad_req, name=name) for name in "ab"]
+    return pair, [weight_trainer(weight, make_scale(), learning_rate) for weight in pair]
+
+
+def backward_of_two(pair, trainers, factors):
+    """Scale one loss for some Trainers; a factor of 0 leaves its parameter out of the loss."""
+    with autograd.record():
+        loss = sum(w.data() * factor for w, factor in zip(pair, factors) if factor)
+        with amp.scale_loss(loss, trainers) as scaled:
+            scaled.backward()
+
+
+class DoublingTrainer(gluon.Trainer):
+    """Reduce gradients as Horovod's Trainer does: a sum over workers, averaged by ``_scale``."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, "sgd", options, kvstore=None)
+        self._scale /= 2
+
+    def _allreduce_grads(self):
+        for parameter in self._params:
+            if parameter.grad_req != "null":
+                parameter.grad()[:] *= 2
 
 
 def trained(net):

@@ -10,44 +10,37 @@ from mpgluon.kernels.dtypes import cast
 import mxnet as mx
 import numpy as np
 import pytest
-from amp_helpers import LOSS, make_net, make_trainer, trained
+from amp_helpers import (
+    backward,
+    each_device_list,
+    give_gradient,
+    make_net,
+    make_trainer,
+    one_weight,
+    trained,
+    weight_trainer,
+)
 from helpers import assert_same_bits
-from mxnet import autograd, gluon
-
-ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
+from mxnet import autograd
 
 
-def one_weight(grad_req="add", ctx=None, dtype="float16", shape=(1,)):
-    weight = gluon.Parameter("weight", shape=shape, dtype=dtype, grad_req=grad_req)
-    weight.initialize(mx.init.Zero(), ctx=ctx)
-    return weight
-
-
-def trainer_of(weight, loss_scale=1, **options):
-    arguments = {"learning_rate": 1.0, "multi_precision": True}
-    trainer = gluon.Trainer([weight], "sgd", arguments, **options)
-    amp.init_trainer(trainer, loss_scale)
-    return trainer
-
-
-def give_gradient(weight, trainer, gradient):
-    with autograd.record():
-        losses = [cast(one, "float32") * gradient for one in weight.list_data()]
-        with amp.scale_loss(losses, trainer) as scaled:
-            autograd.backward(scaled)
+def accumulating_weight(loss_scale=8, **options):
+    """Return a float16 weight whose gradients add up, and its Trainer."""
+    weight = one_weight("float16", grad_req="add")
+    return weight, weight_trainer(weight, loss_scale, **options)
 
 
 @pytest.mark.parametrize("loss_scale", [1, 64, "none"])
-@pytest.mark.parametrize("ctx", [ONE, TWO])
-def test_small_gradients_that_float16_would_lose_one_by_one_add_up(loss_scale, ctx):
+@each_device_list
+def test_small_gradients_that_float16_would_lose_one_by_one_add_up(loss_scale, devices):
     # 2**-12 is a quarter of the distance of 1 to the next float16 number.
-    weight = one_weight(ctx=ctx)
-    trainer = trainer_of(weight, loss_scale, update_on_kvstore=False)
+    weight = one_weight("float16", devices, "add")
+    trainer = weight_trainer(weight, loss_scale, update_on_kvstore=False)
     give_gradient(weight, trainer, 1.0)
     for _ in range(16):
         give_gradient(weight, trainer, 2.0**-12)
-    trainer.step(len(ctx))
-    assert [one.asscalar() for one in weight.list_data()] == [-(1 + 16 * 2.0**-12)] * len(ctx)
+    trainer.step(len(devices))
+    assert [one.asscalar() for one in weight.list_data()] == [-(1 + 16 * 2.0**-12)] * len(devices)
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -57,21 +50,14 @@ def test_the_gradient_of_sixty_four_batches_is_right_to_one_rounding_of_its_sum(
     targets = random.standard_normal((64, 8, 2)).astype(np.float32)
 
     def accumulate(how):
-        net = make_net("float16" if how == "cast" else "float32")
-        if how == "autocast":
-            amp.autocast(net, "float16")
+        net = make_net(how, grad_req="add")
         net.hybridize(hybridize)
-        for parameter in trained(net):
-            parameter.grad_req = "add"
         trainer = make_trainer(net, loss_scale=16)
         for image, target in zip(images, targets):
-            with autograd.record():
-                loss = LOSS(net(mx.nd.array(image)), mx.nd.array(target))
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
+            backward(net, mx.nd.array(image), mx.nd.array(target), trainer)
         return [p.grad().asnumpy().astype(np.float64) for p in trained(net)]
 
-    for fp32, auto, ours in zip(*map(accumulate, ("float32", "autocast", "cast"))):
+    for fp32, auto, ours in zip(*map(accumulate, ("float32", "autocast float16", "float16"))):
         size = np.abs(fp32).max()
         # The networks compute the same, but for weights that autocast rounds at each use; a
         # float16 gradient is then rounded once, by half a unit: 2**-11 of its size.
@@ -79,8 +65,7 @@ def test_the_gradient_of_sixty_four_batches_is_right_to_one_rounding_of_its_sum(
 
 
 def test_a_gradient_shows_the_sum_between_backward_passes():
-    weight = one_weight()
-    trainer = trainer_of(weight, 8)
+    weight, trainer = accumulating_weight()
     for number in range(1, 4):
         give_gradient(weight, trainer, 0.25)
         assert weight.grad().asscalar() == 8 * 0.25 * number
@@ -89,9 +74,8 @@ def test_a_gradient_shows_the_sum_between_backward_passes():
 
 
 @pytest.mark.parametrize("written", [0.0, 4.0])
-def test_what_somebody_writes_into_a_gradient_counts(written):
-    weight = one_weight()
-    trainer = trainer_of(weight, 8)
+def test_external_writes_to_a_gradient_are_kept(written):
+    weight, trainer = accumulating_weight()
     give_gradient(weight, trainer, 2.0**-30)  # less than any float16 number: no trace may be left
     give_gradient(weight, trainer, 1.0)
     if written:
@@ -105,9 +89,8 @@ def test_what_somebody_writes_into_a_gradient_counts(written):
     assert weight.data().asscalar() == -(written + 4) / 8
 
 
-def test_windows_do_not_leak_into_each_other():
-    weight = one_weight()
-    trainer = trainer_of(weight, 8)
+def test_each_step_starts_from_empty_gradients():
+    weight, trainer = accumulating_weight()
     for _ in range(3):
         for _ in range(4):
             give_gradient(weight, trainer, 2.0**-12)
@@ -118,8 +101,7 @@ def test_windows_do_not_leak_into_each_other():
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_an_overflow_empties_the_sum_too(value):
-    weight = one_weight()
-    trainer = trainer_of(weight, DynamicLossScale(8, growth_interval=100))
+    weight, trainer = accumulating_weight(DynamicLossScale(8, growth_interval=100))
     give_gradient(weight, trainer, 1.0)
     give_gradient(weight, trainer, value)
     trainer.step(1)
@@ -129,10 +111,10 @@ def test_an_overflow_empties_the_sum_too(value):
     assert weight.data().asscalar() == -1
 
 
-def test_gradients_that_are_overwritten_and_those_that_are_fp32_are_as_they_were():
+def test_overwritten_gradients_and_fp32_gradients_are_those_of_plain_gluon():
     def run(dtype, grad_req):
-        weight = one_weight(grad_req, dtype=dtype)
-        trainer = trainer_of(weight, 8)
+        weight = one_weight(dtype, grad_req=grad_req)
+        trainer = weight_trainer(weight)
         for gradient in (1.0, 2.0**-12):
             give_gradient(weight, trainer, gradient)
         trainer.step(1)
@@ -143,7 +125,7 @@ def test_gradients_that_are_overwritten_and_those_that_are_fp32_are_as_they_were
     assert_same_bits([run("float32", "add")], [np.array([-1 - 2.0**-12], np.float32)])
 
 
-def test_an_exception_in_the_block_loses_nothing():
+def test_an_exception_in_the_block_keeps_the_sum():
     def fail(goes_backward):
         with autograd.record():
             loss = cast(weight.data(), "float32") * 0.5
@@ -152,8 +134,7 @@ def test_an_exception_in_the_block_loses_nothing():
                     scaled.backward()
                 raise ZeroDivisionError
 
-    weight = one_weight()
-    trainer = trainer_of(weight, 8)
+    weight, trainer = accumulating_weight()
     give_gradient(weight, trainer, 1.0)
     for goes_backward, total in ((False, 8), (True, 12)):
         with pytest.raises(ZeroDivisionError):

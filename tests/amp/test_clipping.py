@@ -6,7 +6,6 @@ import math
 
 from mpgluon import DynamicLossScale, amp, kernels
 from mpgluon.errors import PrecisionError, TrainerStateError
-from mpgluon.kernels.dtypes import cast
 
 import mxnet as mx
 import numpy as np
@@ -14,78 +13,38 @@ import pytest
 from amp_helpers import (
     BAD_BATCH,
     BATCH_SIZE,
-    LOSS,
+    TWO,
+    DoublingTrainer,
     backward,
+    backward_on,
     batches,
+    each_device_list,
+    each_dtype,
     each_optimizer,
+    give_gradient,
     make_net,
     make_trainer,
+    one_weight,
     spoil,
     trained,
+    weight_trainer,
     weights,
 )
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-TWO = [mx.cpu(0), mx.cpu(1)]
 MAX_NORM = 0.25  # less than the norm of every batch
-
-
-def norm_of(gradients):
-    """Return the norm of NumPy arrays in float64."""
-    return math.sqrt(math.fsum(float(x) ** 2 for one in gradients for x in one.ravel()))
-
-
-def backward_on(net, devices, batch, trainer):
-    shares = zip(*(gluon.utils.split_and_load(one, devices) for one in batch))
-    with autograd.record():
-        losses = [LOSS(net(images), targets) for images, targets in shares]
-        with amp.scale_loss(losses, trainer) as scaled:
-            autograd.backward(scaled)
-
-
-def one_weight(dtype="float32", ctx=None, grad_req="write"):
-    weight = gluon.Parameter("weight", shape=(1,), dtype=dtype, grad_req=grad_req)
-    weight.initialize(mx.init.Zero(), ctx=ctx)
-    return weight
-
-
-def give_gradient(weight, trainer, gradient):
-    with autograd.record():
-        losses = [(cast(one, "float32") + 1) * gradient for one in weight.list_data()]  # no 0 * inf
-        with amp.scale_loss(losses, trainer) as scaled:
-            autograd.backward(scaled)
-
-
-def trainer_of(weight, loss_scale=8, learning_rate=1.0, **options):
-    arguments = {"learning_rate": learning_rate, "multi_precision": True}
-    trainer = gluon.Trainer([weight], "sgd", arguments, **options)
-    amp.init_trainer(trainer, loss_scale)
-    return trainer
 
 
 # --- the norm --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("loss_scale", [1, 2.0**7])
-def test_clipping_returns_the_norm_of_what_the_optimizer_would_be_given(dtype, loss_scale):
-    net = make_net(dtype)
-    trainer = make_trainer(net, loss_scale=loss_scale)
-    backward(net, *next(batches()), trainer)
-    gradients = [p.grad().asnumpy().astype(np.float64) for p in trained(net)]
-    norm = amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
-    # FP32 sums of at most 12 squares each: 13 roundings of 2**-24, halved by the root.
-    expected = norm_of(gradients) / loss_scale / BATCH_SIZE
-    assert norm == pytest.approx(expected, rel=13 * 2.0**-24)
-
-
 def test_the_norm_of_float16_gradients_whose_true_values_underflow_is_exact():
-    # 3 and 4 times 2**-26 are no float16 numbers, and their squares are far below any.
+    # 3 and 4 times 2**-26 are not float16 numbers, and their squares are far below any.
     weight = gluon.Parameter("weight", shape=(2,), dtype="float16")
     weight.initialize(mx.init.Zero())
-    trainer = trainer_of(weight, 2.0**16)
+    trainer = weight_trainer(weight, 2.0**16)
     give_gradient(weight, trainer, mx.nd.array([3 * 2.0**-26, 4 * 2.0**-26]))
     norm = amp.clip_global_norm(trainer, max_norm=2.0**-26, batch_size=1)
     assert norm == 5 * 2.0**-26
@@ -95,19 +54,11 @@ def test_the_norm_of_float16_gradients_whose_true_values_underflow_is_exact():
     np.testing.assert_allclose(masters * 2.0**26, [-0.6, -0.8], rtol=2 * 2.0**-24)
 
 
-@pytest.mark.parametrize("exponent", [-40, 40])
-def test_the_norm_is_right_where_the_squares_leave_float32(exponent):
-    weight = one_weight()
-    trainer = trainer_of(weight, 2.0**exponent)
-    give_gradient(weight, trainer, 2.0 ** (2 * exponent))
-    assert amp.clip_global_norm(trainer, 1.0, 1) == 2.0 ** (2 * exponent)
-
-
 @pytest.mark.parametrize("kvstore", ["device", "local", None])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 def test_on_several_devices_the_norm_is_that_of_the_sum_of_their_gradients(kvstore, dtype):
     weight = one_weight(dtype, TWO)
-    trainer = trainer_of(weight, kvstore=kvstore)
+    trainer = weight_trainer(weight, kvstore=kvstore)
     give_gradient(weight, trainer, 3.0)
     norm = amp.clip_global_norm(trainer, 1.5, batch_size=2)
     summed = 3 if kvstore is None else 6  # without a kvstore each device is left alone
@@ -119,7 +70,7 @@ def test_on_several_devices_the_norm_is_that_of_the_sum_of_their_gradients(kvsto
 @pytest.mark.parametrize("order", ["clip", "reduce, clip", "clip, reduce"])
 def test_gradients_are_summed_over_devices_once_however_the_step_is_made(order):
     weight = one_weight(ctx=TWO)
-    trainer = trainer_of(weight)
+    trainer = weight_trainer(weight)
     for _ in range(2):
         give_gradient(weight, trainer, 0.5)
         for call in order.split(", "):
@@ -129,19 +80,6 @@ def test_gradients_are_summed_over_devices_once_however_the_step_is_made(order):
                 trainer.allreduce_grads()
         (trainer.step if order == "clip" else trainer.update)(1)
     assert [one.asscalar() for one in weight.list_data()] == [-2, -2]
-
-
-def test_an_infinite_gradient_has_an_infinite_norm_and_its_step_is_skipped():
-    weight = one_weight(ctx=TWO)
-    trainer = trainer_of(weight, DynamicLossScale(8, growth_interval=1))
-    for gradient, expected in ((math.inf, math.inf), (math.nan, math.nan), (1.0, 2.0)):
-        give_gradient(weight, trainer, gradient)
-        norm = amp.clip_global_norm(trainer, 0.5, 1)
-        assert norm == expected or (math.isnan(norm) and math.isnan(expected))
-        trainer.step(1)
-        assert amp.step_was_skipped(trainer) is not math.isfinite(expected)
-    assert weight.data(TWO[1]).asscalar() == -0.5
-    assert amp.loss_scale(trainer) == 4  # 8, halved twice, doubled
 
 
 # --- clipping --------------------------------------------------------------------------------
@@ -163,7 +101,7 @@ def clipped_run(dtype, loss_scale, optimizer, *, inject=None, leave_out=None):
 
 
 @each_optimizer
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 def test_an_overflow_in_a_clipped_run_leaves_the_weights_of_a_run_without_that_batch(
     dtype, optimizer
 ):
@@ -199,20 +137,27 @@ def test_clipped_gradients_are_gluons_up_to_rounding():
         assert not np.allclose(one, without, rtol=0, atol=1e-3)
 
 
-def test_clipping_writes_no_gradient():
-    net = make_net("float16")
-    trainer = make_trainer(net, loss_scale=64)
+@each_dtype
+@pytest.mark.parametrize("loss_scale", [1, 2.0**7])
+def test_clipping_returns_the_norm_of_the_unscaled_gradients_and_writes_none(dtype, loss_scale):
+    net = make_net(dtype)
+    trainer = make_trainer(net, loss_scale=loss_scale)
     backward(net, *next(batches()), trainer)
     before = [p.grad().asnumpy() for p in trained(net)]
-    assert amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE) > MAX_NORM
+    norm = amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
+    # FP32 sums of at most 12 squares each: 13 roundings of 2**-24, halved by the root.
+    squares = (float(x) ** 2 for one in before for x in one.ravel())
+    expected = math.sqrt(math.fsum(squares)) / loss_scale / BATCH_SIZE
+    assert norm == pytest.approx(expected, rel=13 * 2.0**-24)
+    assert norm > MAX_NORM
     trainer.step(BATCH_SIZE)
     assert_same_bits([p.grad().asnumpy() for p in trained(net)], before)
 
 
-@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+@each_device_list
 def test_accumulated_gradients_are_clipped_together(devices):
     weight = one_weight("float16", devices, grad_req="add")
-    trainer = trainer_of(weight, 16, update_on_kvstore=False)
+    trainer = weight_trainer(weight, 16, update_on_kvstore=False)
     for gradient in (1.0, 0.5, 0.25):
         give_gradient(weight, trainer, gradient / len(devices))
     assert amp.clip_global_norm(trainer, 0.25, batch_size=7) == 0.25
@@ -221,8 +166,8 @@ def test_accumulated_gradients_are_clipped_together(devices):
 
 
 @pytest.mark.parametrize("clips", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+@each_dtype
+@each_device_list
 def test_a_step_waits_for_the_devices_once_with_clipping_too(clips, dtype, devices, monkeypatch):
     waits = []
 
@@ -246,17 +191,8 @@ def test_a_step_waits_for_the_devices_once_with_clipping_too(clips, dtype, devic
 
 
 def test_a_trainer_with_a_reduction_of_its_own_is_clipped_by_the_reduced_norm():
-    class Doubling(gluon.Trainer):  # as Horovod's: a sum over workers, averaged by _scale
-        def __init__(self, params):
-            super().__init__(params, "sgd", {"learning_rate": 1.0}, kvstore=None)
-            self._scale /= 2
-
-        def _allreduce_grads(self):
-            for parameter in self._params:
-                parameter.grad()[:] *= 2
-
     weight = one_weight()
-    trainer = Doubling([weight])
+    trainer = DoublingTrainer([weight], learning_rate=1.0)
     amp.init_trainer(trainer, 8)
     give_gradient(weight, trainer, 3.0)
     assert amp.clip_global_norm(trainer, 1.5, batch_size=1) == 3
@@ -265,8 +201,7 @@ def test_a_trainer_with_a_reduction_of_its_own_is_clipped_by_the_reduced_norm():
 
 
 def test_a_stale_gradient_does_not_count_where_stale_gradients_are_ignored():
-    fresh, stale = one_weight(), gluon.Parameter("stale", shape=(1,))
-    stale.initialize()
+    fresh, stale = one_weight(), one_weight(name="stale")
     stale.grad()[:] = 1000.0
     trainer = gluon.Trainer([fresh, stale], "sgd", {"learning_rate": 1.0})
     amp.init_trainer(trainer, 8)
@@ -276,26 +211,13 @@ def test_a_stale_gradient_does_not_count_where_stale_gradients_are_ignored():
     assert fresh.data().asscalar() == -1.5
 
 
-def test_a_refused_step_repeated_with_stale_gradients_ignored_is_still_clipped():
-    fresh, stale = one_weight(), gluon.Parameter("stale", shape=(1,))
-    stale.initialize()
-    trainer = gluon.Trainer([stale, fresh], "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, 8)
-    give_gradient(fresh, trainer, 3.0)
-    amp.clip_global_norm(trainer, 1.5, 1)
-    with pytest.raises(UserWarning, match="call step with ignore_stale_grad=True"):
-        trainer.step(1)
-    trainer.step(1, ignore_stale_grad=True)
-    assert fresh.data().asscalar() == -1.5
-
-
 # --- the norm of the latest step -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 @pytest.mark.parametrize("kvstore", ["device", None])
-@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
-def test_a_step_knows_the_norm_that_clipping_would_have_returned(devices, kvstore, dtype):
+@each_device_list
+def test_gradient_norm_returns_what_clipping_would_have_returned(devices, kvstore, dtype):
     def run(clips):
         net = make_net(dtype, devices)
         trainer = make_trainer(net, "sgd", DynamicLossScale(64, growth_interval=2), kvstore=kvstore)
@@ -315,7 +237,7 @@ def test_a_step_knows_the_norm_that_clipping_would_have_returned(devices, kvstor
 
 
 @pytest.mark.usefixtures("native_operators", "native_bfloat16")
-def test_in_native_bfloat16_a_native_operator_adds_for_the_step_and_for_clipping(monkeypatch):
+def test_in_native_bfloat16_a_native_operator_sums_squares_once_for_clipping_and_step(monkeypatch):
     added, invoke = [], kernels.invoke
 
     def counting(name, *operands, **options):
@@ -341,59 +263,59 @@ def test_in_native_bfloat16_a_native_operator_adds_for_the_step_and_for_clipping
     assert added == ["_mpgluon_sums_of_squares"] * 2
 
 
-def test_there_is_no_norm_before_the_first_step_and_where_nothing_was_looked_at():
-    weight = one_weight()
-    trainer = trainer_of(weight, "none")
-    assert amp.gradient_norm(trainer) is None
-    give_gradient(weight, trainer, 3.0)
-    amp.clip_global_norm(trainer, 0.5, 1)
-    trainer.step(1)
-    assert amp.gradient_norm(trainer) == 3
-    give_gradient(weight, trainer, 3.0)
-    trainer.step(1)
-    assert amp.gradient_norm(trainer) is None
-    with pytest.raises(TrainerStateError, match="has no loss scale yet"):
-        amp.gradient_norm(gluon.Trainer([one_weight()], "sgd"))
-
-
+@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("kvstore", ["device", None])
-def test_the_norm_of_a_skipped_step_is_infinite_or_nan(value, device, kvstore):
+def test_the_norm_of_a_skipped_step_is_infinite_or_nan(value, device, kvstore, clips):
     weight = one_weight(ctx=TWO)
-    trainer = trainer_of(weight, DynamicLossScale(8), kvstore=kvstore)
-    give_gradient(weight, trainer, 1.0)
-    weight.list_grad()[device][:] = value
-    trainer.step(1)
-    assert amp.step_was_skipped(trainer)
-    np.testing.assert_equal(amp.gradient_norm(trainer), abs(value))
-    give_gradient(weight, trainer, 1.0)
-    trainer.step(1)
-    assert amp.gradient_norm(trainer) == (1 if kvstore is None else 2)
+    trainer = weight_trainer(weight, DynamicLossScale(8, growth_interval=1), kvstore=kvstore)
+    for bad in (True, False):
+        give_gradient(weight, trainer, 1.0)
+        if bad:
+            weight.list_grad()[device][:] = value
+        norm = abs(value) if bad else 1 if kvstore is None else 2
+        if clips:
+            np.testing.assert_equal(amp.clip_global_norm(trainer, 0.5, 1), norm)
+        trainer.step(1)
+        assert amp.step_was_skipped(trainer) is bad
+        np.testing.assert_equal(amp.gradient_norm(trainer), norm)
+        assert amp.loss_scale(trainer) == (4 if bad else 8)
+    assert weight.data(TWO[1]).asscalar() == (-0.5 if clips else -norm)
 
 
-@pytest.mark.parametrize("exponent", [-40, 40])
-def test_the_norm_of_a_step_is_right_where_the_squares_leave_float32(exponent):
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(
+    ("loss_scale", "gradient"), [(2.0**-40, 2.0**-80), (2.0**40, 2.0**80), (8, 0.0)]
+)
+def test_the_norm_is_right_where_squares_leave_float32_and_where_all_gradients_are_zero(
+    loss_scale, gradient, clips
+):
     weight = one_weight()
-    trainer = trainer_of(weight, 2.0**exponent, learning_rate=0.0)
-    give_gradient(weight, trainer, 2.0 ** (2 * exponent))
+    trainer = weight_trainer(weight, loss_scale, learning_rate=0.0)
+    give_gradient(weight, trainer, gradient)
+    if clips:
+        assert amp.clip_global_norm(trainer, 1.0, 1) == gradient
     trainer.step(1)
-    assert amp.gradient_norm(trainer) == 2.0 ** (2 * exponent)
+    assert amp.gradient_norm(trainer) == gradient
     assert not amp.step_was_skipped(trainer)
 
 
-def test_the_norm_of_no_gradient_at_all_is_zero():
+def test_without_a_loss_scale_there_is_a_norm_only_after_clipping():
     weight = one_weight()
-    trainer = trainer_of(weight)
-    give_gradient(weight, trainer, 0.0)
-    trainer.step(1)
-    assert amp.gradient_norm(trainer) == 0
+    trainer = weight_trainer(weight, "none")
+    for norm in (3, None):
+        give_gradient(weight, trainer, 3.0)
+        if norm is not None:
+            amp.clip_global_norm(trainer, 0.5, 1)
+        trainer.step(1)
+        assert amp.gradient_norm(trainer) == norm
 
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_the_norm_after_unscaling_is_divided_by_the_batch_size_only(clips):
     weight = one_weight()
-    trainer = trainer_of(weight, 2.0**10)
+    trainer = weight_trainer(weight, 2.0**10)
     give_gradient(weight, trainer, 3.0)
     amp.unscale(trainer)
     if clips:
@@ -405,10 +327,12 @@ def test_the_norm_after_unscaling_is_divided_by_the_batch_size_only(clips):
 # --- clipping at the wrong moment ------------------------------------------------------------
 
 
-def test_clipping_twice_before_a_step_is_refused_and_the_first_one_counts():
+def test_clipping_without_gradients_or_twice_before_a_step_is_refused_and_the_first_one_counts():
     weight = one_weight()
-    trainer = trainer_of(weight)
+    trainer = weight_trainer(weight)
     for steps in (1, 2):
+        with pytest.raises(TrainerStateError, match=r"between backward and trainer\.step"):
+            amp.clip_global_norm(trainer, 1.0, 1)
         give_gradient(weight, trainer, 3.0)
         amp.clip_global_norm(trainer, 1.5, 1)
         with pytest.raises(TrainerStateError, match="called twice before a step"):
@@ -417,15 +341,9 @@ def test_clipping_twice_before_a_step_is_refused_and_the_first_one_counts():
         assert weight.data().asscalar() == -1.5 * steps
 
 
-def test_clipping_without_gradients_is_refused():
-    trainer = trainer_of(one_weight())
-    with pytest.raises(TrainerStateError, match=r"between backward and trainer\.step"):
-        amp.clip_global_norm(trainer, 1.0, 1)
-
-
 def test_clipping_for_another_batch_size_than_the_steps_is_refused_and_changes_nothing():
     weight = one_weight(ctx=TWO)
-    trainer = trainer_of(weight)
+    trainer = weight_trainer(weight)
     give_gradient(weight, trainer, 3.0)
     amp.clip_global_norm(trainer, 1.5, batch_size=2)
     with pytest.raises(TrainerStateError, match=r"another batch size .* 0\.5 there, 0\.25 here"):
@@ -435,18 +353,9 @@ def test_clipping_for_another_batch_size_than_the_steps_is_refused_and_changes_n
     assert [one.asscalar() for one in weight.list_data()] == [-1.5, -1.5]
 
 
-def test_another_loss_after_clipping_is_refused():
-    weight = one_weight(grad_req="add")
-    trainer = trainer_of(weight)
-    give_gradient(weight, trainer, 3.0)
-    amp.clip_global_norm(trainer, 1.5, 1)
-    with pytest.raises(TrainerStateError, match="scaled after clip_global_norm and before the"):
-        give_gradient(weight, trainer, 3.0)
-
-
 def test_clipping_inside_the_kvstore_is_refused():
     weight = one_weight(ctx=TWO)
-    trainer = trainer_of(weight, "none", update_on_kvstore=True)
+    trainer = weight_trainer(weight, "none", update_on_kvstore=True)
     give_gradient(weight, trainer, 3.0)
     with pytest.raises(TrainerStateError, match="create it with update_on_kvstore=False"):
         amp.clip_global_norm(trainer, 1.5, 1)
@@ -460,9 +369,9 @@ def test_clipping_inside_the_kvstore_is_refused():
         *((value, TypeError) for value in ("1", None, True)),
     ],
 )
-def test_limits_and_batch_sizes_are_positive_numbers(name, value, kind):
+def test_limits_and_batch_sizes_that_are_not_positive_numbers_are_refused(name, value, kind):
     weight = one_weight()
-    trainer = trainer_of(weight)
+    trainer = weight_trainer(weight)
     give_gradient(weight, trainer, 3.0)
     with pytest.raises(kind, match=f"{name} must be"):
         amp.clip_global_norm(trainer, **{"max_norm": 1.0, "batch_size": 1, name: value})
@@ -473,12 +382,9 @@ def test_limits_and_batch_sizes_are_positive_numbers(name, value, kind):
     [lambda t: amp.clip_global_norm(t, 1.0, 1), amp.unscale, amp.unscaled_gradients],
     ids=["clip_global_norm", "unscale", "unscaled_gradients"],
 )
-def test_gradients_need_a_loss_scale_and_a_parameter_that_is_trained(call):
+def test_gradients_need_a_parameter_that_is_trained(call):
     weight = one_weight()
-    trainer = gluon.Trainer([weight], "sgd")
-    with pytest.raises(TrainerStateError, match=r"has no loss scale yet; call amp\.init_trainer"):
-        call(trainer)
-    amp.init_trainer(trainer)
+    trainer = weight_trainer(weight)
     give_gradient(weight, trainer, 1.0)
     weight.grad_req = "null"
     with pytest.raises(TrainerStateError, match="all are frozen"):
@@ -488,11 +394,11 @@ def test_gradients_need_a_loss_scale_and_a_parameter_that_is_trained(call):
 # --- unscaling -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+@each_device_list
 @pytest.mark.parametrize("clips", [None, "before", "after"])
 def test_unscaled_gradients_are_true_and_the_step_divides_by_nothing_more(devices, clips):
     weight = one_weight(ctx=devices)
-    trainer = trainer_of(weight, DynamicLossScale(2.0**10, growth_interval=1))
+    trainer = weight_trainer(weight, DynamicLossScale(2.0**10, growth_interval=1))
     give_gradient(weight, trainer, 3.0 / len(devices))
     if clips == "before":
         assert amp.clip_global_norm(trainer, 1.5, 1) == 3
@@ -537,26 +443,36 @@ def test_float16_gradients_are_not_unscaled_in_place_but_refused_with_advice():
     trainer.step(BATCH_SIZE)  # goes on as if nothing had been asked
 
 
-def test_unscaling_twice_or_without_a_scaled_loss_or_before_another_loss_is_refused():
-    weight = one_weight(grad_req="add")
-    trainer = trainer_of(weight)
+def test_unscaling_twice_or_without_a_scaled_loss_is_refused():
+    weight = one_weight()
+    trainer = weight_trainer(weight)
     with pytest.raises(TrainerStateError, match="no loss was scaled since the last step"):
         amp.unscale(trainer)
     give_gradient(weight, trainer, 3.0)
     amp.unscale(trainer)
     with pytest.raises(TrainerStateError, match="unscaled already"):
         amp.unscale(trainer)
-    with pytest.raises(TrainerStateError, match="scaled after unscale and before the step"):
-        give_gradient(weight, trainer, 3.0)
     assert weight.grad().asscalar() == 3
 
 
+@pytest.mark.parametrize("call", ["clip_global_norm", "unscale"])
+def test_a_loss_after_clipping_or_unscaling_is_refused_where_gradients_accumulate(call):
+    weight = one_weight(grad_req="add")
+    trainer = weight_trainer(weight)
+    give_gradient(weight, trainer, 3.0)
+    amp.unscale(trainer) if call == "unscale" else amp.clip_global_norm(trainer, 1.5, 1)
+    before = weight.grad().asscalar()
+    with pytest.raises(TrainerStateError, match=f"scaled after {call} and before the"):
+        give_gradient(weight, trainer, 3.0)
+    assert weight.grad().asscalar() == before
+
+
 @pytest.mark.parametrize("when", ["before the step", "after the step", "after clipping"])
-@pytest.mark.parametrize("devices", [[mx.cpu(0)], TWO])
+@each_device_list
 def test_copies_of_gradients_are_fp32_and_in_true_units_by_name(devices, when):
     gradient = 2.0**-26  # no float16 number
     weight = one_weight("float16", devices)
-    trainer = trainer_of(weight, DynamicLossScale(2.0**16, growth_interval=1))
+    trainer = weight_trainer(weight, DynamicLossScale(2.0**16, growth_interval=1))
     give_gradient(weight, trainer, gradient / len(devices))
     if when == "after clipping":
         amp.clip_global_norm(trainer, 2.0**-30, 1)

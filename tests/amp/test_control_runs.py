@@ -22,19 +22,25 @@ from amp_helpers import (
     BATCHES,
     GRADIENTS,
     LOSS,
+    TWO,
+    DoublingTrainer,
     backward,
+    backward_on,
     batches,
+    each_dtype,
     each_optimizer,
+    give_gradient,
     make_net,
     make_trainer,
+    one_weight,
     plain_run,
     scaled_run,
     spoil,
-    trained,
+    weight_trainer,
     weights,
 )
 from helpers import assert_same_bits
-from mxnet import autograd, gluon
+from mxnet import autograd
 from mxnet.gluon import nn
 
 
@@ -55,7 +61,7 @@ def test_an_injected_overflow_leaves_the_weights_of_a_run_without_that_batch(
 
 
 @each_optimizer
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 def test_a_static_scale_skips_the_overflow_and_stays(dtype, optimizer):
     inject = spoil(0, "weight", math.inf)
     scaled, scales, skipped = scaled_run(make_net(dtype), StaticLossScale(128), optimizer, inject)
@@ -78,7 +84,7 @@ def test_the_control_run_would_notice_a_missing_batch_and_a_missing_division():
     without = plain_run(make_net(), leave_out=BAD_BATCH)
     assert not any(np.array_equal(one, other) for one, other in zip(everything, without))
     net = make_net()
-    trainer = make_trainer(net)  # never told of the scale
+    trainer = make_trainer(net)
     for images, targets in batches():
         with autograd.record():
             loss = LOSS(net(images), targets) * 2
@@ -105,23 +111,17 @@ def test_without_a_loss_scale_an_infinite_gradient_reaches_the_weights_as_in_pla
 
 
 @pytest.mark.parametrize("kvstore", ["device", "local", None])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 @pytest.mark.parametrize("bad_device", [0, 1])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_device, value):
-    devices = [mx.cpu(0), mx.cpu(1)]
-
     def run(loss_scale, leave_out=None, inject=False):
-        net = make_net(dtype, devices)
+        net = make_net(dtype, TWO)
         trainer = make_trainer(net, loss_scale=loss_scale, kvstore=kvstore)
         for number, batch in enumerate(batches()):
             if number == leave_out:
                 continue
-            shares = zip(*(gluon.utils.split_and_load(one, devices) for one in batch))
-            with autograd.record():
-                losses = [LOSS(net(images), targets) for images, targets in shares]
-                with amp.scale_loss(losses, trainer) as scaled:
-                    autograd.backward(scaled)
+            backward_on(net, TWO, batch, trainer)
             if inject and number == BAD_BATCH:
                 net[0].weight.list_grad()[bad_device][0, 0] = value
             trainer.step(BATCH_SIZE)
@@ -133,16 +133,14 @@ def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_dev
 
 
 @each_optimizer
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("bad_half", [0, 1])
 def test_an_overflow_in_accumulated_gradients_discards_that_window_and_no_other(
     dtype, optimizer, value, bad_half
 ):
     def run(loss_scale, windows, bad=None):
-        net = make_net(dtype)
-        for parameter in trained(net):
-            parameter.grad_req = "add"
+        net = make_net(dtype, grad_req="add")
         trainer = make_trainer(net, optimizer, loss_scale)
         every = list(batches())
         for window in windows:
@@ -162,7 +160,7 @@ def test_an_overflow_in_accumulated_gradients_discards_that_window_and_no_other(
 
 
 @each_optimizer
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 def test_two_trainers_have_two_scales_and_an_overflow_of_one_leaves_the_other_alone(
     dtype, optimizer
 ):
@@ -201,12 +199,12 @@ def test_two_trainers_have_two_scales_and_an_overflow_of_one_leaves_the_other_al
     with_overflow, scales = run(True, skip)
     assert scales == {"generator": 2.0**14 * 2 / 2 * 4, "discriminator": 2.0**10 * 4 / 4}
     control, _ = run(False, skip)
-    # BatchNorm's statistics are no weights, and the skipped forward passes do move them.
+    # BatchNorm's statistics are not weights, and the skipped forward passes do move them.
     assert_same_bits(with_overflow, control)
 
 
 @each_optimizer
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 def test_frozen_parameters_stay_and_the_others_train_as_without_a_scale(dtype, optimizer):
     def frozen_net():
         net = make_net(dtype)
@@ -224,7 +222,7 @@ def test_frozen_parameters_stay_and_the_others_train_as_without_a_scale(dtype, o
     assert sum(skipped) == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_an_overflow_in_a_sparse_gradient_leaves_the_weights_of_a_run_without_that_batch(
@@ -261,59 +259,7 @@ def test_an_overflow_in_a_sparse_gradient_leaves_the_weights_of_a_run_without_th
     assert_same_bits(with_overflow, run(1, leave_out=BAD_BATCH)[0])
 
 
-def test_a_skipped_step_advances_neither_the_schedule_nor_the_count_of_updates():
-    net = make_net()
-    schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"lr_scheduler": schedule})
-    amp.init_trainer(trainer, 8)
-    rates = []
-    for number, batch in enumerate(batches()):
-        backward(net, *batch, trainer)
-        if number == BAD_BATCH:
-            spoil(0, "weight", math.nan)(net)
-        trainer.step(BATCH_SIZE)
-        rates.append((trainer.optimizer.num_update, trainer.learning_rate))
-    assert rates[BAD_BATCH] == rates[BAD_BATCH - 1]
-    assert [updates for updates, _ in rates] == [1, 2, 2, 3]
-
-
-def test_a_scale_that_is_too_large_halves_until_the_gradient_fits_and_no_further():
-    # The float16 gradient of w * 1.5 is 1.5 S: infinite at 2**16, finite from 2**15 down.
-    weight = gluon.Parameter("weight", shape=(1,), dtype="float16", init="zeros")
-    weight.initialize()
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0, "multi_precision": True})
-    amp.init_trainer(trainer, DynamicLossScale(2.0**18))
-    scales = []
-    for _ in range(5):
-        with autograd.record():
-            loss = weight.data().astype("float32") * 1.5
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
-        trainer.step(1)
-        scales.append(amp.loss_scale(trainer))
-    assert scales == [2**17, 2**16, 2**15, 2**15, 2**15]
-    assert amp.skipped_steps(trainer) == 3
-    assert weight.data().asscalar() == -2 * 1.5
-
-
 # --- the division by S -----------------------------------------------------------------------
-
-
-def test_a_float16_gradient_is_divided_in_fp32_where_float16_could_not_hold_the_result():
-    weight = gluon.Parameter("weight", shape=(1,), dtype="float16", init="zeros")
-    weight.initialize()
-    # 2**-26 is no float16 number; times the rate 2**10 it is 2**-16, which is one.
-    rate, gradient = 2.0**10, 2.0**-26
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": rate, "multi_precision": True})
-    amp.init_trainer(trainer, 2.0**16)
-    with autograd.record():
-        loss = weight.data().astype("float32") * gradient
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
-    assert weight.grad().asscalar() == 2.0**-10
-    trainer.step(1)
-    assert weight.data().asscalar() == -(2.0**-16)
-    assert weight.grad().asscalar() == 2.0**-10  # the gradient itself was left alone
 
 
 @each_optimizer
@@ -333,19 +279,9 @@ def test_a_rescale_factor_of_the_users_own_is_kept(optimizer):
         assert not np.array_equal(run(None)[0], plain_run(make_net(), optimizer)[0])
 
 
-def test_a_trainer_that_reduces_gradients_in_its_own_way_is_scaled_and_skipped_alike():
-    class Doubling(gluon.Trainer):  # as Horovod's: a sum over workers, averaged by _scale
-        def __init__(self, params):
-            super().__init__(params, "sgd", {"learning_rate": 0.1, "wd": 2.0**-7}, kvstore=None)
-            self._scale /= 2
-
-        def _allreduce_grads(self):
-            for parameter in self._params:
-                if parameter.grad_req != "null":
-                    parameter.grad()[:] *= 2
-
+def test_a_trainer_with_a_reduction_of_its_own_is_scaled_and_skips_steps():
     net = make_net()
-    trainer = Doubling(net.collect_params())
+    trainer = DoublingTrainer(net.collect_params(), learning_rate=0.1, wd=2.0**-7)
     amp.init_trainer(trainer, 128)
     for number, batch in enumerate(batches()):
         backward(net, *batch, trainer)
@@ -370,80 +306,35 @@ def test_an_optimizer_that_was_loaded_from_a_file_is_the_one_that_is_rescaled(tm
     assert_same_bits(run(1024), run(None))
 
 
-def test_a_step_without_a_scaled_loss_divides_nothing_and_does_not_advance_the_scale():
+def test_a_step_without_a_scaled_loss_divides_nothing_and_keeps_the_scale_but_skips_an_overflow():
     net = make_net()
     trainer = make_trainer(net, loss_scale=DynamicLossScale(128, growth_interval=1))
     for batch in batches():
         backward(net, *batch)
         trainer.step(BATCH_SIZE)
-    assert_same_bits(weights(net), plain_run(make_net()))
+    expected = plain_run(make_net())
+    assert_same_bits(weights(net), expected)
     assert amp.loss_scale(trainer) == 128
-
-
-def test_a_step_without_a_scaled_loss_is_skipped_all_the_same_if_it_overflows():
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=DynamicLossScale(128, growth_interval=1))
-    before = weights(net)
     backward(net, *next(batches()))
     spoil(0, "weight", math.inf)(net)
     trainer.step(BATCH_SIZE)
-    assert_same_bits(weights(net), before)
+    assert_same_bits(weights(net), expected)
     assert amp.step_was_skipped(trainer)
-
-
-def test_parameters_may_still_wait_for_their_shapes():
-    net = nn.Dense(1)
-    net.initialize()
-    trainer = make_trainer(net, loss_scale=128)
-    backward(net, mx.nd.ones((2, 3)), mx.nd.ones((2, 1)), trainer)
-    before = net.weight.data().asnumpy()
-    trainer.step(2)
-    assert not np.array_equal(net.weight.data().asnumpy(), before)
-
-
-@pytest.mark.parametrize("bad", [False, True])
-def test_sparse_gradients_are_scaled_and_looked_at(bad):
-    def run(loss_scale):
-        mx.random.seed(0)
-        net = nn.Embedding(6, 3, sparse_grad=True)
-        net.initialize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-        before = net.weight.data().asnumpy()
-        if loss_scale:
-            amp.init_trainer(trainer, loss_scale)
-        with autograd.record():
-            loss = net(mx.nd.array([1, 4])) * mx.nd.array([[1, 2, math.inf if bad else 3]] * 2)
-            if loss_scale:
-                with amp.scale_loss(loss, trainer) as loss:
-                    pass
-        loss.backward()
-        assert net.weight.grad().stype == "row_sparse"
-        trainer.step(2)
-        return before, net.weight.data().asnumpy()
-
-    before, after = run(128)
-    assert_same_bits([after], [before if bad else run(None)[1]])
-    assert np.array_equal(before, after) is bad
 
 
 # --- scales that a step cannot divide by -----------------------------------------------------
 
 
 @pytest.mark.parametrize("exponent", [118, 123, 126])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 def test_a_dynamic_scale_that_no_step_can_divide_by_shrinks_until_one_can(exponent, dtype):
     # Gradients of zero never overflow, so that S grows as far as it may: 1 / S / 8 is subnormal.
-    weight = gluon.Parameter("weight", shape=(1,), dtype=dtype)
-    weight.initialize(mx.init.One())
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0, "multi_precision": True})
+    weight = one_weight(dtype, value=1.0)
     scale = DynamicLossScale(2.0**exponent, growth_interval=1, max_scale=2.0**1000)
-    amp.init_trainer(trainer, scale)
+    trainer = weight_trainer(weight, scale)
     scales = []
     for _ in range(8):
-        with autograd.record():
-            loss = weight.data().astype("float32") * 0.0
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        give_gradient(weight, trainer, 0.0)
         trainer.step(8)
         scales.append(math.log2(amp.loss_scale(trainer)))
     assert max(scales[4:]) == 124  # the largest that could be divided by was 2**123, and it grew
@@ -453,14 +344,10 @@ def test_a_dynamic_scale_that_no_step_can_divide_by_shrinks_until_one_can(expone
 
 @pytest.mark.parametrize("exponent", [-140, 124, 126, 500])
 def test_a_static_scale_that_no_step_can_divide_by_is_refused_with_the_range(exponent):
-    weight = gluon.Parameter("weight", shape=(1,))
-    weight.initialize(mx.init.One())
-    trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, 2.0**exponent)
-    with autograd.record(), amp.scale_loss(weight.data() * 0.0, trainer) as scaled:
-        scaled.backward()
-    with pytest.raises(
-        TrainerStateError, match=r"not a normal FP32 number; choose one between 2\*\*"
-    ):
+    weight = one_weight(value=1.0)
+    trainer = weight_trainer(weight, 2.0**exponent)
+    give_gradient(weight, trainer, 0.0)
+    message = r"not a normal FP32 number; choose one between 2\*\*"
+    with pytest.raises(TrainerStateError, match=message):
         trainer.step(8)
     assert weight.data().asscalar() == 1

@@ -12,29 +12,29 @@ import mxnet as mx
 import numpy as np
 import pytest
 from amp_helpers import (
+    BAD_BATCH,
     BATCH_SIZE,
     LOSS,
     backward,
+    backward_of_two,
     batches,
+    each_dtype,
     make_net,
     make_trainer,
-    trained,
+    plain_run,
+    two_weights,
     weights,
 )
 from helpers import assert_same_bits
-from mxnet import autograd, gluon
-
-DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
-FRESH_LOSS_SCALE = {"init_scale": 64.0, "growth_interval": 1}
+from mxnet import autograd
 
 
 def weights_after_accumulating(some):
     """Return the weights of an FP32 network after one step on all of some batches."""
-    control = make_net()
-    control.collect_params().setattr("grad_req", "add")
+    control = make_net(grad_req="add")
     plain = make_trainer(control)
     for batch in some:
-        plain_backward(control, *batch)
+        backward(control, *batch)
     plain.step(len(some) * BATCH_SIZE)
     return weights(control)
 
@@ -48,12 +48,6 @@ def expected_after(steps, dtype="float32"):
             backward(net, *batch, trainer)
             trainer.step(BATCH_SIZE)
     return weights(net)
-
-
-def plain_backward(net, images, targets):
-    with autograd.record():
-        loss = LOSS(net(images), targets)
-    loss.backward()
 
 
 def interrupt(net, trainer, batch, when):
@@ -80,7 +74,7 @@ def interrupt(net, trainer, batch, when):
 PLACES = ["before backward", "in the block", "after backward", "after clipping"]
 
 
-@DTYPES
+@each_dtype
 @pytest.mark.parametrize("when", [*PLACES, "after unscale"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_loop_that_was_interrupted_can_simply_run_again(when, dtype, times):
@@ -97,14 +91,15 @@ def test_a_loop_that_was_interrupted_can_simply_run_again(when, dtype, times):
     assert_same_bits(weights(net), expected_after(2, dtype))
 
 
-@DTYPES
+@each_dtype
 @pytest.mark.parametrize("when", PLACES)
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_loading_a_checkpoint_forgets_a_step_that_was_begun(tmp_path, when, dtype, grad_req):
+def test_loading_a_checkpoint_drops_the_gradients_of_an_interrupted_step(
+    tmp_path, when, dtype, grad_req
+):
     def make():
-        net = make_net(dtype)
-        net.collect_params().setattr("grad_req", grad_req)  # of statistics, too: they stay frozen
-        return net, make_trainer(net, loss_scale=DynamicLossScale(**FRESH_LOSS_SCALE))
+        net = make_net(dtype, grad_req=grad_req)
+        return net, make_trainer(net, loss_scale=DynamicLossScale(64, growth_interval=1))
 
     every = list(batches())
     net, trainer = make()
@@ -124,9 +119,8 @@ def test_loading_a_checkpoint_forgets_a_step_that_was_begun(tmp_path, when, dtyp
 
 
 @pytest.mark.parametrize("when", ["in the block", "after clipping", "after unscale"])
-def test_what_an_interrupted_step_has_accumulated_must_be_emptied(when):
-    net = make_net()
-    net.collect_params().setattr("grad_req", "add")
+def test_gradients_that_an_interrupted_step_has_accumulated_must_be_set_to_zero(when):
+    net = make_net(grad_req="add")
     trainer = make_trainer(net, loss_scale=64)
     every = list(batches())
     interrupt(net, trainer, every[3], when)
@@ -141,8 +135,7 @@ def test_what_an_interrupted_step_has_accumulated_must_be_emptied(when):
 
 
 def test_an_exception_before_backward_leaves_what_has_accumulated():
-    net = make_net()
-    net.collect_params().setattr("grad_req", "add")
+    net = make_net(grad_req="add")
     trainer = make_trainer(net, loss_scale=64)
     every = list(batches())
     backward(net, *every[0], trainer)
@@ -152,54 +145,45 @@ def test_an_exception_before_backward_leaves_what_has_accumulated():
     assert_same_bits(weights(net), weights_after_accumulating(every[:2]))
 
 
-def test_an_interruption_between_the_steps_of_two_trainers_is_overcome_by_the_next_loss():
-    w = [gluon.Parameter(name, shape=(1,), init="ones") for name in "ab"]
-    trainers = []
-    for parameter in w:
-        parameter.initialize()
-        trainers.append(gluon.Trainer([parameter], "sgd", {"learning_rate": 1.0}))
-        amp.init_trainer(trainers[-1], DynamicLossScale(8, growth_interval=1))
+def test_after_an_interruption_between_the_steps_of_two_trainers_the_next_loss_trains_both():
+    pair, trainers = two_weights(lambda: DynamicLossScale(8, growth_interval=1))
     for stepped in (trainers[:1], trainers):
-        with autograd.record():
-            loss = w[0].data() * 0.25 + w[1].data() * 0.25
-            with amp.scale_loss(loss, trainers) as scaled:
-                scaled.backward()
+        backward_of_two(pair, trainers, (0.25, 0.25))
         for trainer in stepped:
             trainer.step(1)
-    assert [p.data().asscalar() for p in w] == [0.5, 0.75]
+    assert [p.data().asscalar() for p in pair] == [0.5, 0.75]
     assert amp.loss_scale(trainers[1]) == 32
 
 
 # --- a scaled loss, and then another one that was not ----------------------------------------
 
 
-@DTYPES
+@each_dtype
 def test_gradients_of_a_plain_loss_after_a_scaled_one_that_was_given_up_are_not_divided(dtype):
     net = make_net(dtype)
     trainer = make_trainer(net, loss_scale=64)
     every = list(batches())
     backward(net, *every[0], trainer)
     before = weights(net)
-    plain_backward(net, *every[1])
+    backward(net, *every[1])
     for _ in range(2):
         message = r"5 gradients \(\w+ first\) were written by a loss that was not scaled"
         with pytest.raises(TrainerStateError, match=message):
             trainer.step(BATCH_SIZE)
     assert_same_bits(weights(net), before)
-    for batch in every[:2]:  # and the next scaled loss begins anew
+    for batch in every[:2]:  # the next scaled loss starts a new step
         backward(net, *batch, trainer)
         trainer.step(BATCH_SIZE)
     assert_same_bits(weights(net), expected_after(2, dtype))
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_a_plain_loss_between_two_scaled_ones_is_found_when_it_counts(grad_req):
-    net = make_net()
-    net.collect_params().setattr("grad_req", grad_req)
+def test_a_plain_loss_between_two_scaled_ones_is_refused_where_gradients_accumulate(grad_req):
+    net = make_net(grad_req=grad_req)
     trainer = make_trainer(net, loss_scale=64)
     every = list(batches())
     backward(net, *every[0], trainer)
-    plain_backward(net, *every[1])
+    backward(net, *every[1])
     if grad_req == "write":  # it is overwritten
         backward(net, *every[0], trainer)
         trainer.step(BATCH_SIZE)
@@ -209,15 +193,21 @@ def test_a_plain_loss_between_two_scaled_ones_is_found_when_it_counts(grad_req):
             backward(net, *every[0], trainer)
 
 
-def test_a_plain_loss_that_fills_only_some_gradients_is_found_too():
+@pytest.mark.parametrize("kind", ["plain", "scaled after clipping"])
+def test_a_second_loss_that_fills_only_some_gradients_makes_the_step_fail(kind):
     net = make_net()
     trainer = make_trainer(net, loss_scale=64)
     images, targets = next(batches())
     backward(net, images, targets, trainer)
-    with autograd.record():
-        loss = LOSS(net[2](mx.nd.ones((BATCH_SIZE, 4))), targets)
-    loss.backward()
-    with pytest.raises(TrainerStateError, match="2 gradients"):
+    features = mx.nd.ones((BATCH_SIZE, 4))
+    if kind == "plain":
+        backward(net[2], features, targets)
+        refused = pytest.raises(TrainerStateError, match="2 gradients")
+    else:  # the second loss starts a new step: gradients that only the first one filled are stale
+        amp.clip_global_norm(trainer, 1.0, BATCH_SIZE)
+        backward(net[2], features, targets, trainer)
+        refused = pytest.raises(UserWarning, match="has not been updated by backward")
+    with refused:
         trainer.step(BATCH_SIZE)
 
 
@@ -232,7 +222,7 @@ def test_a_step_after_backward_of_the_loss_instead_of_the_scaled_one_is_refused(
             if where == "in the block":
                 loss.backward()
     if where == "after it":
-        plain_backward(net, images, targets)
+        backward(net, images, targets)
     with pytest.raises(TrainerStateError, match="had no backward pass, but another loss had one"):
         trainer.step(BATCH_SIZE)
     backward(net, images, targets, trainer)
@@ -240,43 +230,20 @@ def test_a_step_after_backward_of_the_loss_instead_of_the_scaled_one_is_refused(
     assert_same_bits(weights(net), expected_after(1))
 
 
-def test_a_batch_that_is_left_out_inside_the_block_counts_for_nothing():
+def test_a_batch_that_the_block_skips_with_continue_leaves_no_trace():
     net = make_net()
     trainer = make_trainer(net, loss_scale=DynamicLossScale(64, growth_interval=1))
     for number, (images, targets) in enumerate(batches()):
-        with autograd.record():
-            loss = LOSS(net(images), targets)
-            with amp.scale_loss(loss, trainer) as scaled:
-                if number in (1, 3):
-                    continue
-                autograd.backward(scaled)
-        trainer.step(BATCH_SIZE)
-    control = make_net()
-    plain = make_trainer(control, loss_scale=1)
-    for number, batch in enumerate(batches()):
-        if number in (0, 2):
-            backward(control, *batch, plain)
-            plain.step(BATCH_SIZE)
-    assert_same_bits(weights(net), weights(control))
-    assert amp.loss_scale(trainer) == 256
-
-
-def test_two_losses_that_fill_different_gradients_do_not_mix_with_what_one_of_them_left():
-    # After clipping, a second loss begins anew; what only the first one filled is stale then.
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=64)
-    images, targets = next(batches())
-    backward(net, images, targets, trainer)
-    amp.clip_global_norm(trainer, 1.0, BATCH_SIZE)
-    with autograd.record():
-        loss = LOSS(net[2](mx.nd.ones((BATCH_SIZE, 4))), targets)
-        with amp.scale_loss(loss, trainer) as scaled:
+        with autograd.record(), amp.scale_loss(LOSS(net(images), targets), trainer) as scaled:
+            if number == BAD_BATCH:
+                continue
             scaled.backward()
-    with pytest.raises(UserWarning, match="has not been updated by backward"):
         trainer.step(BATCH_SIZE)
+    assert_same_bits(weights(net), plain_run(make_net(), leave_out=BAD_BATCH))
+    assert amp.loss_scale(trainer) == 512
 
 
-def test_a_changed_scale_begins_anew_where_gradients_are_overwritten():
+def test_a_scale_may_change_between_backward_passes_that_overwrite_gradients():
     scale = DynamicLossScale(128)
     net = make_net()
     trainer = make_trainer(net, loss_scale=scale)
@@ -290,21 +257,18 @@ def test_a_changed_scale_begins_anew_where_gradients_are_overwritten():
 
 @pytest.mark.parametrize("scale", ["none", 1])
 def test_without_a_scale_losses_may_mix_as_in_plain_gluon(scale):
-    net = make_net()
-    net.collect_params().setattr("grad_req", "add")
+    net = make_net(grad_req="add")
     trainer = make_trainer(net, loss_scale=scale)
     every = list(batches())
     backward(net, *every[0], trainer)
-    plain_backward(net, *every[1])
+    backward(net, *every[1])
     trainer.step(2 * BATCH_SIZE)
     assert_same_bits(weights(net), weights_after_accumulating(every[:2]))
 
 
 def test_every_gradient_counts_as_before_where_backward_comes_after_the_block():
     def train(scale, *, late):
-        net = make_net("float16")
-        for parameter in trained(net):
-            parameter.grad_req = "add"
+        net = make_net("float16", grad_req="add")
         trainer = make_trainer(net, loss_scale=scale)
         for images, targets in batches():
             net.collect_params().zero_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import mpgluon
 from mpgluon import DynamicLossScale, amp
 
@@ -85,15 +87,14 @@ class Steep(Network):
         return F.tanh(F.BlockGrad(x) * mask * 2.0**15 * 2.0**15) + x
 
 
-NETWORKS = [
-    AddedMask,
-    ChosenMask,
-    ExponentialMask,
-    RowsWithoutAnything,
-    LogarithmOfNothing,
-    LargestOfSome,
-    Steep,
-]
+NETWORKS = Network.__subclasses__()
+
+
+def trainer_of(net, loss_scale):
+    options = {"learning_rate": 0.1, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
 
 
 @pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
@@ -105,9 +106,7 @@ def test_no_step_is_skipped(kind, way, hybridize):
     net.initialize(mx.init.Xavier())
     WAYS[way](net)
     net.hybridize(hybridize)
-    options = {"learning_rate": 0.1, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, DynamicLossScale(2.0**4))
+    trainer = trainer_of(net, DynamicLossScale(2.0**4))
     numbers = np.random.default_rng(0)
     data = mx.nd.array(numbers.standard_normal((8, 6)))
     mask = (numbers.random((8, 6)) < 0.6).astype("float32")
@@ -133,9 +132,7 @@ def test_a_nan_in_a_loss_skips_the_step_although_its_gradient_is_a_number(way, l
     net = nn.Dense(length, in_units=4)
     net.initialize(mx.init.Xavier())
     WAYS[way](net)
-    options = {"learning_rate": 0.1, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, scale)
+    trainer = trainer_of(net, scale)
     targets = mx.nd.ones((2, length))
     for bad in (False, True, False):
         before = net.weight.data().asnumpy()
@@ -152,18 +149,14 @@ def test_a_nan_in_a_loss_skips_the_step_although_its_gradient_is_a_number(way, l
 def test_no_loss_scale_leaves_gradients_as_they_are_in_gluon():
     net = nn.Dense(3, in_units=4)
     net.initialize(mx.init.Xavier())
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    amp.init_trainer(trainer, "none")
+    trainer = trainer_of(net, "none")
     targets = mx.nd.array([[np.nan, 1, 1], [1, 1, 1]])
     gradients = []
-    for scales in (False, True):
+    for scale_loss in (lambda loss, _: nullcontext(loss), amp.scale_loss):
         with autograd.record():
             loss = mx.nd.abs(net(mx.nd.ones((2, 4))) - targets)  # the gradient is 0 at NaN
-            if scales:
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
-            else:
-                loss.backward()
+            with scale_loss(loss, trainer) as scaled:
+                scaled.backward()
         gradients.append(net.weight.grad().asnumpy())
     assert np.isfinite(gradients[0]).all()
     assert (gradients[0] == gradients[1]).all()

@@ -11,7 +11,7 @@ import gluoncv.loss
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import BOTH, assert_same_bits, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -40,7 +40,9 @@ REACHED = {
     "linear, three times": lambda F, x: F.LinearRegressionOutput(x, TARGETS, grad_scale=3),
     "logistic": lambda F, x: F.LogisticRegressionOutput(x, TARGETS),
     "absolute": lambda F, x: F.MAERegressionOutput(x, TARGETS),
-    "beside another loss": lambda F, x: F.SoftmaxOutput(x, LABELS).sum(axis=1) + (x**2).sum(axis=1),
+    "added to another loss": lambda F, x: (
+        F.SoftmaxOutput(x, LABELS).sum(axis=1) + (x**2).sum(axis=1)
+    ),
     "twice": lambda F, x: F.SoftmaxOutput(x, LABELS) * F.LinearRegressionOutput(x, TARGETS),
 }
 REFUSED = {
@@ -50,18 +52,39 @@ REFUSED = {
 }
 
 
-def make_net(kind="float32", hybridize=False):
-    mx.random.seed(0)
-    np.random.seed(0)
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=5, activation="relu"), nn.Dense(CLASSES, in_units=4))
-    net.initialize(mx.init.Normal(0.5))
+def convert(net, kind):
     if kind == "cast":
         mpgluon.cast_block(net)
     elif kind == "autocast":
         amp.autocast(net, "float16")
-    net.hybridize(hybridize)
     return net
+
+
+def make_net(kind="float32", hybridize=False):
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = in_sequence(nn.Dense(4, in_units=5, activation="relu"), nn.Dense(CLASSES, in_units=4))
+    net.initialize(mx.init.Normal(0.5))
+    convert(net, kind).hybridize(hybridize)
+    return net
+
+
+def trainer_of(net, loss_scale=64, **options):
+    options = {"learning_rate": 0.1, "multi_precision": True, **options}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
+
+
+def backward(loss, trainer):
+    with amp.scale_loss(loss, trainer) as scaled:
+        autograd.backward(scaled)
+
+
+def assert_refused(loss, trainer, message):
+    """Scaling the loss must raise."""
+    with pytest.raises(PrecisionError, match=message), amp.scale_loss(loss, trainer):
+        pytest.fail("the loss was scaled")
 
 
 def images(step):
@@ -70,30 +93,26 @@ def images(step):
 
 def train(loss_of, loss_scale, kind="float32", *, hybridize=False, steps=3):
     net = make_net(kind, hybridize)
-    options = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, loss_scale)
+    trainer = trainer_of(net, loss_scale, momentum=0.9)
     for step in range(steps):
         with autograd.record():
-            loss = loss_of(mx.nd, net(images(step)))
-            with amp.scale_loss(loss, trainer) as scaled:
-                autograd.backward(scaled)
+            backward(loss_of(mx.nd, net(images(step))), trainer)
         trainer.step(4)
     return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
 
 
-@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
-@pytest.mark.parametrize("loss_scale", [2.0**-3, 1024, DynamicLossScale(64, growth_interval=1)])
+@BOTH
+@pytest.mark.parametrize("loss_scale", [2.0**-3, 1024, "dynamic"])
 @pytest.mark.parametrize("name", REACHED)
 def test_scaling_fp32_training_by_a_power_of_two_changes_no_bit(name, loss_scale, hybridize):
-    if isinstance(loss_scale, DynamicLossScale):
+    if loss_scale == "dynamic":
         loss_scale = DynamicLossScale(64, growth_interval=1)
     control = train(REACHED[name], "none", hybridize=hybridize)
     assert not np.array_equal(control[0], make_net()[0].weight.data().asnumpy())
     assert_same_bits(train(REACHED[name], loss_scale, hybridize=hybridize), control)
 
 
-@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+@BOTH
 @pytest.mark.parametrize("kind", ["cast", "autocast"])
 @pytest.mark.parametrize("name", REACHED)
 def test_float16_training_follows_fp32_training(name, kind, hybridize):
@@ -115,18 +134,17 @@ def test_an_operator_that_the_scale_does_not_reach_is_refused_by_name_with_advic
     train(loss_of, "none")  # as the message says
 
 
-def test_a_refused_loss_leaves_no_trace():
+def test_a_refused_loss_leaves_no_trace_and_a_later_loss_is_searched_too():
     net = make_net()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    amp.init_trainer(trainer, 64)
+    trainer = trainer_of(net)
     for _ in range(2):
+        for _ in range(2):
+            with autograd.record():
+                loss = mx.nd.SVMOutput(net(images(0)), LABELS)
+                assert_refused(loss, trainer, "contains SVMOutput")
         with autograd.record():
-            loss = mx.nd.SVMOutput(net(images(0)), LABELS)
-            with pytest.raises(PrecisionError), amp.scale_loss(loss, trainer):
-                pytest.fail("the loss was scaled")
-    with autograd.record(), amp.scale_loss(net(images(0)).sum(axis=1), trainer) as scaled:
-        scaled.backward()
-    trainer.step(4)
+            backward(net(images(0)).sum(axis=1), trainer)
+        trainer.step(4)
 
 
 # --- in hybridized blocks --------------------------------------------------------------------
@@ -159,45 +177,31 @@ def softmax_output(F, x, labels):
     return -F.log(F.pick(F.SoftmaxOutput(x, labels), labels))
 
 
-def cross_entropy(F, x, labels):
-    return -F.pick(F.log_softmax(x), labels)
-
-
 @pytest.mark.parametrize("kind", ["float32", "cast", "autocast"])
-def test_a_hybridized_loss_is_refused_with_its_name_and_works_once_it_is_not(kind):
-    net, loss_fn = make_net(kind, hybridize=True), Output(softmax_output)
-    loss_fn.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
-    amp.init_trainer(trainer, 64)
-    message = rf"{loss_fn.name} \(Output\) is hybridized and contains SoftmaxOutput.*hybridize\(Fal"
+@pytest.mark.parametrize("place", ["loss", "network"])
+def test_a_hybridized_block_with_such_an_operator_is_refused_by_name_until_it_is_imperative(
+    kind, place
+):
+    if place == "loss":
+        net, block = make_net(kind, hybridize=True), Output(softmax_output)
+        trainer = trainer_of(net)
+    else:
+        net = block = WithHead()
+        net.initialize()
+        trainer = trainer_of(convert(net, kind))
+    block.hybridize()
+
+    def loss_of():
+        return block(net(images(0)) if place == "loss" else images(0), LABELS)
+
+    name = rf"{block.name} \({type(block).__name__}\)"
+    message = rf"{name} is hybridized and contains SoftmaxOutput.*hybridize\(Fal"
     for _ in range(2):
         with autograd.record():
-            loss = loss_fn(net(images(0)), LABELS)
-            with pytest.raises(PrecisionError, match=message), amp.scale_loss(loss, trainer):
-                pytest.fail("the loss was scaled")
-    loss_fn.hybridize(False)
-    with autograd.record(), amp.scale_loss(loss_fn(net(images(0)), LABELS), trainer) as scaled:
-        scaled.backward()
-    trainer.step(4)
-
-
-@pytest.mark.parametrize("cast", [False, True])
-def test_a_hybridized_network_that_ends_in_such_an_operator_is_refused(cast):
-    net = WithHead()
-    net.initialize()
-    if cast:
-        mpgluon.cast_block(net)
-    net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
-    amp.init_trainer(trainer, 64)
+            assert_refused(loss_of(), trainer, message)
+    block.hybridize(False)
     with autograd.record():
-        loss = net(images(0), LABELS)
-        refused = pytest.raises(PrecisionError, match=rf"{net.name} \(WithHead\) is hybridized")
-        with refused, amp.scale_loss(loss, trainer):
-            pytest.fail("the loss was scaled")
-    net.hybridize(False)
-    with autograd.record(), amp.scale_loss(net(images(0), LABELS), trainer) as scaled:
-        scaled.backward()
+        backward(loss_of(), trainer)
     trainer.step(4)
 
 
@@ -214,8 +218,8 @@ def test_a_hybridized_loss_of_two_operators_is_part_of_the_recorded_graph_or_ref
         assert_same_bits(train(lambda _, x: loss_fn(x, LABELS), 1024), control)
 
 
-def test_hybridized_blocks_that_have_nothing_to_do_with_the_loss_are_left_alone():
-    gc.collect()  # what the tests before it have left: blocks without parameters look alike
+def test_hybridized_blocks_that_are_not_part_of_the_loss_are_ignored():
+    gc.collect()  # blocks of earlier tests: those without parameters look alike
     elsewhere = WithHead()
     elsewhere.initialize()
     three_inputs = Output(lambda F, x, labels: F.SoftmaxOutput(x, labels[0]) * labels[1])
@@ -223,12 +227,12 @@ def test_hybridized_blocks_that_have_nothing_to_do_with_the_loss_are_left_alone(
         block.hybridize()
     elsewhere(images(0), LABELS)
     three_inputs(images(0)[:, :CLASSES], [LABELS, TARGETS])
-    net, loss_fn = make_net(hybridize=True), Output(cross_entropy)
+    net = make_net(hybridize=True)
+    loss_fn = Output(lambda F, x, labels: -F.pick(F.log_softmax(x), labels))
     loss_fn.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, 64)
-    with autograd.record(), amp.scale_loss(loss_fn(net(images(0)), LABELS), trainer) as scaled:
-        scaled.backward()
+    trainer = trainer_of(net)
+    with autograd.record():
+        backward(loss_fn(net(images(0)), LABELS), trainer)
     trainer.step(4)
 
 
@@ -242,34 +246,19 @@ def test_a_graph_is_searched_once_unless_it_has_such_an_operator(monkeypatch):
     assert len(looks) == 1
 
 
-def test_two_graphs_that_look_alike_are_told_apart_after_a_while():
+def test_two_graphs_that_look_alike_are_distinguished_after_some_steps():
     net = make_net()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, 64)
+    trainer = trainer_of(net)
     refused = 0
     for step in range(200):
         with autograd.record():
             outputs = net(images(0))  # one operator more, and one input, in both
             loss = outputs - TARGETS if step == 0 else mx.nd.SVMOutput(outputs, LABELS)
             try:
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
+                backward(loss, trainer)
             except PrecisionError:
                 refused += 1
     assert refused == 100
-
-
-def test_a_later_loss_is_searched_too():
-    net = make_net()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, 64)
-    with autograd.record(), amp.scale_loss((net(images(0)) ** 2).sum(axis=1), trainer) as scaled:
-        scaled.backward()
-    trainer.step(4)
-    with autograd.record():
-        loss = mx.nd.SVMOutput(net(images(1)), LABELS)
-        with pytest.raises(PrecisionError, match="contains SVMOutput"):
-            amp.scale_loss(loss, trainer).__enter__()
 
 
 def test_a_graph_that_is_kept_for_a_second_backward_pass_is_scaled_once():
@@ -279,9 +268,7 @@ def test_a_graph_that_is_kept_for_a_second_backward_pass_is_scaled_once():
         with autograd.record():
             loss = mx.nd.SoftmaxOutput(net(images(0)), LABELS, grad_scale=0.5)
             for scale in scales:
-                trainer = gluon.Trainer(net.collect_params(), "sgd")
-                amp.init_trainer(trainer, scale)
-                with amp.scale_loss(loss, trainer) as scaled:
+                with amp.scale_loss(loss, trainer_of(net, scale)) as scaled:
                     scaled.backward(retain_graph=True)
         gradients.append(net[0].weight.grad().asnumpy() / scales[-1])
     assert_same_bits(gradients[1:], [gradients[0]] * 2)
@@ -292,16 +279,13 @@ def test_every_device_and_every_trainer_has_its_share():
         devices = [mx.cpu(0), mx.cpu(1)]
         net = make_net()
         net.collect_params().reset_ctx(devices)
-        trainers = [gluon.Trainer(layer.collect_params(), "sgd") for layer in net]
-        for trainer in trainers:
-            amp.init_trainer(trainer, scale)
+        trainers = [trainer_of(layer, scale) for layer in net]
         with autograd.record():
             losses = [
                 mx.nd.SoftmaxOutput(net(part), LABELS[:2].as_in_context(part.context))
                 for part in gluon.utils.split_and_load(images(0), devices)
             ]
-            with amp.scale_loss(losses, trainers) as scaled:
-                autograd.backward(scaled)
+            backward(losses, trainers)
         for trainer in trainers:
             trainer.step(4)
         return [one.asnumpy() for p in net.collect_params().values() for one in p.list_data()]
@@ -328,7 +312,7 @@ class Segmentation(gluon.HybridBlock):
         return self.head(self.norm(features)), self.auxiliary(features)
 
 
-@pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
+@BOTH
 @pytest.mark.parametrize("kind", ["float32", "cast", "autocast"])
 @pytest.mark.parametrize("size_average", [True, False])
 def test_segmentation_with_gluoncvs_own_loss_trains_as_in_fp32(size_average, kind, hybridize):
@@ -337,14 +321,8 @@ def test_segmentation_with_gluoncvs_own_loss_trains_as_in_fp32(size_average, kin
         np.random.seed(0)
         net = Segmentation()
         net.initialize(mx.init.Xavier())
-        if kind == "cast":
-            mpgluon.cast_block(net)
-        elif kind == "autocast":
-            amp.autocast(net, "float16")
-        net.hybridize(hybridize)
-        options = {"learning_rate": 2.0**-5, "multi_precision": True}
-        trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-        amp.init_trainer(trainer, loss_scale)
+        convert(net, kind).hybridize(hybridize)
+        trainer = trainer_of(net, loss_scale, learning_rate=2.0**-5)
         loss_fn = gluoncv.loss.MixSoftmaxCrossEntropyLoss(
             aux=True, aux_weight=0.5, ignore_label=-1, size_average=size_average
         )
@@ -353,30 +331,22 @@ def test_segmentation_with_gluoncvs_own_loss_trains_as_in_fp32(size_average, kin
             x = mx.nd.array(data.standard_normal((2, 2, 8, 8)))
             labels = mx.nd.array(data.integers(-1, CLASSES, (2, 8, 8)), dtype="int32")
             with autograd.record():
-                losses = loss_fn(*net(x), labels)
-                with amp.scale_loss(losses, trainer) as scaled:
-                    autograd.backward(scaled)
+                backward(loss_fn(*net(x), labels), trainer)
             trainer.step(2)
         assert amp.skipped_steps(trainer) == 0
         return [p.data().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
 
     fp32 = run("float32", "none", hybridize=False)
-    ours = run(kind, 256, hybridize=hybridize)
-    if kind == "float32":
-        for one, other in zip(ours, fp32):
-            # Hybridized, MXNet adds the same numbers in another order.
-            np.testing.assert_allclose(one, other, rtol=0, atol=2.0**-20 * np.abs(other).max())
-        return
-    for one, other in zip(ours, fp32):
-        # Each of some dozen roundings on the way is one of 2**-11; BatchNorm divides by a spread.
-        assert np.abs(one - other).max() <= 64 * 2.0**-11 * np.abs(other).max()
+    # Hybridized, MXNet adds the same FP32 numbers in another order. In float16 each of some dozen
+    # roundings on the way is one of 2**-11; BatchNorm divides by a spread.
+    unit = 2.0**-20 if kind == "float32" else 64 * 2.0**-11
+    for one, other in zip(run(kind, 256, hybridize=hybridize), fp32):
+        assert np.abs(one - other).max() <= unit * np.abs(other).max()
 
 
-def test_a_loss_scaled_twice_is_found_in_its_graph():
+def test_a_loss_scaled_twice_is_refused_by_its_graph():
     net = make_net()
-    trainers = [gluon.Trainer(layer.collect_params(), "sgd") for layer in net]
-    for trainer in trainers:
-        amp.init_trainer(trainer, 8)
+    trainers = [trainer_of(layer, 8) for layer in net]
     with autograd.record():
         with amp.scale_loss(net(images(0)).sum(axis=1), trainers[0]) as scaled:
             pass

@@ -14,16 +14,26 @@ import pytest
 from amp_helpers import (
     BATCH_SIZE,
     LOSS,
+    ONE,
     OPTIMIZERS,
+    TWO,
+    backward,
+    backward_of_two,
+    backward_on,
     batches,
+    each_device_list,
+    each_dtype,
+    give_gradient,
     make_net,
+    make_trainer,
+    one_weight,
     trained,
+    two_weights,
+    weight_trainer,
     weights,
 )
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
-
-ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 
 
 def dynamic(scale=128, growth_interval=1):
@@ -49,14 +59,6 @@ def trainers_of(net, scales, optimizers=("momentum", "adam"), **options):
     return trainers
 
 
-def backward(net, images, targets, trainers, devices=ONE):
-    shares = zip(*(gluon.utils.split_and_load(one, devices) for one in (images, targets)))
-    with autograd.record():
-        losses = [LOSS(net(*share[:1]), share[1]) for share in shares]
-        with amp.scale_loss(losses, trainers) as scaled:
-            autograd.backward(scaled)
-
-
 def run(dtype, scales, *, bad=None, leave_out=None, kvstore="device", devices=ONE, clips=()):
     """Train with two Trainers; ``bad`` is (batch, layer): an infinite gradient there."""
     net = make_net(dtype, devices)
@@ -65,7 +67,7 @@ def run(dtype, scales, *, bad=None, leave_out=None, kvstore="device", devices=ON
     for number, batch in enumerate(batches()):
         if number == leave_out:
             continue
-        backward(net, *batch, trainers, devices)
+        backward_on(net, devices, batch, trainers)
         if bad is not None and number == bad[0]:
             net[bad[1]].weight.list_grad()[-1][0, 0] = math.inf
         for place in clips:
@@ -79,11 +81,11 @@ def run(dtype, scales, *, bad=None, leave_out=None, kvstore="device", devices=ON
 # --- one loss, two Trainers ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@each_dtype
 @pytest.mark.parametrize("kind", ["own scales", "one object", "static"])
 @pytest.mark.parametrize("bad_layer", [0, 2])
 @pytest.mark.parametrize("kvstore", ["device", None])
-@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@each_device_list
 def test_an_overflow_in_either_trainer_skips_the_steps_of_both_and_counts_once(
     dtype, kind, bad_layer, kvstore, devices
 ):
@@ -114,71 +116,50 @@ def test_clipping_one_or_both_changes_nothing_of_that(clips, bad_layer):
 
 
 def test_gradients_are_divided_copied_and_clipped_for_each_trainer():
-    net = make_net()
+    def copies():
+        return [one.asnumpy() for t in trainers for one in amp.unscaled_gradients(t).values()]
+
+    net, control = make_net(), make_net()
     trainers = trainers_of(net, (dynamic(), dynamic()), optimizers=("sgd", "sgd"))
-    control = make_net()
-    images, targets = next(batches())
-    with autograd.record():
-        loss = LOSS(control(images), targets)
-    loss.backward()
+    batch = next(batches())
+    backward(control, *batch)
     expected = [p.grad().asnumpy() for p in trained(control)]
-    backward(net, images, targets, trainers)
-    copies = [one.asnumpy() for t in trainers for one in amp.unscaled_gradients(t).values()]
-    assert_same_bits(copies, expected)
+    backward(net, *batch, trainers)
+    assert_same_bits(copies(), expected)
     amp.unscale(trainers[1])
     norm = amp.clip_global_norm(trainers[0], 1000.0, BATCH_SIZE)
     for trainer in trainers:
         trainer.step(BATCH_SIZE)
     assert amp.gradient_norm(trainers[0]) == norm
-    plain = gluon.Trainer(control.collect_params(), *OPTIMIZERS["sgd"])
-    plain.step(BATCH_SIZE)
+    make_trainer(control).step(BATCH_SIZE)
     assert_same_bits(weights(net), weights(control))
-    copies = [one.asnumpy() for t in trainers for one in amp.unscaled_gradients(t).values()]
-    assert_same_bits(copies[:2], expected[:2])
+    assert_same_bits(copies()[:2], expected[:2])
 
 
 def test_a_scale_that_grows_at_the_first_step_still_divides_the_second_by_the_old_one():
-    w = [gluon.Parameter(name, shape=(1,), init="ones") for name in "ab"]
-    trainers = []
-    for parameter in w:
-        parameter.initialize()
-        trainers.append(gluon.Trainer([parameter], "sgd", {"learning_rate": 1.0}))
-        amp.init_trainer(trainers[-1], dynamic(8))
+    pair, trainers = two_weights(lambda: dynamic(8))
     for expected in (0.5, 0.0):
-        with autograd.record():
-            loss = w[0].data() * 0.5 + w[1].data() * 0.5
-            with amp.scale_loss(loss, trainers) as scaled:
-                scaled.backward()
+        backward_of_two(pair, trainers, (0.5, 0.5))
         trainers[0].step(1)
         trainers[1].step(1)
-        assert [p.data().asscalar() for p in w] == [expected, expected]
+        assert [p.data().asscalar() for p in pair] == [expected, expected]
     assert amp.loss_scale(trainers[1]) == 32
 
 
 def test_accumulated_losses_of_different_trainers_are_stepped_together():
     # A loss of both, then one of the first only: an overflow of the second still skips both.
-    w = [gluon.Parameter(name, shape=(1,), grad_req="add", init="ones") for name in "ab"]
-    trainers = []
-    for parameter in w:
-        parameter.initialize()
-        trainers.append(gluon.Trainer([parameter], "sgd", {"learning_rate": 1.0}))
-        amp.init_trainer(trainers[-1], dynamic(8))
+    pair, trainers = two_weights(lambda: dynamic(8), grad_req="add")
     for factor in (math.inf, 0.25):
-        for named, factors in ((trainers, (0.25, factor)), (trainers[0], (0.25, 0.0))):
-            with autograd.record():
-                loss = w[0].data() * factors[0]
-                if factors[1]:
-                    loss = loss + w[1].data() * factors[1]
-                with amp.scale_loss(loss, named) as scaled:
-                    scaled.backward()
+        backward_of_two(pair, trainers, (0.25, factor))
+        backward_of_two(pair, trainers[0], (0.25, 0.0))
         for trainer in trainers:
             trainer.step(1)
         skipped = factor == math.inf
         assert [amp.step_was_skipped(t) for t in trainers] == [skipped] * 2
-    assert [p.data().asscalar() for p in w] == [0.5, 0.75]
+    assert [p.data().asscalar() for p in pair] == [0.5, 0.75]
 
 
-def test_a_trainer_that_is_named_but_not_stepped_holds_up_nobody():
+def test_a_trainer_that_is_named_and_steps_late_delays_no_other():
     net = make_net()
     trainers = trainers_of(net, (dynamic(), dynamic()))
     before = weights(net)
@@ -241,13 +222,11 @@ def test_loss_scales_that_cannot_be_one_are_refused_and_nothing_is_changed(scale
             assert scaled.asscalar() == amp.loss_scale(trainer)
 
 
-def test_no_trainer_and_one_twice_and_one_without_a_loss_scale_are_refused():
-    first, second = trainers_of(make_net(), (8, None))
-    for wrong in ([], [first, first]):
+def test_no_trainer_and_one_twice_are_refused():
+    trainer = trainers_of(make_net(), (8, None))[0]
+    for wrong in ([], [trainer, trainer]):
         with pytest.raises(ValueError, match="one Trainer, or a list of different ones"):
             amp.scale_loss(mx.nd.ones(1), wrong)
-    with pytest.raises(TrainerStateError, match="has no loss scale yet"):
-        amp.scale_loss(mx.nd.ones(1), [first, second])
 
 
 # None: no init_trainer. Of a Trainer of a plain FP32 network MXNet then asks nobody.
@@ -278,12 +257,9 @@ def test_a_step_on_gradients_of_a_loss_that_was_scaled_for_another_trainer_raise
     assert not np.array_equal(weights(net)[0], before[0])
 
 
-def test_a_step_on_gradients_of_anothers_loss_raises_where_backward_came_after_the_block_too():
-    weight = gluon.Parameter("weight", shape=(1,))
-    weight.initialize(mx.init.One())
-    trainers = [gluon.Trainer([weight], "sgd") for _ in range(2)]
-    for trainer in trainers:
-        amp.init_trainer(trainer, 8)
+def test_a_step_on_gradients_of_another_trainers_loss_raises_with_backward_after_the_block_too():
+    weight = one_weight(value=1.0)
+    trainers = [weight_trainer(weight) for _ in range(2)]
     with autograd.record(), amp.scale_loss(weight.data() * 1.0, trainers[0]) as scaled:
         pass
     scaled.backward()
@@ -294,7 +270,7 @@ def test_a_step_on_gradients_of_anothers_loss_raises_where_backward_came_after_t
 
 @pytest.mark.parametrize("critic_scale", [8, 64, "none"])
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_a_loss_that_passes_through_anothers_network_leaves_its_next_loss_alone(
+def test_a_loss_that_passes_through_another_trainers_network_does_not_change_its_next_step(
     critic_scale, grad_req
 ):
     # As in a GAN: the generator's loss fills the critic's gradients, which the critic's own loss
@@ -323,7 +299,7 @@ def test_a_loss_that_passes_through_anothers_network_leaves_its_next_loss_alone(
     assert_same_bits(train((128, critic_scale)), train((1, 1)))
 
 
-def test_a_gradient_that_anothers_scaled_loss_has_overwritten_is_not_taken_for_ones_own():
+def test_a_step_raises_where_the_scaled_loss_of_another_trainer_has_overwritten_its_gradients():
     net = make_net()
     first, second = trainers_of(net, (8, 64))
     images, targets = next(batches())
@@ -356,8 +332,7 @@ def test_two_losses_of_two_trainers_may_go_backward_in_one_call():
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_loss_scaled_inside_of_scaling_a_loss_of_the_same_trainer_is_refused(same):
-    net = make_net()
-    trainer = trainers_of(net, (8, 8))[0]
+    trainer = make_trainer(make_net(), loss_scale=8)
     loss, other = mx.nd.ones(1), mx.nd.ones(1)
     refused = pytest.raises(TrainerStateError, match=r"amp\.scale_loss\(\[loss_a, loss_b\], tr")
     with amp.scale_loss(loss, trainer) as scaled, refused:
@@ -366,48 +341,38 @@ def test_a_loss_scaled_inside_of_scaling_a_loss_of_the_same_trainer_is_refused(s
         assert scaled.asscalar() == 8
 
 
-@pytest.mark.parametrize("passed", ["scaled", "loss", "made from it"])
-def test_nesting_the_scaling_of_one_loss_for_two_trainers_is_refused(passed):
+@pytest.mark.parametrize("passed", ["scaled", "loss", "made from it", "after the block"])
+def test_scaling_a_loss_again_is_refused(passed):
     net = make_net()
     first, second = trainers_of(net, (8, 64))
     images, targets = next(batches())
+    refused = pytest.raises(TrainerStateError, match=r"multiplied twice; .*\[trainer_a, train")
     with autograd.record():
         loss = LOSS(net(images), targets)
         with amp.scale_loss(loss, first) as scaled:
-            inner = {"scaled": scaled, "loss": loss, "made from it": scaled.mean()}[passed]
-            with pytest.raises(TrainerStateError, match=r"multiplied twice; .*\[trainer_a, train"):
-                amp.scale_loss(inner, second).__enter__()
-
-
-def test_a_loss_that_was_scaled_before_is_not_scaled_again_after_the_block_either():
-    net = make_net()
-    trainer = trainers_of(net, (8, 64))[0]
-    images, targets = next(batches())
-    with autograd.record():
-        with amp.scale_loss(LOSS(net(images), targets), trainer) as scaled:
-            pass
-        with pytest.raises(TrainerStateError, match="would be multiplied twice"):
-            amp.scale_loss(scaled, trainer).__enter__()
+            if passed != "after the block":
+                inner = {"scaled": scaled, "loss": loss, "made from it": scaled.mean()}[passed]
+                with refused:
+                    amp.scale_loss(inner, second).__enter__()
+        if passed == "after the block":
+            with refused:
+                amp.scale_loss(scaled, first).__enter__()
 
 
 def test_threads_may_scale_losses_of_one_trainer_at_once():
     # gluoncv's detection scripts: one thread for each device.
     def train(scale, *, threads):
         net = make_net("float16", TWO)
-        trainer = gluon.Trainer(net.collect_params(), *OPTIMIZERS["sgd"])
-        trainer.optimizer.multi_precision = True
-        amp.init_trainer(trainer, scale)
-        for images, targets in batches():
-            pairs = zip(*(gluon.utils.split_and_load(one, TWO) for one in (images, targets)))
+        trainer = make_trainer(net, loss_scale=scale)
+        for batch in batches():
+            pairs = zip(*(gluon.utils.split_and_load(one, TWO) for one in batch))
             meet = threading.Barrier(2)
 
             def work(image, target, meet=meet):
-                with autograd.record():
-                    loss = LOSS(net(image), target)
-                    with amp.scale_loss(loss, trainer) as scaled:
-                        if threads:
-                            meet.wait(30)
-                        scaled.backward()
+                with autograd.record(), amp.scale_loss(LOSS(net(image), target), trainer) as scaled:
+                    if threads:
+                        meet.wait(30)
+                    scaled.backward()
 
             workers = [threading.Thread(target=work, args=pair) for pair in pairs]
             for worker in workers:
@@ -427,25 +392,16 @@ def test_threads_may_scale_losses_of_one_trainer_at_once():
 
 def separate(shared_by, batches_with_overflow=(), order=(0, 1)):
     """Train two parts with a loss each and one loss scale; return it after each iteration."""
-    w = [gluon.Parameter(name, shape=(1,), init="ones") for name in "ab"]
-    trainers = []
-    for parameter in w:
-        parameter.initialize()
-        trainers.append(gluon.Trainer([parameter], "sgd", {"learning_rate": 2.0**-4}))
-        amp.init_trainer(trainers[-1], shared_by)
-    seen = []
+    pair, trainers = two_weights(lambda: shared_by, learning_rate=2.0**-4)
+    scales = []
     for iteration in range(4):
         for place in order:
-            with (
-                autograd.record(),
-                amp.scale_loss(w[place].data() * 1.0, trainers[place]) as scaled,
-            ):
-                scaled.backward()
+            give_gradient(pair[place], trainers[place], 1.0)
             if (iteration, place) in batches_with_overflow:
-                w[place].grad()[:] = math.inf
+                pair[place].grad()[:] = math.inf
             trainers[place].step(1)
-        seen.append(amp.loss_scale(trainers[0]))
-    return seen, [p.data().asscalar() for p in w], [amp.skipped_steps(t) for t in trainers]
+        scales.append(amp.loss_scale(trainers[0]))
+    return scales, [p.data().asscalar() for p in pair], [amp.skipped_steps(t) for t in trainers]
 
 
 def test_a_loss_scale_of_two_trainers_with_a_loss_each_advances_once_per_iteration():
@@ -465,7 +421,7 @@ def test_an_overflow_of_one_of_them_skips_its_own_step_and_shrinks_the_scale_onc
     assert sum(skipped) == 1
 
 
-def test_one_that_steps_more_often_sees_its_overflow_before_its_next_loss():
+def test_a_trainer_that_steps_more_often_shrinks_a_shared_scale_before_its_next_loss():
     order = (0, 0, 0, 1)  # a critic's three steps
     bad = [(0, 0)]  # all three of the first iteration
     scales, _, skipped = separate(DynamicLossScale(64, growth_interval=100), bad, order)
@@ -474,33 +430,18 @@ def test_one_that_steps_more_often_sees_its_overflow_before_its_next_loss():
 
 
 def test_a_trainer_that_never_steps_again_does_not_stop_the_scale():
-    shared = dynamic(8)
-    w = gluon.Parameter("w", shape=(1,), init="ones")
-    w.initialize()
-    trainers = [gluon.Trainer([w], "sgd") for _ in range(2)]
-    for trainer in trainers:
-        amp.init_trainer(trainer, shared)
-    seen = []
-    for _ in range(3):
-        with autograd.record(), amp.scale_loss(w.data() * 1.0, trainers[0]) as scaled:
-            seen.append((scaled / w.data()).asscalar())
-            scaled.backward()
-        trainers[0].step(1)
-    assert seen == [8, 16, 32]
-    assert amp.loss_scale(trainers[0]) == 64
+    scales, _, _ = separate(dynamic(8), order=(0,))
+    assert scales == [16, 32, 64, 128]
 
 
-def test_a_checkpoint_between_the_steps_of_an_iteration_keeps_what_the_first_found(tmp_path):
+def test_a_checkpoint_between_the_steps_of_an_iteration_keeps_the_overflow_of_the_first(tmp_path):
     def make():
         net = make_net()
         shared = dynamic(8)
         return net, trainers_of(net, (shared, shared))
 
     net, trainers = make()
-    with autograd.record():
-        loss = LOSS(net(next(batches())[0]), next(batches())[1])
-        with amp.scale_loss(loss, trainers[0]) as scaled:
-            scaled.backward()
+    backward(net, *next(batches()), trainers[0])
     net[0].weight.grad()[:] = math.inf
     trainers[0].step(BATCH_SIZE)
     assert amp.loss_scale(trainers[0]) == 4  # of its next loss

@@ -62,10 +62,8 @@ def train(seed, net, trainer, steps=15):
     for _ in range(steps):
         images = mx.nd.array(rng.standard_normal((4, 2, 6, 6)))
         labels = mx.nd.array(rng.integers(0, 5, 4))
-        with autograd.record():
-            loss = loss_fn(net(images), labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        with autograd.record(), amp.scale_loss(loss_fn(net(images), labels), trainer) as scaled:
+            scaled.backward()
         trainer.step(4)
     values = [p.data().asnumpy() for p in net.collect_params().values()]
     return [*values, np.array([amp.loss_scale(trainer), amp.skipped_steps(trainer)])]
@@ -90,7 +88,7 @@ def test_each_of_several_threads_trains_to_the_bits_of_a_training_alone(made, hy
             assert_same_bits(values, alone)
 
 
-def test_the_main_thread_may_train_beside_another_one_with_trainers_that_it_has_made():
+def test_the_main_thread_and_another_one_may_train_at_once_with_trainers_of_the_main_thread():
     expected = [train(seed, *make(seed, "float16 weights", False)) for seed in range(2)]
     for _ in range(5):
         pairs = [make(seed, "float16 weights", False) for seed in range(2)]
@@ -138,7 +136,7 @@ def test_another_threads_first_step_is_its_own_although_a_loss_is_being_scaled_h
     assert_same_bits(weights(there), weights(alone))
 
 
-def test_in_each_thread_a_step_on_gradients_of_anothers_loss_raises():
+def test_in_each_thread_a_step_on_gradients_of_another_trainers_loss_raises():
     # As of a generator and a discriminator; the main thread has made both Trainers.
     images, targets = next(batches())
     pairs = []

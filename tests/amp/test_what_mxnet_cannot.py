@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import mpgluon
 from mpgluon import DynamicLossScale, TrainerStateError, amp, kernels
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
@@ -9,12 +11,11 @@ from mpgluon.kernels.bfloat16 import has_native_bfloat16
 import mxnet as mx
 import numpy as np
 import pytest
+from amp_helpers import ONE, each_device_list
 from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SparseEmbedding
-
-ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 
 # --- row-sparse weights ----------------------------------------------------------------------
 
@@ -36,23 +37,17 @@ def train(net, trainer, devices=ONE, *, scaled=True):
         with autograd.record():
             parts = gluon.utils.split_and_load(mx.nd.array(words), devices)
             losses = [(net(part) ** 2).sum(axis=1) for part in parts]
-            if scaled:
-                with amp.scale_loss(losses, trainer) as scaled_losses:
-                    autograd.backward(scaled_losses)
-            else:
-                autograd.backward(losses)
+            with amp.scale_loss(losses, trainer) if scaled else nullcontext(losses) as heads:
+                autograd.backward(heads)
         trainer.step(4)
-    rows = mx.nd.arange(8)
     weight = net[0].weight
-    value = weight.data() if weight._stype == "default" else weight.row_sparse_data(rows)
+    value = weight.data() if weight._stype == "default" else weight.row_sparse_data(mx.nd.arange(8))
     return value.asnumpy()
 
 
-@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@each_device_list
 @pytest.mark.parametrize("loss_scale", ["dynamic", 8, 1, DynamicLossScale(2)], ids=str)
-def test_row_sparse_weights_with_a_loss_scale_are_refused_with_advice_and_nothing_is_changed(
-    devices, loss_scale
-):
+def test_row_sparse_weights_train_only_without_a_loss_scale_as_the_error_says(devices, loss_scale):
     net, trainer = with_embedding("sparse weight", devices)
     message = r"1 weights are stored as rows \(\w+weight: row_sparse\).*sparse_grad=True"
     with pytest.raises(TrainerStateError, match=message):
@@ -61,17 +56,12 @@ def test_row_sparse_weights_with_a_loss_scale_are_refused_with_advice_and_nothin
         amp.loss_scale(trainer)
     control = train(*with_embedding("sparse weight", devices), devices, scaled=False)
     assert_same_bits([train(net, trainer, devices, scaled=False)], [control])
-
-
-@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
-def test_row_sparse_weights_train_without_a_loss_scale_as_the_message_says(devices):
     net, trainer = with_embedding("sparse weight", devices)
     amp.init_trainer(trainer, "none")
-    control = train(*with_embedding("sparse weight", devices), devices, scaled=False)
     assert_same_bits([train(net, trainer, devices)], [control])
 
 
-@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@each_device_list
 def test_dense_weights_with_sparse_gradients_train_with_one_as_the_message_says(devices):
     net, trainer = with_embedding("sparse gradient", devices)
     amp.init_trainer(trainer, 64)
@@ -85,7 +75,7 @@ def test_dense_weights_with_sparse_gradients_train_with_one_as_the_message_says(
 
 
 class Critic(gluon.HybridBlock):
-    """Of operators that MXNet can differentiate twice."""
+    """A network of operators that MXNet can differentiate twice."""
 
     def __init__(self):
         super().__init__()
@@ -97,8 +87,16 @@ class Critic(gluon.HybridBlock):
         return self.last(F.tanh(self.first(x)))
 
 
+def penalty(net, x, weight=1):
+    """Return the outputs of a network, and for each image its output plus a gradient penalty."""
+    x.attach_grad()
+    scores = net(x)
+    (gradient,) = autograd.grad(scores, [x], create_graph=True, retain_graph=True)
+    return scores, weight * (gradient * gradient).sum(axis=1) + scores.reshape((-1,))
+
+
 def penalized(prepare, loss_scale=None, *, hybridize=False, weight=1):
-    """Take two steps with a gradient penalty, and return a weight."""
+    """Take two steps with a gradient penalty, and return the weights."""
     mx.random.seed(0)
     np.random.seed(0)
     net = Critic()
@@ -109,17 +107,10 @@ def penalized(prepare, loss_scale=None, *, hybridize=False, weight=1):
     if loss_scale is not None:
         amp.init_trainer(trainer, loss_scale)
     for _ in range(2):
-        x = mx.nd.array(np.random.standard_normal((5, 3)))
-        x.attach_grad()
         with autograd.record():
-            scores = net(x)
-            (gradient,) = autograd.grad(scores, [x], create_graph=True, retain_graph=True)
-            loss = weight * (gradient * gradient).sum(axis=1) + scores.reshape((-1,))
-            if loss_scale is None:
-                loss.backward()
-            else:
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
+            _, loss = penalty(net, mx.nd.array(np.random.standard_normal((5, 3))), weight)
+            with amp.scale_loss(loss, trainer) if loss_scale else nullcontext(loss) as scaled:
+                scaled.backward()
         trainer.step(5)
     return [p.data().asnumpy() for p in net.collect_params().values()]
 
@@ -132,10 +123,10 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("loss_scale", [64, DynamicLossScale(8, growth_interval=1)], ids=str)
+@pytest.mark.parametrize("loss_scale", [64, "dynamic"])
 @pytest.mark.parametrize("how", KEPT)
 def test_a_gradient_penalty_through_fp32_blocks_is_scaled_like_any_loss(how, loss_scale):
-    if isinstance(loss_scale, DynamicLossScale):
+    if loss_scale == "dynamic":
         loss_scale = DynamicLossScale(8, growth_interval=1)
     assert_same_bits(penalized(KEPT[how], loss_scale), penalized(KEPT["plain"]))
 
@@ -147,11 +138,11 @@ SIXTEEN = {
 }
 
 
+@pytest.mark.parametrize("loss_scale", [64, None])
 @pytest.mark.parametrize("how", SIXTEEN)
-def test_a_gradient_penalty_through_a_hybridized_network_is_refused_by_name(how):
-    for loss_scale in (64, None):
-        with pytest.raises(mx.MXNetError, match="CachedOp does not support higher order gradients"):
-            penalized(SIXTEEN[how], loss_scale, hybridize=True)
+def test_a_gradient_penalty_through_a_hybridized_network_is_refused_by_name(how, loss_scale):
+    with pytest.raises(mx.MXNetError, match="CachedOp does not support higher order gradients"):
+        penalized(SIXTEEN[how], loss_scale, hybridize=True)
 
 
 @pytest.mark.filterwarnings("ignore:Accumulating with float16")
@@ -171,16 +162,13 @@ def test_a_gradient_penalty_through_16_bits_is_right_where_it_is_not_refused(how
     assert np.abs(without[0] - narrow[0]).max() > 0.05  # more than the rounding: it is learned from
 
 
-def test_an_operator_with_a_gradient_of_its_own_beside_a_penalty_is_refused():
+def test_an_operator_with_a_gradient_of_its_own_added_to_a_penalty_is_refused():
     net = Critic()
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     amp.init_trainer(trainer, 64)
-    x = mx.nd.ones((5, 3))
-    x.attach_grad()
     with autograd.record():
-        scores = net(x)
-        (gradient,) = autograd.grad(scores, [x], create_graph=True, retain_graph=True)
-        loss = (gradient**2).sum(axis=1) + mx.nd.SoftmaxOutput(scores, mx.nd.zeros(5)).sum(axis=1)
+        scores, loss = penalty(net, mx.nd.ones((5, 3)))
+        loss = loss + mx.nd.SoftmaxOutput(scores, mx.nd.zeros(5)).sum(axis=1)
         with pytest.raises(mpgluon.PrecisionError, match="and a gradient of a gradient"):
             amp.scale_loss(loss, trainer).__enter__()

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the scenarios of `ranks_train`, as 2 and as 4 processes."""
+"""Fixture of the tests in this folder: the scenarios of `ranks_train`, in 2 and 4 processes."""
 
 from __future__ import annotations
 

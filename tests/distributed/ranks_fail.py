@@ -1,4 +1,4 @@
-"""What each rank of `test_faults` runs: ten steps, and something happens in one of them."""
+"""The program of each rank of `test_faults`: ten steps, and a fault in one of them."""
 
 from __future__ import annotations
 

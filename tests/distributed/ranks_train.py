@@ -1,4 +1,4 @@
-"""What each rank of `test_equality` runs: every scenario in one job, results in one file."""
+"""The program of each rank of `test_equality`: all scenarios in one job, results in one file."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def main(folder: str) -> None:
 
             nets: list = []
             options.setdefault("rank", rank)
-            found = train(dtype, store=store, prepare=prepare, world_size=size, **options)
+            outcome = train(dtype, store=store, prepare=prepare, world_size=size, **options)
             check_agreement(processes, nets[0])
-            mine = {f"{name}/{key}": np.asarray(value) for key, value in found.items()}
-            for theirs in processes.gather(mine, f"results of {name}"):
-                assert all(np.array_equal(mine[key], theirs[key]) for key in mine), (name, rank)
+            mine = {f"{name}/{key}": np.asarray(value) for key, value in outcome.items()}
+            for others in processes.gather(mine, f"results of {name}"):
+                assert all(np.array_equal(mine[key], others[key]) for key in mine), (name, rank)
             results.update(mine)
 
         for dtype in ("float32", "float16", "bfloat16"):

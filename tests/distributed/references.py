@@ -1,4 +1,4 @@
-"""What several processes must compute, from one process and NumPy."""
+"""Expected results of several processes, computed by one process and NumPy."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np
             gradient = parameter.grad()
             gradient[:] = mx.nd.array(sums[name].astype(gradient.dtype), dtype=gradient.dtype)
         trainer.step(GLOBAL_BATCH)
-    found = {f"weight/{name}": p.data().asnumpy() for name, p in parameters.items()}
-    return {**found, **masters_of(trainer, net)}
+    values = {f"weight/{name}": p.data().asnumpy() for name, p in parameters.items()}
+    return {**values, **masters_of(trainer, net)}
 
 
 def part_of(results: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     """Return the results whose names begin with ``name/``, without that."""
     prefix = f"{name}/"
-    found = {key[len(prefix) :]: value for key, value in results.items() if key.startswith(prefix)}
-    assert found
-    return found
+    part = {key[len(prefix) :]: value for key, value in results.items() if key.startswith(prefix)}
+    assert part
+    return part
 
 
-def numbers_of(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {key: value for key, value in found.items() if key not in ("scales", "skipped")}
+def numbers_of(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {key: value for key, value in results.items() if key not in ("scales", "skipped")}

@@ -104,8 +104,8 @@ def train(
         scales.append(amp.loss_scale(trainer))
         trainer.step(step_batch)
         skipped.append(amp.step_was_skipped(trainer))
-    found = {f"weight/{name}": p.data().asnumpy() for name, p in net.collect_params().items()}
-    return {**found, **masters_of(trainer, net), "scales": scales, "skipped": skipped}
+    values = {f"weight/{name}": p.data().asnumpy() for name, p in net.collect_params().items()}
+    return {**values, **masters_of(trainer, net), "scales": scales, "skipped": skipped}
 
 
 def masters_of(trainer: gluon.Trainer, net: gluon.Block) -> dict[str, np.ndarray]:

@@ -61,7 +61,7 @@ def run(net: Residual, dtype: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_synchronized_network_on_one_device_is_the_network_that_it_was(dtype):
+def test_a_synchronized_network_computes_on_one_device_as_before(dtype):
     plain, synchronized = make_net(), make_net()
     assert synchronize_batch_norm(synchronized, 1) == [
         "residual_batchnorm0",

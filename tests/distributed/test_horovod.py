@@ -35,11 +35,11 @@ def workers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
     command = [str(horovodrun), "-np", str(PROCESSES), "--gloo"]
     command += [sys.executable, "-W", "ignore", str(HERE / "worker_horovod.py"), str(folder)]
     succeeded(run_job(command, {"OMP_NUM_THREADS": "1"}))
-    found = []
+    workers = []
     for rank in range(PROCESSES):
         with np.load(folder / f"worker-{rank}.npz") as file:
-            found.append({name: file[name] for name in file.files})
-    return found
+            workers.append({name: file[name] for name in file.files})
+    return workers
 
 
 def test_all_processes_end_with_the_same_results(workers):
@@ -50,8 +50,8 @@ def test_all_processes_end_with_the_same_results(workers):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_are_bit_for_bit_those_of_one_process_that_adds_the_parts(workers, dtype):
     # Horovod adds float16 in float16: of two numbers, that is the same one rounding.
-    found = numbers_of(part_of(workers[0], f"{dtype}-plain"))
-    assert_same_bits(found, train_part_after_part(dtype, PROCESSES))
+    values = numbers_of(part_of(workers[0], f"{dtype}-plain"))
+    assert_same_bits(values, train_part_after_part(dtype, PROCESSES))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

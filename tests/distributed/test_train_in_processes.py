@@ -79,7 +79,7 @@ def run_with_fault(
 
 @dataclass(frozen=True)
 class Left:
-    """What a run left in its folder."""
+    """Files that a run left in its folder."""
 
     folder: Path
 
@@ -130,14 +130,19 @@ def test_figures_are_those_of_all_processes(two_ranks):
     )
 
 
-def test_the_test_accuracy_is_that_of_the_saved_network_on_all_test_images(two_ranks, shapes):
-    config = TrainingConfig(**options_of(1, shapes, two_ranks.folder))
+def accuracy_of(folder: Path, shapes: Path) -> float:
+    """Return the accuracy of a saved network on all test images, from one process."""
+    config = TrainingConfig(**options_of(1, shapes, folder))
     net = build_network(config.model, classes=10, image_size=32, devices=[mx.cpu()])
-    net.load_parameters(str(two_ranks.folder / "final.params"))
+    net.load_parameters(str(folder / "final.params"))
     _, batches = open_dataset(config).loaders(config, 1)
     right = [net(images).asnumpy().argmax(axis=1) == labels.asnumpy() for images, labels in batches]
     assert sum(map(len, right)) == 20
-    assert two_ranks.results["test_accuracy"] == np.concatenate(right).mean()
+    return np.concatenate(right).mean()
+
+
+def test_the_test_accuracy_is_that_of_the_saved_network_on_all_test_images(two_ranks, shapes):
+    assert two_ranks.results["test_accuracy"] == accuracy_of(two_ranks.folder, shapes)
 
 
 @pytest.mark.slow
@@ -152,12 +157,7 @@ def test_batches_that_accumulate_and_the_average_of_the_weights_are_those_of_all
     assert {event["images"] for event in done.events("step")} == {GLOBAL_BATCH}
     assert done.results["tested"] == "average"
     # Each rank has tested half of the images with an average of its own.
-    config = TrainingConfig(**options_of(1, shapes, folder))
-    net = build_network(config.model, classes=10, image_size=32, devices=[mx.cpu()])
-    net.load_parameters(str(folder / "final.params"))
-    _, batches = open_dataset(config).loaders(config, 1)
-    right = [net(images).asnumpy().argmax(axis=1) == labels.asnumpy() for images, labels in batches]
-    assert done.results["test_accuracy"] == np.concatenate(right).mean()
+    assert done.results["test_accuracy"] == accuracy_of(folder, shapes)
 
 
 def test_the_learning_rate_is_scaled_to_the_global_batch_and_warmed_up(two_ranks):
@@ -220,19 +220,15 @@ def test_batch_norm_cannot_be_synchronized_over_cpu_devices(shapes, tmp_path):
         train(TrainingConfig(**options))
 
 
-class OneOfTwo(OneProcess):
-    world_size = 2
+def test_several_processes_without_a_kvstore_that_joins_them_are_refused(shapes, tmp_path):
+    class OneOfTwo(OneProcess):
+        world_size = 2
 
-
-def test_processes_that_share_no_kvstore_are_refused_before_anything_is_written(shapes, tmp_path):
     options = {**options_of(2, shapes, tmp_path / "run"), "kvstore": "device"}
     with pytest.raises(ValueError, match="2 processes train together only with kvstore 'mpi'"):
         train(TrainingConfig(**options), processes=OneOfTwo())
     assert not (tmp_path / "run").exists()
-
-
-def test_several_processes_without_a_kvstore_that_joins_them_are_refused(shapes, tmp_path):
-    job = mpirun(2, SCRIPT, *as_arguments({**options_of(2, shapes, tmp_path), "kvstore": "device"}))
+    job = mpirun(2, SCRIPT, *as_arguments(options))
     assert job.status == 2
     message = "mpirun has started 2 processes, and without --kvstore mpi each of them"
     assert job.output.count(message) == 1

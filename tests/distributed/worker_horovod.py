@@ -1,4 +1,4 @@
-"""What each process of `test_horovod` runs: the ten steps, with Horovod's Trainer."""
+"""The program of each process of `test_horovod`: the ten steps, with Horovod's Trainer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(folder: str) -> None:
     results = {}
     for dtype in ("float32", "float16", "bfloat16"):
         for kind, poisoned in (("plain", None), ("poisoned", size - 1)):
-            found = train(
+            outcome = train(
                 dtype,
                 make_trainer=make_trainer,
                 rank=hvd.rank(),
@@ -30,7 +30,7 @@ def main(folder: str) -> None:
                 step_batch=GLOBAL_BATCH // size,
                 poisoned_rank=poisoned,
             )
-            results.update({f"{dtype}-{kind}/{name}": value for name, value in found.items()})
+            results.update({f"{dtype}-{kind}/{name}": value for name, value in outcome.items()})
     assert np.flatnonzero(results["float16-poisoned/skipped"]).tolist() == [BAD_STEP]
     np.savez(f"{folder}/worker-{hvd.rank()}.npz", **results)
 

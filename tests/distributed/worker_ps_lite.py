@@ -1,4 +1,4 @@
-"""What each worker of `test_ps_lite` runs: the ten steps, begun in time."""
+"""The program of each worker of `test_ps_lite`: the ten steps, begun in time."""
 
 from __future__ import annotations
 

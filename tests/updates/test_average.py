@@ -11,7 +11,7 @@ from mpgluon.cast import fp32
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, in_sequence
+from helpers import STATIC, assert_same_bits, in_sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -26,20 +26,33 @@ each_way = pytest.mark.parametrize("way", WAYS)
 
 def fp32_weights(training: Training) -> dict[str, np.ndarray]:
     """Return what is to be averaged: masters, FP32 parameters, means of statistics."""
-    updater = training.trainer._updaters[0]
-    masters = getattr(updater, "masters", {})
+    masters = getattr(training.trainer._updaters[0], "masters", {})
     index = {id(p): i for i, p in enumerate(training.trainer._params)}
-    found = {}
+    values = {}
     mx.nd.waitall()
     for name, parameter in training.net._collect_params_with_prefix().items():
         copies = [data.asnumpy() for data in parameter.list_data()]
         if "running" in name and len(copies) == 2:
-            found[name] = copies[0] + (copies[1] - copies[0]) / np.float32(2)
+            values[name] = copies[0] + (copies[1] - copies[0]) / np.float32(2)
         else:
             master = masters.get(index[id(parameter)])
-            found[name] = copies[0] if master is None else master.asnumpy()
-        assert found[name].dtype == np.float32
-    return found
+            values[name] = copies[0] if master is None else master.asnumpy()
+        assert values[name].dtype == np.float32
+    return values
+
+
+def averaged(way="float32", steps=0, **options) -> tuple[Training, WeightAverage]:
+    """Return a training and its average, updated after each of some steps."""
+    training = Training(way, **options)
+    average = WeightAverage(training.trainer, DECAY)
+    train(training, average, steps)
+    return training, average
+
+
+def train(training: Training, average: WeightAverage, steps: int) -> None:
+    for _ in range(steps):
+        training.train(1)
+        average.update()
 
 
 def averages(training: Training, average: WeightAverage) -> dict[str, np.ndarray]:
@@ -48,20 +61,16 @@ def averages(training: Training, average: WeightAverage) -> dict[str, np.ndarray
     return {name: value.asnumpy() for name, value in values.items() if value is not None}
 
 
-def assert_equal_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys() != set()
-    assert [n for n in one if one[n].tobytes() != other[n].tobytes()] == []
-
-
 @pytest.mark.parametrize(
     ("devices", "scaled"),
     [(ONE, True), (ONE, False), (TWO, True)],
     ids=["one device", "no loss scale", "two devices"],
 )
 @each_way
-def test_it_is_the_fp32_average_of_the_weights_after_each_step_that_was_made(way, devices, scaled):
-    training = Training(way, devices=devices, scaled=scaled)
-    average = WeightAverage(training.trainer, DECAY)
+def test_the_average_is_the_fp32_average_of_the_weights_after_each_step_that_was_not_skipped(
+    way, devices, scaled
+):
+    training, average = averaged(way, devices=devices, scaled=scaled)
     expected: dict[str, np.ndarray] = {}
     for step in range(1, 6):
         average.update()  # nothing was stepped since
@@ -76,7 +85,7 @@ def test_it_is_the_fp32_average_of_the_weights_after_each_step_that_was_made(way
             for name, weight in fp32_weights(training).items():
                 change = (weight - expected[name]) * np.float32(1 - DECAY)
                 expected[name] = expected[name] + change
-        assert_equal_bits(averages(training, average), expected)
+        assert_same_bits(averages(training, average), expected)
     assert average.updates == (4 if scaled else 5)
     assert any((expected[name] != value).any() for name, value in fp32_weights(training).items())
 
@@ -94,9 +103,7 @@ def test_with_decay_0_999_a_float16_average_stands_still_and_this_one_does_not()
     average = WeightAverage(trainer, 0.999)
     in_float16 = layer.weight.data().copy()
     for gradient in gradients:
-        layer.weight.grad()[:] = gradient
-        layer.weight.data()._fresh_grad = True
-        trainer.step(1)
+        step_with(layer.weight, trainer, gradient)
         average.update()
         weight = layer.weight.data()
         in_float16 = in_float16 + (weight - in_float16) * 0.001
@@ -104,7 +111,7 @@ def test_with_decay_0_999_a_float16_average_stands_still_and_this_one_does_not()
     assert in_float16.dtype == np.float16
     assert in_float16.asscalar() == begin
     (value,) = average.value_of(layer.weight).asnumpy().ravel()
-    # Of each step, three roundings by half a unit of a number below 2: at most 2**-24 each.
+    # In each step, three roundings by half a unit of a number below 2: at most 2**-24 each.
     assert value == pytest.approx(end + (begin - end) * 0.999**steps, abs=3 * steps * 2.0**-24)
     assert value > 1.04
 
@@ -112,39 +119,33 @@ def test_with_decay_0_999_a_float16_average_stands_still_and_this_one_does_not()
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
 @pytest.mark.parametrize("way", WAYS)
 def test_swapped_in_the_network_has_the_rounded_average_and_then_its_own_bits_again(way, devices):
-    training = Training(way, devices=devices)
-    average = WeightAverage(training.trainer, DECAY)
-    for _ in range(4):
-        training.train(1)
-        average.update()
+    training, average = averaged(way, 4, devices=devices)
     images = mx.nd.array(np.random.RandomState(0).randn(3, 2, 4, 4))
     before, masters = training.arrays(), fp32_everything(training)
     logits = training.net(images).asnumpy()
-    found = averages(training, average)
+    values = averages(training, average)
     with average.swapped_in():
         parameters = training.net._collect_params_with_prefix()
         for name, parameter in parameters.items():
             for data in parameter.list_data():
-                assert data.asnumpy().tobytes() == found[name].astype(parameter.dtype).tobytes()
-            if parameter.dtype == np.float16:  # as an export asks, which may write what is known
+                assert data.asnumpy().tobytes() == values[name].astype(parameter.dtype).tobytes()
+            if parameter.dtype == np.float16:  # what an export writes
                 wide = fp32.fp32_value(parameter.list_data()[0], fp32.known(parameter))
-                assert wide.asnumpy().tobytes() == found[name].tobytes()
+                assert wide.asnumpy().tobytes() == values[name].tobytes()
         assert (training.net(images).asnumpy() != logits).any()
     assert training.arrays() == before
     assert fp32_everything(training) == masters
     assert training.net(images).asnumpy().tobytes() == logits.tobytes()
-    assert_equal_bits(averages(training, average), found)
+    assert_same_bits(averages(training, average), values)
 
 
 @pytest.mark.parametrize("way", ["float32", "float16", "autocast bfloat16"])
 def test_training_goes_on_after_evaluations_as_if_there_were_no_average(way):
     control = Training(way)
     control.train(6)
-    training = Training(way)
-    average = WeightAverage(training.trainer, DECAY)
+    training, average = averaged(way)
     for _ in range(6):
-        training.train(1)
-        average.update()
+        train(training, average, 1)
         with average.swapped_in():
             training.net(mx.nd.ones((5, 2, 4, 4)))
     assert training.everything() == control.everything()
@@ -153,11 +154,7 @@ def test_training_goes_on_after_evaluations_as_if_there_were_no_average(way):
 
 @pytest.mark.parametrize("fails", ["python", "mxnet"])
 def test_an_exception_in_the_block_brings_the_weights_back_too(fails):
-    training = Training("float16")
-    average = WeightAverage(training.trainer, DECAY)
-    for _ in range(2):
-        training.train(1)
-        average.update()
+    training, average = averaged("float16", 2)
     before, masters = training.arrays(), fp32_everything(training)
 
     def evaluate():
@@ -212,16 +209,12 @@ def test_a_hybridized_network_computes_with_the_average():
     ],
 )
 @pytest.mark.parametrize("scaled", [True, False], ids=["loss scale", "no loss scale"])
-def test_what_would_take_the_average_for_the_weights_is_refused(tmp_path, call, named, scaled):
-    training = Training(scaled=scaled)
-    average = WeightAverage(training.trainer, DECAY)
-    for _ in range(2):
-        training.train(1)
-        average.update()
+def test_calls_that_would_use_the_average_as_the_weights_are_refused(tmp_path, call, named, scaled):
+    training, average = averaged(steps=2, scaled=scaled)
     path = tmp_path / "saved.npz"
     mpgluon.save_checkpoint(path, training.net, training.trainer)
     before, content = training.everything(), path.read_bytes()
-    found = averages(training, average)
+    values = averages(training, average)
     net, trainer = training.net, training.trainer
     calls = {
         "swapped_in": average.swapped_in().__enter__,
@@ -236,41 +229,36 @@ def test_what_would_take_the_average_for_the_weights_is_refused(tmp_path, call, 
     with average.swapped_in(), pytest.raises(TrainerStateError, match=message):
         calls[call]()
     assert training.everything() == {**before, "numpy": repr(np.random.get_state())}
-    assert_equal_bits(averages(training, average), found)
+    assert_same_bits(averages(training, average), values)
     assert path.read_bytes() == content
     with average.swapped_in():
         pass
     training.train(1)
 
 
+def parameter_values(training: Training) -> dict[str, np.ndarray]:
+    parameters = training.net._collect_params_with_prefix()
+    return {name: parameter.data().asnumpy() for name, parameter in parameters.items()}
+
+
 def test_restoring_inside_the_block_gives_the_fp32_average_and_after_it_the_masters():
-    training = Training("float16")
-    average = WeightAverage(training.trainer, DECAY)
-    for _ in range(4):
-        training.train(1)
-        average.update()
-    found, masters = averages(training, average), fp32_weights(training)
+    training, average = averaged("float16", 4)
+    values, masters = averages(training, average), fp32_weights(training)
     with average.swapped_in():
         mpgluon.restore(training.net)
-        restored = {n: p.data() for n, p in training.net._collect_params_with_prefix().items()}
-        assert_equal_bits({n: value.asnumpy() for n, value in restored.items()}, found)
-    parameters = training.net._collect_params_with_prefix()
-    assert_equal_bits({n: p.data().asnumpy() for n, p in parameters.items()}, masters)
+        assert_same_bits(parameter_values(training), values)
+    assert_same_bits(parameter_values(training), masters)
 
 
-def test_casting_inside_the_block_leaves_what_the_weights_stand_for():
-    training = Training("float32", scaled=False)
-    average = WeightAverage(training.trainer, DECAY)
-    for _ in range(2):
-        training.train(1)
-        average.update()
+def test_casting_inside_the_block_keeps_the_fp32_values_of_the_weights():
+    training, average = averaged(steps=2, scaled=False)
     before = fp32_weights(training)
     with average.swapped_in():
         mpgluon.cast_block(training.net)
     weight = training.net[4].weight
     assert weight.data().asnumpy().tobytes() == before["4.weight"].astype(np.float16).tobytes()
     mpgluon.restore(training.net)
-    assert_equal_bits(fp32_weights(training), before)
+    assert_same_bits(fp32_weights(training), before)
 
 
 float16_bits = st.lists(st.integers(0, 2**16 - 1), min_size=6, max_size=6)
@@ -284,9 +272,7 @@ def test_any_float16_weight_and_any_master_come_back(weights, average_of):
     mpgluon.cast_block(layer)
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"multi_precision": True})
     average = WeightAverage(trainer, 0.5)
-    layer.weight.grad()[:] = 1
-    layer.weight.data()._fresh_grad = True
-    trainer.step(1)
+    step_with(layer.weight, trainer, 1)
     average.update()
     average.value_of(layer.weight)[:] = np.array(average_of[:6], np.float32).reshape(2, 3)
     # A weight that was set since the step is no longer its rounded master.
@@ -302,74 +288,64 @@ def test_any_float16_weight_and_any_master_come_back(weights, average_of):
     assert master.asnumpy().tobytes() == values.tobytes()
 
 
-def test_before_the_first_real_step_the_network_keeps_its_weights():
-    training = Training("float16")
+def test_before_the_first_step_the_network_keeps_its_weights():
+    training, average = averaged("float16")
     before = training.arrays()
-    average = WeightAverage(training.trainer, DECAY)
     average.update()
     with average.swapped_in():
         assert training.arrays() == before
     assert (average.updates, averages(training, average)) == (0, {})
 
 
-def test_a_frozen_parameter_has_no_average_until_it_is_trained():
+def test_a_frozen_parameter_and_one_of_another_trainer_have_no_average_until_it_is_trained():
     training = Training(scaled=False)
     frozen, other = training.net[0].weight, training.net[4].weight
     frozen.grad_req = "null"
     average = WeightAverage(training.trainer, 0.5)
-    training.train(1)
-    average.update()
+    train(training, average, 1)
     assert average.value_of(frozen) is None
+    assert average.value_of(Training().net[0].weight) is None
     before = frozen.data().asnumpy()
     with average.swapped_in():
         assert frozen.data().asnumpy().tobytes() == before.tobytes()
     frozen.grad_req = "write"
-    training.train(1)
-    average.update()
+    train(training, average, 1)
     assert average.value_of(frozen).asnumpy().tobytes() == frozen.data().asnumpy().tobytes()
     other.grad_req = "null"
     assert (average.value_of(other) != other.data()).sum() > 0
     average.decay = 2.0**-8  # of the distance, each time
-    for _ in range(4):
-        training.train(1)
-        average.update()
+    train(training, average, 4)
     np.testing.assert_allclose(
         average.value_of(other).asnumpy(), other.data().asnumpy(), rtol=2.0**-22
     )
 
 
 def test_several_steps_between_updates_count_as_one():
-    training = Training(scaled=False)
-    average = WeightAverage(training.trainer, 0.5)
-    training.train(1)
-    average.update()
+    training, average = averaged(steps=1, scaled=False)
+    average.decay = 0.5
     first = fp32_weights(training)
     training.train(3)
     average.update()
     now = fp32_weights(training)
     expected = {n: first[n] + (now[n] - first[n]) * np.float32(0.5) for n in now}
-    assert_equal_bits(averages(training, average), expected)
+    assert_same_bits(averages(training, average), expected)
 
 
-def test_mxnets_own_multi_precision_gives_its_masters_to_the_average():
+def step_with(weight, trainer, gradient):
+    weight.grad()[:] = gradient
+    weight.data()._fresh_grad = True
+    trainer.step(1)
+
+
+def test_the_average_uses_the_masters_of_mxnets_own_multi_precision():
     weight = gluon.Parameter("weight", shape=(1, 1), dtype="float16")
     weight.initialize(mx.init.Constant(1.0))
     trainer = gluon.Trainer([weight], "sgd", {"learning_rate": 1.0, "multi_precision": True})
     average = WeightAverage(trainer, 0.5)
-    weight.grad()[:] = 2.0**-13  # less than half a unit of the float16 weight
-    weight.data()._fresh_grad = True
-    trainer.step(1)
+    step_with(weight, trainer, 2.0**-13)  # less than half a unit of the float16 weight
     average.update()
     assert weight.data().asscalar() == 1
     assert average.value_of(weight).asscalar() == 1 - 2.0**-13
-
-
-def test_a_parameter_of_another_trainer_has_no_average():
-    first, second = Training(scaled=False), Training(scaled=False)
-    average = WeightAverage(first.trainer, DECAY)
-    first.train(1)
-    average.update()
-    assert average.value_of(second.net[0].weight) is None
 
 
 @pytest.mark.parametrize("decay", [0, 1, 1.0, -0.1, 1.001, math.nan, math.inf])
@@ -385,18 +361,14 @@ def test_a_decay_outside_0_to_1_is_refused(decay):
 
 
 @pytest.mark.parametrize("decay", ["0.999", None, True, [0.9]])
-def test_a_decay_that_is_no_number_is_refused(decay):
+def test_a_decay_that_is_not_a_number_is_refused(decay):
     with pytest.raises(TypeError, match="decay must be a number, received"):
         WeightAverage(Training().trainer, decay)
 
 
-def test_what_is_no_trainer_is_refused():
-    net = nn.Dense(2, in_units=2)
+def test_another_object_than_a_trainer_and_a_second_average_are_refused():
     with pytest.raises(TypeError, match=r"takes a gluon\.Trainer, received Dense"):
-        WeightAverage(net, 0.9)
-
-
-def test_a_second_average_of_one_trainer_is_refused():
+        WeightAverage(nn.Dense(2, in_units=2), 0.9)
     trainer = Training().trainer
     WeightAverage(trainer, 0.9)
     with pytest.raises(TrainerStateError, match="one Trainer, one average"):

@@ -91,7 +91,7 @@ def test_an_optimizer_that_cannot_work_without_masters_is_refused_and_others_are
 
 @pytest.mark.parametrize("name", [name for name, works in WITHOUT_MASTERS.items() if not works])
 @pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")  # as MXNet says
-def test_what_is_refused_does_fail(name, monkeypatch):
+def test_an_optimizer_that_is_refused_fails_in_mxnet(name, monkeypatch):
     monkeypatch.setattr("mpgluon.trainer.step.check_float16_weights", id)
     net = make_net()
     trainer = begin(net, name)
@@ -126,12 +126,12 @@ def test_an_optimizer_with_an_update_of_its_own_is_not_refused(warnings_of):
 
 
 @pytest.mark.parametrize("loss_scale", ["none", "dynamic"])
-def test_it_does_not_depend_on_the_loss_scale(loss_scale):
+def test_the_refusal_does_not_depend_on_the_loss_scale(loss_scale):
     with pytest.raises(PrecisionError, match="RMSProp cannot train float16 weights"):
         begin(make_net(), "rmsprop", loss_scale)
 
 
-def test_weights_that_are_not_float16_or_not_trained_are_not_meant(warnings_of):
+def test_weights_that_are_not_float16_or_not_trained_cause_no_warning(warnings_of):
     begin(make_net(cast=False), "adam")
     net = make_net(cast=False)
     amp.autocast(net, "float16")

@@ -42,13 +42,16 @@ def trainer_of(net, way, optimizer="sgd", *, loss_scale="none", seed=0, **option
     return trainer
 
 
+def backward(loss, trainer):
+    with amp.scale_loss(loss, trainer) as scaled:
+        autograd.backward(scaled)
+
+
 def step(weight, trainer, gradient):
     """Do a step with a gradient, an array of the weight's shape or a number."""
     for device in weight.list_ctx():
         with autograd.record():
-            loss = (weight.data(device) * gradient).sum()
-            with amp.scale_loss(loss, trainer) as scaled:
-                autograd.backward(scaled)
+            backward((weight.data(device) * gradient).sum(), trainer)
     trainer.step(len(weight.list_ctx()))
 
 
@@ -68,23 +71,19 @@ def after_small_steps(way, steps=1024):
     return layer.weight.data().asnumpy()
 
 
-def test_rounded_to_nearest_every_small_update_is_lost():
-    assert (after_small_steps("nearest") == 1).all()
-
-
-@pytest.mark.parametrize("way", ["masters", "kahan"])
-def test_masters_and_compensation_lose_none(way):
-    # What is cut off are multiples of 2^-12 up to half a spacing, 2^-8: bfloat16 holds them.
-    assert (after_small_steps(way) == 1.25).all()
+@pytest.mark.parametrize(("way", "expected"), [("nearest", 1), ("masters", 1.25), ("kahan", 1.25)])
+def test_small_updates_are_lost_in_rounding_to_nearest_only(way, expected):
+    # The compensations are multiples of 2^-12 up to half a spacing, 2^-8: bfloat16 holds them.
+    assert (after_small_steps(way) == expected).all()
 
 
 def test_rounded_stochastically_updates_are_right_in_the_mean():
-    found = after_small_steps("stochastic")
+    weights = after_small_steps("stochastic")
     # Each of 1024 steps moves a weight by 2^-7 with probability 2^-5: 32 +- 5.6 moves.
     deviation = 2.0**-7 * math.sqrt(1024 * 2**-5 * (1 - 2**-5))
-    assert abs(found.mean() - 1.25) < 6 * deviation / math.sqrt(found.size)
-    assert abs(found.std() - deviation) < 6 * deviation / math.sqrt(2 * found.size)
-    assert is_bfloat16(found)
+    assert abs(weights.mean() - 1.25) < 6 * deviation / math.sqrt(weights.size)
+    assert abs(weights.std() - deviation) < 6 * deviation / math.sqrt(2 * weights.size)
+    assert is_bfloat16(weights)
 
 
 def regression(way, steps=600):
@@ -103,9 +102,7 @@ def regression(way, steps=600):
     start = layer.weight.data().asnumpy()
     for _ in range(steps):
         with autograd.record():
-            loss = ((mx.nd.dot(x, layer.weight.data().T) - y) ** 2).sum() / 2
-            with amp.scale_loss(loss, trainer) as scaled:
-                autograd.backward(scaled)
+            backward(((mx.nd.dot(x, layer.weight.data().T) - y) ** 2).sum() / 2, trainer)
         trainer.step(16)
     distance = np.abs(layer.weight.data().asnumpy() - target)
     return distance.mean(), np.abs(start - target).mean()
@@ -150,25 +147,19 @@ def test_an_update_is_the_fp32_update_rounded_once(name, way):
     random = np.random.RandomState(1)
     start = random.standard_normal((5, 7)).astype(np.float32)
     layer = layer_of(start)
-    options = {"learning_rate": 0.01, **OPTIMIZERS[name]}
     optimizer = name.split()[0]
-    if optimizer == "test":
-        options = {}
-        trainer = gluon.Trainer(layer.collect_params(), optimizer, options)
-        amp.init_trainer(trainer, "none", update_rounding=way, rounding_seed=5)
-    else:
-        trainer = trainer_of(layer, way, optimizer, seed=5, **options)
+    options = {} if optimizer == "test" else {"learning_rate": 0.01, **OPTIMIZERS[name]}
+    trainer = gluon.Trainer(layer.collect_params(), optimizer, options)
+    amp.init_trainer(trainer, "none", update_rounding=way, rounding_seed=5)
     by_hand = mx.nd.array(round_to(start, BFLOAT16))
     updater = mx.optimizer.get_updater(mx.optimizer.create(optimizer, **options))
     for number in range(1, 6):
         gradient = mx.nd.array(random.standard_normal((5, 7)))
         step(layer.weight, trainer, gradient)
         updater(0, gradient, by_hand)
-        how = ("stochastic", (5, number, 0)) if way == "stochastic" else ("nearest", None)
-        by_hand[:] = round_to(by_hand.asnumpy(), BFLOAT16, how[0], key=how[1])
-        found = layer.weight.data().asnumpy()
-        assert found.tobytes() == by_hand.asnumpy().tobytes()
-        assert is_bfloat16(found)
+        key = (5, number, 0) if way == "stochastic" else None
+        by_hand[:] = round_to(by_hand.asnumpy(), BFLOAT16, way, key=key)
+        assert layer.weight.data().asnumpy().tobytes() == by_hand.asnumpy().tobytes()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -202,7 +193,7 @@ def test_compensation_of_a_weight_that_was_set_is_forgotten():
     assert found.tolist() == [[1 + 2.0**-9, 2.0**-9], [0, -(2.0**-3)]]
 
 
-def test_parameters_in_fp32_are_updated_as_ever():
+def test_fp32_parameters_of_a_bfloat16_network_are_updated_in_fp32():
     def run(cast):
         mx.random.seed(0)
         layer = nn.BatchNorm(in_channels=3)
@@ -214,9 +205,8 @@ def test_parameters_in_fp32_are_updated_as_ever():
         amp.init_trainer(trainer, "none")
         for _ in range(3):
             with autograd.record():
-                loss = (layer(mx.nd.arange(12).reshape((4, 3))) * mx.nd.array([1, 2, 3])).sum()
-                with amp.scale_loss(loss, trainer) as scaled:
-                    autograd.backward(scaled)
+                outputs = layer(mx.nd.arange(12).reshape((4, 3)))
+                backward((outputs * mx.nd.array([1, 2, 3])).sum(), trainer)
             trainer.step(4)
         return layer.beta.data().asnumpy()
 
@@ -246,7 +236,7 @@ def test_a_skipped_step_changes_nothing_and_uses_no_random_bits(way):
 
 
 @EACH_WAY
-def test_devices_round_alike(way):
+def test_all_devices_round_to_the_same_bits(way):
     layer = layer_of(np.linspace(1, 2, 40, dtype=np.float32).reshape(8, 5), ctx=TWO)
     alone = layer_of(np.linspace(1, 2, 40, dtype=np.float32).reshape(8, 5))
     trainers = [trainer_of(one, way) for one in (layer, alone)]
@@ -258,10 +248,10 @@ def test_devices_round_alike(way):
 
 
 @EACH_WAY
-def test_threads_do_not_matter(way):
+def test_the_number_of_threads_changes_no_bit(way):
     openmp = ctypes.CDLL("libgomp.so.1")
     threads = openmp.omp_get_max_threads()
-    found = []
+    weights = []
     try:
         for count in (1, 3):
             openmp.omp_set_num_threads(count)
@@ -269,21 +259,21 @@ def test_threads_do_not_matter(way):
             trainer = trainer_of(layer, way)
             for _ in range(3):
                 step(layer.weight, trainer, -1.0)
-            found.append(layer.weight.data().asnumpy())
+            weights.append(layer.weight.data().asnumpy())
     finally:
         openmp.omp_set_num_threads(threads)
-    assert_same_bits(found[:1], found[1:])
+    assert_same_bits(weights[:1], weights[1:])
 
 
-def test_another_seed_rounds_otherwise():
-    found = []
+def test_another_seed_rounds_to_other_bits():
+    weights = []
     for seed in (0, 0, 1):
         layer = layer_of(np.ones((8, 5), np.float32))
         trainer = trainer_of(layer, "stochastic", seed=seed)
         for _ in range(5):
             step(layer.weight, trainer, -16.0)
-        found.append(layer.weight.data().asnumpy().tobytes())
-    assert found[0] == found[1] != found[2]
+        weights.append(layer.weight.data().asnumpy().tobytes())
+    assert weights[0] == weights[1] != weights[2]
 
 
 def test_weights_that_the_kvstore_would_update_are_refused():
@@ -328,9 +318,7 @@ def test_masters_have_the_bits_of_autocast_and_weights_are_them_rounded(hybridiz
         trainer = trainer_of(net, "masters", learning_rate=0.05, momentum=0.9)
         for _ in range(4):
             with autograd.record():
-                loss = (net(mx.nd.random.normal(shape=(4, 2, 6, 6))) ** 2).sum()
-                with amp.scale_loss(loss, trainer) as scaled:
-                    autograd.backward(scaled)
+                backward((net(mx.nd.random.normal(shape=(4, 2, 6, 6))) ** 2).sum(), trainer)
             trainer.step(40)
         return net
 
@@ -392,7 +380,7 @@ def test_an_average_swaps_in_rounded_and_out_bit_for_bit(way):
 # --- refusals and warnings -------------------------------------------------------------------
 
 
-def test_what_has_nothing_to_round_is_refused():
+def test_update_rounding_without_bfloat16_weights_or_with_masters_is_refused():
     plain = nn.Dense(1, in_units=1)
     plain.initialize()
     trainer = gluon.Trainer(plain.collect_params(), "sgd")
@@ -422,8 +410,8 @@ def test_a_bad_argument_is_refused(arguments, error, message):
 
 
 @pytest.mark.parametrize(("way", "warns"), [("nearest", 1), ("masters", 0), ("kahan", 0)])
-def test_updates_that_will_be_lost_are_warned_of(way, warns, caplog):
+def test_a_warning_says_which_updates_will_be_lost(way, warns, caplog):
     trainer_of(layer_of(np.ones((1, 1), np.float32)), way)
-    found = [one for one in caplog.messages if "have no FP32 master" in one]
-    assert len(found) == warns
-    assert all("2^-9 at 1.0, are lost" in one and "update_rounding=" in one for one in found)
+    warnings = [one for one in caplog.messages if "have no FP32 master" in one]
+    assert len(warnings) == warns
+    assert all("2^-9 at 1.0, are lost" in one and "update_rounding=" in one for one in warnings)

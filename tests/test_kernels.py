@@ -74,7 +74,7 @@ def test_every_float32_exponent_and_every_tie_is_rounded_as_round_to_does(fmt):
     for operator in ("plain_value", "plain_both"):
         rounded = kernels.invoke(kernels.operator(operator, fmt), data)
         assert rounded.asnumpy().tobytes() == expected.tobytes()
-    if fmt.exponent_bits + fmt.significand_bits <= 16:
+    if fmt.significand_bits <= 8 or fmt == FLOAT16:  # these have codes of 16 bits
         codes = kernels.invoke(kernels.operator("narrow", fmt), data)
         wide = kernels.invoke(kernels.operator("widen", fmt), codes)
         assert wide.asnumpy().tobytes() == expected.tobytes()

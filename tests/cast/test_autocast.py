@@ -27,8 +27,7 @@ def test_weights_and_data_are_rounded_where_they_are_used_and_nowhere_else(fmt, 
     a_bit_more = 1 + 2.0**-12  # not a number of either format
     net = dense([a_bit_more, 2])
     report = amp.autocast(net, fmt.name)
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     data = mx.nd.array([[a_bit_more, 1]])
     data.attach_grad()
     with autograd.record():
@@ -72,12 +71,11 @@ def test_small_updates_are_not_lost_as_the_parameters_are_their_own_masters(fmt)
 def test_a_policy_may_ask_for_a_float16_result(hybridize):
     net = dense([1.0, 2.0])
     amp.autocast(net, Policy("float32", "float16", "float16"))
-    if hybridize:
-        net.hybridize()
+    net.hybridize(hybridize)
     assert net(mx.nd.ones((1, 2))).dtype == np.float16
 
 
-def test_autocast_is_no_context_and_says_so():
+def test_autocast_refuses_to_be_a_context_manager():
     net = dense([1, 2])
     with pytest.raises(TypeError, match=r"without `with`.* until amp\.restore\(net\), now too"):  # noqa: SIM117
         with amp.autocast(net):
@@ -100,8 +98,7 @@ def test_a_kept_block_computes_in_fp32(fmt, hybridize):
     data = mx.nd.random.normal(shape=(2, 3))
     report = amp.autocast(net, fmt.name, keep_fp32=(net[1],))
     assert report.kept_fp32 == (net[1].name,)
-    if hybridize:
-        net.hybridize()
+    net.hybridize(hybridize)
     result, hidden = net(data).asnumpy(), net[0](data).astype("float32")
     amp.restore(net)
     assert np.array_equal(result, net[1](hidden).asnumpy())
@@ -115,8 +112,7 @@ def test_convolutions_take_bfloat16_after_inference_in_fp32(groups, hybridize):
     net = in_sequence(nn.Conv2D(32, 3, groups=groups, in_channels=32), nn.Dense(2))
     net.initialize()
     images = mx.nd.random.normal(shape=(2, 32, 8, 8))
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     net(images).wait_to_read()
     before = parameters_of(net)
     amp.autocast(net, "bfloat16")
@@ -152,8 +148,7 @@ def test_gradients_add_up_over_batches_with_grad_req_add(fmt, hybridize, when):
     # oneDNN's own gradient of a cast to bfloat16 would leave the sum at zero.
     net = dense([1.0, 2.0])
     amp.autocast(net, fmt.name)
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     if when == "after":  # a graph has been traced
         with autograd.record():
             net(mx.nd.ones((1, 2)))
@@ -171,8 +166,7 @@ def test_gradients_add_up_over_batches_with_grad_req_add(fmt, hybridize, when):
 def test_a_network_that_is_called_many_times_gets_the_gradient_of_every_call(fmt, hybridize, calls):
     net = dense([1.0, 2.0])
     amp.autocast(net, fmt.name)
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     with autograd.record():
         result = sum(net(mx.nd.ones((1, 2))) for _ in range(calls))
     result.backward()

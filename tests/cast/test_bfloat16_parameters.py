@@ -73,14 +73,13 @@ def test_a_network_computes_as_one_whose_weights_were_rounded_before(hybridize):
         for parameter in block.collect_params().values():
             rounded = round_to(parameter.data().asnumpy(), BFLOAT16)
             parameter.set_data(mx.nd.array(rounded))
-    # Autocast hands an operator that is no product FP32 parameters; this one then gives FP32.
+    # Autocast gives operators other than products FP32 parameters; this result is then FP32.
     plain[2].hybrid_forward = lambda F, x, scale: F.broadcast_mul(x, F.identity(scale))
     report = mpgluon.cast_block(cast, POLICY)
     assert_same_bits(parameters_of(cast), parameters_of(plain))
     assert report.parameters_cast == 5
     assert "5 parameters cast to bfloat16 (FP32 arrays of its numbers), 4 left" in str(report)
-    if hybridize:
-        cast.hybridize(**STATIC)
+    cast.hybridize(hybridize, **STATIC)
     found = [outputs_and_gradients(cast) for _ in range(2)][1]
     imperative = network()
     mpgluon.cast_block(imperative, POLICY)
@@ -102,8 +101,7 @@ def test_products_have_the_bits_of_autocast(hybridize):
         net = in_sequence(nn.Conv2D(4, 3, in_channels=2), nn.Dense(3, in_units=64))
         net.initialize(mx.init.Normal(0.5))
         way(net)
-        if hybridize:
-            net.hybridize(**STATIC)
+        net.hybridize(hybridize, **STATIC)
         return outputs_and_gradients(net)
 
     found = run(lambda net: mpgluon.cast_block(net, POLICY))
@@ -119,8 +117,7 @@ def test_by_name_the_processor_computes_as_it_does_for_autocast(hybridize):
         net = in_sequence(nn.Conv2D(16, 3, in_channels=16), nn.Dense(3, in_units=256))
         net.initialize(mx.init.Normal(0.5))
         report = way(net)
-        if hybridize:
-            net.hybridize(**STATIC)
+        net.hybridize(hybridize, **STATIC)
         return report, net(mx.nd.ones((2, 16, 6, 6))).asnumpy()
 
     report, found = run(lambda net: mpgluon.cast_block(net, "bfloat16"))
@@ -142,7 +139,7 @@ def test_weights_that_are_initialized_or_set_after_the_cast_are_rounded_where_th
     assert run(True).tobytes() == run(False).tobytes()
 
 
-def test_values_from_before_the_cast_are_known():
+def test_restore_gives_back_the_values_from_before_the_cast():
     layer = nn.Dense(1, in_units=1, use_bias=False)
     layer.initialize(mx.init.Constant(0.1))
     mpgluon.cast_block(layer, "bfloat16")
@@ -178,7 +175,7 @@ def test_a_gpu_is_refused_with_the_reason():
         policy_arithmetic(POLICY, "gpu")
 
 
-def test_the_doctor_reads_the_policy():
+def test_check_training_reports_the_policy():
     net = network()
     mpgluon.cast_block(net, POLICY)
     for masters, way, expected in (

@@ -116,8 +116,7 @@ def test_a_row_that_is_all_masked_is_zero_and_trains_as_in_fp32(kind, way, hybri
     expected = trained_gradient(made(kind))
     net = made(kind)
     report = WAYS[way](net)
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     found = trained_gradient(net)
     assert net(SCORES, MASK).asnumpy()[:, 2].tolist() == [[0] * 4] * 2
     np.testing.assert_allclose(found, expected, atol=2**-8)
@@ -139,7 +138,7 @@ def test_restore_makes_it_forget_the_format(kind, way):
 
 
 @FLOAT16
-def test_telling_casts_no_parameter_and_no_child(way):
+def test_a_cast_method_receives_the_format_without_casting_parameters_or_children(way):
     net = made(AnotherName)
     WAYS[way](net)
     expected = np.float16 if way == "cast float16" else np.float32
@@ -152,16 +151,15 @@ def test_telling_casts_no_parameter_and_no_child(way):
 @BOTH
 @pytest.mark.parametrize("way", list(BFLOAT16))
 @pytest.mark.parametrize("kind", [Attention, LooksOnly, AnotherName])
-def test_bfloat16_has_the_range_of_fp32_and_no_block_is_told(kind, way, hybridize):
+def test_bfloat16_has_the_range_of_fp32_and_no_cast_method_is_called(kind, way, hybridize):
     net = made(kind)
     report = BFLOAT16[way](net)
-    if hybridize:
-        net.hybridize()
+    net.hybridize(hybridize)
     assert report.told_format == ()
     assert np.isfinite(trained_gradient(net)).all()
 
 
-def test_a_kept_block_is_not_told_and_a_restored_part_forgets():
+def test_cast_is_not_called_on_kept_blocks_and_restore_removes_the_attributes_it_set():
     class Two(gluon.HybridBlock):
         def __init__(self):
             super().__init__()
@@ -182,7 +180,7 @@ def test_a_kept_block_is_not_told_and_a_restored_part_forgets():
     assert net.first._dtype == np.float32
 
 
-def test_known_layers_are_not_told():
+def test_cast_is_not_called_on_layers_of_gluon():
     net = in_sequence(nn.BatchNorm(), gluon.rnn.LSTM(4), nn.Dense(3))
     assert mpgluon.cast_block(net).told_format == ()
     assert net[1]._dtype == "float32"

@@ -154,7 +154,7 @@ def test_a_copys_checkpoint_holds_the_fp32_values_of_the_masters(copied, tmp_pat
 
 
 class Shared(gluon.HybridBlock):
-    """Two dense layers with one weight, frozen beside a trained bias, a constant, and rows."""
+    """Two dense layers with one weight, which is frozen, a trained bias, a constant, and rows."""
 
     def __init__(self):
         super().__init__()
@@ -270,7 +270,7 @@ class Mask(gluon.HybridBlock):
 
 
 @each_copy
-def test_restoring_a_copy_takes_off_what_its_blocks_were_told(copied):
+def test_restoring_a_copy_removes_the_attributes_that_its_blocks_set_in_cast(copied):
     net = Mask()
     mpgluon.cast_block(net)
     other = COPIES[copied](net)

@@ -86,8 +86,7 @@ def middle(steps, *, hybridize=True, devices=None):
     net = Middle()
     net.initialize(ctx=devices or mx.cpu())
     amp.autocast(net, delayed(steps))
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     return net
 
 
@@ -133,7 +132,7 @@ def test_scales_follow_from_the_largest_values_of_the_last_steps(hybridize):
     np.testing.assert_array_equal(history[0], np.transpose(reference.earlier[-2:]))
 
 
-def test_inference_scales_as_the_next_step_would_and_leaves_no_trace():
+def test_inference_scales_as_the_next_step_would_and_changes_no_history():
     random, reference = np.random.RandomState(1), Reference(3)
     net = middle(3)
     for scale in (1, 4):
@@ -176,7 +175,7 @@ def test_all_passes_before_a_backward_pass_have_the_scales_of_one_step(hybridize
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_gives_nan_and_is_not_remembered(bad):
+def test_a_value_that_is_not_finite_gives_nan_and_enters_no_history(bad):
     random = np.random.RandomState(3)
     net = middle(3)
     data, weight, arriving = operands(random)
@@ -192,7 +191,7 @@ def test_what_is_not_finite_gives_nan_and_is_not_remembered(bad):
     assert np.isfinite(run(net, data, weight, arriving)[1]).all()
 
 
-def test_each_device_remembers_its_own_steps():
+def test_each_device_has_its_own_history():
     random, devices = np.random.RandomState(4), [mx.cpu(0), mx.cpu(1)]
     net = middle(2, devices=devices)
     for place, device in enumerate(devices):
@@ -203,7 +202,7 @@ def test_each_device_remembers_its_own_steps():
     assert (history[1] > 4 * history[0]).all()
 
 
-def test_a_new_cast_knows_of_no_earlier_steps():
+def test_a_new_cast_starts_without_largest_values_of_earlier_steps():
     random = np.random.RandomState(5)
     net = middle(5)
     run(net, *operands(random, 64))
@@ -360,7 +359,7 @@ def test_a_recorded_step_is_replayed_with_its_scales(tmp_path):
     assert not diagnostics.replay(path, network(), cures=False).same_bits
 
 
-def test_policies_say_so_in_words_and_refuse_what_makes_no_sense():
+def test_amax_history_is_parsed_printed_and_validated():
     policy = Policy.parse(
         "compute=float8_e4m3,gradient=float8_e5m2,scaling=tensor,between=bfloat16,amax_history=16"
     )

@@ -68,8 +68,7 @@ def made(function, x, y, hybridize, output_dtype="float32"):
     for parameter, values in ((net.x, x), (net.y, y)):
         parameter.set_data(mx.nd.array(values.astype(np.float32)))
     mpgluon.cast_block(net, Policy("float16", "float16", output_dtype))
-    if hybridize:
-        net.hybridize()
+    net.hybridize(hybridize)
     return net
 
 
@@ -261,8 +260,7 @@ def test_operands_of_a_comparison_are_in_the_same_order_hybridized(compare, oper
     for hybridize in (False, True):
         net = Chosen(compare, operands)
         mpgluon.amp.autocast(net)
-        if hybridize:
-            net.hybridize()
+        net.hybridize(hybridize)
         x, head = (
             mx.nd.array(np.random.RandomState(seed).standard_normal((4, 16, 16))) for seed in (1, 2)
         )

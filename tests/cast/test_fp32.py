@@ -1,4 +1,4 @@
-"""What a float16 parameter stands for in FP32: remembered by a cast, forgotten by restore."""
+"""The FP32 values of float16 parameters: a cast stores them, and restore removes them."""
 
 from __future__ import annotations
 

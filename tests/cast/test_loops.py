@@ -69,8 +69,7 @@ def run(make, cast, hybridize):
     net.initialize(mx.init.Xavier())
     if cast is not None:
         cast(net)
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     x = mx.nd.array(X)
     with autograd.record():
         result = net(x)

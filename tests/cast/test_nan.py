@@ -48,8 +48,7 @@ def made(layer, way, hybridize, *, blocked, kept=False):
         net.initialize()
         net[0].weight.set_data(mx.nd.array(np.eye(16).reshape(16, 16, 1, 1)))
     WAYS[way](net, keep_fp32=[*mpgluon.NORMALIZATION_LAYERS, layer] if kept else ())
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     return net
 
 
@@ -80,8 +79,7 @@ def test_a_recurrent_layer_with_relu_keeps_nan_in_the_sequences_that_have_one(wa
         layer = rnn.RNN(4, activation="relu", input_size=3)
         layer.initialize()
         WAYS[way](layer)
-        if hybridize:
-            layer.hybridize()
+        layer.hybridize(hybridize)
         sequences = np.ones((5, 3, 3), "float32")  # time, batch, channels
         sequences[2, 1, 0] = np.nan
         begin = [layer.begin_state(3)] if states else []
@@ -172,7 +170,7 @@ def test_the_gradient_of_relu_is_mxnets_and_nan_where_the_value_is(hybridize):
     np.testing.assert_array_equal(*gradients)  # NaN equals NaN
 
 
-# Of operators of one array: queries, positions, choices and signs, in FP32 as in 16 bits.
+# These operators of one array are queries, positions, choices and signs, in FP32 as in 16 bits.
 DROPPING = """
     sign argmax argmax_channel argmin argsort topk logical_not nansum nanprod diag
     linalg_extractdiag linalg_sumlogdiag all_finite multi_all_finite shape_array size_array

@@ -114,8 +114,7 @@ def test_a_network_that_calls_it_is_restored_before_the_error(kind, way, hybridi
         one(mx.nd.array(VALUES))
     before = state(again)
     WAYS[way](net)
-    if hybridize:
-        net.hybridize()
+    net.hybridize(hybridize)
     with pytest.raises(PrecisionError, match=r"received a call of F\.npx?, .*keep_fp32"):
         net(mx.nd.array(VALUES))
     net.hybridize(False)
@@ -142,7 +141,7 @@ def test_a_trained_network_keeps_its_cast_when_it_first_asks_later():
 
 
 @EACH_WAY
-def test_numpy_itself_is_no_reason_to_refuse(way):
+def test_calls_of_numpy_itself_are_accepted(way):
     net = network(OwnArrays)
     WAYS[way](net)
     assert net(mx.nd.array(VALUES)).dtype == np.float32

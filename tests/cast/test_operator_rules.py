@@ -52,8 +52,7 @@ def make_net():
 
 def outcome(net, data, hybridize):
     """Return the result of a forward pass and the gradients of all weights, as NumPy arrays."""
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     with autograd.record():
         result = net(data)
     result.backward(mx.nd.array(np.linspace(-1, 1, result.size)).reshape(result.shape))
@@ -164,7 +163,7 @@ def test_blocks_that_share_a_name_share_its_rule(name):
     net = nn.HybridSequential(prefix="same_")
     net.add(*(nn.HybridLambda(square, prefix="same_") for _ in range(2)))
     amp.autocast(net, "float16", keep_fp32=[name])
-    number = np.float32(1 + 2.0**-6)  # neither its square nor that one's is in float16
+    number = np.float32(1 + 2.0**-6)  # float16 holds neither its square nor its fourth power
     assert net(mx.nd.array([[number]])).asscalar() == (number * number) ** 2
 
 
@@ -262,6 +261,6 @@ def test_a_block_that_is_kept_as_a_whole_has_no_rules():
 @pytest.mark.parametrize(
     "options", [{"compute_16": "exp"}, {"keep_fp32": "exp"}, {"compute_16": [nn.Dense]}]
 )
-def test_what_is_no_collection_of_names_is_refused(options):
+def test_other_types_than_collections_of_names_are_refused(options):
     with pytest.raises(TypeError, match=r"keep_fp32 is a collection|compute_16 (is a|holds)"):
         amp.autocast(make_net(), "float16", **options)

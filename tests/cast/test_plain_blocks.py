@@ -86,7 +86,7 @@ class Tree(OnGrid):
         states = [nd.zeros((2, 4)), nd.zeros((2, 4))]
         for _ in range(3):
             output, states = self.cell(self.note(self.embed(x)), states)
-            # Beside FP32 states the cell's sums are FP32, like those of every FP32 operand.
+            # With FP32 states the cell's sums are FP32, as with every FP32 operand.
             gate = nd.FullyConnected(output, self.gate.data(), no_bias=True, num_hidden=4)
             states = [nd.add_n(states[0], gate), nd.concat(states[1], gate)[:, :4]]
         return nd.stack(*states).sum(axis=0)
@@ -136,8 +136,7 @@ def run(kind, way=None, hybridize=False, inside=False):
     net(IMAGES)
     report = WAYS[way](net) if way else None
     block.returned.clear()
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     with autograd.record():
         result = net(IMAGES)
         loss = (result**2).mean()

@@ -70,8 +70,7 @@ def check(build, way, inputs):
         reference = net(*inputs).asnumpy()
         before = parameters_of(net)
         report = WAYS[way](net)
-        if hybridize:
-            net.hybridize(**STATIC)
+        net.hybridize(hybridize, **STATIC)
         assert report.beyond_reach == ()
         outputs = net(*inputs)
         assert outputs.dtype == np.float32
@@ -126,8 +125,7 @@ def test_sequence_lengths_are_obeyed_or_refused_as_by_mxnet_itself(way, hybridiz
     plain = run(build())
     net = build()
     WAYS[way](net)
-    if hybridize:
-        net.hybridize()
+    net.hybridize(hybridize)
     cast = run(net)
     if isinstance(plain, str):  # MXNet 1.9.1 knows lengths with cuDNN only
         assert cast == plain
@@ -179,7 +177,7 @@ class Steps(gluon.HybridBlock):
     ids=["returned", "an activation", "a sum", "a difference", "a copy and FP32 numbers"],
 )
 @pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
-def test_what_an_operator_of_mxnets_own_returns_is_rounded_as_in_an_imperative_run(way, function):
+def test_results_of_mxnets_own_operators_are_rounded_as_in_an_imperative_run(way, function):
     results = []
     for hybridize in (False, True):
         mx.random.seed(0)
@@ -287,8 +285,7 @@ def test_the_scores_of_attention_are_normalized_in_fp32(hybridize):
 
     net = Scores()
     amp.autocast(net)
-    if hybridize:
-        net.hybridize()
+    net.hybridize(hybridize)
     shares = net(mx.nd.ones((1, 3000, 2))).asnumpy()[0, 0].astype(np.float64)
     assert abs(shares.sum() - 1) <= 3001 * 2.0**-24
 

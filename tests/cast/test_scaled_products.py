@@ -65,8 +65,7 @@ def computed(layer, policy, data, weight, arriving, *, hybridize):
     net.initialize()
     layer.weight.set_data(mx.nd.array(weight))
     amp.autocast(net, Policy.parse(policy))
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     images = mx.nd.array(data)
     images.attach_grad()
     with autograd.record():
@@ -182,8 +181,7 @@ def test_the_first_and_the_last_product_compute_in_the_format_between(hybridize)
     for number, data in enumerate((images, values, values, values)):
         results = []
         for net in (scaled, between):
-            if hybridize:
-                net[number].hybridize()
+            net[number].hybridize(hybridize)
             results.append(net[number](data).asnumpy())
         assert (results[0] == results[1]).all() == (number in (0, 3))
 

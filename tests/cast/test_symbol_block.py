@@ -135,8 +135,7 @@ def test_it_trains_as_a_part_of_a_network(way, hybridize):
     net = in_sequence(nn.Conv2D(8, 3), gluon.SymbolBlock(inner, data), nn.Dense(3))
     net.initialize()
     WAYS[way](net)  # before shapes are known
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     labels = mx.nd.array([0, 1, 2, 0], dtype="int32")
     losses = train(net, [IMAGES], labels, steps=4)
     assert losses[-1].mean() < losses[0].mean()

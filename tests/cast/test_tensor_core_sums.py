@@ -73,8 +73,7 @@ def make_net(policy=None, *, hybridize=False, kept=()):
     net.initialize(mx.init.Xavier())
     if policy is not None:
         mpgluon.cast_block(net, policy, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, *kept))
-    if hybridize:
-        net.hybridize(static_alloc=True, static_shape=True)
+    net.hybridize(hybridize, static_alloc=True, static_shape=True)
     return net
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
@@ -176,7 +175,7 @@ def test_a_tiny_format_rounds_to_the_nearest_of_all_its_numbers(bits):
     for value in (n * step for n in range(int((beyond + numbers[1]) / step))):
         distances = [abs(number - value) for number in numbers]
         nearest = [i for i, distance in enumerate(distances) if distance == min(distances)]
-        # Of two nearest numbers one has an even index, which is its pattern.
+        # One of two nearest numbers has an even index, which is its pattern.
         index = next(i for i in nearest if len(nearest) == 1 or i % 2 == 0)
         expected = math.inf if numbers[index] == beyond else float(numbers[index])
         assert round_to(float(value), fmt) == expected
@@ -221,11 +220,6 @@ def test_half_a_spacing_above_the_largest_number_is_where_infinity_begins(fmt):
     assert round_to(threshold, fmt) == np.inf
     assert round_to(-np.nextafter(threshold, 0), fmt) == -fmt.max
     assert round_to(-threshold, fmt) == -np.inf
-
-
-def test_float16_becomes_infinite_at_65520():
-    assert round_to(np.float32(65519.996), FLOAT16) == 65504
-    assert round_to(np.float32(65520), FLOAT16) == np.inf
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
@@ -300,7 +294,7 @@ def test_float32_values_are_refused_for_a_format_with_a_wider_range():
 
 
 @pytest.mark.parametrize("fmt", [FLOAT16, FLOAT32, FLOAT64], ids=str)
-def test_the_numbers_of_a_format_are_those_of_numpy(fmt):
+def test_the_numbers_of_a_format_equal_numpys(fmt):
     numpy = np.finfo(fmt.name)
     assert fmt.significand_bits == numpy.nmant + 1
     assert fmt.exponent_bits == numpy.iexp
@@ -324,21 +318,10 @@ def test_the_numbers_of_bfloat16_are_upper_halves_of_float32_patterns():
     assert (BFLOAT16.max_exponent, BFLOAT16.min_exponent) == (127, -126)  # those of float32
 
 
-@pytest.mark.parametrize("fmt", [*FORMATS, FLOAT64], ids=str)
-def test_sign_exponent_and_significand_fill_the_format_with_one_bit_hidden(fmt):
-    bits = {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}[fmt.name]
-    assert 1 + fmt.exponent_bits + fmt.significand_bits - 1 == bits
-
-
 def test_a_format_prints_as_its_name_and_cannot_be_changed():
     assert [str(fmt) for fmt in FORMATS] == ["float16", "bfloat16", "float32"]
     with pytest.raises(FrozenInstanceError):
         FLOAT16.significand_bits = 8
-
-
-def test_the_bytes_of_the_largest_float16_agree_with_the_standard_library():
-    assert struct.unpack("<e", b"\xff\x7b") == (FLOAT16.max,)
-    assert struct.unpack("<e", b"\x01\x00") == (FLOAT16.smallest_subnormal,)
 
 
 # --- formats of eight bits and fewer ---------------------------------------------------------
@@ -353,7 +336,7 @@ SMALL = {
 small_formats = pytest.mark.parametrize("fmt", SMALL, ids=str)
 
 
-def their_dtype(fmt):
+def ml_dtypes_of(fmt):
     """Return the same format as another library has it."""
     return np.dtype(getattr(pytest.importorskip("ml_dtypes"), SMALL[fmt]))
 
@@ -385,9 +368,9 @@ def values_around(fmt):
 
 @small_formats
 def test_every_code_of_a_small_format_is_the_number_that_ml_dtypes_says(fmt):
-    theirs = their_dtype(fmt)
+    other = ml_dtypes_of(fmt)
     bits = 1 + fmt.exponent_bits + fmt.significand_bits - 1
-    values = np.arange(2**bits, dtype=np.uint8).view(theirs).astype(np.float32)
+    values = np.arange(2**bits, dtype=np.uint8).view(other).astype(np.float32)
     finite = values[np.isfinite(values)]
     np.testing.assert_array_equal(finite[: finite.size // 2], numbers_of(fmt))
     same_bits(round_to(values[~np.isnan(values)], fmt), values[~np.isnan(values)])
@@ -398,8 +381,8 @@ def test_every_code_of_a_small_format_is_the_number_that_ml_dtypes_says(fmt):
 
 @small_formats
 def test_every_tie_neighbour_and_overflow_of_a_small_format_rounds_as_in_ml_dtypes(fmt):
-    theirs, values = their_dtype(fmt), values_around(fmt)
-    expected = values.astype(theirs).astype(np.float32)
+    other, values = ml_dtypes_of(fmt), values_around(fmt)
+    expected = values.astype(other).astype(np.float32)
     rounded = round_to(values, fmt)
     np.testing.assert_array_equal(rounded, expected)
     same_bits(np.copysign(np.float32(1), rounded), np.copysign(np.float32(1), values))
@@ -416,7 +399,7 @@ def test_a_format_that_saturates_differs_only_where_the_other_overflows(fmt):
     assert np.isnan(round_to(np.float32("nan"), saturating))
 
 
-def test_the_largest_numbers_are_those_of_the_specifications():
+def test_the_largest_numbers_equal_the_specifications():
     assert [fmt.max for fmt in SMALL] == [448, 57344, 28, 7.5, 6]
     subnormals = [fmt.smallest_subnormal for fmt in SMALL]
     assert subnormals == [2.0**-9, 2.0**-16, 2.0**-4, 2.0**-3, 2.0**-1]

@@ -74,7 +74,7 @@ def test_toward_zero_is_the_largest_number_that_is_not_beyond_the_value(fmt, dty
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
-def test_toward_zero_no_finite_value_overflows(fmt):
+def test_finite_values_never_overflow_toward_zero(fmt):
     huge = np.array([np.finfo(np.float32).max, -1e38], np.float32)
     assert list(round_to(huge, fmt, "toward_zero")) == [
         fmt.max,

@@ -78,7 +78,7 @@ def test_an_infinity_or_nan_makes_nan_of_all_that_share_its_scale(bad):
     np.testing.assert_array_equal(np.isnan(in_blocks), np.repeat([[0, 0], [0, 1]], 32, axis=1))
 
 
-def test_zeros_stay_zeros_with_their_sign_and_no_values_stay_none():
+def test_zeros_keep_their_sign_and_empty_arrays_their_shape():
     zeros = np.float32([[0.0, -0.0]])
     assert np.signbit(round_scaled(zeros, FLOAT4_E2M1)).tolist() == [[False, True]]
     for block in (None, 32):

@@ -128,7 +128,7 @@ def test_a_single_other_bit_in_one_mode_is_a_failure():
     )
 
 
-def test_what_plain_mxnet_computes_differently_too_is_not_blamed_on_a_cast():
+def test_a_difference_that_plain_mxnet_has_too_is_not_blamed_on_a_cast():
     def change(_, result):
         result["modes"].get("hybridized", {}).pop("output 0.0", None)
         for mode, arrays in result["modes"].items():

@@ -107,8 +107,7 @@ def results(policy, layers, *, hybridize=True, grad_req="write"):
     images = mx.nd.random.normal(shape=(2, layers[0], 15, 14))
     net(images)
     amp.autocast(net, policy)
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     net.collect_params().setattr("grad_req", grad_req)
     images.attach_grad(grad_req)
     for _ in range(2):

@@ -109,8 +109,7 @@ def run(choices, cast, *, hybridize=True):
     net = RandomNetwork(choices)
     net.initialize(mx.init.Xavier())
     cast(net)
-    if hybridize:
-        net.hybridize(**STATIC)
+    net.hybridize(hybridize, **STATIC)
     images = mx.nd.array(np.random.RandomState(0).standard_normal((3, 16, 6, 6)))
     images.attach_grad()
     for _ in range(2):

@@ -241,8 +241,7 @@ def test_a_normalization_layer_is_its_fp32_self_rounded_once(make, hybridize):
             parameter.set_data(mx.nd.array(values))
         if cast:
             mpgluon.cast_block(net, FLOAT16_THROUGHOUT)
-        if hybridize:
-            net.hybridize()
+        net.hybridize(hybridize)
         images = mx.nd.array(IMAGES, dtype="float16" if cast else "float32")
         result = normalized(net, images)
         parameters = net.collect_params().values()

@@ -1,4 +1,4 @@
-"""What tests of the library share: its headers alone, compilers of their own, and damage."""
+"""Functions for tests of the library: its headers alone, test compilers, and damage."""
 
 import platform
 import shutil

@@ -187,7 +187,7 @@ def test_a_cache_folder_that_cannot_be_written_leaves_mxnets_own_operators(
     assert "XDG_CACHE_HOME" in warning
 
 
-def test_a_damaged_library_in_the_cache_is_compiled_anew(place, monkeypatch, good_library):
+def test_a_damaged_library_in_the_cache_is_compiled_again(place, monkeypatch, good_library):
     calls = put_compiler(place.parent, monkeypatch, copying(good_library))
     path = kernels.build().path
     truncate(path)

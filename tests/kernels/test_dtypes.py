@@ -28,7 +28,7 @@ def numbers_of(array):
 
 
 def boundaries_of(finite):
-    """Return every midpoint of sorted float32 numbers with the float32 numbers beside it."""
+    """Return every midpoint of sorted float32 numbers with the float32 numbers on either side."""
     middle = finite[:-1] + (finite[1:] - finite[:-1]) / 2
     infinity = np.float32(np.inf)
     return np.concatenate(

@@ -199,7 +199,7 @@ def test_the_norm_of_a_sparse_gradient_is_that_of_its_stored_rows(dtype):
 
 @pytest.mark.parametrize("question", [all_finite, global_norm])
 @pytest.mark.parametrize("nothing", [[], ()])
-def test_no_arrays_at_all_are_a_mistake(question, nothing):
+def test_an_empty_list_of_arrays_is_refused(question, nothing):
     with pytest.raises(
         ValueError, match=r"received no arrays; .* is a mistake: does any parameter"
     ):
@@ -225,7 +225,7 @@ def test_a_question_changes_no_array_and_is_not_recorded(question):
 
 
 @pytest.mark.usefixtures("native_operators")
-def test_a_native_sum_does_not_depend_on_what_is_summed_beside_it(monkeypatch):
+def test_a_native_sum_does_not_depend_on_the_other_sums_of_the_call(monkeypatch):
     monkeypatch.setattr(kernels, "available", lambda: True)
     rng = np.random.default_rng(0)
     sizes = (1, 15, 4095, 4096, 4097, 70000, 3)

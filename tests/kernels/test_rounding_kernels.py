@@ -24,7 +24,7 @@ def convert(request, tmp_path_factory):
 
 
 def singles():
-    """Return FP32 bits: every float16 number and tie, FP32 beside the ties, extremes, NaN.
+    """Return FP32 bits: every float16 number and tie, FP32 next to the ties, extremes, NaN.
 
     As many as a multiple of 16.
     """

@@ -4,7 +4,7 @@
 
     .venv-torch/bin/python tests/kernels/mmasim_side.py tests/kernels/mmasim_cases.npz 8
 
-``make test-torch`` computes a million per kind anew.
+``make test-torch`` computes a million per kind again.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def many_of_mma_sim(tmp_path_factory):
         pytest.skip("PyTorch has no environment here; make test-torch makes one")
     known = subprocess.run([TORCH, "-c", "import mmasim"], capture_output=True, check=False)
     if known.returncode != 0:
-        pytest.skip(".venv-torch has no mmasim; remove it, and make test-torch makes it anew")
+        pytest.skip(".venv-torch has no mmasim; remove it, and make test-torch makes it again")
     path = tmp_path_factory.mktemp("mmasim") / "results.npz"
     subprocess.run([TORCH, SIDE, path, "320"], check=True, timeout=900)
     return np.load(path)

@@ -19,7 +19,7 @@ from mpgluon.cast.calls import OperatorCall, at_work
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
-from mpgluon.diagnostics.meanwhile import having, untouched
+from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.errors import PrecisionError
 from mpgluon.kernels.dtypes import cast, dtype_name
 
@@ -244,7 +244,9 @@ def observing(
     blocks = list(blocks_of(net))
     hybridized = [b for b in blocks if isinstance(b, gluon.HybridBlock) and b._active]
     with ExitStack() as stack:
-        stack.enter_context(having(hybridized, "_active", False))  # their graphs stay for later
+        stack.enter_context(
+            temporarily(hybridized, "_active", False)
+        )  # their graphs stay for later
         for block in blocks:
             stack.enter_context(block.register_forward_pre_hook(watch.note_arguments))
             stack.enter_context(block.register_forward_hook(watch.note_result))
@@ -253,7 +255,7 @@ def observing(
             forward = forward_of(block)
             owner, name = (block, method) if forward is None else (forward, "original")
             watched = partial(watch.call, block, getattr(owner, name))
-            stack.enter_context(having([owner], name, watched))
+            stack.enter_context(temporarily([owner], name, watched))
         yield
 
 

@@ -13,7 +13,7 @@ from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.plan import is_hybrid
-from mpgluon.diagnostics.meanwhile import having, untouched
+from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.diagnostics.observe import (
     Batch,
     BlockCall,
@@ -101,7 +101,7 @@ class Reference:
         self._trial: Optional[BlockCall] = None
         with untouched(net), autograd.train_mode(), observing(net, self._note_formats):
             batch.loss_fn(net(*batch.arguments), batch.labels)  # which may call blocks too
-        with having(self._forwards.values(), "kept", True):
+        with temporarily(self._forwards.values(), "kept", True):
             observed_batch(net, batch, self._see, loss_scale=loss_scale, handed_on=True)
 
     def errors(self, kept: Sequence[gluon.Block] = ()) -> Errors:
@@ -116,7 +116,7 @@ class Reference:
 
         inside = inner_blocks(kept)
         chosen = [forward for block, forward in self._forwards.items() if block in inside]
-        with having(chosen, "kept", True):
+        with temporarily(chosen, "kept", True):
             self._observe(compare)
         return errors
 
@@ -195,7 +195,7 @@ class Reference:
         forward = self._forwards[call.block]
         self._trying = call.block
         try:
-            with having([forward], "kept", False), autograd.pause(autograd.is_training()):
+            with temporarily([forward], "kept", False), autograd.pause(autograd.is_training()):
                 arguments, parameters, results = convert_arrays(
                     _operands(call), lambda array: mark(cast(array, next(formats) or ""), None)
                 )
@@ -227,7 +227,7 @@ def _answering(blocks: Sequence[gluon.Block], results: Sequence[Any]) -> Iterato
     with ExitStack() as stack:
         for block in set(blocks):
             own = [result for other, result in zip(blocks, results) if other is block]
-            stack.enter_context(having([block], "forward", answer(iter(own))))
+            stack.enter_context(temporarily([block], "forward", answer(iter(own))))
         yield
 
 
@@ -248,7 +248,7 @@ def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
         cast(cast(one, dtype), "float32") if dtype_name(one) == "float32" else one
         for one in batch.arguments
     )
-    with sixteen_bits(net, batch, dtype) as forwards, having(forwards, "kept", True):
+    with sixteen_bits(net, batch, dtype) as forwards, temporarily(forwards, "kept", True):
         for inputs in (batch.arguments, rounded):
             observed_batch(net, replace(batch, inputs=inputs), see)
     errors, half = Errors(), len(results) // 2
@@ -268,7 +268,7 @@ def sixteen_bits(
         autocast(net, dtype)
     dropouts = [block for block in blocks_of(net) if isinstance(block, nn.Dropout)]
     try:
-        with having(dropouts, "_rate", 0):  # otherwise each run draws another mask
+        with temporarily(dropouts, "_rate", 0):  # otherwise each run draws another mask
             found = (forward_of(block) for block in blocks_of(net))
             yield [forward for forward in found if forward is not None]
     finally:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import device_type_of
 from mpgluon.cast.forward import PolicyForward
-from mpgluon.diagnostics.meanwhile import having
+from mpgluon.diagnostics.temporarily import temporarily
 from mpgluon.diagnostics.reference import Errors, Reference
 from mpgluon.formats.tensor_core import TensorCoreSums
 from mpgluon.tables import Result, Table
@@ -165,7 +165,7 @@ def compare_sums(
                 products = None if name == "float32" else TensorCoreSums(name)
                 policy = replace(cast.policy, emulate=True, products=products)
                 policy_arithmetic(policy, device_type)  # refuses what cannot be computed
-                stack.enter_context(having([cast], "policy", policy))
+                stack.enter_context(temporarily([cast], "policy", policy))
             yield
 
     for name in accumulation:

@@ -14,7 +14,7 @@ from typing import Optional
 from mpgluon.cast.block import blocks_of
 from mpgluon.diagnostics.compare import Suggestion
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_histogram
-from mpgluon.diagnostics.meanwhile import having
+from mpgluon.diagnostics.temporarily import temporarily
 from mpgluon.diagnostics.observe import Batch, observed_batch
 from mpgluon.diagnostics.ranges import RangeReport
 from mpgluon.diagnostics.reference import inner_blocks, input_error, sixteen_bits
@@ -230,11 +230,11 @@ def _zeros_made(
         The share of the nonzero FP32 gradients of its own parameters.
     """
     with sixteen_bits(net, batch, dtype) as forwards:
-        with having(forwards, "kept", True):
+        with temporarily(forwards, "kept", True):
             reference = _gradients(net, batch, scale)
         inside = inner_blocks(kept)
         chosen = [forward for forward in forwards if forward.block in inside]
-        with having(chosen, "kept", True):
+        with temporarily(chosen, "kept", True):
             found = _gradients(net, batch, scale)
     made = {}
     for block, before in reference.items():

@@ -424,6 +424,6 @@ def test_a_bad_argument_is_refused(arguments, error, message):
 @pytest.mark.parametrize(("way", "warns"), [("nearest", 1), ("masters", 0), ("kahan", 0)])
 def test_updates_that_will_be_lost_are_warned_of(way, warns, caplog):
     trainer_of(layer_of(np.ones((1, 1), np.float32)), way)
-    found = [one for one in caplog.messages if "have no FP32 master" in one]
+    found = [one for one in caplog.messages if "without FP32 masters" in one]
     assert len(found) == warns
-    assert all("2^-9 at 1.0, are lost" in one and "update_rounding=" in one for one in found)
+    assert all("are lost, 2^-9 at 1.0" in one and "update_rounding=" in one for one in found)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpgluon.cuda_libraries import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
-from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
 from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
+from mpgluon.findings import Finding, error, note, ok, warning
 
 __all__ = ["hardware"]
 

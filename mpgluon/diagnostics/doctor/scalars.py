@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Optional
 
-from mpgluon.diagnostics.doctor.findings import Finding, ok, warning
+from mpgluon.findings import Finding, ok, warning
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.operators import facts_in_graph
 

@@ -7,8 +7,8 @@ names are those of a model zoo or of ``gluon.loss``, with plain values as argume
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
+import pkgutil
 import sys
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -60,14 +60,14 @@ def named_loss(name: str) -> Callable[[Any, Any], Any]:
     if ":" in name:
         return _function(name)
     kind, arguments = _call(name)
-    found = getattr(gluon.loss, kind, None)
-    if not (isinstance(found, type) and issubclass(found, gluon.loss.Loss)):
+    loss_class = getattr(gluon.loss, kind, None)
+    if not (isinstance(loss_class, type) and issubclass(loss_class, gluon.loss.Loss)):
         raise ValueError(
             f"mxnet.gluon.loss has no {kind!r}; name one of its losses, with arguments as in "
             "L2Loss(weight=2.0), or module:function of your own"
         )
     try:
-        loss: Callable[[Any, Any], Any] = found(**arguments)
+        loss: Callable[[Any, Any], Any] = loss_class(**arguments)
     except TypeError as error:
         raise ValueError(f"{name!r} is not a call of gluon.loss.{kind}: {error}") from None
     return loss
@@ -118,23 +118,26 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
         ) from None
 
 
-def _split(name: str) -> tuple[str, str]:
+def _refuse_other_names(name: str) -> str:
+    """Return the module of a name like ``package.module:function``."""
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise ValueError(
             f"code is named like package.module:function, without arguments; received {name!r}"
         )
-    return module, function
+    return module
 
 
 def _check_function(name: str) -> None:
-    module, function = _split(name)
-    loaded = sys.modules.get(module)
+    module = _refuse_other_names(name)
     try:
-        found = loaded is not None or importlib.util.find_spec(module) is not None
-    except ImportError:
-        found = False
-    if not found or (loaded is not None and not callable(getattr(loaded, function, None))):
+        if module in sys.modules:
+            exists = callable(pkgutil.resolve_name(name))
+        else:
+            exists = importlib.util.find_spec(module) is not None
+    except (ImportError, AttributeError):
+        exists = False
+    if not exists:
         raise ValueError(
             f"{name!r} names no function that can be imported; name one at the top of a module in "
             "a folder of sys.path"
@@ -142,15 +145,14 @@ def _check_function(name: str) -> None:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    module, function = _split(name)
+    module = _refuse_other_names(name)
     try:
-        found = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
+        function: Callable[..., Any] = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError) as error:
         raise ValueError(
             f"{name!r} cannot be imported ({error}); run from the folder that contains "
             f"{module.partition('.')[0]}"
         ) from error
-    if not callable(found):
-        raise ValueError(f"module {module} has no function {function!r}")
-    result: Callable[..., Any] = found
-    return result
+    if not callable(function):
+        raise ValueError(f"{name!r} is not a function")
+    return function

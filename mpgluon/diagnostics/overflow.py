@@ -12,8 +12,8 @@ from typing import Any, Optional
 from mpgluon.cast.arrays import format_of
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.network_cast import cast_of
-from mpgluon.diagnostics.temporarily import untouched
 from mpgluon.diagnostics.observe import Batch, LossFunction, Seen, observed_batch, observing
+from mpgluon.diagnostics.temporarily import untouched
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
 from mpgluon.trainer.step import state_of

@@ -13,7 +13,6 @@ from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.plan import is_hybrid
-from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.diagnostics.observe import (
     Batch,
     BlockCall,
@@ -24,6 +23,7 @@ from mpgluon.diagnostics.observe import (
     observing,
     values_of,
 )
+from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.formats.policy import Policy
 from mpgluon.kernels.dtypes import cast, dtype_name
 

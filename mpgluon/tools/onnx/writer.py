@@ -37,12 +37,7 @@ def onnx_model(
 ) -> onnx.ModelProto:
     """Return a recording as a checked ONNX model with a batch of any size.
 
-    Parameters
-    ----------
-    recording : Recording
-    input_shapes : list of tuple of int
-        Shape of each input, batch included.
-    dtype : {"float32", "float16"}
+    The shapes of inputs include the batch; ``dtype`` is ``"float32"`` or ``"float16"``.
 
     Raises
     ------
@@ -76,18 +71,18 @@ def _shapes(
 ) -> dict[Key, tuple[int, ...]]:
     """Return the shape of every output, as MXNet infers it."""
     names = {node.name for node in recording.graph.nodes if node.is_variable}
-    found = replay(recording.graph, mx.sym, {name: mx.sym.var(name) for name in names})
-    known = {name: value.shape for name, value in recording.values.items()}
-    known.update(zip(recording.inputs, input_shapes))
-    everything = mx.sym.Group(list(found.values()))
+    outputs = replay(recording.graph, mx.sym, {name: mx.sym.var(name) for name in names})
+    given = {name: value.shape for name, value in recording.values.items()}
+    given.update(zip(recording.inputs, input_shapes))
+    everything = mx.sym.Group(list(outputs.values()))
     try:
-        _, shapes, _ = everything.infer_shape(**known)
+        _, shapes, _ = everything.infer_shape(**given)
     except MXNetError as error:
         raise ValueError(
             f"the network does not work on input of shape {input_shapes}: "
             f"{str(error).strip().splitlines()[-1]}"
         ) from error
-    return dict(zip(found, shapes))
+    return dict(zip(outputs, shapes))
 
 
 class _Writer:

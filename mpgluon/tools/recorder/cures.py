@@ -22,7 +22,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-__all__ = ["Cure", "try_cures"]
+__all__ = ["Cure", "Cures"]
 
 _TRIALS = 4  # of what overflows, in FP32, and of what overflows then
 _SMALLEST_SCALE = 2.0**-24
@@ -56,30 +56,25 @@ class Cure:
     error: str = ""
 
 
-def try_cures(bench: StepBench, found: Optional[FoundOverflow]) -> Iterator[Cure]:
-    """Yield changes, each after a trial: smaller loss scales, FP32 in places, other formats.
+class Cures:
+    """Changes that are tried on a recorded step, one by one.
 
-    In FP32 are first the operator that overflowed, then its layer, at last the network.
+    Iterating over them tries smaller loss scales, FP32 in places, and other formats. In FP32 are
+    first the operator that overflowed, then its layer, at last the network.
 
     Parameters
     ----------
     bench : StepBench
         After a run with the recorded settings.
-    found : FoundOverflow, optional
+    overflow : FoundOverflow, optional
         Where the step overflowed; without it no operator and no layer is tried.
     """
-    return _Cures(bench, found).tried()
 
-
-class _Cures:
-    """Tries changes on one recorded step."""
-
-    def __init__(self, bench: StepBench, found: Optional[FoundOverflow]) -> None:
-        self._bench, self._found = bench, found
+    def __init__(self, bench: StepBench, overflow: Optional[FoundOverflow]) -> None:
+        self._bench, self._overflow = bench, overflow
         self._casts, self._scale = bench.step.settings.casts, bench.step.loss_scale
 
-    def tried(self) -> Iterator[Cure]:
-        """Try each cure."""
+    def __iter__(self) -> Iterator[Cure]:
         yield from self._smaller_scales()
         if not self._casts:
             return
@@ -122,7 +117,7 @@ class _Cures:
 
     def _operators_in_fp32(self) -> Iterator[Cure]:
         """Try the operator in FP32; if another overflows then, that too."""
-        now, operators = self._found, list[tuple[str, str]]()
+        now, operators = self._overflow, list[tuple[str, str]]()
         while now is not None and _may_be_fp32(now) and len(operators) < _TRIALS:
             operators.append((paths_of(self._bench.net)[now.block], one_name(now.operator)))
             casts = tuple(cast.keeping(operators=operators) for cast in self._casts)
@@ -137,7 +132,7 @@ class _Cures:
         if both are.
         """
         net, kept = self._bench.net, list[str]()
-        now, before = self._found, self._casts
+        now, before = self._overflow, self._casts
         for _ in range(_TRIALS):
             for layer in () if now is None else (now.block, now.after):
                 path = "" if layer is None else paths_of(net)[layer]
@@ -179,16 +174,16 @@ def _discard_errors() -> None:
         mx.nd.waitall()
 
 
-def _may_be_fp32(found: FoundOverflow) -> bool:
+def _may_be_fp32(overflow: FoundOverflow) -> bool:
     """Whether a rule for the operator in the block, as the network is cast now, could help."""
-    forward = forward_of(found.block)
+    forward = forward_of(overflow.block)
     return (
-        bool(found.operator)
+        bool(overflow.operator)
         and forward is not None
         and forward.plan.is_governed
         and not forward.kept
-        and rule_of(found.operator) not in (Rule.MOVE, Rule.OTHER)
-        and forward.plan.rules.get(one_name(found.operator)) is not Rule.FLOAT32
+        and rule_of(overflow.operator) not in (Rule.MOVE, Rule.OTHER)
+        and forward.plan.rules.get(one_name(overflow.operator)) is not Rule.FLOAT32
     )
 
 

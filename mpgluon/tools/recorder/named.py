@@ -24,14 +24,9 @@ _ZOO_DEFAULTS = {"classes": 1000, "image_size": 224}
 
 
 def named_network(name: str, devices: Sequence[mx.Context]) -> gluon.Block:
-    """Return the network of a name.
+    """Return the network of a name: ``"module:function"``, or one of a model zoo.
 
-    Parameters
-    ----------
-    name : str
-        ``"module:function"``, or ``"resnet50_v2(classes=10, image_size=64)"`` of a model zoo.
-    devices : sequence of Context
-        For a network of a zoo.
+    The latter is like ``"resnet50_v2(classes=10, image_size=64)"``, on these devices.
 
     Raises
     ------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Callable, Optional
 
 from mpgluon import amp
 from mpgluon.archive import Arrays
+from mpgluon.cast.arrays import convert_arrays
 from mpgluon.cast.block import restore
 from mpgluon.checkpoint import check_parameters
 from mpgluon.checkpoint.random_states import set_random_states
@@ -13,7 +16,7 @@ from mpgluon.checkpoint.scale_histories import set_scale_histories
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.overflow import FoundOverflow, find_overflow
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
-from mpgluon.tools.recorder.recorded_step import RecordedStep, fresh_gradients, on_device
+from mpgluon.tools.recorder.recorded_step import Part, RecordedStep, fresh_gradients
 from mpgluon.trainer.step import state_of
 from mpgluon.updates import gluon_trainer
 
@@ -58,13 +61,9 @@ class StepBench:
         self._set_statistics()
         losses = []
         set_random_states(self.step.random_states)
-        for one in self.step.passes:
-            parts = [
-                on_device(part, device, widen=self._widens(settings))
-                for part, device in zip(one, self._devices)
-            ]
+        for parts in self._passes(settings):
             with autograd.record():
-                of_pass = [self._loss_fn(self.net(*inputs), labels) for inputs, labels in parts]
+                of_pass = [self._loss_fn(self.net(*part.inputs), part.labels) for part in parts]
                 with amp.scale_loss(of_pass, trainer) as scaled:
                     autograd.backward(scaled)
             losses += [loss.asnumpy() for loss in of_pass]
@@ -85,19 +84,22 @@ class StepBench:
         self._prepare(settings, exact=exact)
         self._set_statistics()
         set_random_states(self.step.random_states)
-        for one in self.step.passes:
-            for part, device in zip(one, self._devices):
-                inputs, labels = on_device(part, device, widen=self._widens(settings))
-                batch = Batch(inputs, labels, self._loss_fn)
-                found = find_overflow(self.net, batch, loss_scale=loss_scale)
-                if found is not None:
-                    return found
+        for parts in self._passes(settings):
+            for part in parts:
+                batch = Batch(part.inputs, part.labels, self._loss_fn)
+                overflow = find_overflow(self.net, batch, loss_scale=loss_scale)
+                if overflow is not None:
+                    return overflow
         return None
 
-    def _widens(self, settings: NetworkSettings) -> bool:
-        """Whether a batch is given in FP32: under another policy, float16 has no meaning."""
+    def _passes(self, settings: NetworkSettings) -> Iterator[list[Part]]:
+        """Yield the batches on the devices; under another policy, float16 ones in FP32."""
         now, recorded = ({c.policy for c in s.casts} for s in (settings, self.step.settings))
-        return now != recorded
+        for parts in self.step.passes:
+            yield [
+                Part(*convert_arrays(tuple(part), partial(_copy, device, now != recorded)))
+                for part, device in zip(parts, self._devices)
+            ]
 
     def _plain_values(self) -> Arrays:
         """Return the values of the network in FP32: masters, as far as weights are as they say."""
@@ -130,6 +132,14 @@ class StepBench:
             for array, value in zip(self._parameters[name].list_data(), copies):
                 array[:] = value
         set_scale_histories(self.net, self.step.scale_histories)
+
+
+def _copy(device: mx.Context, widens: bool, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    dtype = np.float32 if widens and array.dtype == np.float16 else array.dtype
+    copy = array.astype(dtype).copyto(device)
+    if array.grad is not None:
+        copy.attach_grad()
+    return copy
 
 
 def _fill_in_shape(parameter: gluon.Parameter, value: Optional[npt.NDArray[Any]]) -> None:

@@ -102,7 +102,7 @@ class BlockCall:
         before = [array for array, _ in self.handed_on]
         arrays = arrays_in(value)
         self.handed_on += [(array, self.made(array)) for array in arrays]
-        return [a for a in arrays if self.made(a) and not any(a is known for known in before)]
+        return [a for a in arrays if self.made(a) and not any(a is one for one in before)]
 
     def receive(self, block: gluon.Block, result: Any) -> None:
         """Note the result of an inner block."""
@@ -341,14 +341,14 @@ class _Spy(OperatorNamespace):
         return other is self or other is self._wrapped
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._wrapped, name)
-        if isinstance(found, (ModuleType, OperatorNamespace)):
-            return _Spy(found, self._block, self._observer, f"{self._prefix}{name}.")
-        if not callable(found) or isinstance(found, type):
-            return found
+        attribute = getattr(self._wrapped, name)
+        if isinstance(attribute, (ModuleType, OperatorNamespace)):
+            return _Spy(attribute, self._block, self._observer, f"{self._prefix}{name}.")
+        if not callable(attribute) or isinstance(attribute, type):
+            return attribute
 
         def operator(*args: Any, **kwargs: Any) -> Any:
-            result = found(*args, **kwargs)
+            result = attribute(*args, **kwargs)
             inputs = tuple(arrays_in([*args, *kwargs.values()]))
             for array in arrays_in(result):
                 self._observer(Seen(self._block, "operator", self._prefix + name, array, inputs))

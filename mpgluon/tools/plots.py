@@ -170,10 +170,10 @@ def draw_gradient_norm(axes: Any, steps: Sequence[Event]) -> Any:
     Norms are in true units, divided by loss scale and batch size. Steps whose norm is infinite or
     NaN are crosses near the upper edge; ``None`` is a gap.
     """
-    known = [event for event in steps if event.get("gradient_norm") is not None]
-    axes.plot(*_points(known, "gradient_norm"), "k", linewidth=1, label="each step")
+    events = [event for event in steps if event.get("gradient_norm") is not None]
+    axes.plot(*_points(events, "gradient_norm"), "k", linewidth=1, label="each step")
     axes.set_yscale("log", base=2)
-    if _mark_not_finite(axes, known, "gradient_norm"):
+    if _mark_not_finite(axes, events, "gradient_norm"):
         low, high = axes.get_ylim()
         axes.set_ylim(low, high * (high / low) ** 0.15)  # room for them
     axes.set_ylabel("gradient norm")

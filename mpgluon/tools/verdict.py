@@ -16,9 +16,8 @@ from mpgluon.diagnostics.compare import Suggestion
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_histogram
 from mpgluon.diagnostics.observe import Batch, observed_batch
 from mpgluon.diagnostics.ranges import RangeReport
-from mpgluon.diagnostics.reference import inner_blocks, input_error, sixteen_bits
+from mpgluon.diagnostics.reference import in_fp32, inner_blocks, input_error, sixteen_bits
 from mpgluon.diagnostics.scales import LOST_LIMIT, LossScales, owners_of, share_text
-from mpgluon.diagnostics.temporarily import temporarily
 from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon.tools.recorder.recorded_network import code_of, paths_of
 
@@ -214,11 +213,9 @@ def _zeros_made(
     These are shares of the nonzero FP32 gradients of a block's own parameters.
     """
     with sixteen_bits(net, batch, dtype) as forwards:
-        with temporarily(forwards, "kept", True):
+        with in_fp32(forwards):
             reference = _gradients(net, batch, scale)
-        inside = inner_blocks(kept)
-        chosen = [forward for forward in forwards if forward.block in inside]
-        with temporarily(chosen, "kept", True):
+        with in_fp32(forwards, kept):
             rounded = _gradients(net, batch, scale)
     made = {}
     for block, before in reference.items():

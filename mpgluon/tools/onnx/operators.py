@@ -187,8 +187,8 @@ def _reshape(call: OperatorCall) -> str:
     understood = all(size >= -1 for size in shape) and not call.options.get("reverse", False)
     _require(understood, f"shape={shape}: ONNX knows 0 and -1 only")
     _require(shape[0] in (0, -1), f"shape={shape} fixes the size of the batch; begin with 0 or -1")
-    wanted = call.constant("shape", np.array(shape), "int64")
-    return call.node("Reshape", [*call.inputs, wanted])
+    target = call.constant("shape", np.array(shape), "int64")
+    return call.node("Reshape", [*call.inputs, target])
 
 
 def _transpose(call: OperatorCall) -> str:

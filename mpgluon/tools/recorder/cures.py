@@ -15,7 +15,7 @@ from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon.formats.policy import Policy
 from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon.tools.recorder.recorded_network import BlockCast, code_of, lies_in, paths_of
-from mpgluon.tools.recorder.step_bench import StepBench
+from mpgluon.tools.recorder.step_bench import Casts, StepBench
 from mpgluon.tools.verdict import loss_scale_code
 
 import mxnet as mx
@@ -32,7 +32,6 @@ _DTYPES = {
     "mixed_bfloat16": '"bfloat16"',
     "params=bfloat16,compute=bfloat16": '"bfloat16"',
 }
-_Casts = tuple[BlockCast, ...]
 
 
 @dataclass(frozen=True)
@@ -145,20 +144,18 @@ class Cures:
             yield (cure := self._cure(f"{names} in FP32", casts, self._scale))
             now, before = None if cure.saves or cure.error else self._find(casts), casts
 
-    def _find(self, casts: _Casts) -> Optional[FoundOverflow]:
+    def _find(self, casts: Casts) -> Optional[FoundOverflow]:
         """Return what overflows then; None if nothing does, or it cannot be located."""
         try:
-            return self._bench.find(replace(self._bench.step.settings, casts=casts), self._scale)
+            return self._bench.find(casts, self._scale)
         except _ERRORS:
             _discard_errors()
             return None
 
-    def _cure(self, name: str, casts: _Casts, loss_scale: float, code: str = "") -> Cure:
+    def _cure(self, name: str, casts: Casts, loss_scale: float, code: str = "") -> Cure:
         """Try a change; by default its code is that of the casts that it changes."""
         try:
-            saved = self._bench.is_saved(
-                replace(self._bench.step.settings, casts=casts), loss_scale
-            )
+            saved = self._bench.is_saved(casts, loss_scale)
         except _ERRORS as error:  # such as of an operator that does not have the format
             _discard_errors()
             return Cure(name, False, "-", error=str(error).strip().splitlines()[-1])

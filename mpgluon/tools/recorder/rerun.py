@@ -191,8 +191,8 @@ def replay(
         if loss_fn is None or isinstance(loss_fn, str):
             loss_fn = named_loss(str(loss_fn or step.loss))
         bench = StepBench(step, net, loss_fn, devices)
-        losses, gradients = bench.run(step.settings, step.loss_scale, exact=True)
-        overflow = bench.find(step.settings, step.loss_scale, exact=True)
+        losses, gradients = bench.run(step.settings.casts, step.loss_scale, exact=True)
+        overflow = bench.find(step.settings.casts, step.loss_scale, exact=True)
         marks = {name: _marks(arrays) for name, arrays in gradients.items()}
         names = sorted(step.gradients.keys() | marks.keys())
         different = [n for n in names if step.gradients.get(n) != marks.get(n)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Optional
 
@@ -15,7 +16,7 @@ from mpgluon.checkpoint.random_states import set_random_states
 from mpgluon.checkpoint.scale_histories import set_scale_histories
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.overflow import FoundOverflow, find_overflow
-from mpgluon.tools.recorder.recorded_network import NetworkSettings
+from mpgluon.tools.recorder.recorded_network import BlockCast
 from mpgluon.tools.recorder.recorded_step import Part, RecordedStep, fresh_gradients
 from mpgluon.trainer.step import state_of
 from mpgluon.updates import gluon_trainer
@@ -25,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 
-__all__ = ["Gradients", "LossFunction", "StepBench"]
+__all__ = ["Casts", "Gradients", "LossFunction", "StepBench"]
 
 LossFunction = Callable[[Any, Any], Any]
+Casts = tuple[BlockCast, ...]
 Gradients = dict[str, list[npt.NDArray[Any]]]
 
 
@@ -48,10 +50,10 @@ class StepBench:
         check_parameters(step.path, self._parameters, self._values)
 
     def run(
-        self, settings: NetworkSettings, loss_scale: float, *, exact: bool = False
+        self, casts: Casts, loss_scale: float, *, exact: bool = False
     ) -> tuple[list[npt.NDArray[Any]], Gradients]:
         """Run the passes forward and backward as training does; return losses and gradients."""
-        self._prepare(settings, exact=exact)
+        self._prepare(casts, exact=exact)
         options = {"learning_rate": 0.0, "multi_precision": True}
         trainer = gluon.Trainer(self.net.collect_params(), "sgd", options, update_on_kvstore=False)
         # Where no step is skipped, scale_loss passes no NaN of a loss on.
@@ -61,7 +63,7 @@ class StepBench:
         self._set_statistics()
         losses = []
         set_random_states(self.step.random_states)
-        for parts in self._passes(settings):
+        for parts in self._passes(casts):
             with autograd.record():
                 of_pass = [self._loss_fn(self.net(*part.inputs), part.labels) for part in parts]
                 with amp.scale_loss(of_pass, trainer) as scaled:
@@ -71,20 +73,20 @@ class StepBench:
             trainer.allreduce_grads()
         return losses, fresh_gradients(self.net, state_of(trainer))
 
-    def is_saved(self, settings: NetworkSettings, loss_scale: float) -> bool:
+    def is_saved(self, casts: Casts, loss_scale: float) -> bool:
         """Whether losses and gradients are finite."""
-        losses, gradients = self.run(settings, loss_scale)
+        losses, gradients = self.run(casts, loss_scale)
         arrays = [*losses, *(array for values in gradients.values() for array in values)]
         return all(np.isfinite(array).all() for array in arrays)
 
     def find(
-        self, settings: NetworkSettings, loss_scale: float, *, exact: bool = False
+        self, casts: Casts, loss_scale: float, *, exact: bool = False
     ) -> Optional[FoundOverflow]:
         """Return where the first pass overflows that does."""
-        self._prepare(settings, exact=exact)
+        self._prepare(casts, exact=exact)
         self._set_statistics()
         set_random_states(self.step.random_states)
-        for parts in self._passes(settings):
+        for parts in self._passes(casts):
             for part in parts:
                 batch = Batch(part.inputs, part.labels, self._loss_fn)
                 overflow = find_overflow(self.net, batch, loss_scale=loss_scale)
@@ -92,9 +94,9 @@ class StepBench:
                     return overflow
         return None
 
-    def _passes(self, settings: NetworkSettings) -> Iterator[list[Part]]:
+    def _passes(self, casts: Casts) -> Iterator[list[Part]]:
         """Yield the batches on the devices; under another policy, float16 ones in FP32."""
-        now, recorded = ({c.policy for c in s.casts} for s in (settings, self.step.settings))
+        now, recorded = ({c.policy for c in of} for of in (casts, self.step.settings.casts))
         for parts in self.step.passes:
             yield [
                 Part(*convert_arrays(tuple(part), partial(_copy, device, now != recorded)))
@@ -114,14 +116,14 @@ class StepBench:
             plain[name] = value
         return plain
 
-    def _prepare(self, settings: NetworkSettings, *, exact: bool) -> None:
+    def _prepare(self, casts: Casts, *, exact: bool) -> None:
         """Set up the network with the recorded values."""
         restore(self.net)
         for name, parameter in self._parameters.items():
-            parameter.grad_req = settings.grad_req[name]
+            parameter.grad_req = self.step.settings.grad_req[name]
             parameter.initialize(init=mx.init.Zero(), ctx=self._devices, force_reinit=True)
             _set(parameter, self._values[name])
-        settings.apply(self.net, self.step.path)
+        replace(self.step.settings, casts=casts).apply(self.net, self.step.path)
         if exact:
             check_parameters(self.step.path, self._parameters, self.step.parameters)
             for name, parameter in self._parameters.items():

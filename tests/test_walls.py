@@ -21,7 +21,8 @@ OUTSIDE = {"scripts", "notebooks", "teaching", "experiments", "benchmarks", "tes
 
 # The rows of CONTRIBUTING's table: a module imports from the rows before its own, or its own.
 FLOORS = (
-    "errors blocks files archive tables migration moved processor machine cuda_libraries devices",
+    "errors blocks findings files archive tables migration moved processor machine "
+    "cuda_libraries devices",
     "formats",
     "kernels native",
     "graph",

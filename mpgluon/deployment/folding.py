@@ -28,14 +28,9 @@ FP32Array = npt.NDArray[np.float32]
 def fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
     """Return a recording without the BatchNorms that alone use the result of a layer.
 
-    Others stay, such as those of ResNet v2, which come before their convolutions.
-
-    Parameters
-    ----------
-    recording : Recording
-    fmt : FloatFormat
-        The format that values will be rounded to. A BatchNorm stays if a folded value would become
-        infinite in it, as with a channel of almost no variance.
+    Others stay, such as those of ResNet v2, which come before their convolutions; and those whose
+    folded values would become infinite in ``fmt``, the format that values will be rounded to, as
+    with a channel of almost no variance.
     """
     folded = {
         layer: (norm, *both)

@@ -124,9 +124,10 @@ class InferenceNetwork(gluon.HybridBlock):
 
     def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:  # noqa: N803
         """Compute the recording; in a cast block ``F`` is the cast's stand-in."""
-        given = {**dict(zip(self._recording.inputs, inputs)), **parameters}
-        found = replay(self._recording.graph, F, given, blocks=self._norms, prefix=self.prefix)
-        results = [found[entry.key] for entry in self._recording.graph.heads]
+        variables = {**dict(zip(self._recording.inputs, inputs)), **parameters}
+        graph = self._recording.graph
+        outputs = replay(graph, F, variables, blocks=self._norms, prefix=self.prefix)
+        results = [outputs[entry.key] for entry in graph.heads]
         return results[0] if len(results) == 1 else results
 
 
@@ -241,9 +242,9 @@ def _fuse_where_right(
     allowed = min(max(2 * error(), 2.0**-10), 2.0**-3)
     net.hybridize(backend="MKLDNN", **_STATIC)
     try:
-        found = error()
-        why = f"the result was off by {found:.2g}"
-        net.fused = found <= allowed
+        fused_error = error()
+        why = f"the result was off by {fused_error:.2g}"
+        net.fused = fused_error <= allowed
     except MXNetError as failure:
         why = str(failure).strip().splitlines()[-1]
     if not net.fused:

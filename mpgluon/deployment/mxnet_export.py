@@ -148,22 +148,8 @@ def import_mxnet(
                 f"{parameter_path} has no values of {', '.join(missing)}, and the inputs are "
                 f"{', '.join(inputs)}; the files are not of one export, or inputs is wrong"
             )
-        only_on_gpu = operators_for_gpu_only(symbol, inputs)
-        if ctx.device_type == "cpu" and bfloat16.bfloat16_products() == "none":
-            in_bfloat16 = _products_in(symbol, inputs, "bfloat16")
-            if in_bfloat16:
-                raise PrecisionError(
-                    f"{symbol_path} computes {len(in_bfloat16)} operators in bfloat16 "
-                    f"({in_bfloat16[0]} among them), for which this processor has no instructions. "
-                    "Export it on a processor like this one, which gives a graph that runs on any, "
-                    "or in float32"
-                )
-        if only_on_gpu and ctx.device_type == "cpu":
-            raise PrecisionError(
-                f"{symbol_path} computes {len(only_on_gpu)} operators in float16 ({only_on_gpu[0]} "
-                "among them), for which MXNet's CPU has no kernels. On a CPU a float16 graph needs "
-                'FP32 fallbacks: export it with export_mxnet(…, device="cpu"), or run it on a GPU'
-            )
+        if ctx.device_type == "cpu":
+            _refuse_products_without_kernels(symbol, inputs, symbol_path)
         return gluon.SymbolBlock.imports(str(symbol_path), inputs, str(parameter_path), ctx=ctx)
     except (MXNetError, AttributeError, AssertionError, UnicodeDecodeError) as error:
         raise CheckpointError(
@@ -172,14 +158,32 @@ def import_mxnet(
         ) from error
 
 
+def _refuse_products_without_kernels(
+    symbol: mx.sym.Symbol, inputs: Sequence[str], path: Path
+) -> None:
+    """Raise PrecisionError if a graph has products in a format that this CPU lacks."""
+    advice = {
+        "float16": "MXNet's CPU has no kernels. On a CPU a float16 graph needs FP32 fallbacks: "
+        'export it with export_mxnet(…, device="cpu"), or run it on a GPU'
+    }
+    if bfloat16.bfloat16_products() == "none":
+        advice["bfloat16"] = (
+            "this processor has no instructions. Export it on a processor like this one, which "
+            "gives a graph that runs on any, or in float32"
+        )
+    for dtype, text in advice.items():
+        names = _products_in(symbol, inputs, dtype)
+        if names:
+            raise PrecisionError(
+                f"{path} computes {len(names)} operators in {dtype} ({names[0]} among them), for "
+                f"which {text}"
+            )
+
+
 def _recorded_inputs(symbol: mx.sym.Symbol, free: Sequence[str]) -> list[str]:
     """Return the inputs of a graph in the order of the network's arguments.
 
-    Parameters
-    ----------
-    symbol : Symbol
-    free : sequence of str
-        The variables without values, in the order of their first use.
+    ``free`` are the variables without values, in the order of their first use.
     """
     for attributes in symbol.attr_dict().values():
         if _INPUTS in attributes:

@@ -68,12 +68,12 @@ def agreement(reference: Predict, other: Predict, batches: Iterable[Batch]) -> A
     largest = 0.0
     for batch in batches:
         pixels = batch if isinstance(batch, mx.nd.NDArray) else batch[0]
-        expected, found = _logits(reference, pixels), _logits(other, pixels)
+        expected, logits = _logits(reference, pixels), _logits(other, pixels)
         images += len(expected)
-        same += int((expected.argmax(axis=1) == found.argmax(axis=1)).sum())
+        same += int((expected.argmax(axis=1) == logits.argmax(axis=1)).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
-            errors = np.abs(found - expected).max(axis=1) / np.abs(expected).max(axis=1)
-        errors = np.where(np.isfinite(found).all(axis=1), errors, math.inf)
+            errors = np.abs(logits - expected).max(axis=1) / np.abs(expected).max(axis=1)
+        errors = np.where(np.isfinite(logits).all(axis=1), errors, math.inf)
         largest = max(largest, float(np.where(np.isnan(errors), math.inf, errors).max()))
     if not images:
         raise ValueError("there are no images to compare on; the loader gave no batches")

@@ -46,13 +46,12 @@ class Recording:
 
     def __init__(self, graph: Graph, inputs: Sequence[str], values: Values) -> None:
         self.graph, self.inputs = graph, tuple(inputs)
-        kept = {node.name for node in graph.nodes if node.is_variable}
-        self.values = {name: value for name, value in values.items() if name in kept}
+        variables = {node.name for node in graph.nodes if node.is_variable}
+        self.values = {name: value for name, value in values.items() if name in variables}
 
     def uses(self) -> Counter[Key]:
         """Return how often each output of a node is an operand or a result."""
-        operands = (entry.key for node in self.graph.nodes for entry in node.inputs)
-        return Counter([*operands, *(entry.key for entry in self.graph.heads)])
+        return self.graph.uses() + Counter(entry.key for entry in self.graph.heads)
 
     def values_of_inputs(self, node: Node) -> list[npt.NDArray[np.float32]]:
         """Return the values of those operands that are parameters, in their order."""
@@ -159,9 +158,9 @@ def _values_of(net: gluon.Block) -> Values:
 
 
 def _fp32_values(parameter: gluon.Parameter) -> npt.NDArray[np.float32]:
-    known, fmt = fp32.known(parameter), fp32.format_of(parameter)
+    master, fmt = fp32.known(parameter), fp32.format_of(parameter)
     copies: list[npt.NDArray[np.float32]] = [
-        fp32.fp32_value(data, known, fmt).asnumpy().astype(np.float32, copy=False)
+        fp32.fp32_value(data, master, fmt).asnumpy().astype(np.float32, copy=False)
         for data in parameter.list_data()
     ]
     if all(copy.tobytes() == copies[0].tobytes() for copy in copies):

@@ -129,8 +129,8 @@ class AlignmentReport(Result):
     @property
     def misaligned_share(self) -> float:
         """The misaligned products' share in [0, 1] of the multiply-adds."""
-        found = sum(product.multiply_adds for product in self.misaligned)
-        return found / self.multiply_adds if self.products else 0.0
+        misaligned = sum(product.multiply_adds for product in self.misaligned)
+        return misaligned / self.multiply_adds if self.products else 0.0
 
     @property
     def padding_cost(self) -> int:

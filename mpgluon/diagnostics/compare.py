@@ -227,22 +227,22 @@ def suggest_keep_fp32(
             and block is not net
             and not isinstance(block, NORMALIZATION_LAYERS)
         ]
-        kept: list[gluon.Block] = []
-        errors = reference.errors(kept)
+        blocks: list[gluon.Block] = []
+        errors = reference.errors(blocks)
         before = error = reference.judged(errors)
         for block in candidates:
-            if error <= limit or len(kept) == at_most:
+            if error <= limit or len(blocks) == at_most:
                 break
-            if block not in inner_blocks(kept):
-                kept.append(block)
-                errors = reference.errors(kept)
+            if block not in inner_blocks(blocks):
+                blocks.append(block)
+                errors = reference.errors(blocks)
                 error = reference.judged(errors)
-        tried = tuple(kept)
+        tried = tuple(blocks)
         remains = "" if error <= limit else reference.remains(errors, tried)
         good = max(_AS_GOOD * error, limit)
         for block in tried:
-            without = [other for other in kept if other is not block]
+            without = [other for other in blocks if other is not block]
             error_without = reference.judged(reference.errors(without))
             if error_without <= good:
-                kept, error = without, error_without
-        return Suggestion(kept, before, error, limit, tried, remains)
+                blocks, error = without, error_without
+        return Suggestion(blocks, before, error, limit, tried, remains)

@@ -191,9 +191,9 @@ def batch_exponents(net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0) 
     def note(seen: Seen) -> None:
         if seen.block._children or seen.kind == "gradient":
             return
-        found = activations if seen.kind == "output" else gradients
-        before = found.get(seen.block.name, EMPTY)
-        found[seen.block.name] = before + _histogram_of(seen.array)
+        histograms = activations if seen.kind == "output" else gradients
+        before = histograms.get(seen.block.name, EMPTY)
+        histograms[seen.block.name] = before + _histogram_of(seen.array)
 
     of_parameters = observed_batch(net, batch, note, loss_scale=loss_scale)
     return BatchExponents(

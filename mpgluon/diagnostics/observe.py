@@ -19,7 +19,7 @@ from mpgluon.cast.calls import OperatorCall, at_work
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
-from mpgluon.diagnostics.meanwhile import having, untouched
+from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.errors import PrecisionError
 from mpgluon.kernels.dtypes import cast, dtype_name
 
@@ -102,7 +102,7 @@ class BlockCall:
         before = [array for array, _ in self.handed_on]
         arrays = arrays_in(value)
         self.handed_on += [(array, self.made(array)) for array in arrays]
-        return [a for a in arrays if self.made(a) and not any(a is known for known in before)]
+        return [a for a in arrays if self.made(a) and not any(a is one for one in before)]
 
     def receive(self, block: gluon.Block, result: Any) -> None:
         """Note the result of an inner block."""
@@ -244,7 +244,9 @@ def observing(
     blocks = list(blocks_of(net))
     hybridized = [b for b in blocks if isinstance(b, gluon.HybridBlock) and b._active]
     with ExitStack() as stack:
-        stack.enter_context(having(hybridized, "_active", False))  # their graphs stay for later
+        stack.enter_context(
+            temporarily(hybridized, "_active", False)
+        )  # their graphs stay for later
         for block in blocks:
             stack.enter_context(block.register_forward_pre_hook(watch.note_arguments))
             stack.enter_context(block.register_forward_hook(watch.note_result))
@@ -253,7 +255,7 @@ def observing(
             forward = forward_of(block)
             owner, name = (block, method) if forward is None else (forward, "original")
             watched = partial(watch.call, block, getattr(owner, name))
-            stack.enter_context(having([owner], name, watched))
+            stack.enter_context(temporarily([owner], name, watched))
         yield
 
 
@@ -339,14 +341,14 @@ class _Spy(OperatorNamespace):
         return other is self or other is self._wrapped
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._wrapped, name)
-        if isinstance(found, (ModuleType, OperatorNamespace)):
-            return _Spy(found, self._block, self._observer, f"{self._prefix}{name}.")
-        if not callable(found) or isinstance(found, type):
-            return found
+        attribute = getattr(self._wrapped, name)
+        if isinstance(attribute, (ModuleType, OperatorNamespace)):
+            return _Spy(attribute, self._block, self._observer, f"{self._prefix}{name}.")
+        if not callable(attribute) or isinstance(attribute, type):
+            return attribute
 
         def operator(*args: Any, **kwargs: Any) -> Any:
-            result = found(*args, **kwargs)
+            result = attribute(*args, **kwargs)
             inputs = tuple(arrays_in([*args, *kwargs.values()]))
             for array in arrays_in(result):
                 self._observer(Seen(self._block, "operator", self._prefix + name, array, inputs))

@@ -12,8 +12,8 @@ from typing import Any, Optional
 from mpgluon.cast.arrays import format_of
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.network_cast import cast_of
-from mpgluon.diagnostics.meanwhile import untouched
 from mpgluon.diagnostics.observe import Batch, LossFunction, Seen, observed_batch, observing
+from mpgluon.diagnostics.temporarily import untouched
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
 from mpgluon.trainer.step import state_of
@@ -134,8 +134,8 @@ def locate_overflow(
     OverflowReport or None
         ``None`` if every array is finite.
     """
-    found = find_overflow(net, batch, loss_scale=loss_scale)
-    return None if found is None else found.report
+    overflow = find_overflow(net, batch, loss_scale=loss_scale)
+    return None if overflow is None else overflow.report
 
 
 def find_overflow(
@@ -145,7 +145,7 @@ def find_overflow(
     watch = _Watch(net, loss_scale)
     watched = replace(batch, loss_fn=partial(watch.loss_of, batch.loss_fn))
     observed_batch(net, watched, watch.see, loss_scale=loss_scale, operators=True)
-    return watch.found
+    return watch.overflow
 
 
 class OverflowLocator:
@@ -216,7 +216,9 @@ class OverflowLocator:
                     self._net(*inputs)
         for seen in reversed(self._gradients()):
             watch.see(seen)
-        report = self._agreeing(None if watch.found is None else watch.found.report, loss_scale)
+        report = self._agreeing(
+            None if watch.overflow is None else watch.overflow.report, loss_scale
+        )
         if report is not None:
             self.report = report
             _logger.warning("%s", self.report)
@@ -273,7 +275,7 @@ class _Watch:
     """
 
     def __init__(self, net: gluon.Block, loss_scale: float) -> None:
-        self.found: Optional[FoundOverflow] = None
+        self.overflow: Optional[FoundOverflow] = None
         self._net, self._loss_scale = net, loss_scale
         self._loss_is_finite = False
         self._result: Optional[FoundOverflow] = None  # the origin of an infinite result
@@ -291,7 +293,7 @@ class _Watch:
 
     def see(self, seen: Seen) -> None:
         """Examine an array."""
-        if self.found is not None:
+        if self.overflow is not None:
             return
         if seen.kind in ("output gradient", "gradient"):
             self._see_gradient(seen)
@@ -306,23 +308,23 @@ class _Watch:
                     self._origins[_key(array)] = (array, origin)
             if seen.kind == "output" and seen.block is self._net:
                 if _holds_nan(seen.array):
-                    self.found = origin
+                    self.overflow = origin
                 self._result = self._result or origin
 
     def _origin_of(self, seen: Seen, bad: list[NDArray]) -> FoundOverflow:
         """Return where the values of an array come from that are not finite, NaN first."""
         if _key(seen.array) in self._origins:
             return self._origins[_key(seen.array)][1]
-        known = [array for array in bad if _key(array) in self._origins]
-        if known:
-            return self._origins[_key(max(known, key=_holds_nan))][1]
+        traced = [array for array in bad if _key(array) in self._origins]
+        if traced:
+            return self._origins[_key(max(traced, key=_holds_nan))][1]
         if self._origins and (bad or not seen.made):  # a copy in another format
             return list(self._origins.values())[-1][1]
         return self._report(seen, seen.inputs)
 
     def _see_gradient(self, seen: Seen) -> None:
         if self._result is not None and not self._loss_is_finite:
-            self.found = self._result
+            self.overflow = self._result
             return
         if not seen.made:  # a container passes on what a block inside it computed
             return
@@ -335,10 +337,10 @@ class _Watch:
             source = latest.block
         if self._reached and not _has_infinity(seen.array):  # NaN alone: of 0 * inf
             anywhere = None if self._sees_results else list(self._reached.values())[-1]
-            self.found = self._reached.get(source, anywhere)
-        if self.found is None:
-            found = self._report(seen, () if latest is None else (latest.array,))
-            self.found = found if source is seen.block else replace(found, after=source)
+            self.overflow = self._reached.get(source, anywhere)
+        if self.overflow is None:
+            first = self._report(seen, () if latest is None else (latest.array,))
+            self.overflow = first if source is seen.block else replace(first, after=source)
 
     def _report(self, seen: Seen, before: tuple[NDArray, ...]) -> FoundOverflow:
         what = {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any, Callable, Optional, Union
@@ -13,7 +13,6 @@ from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.plan import is_hybrid
-from mpgluon.diagnostics.meanwhile import having, untouched
 from mpgluon.diagnostics.observe import (
     Batch,
     BlockCall,
@@ -24,6 +23,7 @@ from mpgluon.diagnostics.observe import (
     observing,
     values_of,
 )
+from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.formats.policy import Policy
 from mpgluon.kernels.dtypes import cast, dtype_name
 
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-__all__ = ["Errors", "Reference", "inner_blocks", "input_error", "sixteen_bits"]
+__all__ = ["Errors", "Reference", "in_fp32", "inner_blocks", "input_error", "sixteen_bits"]
 
 Values = npt.NDArray[np.float32]
 
@@ -56,16 +56,12 @@ class Errors:
 
     def of(self, block: gluon.Block, kind: str) -> float:
         """Return a relative error; 0 where there was nothing to compare."""
-        difference, size = self._sums.get((block, kind), (0.0, 0.0))
-        if difference == 0:
-            return 0.0
-        return math.sqrt(difference / size) if size else math.inf
+        return _relative(*self._sums.get((block, kind), (0.0, 0.0)))
 
     def together(self, kind: str) -> float:
         """Return the relative error of all arrays of a kind."""
-        found = [sums for (_, other), sums in self._sums.items() if other == kind]
-        difference, size = (sum(one) for one in zip(*found)) if found else (0.0, 0.0)
-        return (math.sqrt(difference / size) if size else math.inf) if difference else 0.0
+        sums = [sums for (_, other), sums in self._sums.items() if other == kind]
+        return _relative(*map(sum, zip(*sums))) if sums else 0.0
 
     def finite(self, block: gluon.Block, kind: str) -> bool:
         """Whether all values are finite that are finite in FP32."""
@@ -74,6 +70,13 @@ class Errors:
     def largest(self, block: gluon.Block) -> float:
         """Return the largest of a block's relative errors."""
         return max((self.of(*key) for key in self._sums if key[0] is block), default=0.0)
+
+
+def _relative(difference: float, size: float) -> float:
+    """Return a relative error from two sums of squares."""
+    if difference == 0:
+        return 0.0
+    return math.sqrt(difference / size) if size else math.inf
 
 
 class Reference:
@@ -101,7 +104,7 @@ class Reference:
         self._trial: Optional[BlockCall] = None
         with untouched(net), autograd.train_mode(), observing(net, self._note_formats):
             batch.loss_fn(net(*batch.arguments), batch.labels)  # which may call blocks too
-        with having(self._forwards.values(), "kept", True):
+        with in_fp32(self._forwards.values()):
             observed_batch(net, batch, self._see, loss_scale=loss_scale, handed_on=True)
 
     def errors(self, kept: Sequence[gluon.Block] = ()) -> Errors:
@@ -114,9 +117,7 @@ class Reference:
             place = places[key] = places.get(key, -1) + 1
             errors.add(seen.block, seen.kind, seen.array, self._arrays[key][place])
 
-        inside = inner_blocks(kept)
-        chosen = [forward for block, forward in self._forwards.items() if block in inside]
-        with having(chosen, "kept", True):
+        with in_fp32(self._forwards.values(), kept):
             self._observe(compare)
         return errors
 
@@ -164,8 +165,8 @@ class Reference:
     def _broken(self, errors: Errors) -> Optional[tuple[gluon.Block, str]]:
         """Return block and kind of the backward pass's first gradient that is not finite."""
         kinds = ("output gradient", "gradient")
-        found = ((b, kind) for b in reversed(self.layers) for kind in kinds)
-        return next((one for one in found if not errors.finite(*one)), None)
+        pairs = ((b, kind) for b in reversed(self.layers) for kind in kinds)
+        return next((pair for pair in pairs if not errors.finite(*pair)), None)
 
     def _note_formats(self, seen: Seen) -> None:
         if seen.call is not None and seen.place == 0:
@@ -195,7 +196,7 @@ class Reference:
         forward = self._forwards[call.block]
         self._trying = call.block
         try:
-            with having([forward], "kept", False), autograd.pause(autograd.is_training()):
+            with temporarily([forward], "kept", False), autograd.pause(autograd.is_training()):
                 arguments, parameters, results = convert_arrays(
                     _operands(call), lambda array: mark(cast(array, next(formats) or ""), None)
                 )
@@ -227,7 +228,7 @@ def _answering(blocks: Sequence[gluon.Block], results: Sequence[Any]) -> Iterato
     with ExitStack() as stack:
         for block in set(blocks):
             own = [result for other, result in zip(blocks, results) if other is block]
-            stack.enter_context(having([block], "forward", answer(iter(own))))
+            stack.enter_context(temporarily([block], "forward", answer(iter(own))))
         yield
 
 
@@ -236,24 +237,34 @@ def inner_blocks(blocks: Sequence[gluon.Block]) -> set[gluon.Block]:
     return {inner for block in blocks for inner in blocks_of(block)}
 
 
+def in_fp32(
+    forwards: Iterable[PolicyForward], blocks: Optional[Sequence[gluon.Block]] = None
+) -> AbstractContextManager[None]:
+    """Let blocks and their inner blocks compute in FP32 for a time; by default all."""
+    inside = None if blocks is None else inner_blocks(blocks)
+    chosen = [f for f in forwards if inside is None or f.block in inside]
+    return temporarily(chosen, "kept", True)
+
+
 def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
     """Return the relative error of the result of an FP32 network whose FP32 inputs are rounded."""
-    results: list[Values] = []
+    errors, exact = Errors(), list[Values]()
 
-    def see(seen: Seen) -> None:
+    def keep(seen: Seen) -> None:
         if seen.block is net and seen.kind == "output":
-            results.append(values_of(seen.array))
+            exact.append(values_of(seen.array))
+
+    def compare(seen: Seen) -> None:
+        if seen.block is net and seen.kind == "output":
+            errors.add(net, "output", seen.array, exact.pop(0))
 
     rounded = tuple(
         cast(cast(one, dtype), "float32") if dtype_name(one) == "float32" else one
         for one in batch.arguments
     )
-    with sixteen_bits(net, batch, dtype) as forwards, having(forwards, "kept", True):
-        for inputs in (batch.arguments, rounded):
-            observed_batch(net, replace(batch, inputs=inputs), see)
-    errors, half = Errors(), len(results) // 2
-    for before, after in zip(results[:half], results[half:]):
-        errors.add(net, "output", mx.nd.array(after, dtype=after.dtype), before)
+    with sixteen_bits(net, batch, dtype) as forwards, in_fp32(forwards):
+        observed_batch(net, batch, keep)
+        observed_batch(net, replace(batch, inputs=rounded), compare)
     return errors.of(net, "output")
 
 
@@ -268,9 +279,8 @@ def sixteen_bits(
         autocast(net, dtype)
     dropouts = [block for block in blocks_of(net) if isinstance(block, nn.Dropout)]
     try:
-        with having(dropouts, "_rate", 0):  # otherwise each run draws another mask
-            found = (forward_of(block) for block in blocks_of(net))
-            yield [forward for forward in found if forward is not None]
+        with temporarily(dropouts, "_rate", 0):  # otherwise each run draws another mask
+            yield [f for f in map(forward_of, blocks_of(net)) if f is not None]
     finally:
         if not already:
             restore(net)

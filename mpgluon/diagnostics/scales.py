@@ -153,21 +153,10 @@ _PARTS = ("lost", "subnormal", "overflow")
 def loss_scales(
     net: gluon.Block, report: RangeReport, scale: float, fmt: FloatFormat = FLOAT16
 ) -> LossScales:
-    """Gather the gradients of a range report by layer.
-
-    Parameters
-    ----------
-    net : gluon.Block
-        The network of the report.
-    report : RangeReport
-        At any loss scale.
-    scale : float
-        The one to recommend.
-    fmt : FloatFormat
-    """
+    """Gather the gradients of a network's range report by layer; ``scale`` is to be recommended."""
     blocks = {block.name: block for block in blocks_of(net)}
     owners = owners_of(net)
-    found: dict[tuple[gluon.Block, str], ExponentHistogram] = {}
+    histograms: dict[tuple[gluon.Block, str], ExponentHistogram] = {}
     for array in report.arrays:
         if array.kind == "gradient" and not isinstance(owners[array.name], NORMALIZATION_LAYERS):
             key = (owners[array.name], "parameters")
@@ -175,10 +164,10 @@ def loss_scales(
             key = (blocks[array.name], "output")
         else:
             continue
-        found[key] = found.get(key, EMPTY) + array.exponents
+        histograms[key] = histograms.get(key, EMPTY) + array.exponents
     places = {block: place for place, block in enumerate(blocks.values())}
-    keys = sorted(found, key=lambda key: (places[key[0]], key[1]))
-    return LossScales([LayerGradient(*key, found[key]) for key in keys], scale, fmt)
+    keys = sorted(histograms, key=lambda key: (places[key[0]], key[1]))
+    return LossScales([LayerGradient(*key, histograms[key]) for key in keys], scale, fmt)
 
 
 def owners_of(net: gluon.Block) -> dict[str, gluon.Block]:

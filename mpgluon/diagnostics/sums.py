@@ -16,8 +16,8 @@ from typing import NamedTuple, Optional
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import device_type_of
 from mpgluon.cast.forward import PolicyForward
-from mpgluon.diagnostics.meanwhile import having
 from mpgluon.diagnostics.reference import Errors, Reference
+from mpgluon.diagnostics.temporarily import temporarily
 from mpgluon.formats.tensor_core import TensorCoreSums
 from mpgluon.tables import Result, Table
 
@@ -70,6 +70,11 @@ class SumsReport(Result):
     beside_fp32: Mapping[gluon.Block, Change] = field(default_factory=dict)
     changes: Mapping[str, Mapping[gluon.Block, Change]] = field(default_factory=dict)
 
+    def ratio(self, accumulation: str, block: gluon.Block) -> float:
+        """Return a layer's largest change in units of the format's own."""
+        pairs = zip(self.changes[accumulation][block], self.beside_fp32[block])
+        return max(_ratio(change, own) for change, own in pairs)
+
     def largest(self, accumulation: str) -> tuple[float, gluon.Block, str]:
         """Return the largest change in units of the format's own, with its layer and array."""
         return max(
@@ -78,32 +83,27 @@ class SumsReport(Result):
                 for block, change in self.changes[accumulation].items()
                 for name, value in change._asdict().items()
             ),
-            key=lambda found: found[0],
+            key=lambda largest: largest[0],
         )
 
     def table(self, worst: int = 20) -> Table:
         """Return the network and the layers whose sums change most, relative to the format."""
-
-        def rank(block: gluon.Block) -> float:
-            own = self.beside_fp32[block]
-            return max(
-                _ratio(*pair)
-                for changes in self.changes.values()
-                for pair in zip(changes[block], own)
-            )
-
         kinds = (("output", "output"), ("gradient", "gradient"))
         headings = ["layer", "kind"]
         for title, _ in kinds:
             headings += [f"{title}: {name}" for name in (self.dtype, *self.changes)]
         rows = []
         layers = [block for block in self.beside_fp32 if block is not self.net]
-        ranked = sorted(layers, key=rank, reverse=True)[:worst]
+        ranked = sorted(
+            layers,
+            key=lambda block: max(self.ratio(name, block) for name in self.changes),
+            reverse=True,
+        )[:worst]
         for block in [self.net, *ranked] if self.net is not None else []:
             row = [block.name, type(block).__name__]
             for _, name in kinds:
-                found = (self.beside_fp32, *self.changes.values())
-                row += [f"{getattr(one[block], name):.2g}" for one in found]
+                errors = (self.beside_fp32, *self.changes.values())
+                row += [f"{getattr(one[block], name):.2g}" for one in errors]
             rows.append(row)
         return Table(headings, rows)
 
@@ -165,7 +165,7 @@ def compare_sums(
                 products = None if name == "float32" else TensorCoreSums(name)
                 policy = replace(cast.policy, emulate=True, products=products)
                 policy_arithmetic(policy, device_type)  # refuses what cannot be computed
-                stack.enter_context(having([cast], "policy", policy))
+                stack.enter_context(temporarily([cast], "policy", policy))
             yield
 
     for name in accumulation:
@@ -173,15 +173,15 @@ def compare_sums(
             pass
 
     def changes(errors: Errors) -> dict[gluon.Block, Change]:
-        found = {block: Change.of(errors, block) for block in reference.layers}
+        layers = {block: Change.of(errors, block) for block in reference.layers}
         whole = Change.of(errors, net)._replace(gradient=errors.together("gradient"))
-        return {**found, net: whole}
+        return {**layers, net: whole}
 
     with summing("float32"):
         beside_fp32, beside = changes(reference.errors()), reference.in_16_bits()
-    found = {}
+    changed = {}
     for name in accumulation:
         with summing(name):
-            found[name] = changes(beside.errors())
+            changed[name] = changes(beside.errors())
     dtypes = {cast.policy.compute_dtype for cast in casts}
-    return SumsReport(net, "/".join(sorted(dtypes)), beside_fp32, found)
+    return SumsReport(net, "/".join(sorted(dtypes)), beside_fp32, changed)

@@ -34,6 +34,11 @@ class Gradient:
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, key: int, array: NDArray) -> Gradient:
+        """Return the description of a gradient array."""
+        return cls(key, tuple(array.shape), str(dtype_name(array)))
+
     @property
     def size(self) -> int:
         """The number of elements."""
@@ -125,8 +130,3 @@ def make_buckets(gradients: Sequence[Gradient]) -> list[Bucket]:
             full.append(bucket)
         bucket.append(gradient)
     return [Bucket(bucket) for bucket in full]
-
-
-def describe(key: int, array: NDArray) -> Gradient:
-    """Return the description of a gradient array."""
-    return Gradient(key, tuple(array.shape), str(dtype_name(array)))

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
-from mpgluon.distributed.buckets import Bucket, Gradient, describe, make_buckets
+from mpgluon.distributed.buckets import Bucket, Gradient, make_buckets
 from mpgluon.distributed.processes import Processes
 from mpgluon.distributed.state import begin
 from mpgluon.errors import DistributedError
@@ -98,7 +98,7 @@ class MpiKVStore(KVStoreBase):
             self._exchange({key: gradients})
 
     def _exchange(self, gradients: dict[int, Sequence[NDArray]]) -> None:
-        plan = tuple(describe(key, arrays[0]) for key, arrays in gradients.items())
+        plan = tuple(Gradient.of(key, arrays[0]) for key, arrays in gradients.items())
         if plan not in self._plans:
             self._plans[plan] = make_buckets(plan)
         buckets = self._plans[plan]

@@ -13,7 +13,6 @@ import os
 import pickle
 import sys
 import time
-from types import TracebackType
 from typing import Any, Optional, TypeVar
 
 from mpgluon.distributed.processes import Processes
@@ -78,12 +77,7 @@ class MpiProcesses(Processes):
         machine.Free()
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: Any, error: Optional[BaseException], traceback: Any) -> None:
         """End all processes if this one has failed."""
         if error is None:
             return
@@ -120,7 +114,7 @@ class MpiProcesses(Processes):
         if self.rank:
             return self._report(value, purpose, timeout)
         came = self._call_roll(value, purpose, timeout)
-        elsewhere = {rank: theirs for rank, (theirs, _) in came.items() if theirs != purpose}
+        elsewhere = {rank: text for rank, (text, _) in came.items() if text != purpose}
         if elsewhere:
             places = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(elsewhere.items()))
             raise DistributedError(

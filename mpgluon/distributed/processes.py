@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Optional, TypeVar
 
 from mpgluon.devices import parse_devices
@@ -43,12 +42,7 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: Any, error: Optional[BaseException], traceback: Any) -> None:
         """End the other processes if this one has failed: they would wait for it."""
 
     def gather(self, value: Value, purpose: str) -> list[Value]:  # noqa: ARG002 - for subclasses

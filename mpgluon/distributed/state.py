@@ -99,16 +99,16 @@ def check_agreement(processes: Processes, net: gluon.Block) -> None:
     if processes.world_size == 1:
         return
     mx.nd.waitall()
-    mine = {
+    checksum_of = {
         name: zlib.crc32(parameter.list_data()[0].asnumpy().tobytes())
         for name, parameter in net._collect_params_with_prefix().items()
     }
-    checksums = processes.gather(mine, "comparison of parameters")
-    for rank, theirs in enumerate(checksums):
-        different = [name for name, value in checksums[0].items() if theirs.get(name) != value]
+    checksums = processes.gather(checksum_of, "comparison of parameters")
+    for rank, of_rank in enumerate(checksums):
+        different = [name for name, value in checksums[0].items() if of_rank.get(name) != value]
         if different:
             raise DistributedError(
-                f"rank {rank} has other weights than rank 0: {len(different)} of {len(theirs)} "
+                f"rank {rank} has other weights than rank 0: {len(different)} of {len(of_rank)} "
                 f"parameters differ, the first is {different[0]}. All processes must begin with "
                 "share_state, and change gradients, weights and learning rates in the same way"
             )

@@ -155,9 +155,8 @@ def draw_loss_scale(axes: Any, steps: Sequence[Event]) -> Any:
     axes.step(*_points(steps, "loss_scale"), "k", where="mid", label="loss scale")
     label = f"skipped: {len(skipped)} of {len(steps)}"
     places = Counter(event.get("overflow_began_in") for event in skipped)
-    if any(places):
-        for place, number in places.most_common(3):
-            label += f"\n{number} in {place or 'an unknown layer'}"
+    for place, number in places.most_common(3) if any(places) else ():
+        label += f"\n{number} in {place or 'an unknown layer'}"
     axes.plot(*_points(skipped, "loss_scale"), label=label, **_SKIPPED)
     axes.set_yscale("log", base=2)
     axes.set_ylabel("loss scale S")
@@ -171,10 +170,10 @@ def draw_gradient_norm(axes: Any, steps: Sequence[Event]) -> Any:
     Norms are in true units, divided by loss scale and batch size. Steps whose norm is infinite or
     NaN are crosses near the upper edge; ``None`` is a gap.
     """
-    known = [event for event in steps if event.get("gradient_norm") is not None]
-    axes.plot(*_points(known, "gradient_norm"), "k", linewidth=1, label="each step")
+    events = [event for event in steps if event.get("gradient_norm") is not None]
+    axes.plot(*_points(events, "gradient_norm"), "k", linewidth=1, label="each step")
     axes.set_yscale("log", base=2)
-    if _mark_not_finite(axes, known, "gradient_norm"):
+    if _mark_not_finite(axes, events, "gradient_norm"):
         low, high = axes.get_ylim()
         axes.set_ylim(low, high * (high / low) ** 0.15)  # room for them
     axes.set_ylabel("gradient norm")
@@ -451,15 +450,14 @@ def draw(result: Any, axes: Optional[Any] = None) -> Any:
     TypeError
         If there is no drawing of such a result.
     """
-    kinds = [kind for kind in _DRAWINGS if isinstance(result, kind)]
-    if not kinds:
-        known = ", ".join(kind.__name__ for kind in _DRAWINGS)
-        raise TypeError(f"draw takes one of {known}; received {type(result).__name__}")
+    if type(result) not in _DRAWINGS:
+        kinds = ", ".join(kind.__name__ for kind in _DRAWINGS)
+        raise TypeError(f"draw takes one of {kinds}; received {type(result).__name__}")
     if axes is None:
         with extra("plots"):
             from matplotlib import pyplot
         _, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-    return _DRAWINGS[kinds[0]](axes, result)
+    return _DRAWINGS[type(result)](axes, result)
 
 
 def draw_errors(axes: Any, comparison: Comparison) -> Any:
@@ -485,14 +483,8 @@ def draw_sums(axes: Any, report: SumsReport) -> Any:
     """
     blocks = list(report.beside_fp32)[:_MOST_ROWS]
     ratios = {
-        accumulation: [
-            max(
-                value / own if own else math.inf if value else 0.0
-                for value, own in zip(changes[block], report.beside_fp32[block])
-            )
-            for block in blocks
-        ]
-        for accumulation, changes in report.changes.items()
+        accumulation: [report.ratio(accumulation, block) for block in blocks]
+        for accumulation in report.changes
     }
     _draw_dots(axes, [block.name for block in blocks], ratios)
     axes.axvline(1.5, color="0.5", linewidth=1)

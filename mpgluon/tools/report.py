@@ -22,7 +22,7 @@ from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, shar
 from mpgluon.formats.float_format import FLOAT16, format_named
 from mpgluon.tables import Table
 from mpgluon.tools import extra, plots
-from mpgluon.tools.verdict import HEADROOM, Verdict, judge
+from mpgluon.tools.verdict import HEADROOM, judge
 
 import mxnet as mx
 from mxnet import gluon
@@ -34,35 +34,25 @@ with extra("report"):
 __all__ = ["Page", "Section", "diagnose"]
 
 _SHOWN = 20  # rows under the slider, of hundreds
+_ABOUT_SLIDER = (
+    "Shares of the numbers that are not zero, in the gradients of each layer's parameters and of "
+    "its output. Lost: below 2^-24, the smallest float16; most become zero. Subnormal: below "
+    "2^-14, with fewer bits. Overflow: from 2^16; the step is skipped."
+)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, sentences, tables and pictures.
-
-    Attributes
-    ----------
-    title : str
-    sentences : sequence of str
-        Finding of the section.
-    tables : sequence of Table
-    pictures : sequence of (bytes, str)
-        PNG files, each with a caption.
-    lines : str
-        Python to paste.
-    scales : LossScales, optional
-        For a slider of the loss scale; a reader without JavaScript sees the recommended one.
-    machine : DoctorReport, optional
-        Its findings, which are the section's table in HTML.
-    """
+    """A heading, sentences, tables and pictures."""
 
     title: str
     sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    pictures: Sequence[tuple[bytes, str]] = ()
-    lines: str = ""
+    pictures: Sequence[tuple[bytes, str]] = ()  # PNG files, each with a caption
+    lines: str = ""  # Python to paste
+    # For a slider of the loss scale; a reader without JavaScript sees the recommended one.
     scales: Optional[LossScales] = None
-    machine: Optional[DoctorReport] = None
+    machine: Optional[DoctorReport] = None  # in text, in the place of the section's table
 
 
 @dataclass(frozen=True)
@@ -162,6 +152,10 @@ def diagnose(
         Receives the name of each step as it begins.
     """
     shapes = [argument.shape for argument in batch.arguments]
+    versions = (
+        f"MXNet {mx.__version__}, Python {platform.python_version()}, {platform.system()} on "
+        f"{platform.machine()}; {FLOAT16.name} up to {FLOAT16.max:g}."
+    )
     progress("exponents")
     exponents = batch_exponents(net, batch)
     progress("ranges")
@@ -176,7 +170,7 @@ def diagnose(
     )
     scaled = range_report(net, batch, loss_scale=scale)
     sections = [
-        Section("What was looked at", [*about, _versions()]),
+        Section("What was looked at", [*about, versions]),
         Section(
             "Which part of float16's range is used",
             [
@@ -216,8 +210,12 @@ def diagnose(
     progress("verdict")
     scales = loss_scales(net, at_one, scale if dtype == "float16" else 1.0, format_named(dtype))
     verdict = judge(net, batch, at_one, scales, suggestion, dtype=dtype)
-    slider = [_slider(scales)] if dtype == "float16" and finite and scales.gradients else []
-    sections[:0] = [_verdict_section(verdict), *slider]
+    said = [f"{verdict.sentence}.", *verdict.reasons]
+    if verdict.lines:
+        said.append("The lines to paste, which use your net, loss_fn, inputs and labels:")
+    first = [Section("Verdict", said, lines=verdict.lines)]
+    if dtype == "float16" and finite and scales.gradients:
+        first.append(Section("What each loss scale would lose", [_ABOUT_SLIDER], scales=scales))
     progress("alignment")
     alignment = alignment_report(net, shapes)
     sections.append(
@@ -231,33 +229,7 @@ def diagnose(
     machine = check_machine()
     cells = [(one.level, one.topic, one.what, one.why, one.fix) for one in machine.findings]
     table = Table(("level", "topic", "what", "why", "fix"), cells)
-    return Page(title, [*sections, Section("This machine", [], [table], machine=machine)])
-
-
-def _verdict_section(verdict: Verdict) -> Section:
-    said = [f"{verdict.sentence}.", *verdict.reasons]
-    if verdict.lines:
-        said.append("The lines to paste, which use your net, loss_fn, inputs and labels:")
-    return Section("Verdict", said, lines=verdict.lines)
-
-
-def _slider(scales: LossScales) -> Section:
-    return Section(
-        "What each loss scale would lose",
-        [
-            "Shares of the numbers that are not zero, in the gradients of each layer's parameters "
-            "and of its output. Lost: below 2^-24, the smallest float16; most become zero. "
-            "Subnormal: below 2^-14, with fewer bits. Overflow: from 2^16; the step is skipped.",
-        ],
-        scales=scales,
-    )
-
-
-def _versions() -> str:
-    return (
-        f"MXNet {mx.__version__}, Python {platform.python_version()}, {platform.system()} on "
-        f"{platform.machine()}; {FLOAT16.name} up to {FLOAT16.max:g}."
-    )
+    return Page(title, [*first, *sections, Section("This machine", [], [table], machine=machine)])
 
 
 def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list[tuple[bytes, str]]:

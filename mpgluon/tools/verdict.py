@@ -7,17 +7,16 @@ from the error of the result, and from a trial with the layers that it names in 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
 from mpgluon.cast.block import blocks_of
 from mpgluon.diagnostics.compare import Suggestion
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_histogram
-from mpgluon.diagnostics.meanwhile import having
 from mpgluon.diagnostics.observe import Batch, observed_batch
 from mpgluon.diagnostics.ranges import RangeReport
-from mpgluon.diagnostics.reference import inner_blocks, input_error, sixteen_bits
+from mpgluon.diagnostics.reference import in_fp32, inner_blocks, input_error, sixteen_bits
 from mpgluon.diagnostics.scales import LOST_LIMIT, LossScales, owners_of, share_text
 from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon.tools.recorder.recorded_network import code_of, paths_of
@@ -97,20 +96,10 @@ def judge(
     *,
     dtype: str = "float16",
 ) -> Verdict:
-    """Return the verdict on training a network in 16 bits.
+    """Return the verdict on training an FP32 network in 16 bits.
 
-    Parameters
-    ----------
-    net : gluon.Block
-        In FP32; it runs twice more if a layer loses gradients.
-    batch : Batch
-    report : RangeReport
-        Measured on this batch.
-    scales : LossScales
-        Limits of this report.
-    suggestion : Suggestion
-        At the loss scale of ``scales``.
-    dtype : {"float16", "bfloat16"}
+    ``report`` was measured on this batch, ``scales`` were made of it, and ``suggestion`` is for
+    their loss scale. The network runs twice more if a layer loses gradients.
     """
     unknown = _unknown(report, scales)
     if unknown:
@@ -145,21 +134,19 @@ def judge(
         for block, share in losing.items()
         if block not in still
     ]
-    reasons = [_about_errors(suggestion, dtype), _about_range(scales, dtype), _about_batch(batch)]
-    if alone and is_exact:
-        reasons.insert(1, _about_amplification(suggestion, alone))
+    reasons = list(_reasons(suggestion, scales, batch, dtype, alone if is_exact else 0.0))
     if not is_exact or still:
-        causes = [
+        causes = []
+        if not is_exact:
+            causes.append(
+                f"the relative error of its result stays at {suggestion.error_after:.2g}, above "
+                f"{suggestion.limit:.2g}; {suggestion.remains}"
+            )
+        causes += [
             f"`{block.name}` loses {share_text(after[block])} of its gradients at that loss scale "
             "even in FP32, since they arrive as zeros"
             for block in still
         ]
-        if not is_exact:
-            causes.insert(
-                0,
-                f"the relative error of its result stays at {suggestion.error_after:.2g}, above "
-                f"{suggestion.limit:.2g}; {suggestion.remains}",
-            )
         others = "bfloat16, which has the range of FP32, or " if dtype == "float16" else ""
         return Verdict(
             "not safe",
@@ -167,8 +154,7 @@ def judge(
             reasons,
         )
     scale = f"loss scale 2^{scales.power}" if dtype == "float16" else "no loss scale is needed"
-    places = {block: place for place, block in enumerate(blocks_of(net))}
-    kept = sorted((block for block in keep), key=lambda block: places[block])
+    kept = [block for block in blocks_of(net) if block in keep]
     return Verdict(
         "safe",
         "; ".join([f"{dtype} is safe for this network", scale, *conditions]),
@@ -224,22 +210,17 @@ def _zeros_made(
 ) -> dict[gluon.Block, float]:
     """Run the network in 16 bits with some blocks in FP32; return what still becomes zero.
 
-    Returns
-    -------
-    dict from block to float
-        The share of the nonzero FP32 gradients of its own parameters.
+    These are shares of the nonzero FP32 gradients of a block's own parameters.
     """
     with sixteen_bits(net, batch, dtype) as forwards:
-        with having(forwards, "kept", True):
+        with in_fp32(forwards):
             reference = _gradients(net, batch, scale)
-        inside = inner_blocks(kept)
-        chosen = [forward for forward in forwards if forward.block in inside]
-        with having(chosen, "kept", True):
-            found = _gradients(net, batch, scale)
+        with in_fp32(forwards, kept):
+            rounded = _gradients(net, batch, scale)
     made = {}
     for block, before in reference.items():
         nonzero = before.total - before.zeros
-        made[block] = (found[block].zeros - before.zeros) / nonzero if nonzero else 0.0
+        made[block] = (rounded[block].zeros - before.zeros) / nonzero if nonzero else 0.0
     return made
 
 
@@ -247,42 +228,37 @@ def _gradients(
     net: gluon.Block, batch: Batch, scale: float
 ) -> dict[gluon.Block, ExponentHistogram]:
     owners = owners_of(net)
-    found: dict[gluon.Block, ExponentHistogram] = {}
+    histograms: dict[gluon.Block, ExponentHistogram] = {}
     gradients = observed_batch(net, batch, lambda _: None, loss_scale=scale)
     for parameter, gradient in gradients.items():
         block = owners[parameter.name]
-        found[block] = found.get(block, EMPTY) + exponent_histogram([gradient])
-    return found
+        histograms[block] = histograms.get(block, EMPTY) + exponent_histogram([gradient])
+    return histograms
 
 
-def _about_errors(suggestion: Suggestion, dtype: str) -> str:
-    return (
+def _reasons(
+    suggestion: Suggestion, scales: LossScales, batch: Batch, dtype: str, amplified: float
+) -> Iterator[str]:
+    """Yield the measurements; ``amplified`` is the error of rounded inputs alone if it counts."""
+    yield (
         f"The relative error of the network's result in {dtype} is {suggestion.error_before:.2g} "
         f"(32 roundings, {suggestion.limit:.2g}, are allowed)."
     )
-
-
-def _about_amplification(suggestion: Suggestion, alone: float) -> str:
-    return (
-        f"The error that is left, {suggestion.error_after:.2g}, does not count against the format: "
-        f"rounding nothing but the inputs changes the result by {alone:.2g} already, and up to "
-        f"{AMPLIFIED:g} times as much is allowed. Networks with random weights multiply any small "
-        "change so."
-    )
-
-
-def _about_range(scales: LossScales, dtype: str) -> str:
+    if amplified:
+        yield (
+            f"The error that is left, {suggestion.error_after:.2g}, does not count against the "
+            f"format: rounding nothing but the inputs changes the result by {amplified:.2g} "
+            f"already, and up to {AMPLIFIED:g} times as much is allowed. Networks with random "
+            "weights multiply any small change so."
+        )
     limit = f"{LOST_LIMIT:.0%}".replace("%", " %")
     fits = (
         f"At 2^{scales.power} the largest gradient fits with a factor of {HEADROOM:g} to spare"
         if dtype == "float16"
         else f"{dtype} has the exponents of float32, so gradients fit without a loss scale"
     )
-    return f"{fits}; a layer may lose {limit} of its parameters' nonzero gradients to underflow."
-
-
-def _about_batch(batch: Batch) -> str:
-    return (
+    yield f"{fits}; a layer may lose {limit} of its parameters' nonzero gradients to underflow."
+    yield (
         f"Measured on one batch of {len(batch.arguments[0])}, with these weights. Gradients differ "
         "from batch to batch, change in training, and are larger for a larger batch: a dynamic "
         "loss scale follows them. Repeat this on a checkpoint."

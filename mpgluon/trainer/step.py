@@ -30,7 +30,6 @@ from mpgluon.trainer.master_keeper import MasterKeeper
 from mpgluon.trainer.statistics import KeptStatistics
 from mpgluon.trainer.tokens import Tokens
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.float16_weights import check_float16_weights
 from mpgluon.updates.masters import keep_masters, make_masters
 from mpgluon.updates.rounded_updates import (
     NEAREST,
@@ -39,6 +38,7 @@ from mpgluon.updates.rounded_updates import (
     check_rounding,
     grid_weights,
 )
+from mpgluon.updates.weight_findings import check_weights
 
 import mxnet as mx
 from mxnet import gluon
@@ -359,8 +359,8 @@ def attach(
             f"this Trainer has a loss scale already ({type(existing).__name__}); one Trainer, "
             "one loss scale: call init_trainer once, and contrib.amp's not at all"
         )
-    check_float16_weights(trainer)
     check_rounding(trainer, rounding)
+    check_weights(trainer, rounding.way)
     on_grid = grid_weights(gluon_trainer.parameters_of(trainer))
     gluon_trainer.refuse_a_late_beginning(trainer)
     if loss_scale.skips_overflow:

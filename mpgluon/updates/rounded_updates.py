@@ -9,7 +9,6 @@ arrays itself.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
@@ -28,7 +27,6 @@ from mxnet.ndarray import NDArray
 __all__ = ["NEAREST", "RoundedUpdates", "UpdateRounding", "check_rounding", "grid_weights",
            "rounding_of", "validated_rounding"]  # fmt: skip
 
-_logger = logging.getLogger(__name__)
 _WAYS = ("nearest", "stochastic", "kahan")
 
 
@@ -68,34 +66,24 @@ def grid_weights(parameters: Sequence[gluon.Parameter]) -> list[gluon.Parameter]
 
 
 def check_rounding(trainer: gluon.Trainer, rounding: UpdateRounding) -> None:
-    """Warn of updates that will be lost; changes nothing.
+    """Refuse to round otherwise than to nearest where there is nothing to round.
 
     Raises
     ------
     ValueError
-        If there is nothing to round otherwise than to nearest: no bfloat16 weights, or masters.
+        If the Trainer has no bfloat16 weights, or masters.
     """
-    weights = grid_weights(gluon_trainer.parameters_of(trainer))
-    masters = bool(gluon_trainer.optimizer_of(trainer).multi_precision)
-    if rounding.way != NEAREST.way and (masters or not weights):
-        why = (
-            "the optimizer has multi_precision=True and updates FP32 masters"
-            if masters
-            else "this Trainer trains none; cast the network before, with "
-            'mpgluon.cast_block(net, "bfloat16")'
-        )
-        raise ValueError(
-            f"update_rounding={rounding.way!r} is for bfloat16 weights without masters, and {why}"
-        )
-    if rounding.way == NEAREST.way and weights and not masters:
-        _logger.warning(
-            "%d bfloat16 weights (%s first) have no FP32 master: updates below half a unit in a "
-            "weight's last place, 2^-9 at 1.0, are lost; create the Trainer with "
-            '{"multi_precision": True, …}, or call amp.init_trainer(trainer, '
-            'update_rounding="stochastic")',
-            len(weights),
-            weights[0].name,
-        )
+    if rounding.way == NEAREST.way or rounding_of(trainer) is not None:
+        return
+    why = (
+        "the optimizer has multi_precision=True and updates FP32 masters"
+        if gluon_trainer.optimizer_of(trainer).multi_precision
+        else "this Trainer trains none; cast the network before, with "
+        'mpgluon.cast_block(net, "bfloat16")'
+    )
+    raise ValueError(
+        f"update_rounding={rounding.way!r} is for bfloat16 weights without masters, and {why}"
+    )
 
 
 class RoundedUpdates(Updates):

@@ -1,103 +1,173 @@
-"""The doctor's look at networks, Trainers and labels: made-up ones, and planted faults."""
+"""The doctor's look at networks, Trainers and labels with planted faults."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 
 from mpgluon import Policy, amp, cast_block, restore
 from mpgluon.diagnostics.doctor import check_training
-from mpgluon.diagnostics.doctor.network import LabelFacts, TrainerFacts, TrainingFacts
-from mpgluon.diagnostics.doctor.training import training
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
+from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 
-CAST = TrainingFacts(
-    policy=Policy.parse("float16"), device_types=frozenset({"gpu"}), devices=1, labels=()
-)
-PLAIN = TrainingFacts(plainly_cast=("a", "b", "c", "d"), device_types=frozenset({"gpu"}), devices=1)
-ADAM = TrainerFacts(
-    optimizer="Adam",
-    float16_weights=("w",),
-    obstacle="its epsilon=1e-08 is 0 in float16",
-    multi_precision=False,
-)
+TWO = [mx.cpu(0), mx.cpu(1)]
+GPU = mx.gpu()
+
+
+def uninitialized_cast(ctx):
+    """Return a network after ``net.cast``, whose parameters are on no device yet."""
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(2, use_bias=False, prefix=f"{name}_") for name in "abcd"))
+    net.initialize(ctx=ctx)
+    net.cast("float16")
+    return net
+
+
+def synchronized(count, cast=cast_block, devices=()):
+    net = nn.HybridSequential()
+    net.add(gluon.contrib.nn.SyncBatchNorm(in_channels=2, num_devices=count, prefix="s_"))
+    net.add(nn.Dense(2, in_units=2))
+    if devices:
+        net.initialize(ctx=devices)
+    cast(net)
+    return net
+
+
+def trained(policy="float16", optimizer="sgd", multi_precision=True, scaler=None, cast=cast_block):
+    """Return a network and its Trainer, which asks ``scaler`` whether to skip a step."""
+    net = small_network()
+    cast(net, policy) if cast is cast_block else cast(net)
+    trainer = trainer_of(net, optimizer, multi_precision)
+    if scaler is not None:
+        trainer._amp_loss_scaler = scaler
+    return net, trainer
+
+
+def plainly(net):
+    net.cast("float16")
+
+
+def cast_head(operator):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), nn.HybridLambda(operator))
+    net.initialize()
+    cast_block(net)
+    return net
+
+
+class MyScaler:
+    """An object that a Trainer can ask."""
+
 
 TRAININGS = {
-    "net.cast on a GPU": (PLAIN, ("cast", "warning", "a, b, c and 1 more", "softmax", "cast_bl")),
-    "net.cast on a CPU": (replace(PLAIN, device_types=frozenset({"cpu"})),
-        ("cast", "error", "cast_block did not make", "refuses float16 convolutions", "float32")),
-    "cast_block": (CAST, ("cast", "ok", "computation float16, result float32", "", "")),
-    "FP32": (TrainingFacts(devices=1), ("cast", "note", "nothing is in 16 bits", "FP32", "cast_")),
-    "a float16 BatchNorm": (replace(CAST, float16_batch_norms=("bn",)),
-        ("BatchNorm", "error", "bn", "FP32 ones only", 'p.cast("float32")')),
-    "SyncBatchNorm after net.cast": (replace(PLAIN, sync_batch_norms=(("s", 1),)),
-        ("SyncBatchNorm", "error", "s in a network", "data type do not match", "cast_block")),
-    "SyncBatchNorm over too many": (replace(CAST, sync_batch_norms=(("s", 2),)),
-        ("SyncBatchNorm", "error", "num_devices=2, the network is on 1", "forever", "devices=1")),
-    "SyncBatchNorm over too few": (replace(CAST, sync_batch_norms=(("s", 1),), devices=2),
-        ("SyncBatchNorm", "error", "num_devices=1, the network is on 2", "not sync", "devices=2")),
-    "SyncBatchNorm": (replace(CAST, sync_batch_norms=(("s", 1),)),
-        ("SyncBatchNorm", "ok", "s over 1", "", "")),
-    "SyncBatchNorm before initialization": (replace(CAST, sync_batch_norms=(("s", 4),), devices=0),
-        ("SyncBatchNorm", "ok", "s", "", "")),
-    "float16 logits by net.cast": (PLAIN, ("logits", "warning", "unless", "65504", "cast_block")),
-    "float16 logits by policy": (replace(CAST, policy=Policy("float16", "float16", "float16")),
-        ("logits", "warning", "returns float16", "exponentials", 'output_dtype="float32"')),
-    "Adam without masters": (replace(CAST, trainer=ADAM),
-        ("masters", "error", "Adam updates 1", "epsilon=1e-08 is 0", "multi_precision=True")),
-    "SGD without masters": (replace(CAST, trainer=replace(ADAM, optimizer="SGD", obstacle=None)),
-        ("masters", "warning", "SGD updates 1", "are lost", "multi_precision=True")),
-    "a Trainer from before the cast": (
-        replace(CAST, trainer=replace(ADAM, multi_precision=True, keeps_masters=False)),
-        ("masters", "warning", "before the network was cast", "rounded already", "init_trainer")),
-    "masters": (replace(CAST, trainer=replace(ADAM, multi_precision=True)),
-        ("masters", "ok", "1 float16 weights", "", "")),
-    "contrib.amp's loss scale": (replace(CAST, trainer=TrainerFacts(scaler="contrib")),
-        ("loss scale", "error", "contrib.amp", "first device only", "from mpgluon import amp")),
-    "no loss scale": (replace(CAST, trainer=TrainerFacts(scaler="none")),
-        ("loss scale", "warning", "none", "become 0", "amp.init_trainer")),
-    "a loss scale of none": (replace(PLAIN, trainer=TrainerFacts(scaler="mpgluon, none")),
-        ("loss scale", "warning", "none", "2^-25", "amp.init_trainer")),
+    "net.cast on a GPU": (
+        lambda: check_training(uninitialized_cast(GPU)),
+        ("cast", "warning", "a_weight, b_weight, c_weight and 1 more", "softmax", "cast_bl"),
+    ),
+    "net.cast on a CPU": (
+        lambda: check_training(uninitialized_cast(mx.cpu())),
+        ("cast", "error", "cast_block did not make", "refuses float16 convolutions", "float32"),
+    ),
+    "cast_block": (
+        lambda: check_training(trained()[0]),
+        ("cast", "ok", "computation float16, result float32", "", ""),
+    ),
+    "FP32": (
+        lambda: check_training(small_network()),
+        ("cast", "note", "nothing is in 16 bits", "FP32", "cast_"),
+    ),
+    "SyncBatchNorm after net.cast": (
+        lambda: check_training(synchronized(1, plainly, TWO[:1])),
+        ("SyncBatchNorm", "error", "s in a network", "data type do not match", "cast_block"),
+    ),
+    "SyncBatchNorm over too many": (
+        lambda: check_training(synchronized(2, devices=TWO[:1])),
+        ("SyncBatchNorm", "error", "num_devices=2, the network is on 1", "forever", "devices=1"),
+    ),
+    "SyncBatchNorm over too few": (
+        lambda: check_training(synchronized(1, devices=TWO)),
+        ("SyncBatchNorm", "error", "num_devices=1, the network is on 2", "not sync", "devices=2"),
+    ),
+    "SyncBatchNorm": (
+        lambda: check_training(synchronized(1, devices=TWO[:1])),
+        ("SyncBatchNorm", "ok", "s over 1", "", ""),
+    ),
+    "SyncBatchNorm before initialization": (
+        lambda: check_training(synchronized(4)),
+        ("SyncBatchNorm", "ok", "s", "", ""),
+    ),
+    "float16 logits by net.cast": (
+        lambda: check_training(trained(cast=plainly)[0]),
+        ("logits", "warning", "unless", "65504", "cast_block"),
+    ),
+    "float16 logits by policy": (
+        lambda: check_training(trained(Policy("float16", "float16", "float16"))[0]),
+        ("logits", "warning", "returns float16", "exponentials", 'output_dtype="float32"'),
+    ),
+    "Adam without masters": (
+        lambda: check_training(*trained(optimizer="adam", multi_precision=False)),
+        ("masters", "error", "Adam updates 4", "epsilon=1e-08 is 0", "multi_precision=True"),
+    ),
+    "SGD without masters": (
+        lambda: check_training(*trained(multi_precision=False)),
+        ("masters", "warning", "SGD updates 4", "are lost", "multi_precision=True"),
+    ),
+    "masters": (
+        lambda: check_training(*trained()),
+        ("masters", "ok", "4 float16 weights", "", ""),
+    ),
+    "contrib.amp's loss scale": (
+        lambda: check_training(*trained(scaler=LossScaler())),
+        ("loss scale", "error", "contrib.amp", "first device only", "from mpgluon import amp"),
+    ),
+    "no loss scale": (
+        lambda: check_training(*trained(cast=plainly)),
+        ("loss scale", "warning", "none", "become 0", "amp.init_trainer"),
+    ),
     "no loss scale in bfloat16": (
-        replace(CAST, policy=Policy.parse("mixed_bfloat16"), trainer=TrainerFacts(scaler="none")),
-        ("loss scale", "ok", "none is needed", "", "")),
-    "another loss scale": (replace(CAST, trainer=TrainerFacts(scaler="MyScaler")),
-        ("loss scale", "note", "MyScaler", "neither", "init_trainer")),
-    "a loss scale": (replace(CAST, trainer=TrainerFacts()),
-        ("loss scale", "ok", "mpgluon's", "", "")),
-    "an operator with a gradient of its own": (
-        replace(CAST, own_gradients=(("head", "SVMOutput"),), trainer=TrainerFacts()),
-        ("own gradient", "error", "SVMOutput in head", "refuses such a loss", "gluon.loss")),
+        lambda: check_training(*trained("mixed_bfloat16")),
+        ("loss scale", "ok", "none is needed", "", ""),
+    ),
+    "another loss scale": (
+        lambda: check_training(*trained(scaler=MyScaler())),
+        ("loss scale", "note", "MyScaler", "neither", "init_trainer"),
+    ),
     "an operator with a gradient of its own, and no Trainer yet": (
-        replace(CAST, own_gradients=(("head", "SVMOutput"),)),
-        ("own gradient", "error", "ignores the gradient", "no loss scale reaches", '"none"')),
-    "updates in the kvstore": (replace(CAST, trainer=TrainerFacts(updates_in_kvstore=True)),
-        ("kvstore", "error", "inside its kvstore", "skipped", "update_on_kvstore=False")),
-    "contrib.amp initialized": (replace(CAST, contrib_initialized=True),
-        ("contrib.amp", "error", "init() was called", "for good", "remove the call")),
+        lambda: check_training(cast_head("SVMOutput")),
+        ("own gradient", "error", "ignores the gradient", "no loss scale reaches", '"none"'),
+    ),
+    "updates in the kvstore": (
+        lambda: check_training(
+            trainer=gluon.Trainer(cast_head("relu").collect_params(), "sgd", update_on_kvstore=True)
+        ),
+        ("kvstore", "error", "inside its kvstore", "skipped", "update_on_kvstore=False"),
+    ),
     "float16 labels": (
-        replace(CAST, labels=(LabelFacts("int32", 5000.0), LabelFacts("float16", 2047.0))),
-        ("labels", "warning", "float16, the largest 2047", "2048 only", "int32")),
+        lambda: check_training(labels=[np.array([5000]), np.array([2047], np.float16)]),
+        ("labels", "warning", "float16, the largest 2047", "2048 only", "int32"),
+    ),
     "float16 labels that are wrong": (
-        replace(CAST, labels=(LabelFacts("float16", 3.0), LabelFacts("float16", 2048.0))),
-        ("labels", "error", "float16, the largest 2048", "2049 has become 2048", "int32")),
-    "labels": (replace(CAST, labels=(LabelFacts("int32", 5000.0), LabelFacts("float32", 1.0))),
-        ("labels", "ok", "float32, int32", "", "")),
-}  # fmt: skip
+        lambda: check_training(labels=[np.array([v], np.float16) for v in (3, 2048)]),
+        ("labels", "error", "float16, the largest 2048", "2049 has become 2048", "int32"),
+    ),
+    "labels": (
+        lambda: check_training(labels=[np.array([1], d) for d in (np.int32, np.float32)]),
+        ("labels", "ok", "float32, int32", "", ""),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", TRAININGS)
 def test_each_training_gets_its_finding(case):
-    facts, (topic, level, *words) = TRAININGS[case]
-    findings = list(training(facts))
+    check, (topic, level, *words) = TRAININGS[case]
+    findings = check().findings
     matching = [f for f in findings if (f.topic, f.level) == (topic, level)]
     assert len(matching) == 1, findings
     for text, word in zip((matching[0].what, matching[0].why, matching[0].fix), words):
@@ -232,9 +302,6 @@ def test_a_loss_scale_of_none_is_a_warning_in_float16_only(dtype):
     in_bfloat16 = {} if has_native_bfloat16() else {"speed": "note"}
     expected = {"loss scale": "warning"} if dtype == "float16" else in_bfloat16
     assert problems(check_training(net, trainer)) == expected
-
-
-TWO = [mx.cpu(0), mx.cpu(1)]
 
 
 @pytest.mark.parametrize(

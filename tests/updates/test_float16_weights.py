@@ -9,7 +9,7 @@ from pathlib import Path
 import mpgluon
 from mpgluon import PrecisionError, amp
 from mpgluon.diagnostics.optimizers import optimizer_names
-from mpgluon.updates.float16_weights import obstacle_without_masters
+from mpgluon.updates.weight_findings import obstacle_without_masters
 
 import mxnet as mx
 import numpy as np
@@ -75,8 +75,8 @@ def test_an_optimizer_that_cannot_work_without_masters_is_refused_and_others_are
     if WITHOUT_MASTERS[name]:
         begin(net, name)
         (message,) = warnings_of.messages
-        assert "2 weights (net_dense0_weight first) have no FP32 master" in message
-        assert f'"{name}", {{"multi_precision": True' in message
+        assert "2 float16 weights without FP32 masters, net_dense0_weight first" in message
+        assert "optimizer with multi_precision=True" in message
         return
     trainer = gluon.Trainer(net.collect_params(), name)
     before = dict(vars(trainer))
@@ -92,7 +92,7 @@ def test_an_optimizer_that_cannot_work_without_masters_is_refused_and_others_are
 @pytest.mark.parametrize("name", [name for name, works in WITHOUT_MASTERS.items() if not works])
 @pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")  # as MXNet says
 def test_an_optimizer_that_is_refused_fails_in_mxnet(name, monkeypatch):
-    monkeypatch.setattr("mpgluon.trainer.step.check_float16_weights", id)
+    monkeypatch.setattr("mpgluon.trainer.step.check_weights", lambda *_: None)
     net = make_net()
     trainer = begin(net, name)
     images = mx.nd.zeros((2, 3))  # the gradients are zeros, too
@@ -122,12 +122,12 @@ def test_an_optimizer_with_an_update_of_its_own_is_not_refused(warnings_of):
     net = make_net()
     trainer = gluon.Trainer(net.collect_params(), InFP32())
     amp.init_trainer(trainer)
-    assert "InFP32 adds to the float16 numbers" in warnings_of.messages[0]
+    assert "InFP32 updates 2 float16 weights without" in warnings_of.messages[0]
 
 
 @pytest.mark.parametrize("loss_scale", ["none", "dynamic"])
 def test_the_refusal_does_not_depend_on_the_loss_scale(loss_scale):
-    with pytest.raises(PrecisionError, match="RMSProp cannot train float16 weights"):
+    with pytest.raises(PrecisionError, match="RMSProp updates 2 float16 weights without"):
         begin(make_net(), "rmsprop", loss_scale)
 
 
@@ -147,7 +147,7 @@ def test_net_cast_on_a_cpu_is_warned_of_before_mxnet_refuses(warnings_of):
     net.cast("float16")
     begin(net, multi_precision=True)
     (message,) = warnings_of.messages
-    assert message.startswith("2 weights (net_dense0_weight first) are float16, on a CPU")
+    assert message.startswith("float16 parameters that cast_block did not make: net_dense0_weight")
     assert "mpgluon.cast_block(net)" in message
     with pytest.raises(MXNetError, match="float16 fully connected layer"):
         net(mx.nd.ones((1, 3), dtype="float16")).asnumpy()

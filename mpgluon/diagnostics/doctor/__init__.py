@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpgluon.diagnostics.doctor.findings import LEVELS, DoctorReport, Finding
 from mpgluon.diagnostics.doctor.hardware import hardware
 from mpgluon.diagnostics.doctor.installation import installation
 from mpgluon.diagnostics.doctor.machine import MachineFacts, gather
+from mpgluon.findings import LEVELS, DoctorReport, Finding
 
 __all__ = [
     "LEVELS",
@@ -92,6 +92,6 @@ def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> 
         If all are missing.
     """
     # They import MXNet, which check_machine must do without.
-    from mpgluon.diagnostics.doctor import network, training
+    from mpgluon.diagnostics.doctor.training import training
 
-    return DoctorReport(tuple(training.training(network.gather(net, trainer, labels))))
+    return DoctorReport(tuple(training(net, trainer, labels)))

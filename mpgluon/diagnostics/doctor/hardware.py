@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpgluon.cuda_libraries import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
-from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
 from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
+from mpgluon.findings import Finding, error, note, ok, warning
 from mpgluon.tables import counted
 
 __all__ = ["hardware"]
@@ -100,23 +100,16 @@ def _gpu(gpu: Gpu, facts: MachineFacts) -> Finding:
         )
     major, minor = gpu.capability
     name = f"{gpu.name}, sm_{major}{minor}"
-    if major > max(_MAJOR_VERSIONS):
-        return Finding(
-            "error" if facts.is_for_cuda else "warning",
-            "GPU",
-            name,
+    if major not in _MAJOR_VERSIONS:
+        why, fix = (
             "MXNet's wheels hold code up to sm_86 and no PTX: each kernel fails with \"no kernel "
             'image is available"',
             _INSTEAD_OF_HOPPER,
         )
-    if major not in _MAJOR_VERSIONS:
-        return Finding(
-            "error" if facts.is_for_cuda else "warning",
-            "GPU",
-            name,
-            "too old for CUDA 11 and for MXNet's wheels, which begin with sm_50",
-            f"use a later GPU, or the CPU: {INSTALL_FOR_CPU}",
-        )
+        if major < min(_MAJOR_VERSIONS):
+            why = "too old for CUDA 11 and for MXNet's wheels, which begin with sm_50"
+            fix = f"use a later GPU, or the CPU: {INSTALL_FOR_CPU}"
+        return Finding("error" if facts.is_for_cuda else "warning", "GPU", name, why, fix)
     if not facts.is_for_cuda:
         return warning(
             "GPU",

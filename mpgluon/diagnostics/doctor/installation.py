@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from mpgluon.cuda_libraries import DRIVER, INSTALL_FOR_CPU, INSTALL_FOR_CUDA, LIBRARIES, wheel_of
-from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
 from mpgluon.diagnostics.doctor.machine import MachineFacts, numbers_in
+from mpgluon.findings import Finding, error, note, ok, warning
 
 __all__ = ["CUDA_WHEELS", "installation"]
 

@@ -70,8 +70,8 @@ except mx.base.MXNetError as error:
 if not features.is_enabled("CUDA"):
     from mpgluon import kernels
     from mpgluon.kernels.bfloat16 import bfloat16_products
-    found = kernels.build()
-    facts["native_state"], facts["native_sentence"] = found.state, found.sentence
+    build = kernels.build()
+    facts["native_state"], facts["native_sentence"] = build.state, build.sentence
     facts["bfloat16"] = bfloat16_products()
 if features.is_enabled("CUDNN"):
     import ctypes
@@ -161,13 +161,13 @@ def gather() -> MachineFacts:
 
 
 def _installed() -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         # Broken installations leave folders without a name behind.
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
         if _DISTRIBUTIONS.fullmatch(name):
-            found.setdefault(name, distribution.version)
-    return found
+            versions.setdefault(name, distribution.version)
+    return versions
 
 
 def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Optional
 
-from mpgluon.diagnostics.doctor.findings import Finding, ok, warning
+from mpgluon.findings import Finding, ok, warning
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.operators import facts_in_graph
 
@@ -33,14 +33,14 @@ _LARGEST = float(np.finfo(np.float16).max)
 def scalars(graph: Graph) -> Iterator[Finding]:
     """Yield findings about the numbers in a graph; a function of the graph alone."""
     becoming_float16 = _becoming_float16(graph)
-    found = False
+    has_finding = False
     for node in graph.nodes:
         values = [*(entry.value for entry in node.inputs), *node.outputs]
         meets = node in becoming_float16 or any(value.dtype == "float16" for value in values)
         if not meets or node.operator in _COMPARES:
             continue
         for written in filter(_is_too_large, map(_number, map(node.attributes.get, _WRITTEN))):
-            found = True
+            has_finding = True
             yield warning(
                 "scalar",
                 f"{node.operator} in {node.layer} writes {written:g} into float16",
@@ -51,18 +51,18 @@ def scalars(graph: Graph) -> Iterator[Finding]:
                 "block with a cast method or a _dtype receives its format from the cast, and can "
                 "choose), or keep the block in FP32 with keep_fp32",
             )
-    if not found:
+    if not has_finding:
         yield ok("scalar", "every number in the code is one in the format it meets")
 
 
 def _becoming_float16(graph: Graph) -> set[Node]:
     """Return the nodes whose FP32 results are rounded to float16 unchanged."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for node in reversed(graph.nodes):
         casts = node.operator in ("amp_cast", "Cast") and node.outputs[0].dtype == "float16"
-        if casts or (facts_in_graph(node.operator).moves and node in found):
-            found.update(entry.node for entry in node.inputs)
-    return found
+        if casts or (facts_in_graph(node.operator).moves and node in nodes):
+            nodes.update(entry.node for entry in node.inputs)
+    return nodes
 
 
 def _is_too_large(number: float) -> bool:

@@ -1,242 +1,321 @@
-"""Whether a network will train well with this Trainer and these labels.
-
-Functions of the facts alone.
-"""
+"""Whether a network will train well with this Trainer and these labels."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
 
-from mpgluon.diagnostics.doctor.findings import Finding, error, note, ok, warning
-from mpgluon.diagnostics.doctor.network import TrainerFacts, TrainingFacts
+from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.cast.block import blocks_of, device_type_of
+from mpgluon.cast.network_cast import NetworkCast, cast_of
+from mpgluon.cast.plan import BATCH_NORMS, is_hybrid
+from mpgluon.errors import PrecisionError
+from mpgluon.findings import Finding, error, examples, note, ok, warning
+from mpgluon.formats.loss_scale import NoLossScale
+from mpgluon.graph.nodes import Graph
+from mpgluon.graph.output_operators import HAS_GRAD_SCALE, OWN_GRADIENT
+from mpgluon.kernels.dtypes import dtype_name
+from mpgluon.trainer.master_keeper import MasterKeeper
+from mpgluon.trainer.step import TrainerState
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.masters import MasterWeights
+from mpgluon.updates.rounded_updates import NEAREST, rounding_of
+from mpgluon.updates.weight_findings import (
+    float16_parameters,
+    on_masters,
+    on_plain_cast,
+    plainly_cast,
+)
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn
 
 __all__ = ["training"]
 
 _LAST_COUNTED = 2**11  # float16 holds every integer up to here
 
 
-def training(facts: TrainingFacts) -> Iterator[Finding]:
-    """Yield findings about the training; a function of the facts alone."""
-    for check in (
-        _cast,
-        _batch_norm,
-        _sync_batch_norm,
-        _output,
-        _masters,
-        _loss_scale,
-        _own_gradients,
-        _kvstore,
-        _contrib,
-        _labels,
-    ):
-        yield from check(facts)
-
-
-def _cast(facts: TrainingFacts) -> Iterator[Finding]:
-    if facts.plainly_cast:
-        on_cpu = "cpu" in facts.device_types
-        yield Finding(
-            "error" if on_cpu else "warning",
-            "cast",
-            f"float16 parameters that cast_block did not make: {_examples(facts.plainly_cast)}",
-            "MXNet refuses float16 convolutions and dense layers on a CPU"
-            if on_cpu
-            else "net.cast makes LayerNorm, GroupNorm and softmax compute in float16, and masters "
-            "then begin with weights that are rounded already",
-            'make the network in FP32 (net.cast("float32") takes a cast back), then '
-            "mpgluon.cast_block(net)",
-        )
-    if facts.policy is not None:
-        policy = facts.policy
-        yield ok(
-            "cast",
-            f"parameters {policy.param_dtype}, computation {policy.compute_dtype}, "
-            f"result {policy.output_dtype}",
-        )
-        if facts.arithmetic == "emulated" and policy.compute_dtype == "bfloat16":
-            yield note(
-                "speed",
-                "bfloat16 is emulated: this processor has no instructions for it, or the policy "
-                "asks for it",
-                "each result is computed in FP32 and rounded once; a hybridized step takes a "
-                "little longer than FP32's",
-                "for speed train in float32 here, or in bfloat16 on a processor that has it",
+def training(net: Any, trainer: Any, labels: Any) -> Iterator[Finding]:
+    """Yield findings; see :func:`mpgluon.diagnostics.doctor.check_training`."""
+    if net is None and trainer is None and labels is None:
+        raise ValueError("give check_training a net, a trainer or labels; it received none")
+    for value, kind, name in ((net, gluon.Block, "net"), (trainer, gluon.Trainer, "trainer")):
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(
+                f"{name} must be a gluon.{kind.__name__}, received {type(value).__name__}"
             )
-    elif not facts.plainly_cast and (facts.devices or facts.trainer):
-        yield note(
-            "cast",
-            "nothing is in 16 bits",
-            "the network trains in FP32, with no saving of time or memory",
-            'mpgluon.cast_block(net), or amp.autocast(net, "bfloat16"), before the Trainer is made',
+    arrays = _label_arrays(labels)
+    subject = _Training.of(net, trainer)
+    yield from subject.cast_findings()
+    yield from subject.batch_norm()
+    yield from subject.sync_batch_norm()
+    yield from subject.output()
+    if trainer is not None:
+        yield from subject.masters()
+        yield from subject.loss_scale()
+    yield from subject.own_gradients()
+    if trainer is not None:
+        yield from subject.kvstore()
+    yield from _contrib()
+    yield from _labels(arrays)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A network and its Trainer, either of which may be missing."""
+
+    blocks: list[gluon.Block]
+    parameters: list[gluon.Parameter]
+    trainer: Optional[gluon.Trainer]
+    cast: Optional[NetworkCast]
+    plain: list[gluon.Parameter]  # float16 ones that mpgluon did not cast
+
+    @classmethod
+    def of(cls, net: Optional[gluon.Block], trainer: Optional[gluon.Trainer]) -> _Training:
+        parameters = []
+        if net is not None:
+            parameters = list(net.collect_params().values())
+        elif trainer is not None:
+            parameters = gluon_trainer.parameters_of(trainer)
+        return cls(
+            blocks=[] if net is None else list(blocks_of(net)),
+            parameters=parameters,
+            trainer=trainer,
+            cast=next((cast for cast in map(cast_of, parameters) if cast is not None), None),
+            plain=plainly_cast(parameters),
         )
 
+    @property
+    def devices(self) -> list[set[mx.Context]]:
+        """The devices of each parameter; none before initialization."""
+        return [
+            set(parameter.list_ctx())
+            for parameter in self.parameters
+            if parameter._data is not None or parameter._deferred_init
+        ]
 
-def _batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
-    if facts.float16_batch_norms:
-        yield error(
-            "BatchNorm",
-            f"float16 parameters or statistics in {_examples(facts.float16_batch_norms)}",
-            "MXNet's operator takes FP32 ones only, and running means of small values would stall",
-            "for each of these layers: for p in layer.collect_params().values(): "
-            'p.cast("float32"); cast_block and net.cast leave them alone',
-        )
+    @property
+    def device_count(self) -> int:
+        return max(map(len, self.devices), default=0)
 
+    @property
+    def computes_float16(self) -> bool:
+        """Whether gradients pass through float16, where small ones become zero."""
+        by_policy = self.cast is not None and self.cast.policy.compute_dtype == "float16"
+        return by_policy or bool(self.plain)
 
-def _sync_batch_norm(facts: TrainingFacts) -> Iterator[Finding]:
-    if not facts.sync_batch_norms:
-        return
-    names = tuple(name for name, _ in facts.sync_batch_norms)
-    if facts.plainly_cast:
-        yield error(
-            "SyncBatchNorm",
-            f"{_examples(names)} in a network cast with net.cast",
-            "its operator takes FP32 data only: data type do not match specified type",
-            "mpgluon.cast_block(net) on a network in FP32 passes FP32 data to it",
-        )
-    wrong = [(name, count) for name, count in facts.sync_batch_norms if count != facts.devices]
-    if wrong and facts.devices:
-        name, count = wrong[0]
-        yield error(
-            "SyncBatchNorm",
-            f"{name} has num_devices={count}, the network is on {facts.devices}",
-            "it waits forever for devices that take no part"
-            if count > facts.devices
-            else "devices are not synchronized with each other",
-            f"SyncBatchNorm(num_devices={facts.devices}); its default is all GPUs of the machine",
-        )
-    elif not facts.plainly_cast:
-        yield ok("SyncBatchNorm", f"{_examples(names)} over {facts.devices} devices")
+    @property
+    def scaler(self) -> Any:
+        """The object that the Trainer asks whether to skip a step; ``None`` for no loss scale."""
+        scaler = gluon_trainer.loss_scaler_of(self.trainer)
+        if isinstance(scaler, TrainerState) and isinstance(scaler.loss_scale, NoLossScale):
+            return None
+        return None if isinstance(scaler, MasterKeeper) else scaler
 
+    def cast_findings(self) -> Iterator[Finding]:
+        on_cpu = any(device.device_type == "cpu" for group in self.devices for device in group)
+        yield from on_plain_cast(self.parameters, on_cpu=on_cpu)
+        if self.cast is not None:
+            policy = self.cast.policy
+            yield ok(
+                "cast",
+                f"parameters {policy.param_dtype}, computation {policy.compute_dtype}, "
+                f"result {policy.output_dtype}",
+            )
+            if policy.compute_dtype == "bfloat16" and _is_emulated(self.cast):
+                yield note(
+                    "speed",
+                    "bfloat16 is emulated: this processor has no instructions for it, or the "
+                    "policy asks for it",
+                    "each result is computed in FP32 and rounded once; a hybridized step takes a "
+                    "little longer than FP32's",
+                    "for speed train in float32 here, or in bfloat16 on a processor that has it",
+                )
+        elif not self.plain and (self.devices or self.trainer):
+            yield note(
+                "cast",
+                "nothing is in 16 bits",
+                "the network trains in FP32, with no saving of time or memory",
+                'mpgluon.cast_block(net), or amp.autocast(net, "bfloat16"), before the Trainer is '
+                "made",
+            )
 
-def _output(facts: TrainingFacts) -> Iterator[Finding]:
-    by_policy = facts.policy is not None and facts.policy.output_dtype == "float16"
-    if not by_policy and not facts.plainly_cast:
-        return
-    yield warning(
-        "logits",
-        "the network returns float16"
-        if by_policy
-        else "the network returns float16 unless a layer of its own casts the result",
-        "softmax and the loss sum exponentials, on a CPU in float16 itself, and metrics "
-        "overflow at 65504",
-        'Policy(..., output_dtype="float32")'
-        if by_policy
-        else 'mpgluon.cast_block(net) returns FP32; or loss_fn(net(images).astype("float32"), …)',
-    )
+    def batch_norm(self) -> Iterator[Finding]:
+        norms = [block for block in self.blocks if isinstance(block, BATCH_NORMS)]
+        names = [b.name for b in norms if float16_parameters(b._reg_params.values())]
+        if names:
+            yield error(
+                "BatchNorm",
+                f"float16 parameters or statistics in {examples(names)}",
+                "MXNet's operator takes FP32 ones only, and running means of small values would "
+                "stall",
+                "for each of these layers: for p in layer.collect_params().values(): "
+                'p.cast("float32"); cast_block and net.cast leave them alone',
+            )
 
+    def sync_batch_norm(self) -> Iterator[Finding]:
+        norms = [b for b in self.blocks if isinstance(b, gluon.contrib.nn.SyncBatchNorm)]
+        if not norms:
+            return
+        names, devices = examples([norm.name for norm in norms]), self.device_count
+        if self.plain:
+            yield error(
+                "SyncBatchNorm",
+                f"{names} in a network cast with net.cast",
+                "its operator takes FP32 data only: data type do not match specified type",
+                "mpgluon.cast_block(net) on a network in FP32 passes FP32 data to it",
+            )
+        wrong = [norm for norm in norms if int(norm._kwargs["ndev"]) != devices]
+        if wrong and devices:
+            count = int(wrong[0]._kwargs["ndev"])
+            yield error(
+                "SyncBatchNorm",
+                f"{wrong[0].name} has num_devices={count}, the network is on {devices}",
+                "it waits forever for devices that take no part"
+                if count > devices
+                else "devices are not synchronized with each other",
+                f"SyncBatchNorm(num_devices={devices}); its default is all GPUs of the machine",
+            )
+        elif not self.plain:
+            yield ok("SyncBatchNorm", f"{names} over {devices} devices")
 
-def _masters(facts: TrainingFacts) -> Iterator[Finding]:
-    trainer = facts.trainer
-    if trainer is not None and trainer.bfloat16_weights:
-        yield _bfloat16_masters(trainer)
-    if trainer is None or not trainer.float16_weights:
-        return
-    weights = f"{len(trainer.float16_weights)} float16 weights"
-    fix = "create the Trainer's optimizer with multi_precision=True"
-    if not trainer.multi_precision and trainer.obstacle is not None:
-        yield error(
-            "masters",
-            f"{trainer.optimizer} updates {weights} without FP32 masters",
-            trainer.obstacle,
-            fix,
-        )
-    elif not trainer.multi_precision:
+    def output(self) -> Iterator[Finding]:
+        by_policy = self.cast is not None and self.cast.policy.output_dtype == "float16"
+        if not by_policy and not self.plain:
+            return
         yield warning(
-            "masters",
-            f"{trainer.optimizer} updates {weights} without FP32 masters",
-            "updates below half a unit in a weight's last place are lost, 2^-12 at 1.0",
-            fix,
-        )
-    elif not trainer.keeps_masters and facts.policy is not None:
-        yield warning(
-            "masters",
-            "the Trainer was made before the network was cast",
-            "it has MXNet's own masters, which begin with weights that are rounded already",
-            "make the Trainer after mpgluon.cast_block, or call amp.init_trainer(trainer)",
-        )
-    else:
-        yield ok("masters", f"{weights} with FP32 masters")
-
-
-def _bfloat16_masters(trainer: TrainerFacts) -> Finding:
-    weights = f"{len(trainer.bfloat16_weights)} bfloat16 weights"
-    if trainer.multi_precision:
-        return ok("masters", f"{weights} with FP32 masters")
-    if trainer.update_rounding != "nearest":
-        return ok("masters", f"{weights} without any, updates rounded: {trainer.update_rounding}")
-    return warning(
-        "masters",
-        f"{trainer.optimizer} updates {weights} without FP32 masters",
-        "updates below half a unit in a weight's last place are lost, 2^-9 at 1.0",
-        "create the Trainer's optimizer with multi_precision=True, or call "
-        'amp.init_trainer(trainer, update_rounding="stochastic")',
-    )
-
-
-def _loss_scale(facts: TrainingFacts) -> Iterator[Finding]:
-    trainer = facts.trainer
-    if trainer is None:
-        return
-    if trainer.scaler == "contrib":
-        yield error(
-            "loss scale",
-            "the Trainer has that of mxnet.contrib.amp",
-            "it fails on float16 and FP32 gradients together, looks at the first device only, and "
-            "backs off a step late",
-            "from mpgluon import amp instead, without amp.init(); a new Trainer, then "
-            "amp.init_trainer(trainer)",
-        )
-    elif trainer.scaler in ("none", "mpgluon, none") and facts.computes_float16:
-        yield warning(
-            "loss scale",
-            "none, though gradients are float16",
-            "gradients below 2^-25 (3e-8) become 0, and those below 2^-14 lose digits; a step with "
-            "infinite ones is not skipped",
-            "amp.init_trainer(trainer), and amp.scale_loss around backward",
-        )
-    elif trainer.scaler not in ("none", "mpgluon, none", "mpgluon"):
-        yield note(
-            "loss scale",
-            f"the Trainer asks an object of class {trainer.scaler} whether to skip a step",
-            "it is neither mpgluon's nor MXNet's",
-            "amp.init_trainer on a new Trainer, unless this is meant",
-        )
-    else:
-        what = "mpgluon's" if trainer.scaler == "mpgluon" else "none, and none is needed"
-        yield ok("loss scale", what)
-
-
-def _own_gradients(facts: TrainingFacts) -> Iterator[Finding]:
-    trainer = facts.trainer
-    scaled = facts.computes_float16 if trainer is None else trainer.scaler == "mpgluon"
-    if not facts.own_gradients or not scaled:
-        return
-    names = tuple(f"{operator} in {block}" for block, operator in facts.own_gradients)
-    yield error(
-        "own gradient",
-        f"{_examples(names)} ignores the gradient that it receives",
-        "no loss scale reaches the network's gradients, and amp.scale_loss refuses such a loss",
-        "let the network return what goes into the operator, and use a loss of gluon.loss; call "
-        "hybridize(False) on the block if the operator has a grad_scale; or "
-        'amp.init_trainer(trainer, loss_scale="none")',
-    )
-
-
-def _kvstore(facts: TrainingFacts) -> Iterator[Finding]:
-    if facts.trainer is None or not facts.trainer.updates_in_kvstore:
-        return
-    if facts.computes_float16:
-        yield error(
-            "kvstore",
-            "the Trainer updates weights inside its kvstore",
-            "no step with infinite gradients can be skipped there, and a changed loss scale raises",
-            "gluon.Trainer(…, update_on_kvstore=False), or amp.init_trainer right after creating "
-            "one that was not told (the default on several devices is True)",
+            "logits",
+            "the network returns float16"
+            if by_policy
+            else "the network returns float16 unless a layer of its own casts the result",
+            "softmax and the loss sum exponentials, on a CPU in float16 itself, and metrics "
+            "overflow at 65504",
+            'Policy(..., output_dtype="float32")'
+            if by_policy
+            else 'mpgluon.cast_block(net) returns FP32; or loss_fn(net(images).astype("float32"), '
+            "…)",
         )
 
+    def masters(self) -> Iterator[Finding]:
+        rounding = rounding_of(self.trainer) or NEAREST
+        keeps_masters = isinstance(gluon_trainer.loss_scaler_of(self.trainer), MasterKeeper) or any(
+            isinstance(one, MasterWeights) for one in gluon_trainer.updaters_of(self.trainer)
+        )
+        for finding in on_masters(self.trainer, rounding.way):
+            if (
+                finding.level == "ok"
+                and self.cast is not None
+                and self.cast.policy.param_dtype == "float16"
+                and not keeps_masters
+            ):
+                yield warning(
+                    "masters",
+                    "the Trainer was made before the network was cast",
+                    "it has MXNet's own masters, which begin with weights that are rounded already",
+                    "make the Trainer after mpgluon.cast_block, or call amp.init_trainer(trainer)",
+                )
+            else:
+                yield finding
 
-def _contrib(facts: TrainingFacts) -> Iterator[Finding]:
-    if facts.contrib_initialized:
+    def loss_scale(self) -> Iterator[Finding]:
+        scaler = self.scaler
+        if type(scaler).__module__.startswith("mxnet.contrib.amp"):
+            yield error(
+                "loss scale",
+                "the Trainer has that of mxnet.contrib.amp",
+                "it fails on float16 and FP32 gradients together, looks at the first device only, "
+                "and backs off a step late",
+                "from mpgluon import amp instead, without amp.init(); a new Trainer, then "
+                "amp.init_trainer(trainer)",
+            )
+        elif scaler is None and self.computes_float16:
+            yield warning(
+                "loss scale",
+                "none, though gradients are float16",
+                "gradients below 2^-25 (3e-8) become 0, and those below 2^-14 lose digits; a step "
+                "with infinite ones is not skipped",
+                "amp.init_trainer(trainer), and amp.scale_loss around backward",
+            )
+        elif scaler is None:
+            yield ok("loss scale", "none, and none is needed")
+        elif isinstance(scaler, TrainerState):
+            yield ok("loss scale", "mpgluon's")
+        else:
+            yield note(
+                "loss scale",
+                f"the Trainer asks an object of class {type(scaler).__name__} whether to skip a "
+                "step",
+                "it is neither mpgluon's nor MXNet's",
+                "amp.init_trainer on a new Trainer, unless this is meant",
+            )
+
+    def own_gradients(self) -> Iterator[Finding]:
+        """Yield operators that ignore their gradients, and that no loss scale reaches."""
+        is_scaled = isinstance(self.scaler, TrainerState) if self.trainer else self.computes_float16
+        names = [
+            f"{operator} in {block.name}"
+            for block in self.blocks
+            for operator in sorted(OWN_GRADIENT.keys() & _operators_named(block))
+            if operator not in HAS_GRAD_SCALE or _is_compiled(block)
+        ]
+        if is_scaled and names:
+            yield error(
+                "own gradient",
+                f"{examples(names)} ignores the gradient that it receives",
+                "no loss scale reaches the network's gradients, and amp.scale_loss refuses such a "
+                "loss",
+                "let the network return what goes into the operator, and use a loss of gluon.loss; "
+                "call hybridize(False) on the block if the operator has a grad_scale; or "
+                'amp.init_trainer(trainer, loss_scale="none")',
+            )
+
+    def kvstore(self) -> Iterator[Finding]:
+        if self.computes_float16 and gluon_trainer.will_update_in_kvstore(self.trainer):
+            yield error(
+                "kvstore",
+                "the Trainer updates weights inside its kvstore",
+                "no step with infinite gradients can be skipped there, and a changed loss scale "
+                "raises",
+                "gluon.Trainer(…, update_on_kvstore=False), or amp.init_trainer right after "
+                "creating one that was not told (the default on several devices is True)",
+            )
+
+
+def _is_emulated(cast: NetworkCast) -> bool:
+    try:
+        return policy_arithmetic(cast.policy, device_type_of(cast.root)).kind == "emulated"
+    except PrecisionError:  # on a GPU, which computes no bfloat16
+        return False
+
+
+def _is_compiled(block: gluon.Block) -> bool:
+    """Whether the block's gradients are fixed before a loss is scaled."""
+    return isinstance(block, gluon.SymbolBlock) or bool(getattr(block, "_active", False))
+
+
+def _operators_named(block: gluon.Block) -> set[str]:
+    """Return the operators of an imported graph; else all names in a block's forward method."""
+    if isinstance(block, gluon.SymbolBlock):
+        _, graph = block._cached_graph
+        return {node.operator for node in Graph.read(graph).nodes}
+    if isinstance(block, nn.HybridLambda):  # made from an operator's name, or a function
+        return {block._func_name, *_names_in(block._func)}
+    return _names_in(type(block).hybrid_forward if is_hybrid(block) else type(block).forward)
+
+
+def _names_in(function: Any) -> set[str]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return set(code.co_names) if code is not None else set()
+
+
+def _contrib() -> Iterator[Finding]:
+    contrib = sys.modules.get("mxnet.contrib.amp.amp")
+    if getattr(contrib, "_amp_initialized", False):
         yield error(
             "contrib.amp",
             "mxnet.contrib.amp.init() was called in this process",
@@ -246,28 +325,34 @@ def _contrib(facts: TrainingFacts) -> Iterator[Finding]:
         )
 
 
-def _labels(facts: TrainingFacts) -> Iterator[Finding]:
-    if not facts.labels:
+def _label_arrays(labels: Any) -> list[Any]:
+    if labels is None:
+        return []
+    arrays = list(labels) if isinstance(labels, (list, tuple)) else [labels]
+    for array in arrays:
+        if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
+            raise TypeError(
+                f"labels must be NDArrays or NumPy arrays, received one of {type(array).__name__}"
+            )
+    return arrays
+
+
+def _labels(arrays: list[Any]) -> Iterator[Finding]:
+    dtypes = [dtype_name(array) or "" for array in arrays]
+    narrow = [array for array, dtype in zip(arrays, dtypes) if dtype == "float16"]
+    if not narrow:
+        if arrays:
+            yield ok("labels", ", ".join(sorted(set(dtypes))))
         return
-    worst = max(
-        (one for one in facts.labels if one.dtype == "float16"),
-        key=lambda one: one.largest,
-        default=None,
-    )
-    if worst is None:
-        yield ok("labels", ", ".join(sorted({one.dtype for one in facts.labels})))
-        return
-    rounded = worst.largest >= _LAST_COUNTED
+    values = [one.asnumpy() if isinstance(one, mx.nd.NDArray) else one for one in narrow]
+    largest = max(float(np.abs(one.astype(np.float64)).max(initial=0)) for one in values)
+    rounded = largest >= _LAST_COUNTED
     yield Finding(
         "error" if rounded else "warning",
         "labels",
-        f"float16, the largest {worst.largest:g}",
+        f"float16, the largest {largest:g}",
         "float16 counts to 2048 only: 2049 has become 2048 already"
         if rounded
         else "float16 counts to 2048 only, and rounds targets of a regression to 11 bits",
         "leave labels as they are, int32 or float32, whatever the network's format",
     )
-
-
-def _examples(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"

@@ -64,8 +64,8 @@ class ServingMetadata:
 
     def to_strings(self) -> dict[str, str]:
         """Return keys and values in JSON, as in a file's metadata."""
-        known = {name: value for name, value in asdict(self).items() if value is not None}
-        return {name: json.dumps(value) for name, value in {**known, **_FIXED}.items()}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: json.dumps(value) for name, value in {**values, **_FIXED}.items()}
 
     @classmethod
     def from_strings(cls, strings: Mapping[str, str]) -> ServingMetadata:

@@ -52,34 +52,16 @@ class Nodes:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One operator with its operands, and the model that its nodes are added to.
-
-    Attributes
-    ----------
-    model : Nodes
-    name : str
-        Name of the output.
-    options : dict
-        The operator's, as Python values.
-    inputs : list of str
-        Names of the operands in ONNX.
-    shapes : list of tuple of int
-        Shapes of the operands; the first axis of data is the batch, whose size may change.
-    output_shape : tuple of int
-    values : list of ndarray or None
-        Values of the operands that are parameters.
-    dtype : str
-        Format of the operands: ``"float32"`` or ``"float16"``.
-    """
+    """One operator with its operands, and the model that its nodes are added to."""
 
     model: Nodes
-    name: str
-    options: dict[str, Any]
-    inputs: list[str]
-    shapes: list[tuple[int, ...]]
+    name: str  # of the output
+    options: dict[str, Any]  # as Python values
+    inputs: list[str]  # names of the operands in ONNX
+    shapes: list[tuple[int, ...]]  # of the operands; data begins with the batch, of any size
     output_shape: tuple[int, ...]
-    values: list[Optional[npt.NDArray[np.float32]]]
-    dtype: str
+    values: list[Optional[npt.NDArray[np.float32]]]  # of the operands that are parameters
+    dtype: str  # of the operands: "float32" or "float16"
 
     def node(self, operator: str, inputs: Optional[list[str]] = None, **attributes: Any) -> str:
         """Add the node of the result, by default of all operands, and return its name."""
@@ -205,8 +187,8 @@ def _reshape(call: OperatorCall) -> str:
     understood = all(size >= -1 for size in shape) and not call.options.get("reverse", False)
     _require(understood, f"shape={shape}: ONNX knows 0 and -1 only")
     _require(shape[0] in (0, -1), f"shape={shape} fixes the size of the batch; begin with 0 or -1")
-    wanted = call.constant("shape", np.array(shape), "int64")
-    return call.node("Reshape", [*call.inputs, wanted])
+    target = call.constant("shape", np.array(shape), "int64")
+    return call.node("Reshape", [*call.inputs, target])
 
 
 def _transpose(call: OperatorCall) -> str:

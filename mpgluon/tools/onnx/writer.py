@@ -11,7 +11,6 @@ from mpgluon.deployment.recording import Recording
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Key, Node
 from mpgluon.graph.operators import Rule, rule_of
-from mpgluon.graph.replay import replay
 from mpgluon.tools.onnx.operators import (
     TRANSLATIONS,
     Nodes,
@@ -19,7 +18,6 @@ from mpgluon.tools.onnx.operators import (
     UnsupportedError,
 )
 
-import mxnet as mx
 import onnx
 from mxnet.base import MXNetError
 from onnx import TensorProto, helper
@@ -37,12 +35,7 @@ def onnx_model(
 ) -> onnx.ModelProto:
     """Return a recording as a checked ONNX model with a batch of any size.
 
-    Parameters
-    ----------
-    recording : Recording
-    input_shapes : list of tuple of int
-        Shape of each input, batch included.
-    dtype : {"float32", "float16"}
+    The shapes of inputs include the batch; ``dtype`` is ``"float32"`` or ``"float16"``.
 
     Raises
     ------
@@ -56,7 +49,8 @@ def onnx_model(
     unknown = [f"{n.name} ({n.operator})" for n in nodes if n.operator not in TRANSLATIONS]
     if unknown:
         raise _refusal(unknown, f". The operators that it knows: {', '.join(sorted(TRANSLATIONS))}")
-    writer = _Writer(recording, _shapes(recording, input_shapes), dtype)
+    _infer_shapes(recording, input_shapes)
+    writer = _Writer(recording, dtype)
     for node in nodes:
         writer.translate(node)
     if writer.problems:
@@ -71,33 +65,25 @@ def _refusal(problems: list[str], known: str = "") -> PrecisionError:
     )
 
 
-def _shapes(
-    recording: Recording, input_shapes: list[tuple[int, ...]]
-) -> dict[Key, tuple[int, ...]]:
-    """Return the shape of every output, as MXNet infers it."""
-    names = {node.name for node in recording.graph.nodes if node.is_variable}
-    found = replay(recording.graph, mx.sym, {name: mx.sym.var(name) for name in names})
-    known = {name: value.shape for name, value in recording.values.items()}
-    known.update(zip(recording.inputs, input_shapes))
-    everything = mx.sym.Group(list(found.values()))
+def _infer_shapes(recording: Recording, input_shapes: list[tuple[int, ...]]) -> None:
+    """Let MXNet fill in the shape of every output."""
+    shapes = {name: value.shape for name, value in recording.values.items()}
+    shapes.update(zip(recording.inputs, input_shapes))
     try:
-        _, shapes, _ = everything.infer_shape(**known)
+        recording.graph.infer(dict.fromkeys(shapes, "float32"), shapes)
     except MXNetError as error:
         raise ValueError(
             f"the network does not work on input of shape {input_shapes}: "
             f"{str(error).strip().splitlines()[-1]}"
         ) from error
-    return dict(zip(found, shapes))
 
 
 class _Writer:
     """Translates operations one by one, each into the format that it computes in."""
 
-    def __init__(
-        self, recording: Recording, shapes: dict[Key, tuple[int, ...]], dtype: str
-    ) -> None:
+    def __init__(self, recording: Recording, dtype: str) -> None:
         self.problems: list[str] = []
-        self._recording, self._shapes, self._dtype = recording, shapes, dtype
+        self._recording, self._dtype = recording, dtype
         self._model = Nodes()
         self._formats: dict[Key, str] = {}
         self._names: dict[tuple[Key, str], str] = {}  # of an output in a format
@@ -116,8 +102,8 @@ class _Writer:
             name=node.name,
             options=node.options,
             inputs=[self._in_format(key, dtype) for key in inputs],
-            shapes=[self._shapes[key] for key in inputs],
-            output_shape=self._shapes[node, 0],
+            shapes=self._recording.graph.shapes(node),
+            output_shape=node.outputs[0].shape,
             values=[self._recording.values.get(self._variable(key)) for key in inputs],
             dtype=dtype,
         )
@@ -134,16 +120,17 @@ class _Writer:
         """Return the model, after onnx's own checks."""
         recording = self._recording
         outputs = []
-        heads = [entry.key for entry in recording.graph.heads]
-        for place, key in enumerate(heads):
+        heads = recording.graph.heads
+        for place, entry in enumerate(heads):
             name = "logits" if len(heads) == 1 else f"logits{place}"
-            self._model.add("Identity", [self._in_format(key, "float32")], name)
-            outputs.append(_described(name, self._shapes[key]))
+            self._model.add("Identity", [self._in_format(entry.key, "float32")], name)
+            outputs.append(_described(name, entry.value.shape))
         used = {name for node in self._model.nodes for name in node.input}
+        shapes = {n.name: n.outputs[0].shape for n in recording.graph.nodes if n.is_variable}
         graph = helper.make_graph(
             self._model.nodes,
             "network",
-            [_described(name, self._shapes_of_input(name)) for name in recording.inputs],
+            [_described(name, shapes[name]) for name in recording.inputs],
             outputs,
             [constant for name, constant in self._model.constants.items() if name in used],
         )
@@ -187,10 +174,6 @@ class _Writer:
     def _variable(key: Key) -> str:
         """Return the name of a variable; an empty one for an operator."""
         return key[0].name if key[0].is_variable else ""
-
-    def _shapes_of_input(self, name: str) -> tuple[int, ...]:
-        nodes = (node for node in self._recording.graph.nodes if node.name == name)
-        return self._shapes[next(nodes), 0]
 
 
 def _described(name: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:

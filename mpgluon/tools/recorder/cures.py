@@ -15,14 +15,14 @@ from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon.formats.policy import Policy
 from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon.tools.recorder.recorded_network import BlockCast, code_of, lies_in, paths_of
-from mpgluon.tools.recorder.step_bench import StepBench
+from mpgluon.tools.recorder.step_bench import Casts, StepBench
 from mpgluon.tools.verdict import loss_scale_code
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-__all__ = ["Cure", "try_cures"]
+__all__ = ["Cure", "Cures"]
 
 _TRIALS = 4  # of what overflows, in FP32, and of what overflows then
 _SMALLEST_SCALE = 2.0**-24
@@ -32,7 +32,6 @@ _DTYPES = {
     "mixed_bfloat16": '"bfloat16"',
     "params=bfloat16,compute=bfloat16": '"bfloat16"',
 }
-_Casts = tuple[BlockCast, ...]
 
 
 @dataclass(frozen=True)
@@ -56,30 +55,25 @@ class Cure:
     error: str = ""
 
 
-def try_cures(bench: StepBench, found: Optional[FoundOverflow]) -> Iterator[Cure]:
-    """Yield changes, each after a trial: smaller loss scales, FP32 in places, other formats.
+class Cures:
+    """Changes that are tried on a recorded step, one by one.
 
-    In FP32 are first the operator that overflowed, then its layer, at last the network.
+    Iterating over them tries smaller loss scales, FP32 in places, and other formats. In FP32 are
+    first the operator that overflowed, then its layer, at last the network.
 
     Parameters
     ----------
     bench : StepBench
         After a run with the recorded settings.
-    found : FoundOverflow, optional
+    overflow : FoundOverflow, optional
         Where the step overflowed; without it no operator and no layer is tried.
     """
-    return _Cures(bench, found).tried()
 
-
-class _Cures:
-    """Tries changes on one recorded step."""
-
-    def __init__(self, bench: StepBench, found: Optional[FoundOverflow]) -> None:
-        self._bench, self._found = bench, found
+    def __init__(self, bench: StepBench, overflow: Optional[FoundOverflow]) -> None:
+        self._bench, self._overflow = bench, overflow
         self._casts, self._scale = bench.step.settings.casts, bench.step.loss_scale
 
-    def tried(self) -> Iterator[Cure]:
-        """Try each cure."""
+    def __iter__(self) -> Iterator[Cure]:
         yield from self._smaller_scales()
         if not self._casts:
             return
@@ -122,7 +116,7 @@ class _Cures:
 
     def _operators_in_fp32(self) -> Iterator[Cure]:
         """Try the operator in FP32; if another overflows then, that too."""
-        now, operators = self._found, list[tuple[str, str]]()
+        now, operators = self._overflow, list[tuple[str, str]]()
         while now is not None and _may_be_fp32(now) and len(operators) < _TRIALS:
             operators.append((paths_of(self._bench.net)[now.block], one_name(now.operator)))
             casts = tuple(cast.keeping(operators=operators) for cast in self._casts)
@@ -137,7 +131,7 @@ class _Cures:
         if both are.
         """
         net, kept = self._bench.net, list[str]()
-        now, before = self._found, self._casts
+        now, before = self._overflow, self._casts
         for _ in range(_TRIALS):
             for layer in () if now is None else (now.block, now.after):
                 path = "" if layer is None else paths_of(net)[layer]
@@ -150,20 +144,18 @@ class _Cures:
             yield (cure := self._cure(f"{names} in FP32", casts, self._scale))
             now, before = None if cure.saves or cure.error else self._find(casts), casts
 
-    def _find(self, casts: _Casts) -> Optional[FoundOverflow]:
+    def _find(self, casts: Casts) -> Optional[FoundOverflow]:
         """Return what overflows then; None if nothing does, or it cannot be located."""
         try:
-            return self._bench.find(replace(self._bench.step.settings, casts=casts), self._scale)
+            return self._bench.find(casts, self._scale)
         except _ERRORS:
             _discard_errors()
             return None
 
-    def _cure(self, name: str, casts: _Casts, loss_scale: float, code: str = "") -> Cure:
+    def _cure(self, name: str, casts: Casts, loss_scale: float, code: str = "") -> Cure:
         """Try a change; by default its code is that of the casts that it changes."""
         try:
-            saved = self._bench.is_saved(
-                replace(self._bench.step.settings, casts=casts), loss_scale
-            )
+            saved = self._bench.is_saved(casts, loss_scale)
         except _ERRORS as error:  # such as of an operator that does not have the format
             _discard_errors()
             return Cure(name, False, "-", error=str(error).strip().splitlines()[-1])
@@ -179,16 +171,16 @@ def _discard_errors() -> None:
         mx.nd.waitall()
 
 
-def _may_be_fp32(found: FoundOverflow) -> bool:
+def _may_be_fp32(overflow: FoundOverflow) -> bool:
     """Whether a rule for the operator in the block, as the network is cast now, could help."""
-    forward = forward_of(found.block)
+    forward = forward_of(overflow.block)
     return (
-        bool(found.operator)
+        bool(overflow.operator)
         and forward is not None
         and forward.plan.is_governed
         and not forward.kept
-        and rule_of(found.operator) not in (Rule.MOVE, Rule.OTHER)
-        and forward.plan.rules.get(one_name(found.operator)) is not Rule.FLOAT32
+        and rule_of(overflow.operator) not in (Rule.MOVE, Rule.OTHER)
+        and forward.plan.rules.get(one_name(overflow.operator)) is not Rule.FLOAT32
     )
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 from mpgluon.archive import Arrays
 from mpgluon.cast import fp32
@@ -38,13 +38,6 @@ from mxnet.ndarray import NDArray
 __all__ = ["FlightRecorder"]
 
 _logger = logging.getLogger(__name__)
-
-
-class _Pass(NamedTuple):
-    """A forward and backward pass that has begun; one value for each device."""
-
-    inputs: Sequence[Any]
-    labels: Sequence[Any]
 
 
 class FlightRecorder:
@@ -116,7 +109,7 @@ class FlightRecorder:
         self._statistics = RunningStatistics(self._parameters.values())
         self._before: dict[mx.Context, NDArray] = {}  # the statistics before the first pass
         self._histories: Arrays = {}  # of scales, before the first pass too
-        self._passes: list[_Pass] = []
+        self._passes: list[list[tuple[Any, Any]]] = []  # inputs and labels by device
         self._loss_scale = 1.0
         self._position = (-1, -1)
         self._random_states: dict[str, Any] = {}
@@ -171,7 +164,7 @@ class FlightRecorder:
             check_values("inputs", one)
             check_values("labels", label)
         self._begin(seed)
-        self._passes.append(_Pass(inputs, labels))
+        self._passes.append(list(zip(inputs, labels)))
         position = self._position
         try:
             yield
@@ -241,15 +234,15 @@ class FlightRecorder:
             [
                 {
                     "inputs": pack(
-                        values if isinstance(values, tuple) else (values,),
+                        inputs if isinstance(inputs, tuple) else (inputs,),
                         f"input/{number}/{device}",
                         arrays,
                     ),
-                    "labels": pack(label, f"label/{number}/{device}", arrays),
+                    "labels": pack(labels, f"label/{number}/{device}", arrays),
                 }
-                for device, (values, label) in enumerate(zip(one.inputs, one.labels))
+                for device, (inputs, labels) in enumerate(parts)
             ]
-            for number, one in enumerate(self._passes)
+            for number, parts in enumerate(self._passes)
         ]
         # The current values, if there were none before the first pass.
         rows = (self._before or self._statistics.copy()).values()
@@ -282,7 +275,7 @@ class FlightRecorder:
             "random": self._random_states,
             "statistics": list(statistics),
             "network_settings": NetworkSettings.of(self._net).as_dict(),
-            "gradients": {n: [GradientMark.of(g) for g in found] for n, found in gradients.items()},
+            "gradients": {n: [GradientMark.of(g) for g in of_n] for n, of_n in gradients.items()},
             "flags": [str(layer) for layer in self._state.flags] if skipped else [],
         }
         return header, arrays

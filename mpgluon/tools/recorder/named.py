@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import pkgutil
 import sys
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -24,14 +25,9 @@ _ZOO_DEFAULTS = {"classes": 1000, "image_size": 224}
 
 
 def named_network(name: str, devices: Sequence[mx.Context]) -> gluon.Block:
-    """Return the network of a name.
+    """Return the network of a name: ``"module:function"``, or one of a model zoo.
 
-    Parameters
-    ----------
-    name : str
-        ``"module:function"``, or ``"resnet50_v2(classes=10, image_size=64)"`` of a model zoo.
-    devices : sequence of Context
-        For a network of a zoo.
+    The latter is like ``"resnet50_v2(classes=10, image_size=64)"``, on these devices.
 
     Raises
     ------
@@ -60,14 +56,14 @@ def named_loss(name: str) -> Callable[[Any, Any], Any]:
     if ":" in name:
         return function_named(name, "a loss")
     kind, arguments = _call(name)
-    found = getattr(gluon.loss, kind, None)
-    if not (isinstance(found, type) and issubclass(found, gluon.loss.Loss)):
+    loss_class = getattr(gluon.loss, kind, None)
+    if not (isinstance(loss_class, type) and issubclass(loss_class, gluon.loss.Loss)):
         raise ValueError(
             f"mxnet.gluon.loss has no {kind!r}; name one of its losses, with arguments as in "
             "L2Loss(weight=2.0), or module:function of your own"
         )
     try:
-        loss: Callable[[Any, Any], Any] = found(**arguments)
+        loss: Callable[[Any, Any], Any] = loss_class(**arguments)
     except TypeError as error:
         raise ValueError(f"{name!r} is not a call of gluon.loss.{kind}: {error}") from None
     return loss
@@ -119,13 +115,15 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _check_function(name: str) -> None:
-    module, function = split_name(name)
-    loaded = sys.modules.get(module)
+    module, _ = split_name(name)
     try:
-        found = loaded is not None or importlib.util.find_spec(module) is not None
-    except ImportError:
-        found = False
-    if not found or (loaded is not None and not callable(getattr(loaded, function, None))):
+        if module in sys.modules:
+            exists = callable(pkgutil.resolve_name(name))
+        else:
+            exists = importlib.util.find_spec(module) is not None
+    except (ImportError, AttributeError):
+        exists = False
+    if not exists:
         raise ValueError(
             f"{name!r} names no function that can be imported; name one at the top of a module in "
             "a folder of sys.path"

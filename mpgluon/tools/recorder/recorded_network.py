@@ -47,12 +47,8 @@ class BlockCast(NamedTuple):
     ) -> BlockCast:
         """Return the cast with more in FP32, of what lies in it.
 
-        Parameters
-        ----------
-        blocks : sequence of str
-            In them operators have no rules of their own any more.
-        operators : sequence of (str, str)
-            Blocks and operators that they call.
+        In ``blocks``, operators have no rules of their own any more; ``operators`` are pairs of a
+        block and an operator that it calls.
         """
         blocks = [path for path in blocks if lies_in(path, self.block)]
         operators = [(path, name) for path, name in operators if lies_in(path, self.block)]
@@ -75,22 +71,12 @@ class BlockCast(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Casts and settings of a network, applied after it was made.
-
-    Attributes
-    ----------
-    casts : tuple of BlockCast
-    hybridized : mapping from a block's path to its flags
-        Flags of the blocks that are hybridized.
-    grad_req : mapping from a parameter's name in the network's structure to its ``grad_req``
-    synchronized : bool
-        Whether its BatchNorms are SyncBatchNorms.
-    """
+    """Casts and settings of a network, applied after it was made."""
 
     casts: tuple[BlockCast, ...]
-    hybridized: Mapping[str, Mapping[str, Any]]
-    grad_req: Mapping[str, str]
-    synchronized: bool
+    hybridized: Mapping[str, Mapping[str, Any]]  # the flags of hybridized blocks, by path
+    grad_req: Mapping[str, str]  # by the parameter's name in the network's structure
+    synchronized: bool  # whether its BatchNorms are SyncBatchNorms
 
     @classmethod
     def of(cls, net: gluon.Block) -> NetworkSettings:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from mpgluon.archive import Arrays, Kind, read_archive, write_archive
+from mpgluon.cast.arrays import arrays_in
 from mpgluon.checkpoint.random_states import RandomStates, validated_random_states
 from mpgluon.checkpoint.scale_histories import validated_scale_histories
 from mpgluon.errors import CheckpointError
@@ -35,7 +36,6 @@ __all__ = [
     "RecordedStep",
     "check_values",
     "fresh_gradients",
-    "on_device",
     "pack",
     "read_step",
     "write_step",
@@ -69,14 +69,6 @@ class GradientMark(NamedTuple):
         return cls(bits, pattern, int(finite.size - finite.sum()))
 
 
-@dataclass(frozen=True)
-class _Array:
-    """An array among recorded values, and whether it had a gradient."""
-
-    values: npt.NDArray[Any]
-    gradient: bool
-
-
 class Part(NamedTuple):
     """The share of one device in a forward pass."""
 
@@ -88,58 +80,28 @@ class Part(NamedTuple):
 class RecordedStep:
     """A step that was skipped, or whose loss was not finite, as it was before it began.
 
-    Attributes
-    ----------
-    path : Path
-    reason : {"skipped", "loss"}
-    step : int
-        Which step of the Trainer it was, from 1; skipped ones count.
-    loss_scale : float
-    network, loss : str or None
-        The names of the code, see :mod:`mpgluon.tools.recorder.named`.
-    devices, processes : int
-        How many took part in the step; the file is one process's.
-    reduced : bool
-        Whether ``gradients`` are sums over devices.
-    passes : tuple of tuples of Part
-        The batches, each with one part per device; several if gradients were accumulated.
-    random_states : RandomStates
-        Before the first pass.
-    settings : NetworkSettings
-    parameters, masters : dict from a name in the network's structure to an array
-        Values of all parameters, and the FP32 values of those that are float16.
-    statistics : dict from a name to a list of arrays
-        Running statistics before the step on each device.
-    scale_histories : dict from a name to an array
-        Largest values of earlier steps, from which scales of eight-bit operands follow.
-    gradients : dict from a name to a list of GradientMark
-        Marks of each trained parameter that the step used, one for each device.
-    flags : tuple of str
-        The status flags that layers raised during a step that was skipped, a line for each layer;
-        empty in files of version 0.2.0.
-    versions, machine, environment : dict
-        Facts about the recording process.
+    Parameters are named by their places in the network's structure. The file is one process's.
     """
 
     path: Path
-    reason: str
-    step: int
+    reason: str  # "skipped" or "loss"
+    step: int  # of the Trainer, from 1; skipped ones count
     loss_scale: float
-    network: Optional[str]
+    network: Optional[str]  # the names of the code, see mpgluon.tools.recorder.named
     loss: Optional[str]
-    devices: int
+    devices: int  # how many took part in the step
     processes: int
-    reduced: bool
-    passes: tuple[tuple[Part, ...], ...]
-    random_states: RandomStates
+    reduced: bool  # whether gradients are sums over devices
+    passes: tuple[tuple[Part, ...], ...]  # a part per device; several if gradients accumulated
+    random_states: RandomStates  # before the first pass
     settings: NetworkSettings
     parameters: Arrays
-    masters: Arrays
-    statistics: dict[str, list[npt.NDArray[Any]]]
-    scale_histories: Arrays
-    gradients: dict[str, list[GradientMark]]
-    flags: tuple[str, ...] = ()
-    versions: dict[str, Any] = field(default_factory=dict)
+    masters: Arrays  # FP32 values of the float16 parameters
+    statistics: dict[str, list[npt.NDArray[Any]]]  # running ones before the step, by device
+    scale_histories: Arrays  # largest values of earlier steps, for scales of eight-bit operands
+    gradients: dict[str, list[GradientMark]]  # of the parameters that the step used, by device
+    flags: tuple[str, ...] = ()  # a line for each layer; none in files of version 0.2.0
+    versions: dict[str, Any] = field(default_factory=dict)  # of the recording process
     machine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
 
@@ -150,18 +112,18 @@ class RecordedStep:
 
     def not_finite(self) -> list[str]:
         """Return what was not finite before the step began: inputs and parameters, by name."""
-        found = [
+        inputs = [
             f"input {number} of pass {count}"
-            for count, one in enumerate(self.passes, 1)
-            for part in one
+            for count, parts in enumerate(self.passes, 1)
+            for part in parts
             for number, value in enumerate(part.inputs)
-            if any(not _is_finite(array.values) for array in _arrays_in(value))
+            if not all(_is_finite(array.asnumpy()) for array in arrays_in(value))
         ]
         # Running statistics are not used in training, and may be infinite where no step is skipped.
-        known = {**self.parameters, **self.masters}
-        return found + [
+        values = {**self.parameters, **self.masters}
+        return inputs + [
             name
-            for name, value in known.items()
+            for name, value in values.items()
             if name not in self.statistics and not _is_finite(value)
         ]
 
@@ -222,7 +184,7 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
         str(name): [arrays[f"statistics/{device}/{name}"] for device in range(devices)]
         for name in header["statistics"]
     }
-    copies = [(name, copy) for name, found in statistics.items() for copy in found]
+    copies = [(name, copy) for name, values in statistics.items() for copy in values]
     for name, value in [*parts["master"].items(), *copies]:
         if value.shape != parts["parameter"][name].shape:
             raise ValueError(f"{name} has two shapes")
@@ -257,14 +219,14 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
 def fresh_gradients(net: gluon.Block, state: TrainerState) -> dict[str, list[npt.NDArray[Any]]]:
     """Return the gradients of the current step on each device, by name; waits for the devices."""
     written = state.gradients.written
-    found = {}
+    gradients = {}
     for name, parameter in net._collect_params_with_prefix().items():
         if parameter.grad_req == "null":
             continue
         pairs = list(zip(parameter.list_data(), parameter.list_grad()))
         if any(id(weight) in written or weight._fresh_grad for weight, _ in pairs):
-            found[name] = [gradient.asnumpy() for _, gradient in pairs]
-    return found
+            gradients[name] = [gradient.asnumpy() for _, gradient in pairs]
+    return gradients
 
 
 # --- inputs and labels: arrays in tuples and lists, and plain values
@@ -300,7 +262,10 @@ def _unpack(described: Mapping[str, Any], arrays: Arrays) -> Any:
     (kind,) = described.keys() - {"gradient"}
     content = described[kind]
     if kind == "array":
-        return _Array(arrays[content], bool(described["gradient"]))
+        array = mx.nd.array(arrays[content], dtype=arrays[content].dtype)
+        if described["gradient"]:
+            array.attach_grad()
+        return array
     if kind in ("tuple", "list"):
         items = [_unpack(item, arrays) for item in content]
         return tuple(items) if kind == "tuple" else items
@@ -311,33 +276,9 @@ def _unpack(described: Mapping[str, Any], arrays: Arrays) -> Any:
 
 def _unpack_inputs(described: Mapping[str, Any], arrays: Arrays) -> tuple[Any, ...]:
     inputs = _unpack(described, arrays)
-    if not isinstance(inputs, tuple) or not inputs or not isinstance(inputs[0], _Array):
+    if not isinstance(inputs, tuple) or not inputs or not isinstance(inputs[0], NDArray):
         raise ValueError("its inputs do not begin with an array")
     return inputs
-
-
-def on_device(value: Any, device: mx.Context, *, widen: bool = False) -> Any:
-    """Return recorded values with their arrays on a device; float16 as FP32 if ``widen``."""
-    if isinstance(value, _Array):
-        dtype = value.values.dtype
-        if widen and dtype == np.float16:
-            dtype = np.dtype(np.float32)
-        array = mx.nd.array(value.values, ctx=device, dtype=dtype)
-        if value.gradient:
-            array.attach_grad()
-        return array
-    if isinstance(value, (list, tuple)):
-        items = [on_device(item, device, widen=widen) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    return value
-
-
-def _arrays_in(value: Any) -> Iterator[_Array]:
-    if isinstance(value, _Array):
-        yield value
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from _arrays_in(item)
 
 
 def _is_finite(values: npt.NDArray[Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 from mpgluon.diagnostics.overflow import OverflowReport, ValueRange
 from mpgluon.tables import Table, counted
-from mpgluon.tools.recorder.cures import Cure, try_cures
+from mpgluon.tools.recorder.cures import Cure, Cures
 from mpgluon.tools.recorder.named import named_loss, named_network
 from mpgluon.tools.recorder.recorded_network import code_of, paths_of
 from mpgluon.tools.recorder.recorded_step import GradientMark, RecordedStep, read_step
@@ -212,8 +212,8 @@ def replay(
         if loss_fn is None or isinstance(loss_fn, str):
             loss_fn = named_loss(str(loss_fn or step.loss))
         bench = StepBench(step, net, loss_fn, devices)
-        losses, gradients = bench.run(step.settings, step.loss_scale, exact=True)
-        found = bench.find(step.settings, step.loss_scale, exact=True)
+        losses, gradients = bench.run(step.settings.casts, step.loss_scale, exact=True)
+        overflow = bench.find(step.settings.casts, step.loss_scale, exact=True)
         marks = {name: _marks(arrays) for name, arrays in gradients.items()}
         names = sorted(step.gradients.keys() | marks.keys())
         different = [n for n in names if step.gradients.get(n) != marks.get(n)]
@@ -226,10 +226,10 @@ def replay(
             gradients=gradients,
             different=tuple(different),
             elsewhere=tuple(elsewhere),
-            overflow=None if found is None else found.report,
-            layer="" if found is None else code_of(net, paths_of(net)[found.block]),
-            operands=() if found is None else found.operands,
-            cures=tuple(try_cures(bench, found)) if cures else (),
+            overflow=None if overflow is None else overflow.report,
+            layer="" if overflow is None else code_of(net, paths_of(net)[overflow.block]),
+            operands=() if overflow is None else overflow.operands,
+            cures=tuple(Cures(bench, overflow)) if cures else (),
         )
 
 

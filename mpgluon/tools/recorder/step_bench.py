@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Callable, Optional
 
 from mpgluon import amp
 from mpgluon.archive import Arrays
+from mpgluon.cast.arrays import convert_arrays
 from mpgluon.cast.block import restore
 from mpgluon.checkpoint import check_parameters
 from mpgluon.checkpoint.random_states import set_random_states
 from mpgluon.checkpoint.scale_histories import set_scale_histories
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.diagnostics.overflow import FoundOverflow, find_overflow
-from mpgluon.tools.recorder.recorded_network import NetworkSettings
-from mpgluon.tools.recorder.recorded_step import RecordedStep, fresh_gradients, on_device
+from mpgluon.tools.recorder.recorded_network import BlockCast
+from mpgluon.tools.recorder.recorded_step import Part, RecordedStep, fresh_gradients
 from mpgluon.trainer.step import state_of
 from mpgluon.updates import gluon_trainer
 
@@ -22,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
 
-__all__ = ["Gradients", "LossFunction", "StepBench"]
+__all__ = ["Casts", "Gradients", "LossFunction", "StepBench"]
 
 LossFunction = Callable[[Any, Any], Any]
+Casts = tuple[BlockCast, ...]
 Gradients = dict[str, list[npt.NDArray[Any]]]
 
 
@@ -45,10 +50,10 @@ class StepBench:
         check_parameters(step.path, self._parameters, self._values)
 
     def run(
-        self, settings: NetworkSettings, loss_scale: float, *, exact: bool = False
+        self, casts: Casts, loss_scale: float, *, exact: bool = False
     ) -> tuple[list[npt.NDArray[Any]], Gradients]:
         """Run the passes forward and backward as training does; return losses and gradients."""
-        self._prepare(settings, exact=exact)
+        self._prepare(casts, exact=exact)
         options = {"learning_rate": 0.0, "multi_precision": True}
         trainer = gluon.Trainer(self.net.collect_params(), "sgd", options, update_on_kvstore=False)
         # Where no step is skipped, scale_loss passes no NaN of a loss on.
@@ -58,13 +63,9 @@ class StepBench:
         self._set_statistics()
         losses = []
         set_random_states(self.step.random_states)
-        for one in self.step.passes:
-            parts = [
-                on_device(part, device, widen=self._widens(settings))
-                for part, device in zip(one, self._devices)
-            ]
+        for parts in self._passes(casts):
             with autograd.record():
-                of_pass = [self._loss_fn(self.net(*inputs), labels) for inputs, labels in parts]
+                of_pass = [self._loss_fn(self.net(*part.inputs), part.labels) for part in parts]
                 with amp.scale_loss(of_pass, trainer) as scaled:
                     autograd.backward(scaled)
             losses += [loss.asnumpy() for loss in of_pass]
@@ -72,32 +73,35 @@ class StepBench:
             trainer.allreduce_grads()
         return losses, fresh_gradients(self.net, state_of(trainer))
 
-    def is_saved(self, settings: NetworkSettings, loss_scale: float) -> bool:
+    def is_saved(self, casts: Casts, loss_scale: float) -> bool:
         """Whether losses and gradients are finite."""
-        losses, gradients = self.run(settings, loss_scale)
+        losses, gradients = self.run(casts, loss_scale)
         arrays = [*losses, *(array for values in gradients.values() for array in values)]
         return all(np.isfinite(array).all() for array in arrays)
 
     def find(
-        self, settings: NetworkSettings, loss_scale: float, *, exact: bool = False
+        self, casts: Casts, loss_scale: float, *, exact: bool = False
     ) -> Optional[FoundOverflow]:
         """Return where the first pass overflows that does."""
-        self._prepare(settings, exact=exact)
+        self._prepare(casts, exact=exact)
         self._set_statistics()
         set_random_states(self.step.random_states)
-        for one in self.step.passes:
-            for part, device in zip(one, self._devices):
-                inputs, labels = on_device(part, device, widen=self._widens(settings))
-                batch = Batch(inputs, labels, self._loss_fn)
-                found = find_overflow(self.net, batch, loss_scale=loss_scale)
-                if found is not None:
-                    return found
+        for parts in self._passes(casts):
+            for part in parts:
+                batch = Batch(part.inputs, part.labels, self._loss_fn)
+                overflow = find_overflow(self.net, batch, loss_scale=loss_scale)
+                if overflow is not None:
+                    return overflow
         return None
 
-    def _widens(self, settings: NetworkSettings) -> bool:
-        """Whether a batch is given in FP32: under another policy, float16 has no meaning."""
-        now, recorded = ({c.policy for c in s.casts} for s in (settings, self.step.settings))
-        return now != recorded
+    def _passes(self, casts: Casts) -> Iterator[list[Part]]:
+        """Yield the batches on the devices; under another policy, float16 ones in FP32."""
+        now, recorded = ({c.policy for c in of} for of in (casts, self.step.settings.casts))
+        for parts in self.step.passes:
+            yield [
+                Part(*convert_arrays(tuple(part), partial(_copy, device, now != recorded)))
+                for part, device in zip(parts, self._devices)
+            ]
 
     def _plain_values(self) -> Arrays:
         """Return the values of the network in FP32: masters, as far as weights are as they say."""
@@ -112,14 +116,14 @@ class StepBench:
             plain[name] = value
         return plain
 
-    def _prepare(self, settings: NetworkSettings, *, exact: bool) -> None:
+    def _prepare(self, casts: Casts, *, exact: bool) -> None:
         """Set up the network with the recorded values."""
         restore(self.net)
         for name, parameter in self._parameters.items():
-            parameter.grad_req = settings.grad_req[name]
+            parameter.grad_req = self.step.settings.grad_req[name]
             parameter.initialize(init=mx.init.Zero(), ctx=self._devices, force_reinit=True)
             _set(parameter, self._values[name])
-        settings.apply(self.net, self.step.path)
+        replace(self.step.settings, casts=casts).apply(self.net, self.step.path)
         if exact:
             check_parameters(self.step.path, self._parameters, self.step.parameters)
             for name, parameter in self._parameters.items():
@@ -130,6 +134,14 @@ class StepBench:
             for array, value in zip(self._parameters[name].list_data(), copies):
                 array[:] = value
         set_scale_histories(self.net, self.step.scale_histories)
+
+
+def _copy(device: mx.Context, widens: bool, array: mx.nd.NDArray) -> mx.nd.NDArray:
+    dtype = np.float32 if widens and array.dtype == np.float16 else array.dtype
+    copy = array.astype(dtype).copyto(device)
+    if array.grad is not None:
+        copy.attach_grad()
+    return copy
 
 
 def _fill_in_shape(parameter: gluon.Parameter, value: Optional[npt.NDArray[Any]]) -> None:

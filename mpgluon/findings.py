@@ -1,12 +1,17 @@
-"""A doctor's findings, each with what was found, why it matters and how to fix it; and a report."""
+"""Findings: what is the case, why it matters, how to change it; and a report of several.
+
+A check of a Trainer's weights yields findings: ``init_trainer`` raises or logs them, and the doctor
+prints them.
+"""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-__all__ = ["LEVELS", "DoctorReport", "Finding", "error", "note", "ok", "warning"]
+__all__ = ["LEVELS", "DoctorReport", "Finding", "error", "examples", "note", "ok", "warning"]
 
 LEVELS = ("ok", "note", "warning", "error")
 
@@ -37,6 +42,11 @@ class Finding:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}; received {self.level!r}")
         if (self.level == "ok") != (not self.why and not self.fix):
             raise ValueError(f"a finding has a why and a fix unless it is ok; received {self}")
+
+    @property
+    def sentence(self) -> str:
+        """The finding as the message of an error or a log."""
+        return f"{self.what}: {self.why}; {self.fix}"
 
 
 ok, note, warning, error = (partial(Finding, level) for level in LEVELS)
@@ -75,6 +85,11 @@ class DoctorReport:
             f"{count} {name}{'s' * (count != 1 and name != 'ok')}" for count, name in counts
         )
         return "\n".join([*lines, "", total])
+
+
+def examples(names: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are."""
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
 
 
 def _wrapped(start: str, text: str, width: int) -> list[str]:

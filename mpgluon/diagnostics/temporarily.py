@@ -1,9 +1,9 @@
-"""Changing a network for a time, and restoring it."""
+"""Change a network temporarily, and restore it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mpgluon.checkpoint.scale_histories import scale_histories, set_scale_histories
@@ -12,23 +12,20 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["having", "untouched"]
+__all__ = ["temporarily", "untouched"]
 
 
 @contextmanager
-def having(objects: Iterable[Any], name: str, value: Any) -> Iterator[None]:
-    """Temporarily set an attribute of several objects."""
-    before = [(one, vars(one).get(name, having)) for one in objects]  # itself: not set
-    try:
-        for one, _ in before:
+def temporarily(objects: Iterable[Any], name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of several objects inside the block of code."""
+    with ExitStack() as stack:
+        for one in objects:
+            if name in vars(one):
+                stack.callback(setattr, one, name, vars(one)[name])
+            else:
+                stack.callback(delattr, one, name)
             setattr(one, name, value)
         yield
-    finally:
-        for one, original in before:
-            if original is having:
-                delattr(one, name)
-            else:
-                setattr(one, name, original)
 
 
 @contextmanager

@@ -1,0 +1,135 @@
+"""Findings about a Trainer's 16-bit weights: their FP32 masters, and what MXNet can compute.
+
+Nothing here changes a Trainer. ``init_trainer`` raises or logs these findings, and
+:func:`mpgluon.diagnostics.check_training` reports them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Optional
+
+from mpgluon.cast.network_cast import cast_of
+from mpgluon.errors import PrecisionError
+from mpgluon.findings import Finding, error, examples, ok, warning
+from mpgluon.updates import gluon_trainer
+from mpgluon.updates.rounded_updates import NEAREST, grid_weights
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+__all__ = [
+    "check_weights",
+    "float16_parameters",
+    "obstacle_without_masters",
+    "on_masters",
+    "on_plain_cast",
+    "plainly_cast",
+]
+
+_logger = logging.getLogger(__name__)
+
+_WITH_FP32_STATE = (
+    *(mx.optimizer.AdaDelta, mx.optimizer.AdaGrad, mx.optimizer.Ftrl, mx.optimizer.RMSProp),
+    mx.optimizer.contrib.GroupAdaGrad,
+)
+_EPSILONS = ("epsilon", "float_stable_eps", "eps")  # as MXNet's optimizers name theirs
+
+
+def float16_parameters(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return the parameters that are float16."""
+    return [parameter for parameter in parameters if np.dtype(parameter.dtype) == np.float16]
+
+
+def plainly_cast(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
+    """Return the float16 parameters that are in no network of ``cast_block``."""
+    return [p for p in float16_parameters(parameters) if cast_of(p) is None]
+
+
+def obstacle_without_masters(optimizer: mx.optimizer.Optimizer) -> Optional[str]:
+    """Return why an optimizer cannot update float16 weights themselves, ``None`` if it can.
+
+    Only updates that are MXNet's own are judged: another one may compute in FP32.
+    """
+    if not type(optimizer).update.__module__.startswith("mxnet."):
+        return None
+    if isinstance(optimizer, _WITH_FP32_STATE):
+        return "its state is FP32, which MXNet's operators refuse together with float16 weights"
+    for name in _EPSILONS:
+        value = vars(optimizer).get(name)
+        if value and np.float16(value) == 0:
+            return f"its {name}={value:g} is 0 in float16: a division by zero, and NaN for weights"
+    return None
+
+
+def on_masters(trainer: gluon.Trainer, rounding: str) -> Iterator[Finding]:
+    """Yield whether trained 16-bit weights have FP32 masters, or updates that are not lost."""
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    parameters = gluon_trainer.parameters_of(trainer)
+    trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
+    for weights, dtype, lost in (
+        (grid_weights(parameters), "bfloat16", "2^-9"),
+        (float16_parameters(trained), "float16", "2^-12"),
+    ):
+        if not weights:
+            continue
+        counted = f"{len(weights)} {dtype} weights"
+        what = (
+            f"{type(optimizer).__name__} updates {counted} without FP32 masters, "
+            f"{weights[0].name} first"
+        )
+        why = f"updates below half a unit in a weight's last place are lost, {lost} at 1.0"
+        fix = "create the Trainer's optimizer with multi_precision=True"
+        obstacle = obstacle_without_masters(optimizer) if dtype == "float16" else None
+        if optimizer.multi_precision:
+            yield ok("masters", f"{counted} with FP32 masters")
+        elif obstacle is not None:
+            yield error("masters", what, obstacle, fix)
+        elif dtype == "float16":
+            yield warning("masters", what, why, fix)
+        elif rounding == NEAREST.way:
+            call = 'amp.init_trainer(trainer, update_rounding="stochastic")'
+            yield warning("masters", what, why, f"{fix}, or call {call}")
+        else:
+            yield ok("masters", f"{counted} without any, updates rounded: {rounding}")
+
+
+def on_plain_cast(parameters: Iterable[gluon.Parameter], *, on_cpu: bool) -> Iterator[Finding]:
+    """Yield a finding if parameters are float16 that ``cast_block`` did not make so."""
+    plain = plainly_cast(parameters)
+    if plain:
+        yield Finding(
+            "error" if on_cpu else "warning",
+            "cast",
+            "float16 parameters that cast_block did not make: "
+            f"{examples([parameter.name for parameter in plain])}",
+            "MXNet refuses float16 convolutions and dense layers on a CPU"
+            if on_cpu
+            else "net.cast makes LayerNorm, GroupNorm and softmax compute in float16, and masters "
+            "then begin with weights that are rounded already",
+            'make the network in FP32 (net.cast("float32") takes a cast back), then '
+            "mpgluon.cast_block(net)",
+        )
+
+
+def check_weights(trainer: gluon.Trainer, rounding: str) -> None:
+    """Log warnings about masters, and ``net.cast("float16")`` on a CPU.
+
+    Raises
+    ------
+    PrecisionError
+        If the optimizer cannot work without masters.
+    """
+    findings = list(on_masters(trainer, rounding))
+    for finding in findings:
+        if finding.level == "error":
+            raise PrecisionError(finding.sentence)
+    if any(device.device_type == "cpu" for device in gluon_trainer.devices_of(trainer)):
+        parameters = gluon_trainer.parameters_of(trainer)
+        trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
+        findings += on_plain_cast(trained, on_cpu=True)
+    for finding in findings:
+        if finding.level != "ok":
+            _logger.warning("%s", finding.sentence)

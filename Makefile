@@ -118,6 +118,8 @@ $(THIRD_PARTY)/.complete: requirements/dev.txt
 		--no-deps gluoncv==0.10.5.post0
 	CYTHON_FORCE_REGEN=1 $(THIRD_PARTY)/bin/python -m pip install --quiet \
 		--disable-pip-version-check --no-deps --no-build-isolation gluonnlp==0.10.0
+	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps sockeye==2.3.24 sacrebleu==1.4.14
 	touch $@
 
 # What pip chooses where nothing is pinned, on the newest Python and NumPy that MXNet works with: each

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import pytest
 from test_amp import (  # noqa: F401
-    test_a_skip_is_remembered_until_the_next_step_and_counted_for_good,
-    test_a_step_repeated_with_stale_gradients_ignored_still_divides_by_the_scale,
+    test_a_step_repeated_with_stale_gradients_ignored_is_still_divided_and_clipped,
+    test_step_was_skipped_is_about_the_latest_step_and_skipped_steps_counts_all,
     test_two_losses_before_one_step_train_like_their_sum,
 )
 from test_clipping import (  # noqa: F401
-    test_an_infinite_gradient_has_an_infinite_norm_and_its_step_is_skipped,
     test_an_overflow_in_a_clipped_run_leaves_the_weights_of_a_run_without_that_batch,
-    test_clipping_writes_no_gradient,
+    test_clipping_returns_the_norm_of_the_unscaled_gradients_and_writes_none,
+    test_the_norm_is_right_where_squares_leave_float32_and_where_all_gradients_are_zero,
+    test_the_norm_of_a_skipped_step_is_infinite_or_nan,
     test_the_norm_of_float16_gradients_whose_true_values_underflow_is_exact,
-    test_the_norm_of_no_gradient_at_all_is_zero,
 )
 from test_control_runs import (  # noqa: F401
-    test_a_float16_gradient_is_divided_in_fp32_where_float16_could_not_hold_the_result,
-    test_a_scale_that_is_too_large_halves_until_the_gradient_fits_and_no_further,
-    test_a_skipped_step_advances_neither_the_schedule_nor_the_count_of_updates,
     test_a_static_scale_skips_the_overflow_and_stays,
-    test_a_step_without_a_scaled_loss_is_skipped_all_the_same_if_it_overflows,
+    test_a_step_without_a_scaled_loss_divides_nothing_and_keeps_the_scale_but_skips_an_overflow,
     test_an_injected_overflow_leaves_the_weights_of_a_run_without_that_batch,
     test_an_overflow_in_accumulated_gradients_discards_that_window_and_no_other,
     test_scaling_fp32_training_by_a_power_of_two_changes_no_bit,

@@ -96,7 +96,7 @@ WRONG = [
     (
         "00.2",
         without_masters,
-        "Change 2 is missing: Adam cannot train float16 weights without FP32",
+        "Change 2 is missing: Adam updates 4 float16 weights without FP32 masters",
     ),
     ("00.2", without_loss_scale, "Change 3 is missing: this Trainer has no loss scale yet"),
     ("00.2", mpgluon.cast_block, "and not a gluon.Trainer with Adam"),

@@ -46,9 +46,15 @@ class Run:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the newest checkpoint."""
+        """Return the arrays of the newest checkpoint, less values from before the cast.
+
+        Of a weight without a master that moved and came back, a run that was resumed in between
+        remembers no such value.
+        """
         with np.load(self.folder / "checkpoints" / self.checkpoints[-1]) as file:
-            return {name: file[name] for name in file.files if name != "header"}
+            return {
+                name: file[name] for name in file.files if not name.startswith(("header", "fp32/"))
+            }
 
     @property
     def checkpoints(self) -> list[str]:

@@ -50,6 +50,14 @@ _logger = logging.getLogger(__name__)
 _STUCK = 5  # skipped steps at the smallest scale, after which the log says so
 
 
+def _of_loss_scale(name: str) -> Any:
+    """Return a property of a TrainerState: an attribute of its loss scale."""
+    return property(
+        lambda state: getattr(state.loss_scale, name),
+        lambda state, value: setattr(state.loss_scale, name, value),
+    )
+
+
 class TrainerState:
     """The loss scale of one Trainer, its gradients, and the results of its steps.
 
@@ -103,6 +111,11 @@ class TrainerState:
         self._has_had_gradients = False
         self._stuck = 0  # steps that were skipped although the scale could not shrink
         self._logged: set[str] = set()  # warnings that are not repeated
+
+    # The names of contrib.amp's loss scaler, which scripts read, write and pickle (Sockeye does).
+    _loss_scale = _next_loss_scale = _of_loss_scale("scale")
+    _scale_seq_len = _of_loss_scale("growth_interval")
+    _unskipped = _of_loss_scale("growth_tracker")
 
     @property
     def scale(self) -> float:

@@ -164,7 +164,7 @@ lint: environment
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) tests/lint_english.py mpgluon recipes scripts notebooks/teaching experiments benchmarks
+	$(RUN) tests/lint_english.py mpgluon recipes scripts notebooks/teaching experiments benchmarks tests
 
 # Executes notebooks/source/*.py and writes notebooks/*.ipynb with their outputs.
 notebooks: environment

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("native_operators")
 
 
 def every_float16_and_its_neighbours() -> np.ndarray:
-    """Return all finite float16 numbers, the ties between them, and FP32 beside the ties."""
+    """Return all finite float16 numbers, the ties between them, and FP32 next to the ties."""
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     halves = np.sort(halves[np.isfinite(halves)]).astype(np.float32)
     ties = (halves[1:] + halves[:-1]) / 2

@@ -14,6 +14,7 @@ BAD = [
 ]
 GOOD = [
     "meanwhile = beside = 1",
+    "def test_a_loss_is_scaled():\n    pass",
     '"""There is no gradient, and nothing is no longer watched."""',
     "# What is an overflow?",
     '"""Sums as those of a Tensor Core."""',
@@ -28,6 +29,12 @@ def test_each_habit_is_found(source, advice):
 @pytest.mark.parametrize("source", GOOD)
 def test_names_and_good_sentences_are_not(source):
     assert list(findings(source)) == []
+
+
+def test_the_name_of_a_test_is_a_sentence_that_is_checked_too():
+    (finding,) = findings("def test_what_is_no_number_is_refused():\n    pass")
+    assert finding[0] == 1
+    assert "write 'is not an X'" in finding[2]
 
 
 def test_the_command_prints_file_line_and_advice(tmp_path, capsys):

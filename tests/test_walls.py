@@ -168,7 +168,7 @@ def test_a_tool_without_its_extra_raises_with_the_name_of_the_extra(use, package
     assert run(code).strip() == message
 
 
-# What only some programs need, and what they do then.
+# Modules that only some programs need, and the use that imports them.
 LATER = {
     "mpgluon.checkpoint": "save or load",
     "mpgluon.graph.bfloat16": "hybridize",

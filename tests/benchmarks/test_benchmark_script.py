@@ -66,7 +66,7 @@ def is_png(path: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_real_training_step_is_timed_beside_plain_gluon(script, capsys):
+def test_a_real_training_step_is_timed_next_to_plain_gluon(script, capsys):
     given = ["training", "loss-scaling", "--model", "cifar_resnet20_v1", "--image-size", "32"]
     given += ["--batch-size", "2", "--rounds", "2", "--warm-up", "1", "--dtype", "float16"]
     assert script.main([*given, "--threads", "1", "--no-peers"]) == 0

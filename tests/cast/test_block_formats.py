@@ -126,7 +126,7 @@ def test_a_row_that_is_all_masked_is_zero_and_trains_as_in_fp32(kind, way, hybri
 
 @FLOAT16
 @pytest.mark.parametrize("kind", [Attention, LooksOnly, AnotherName])
-def test_restore_makes_it_forget_the_format(kind, way):
+def test_restore_removes_the_format(kind, way):
     net = made(kind)
     before = attributes_of_its_own(net)
     expected = trained_gradient(net)

@@ -128,7 +128,7 @@ def test_a_float16_and_an_fp32_operand_give_the_fp32_result(wide, name, hybridiz
 @EACH_OPERATOR
 @pytest.mark.parametrize("reflected", [False, True])
 @pytest.mark.parametrize("number", [3, 0.1, -(2.0**-20)])
-def test_a_number_beside_a_float16_array_counts_as_float16(number, reflected, name, hybridize):
+def test_a_number_with_a_float16_array_counts_as_float16(number, reflected, name, hybridize):
     x = random_float16(1)
 
     def function(F, dummy, x, y):  # noqa: ARG001

@@ -19,7 +19,7 @@ def dense():
     return layer
 
 
-def test_a_cast_remembers_values_and_restore_forgets_them():
+def test_a_cast_keeps_fp32_values_and_restore_drops_them():
     layer = dense()
     assert fp32.known(layer.weight) is None
     mpgluon.cast_block(layer)

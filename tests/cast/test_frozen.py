@@ -117,7 +117,7 @@ def test_gradients_of_trained_parameters_do_not_depend_on_frozen_ones(
 
 @BOTH
 @EACH_WAY
-def test_a_bias_beside_a_constant_matrix_gets_its_gradient(way, hybridize):
+def test_a_bias_with_a_constant_matrix_gets_its_gradient(way, hybridize):
     (offset,) = gradients(FixedProjection, way, hybridize).values()
     mx.random.seed(0)
     net = FixedProjection()

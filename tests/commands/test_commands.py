@@ -1,4 +1,4 @@
-"""What all commands share: help, names of networks, missing extras, progress, width of tables."""
+"""All commands: help, names of networks, missing extras, progress, width of tables."""
 
 from __future__ import annotations
 

@@ -135,7 +135,9 @@ def cut_short(images) -> bytes:
     ],
     ids=["nothing", "text", "cut short", "as large as allowed", "too large"],
 )
-def test_what_is_no_photograph_gets_a_status_and_a_sentence(client, images, body, status, message):
+def test_other_files_than_photographs_get_a_status_and_a_sentence(
+    client, images, body, status, message
+):
     response = client.post("/classify", data=body(images) if callable(body) else body)
     assert response.status_code == status
     assert list(response.json) == ["error"]
@@ -327,7 +329,7 @@ def idle(server):
 
 
 @pytest.mark.usefixtures("idle")
-def test_a_photograph_is_answered_in_two_seconds_beside_300_idle_connections(server, images):
+def test_a_photograph_is_answered_in_two_seconds_with_300_idle_connections_open(server, images):
     start = time.monotonic()
     response = requests.post(f"{server}classify", data=images[0].read_bytes(), timeout=60)
     assert time.monotonic() - start < 2

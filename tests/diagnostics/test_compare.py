@@ -261,7 +261,7 @@ def test_computations_between_inner_blocks_count_though_one_of_them_comes_last()
     assert max(introduced.values()) < FLOAT16.unit_roundoff
 
 
-def test_a_mask_of_infinities_that_is_meant_is_no_error():
+def test_an_intended_mask_of_infinities_is_not_an_error():
     def masked(F, self, scores, mask):
         return self.softmax(F.broadcast_add(scores * 3, mask))
 

@@ -264,7 +264,7 @@ def test_what_follows_the_layer_is_kept_in_fp32_too_and_so_is_what_was(tmp_path)
     assert both.code == 'amp.autocast(net, "float16", keep_fp32=[net[0], net[1], net[2]])'
 
 
-def test_a_sum_over_devices_that_overflows_alone_is_told_from_an_array(tmp_path):
+def test_a_sum_over_devices_that_overflows_alone_is_not_taken_for_an_array(tmp_path):
     names = {"network": "recorded_networks:make_line", "loss": "recorded_networks:outputs_alone"}
     scale = StaticLossScale(2.0**8)
     training = Training(tmp_path, net=make_line(), devices=TWO, scale=scale, flags=None, **names)

@@ -79,7 +79,7 @@ def test_a_page_has_every_section_and_names_the_planted_layer(page):
     assert re.search(r"Suggestion: keep .*large.* in FP32", text)
 
 
-def test_the_file_is_complete_html_that_needs_nothing_beside_it(page, tmp_path):
+def test_the_file_is_complete_html_that_needs_no_other_file(page, tmp_path):
     page.write(tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     outline = Outline(text)

@@ -98,7 +98,7 @@ def test_all_layers_come_in_the_order_of_the_network(page, scales):
     ]
 
 
-def test_the_keyboard_moves_the_scale_and_readers_hear_it(page, scales):
+def test_the_keyboard_moves_the_scale_and_screen_readers_announce_it(page, scales):
     page.evaluate("document.getElementById('scale').focus()")
     page.press("ArrowRight")
     assert text_of(page, "#summary") == scales.summary(2.0**14)

@@ -1,4 +1,4 @@
-"""What the tests of scripts share: the smallest runs of ``train_caltech.py``."""
+"""Fixtures of the tests of scripts: the smallest runs of ``train_caltech.py``."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_run_is_served_with_its_name_and_step(door, run_folder, capsys, monkey
 @pytest.mark.parametrize(
     ("name", "message"), [(".", "holds no checkpoints"), ("missing.npz", "there is no checkpoint")]
 )
-def test_what_is_no_run_gets_one_line_and_status_2(door, capsys, script, name, message):
+def test_other_folders_than_runs_get_one_line_and_status_2(door, capsys, script, name, message):
     assert door(script, name) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")

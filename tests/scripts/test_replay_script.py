@@ -83,7 +83,7 @@ def test_a_step_whose_loss_scale_was_too_large_names_the_scale_that_fits(options
     printed = replayed([*options, *OVERFLOWS])
     assert "skipped at a loss scale of 1.67772e+07" in printed
     assert "\nlayer: net.output\n" in printed  # of its logits, whose gradient the loss computes
-    # What to write follows in a line of its own, since it does not fit into 80 columns.
+    # The Python to write follows in a line of its own, since it does not fit into 80 columns.
     lines = printed.splitlines()
     saves = {line.split("  ")[0]: line.split()[-1] for line in lines if "  " in line}
     assert saves["half the loss scale: 8.38861e+06"] == "no"

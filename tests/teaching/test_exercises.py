@@ -40,7 +40,7 @@ def test_an_unknown_exercise_is_an_error_that_names_the_others():
 
 
 @pytest.mark.parametrize("answer", ["4", None, True, float("nan"), float("inf")])
-def test_what_is_no_number_is_refused_with_the_unit(answer):
+def test_an_answer_that_is_not_a_number_is_refused_with_the_unit(answer):
     with pytest.raises(TypeError, match=r"the answer is a number \(steps\), received"):
         number_of(answer, "steps")
 

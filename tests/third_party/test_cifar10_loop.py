@@ -78,7 +78,7 @@ def train(way="FP32", hybridize=False, noise=0.0):
 
 @pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 @pytest.mark.parametrize("way", FLOAT16)
-def test_gluoncvs_loop_on_two_devices_trains_in_float16_beside_fp32(way, hybridize):
+def test_gluoncvs_loop_on_two_devices_trains_in_float16_like_fp32(way, hybridize):
     fp32 = train()
     changed = train(noise=2.0**-12)
     found = train(way, hybridize)

@@ -42,7 +42,7 @@ def translation_losses(net, step):
 
 
 @every_way
-def test_the_transformer_trains_in_float16_beside_fp32(way, hybridize):
+def test_the_transformer_trains_in_float16_like_fp32(way, hybridize):
     check(Case(make_transformer, translation_losses, BATCH_SIZE, learning_rate=0.1), way, hybridize)
 
 
@@ -68,5 +68,5 @@ def pretraining_losses(net, step):
 
 
 @every_way
-def test_bert_trains_in_float16_beside_fp32(way, hybridize):
+def test_bert_trains_in_float16_like_fp32(way, hybridize):
     check(Case(make_bert, pretraining_losses, BATCH_SIZE, learning_rate=0.1), way, hybridize)

@@ -88,7 +88,7 @@ def style_losses(net, step):
 
 
 @every_way
-def test_a_style_transfer_network_trains_in_float16_beside_fp32(way, hybridize):
+def test_a_style_transfer_network_trains_in_float16_like_fp32(way, hybridize):
     check(Case(make_style_transfer, style_losses, 2, learning_rate=0.001), way, hybridize)
 
 
@@ -141,7 +141,7 @@ def tagging_losses(net, step):
 
 
 @every_way
-def test_an_lstm_crf_trains_in_float16_beside_fp32(way, hybridize):
+def test_an_lstm_crf_trains_in_float16_like_fp32(way, hybridize):
     check(Case(make_lstm_crf, tagging_losses, 2, learning_rate=0.1), way, hybridize)
 
 
@@ -195,6 +195,6 @@ def tree_losses(net, step):
 
 
 @every_way
-def test_a_tree_lstm_trains_in_float16_beside_fp32(way, hybridize):
+def test_a_tree_lstm_trains_in_float16_like_fp32(way, hybridize):
     case = Case(make_tree_lstm, tree_losses, len(TREES), learning_rate=0.1, uses=NODES)
     check(case, way, hybridize)

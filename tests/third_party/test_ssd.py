@@ -43,5 +43,5 @@ def losses(net, step):
 
 
 @every_way
-def test_ssd_trains_in_float16_beside_fp32(way, hybridize):
+def test_ssd_trains_in_float16_like_fp32(way, hybridize):
     check(Case(make_ssd, losses, BATCH_SIZE, loss_scale=2.0**5), way, hybridize)

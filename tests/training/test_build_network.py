@@ -96,7 +96,7 @@ def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
         ("nasnet_4_1056", r"for 5 classes: .* into \(1, 5\), \(1, 5\), not \(1, 5\)"),
     ],
 )
-def test_a_network_that_is_no_classifier_is_refused(name, message):
+def test_a_network_that_is_not_a_classifier_is_refused(name, message):
     with pytest.raises(ValueError, match=message):
         build_network(name, classes=5, image_size=64, devices=ONE)
 
@@ -179,7 +179,7 @@ def test_a_file_that_does_not_fit_is_refused_by_parameter_and_changes_nothing(
 
 
 @pytest.mark.parametrize("content", [b"", b"a line of text\n" * 100, None], ids=repr)
-def test_what_is_no_parameter_file_is_refused(tmp_path, content):
+def test_other_files_than_parameter_files_are_refused(tmp_path, content):
     path = tmp_path / "weights.params"
     if content is not None:
         path.write_bytes(content)

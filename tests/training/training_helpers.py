@@ -48,8 +48,8 @@ class Run:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of the newest checkpoint, less values from before the cast.
 
-        Of a weight without a master that moved and came back, a run that was resumed in between
-        remembers no such value.
+        A run that was resumed has no such value of a weight without a master that moved and came
+        back.
         """
         with np.load(self.folder / "checkpoints" / self.checkpoints[-1]) as file:
             return {

@@ -181,7 +181,7 @@ def test_compensation_keeps_what_rounding_cuts_off(optimizer):
     assert trainer._updaters[0].extra[0].asnumpy().tobytes() == lacks.tobytes()
 
 
-def test_compensation_of_a_weight_that_was_set_is_forgotten():
+def test_compensation_of_a_weight_that_was_set_is_dropped():
     layer = layer_of(np.ones((2, 2), np.float32))
     trainer = trainer_of(layer, "kahan")
     for _ in range(8):

@@ -225,7 +225,7 @@ def test_a_tensor_outside_its_storage_is_refused(tmp_path, size, stride, offset)
         (b"\x80\x02}r\xff\xff\xff\xff.", "numbers its objects too high"),
     ],
 )
-def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
+def test_other_files_than_state_dicts_are_refused(tmp_path, content, message):
     path = pth(tmp_path / "w.pth", content, {"0": VALUES.tobytes()})
     with pytest.raises(CheckpointError, match=message):
         read_state_dict(path)

@@ -156,7 +156,7 @@ def test_another_network_than_the_twin_is_refused(theirs, ours, message):
         values_for(state, shapes, classes=CLASSES)
 
 
-def test_gluoncv_beside_pytorch_is_refused_with_what_to_do(monkeypatch):
+def test_gluoncv_with_pytorch_is_refused_with_advice(monkeypatch):
     class Refusing(ModuleType):  # as gluoncv 0.10 does where PyTorch 2 is installed
         def __getattr__(self, name):
             raise RuntimeError("torch>=1.4.0,<2.0.0 is required")

@@ -3,7 +3,7 @@
     python scripts/record_tensor_core_truth.py --output tests/cast/tensor_core_truth
 
 It needs PyTorch, NumPy and an NVIDIA GPU that PyTorch supports, and neither mpgluon nor MXNet.
-Commit the file (about 200 kB): it holds operands, results and the device's name.
+Commit the file (about 700 kB): it holds operands, results and the device's name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any, Optional
 
 import numpy as np
 
-# Multiples of 8, which Tensor Cores want. Sums of 256 terms, and in a convolution of 144.
+# Multiples of 8, which Tensor Cores want. Sums of 256 terms, of 4,608 (as in a convolution of 3 x 3
+# over 512 channels), and in a small convolution of 144.
 _SHAPES = {
     "dense": ((32, 256), (32, 256)),
+    "long": ((8, 4608), (8, 4608)),
     "convolution": ((2, 16, 8, 8), (32, 16, 3, 3)),
 }
 
@@ -90,7 +92,7 @@ def operands(
 def _compute(torch: Any, kind: str, data: Any, weight: Any, device: Any) -> Any:
     functional = torch.nn.functional
     tensors = [torch.from_numpy(values).to(device) for values in (data, weight)]
-    if kind == "dense":
+    if kind != "convolution":
         return functional.linear(*tensors).cpu().numpy()
     return functional.conv2d(*tensors, padding=1).cpu().numpy()
 

@@ -47,6 +47,7 @@ assert mx.nd.ones(2).asnumpy().tolist() == [1, 1]
     assert_runs(LATER_NUMPY + code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
 def test_every_script_begins_with_such_a_numpy(script):
     code = f"""

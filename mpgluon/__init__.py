@@ -131,6 +131,8 @@ _FOLDERS = [
 def __getattr__(name: str) -> _Any:
     if name in _FOLDERS:
         return _import_module(f"mpgluon.{name}")
+    if name in amp.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it is amp.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_import_module(_HOMES[name]), name)

@@ -157,7 +157,7 @@ def convert_hybrid_block(
     Parameters
     ----------
     block : gluon.HybridBlock
-        With values; not cast. Its traced graph is discarded.
+        With values. Its traced graph is discarded. One that is cast already is copied as it is.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops
         As for :func:`init`.
     excluded_sym_names : list of str, optional
@@ -175,13 +175,19 @@ def convert_hybrid_block(
     """
     wishes = _Wishes.of(target_dtype, target_dtype_ops, conditional_fp32_ops, fp32_ops)
     blocks = [name.removesuffix("_fwd") for name in _list("excluded_sym_names", excluded_sym_names)]
+    if any(cast_of(parameter) for parameter in block.collect_params().values()):
+        return _copied(block, ctx)
     cast = cast_block if cast_optional_params else autocast
     keep = (*blocks, *wishes.keep_fp32)
     cast(block, wishes.dtype, keep_fp32=keep, compute_16=wishes.compute_16)
     try:
-        converted = copy.deepcopy(block)
+        return _copied(block, ctx)
     finally:
         restore(block)
+
+
+def _copied(net: gluon.HybridBlock, ctx: Optional[mx.Context]) -> gluon.HybridBlock:
+    converted = copy.deepcopy(net)
     if ctx is not None:
         converted.collect_params().reset_ctx(ctx)
     return converted

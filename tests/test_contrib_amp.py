@@ -191,6 +191,16 @@ def test_convert_hybrid_block_returns_a_copy_with_the_bits_of_a_cast(hybridize, 
     assert not amp.step_was_skipped(trainer)
 
 
+def test_convert_hybrid_block_copies_a_network_that_is_cast_as_it_is():
+    amp.init()
+    net, images = make_net(), batch()[0]
+    amp.init_trainer(trainer := trainer_of(net))
+    train(net, trainer, steps=2)
+    converted = amp.convert_hybrid_block(net)
+    np.testing.assert_array_equal(converted(images).asnumpy(), net(images).asnumpy())
+    assert converted[0].weight is not net[0].weight
+
+
 def trainer_with_scale(net: gluon.Block) -> gluon.Trainer:
     options = {"learning_rate": 0.1, "multi_precision": True}
     trainer = gluon.Trainer(net.collect_params(), "sgd", options)
@@ -254,3 +264,8 @@ def test_public_names_are_those_of_contrib_amp():
     module = importlib.import_module("mpgluon.contrib_amp")
     for name in module.__all__:
         assert getattr(amp, name) is getattr(module, name)
+
+
+def test_the_package_says_that_a_name_is_in_amp():
+    with pytest.raises(AttributeError, match=r"no attribute 'autocast'; it is amp\.autocast"):
+        mpgluon.autocast  # noqa: B018 - the access is the test

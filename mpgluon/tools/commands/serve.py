@@ -59,8 +59,8 @@ def run(options: argparse.Namespace, door: Door) -> int:
         opened = open_network(options, door, mx.cpu(), all_values=True)
         size = opened.image_size or options.image_size
         classes = opened.classes
+        batch, _ = example_batch(opened.net, [(1, 3, size, size)], mx.cpu())  # completes shapes
         if classes is None:
-            batch, _ = example_batch(opened.net, [(1, 3, size, size)], mx.cpu())
             classes = tuple(map(str, range(opened.net(*batch.arguments).shape[1])))
         show("the network in each format")
         dtypes = options.dtype or ["float16", "bfloat16"]

@@ -59,7 +59,6 @@ from mpgluon.formats.policy import Policy  # noqa: E402
 from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
 from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
 from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
-from mpgluon.preparation import prepare  # noqa: E402
 from mpgluon.trainer.master_keeper import (  # noqa: E402
     keep_masters_of_new_trainer as _keep_masters_of_new_trainer,
 )
@@ -67,6 +66,7 @@ from mpgluon.trainer.master_keeper import (  # noqa: E402
 if _TYPE_CHECKING:
     from mpgluon import estimator
     from mpgluon.checkpoint import load_checkpoint, save_checkpoint
+    from mpgluon.preparation import prepare
     from mpgluon.updates.average import WeightAverage
 
 _call_with_new_trainers(_keep_masters_of_new_trainer)  # of cast networks
@@ -115,6 +115,7 @@ __all__ = [
 _HOMES = {
     "WeightAverage": "mpgluon.updates.average",
     "load_checkpoint": "mpgluon.checkpoint",
+    "prepare": "mpgluon.preparation",
     "save_checkpoint": "mpgluon.checkpoint",
 }
 _FOLDERS = [

@@ -112,7 +112,7 @@ def test_every_public_name_is_there_once(imported):
     [
         *("diagnostics.OverflowLocator", "deployment.inference_network", "distributed.MpiKVStore"),
         *("checkpoint.read_parameters", "estimator.BatchProcessor", "fp16_utils", "tools.extra"),
-        *("WeightAverage", "save_checkpoint", "load_checkpoint"),
+        *("WeightAverage", "save_checkpoint", "load_checkpoint", "prepare"),
     ],
 )
 def test_folders_and_names_are_there_after_the_import_of_the_package_alone(name):

@@ -102,21 +102,8 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
     net : gluon.Block
         Initialized, FP32.
     path : Path
-        Written by ``save_parameters``, or a state dict; 16-bit values are widened.
-    classes : int
-        A parameter whose first axis has this length in ``net`` and another in the file belongs
-        to the head, and keeps its initial values.
-
-    Returns
-    -------
-    list of str
-        The parameters that kept their initial values.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is not a parameter file, or does not fit; every difference is named, and
-        nothing is changed.
+        A state dict, or a file for :func:`mpgluon.tools.parameter_files.load_parameter_file`, which
+        says what ``classes`` and the result are, and which errors are raised.
     """
     if not path.is_file():
         raise CheckpointError(f"there is no parameter file {path}")

@@ -59,7 +59,7 @@ test-avx2: environment
 		tests/cast tests/graph tests/test_kernels.py tests/kernels/test_bfloat16.py tests/kernels/test_dtypes.py \
 		tests/formats/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
-		tests/scripts/test_serve_script.py tests/amp/test_status_flags.py tests/amp/test_intended_infinities.py
+		tests/commands/test_serve_command.py tests/amp/test_status_flags.py tests/amp/test_intended_infinities.py
 	$(AVX2) $(CHECK_NOTEBOOKS) 05
 
 # Random networks in every format, for MINUTES, from the seed SEED on; one that fails is printed as a

@@ -93,3 +93,9 @@ def test_a_source_distribution_installs_in_a_fresh_environment_and_trains(tmp_pa
     assert trained.split()[-1] == mpgluon.__version__
     said = run(python, "-W", "ignore", "-m", "mpgluon.kernels", **where)
     assert said.startswith("Native operators: compiled for this processor")
+
+
+def test_the_test_files_that_targets_name_exist():
+    named = set(re.findall(r"tests/[\w/]+\.py", (ROOT / "Makefile").read_text("utf-8")))
+    assert len(named) > 10
+    assert {name for name in named if not (ROOT / name).is_file()} == set()

@@ -21,6 +21,8 @@ from benchmarks.race import Case
 from benchmarks.record import read_record
 from benchmarks.zoo import zoo, zoo_small
 
+pytestmark = pytest.mark.slow  # figures are made by hand, and rarely
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmark.py"
 TINY = str(Path(__file__).with_name("tiny_contestants.py"))
 

@@ -13,6 +13,8 @@ from benchmarks.contestant import Contestant, Process
 from benchmarks.sequences import KINDS
 from recipes.data.shapes import render_shapes
 
+pytestmark = pytest.mark.slow  # figures are made by hand, and rarely
+
 NETWORK = {"model": "resnet18_v1", "batch_size": 4, "image_size": 64}
 MXNET = [("gluon", "float32"), *(("mpgluon", t) for t in ("float32", "float16", "bfloat16"))]
 

@@ -23,6 +23,8 @@ from experiments.training_runs import train_or_find
 from recipes.data import render_shapes
 from recipes.training import TrainingConfig
 
+pytestmark = pytest.mark.slow  # figures are made by hand, and rarely
+
 ALL = {one.name: one for group in GROUPS for one in group.experiments}
 SHORT = {
     "masters": {"steps": 100, "images_per_class": 4, "image_size": 8, "every": 20},

@@ -137,7 +137,7 @@ void register_one(const Format& format, const nnvm::Op* op, const nnvm::Op* back
         .set<nnvm::FGradient>("FGradient", gradient_by(op, &made_backward.op()));
   };
   const auto rounding = [&](auto rounded) {
-    return watched(format, [packed, op, rounded](const auto& format, const auto&... all) {
+    return watched(format, [packed, op](const auto& format, const auto&... all) {
       forward<decltype(rounded)::value>(format, packed, op, all...);
     });
   };

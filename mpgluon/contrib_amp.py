@@ -20,6 +20,7 @@ from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.operator_rules import is_operator
 from mpgluon.graph.description import symbol_of
 from mpgluon.graph.operators import Rule, may_be_16_bit, operators_with, rule_of
+from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 from mxnet import gluon
@@ -122,7 +123,7 @@ def init(
 
 def _cast_networks_of(trainer: gluon.Trainer, wishes: _Wishes) -> None:
     """Cast the networks whose parameters a Trainer has, unless they are cast."""
-    trained = {p for p in trainer._params if cast_of(p) is None}
+    trained = {p for p in gluon_trainer.parameters_of(trainer) if cast_of(p) is None}
     if not trained:
         return
     gc.collect()  # networks that are still in memory only because they refer to themselves

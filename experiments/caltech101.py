@@ -17,8 +17,8 @@ from experiments import figures, parity
 from experiments.cells import mean_and_interval, number, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import whole_tree
-from experiments.seeds import SeededRows
-from experiments.statistics import CONFIDENCE, PairedComparison, detectable_difference, holm
+from experiments.seeds import ComparedRows
+from experiments.statistics import PairedComparison, detectable_difference
 from experiments.training_runs import PER_CLASS, config_of, train_or_find
 from recipes.data import CALTECH101
 from recipes.training import TrainingConfig
@@ -84,7 +84,7 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
 
 
 @dataclass(frozen=True)
-class _Caltech101(SeededRows):
+class _Caltech101(ComparedRows):
     """The runs that exist, and what follows from them; comparisons need all of them."""
 
     group, seeds, base = "caltech101", SEEDS, BASE
@@ -146,16 +146,6 @@ class _Caltech101(SeededRows):
     def compared(self) -> dict[str, PairedComparison]:
         """The rows in 16 bits against FP32, by the mean of the classes' accuracies."""
         return {row: self.comparison(row, figure=PER_CLASS) for row in FORMATS if row != BASE}
-
-    @cached_property
-    def least_p(self) -> float:
-        """The least p-value of the t-tests, after Holm's correction."""
-        return min(holm([one.t_test for one in self.compared.values()]))
-
-    @property
-    def none_differs(self) -> bool:
-        """Whether no format differs from FP32 by more than chance, after the correction."""
-        return self.least_p >= 1 - CONFIDENCE
 
     def detectable(self, row: str) -> float:
         """Return the difference to FP32 that a t-test of these seeds finds four times in five."""

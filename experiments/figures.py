@@ -17,7 +17,7 @@ import numpy as np
 from experiments.experiment import Outcome, Record
 
 __all__ = ["WIDTH", "draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales",
-           "draw_recurrent", "draw_step_times", "draw_two_losses"]  # fmt: skip
+           "draw_recurrent", "draw_sequences", "draw_step_times", "draw_two_losses"]  # fmt: skip
 
 _LOOKS: dict[str, Mapping[str, Any]] = {
     **FORMAT_LOOKS,
@@ -240,6 +240,56 @@ def _draw_reader(row: Any, record: Record, name: str, window: int) -> None:
     if "loss_scale" in curves:
         scales = curves["loss_scale"]
         below.step(window * np.arange(len(scales)), scales, where="post", **look)
+
+
+def draw_sequences(
+    figure: Any, tasks: Mapping[str, tuple[str, Mapping[str, Sequence[Outcome]]]], window: int
+) -> None:
+    """Draw loss, score and loss scale; a column for each task, thin lines for seeds.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    tasks : mapping
+        A curve of scores and the outcomes of all seeds by format, by the score's title.
+    window : int
+        Steps of one point of losses and scales.
+    """
+    figure.set_size_inches(WIDTH, 6.4)
+    grid = figure.subplots(3, len(tasks), sharex="col", squeeze=False)
+    for (losses, scores, scales), (title, (score, rows)) in zip(grid.T, tasks.items()):
+        for name, outcomes in rows.items():
+            look = {**_line(name), "linewidth": 3.5 if name == "float32" else 1.5}
+            steps = outcomes[0].figures["steps"]
+            found = np.array([_finite(one.curves["loss"]) for one in outcomes])
+            losses.plot(window * np.arange(1, found.shape[1] + 1), found.mean(axis=0), **look)
+            curves = 100 * np.array([one.curves[score] for one in outcomes])
+            ends = np.linspace(0, steps, curves.shape[1])
+            scores.plot(ends, curves.T, color=look["color"], linewidth=0.6, alpha=0.45)
+            scores.plot(ends, curves.mean(axis=0), label=name, **look)
+            for one in outcomes:
+                if "loss_scale" in one.curves:
+                    values = one.curves["loss_scale"]
+                    scales.step(window * np.arange(len(values)), values, where="post",
+                                **{**look, "linewidth": 1})  # fmt: skip
+        losses.set_title(title, fontsize="medium")
+        losses.set_yscale("log")
+        scores.set_ylim(0, 100)
+        scales.set_yscale("log", base=2)
+        scales.set_xlabel("step")
+        for axes in (losses, scores, scales):
+            axes.grid(color="0.93")
+    words = (
+        f"training loss\n(means of {window} steps)",
+        "test score\n(points)",
+        "loss scale S,\na line for each seed",
+    )
+    for axes, label in zip(grid[:, 0], words):
+        axes.set_ylabel(label)
+    handles, labels = grid[1, 0].get_legend_handles_labels()
+    title = "bold: mean of the seeds, thin: each seed"
+    figure.legend(handles, labels, **_BELOW, ncols=len(labels), title=title)
 
 
 def draw_step_times(

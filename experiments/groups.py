@@ -10,6 +10,7 @@ from experiments import (
     fine_tuning,
     parity,
     recurrent,
+    sequences,
     step_times,
     tensor_core_sums,
     two_losses,
@@ -27,6 +28,7 @@ GROUPS: tuple[Group, ...] = (
     tensor_core_sums.GROUP,
     ablations.GROUP,
     recurrent.GROUP,
+    sequences.GROUP,
     two_losses.GROUP,
     step_times.GROUP,
 )

@@ -12,14 +12,10 @@ from typing import Any
 from experiments import figures
 from experiments.cells import mean_and_interval, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
-from experiments.reader import WINDOW, ReaderSettings, train
-from experiments.seeds import SeededRows
-from experiments.statistics import (
-    CONFIDENCE,
-    PairedComparison,
-    detectable_difference,
-    holm,
-)
+from experiments.loop import WINDOW
+from experiments.reader import ReaderSettings, train
+from experiments.seeds import ComparedRows
+from experiments.statistics import PairedComparison, detectable_difference
 
 __all__ = ["BAG", "BASE", "GROUP", "OTHER_ORDER", "ROWS"]
 
@@ -49,7 +45,7 @@ def _run(settings: ReaderSettings, place: Place) -> Outcome:  # noqa: ARG001 - i
 
 
 @dataclass(frozen=True)
-class _Recurrent(SeededRows):
+class _Recurrent(ComparedRows):
     """The runs that exist, and what follows from them; comparisons need all of them."""
 
     group, seeds, base = "recurrent", _SEEDS, BASE
@@ -88,16 +84,6 @@ class _Recurrent(SeededRows):
         """The rows in 16 bits against FP32."""
         rows = [row for row, (dtype, _) in ROWS.items() if dtype != "float32"]
         return {row: self.comparison(row) for row in rows}
-
-    @cached_property
-    def least_p(self) -> float:
-        """The least p-value of the t-tests, after Holm's correction."""
-        return min(holm([one.t_test for one in self.compared.values()]))
-
-    @property
-    def none_differs(self) -> bool:
-        """Whether no row in 16 bits differs from FP32 by more than chance, after the correction."""
-        return self.least_p >= 1 - CONFIDENCE
 
     def steadiest(self, *, most: bool = True) -> dict[str, Any]:
         """Return the row whose differences vary least, or most, and what its seeds could show."""

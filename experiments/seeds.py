@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Optional
 
 import numpy as np
 
 from experiments.experiment import Outcome, Record, Records
-from experiments.statistics import PairedComparison, compare
+from experiments.statistics import CONFIDENCE, PairedComparison, compare, holm
 from experiments.training_runs import PER_CLASS
 
-__all__ = ["SeededRows"]
+__all__ = ["ComparedRows", "SeededRows"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,22 @@ class SeededRows:
         """Compare a row's accuracies with another's, in points, in the seeds that both have."""
         ours, others = self.points(row, figure), self.points(base or self.base, figure)
         return compare([ours[seed] - others[seed] for seed in ours if seed in others])
+
+
+class ComparedRows(SeededRows):
+    """Rows of which some are compared with a base; comparisons need all runs of both."""
+
+    @property
+    def compared(self) -> Mapping[str, PairedComparison]:
+        """The comparisons by row."""
+        raise NotImplementedError
+
+    @cached_property
+    def least_p(self) -> float:
+        """The least p-value of the t-tests, after Holm's correction."""
+        return min(holm([one.t_test for one in self.compared.values()]))
+
+    @property
+    def none_differs(self) -> bool:
+        """Whether no row differs from its base by more than chance, after the correction."""
+        return self.least_p >= 1 - CONFIDENCE

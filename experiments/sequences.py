@@ -21,7 +21,7 @@ from experiments.translator import TranslatorSettings
 
 __all__ = ["FORMATS", "GROUP", "TASKS"]
 
-_SEEDS = (0, 1, 2)
+_SEEDS = (0, 1, 2, 3, 4)
 _BASE = "float32"
 FORMATS = (_BASE, "float16", "bfloat16")
 

@@ -33,7 +33,7 @@ class ListenerSettings(LoopSettings):
     Attributes
     ----------
     hidden : int
-        Of each direction.
+        Units of each direction.
     """
 
     training_strings: int = 1500

@@ -109,22 +109,19 @@ def fit(
     batches = count // settings.batch_size
     trainer = _make_trainer(net, settings, steps=batches * settings.epochs)
     rng = np.random.default_rng([_ORDER_SEED, settings.seed])
-    losses, norms, scales, seconds = [], [], [], 0.0
-    tests = [test()]
+    losses, norms, scales, tests, seconds = [], [], [], [test()], 0.0
     for _ in range(settings.epochs):
         began = time.perf_counter()
         for chosen in np.split(rng.permutation(count), batches):
             scales.append(amp.loss_scale(trainer))
-            batch = [_as_ndarray(one[chosen]) for one in examples]
-            loss, norm = _step(trainer, lambda batch=batch: loss_of(*batch), settings)
+            batch = [one[chosen] for one in examples]
+            loss, norm = _step(trainer, loss_of, batch, settings.max_norm)
             losses.append(loss)
             norms.append(norm)
         seconds += time.perf_counter() - began
         tests.append(test())
-    curves = {
-        "loss": means(losses, WINDOW),
-        **{name: [t[name] for t in tests] for name in tests[0]},
-    }
+    curves: dict[str, Sequence[Any]] = {name: [one[name] for one in tests] for name in tests[0]}
+    curves["loss"] = means(losses, WINDOW)
     if settings.has_loss_scale:
         curves["loss_scale"] = scales[::WINDOW]
     return Outcome(
@@ -155,15 +152,18 @@ def _make_trainer(net: gluon.Block, settings: LoopSettings, steps: int) -> gluon
 
 
 def _step(
-    trainer: gluon.Trainer, make_loss: Callable[[], Any], settings: LoopSettings
+    trainer: gluon.Trainer,
+    loss_of: Callable[..., Any],
+    batch: Sequence[NDArray[Any]],
+    max_norm: float,
 ) -> tuple[float, float]:
     """Do one step; return the mean loss, and the gradients' norm before clipping."""
     with autograd.record():
-        loss = make_loss()
+        loss = loss_of(*map(_as_ndarray, batch))
         with amp.scale_loss(loss, trainer) as scaled_loss:
             autograd.backward(scaled_loss)
-    norm = amp.clip_global_norm(trainer, settings.max_norm, settings.batch_size)
-    trainer.step(settings.batch_size)
+    norm = amp.clip_global_norm(trainer, max_norm, len(loss))
+    trainer.step(len(loss))
     return float(loss.mean().asscalar()), norm
 
 

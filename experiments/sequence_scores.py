@@ -27,8 +27,8 @@ def bleu(references: Sequence[Sentence], translations: Sequence[Sentence]) -> fl
         right = total = 0
         for reference, translation in zip(references, translations):
             ours, theirs = _grams(translation, order), _grams(reference, order)
-            right += (ours & theirs).total()
-            total += ours.total()
+            right += sum((ours & theirs).values())
+            total += sum(ours.values())
         if not right:
             return 0.0
         logs.append(math.log(right / total))

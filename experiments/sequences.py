@@ -16,7 +16,8 @@ from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.listener import ListenerSettings
 from experiments.loop import WINDOW, LoopSettings
 from experiments.seeds import ComparedRows
-from experiments.statistics import PairedComparison, detectable_difference
+from experiments.spoken_digits import BANDS, FRAMES, SIGNAL_TO_NOISE
+from experiments.statistics import CONFIDENCE, PairedComparison, detectable_difference
 from experiments.translator import TranslatorSettings
 
 __all__ = ["FORMATS", "GROUP", "TASKS"]
@@ -28,13 +29,13 @@ FORMATS = (_BASE, "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class _Task:
-    """What is learned.
+    """A network's task and its scores.
 
     Attributes
     ----------
     title : str
     settings : LoopSettings
-        Of the first seed in FP32.
+        The settings of the first seed in FP32.
     train : callable
     scores : mapping of str to str
         Figures of the outcome, in [0, 1], by what a table calls them; the first one is compared.
@@ -87,6 +88,7 @@ class _Sequences(ComparedRows):
 
     group, seeds, base = "sequences", _SEEDS, _BASE
     tasks = TASKS
+    frames, bands, noise = FRAMES, BANDS, SIGNAL_TO_NOISE
 
     def table(self, task: str) -> list[list[str]]:
         """Return the cells of the table of a task's rows with a run."""
@@ -97,7 +99,7 @@ class _Sequences(ComparedRows):
                 rows.append([
                     *self._compared_cells(task, row),
                     *(
-                        plus_minus(list(self.points(row, figure).values()), 1)
+                        plus_minus(list(self.points(row, figure).values()), 2)
                         for figure in list(TASKS[task].scores.values())[1:]
                     ),
                     plus_minus([one["final_loss"] for one in found], 3),
@@ -110,11 +112,25 @@ class _Sequences(ComparedRows):
                 ])  # fmt: skip
         return rows
 
+    def headings(self, task: str) -> list[str]:
+        """Return the headings of a task's table."""
+        first, *others = TASKS[task].scores
+        return [
+            "format",
+            f"{first} (points)",
+            f"minus float32, {100 * CONFIDENCE:g} % interval",
+            *(f"{other} (points)" for other in others),
+            "training loss, last epoch",
+            "skipped steps",
+            "final loss scale",
+            "command",
+        ]
+
     def short_table(self) -> list[list[str]]:
         """Return the cells of the table of the scores that are compared, of both tasks."""
         return [
-            [task, next(iter(TASKS[task].scores)), *self._compared_cells(task, f"{task}/{dtype}")]
-            for task in TASKS
+            [task, next(iter(about.scores)), *self._compared_cells(task, f"{task}/{dtype}")]
+            for task, about in TASKS.items()
             for dtype in FORMATS
             if self.runs(f"{task}/{dtype}")
         ]
@@ -125,7 +141,7 @@ class _Sequences(ComparedRows):
         paired = dtype != _BASE and len(ours.keys() & theirs.keys()) > 1
         return [
             dtype,
-            plus_minus(list(ours.values()), 1),
+            plus_minus(list(ours.values()), 2),
             mean_and_interval(self.comparison(row, base, score)) if paired else "-",
         ]
 

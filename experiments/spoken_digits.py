@@ -13,11 +13,21 @@ of America 24, 1952, table II: the formants of men.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BANDS", "FRAMES", "MOST_DIGITS", "draw_strings", "encode", "frames_of", "record"]
+__all__ = [
+    "BANDS",
+    "FRAMES",
+    "MOST_DIGITS",
+    "SIGNAL_TO_NOISE",
+    "draw_strings",
+    "encode",
+    "frames_of",
+    "record",
+]
 
 MOST_DIGITS = 5
 _LEAST_DIGITS = 2
@@ -37,7 +47,7 @@ _VOWELS = np.array([
 _LOUDNESS = np.array([1.0, 0.5, 0.25])
 _EDGE = 0.02  # seconds in which a digit becomes loud and quiet again
 _LONGEST_PAUSE = 0.06  # seconds before a digit
-_SIGNAL_TO_NOISE = (-3, 12)  # decibels
+SIGNAL_TO_NOISE = (-3, 12)  # decibels
 
 
 def draw_strings(training: int, test: int, *, seed: int) -> tuple[list[str], list[str]]:
@@ -52,16 +62,16 @@ def draw_strings(training: int, test: int, *, seed: int) -> tuple[list[str], lis
     return mixed[:training], mixed[training:]
 
 
-def record(digits: str, rng: np.random.Generator) -> NDArray[np.float64]:
+def record(digits: str, rng: np.random.Generator) -> NDArray[Any]:
     """Return a recording of a voice that says digits, shape (samples,)."""
     pitch, size, seconds = rng.uniform(90, 250), rng.uniform(0.9, 1.12), rng.uniform(0.11, 0.2)
-    spoken: list[NDArray[np.float64]] = []
+    spoken: list[NDArray[Any]] = []
     for digit in map(int, digits):
         pause = np.zeros(round(rng.uniform(0, _LONGEST_PAUSE) * _RATE))
         spoken += [pause, _say(digit, pitch, size, seconds * rng.uniform(0.85, 1.15), rng)]
     said = np.concatenate(spoken)
-    noise = np.sqrt(np.mean(said**2)) * 10 ** (-rng.uniform(*_SIGNAL_TO_NOISE) / 20)
-    sound = noise * rng.standard_normal(_SAMPLES)
+    noise = np.sqrt(np.mean(said**2)) * 10 ** (-rng.uniform(*SIGNAL_TO_NOISE) / 20)
+    sound: NDArray[Any] = noise * rng.standard_normal(_SAMPLES)
     first = rng.integers(_SAMPLES - len(said) + 1)
     sound[first : first + len(said)] += said
     return sound
@@ -69,7 +79,7 @@ def record(digits: str, rng: np.random.Generator) -> NDArray[np.float64]:
 
 def _say(
     digit: int, pitch: float, size: float, seconds: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
+) -> NDArray[Any]:
     first, last = _VOWELS[digit % 5], _VOWELS[(digit + 1) % 5]
     if digit >= 5:
         first, last = last, first
@@ -78,22 +88,24 @@ def _say(
     formants = size * (first + np.outer(way, last - first)) * rng.uniform(0.95, 1.05, 3)
     tones = np.sin(2 * np.pi * np.cumsum(formants, axis=0) / _RATE) @ _LOUDNESS
     pulses = 1 + np.cos(2 * np.pi * pitch * rng.uniform(0.9, 1.1) * time)
-    edges = np.minimum(1, np.minimum(time, time[::-1]) / _EDGE)
-    return tones * pulses * edges
+    sound: NDArray[Any] = tones * pulses * np.minimum(1, np.minimum(time, time[::-1]) / _EDGE)
+    return sound
 
 
-def frames_of(sound: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the logarithms of a recording's energies, shape (FRAMES, BANDS)."""
+def frames_of(sound: NDArray[Any]) -> NDArray[Any]:
+    """Return the logarithms of a recording's energies, shape (FRAMES, BANDS), float32."""
     windows = np.lib.stride_tricks.sliding_window_view(sound, _WINDOW)[::_HOP]
     energies = np.abs(np.fft.rfft(windows * np.hanning(_WINDOW))) ** 2
-    return np.log(energies @ _mel_filters() + _FLOOR).astype(np.float32)
+    frames: NDArray[Any] = np.log(energies @ _mel_filters() + _FLOOR)
+    return frames.astype(np.float32)
 
 
-def _mel_filters() -> NDArray[np.float64]:
+def _mel_filters() -> NDArray[Any]:
     """Return triangles of equal width in mel, shape (frequencies, BANDS)."""
     mel = 2595 * np.log10(1 + np.fft.rfftfreq(_WINDOW, 1 / _RATE) / 700)
     centres = np.linspace(0, mel[-1], BANDS + 2)[1:-1]
-    return np.maximum(0, 1 - np.abs(mel[:, np.newaxis] - centres) / (centres[1] - centres[0]))
+    away: NDArray[Any] = np.abs(mel[:, np.newaxis] - centres) / (centres[1] - centres[0])
+    return np.maximum(0, 1 - away)
 
 
 def encode(strings: Sequence[str]) -> NDArray[np.int32]:

@@ -49,7 +49,7 @@ class TranslatorSettings(LoopSettings):
     attention : bool
         Whether the decoder chooses which words it looks at; otherwise it has their mean.
     hidden : int
-        Of the decoder; half as many in each direction of the encoder.
+        Units of the decoder; each direction of the encoder has half as many.
     """
 
     attention: bool = True
@@ -144,7 +144,8 @@ def _likeliest(
     net: gluon.HybridBlock, words: NDArray[np.int32], target: NDArray[np.int32]
 ) -> NDArray[np.int32]:
     """Return the likeliest morpheme of each place, if those before it are the target's."""
-    return predict(net, words, _before(target)).argmax(axis=-1).astype(np.int32)
+    likeliest: NDArray[np.int32] = predict(net, words, _before(target)).argmax(axis=-1)
+    return likeliest
 
 
 def _before(target: NDArray[np.int32]) -> NDArray[np.int32]:

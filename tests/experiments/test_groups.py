@@ -17,7 +17,8 @@ from experiments.experiment import Place
 from experiments.gan import GanSettings
 from experiments.gan import train as train_gan
 from experiments.groups import GROUPS
-from experiments.reader import FORMATS, ReaderSettings
+from experiments.loop import FORMATS
+from experiments.reader import ReaderSettings
 from experiments.reader import train as train_reader
 from experiments.training_runs import train_or_find
 from recipes.data import render_shapes

@@ -275,7 +275,7 @@ def draw_sequences(
                                 **{**look, "linewidth": 1})  # fmt: skip
         losses.set_title(title, fontsize="medium")
         losses.set_yscale("log")
-        scores.set_ylim(0, 100)
+        scores.set_ylim(-3, 103)  # an untrained network writes several times too many digits
         scales.set_yscale("log", base=2)
         scales.set_xlabel("step")
         for axes in (losses, scores, scales):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from experiments import (
     ablations,
+    batch_doubling,
     bfloat16_weights,
     caltech101,
     eight_bits,
@@ -28,5 +29,6 @@ GROUPS: tuple[Group, ...] = (
     ablations.GROUP,
     recurrent.GROUP,
     two_losses.GROUP,
+    batch_doubling.GROUP,
     step_times.GROUP,
 )

@@ -40,13 +40,13 @@ BATCH = 40  # images
 SEEDS = (0, 1, 2)
 RECIPE = TrainingConfig(
     model="cifar_resnet20_v1",  # a quarter of a million weights: activations take the memory
-    image_size=64,
+    image_size=32,
     train_per_class=40,
     min_crop_area=0.5,
     batch_size=BATCH,
     reference_batch_size=BATCH,
-    epochs=20,
-    warmup_epochs=4,
+    epochs=16,
+    warmup_epochs=3,
     learning_rate=0.05,
     workers=0,
 )

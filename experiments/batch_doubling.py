@@ -33,7 +33,7 @@ from experiments.statistics import CONFIDENCE, PairedComparison, holm
 from experiments.training_runs import config_of, train_or_find
 from recipes.training import TrainingConfig
 
-__all__ = ["BASE", "BATCH", "GROUP", "RECIPE", "ROWS", "BatchDoubling"]
+__all__ = ["BASE", "BATCH", "GROUP", "RECIPE", "ROWS"]
 
 _GROUP = "batch_doubling"
 BATCH = 40  # images
@@ -58,6 +58,7 @@ ROWS = {
         ("float16", BATCH),
         ("float16", 3 * BATCH // 2),
         ("float16", 2 * BATCH),
+        ("float32", 2 * BATCH),  # a control: the batch without the format
     )
 }
 BASE = next(iter(ROWS))

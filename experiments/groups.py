@@ -9,6 +9,7 @@ from experiments import (
     caltech101,
     eight_bits,
     fine_tuning,
+    growing_resolution,
     parity,
     recurrent,
     step_times,
@@ -29,6 +30,7 @@ GROUPS: tuple[Group, ...] = (
     ablations.GROUP,
     recurrent.GROUP,
     two_losses.GROUP,
+    growing_resolution.GROUP,
     batch_doubling.GROUP,
     step_times.GROUP,
 )

@@ -77,13 +77,14 @@ class ProgressiveSettings(PlayerSettings):
     """
 
     batch_size: int = 16
+    growth_interval: int = 25
     static_scale: Optional[float] = None
     resolutions: int = 4
-    steps_per_resolution: int = 400
-    fading_steps: int = 150
+    steps_per_resolution: int = 200
+    fading_steps: int = 80
     channels: int = 8
     most_channels: int = 64
-    samples: int = 6
+    samples: int = 5
 
     def __post_init__(self) -> None:
         half = self.steps_per_resolution // 2
@@ -125,10 +126,10 @@ class _Growing(gluon.HybridBlock):  # type: ignore[misc] - MXNet has no types
         super().__init__()
         self.stage = 0
 
-    def grow_to(self, stage: int) -> None:
-        """Change the resolution; the next call builds the graph of the blocks that it uses."""
-        self.stage = stage
-        self.hybridize()
+    def hybridize_parts(self) -> None:
+        """Hybridize each part alone, so that another stage needs no other graph of any."""
+        for part in self._children.values():
+            part.hybridize()
 
 
 class Generator(_Growing):
@@ -212,10 +213,11 @@ def shrunk(crops: NDArray[np.uint8], pixels: int) -> NDArray[np.float32]:
 def make_players(settings: ProgressiveSettings) -> tuple[Player, Player]:
     """Return generator and discriminator with first weights that depend on the seed only."""
     mx.random.seed(settings.seed)
-    return (
-        make_player(Generator(settings), settings),
-        make_player(Discriminator(settings), settings),
-    )
+    generator = make_player(Generator(settings), settings)
+    discriminator = make_player(Discriminator(settings), settings)
+    for player in (generator, discriminator):
+        player.net.hybridize_parts()
+    return generator, discriminator
 
 
 class _Counter:
@@ -283,7 +285,7 @@ def train(settings: ProgressiveSettings, crops: NDArray[np.uint8]) -> Outcome:
     for stage, pixels in enumerate(settings.pixels):
         real = as_images(shrunk(crops, pixels))
         for player in players.values():
-            player.net.grow_to(stage)
+            player.net.stage = stage
         counter.start()
         for step in range(1, settings.steps_per_resolution + 1):
             chosen, noise = draw_batch(rng, len(crops), settings)

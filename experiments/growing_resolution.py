@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Callable
 
 from experiments import figures
-from experiments.cells import number, percent
+from experiments.cells import number
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import mini_tree
 from experiments.players import NAMES, cut_crops, unpack
@@ -18,15 +17,16 @@ __all__ = ["GROUP", "RUNS"]
 
 _GROUP = "growing_resolution"
 _FP32, _DYNAMIC = f"{_GROUP}/float32", f"{_GROUP}/float16"
-# Static scales, each of both networks: the smaller median of the dynamic scales at the first
-# resolution, and the least of all dynamic scales after the first resolution had begun.
-_STATIC = {f"{_GROUP}/static-{scale:g}": scale for scale in (2.0**9, 2.0**4)}
+# Static scales, each of both networks: the smaller of the medians of the dynamic ones at the first
+# resolution, and the least of all dynamic ones.
+_FITS_FIRST, _LEAST = 2.0**9, 2.0**4
+_STATIC = {scale: f"{_GROUP}/static-{scale:g}" for scale in (_FITS_FIRST, _LEAST)}
 RUNS = {
     _FP32: ProgressiveSettings(),
     _DYNAMIC: ProgressiveSettings(dtype="float16"),
     **{
         name: ProgressiveSettings(dtype="float16", static_scale=scale)
-        for name, scale in _STATIC.items()
+        for scale, name in _STATIC.items()
     },
 }
 
@@ -38,37 +38,116 @@ def _run(settings: ProgressiveSettings, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class _GrowingResolution:
-    """The runs that exist, and what follows from them; all but the table needs all of them."""
+    """The runs that exist, and what follows from them; all but the table needs all of them.
+
+    Two numbers in a cell are the generator's and the discriminator's, in this order.
+    """
 
     records: Records
     settings = RUNS[_DYNAMIC]
-    pixels = RUNS[_DYNAMIC].pixels
-    static = tuple(_STATIC.values())
+    pixels = settings.pixels
+    first, last = pixels[0], pixels[-1]
+    fits_first, least = _STATIC
 
-    def figures(self, name: str) -> Mapping[str, Any]:
-        """Return the figures of a run."""
-        return self.records[name].outcome.figures
+    def headings(self) -> list[str]:
+        """Return the headings of `table`."""
+        return [
+            "run",
+            *(f"skipped at {pixels} px" for pixels in self.pixels),
+            f"lost at {self.last} px, per million",
+            f"loss at {self.last} px",
+            "command",
+        ]
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all runs that exist."""
-        last = self.pixels[-1]
         return [
             [
                 name.split("/")[1],
-                *(f"{self._skipped(name, pixels)}" for pixels in self.pixels),
-                self._both(name, f"{last}_lost_at_scale", percent),
-                self._both(name, f"{last}_loss", number),
+                *(self._both(name, f"{pixels}_skipped_steps") for pixels in self.pixels),
+                self._both(name, f"{self.last}_lost_at_scale", _per_million),
+                self._both(name, f"{self.last}_loss", number),
                 f"`{self.records[name].command}`",
             ]
             for name in RUNS
             if name in self.records
         ]
 
-    def _both(self, name: str, what: str, show: Any) -> str:
-        return ", ".join(show(self.figures(name)[f"{player}_{what}"]) for player in NAMES)
+    def resolution_table(self) -> list[list[str]]:
+        """Return the cells of the table with a row for each resolution."""
+        return [
+            [
+                f"{pixels} px",
+                self._both(_FP32, f"{pixels}_median_exponent", lambda one: f"2^{one}"),
+                self._both(_FP32, f"{pixels}_lost", _per_million),
+                self._both(_DYNAMIC, f"{pixels}_usual_scale", "{:g}".format),
+                *(
+                    self._both(name, f"{pixels}_skipped_steps")
+                    for name in (_DYNAMIC, *_STATIC.values())
+                ),
+            ]
+            for pixels in self.pixels
+        ]
 
-    def _skipped(self, name: str, pixels: int) -> str:
-        return self._both(name, f"{pixels}_skipped_steps", str)
+    def _both(self, name: str, what: str, show: Callable[[Any], str] = str) -> str:
+        figures = self.records[name].outcome.figures
+        return ", ".join(show(figures[f"{player}_{what}"]) for player in NAMES)
+
+    def of(self, player: str, pixels: int, what: str, run: str = "float32") -> Any:
+        """Return a figure of one network at a resolution in one of the runs."""
+        return self.records[f"{_GROUP}/{run}"].outcome.figures[f"{player}_{pixels}_{what}"]
+
+    def skipped(self, scale: float, pixels: int) -> int:
+        """Return the steps that the discriminator skipped with a static scale at a resolution."""
+        run = _STATIC[scale].split("/")[1]
+        return int(self.of("discriminator", pixels, "skipped_steps", run))
+
+    @property
+    def all_are_finite(self) -> bool:
+        """Whether all weights of all runs were finite at the end."""
+        figures = [self.records[name].outcome.figures for name in RUNS]
+        return all(one[f"{player}_is_finite"] for one in figures for player in NAMES)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether gradients become smaller with the resolution, and usual loss scales too."""
+        lost = [self.of("discriminator", one, "lost") for one in self.pixels]
+        medians = [self.of("discriminator", one, "median_exponent") for one in self.pixels]
+        ends = [
+            [self.of(player, one, "usual_scale", "float16") for one in (self.first, self.last)]
+            for player in NAMES
+        ]
+        return (
+            lost == sorted(lost)
+            and medians == sorted(medians, reverse=True)
+            and medians[0] > medians[-1]
+            and all(last < first for first, last in ends)
+        )
+
+    @property
+    def static_are_as_described(self) -> bool:
+        """Whether the static scales are what the dynamic run makes of them."""
+        usual = [self.of(player, self.first, "usual_scale", "float16") for player in NAMES]
+        curves = self.records[_DYNAMIC].outcome.curves
+        dynamic = [scale for player in NAMES for _, scale in curves[f"{player}_scale"]]
+        return (self.fits_first, self.least) == (min(usual), min(dynamic))
+
+
+def _per_million(share: float) -> str:
+    return f"{1e6 * share:,.0f}"
+
+
+def _draw(figure: Any, records: Records) -> None:
+    outcomes = {name.split("/")[1]: records[name].outcome for name in RUNS}
+    strips = {"photographs": outcomes["float32"].figures["crops"]}
+    strips |= {name: one.figures["made"] for name, one in outcomes.items()}
+    figures.draw_growing_resolution(
+        figure,
+        outcomes["float32"],
+        outcomes["float16"],
+        pixels=_GrowingResolution.pixels,
+        strips={name: unpack(strip) for name, strip in strips.items() if strip is not None},
+    )
 
 
 GROUP = Group(
@@ -78,4 +157,5 @@ GROUP = Group(
         for name, settings in RUNS.items()
     ],
     _GrowingResolution,
+    {"growing-resolution": _draw},
 )

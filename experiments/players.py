@@ -271,7 +271,8 @@ def as_images(crops: NDArray[Any]) -> Any:
 
 def as_pixels(images: Any) -> NDArray[np.uint8]:
     """Return an NDArray of images, shape (N, 3, H, W), in [-1, 1] as pixels (N, H, W, 3)."""
-    return np.rint((images.asnumpy().transpose(0, 2, 3, 1) + 1) * 127.5).astype(np.uint8)
+    levels: NDArray[np.float32] = (images.asnumpy().transpose(0, 2, 3, 1) + 1) * 127.5
+    return np.rint(levels).astype(np.uint8)
 
 
 def pack(images: NDArray[np.uint8]) -> str:

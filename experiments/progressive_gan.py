@@ -113,7 +113,7 @@ class ProgressiveSettings(PlayerSettings):
         return mpgluon.StaticLossScale(self.static_scale)
 
 
-class _Growing(gluon.HybridBlock):  # type: ignore[misc] - MXNet has no types
+class _Growing(gluon.HybridBlock):
     """A network with the blocks of all resolutions, of which it uses some.
 
     Attributes
@@ -207,7 +207,8 @@ def shrunk(crops: NDArray[np.uint8], pixels: int) -> NDArray[np.float32]:
     """Return crops, (N, H, H, 3), with so many pixels a side: means of squares of theirs."""
     count, size = len(crops), crops.shape[1] // pixels
     squares = crops.reshape(count, pixels, size, pixels, size, 3).astype(np.float32)
-    return squares.mean(axis=(2, 4))
+    means_of_squares: NDArray[np.float32] = squares.mean(axis=(2, 4))
+    return means_of_squares
 
 
 def make_players(settings: ProgressiveSettings) -> tuple[Player, Player]:
@@ -256,6 +257,16 @@ class _Counter:
             self.true[name] += histogram
             self.scaled[name] += histogram.times(amp.loss_scale(self._players[name].trainer))
 
+    def figures(self, name: str, pixels: int) -> dict[str, Any]:
+        """Return what a record keeps of a network's gradients, besides the histogram."""
+        true, scaled = self.true[name], self.scaled[name].shares()
+        return {
+            f"{name}_{pixels}_median_exponent": _median(true),
+            f"{name}_{pixels}_lost": rounded(true.shares()["lost"]),
+            f"{name}_{pixels}_lost_at_scale": rounded(scaled["lost"]),
+            f"{name}_{pixels}_too_large_at_scale": rounded(scaled["overflow"]),
+        }
+
 
 def _activation_gradients(net: gluon.HybridBlock, batch: Batch) -> ExponentHistogram:
     return batch_exponents(net, batch).overall()["activation gradients"]
@@ -289,23 +300,17 @@ def train(settings: ProgressiveSettings, crops: NDArray[np.uint8]) -> Outcome:
         counter.start()
         for step in range(1, settings.steps_per_resolution + 1):
             chosen, noise = draw_batch(rng, len(crops), settings)
-            batch, weight = real.take(chosen), ()
+            batch, more = real.take(chosen), []
             if stage:
-                weight = (mx.nd.full((1, 1, 1, 1), fading_weight(settings, step)),)
-                batch = _faded(batch, *weight)
+                more = [mx.nd.full((1, 1, 1, 1), fading_weight(settings, step))]
+                batch = _faded(batch, *more)
             if step in sampled:
-                counter.count(batch, noise, *weight)
-            play(generator, discriminator, batch, noise, *weight)
+                counter.count(batch, noise, *more)
+            play(generator, discriminator, batch, noise, *more)
         for name, player in players.items():
-            found, last = f"{name}_{pixels}", slice(-settings.steps_per_resolution, None)
-            skipped = [one for one in player.skipped if one > len(player.scales[: last.start])]
-            figures |= {
-                f"{found}_usual_scale": float(np.median(player.scales[last])),
-                f"{found}_skipped_steps": len(skipped),
-                f"{found}_loss": means(player.losses[last], settings.steps_per_resolution)[0],
-                **_figures(found, counter.true[name], counter.scaled[name]),
-            }
-            curves[f"{found}_exponents"] = _pairs(counter.true[name])
+            figures |= _figures(f"{name}_{pixels}", player, settings.steps_per_resolution)
+            figures |= counter.figures(name, pixels)
+            curves[f"{name}_{pixels}_exponents"] = _pairs(counter.true[name])
     seconds = time.perf_counter() - began
     for name, player in players.items():
         curves.update(player.curves(name))
@@ -331,13 +336,13 @@ def _faded(images: Any, weight: Any) -> Any:
     return _blended(mx.nd, half.repeat(2, axis=2).repeat(2, axis=3), images, weight)
 
 
-def _figures(name: str, true: ExponentHistogram, scaled: ExponentHistogram) -> dict[str, Any]:
-    """Return what a record keeps of the gradients of a resolution, besides the histogram."""
+def _figures(name: str, player: Player, steps: int) -> dict[str, Any]:
+    """Return what a record keeps of the latest steps; its names begin with ``name``."""
+    before = len(player.losses) - steps
     return {
-        f"{name}_median_exponent": _median(true),
-        f"{name}_lost": rounded(true.shares()["lost"]),
-        f"{name}_lost_at_scale": rounded(scaled.shares()["lost"]),
-        f"{name}_too_large_at_scale": rounded(scaled.shares()["overflow"]),
+        f"{name}_usual_scale": float(np.median(player.scales[before:])),
+        f"{name}_skipped_steps": sum(step > before for step in player.skipped),
+        f"{name}_loss": means(player.losses[before:], steps)[0],
     }
 
 

@@ -448,10 +448,9 @@ def draw_batch_doubling(
     left.set_ylim(bottom=0)
     for (dtype, size), values in points.items():
         look = {**_LOOKS[dtype], "linestyle": "none", "markerfacecolor": "none"}
-        beside = size + (-1.5 if dtype == "float32" else 1.5) * np.ones(len(values))
-        right.plot(beside, values, **look)
-        right.plot([beside[0] - 1.2, beside[0] + 1.2], [np.mean(values)] * 2,
-                   color=_LOOKS[dtype]["color"], linewidth=2)  # fmt: skip
+        at = size - 1.5 if dtype == "float32" else size + 1.5
+        right.plot([at] * len(values), values, **look)
+        right.plot([at - 1.2, at + 1.2], [np.mean(values)] * 2, color=look["color"], linewidth=2)
     right.set_ylabel("test accuracy (points)")
     for axes in (left, right):
         axes.set_xlabel("batch size (images)")

@@ -140,6 +140,7 @@ def as_json(outcome):
     return json.dumps([outcome.figures, outcome.curves], allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_run_comes_out_the_same_again_and_its_figures_agree_with_its_curves():
     outcome = train(TINY, CROPS)
     assert as_json(train(TINY, CROPS)) == as_json(outcome)
@@ -158,6 +159,7 @@ def test_a_run_comes_out_the_same_again_and_its_figures_agree_with_its_curves():
             assert figures[f"{name}_{pixels}_lost"] == pytest.approx(lost, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_static_scale_that_is_too_large_skips_every_step_and_one_of_1_loses_gradients():
     large = train(replace(TINY, static_scale=2.0**40), CROPS)
     small = train(replace(TINY, static_scale=2.0**-12), CROPS)

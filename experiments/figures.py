@@ -337,16 +337,12 @@ def draw_two_losses(
     losses.set_xlabel("step")
     losses.grid(color="0.93")
     losses.legend(frameon=False)
-    _draw_strips(images, strips)
-
-
-def _draw_strips(axes: Any, strips: Mapping[str, Any]) -> None:
     pixels = list(strips.values())
-    axes.imshow(np.concatenate(pixels))
-    axes.set_yticks(len(pixels[0]) * (np.arange(len(strips)) + 0.5), list(strips))
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    images.imshow(np.concatenate(pixels))
+    images.set_yticks(len(pixels[0]) * (np.arange(len(strips)) + 0.5), list(strips))
+    images.set_xticks([])
+    images.tick_params(length=0)
+    images.spines[:].set_visible(False)
 
 
 def _draw_scales(axes: Any, outcome: Outcome, title: str) -> None:
@@ -365,14 +361,9 @@ def _draw_scales(axes: Any, outcome: Outcome, title: str) -> None:
 
 
 def draw_growing_resolution(
-    figure: Any,
-    fp32: Outcome,
-    fp16: Outcome,
-    *,
-    pixels: Sequence[int],
-    strips: Mapping[str, Any],
+    figure: Any, fp32: Outcome, fp16: Outcome, pixels: Sequence[int]
 ) -> None:
-    """Draw scales with the resolutions, gradients' exponents at each of them, and images.
+    """Draw loss scales with the resolutions, and the exponents of gradients at each of them.
 
     Parameters
     ----------
@@ -382,12 +373,9 @@ def draw_growing_resolution(
         The exponents are those of the first, the scales those of the second.
     pixels : sequence of int
         The resolutions, each of which has as many steps.
-    strips : mapping
-        Images side by side as arrays (height, width, 3), by their label.
     """
-    figure.set_size_inches(WIDTH, 9.2 + 1.0 * len(strips))
-    ratios = [3, 3, 3, 1.1 * len(strips)]
-    scales, *histograms, images = figure.subplots(4, 1, height_ratios=ratios)
+    figure.set_size_inches(WIDTH, 9.2)
+    scales, *histograms = figure.subplots(3, 1)
     _draw_scales(scales, fp16, "float16: dynamic loss scales as the resolution grows\n")
     steps = fp16.figures["steps"] // len(pixels)
     for stage, size in enumerate(pixels):
@@ -399,21 +387,18 @@ def draw_growing_resolution(
     for axes, name in zip(histograms, _PLAYER_LOOKS):
         for size, look in zip(pixels, _RESOLUTION_LOOKS):
             exponents, counts = np.array(fp32.curves[f"{name}_{size}_exponents"]).T
-            share = 100 * counts / counts.sum()
-            axes.plot(exponents, share, label=f"{size} px", **look)
+            axes.plot(exponents, 100 * counts / counts.sum(), label=f"{size} px", **look)
         axes.axvline(_SMALLEST, color="tab:red", linewidth=1, zorder=0)
+        axes.annotate("FP16's smallest", (_SMALLEST, 0.97), xycoords=("data", "axes fraction"),
+                      xytext=(-4, 0), textcoords="offset points", ha="right", va="top",
+                      color="tab:red")  # fmt: skip
         axes.set_title(f"float32: activation gradients of the {name}", fontsize="medium")
         axes.set_ylabel("share of values\nthat are not 0 (%)")
+        axes.set_xlim(_SMALLEST - 12, 8)
         axes.set_ylim(bottom=0)
         axes.grid(color="0.93")
         axes.legend(frameon=False)
-    histograms[-1].sharex(histograms[0])
-    histograms[0].set_xlim(_SMALLEST - 12, 8)
-    histograms[0].annotate("FP16's smallest", (_SMALLEST, 0.97),
-                           xycoords=("data", "axes fraction"), xytext=(-4, 0), va="top",
-                           textcoords="offset points", ha="right", color="tab:red")  # fmt: skip
-    histograms[-1].set_xlabel("exponent e of a value from 2^e to 2^(e+1)")
-    _draw_strips(images, strips)
+    histograms[-1].set_xlabel("exponent e of a value from $2^e$ to $2^{e+1}$")
 
 
 def draw_batch_doubling(

@@ -10,7 +10,7 @@ from experiments import figures
 from experiments.cells import number
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import mini_tree
-from experiments.players import NAMES, cut_crops, unpack
+from experiments.players import NAMES, cut_crops
 from experiments.progressive_gan import ProgressiveSettings, train
 
 __all__ = ["GROUP", "RUNS"]
@@ -138,16 +138,8 @@ def _per_million(share: float) -> str:
 
 
 def _draw(figure: Any, records: Records) -> None:
-    outcomes = {name.split("/")[1]: records[name].outcome for name in RUNS}
-    strips = {"photographs": outcomes["float32"].figures["crops"]}
-    strips |= {name: one.figures["made"] for name, one in outcomes.items()}
-    figures.draw_growing_resolution(
-        figure,
-        outcomes["float32"],
-        outcomes["float16"],
-        pixels=_GrowingResolution.pixels,
-        strips={name: unpack(strip) for name, strip in strips.items() if strip is not None},
-    )
+    fp32, fp16 = (records[name].outcome for name in (_FP32, _DYNAMIC))
+    figures.draw_growing_resolution(figure, fp32, fp16, _GrowingResolution.pixels)
 
 
 GROUP = Group(

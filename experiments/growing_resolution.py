@@ -56,6 +56,7 @@ class _GrowingResolution:
             *(f"skipped at {pixels} px" for pixels in self.pixels),
             f"lost at {self.last} px, per million",
             f"loss at {self.last} px",
+            "all weights finite",
             "command",
         ]
 
@@ -67,6 +68,7 @@ class _GrowingResolution:
                 *(self._both(name, f"{pixels}_skipped_steps") for pixels in self.pixels),
                 self._both(name, f"{self.last}_lost_at_scale", _per_million),
                 self._both(name, f"{self.last}_loss", number),
+                "yes" if self._is_finite(name) else "no",
                 f"`{self.records[name].command}`",
             ]
             for name in RUNS
@@ -93,23 +95,41 @@ class _GrowingResolution:
         figures = self.records[name].outcome.figures
         return ", ".join(show(figures[f"{player}_{what}"]) for player in NAMES)
 
+    def _is_finite(self, name: str) -> bool:
+        figures = self.records[name].outcome.figures
+        return all(figures[f"{player}_is_finite"] for player in NAMES)
+
     def of(self, player: str, pixels: int, what: str, run: str = "float32") -> Any:
         """Return a figure of one network at a resolution in one of the runs."""
         return self.records[f"{_GROUP}/{run}"].outcome.figures[f"{player}_{pixels}_{what}"]
 
     def skipped(self, scale: float, pixels: int) -> int:
         """Return the steps that the discriminator skipped with a static scale at a resolution."""
-        run = _STATIC[scale].split("/")[1]
-        return int(self.of("discriminator", pixels, "skipped_steps", run))
+        return int(self.of("discriminator", pixels, "skipped_steps", self.run_of(scale)))
+
+    @staticmethod
+    def run_of(scale: float) -> str:
+        """Return the name of the run with a static scale, without the group."""
+        return _STATIC[scale].split("/")[1]
 
     @property
-    def all_are_finite(self) -> bool:
-        """Whether all weights of all runs were finite at the end."""
-        figures = [self.records[name].outcome.figures for name in RUNS]
-        return all(one[f"{player}_is_finite"] for one in figures for player in NAMES)
+    def discriminator_stops(self) -> bool:
+        """Whether the larger static scale ends the discriminator's training, and no other does."""
+        every = self.settings.steps_per_resolution
+        later = self.pixels[1:]
+        lost = [
+            self.of("generator", self.last, "lost", run)
+            for run in ("float16", self.run_of(self.fits_first))
+        ]
+        return (
+            self.skipped(self.fits_first, self.first) < every
+            and all(self.skipped(self.fits_first, pixels) == every for pixels in later)
+            and all(self.skipped(self.least, pixels) < every / 2 for pixels in later)
+            and lost[0] < lost[1]
+        )
 
     @property
-    def spreads(self) -> bool:
+    def shifts(self) -> bool:
         """Whether gradients become smaller with the resolution, and usual loss scales too."""
         lost = [self.of("discriminator", one, "lost") for one in self.pixels]
         medians = [self.of("discriminator", one, "median_exponent") for one in self.pixels]

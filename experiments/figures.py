@@ -388,7 +388,7 @@ def draw_growing_resolution(
         for size, look in zip(pixels, _RESOLUTION_LOOKS):
             exponents, counts = np.array(fp32.curves[f"{name}_{size}_exponents"]).T
             axes.plot(exponents, 100 * counts / counts.sum(), label=f"{size} px", **look)
-        axes.axvline(_SMALLEST, color="tab:red", linewidth=1, zorder=0)
+        axes.axvline(_SMALLEST, color="tab:red", linewidth=1)
         axes.annotate("FP16's smallest", (_SMALLEST, 0.97), xycoords=("data", "axes fraction"),
                       xytext=(-4, 0), textcoords="offset points", ha="right", va="top",
                       color="tab:red")  # fmt: skip
@@ -397,6 +397,7 @@ def draw_growing_resolution(
         axes.set_xlim(_SMALLEST - 12, 8)
         axes.set_ylim(bottom=0)
         axes.grid(color="0.93")
+        axes.set_axisbelow(True)
         axes.legend(frameon=False)
     histograms[-1].set_xlabel("exponent e of a value from $2^e$ to $2^{e+1}$")
 

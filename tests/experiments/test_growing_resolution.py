@@ -84,7 +84,7 @@ def test_records_that_do_not_show_it_withdraw_the_conclusion(records, page_of, r
     name = f"growing_resolution/{run}"
     page = page_of({**records, name: changed(records[name], **figures)}, TITLE, "results")
     assert "The records no longer support the conclusion" in page
-    assert "ones follow.**" not in page
+    assert "dynamic ones follow" not in page
 
 
 def test_the_details_show_the_runs_that_exist(records, page_of):

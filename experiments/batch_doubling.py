@@ -204,26 +204,28 @@ class BatchDoubling(SeededRows):
         return "-" if record is None else f"{times * record.outcome.times[what]:{form}}"
 
     @cached_property
-    def formats(self) -> dict[int, PairedComparison]:
-        """FP16 against FP32 at the same batch, by the batch, in points."""
+    def compared(self) -> dict[str, PairedComparison]:
+        """FP16 against FP32 at the batch, at twice the batch, and across the two, in points."""
+        doubled = f"float16-{2 * BATCH}"
         return {
-            batch: self.comparison(f"float16-{batch}", f"float32-{batch}")
-            for batch in (BATCH, 2 * BATCH)
+            "same batch": self.comparison(f"float16-{BATCH}"),
+            "same batch, doubled": self.comparison(doubled, f"float32-{2 * BATCH}"),
+            "doubled": self.comparison(doubled),
         }
 
     @cached_property
-    def doubled(self) -> PairedComparison:
-        """FP32 at twice the batch against FP32: what the batch changes without the format."""
+    def control(self) -> PairedComparison:
+        """FP32 at twice the batch against FP32: the effect of the batch without the format."""
         return self.comparison(f"float32-{2 * BATCH}")
 
     @cached_property
     def least_p(self) -> float:
-        """The least p-value of the formats' t-tests, after Holm's correction."""
-        return min(holm([one.t_test for one in self.formats.values()]))
+        """The least p-value of FP16's t-tests, after Holm's correction."""
+        return min(holm([one.t_test for one in self.compared.values()]))
 
     @property
-    def formats_are_alike(self) -> bool:
-        """Whether FP16 does not differ from FP32 at the same batch by more than chance."""
+    def none_differs(self) -> bool:
+        """Whether FP16 differs from FP32 by no more than chance, after the correction."""
         return self.least_p >= 1 - CONFIDENCE
 
 

@@ -425,13 +425,14 @@ def draw_batch_doubling(
     left, right = figure.subplots(1, 2)
     for dtype, by_batch in peaks.items():
         sizes = sorted(by_batch)
-        left.plot(sizes, [by_batch[one] for one in sizes], label=dtype, **_LOOKS[dtype])
+        look = {**_LOOKS[dtype], "markersize": 4}
+        left.plot(sizes, [by_batch[one] for one in sizes], label=dtype, **look)
     limit = peaks["float32"][batch]
     left.axhline(limit, color="0.6", linewidth=1, zorder=0)
     left.annotate(f"float32 at {batch}", (1, limit), xycoords=("axes fraction", "data"),
-                  xytext=(-3, -3), textcoords="offset points", ha="right", va="top")  # fmt: skip
+                  xytext=(-3, -12), textcoords="offset points", ha="right", va="top")  # fmt: skip
     left.set_ylabel("peak memory (MiB)")
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.1 * max(max(by_batch.values()) for by_batch in peaks.values()))
     for (dtype, size), values in points.items():
         look = {**_LOOKS[dtype], "linestyle": "none", "markerfacecolor": "none"}
         at = size - 1.5 if dtype == "float32" else size + 1.5

@@ -107,7 +107,7 @@ def rows_of(section):
 
 def test_the_page_says_which_batch_fits_and_how_much_more_twice_the_batch_takes(records, page_of):
     page = page_of(records, TITLE, "results")
-    assert "for batches of 40, float16 trains with batches of 72**" in page
+    assert "for batches of 40, float16 has room for batches of 72**" in page
     assert "twice the batch takes 3 % more than float32, one and a half times 5 % less" in page
     # Differences of 4, -1 and 4: standard deviation 2.89, and Student's t is 4.30.
     assert "minus float32 at 40 is -2.3 (-9.5 to +4.8) points" in page
@@ -143,4 +143,4 @@ def test_a_format_that_differs_withdraws_the_conclusion(records, record_of, page
         records[name] = record_of(BY_NAME[name], Outcome(figures))
     page = page_of(records, TITLE, "results")
     assert "The records no longer support the conclusion" in page
-    assert "trains with batches" not in page
+    assert "has room for batches" not in page

@@ -1,4 +1,4 @@
-"""Pictures of the parity runs, the LSTM and the GAN; marks and line styles tell formats apart.
+"""Pictures of the groups of experiments; marks and line styles tell formats apart.
 
 All are ``WIDTH`` inches wide, so that words in Matplotlib's usual sizes can be read on a page of
 420 pixels: what does not fit into that width goes below.
@@ -16,8 +16,9 @@ import numpy as np
 
 from experiments.experiment import Outcome, Record
 
-__all__ = ["WIDTH", "draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales",
-           "draw_recurrent", "draw_sequences", "draw_step_times", "draw_two_losses"]  # fmt: skip
+__all__ = ["WIDTH", "draw_accuracies", "draw_batch_doubling", "draw_curves",
+           "draw_growing_resolution", "draw_learning", "draw_loss_scales", "draw_recurrent",
+           "draw_sequences", "draw_step_times", "draw_two_losses"]  # fmt: skip
 
 _LOOKS: dict[str, Mapping[str, Any]] = {
     **FORMAT_LOOKS,
@@ -40,6 +41,13 @@ _PLAYER_LOOKS: dict[str, dict[str, Any]] = {
     "generator": {"color": "#CC79A7"},
     "discriminator": {"color": "0.35", "linestyle": "--"},
 }
+_RESOLUTION_LOOKS: tuple[dict[str, Any], ...] = (  # from small to large
+    {"color": "#CC79A7", "linestyle": ":"},
+    {"color": "#E69F00", "linestyle": "-."},
+    {"color": "#0072B2", "linestyle": "--"},
+    {"color": "black", "linestyle": "-"},
+)
+_SMALLEST = -24  # the exponent of float16's smallest number
 _BELOW: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "columnspacing": 1}
 _SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
 _SMOOTHED_STEPS = 20  # an epoch
@@ -400,3 +408,91 @@ def _draw_scales(axes: Any, outcome: Outcome, title: str) -> None:
     axes.set_title(title, fontsize="medium")
     axes.grid(color="0.93")
     axes.legend(ncols=2, frameon=False, loc="upper right")
+
+
+def draw_growing_resolution(
+    figure: Any, fp32: Outcome, fp16: Outcome, pixels: Sequence[int]
+) -> None:
+    """Draw loss scales with the resolutions, and the exponents of gradients at each of them.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    fp32, fp16 : Outcome
+        The exponents are those of the first, the scales those of the second.
+    pixels : sequence of int
+        The resolutions, each of which has as many steps.
+    """
+    figure.set_size_inches(WIDTH, 9.2)
+    scales, *histograms = figure.subplots(3, 1)
+    _draw_scales(scales, fp16, "float16: dynamic loss scales as the resolution grows\n")
+    steps = fp16.figures["steps"] // len(pixels)
+    for stage, size in enumerate(pixels):
+        at = stage * steps + 1
+        if stage:
+            scales.axvline(at, color="0.6", linewidth=1, zorder=0)
+        scales.annotate(f"{size} px", (at, 1), xycoords=("data", "axes fraction"),
+                        xytext=(3, 3), textcoords="offset points")  # fmt: skip
+    for axes, name in zip(histograms, _PLAYER_LOOKS):
+        for size, look in zip(pixels, _RESOLUTION_LOOKS):
+            exponents, counts = np.array(fp32.curves[f"{name}_{size}_exponents"]).T
+            axes.plot(exponents, 100 * counts / counts.sum(), label=f"{size} px", **look)
+        axes.axvline(_SMALLEST, color="tab:red", linewidth=1)
+        axes.annotate("FP16's smallest", (_SMALLEST, 0.97), xycoords=("data", "axes fraction"),
+                      xytext=(-4, 0), textcoords="offset points", ha="right", va="top",
+                      color="tab:red")  # fmt: skip
+        axes.set_title(f"float32: activation gradients of the {name}", fontsize="medium")
+        axes.set_ylabel("share of values\nthat are not 0 (%)")
+        axes.set_xlim(_SMALLEST - 12, 8)
+        axes.set_ylim(bottom=0)
+        axes.grid(color="0.93")
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False)
+    histograms[-1].set_xlabel("exponent e of a value from $2^e$ to $2^{e+1}$")
+
+
+def draw_batch_doubling(
+    figure: Any,
+    peaks: Mapping[str, Mapping[int, float]],
+    points: Mapping[tuple[str, int], Sequence[float]],
+    batch: int,
+) -> None:
+    """Draw peak memory against the batch, and the accuracy of each run.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    peaks : mapping
+        MiB by format and batch.
+    points : mapping
+        Accuracies of a row's seeds by format and batch.
+    batch : int
+        The batch whose memory in FP32 is the limit.
+    """
+    figure.set_size_inches(WIDTH, 4)
+    left, right = figure.subplots(1, 2)
+    for dtype, by_batch in peaks.items():
+        sizes = sorted(by_batch)
+        look = {**_LOOKS[dtype], "markersize": 4}
+        left.plot(sizes, [by_batch[one] for one in sizes], label=dtype, **look)
+    limit = peaks["float32"][batch]
+    left.axhline(limit, color="0.6", linewidth=1, zorder=0)
+    left.annotate(f"float32 at {batch}", (1, limit), xycoords=("axes fraction", "data"),
+                  xytext=(-3, -12), textcoords="offset points", ha="right", va="top")  # fmt: skip
+    left.set_ylabel("peak memory (MiB)")
+    left.set_ylim(0, 1.1 * max(max(by_batch.values()) for by_batch in peaks.values()))
+    for (dtype, size), values in points.items():
+        look = {**_LOOKS[dtype], "linestyle": "none", "markerfacecolor": "none"}
+        at = size - 1.5 if dtype == "float32" else size + 1.5
+        right.plot([at] * len(values), values, **look)
+        right.plot([at - 1.2, at + 1.2], [np.mean(values)] * 2, color=look["color"], linewidth=2)
+    right.set_ylabel("test accuracy (points)")
+    for axes in (left, right):
+        axes.set_xlabel("batch size (images)")
+        axes.set_xticks(sorted({size for _, size in points}))
+        axes.grid(color="0.93")
+        axes.set_axisbelow(True)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, **_BELOW, ncols=2, title="mark: a seed, bar: their mean")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from experiments import (
     ablations,
+    batch_doubling,
     bfloat16_weights,
     caltech101,
     eight_bits,
     fine_tuning,
+    growing_resolution,
     parity,
     recurrent,
     sequences,
@@ -30,5 +32,7 @@ GROUPS: tuple[Group, ...] = (
     recurrent.GROUP,
     sequences.GROUP,
     two_losses.GROUP,
+    growing_resolution.GROUP,
+    batch_doubling.GROUP,
     step_times.GROUP,
 )

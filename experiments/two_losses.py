@@ -9,8 +9,9 @@ from typing import Any
 
 from experiments import figures
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
-from experiments.gan import NAMES, WINDOW, GanSettings, cut_crops, train, unpack
+from experiments.gan import CROP, GanSettings, train
 from experiments.photographs import mini_tree
+from experiments.players import NAMES, WINDOW, cut_crops, unpack
 
 __all__ = ["GROUP", "RUNS"]
 
@@ -35,7 +36,7 @@ _WATCHED = {
 
 
 def _run(settings: GanSettings, place: Place) -> Outcome:
-    return train(settings, cut_crops(mini_tree(place), settings))
+    return train(settings, cut_crops(mini_tree(place), settings, CROP))
 
 
 @dataclass(frozen=True)

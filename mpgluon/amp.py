@@ -250,7 +250,8 @@ def step_flags(trainer: gluon.Trainer) -> StepFlags:
     Notes
     -----
     Imperative runs do not note *invalid*. Nothing is noted of native bfloat16 products, on a GPU,
-    and without native operators.
+    and without native operators. Where a step was skipped without a flag, the text says which of
+    these it was.
     """
     return state_of(trainer).flags
 

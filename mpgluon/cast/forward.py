@@ -47,7 +47,7 @@ from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
@@ -150,6 +150,7 @@ class PolicyForward:
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about: dict[str, Any] = {}
+        imperatively = bool(args) and args[0] is mx.nd and autograd.is_training()
         if self.histories is not None:
             about["histories"] = self.histories.in_turn()
         if self.kept or self.plan.is_beyond_reach:
@@ -186,7 +187,7 @@ class PolicyForward:
             # One Symbol may be all results of an operator, as MultiBoxTarget's is.
             symbols = arrays_in(result)
             self.output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]
-        self.network_cast.layers.finished(self.block)
+        self.network_cast.layers.finished(self.block, imperatively=imperatively)
         return result
 
     def _as_output(self, array: Array) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Optional, Union
 
 from mpgluon.amp import init_trainer
+from mpgluon.blocks import require_values
 from mpgluon.cast.block import cast_block
 from mpgluon.cast.plan import NORMALIZATION_LAYERS, KeepFP32
 from mpgluon.formats.float_format import format_named
@@ -51,7 +52,7 @@ def prepare(
     Parameters
     ----------
     net : gluon.Block
-        In FP32, not cast.
+        In FP32, not cast, initialized; shapes may wait for the first call.
     dtype : str, NumPy dtype or Policy
         ``"float32"`` (``"fp32"``); ``"float16"`` (``"fp16"``) or ``"bfloat16"`` (``"bf16"``),
         parameters included; ``"mixed_float16"`` or ``"mixed_bfloat16"``, with FP32 parameters;
@@ -79,6 +80,7 @@ def prepare(
         As ``cast_block``, ``gluon.Trainer`` and ``amp.init_trainer`` do.
     """
     policy = as_policy(dtype)
+    require_values(net, with_shapes=False)
     if policy.compute_dtype != "float32":
         cast_block(net, policy, keep_fp32=keep_fp32, compute_16=compute_16)
     narrow = policy.param_dtype != "float32"

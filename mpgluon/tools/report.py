@@ -16,7 +16,7 @@ from mpgluon.diagnostics.alignment import alignment_report
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.doctor import DoctorReport, check_machine
 from mpgluon.diagnostics.exponents import BatchExponents, batch_exponents
-from mpgluon.diagnostics.observe import Batch
+from mpgluon.diagnostics.observe import Batch, complete
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
 from mpgluon.formats.float_format import FLOAT16, format_named
@@ -151,6 +151,7 @@ def diagnose(
     progress : callable
         Receives the name of each step as it begins.
     """
+    complete(net, batch)
     shapes = [argument.shape for argument in batch.arguments]
     versions = (
         f"MXNet {mx.__version__}, Python {platform.python_version()}, {platform.system()} on "

@@ -69,7 +69,7 @@ def parse_devices(text: str) -> list[mx.Context]:
     if kind == "gpu" and max(indices) >= (available := mx.context.num_gpus()):
         raise PrecisionError(
             f"{text!r} names gpu({max(indices)}), but this build of MXNet sees {available} "
-            "GPUs; use --devices cpu, or install the extra mpgluon[cu117] on a machine with an "
+            "GPUs; use cpu, or install the extra mpgluon[cu117] on a machine with an "
             "NVIDIA GPU up to sm_89 (MXNet's wheels have no kernels for newer ones)"
         )
     return [mx.Context(kind, index) for index in indices]

@@ -80,6 +80,29 @@ def test_a_network_that_takes_other_input_is_refused_with_the_option(refused, co
     assert "the network does not work on input of shape (2, 3)" in said
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--class-names names.txt cannot be read: No such file or directory; it is a text"),
+        (b"\xff\xfe", "--class-names names.txt is not text in UTF-8"),
+        (b"", "--class-names names.txt has no name in line 1"),
+        (b"cat\n \ndog\n", "--class-names names.txt has no name in line 2"),
+    ],
+)
+@pytest.mark.parametrize("command", ["export", "serve", "diagnose"])
+def test_a_file_of_names_that_cannot_be_used_is_named(refused, folder, command, content, message):
+    if content is not None:
+        (folder / "names.txt").write_bytes(content)
+    arguments = [command, "mine:small", "--image-size=8", "--class-names=names.txt"]
+    assert message in refused(*arguments, *LAST[command])
+
+
+def test_a_report_that_cannot_be_written_says_where(refused):
+    options = ("--image-size=8", "--batch-size=2", "--output=absent/report.html")
+    said = refused("diagnose", "mine:small", *options)
+    assert "cannot write absent/report.html: No such file or directory; choose a folder" in said
+
+
 @pytest.mark.parametrize("text", ["0,3", "a", "3;4", ""])
 def test_a_shape_is_made_of_positive_integers(capsys, text):
     with pytest.raises(SystemExit):

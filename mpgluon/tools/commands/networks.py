@@ -136,7 +136,24 @@ def _is_code(name: str) -> bool:
 
 
 def _class_names(path: Optional[str]) -> Optional[tuple[str, ...]]:
-    return tuple(Path(path).read_text("utf-8").splitlines()) if path else None
+    if not path:
+        return None
+    try:
+        names = Path(path).read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(
+            f"--class-names {path} cannot be read: {error.strerror}; it is a text file with one "
+            "name in each line"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--class-names {path} is not text in UTF-8: {error}") from error
+    empty = next((number for number, name in enumerate(names, 1) if not name.strip()), 0)
+    if empty or not names:
+        raise ValueError(
+            f"--class-names {path} has no name in line {empty or 1}; each line is the name of a "
+            "category, in the order of the network's outputs"
+        )
+    return tuple(names)
 
 
 def _from_function(name: str) -> tuple[gluon.HybridBlock, Optional[Batch]]:

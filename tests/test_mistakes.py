@@ -98,6 +98,25 @@ def test_check_network_needs_no_values():
     assert diagnostics.check_network(net, (8, 3)).at_level("ok")
 
 
+class Times(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x * 1e6
+
+
+def test_a_product_with_a_number_has_one_name_in_all_reports():
+    net = nn.HybridSequential(prefix="net_")
+    net.add(nn.Dense(4, in_units=3), Times(prefix="times_"), nn.Dense(2, in_units=4))
+    net.initialize(mx.init.One())
+    mpgluon.cast_block(net)
+    (finding,) = diagnostics.check_network(net, (8, 3)).findings
+    assert finding.what.startswith("broadcast_mul in times writes 1e+06 into float16")
+    batch = diagnostics.Batch(mx.nd.ones((8, 3)), mx.nd.zeros((8,)), LOSS)
+    assert diagnostics.locate_overflow(net, batch).what == "what broadcast_mul returned"
+    mpgluon.restore(net)
+    report = mpgluon.cast_block(net, keep_fp32=["times:broadcast_mul"])
+    assert report.operators_fp32 == ("times:broadcast_mul",)
+
+
 # --- Before initialize, and before the first call --------------------------------------------
 
 
@@ -133,3 +152,20 @@ def test_a_checkpoint_without_a_trainer_is_refused_with_what_to_call(function, t
         function(tmp_path / "a.npz", net, None)
     with pytest.raises(TypeError, match=r"net must be a gluon\.Block, received Trainer"):
         function(tmp_path / "a.npz", trainer_of(net), net)
+
+
+# --- What the network receives ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "int32", "uint8"])
+def test_input_of_another_dtype_is_refused_with_the_call_that_converts_it(cast, hybridize, dtype):
+    net = make_net()
+    cast(net)
+    net.hybridize(hybridize)
+    images = mx.nd.ones((8, 3), dtype=dtype)
+    with pytest.raises(mpgluon.PrecisionError, match=f"input 0 of net is {dtype}") as error:
+        net(images)
+    assert 'pass x.astype("float32")' in str(error.value)
+    assert net(images.astype("float32")).shape == (8, 2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+import pickle
+
 import mpgluon
 from mpgluon import amp, diagnostics
 
 import mxnet as mx
 import pytest
+from helpers import assert_same_bits, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -43,7 +48,7 @@ def a_batch():
 
 def trainer_of(net):
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
-    amp.init_trainer(trainer)
+    amp.init_trainer(trainer, 1024)
     return trainer
 
 
@@ -169,3 +174,150 @@ def test_input_of_another_dtype_is_refused_with_the_call_that_converts_it(cast, 
         net(images)
     assert 'pass x.astype("float32")' in str(error.value)
     assert net(images.astype("float32")).shape == (8, 2)
+
+
+# --- prepare, init_trainer, scale_loss and step ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("sdg",), {}, "Cannot find optimizer sdg"),
+        (("sgd", {"lr": 0.1}), {}, "unexpected keyword argument 'lr'"),
+        (("sgd",), {"loss_scale": "static"}, "received 'static'"),
+        (("sgd",), {"update_on_kvstore": True}, "create it with update_on_kvstore=False"),
+        (("adam",), {"masters": False}, "multi_precision=True"),
+        (("sgd",), {"params": [5]}, "must be a list or dict of Parameters"),
+    ],
+)
+def test_a_network_whose_prepare_was_refused_is_as_before_and_can_be_prepared(
+    arguments, options, message
+):
+    net = make_net()
+    before = parameters_of(net)
+    with pytest.raises((ValueError, TypeError, mpgluon.MpgluonError), match=message):
+        mpgluon.prepare(net, "fp16", *arguments, **options)
+    assert_same_bits(parameters_of(net), before)
+    step(net, mpgluon.prepare(net, "fp16", "sgd", {"learning_rate": 0.1}))
+
+
+@pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")  # MXNet's
+def test_a_cast_after_init_trainer_is_checked_by_the_next_step(caplog):
+    caplog.set_level(logging.WARNING, "mpgluon")
+    net = make_net()
+    trainer = gluon.Trainer(net.collect_params(), "adam")
+    amp.init_trainer(trainer, 1024)
+    mpgluon.cast_block(net)
+    with pytest.raises(mpgluon.PrecisionError, match="Adam updates 4 float16 weights"):
+        step(net, trainer)
+    net = make_net()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+    amp.init_trainer(trainer, 1024)
+    mpgluon.cast_block(net)
+    step(net, trainer)
+    step(net, trainer)
+    (message,) = caplog.messages
+    assert message.startswith("SGD updates 4 float16 weights without FP32 masters")
+
+
+def test_masters_of_a_cast_after_init_trainer_are_those_of_a_cast_before_it():
+    weights = []
+    images, labels = images_and_labels()
+    for cast_first in (True, False):
+        mx.random.seed(0)
+        net = make_net()
+        if cast_first:
+            mpgluon.cast_block(net)
+        trainer = trainer_of(net)
+        if not cast_first:
+            mpgluon.cast_block(net)
+        for _ in range(2):
+            with autograd.record():
+                loss = LOSS(net(images), labels)
+                with amp.scale_loss(loss, trainer) as scaled_loss:
+                    scaled_loss.backward()
+            trainer.step(len(labels))
+        mpgluon.restore(net)
+        weights.append(parameters_of(net))
+    assert_same_bits(*weights)
+
+
+def test_scale_loss_before_init_trainer_says_what_to_call_and_that_works():
+    net = make_net()
+    mpgluon.cast_block(net)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    with pytest.raises(mpgluon.TrainerStateError, match=r"call amp\.init_trainer\(trainer\)"):
+        step(net, trainer)
+    amp.init_trainer(trainer, 1024)
+    step(net, trainer)
+    assert not amp.step_was_skipped(trainer)
+
+
+def test_what_scale_loss_takes_and_returns_is_said_where_it_is_mistaken():
+    net = make_net()
+    trainer = trainer_of(net)
+    images, labels = images_and_labels()
+    with autograd.record():
+        loss = LOSS(net(images), labels)
+    with pytest.raises(TypeError, match=r"takes a gluon\.Trainer, received HybridSequential"):
+        amp.scale_loss(loss, net)
+    with pytest.raises(TypeError, match=r"a loss, an NDArray .* and a Trainer; received <mxnet"):
+        amp.scale_loss(trainer, loss)
+    with pytest.raises(TypeError, match=r"computed inside autograd\.record .* received 0\.\d+ as"):
+        amp.scale_loss(float(loss.mean().asscalar()), trainer)
+    with pytest.raises(AttributeError, match=r"no 'backward'; write `with amp\.scale_loss\(loss"):
+        amp.scale_loss(loss, trainer).backward()
+    with amp.scale_loss(loss, trainer) as scaled_loss:  # as that says
+        scaled_loss.backward()
+    trainer.step(len(labels))
+
+
+def test_a_step_inside_record_is_refused_and_works_behind_it():
+    net = make_net()
+    trainer = trainer_of(net)
+    images, labels = images_and_labels()
+    with autograd.record():
+        loss = LOSS(net(images), labels)
+        with amp.scale_loss(loss, trainer) as scaled_loss:
+            scaled_loss.backward()
+        with pytest.raises(mpgluon.TrainerStateError, match=r"inside autograd\.record"):
+            trainer.step(len(labels))
+    trainer.step(len(labels))
+    assert not amp.step_was_skipped(trainer)
+
+
+# --- The arguments of a cast -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", ["net_dense0", None, 5, nn.Dense])
+def test_what_is_not_a_collection_of_what_to_keep_is_refused_with_how_to_write_it(keep):
+    entry = "'net_dense0'" if isinstance(keep, str) else "block"
+    for cast in (mpgluon.cast_block, amp.autocast):
+        with pytest.raises(TypeError, match=rf"received .*; write keep_fp32=\[{entry}\]"):
+            cast(make_net(), keep_fp32=keep)
+    mpgluon.cast_block(make_net(), keep_fp32=["net_dense0"])
+
+
+@pytest.mark.parametrize("function", [mpgluon.cast_block, amp.autocast, mpgluon.restore])
+@pytest.mark.parametrize("net", [None, [], "resnet50_v2"])
+def test_what_is_not_a_network_is_not_cast(function, net):
+    with pytest.raises(TypeError, match=rf"net must be a gluon\.Block, .*{type(net).__name__}"):
+        function(net)
+
+
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
+def test_a_network_that_was_replaced_by_the_report_of_its_cast_is_asked_back(cast):
+    net = cast(make_net())
+    with pytest.raises(TypeError, match=r"not the network: .* without `net =`"):
+        net(images_and_labels()[0])
+    with pytest.raises(AttributeError, match=r"no 'hybridize': .* without `net =`"):
+        net.hybridize()
+    assert copy.deepcopy(net) == pickle.loads(pickle.dumps(net)) == net
+
+
+def test_a_name_that_is_not_in_amp_is_looked_for_in_mpgluon():
+    for name in ("cast_block", "prepare", "DynamicLossScale"):
+        with pytest.raises(AttributeError, match=f"amp has no {name}; it is mpgluon.{name}"):
+            getattr(amp, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = amp.nonsense

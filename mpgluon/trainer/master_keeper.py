@@ -14,10 +14,21 @@ from mpgluon.updates.weight_findings import check_weights
 
 from mxnet import gluon
 
-__all__ = ["MasterKeeper", "keep_masters_of_new_trainer"]
+__all__ = ["ChecksWeights", "MasterKeeper", "keep_masters_of_new_trainer"]
 
 
-class MasterKeeper:
+class ChecksWeights:
+    """Checks a Trainer's weights once before an update: the first one, or the first after a cast.
+
+    Attributes
+    ----------
+    is_checked : bool
+    """
+
+    is_checked = False
+
+
+class MasterKeeper(ChecksWeights):
     """Keeps the masters of a cast network's Trainer before each update, until it has a loss scale.
 
     Parameters
@@ -29,7 +40,6 @@ class MasterKeeper:
     def __init__(self, trainer: gluon.Trainer) -> None:
         self.trainer = trainer
         self._flags = GradientFlags(trainer)
-        self._is_checked = False  # whether the first step has said what is missing
 
     def has_overflow(self, parameters: Sequence[gluon.Parameter]) -> bool:
         """Skip no step; let masters follow weights that were set. Waits for the devices once.
@@ -45,9 +55,9 @@ class MasterKeeper:
             If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
             weights are updated inside the kvstore, which does not support that format.
         """
-        if not self._is_checked:
+        if not self.is_checked:
             check_weights(self.trainer, NEAREST.way, is_scaled=False)
-            self._is_checked = True
+            self.is_checked = True
         self._flags.use()
         self._flags.refuse_gradients_of_others(suspicious=False)
         self._flags.discard_others()
@@ -67,5 +77,8 @@ class MasterKeeper:
 
 def keep_masters_of_new_trainer(trainer: gluon.Trainer) -> None:
     """Give a Trainer of a cast network its keeper of masters, unless it has a loss scale."""
-    if gluon_trainer.loss_scaler_of(trainer) is None:
+    state = gluon_trainer.loss_scaler_of(trainer)
+    if state is None:
         gluon_trainer.set_loss_scaler(trainer, MasterKeeper(trainer))
+    elif isinstance(state, ChecksWeights):
+        state.is_checked = False

@@ -62,7 +62,7 @@ def one_device(text: str) -> mx.Context:
     ValueError, PrecisionError
         If it is not one device that MXNet sees.
     """
-    devices = parse_devices(text)
+    devices = parse_devices(text, "--device")
     if len(devices) > 1:
         raise ValueError(f"--device takes one device, received {text!r}")
     return devices[0]

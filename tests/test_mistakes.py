@@ -159,7 +159,7 @@ def test_a_checkpoint_without_a_trainer_is_refused_with_what_to_call(function, t
         function(tmp_path / "a.npz", trainer_of(net), net)
 
 
-# --- What the network receives ----------------------------------------------------------------
+# --- The input of the network -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])

@@ -99,7 +99,7 @@ class StepFlags:
         The layers that overflow in the forward pass of good steps too: where an infinity is
         intended, such as a mask of -1e9 before a softmax.
     unnoted : str
-        What is not noted, if no layer raised a flag and the step was skipped nevertheless.
+        Why none was raised, if no layer raised a flag and the step was skipped nevertheless.
     """
 
     layers: tuple[LayerFlags, ...] = ()

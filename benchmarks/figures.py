@@ -15,6 +15,7 @@ from statistics import geometric_mean, mode
 from typing import Any, Optional
 
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon.tools.timing import Quartiles
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult
 from benchmarks.report import compared, duration
-from benchmarks.timing import Quartiles
 
 __all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
 

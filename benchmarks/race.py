@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any, Optional
 
+from mpgluon.tools.timing import Quartiles, quartiles, ratios, turns
+
 from tqdm import tqdm
 
 from benchmarks.contestant import Contestant, ContestantError, Process
-from benchmarks.timing import Quartiles, quartiles, ratios, turns
 
 __all__ = ["Case", "CaseResult", "Conditions", "Failure", "Result", "race"]
 

@@ -9,12 +9,12 @@ from statistics import geometric_mean
 from typing import Callable, Optional
 
 from mpgluon.tables import Table
+from mpgluon.tools.timing import Quartiles
 
 from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult, Result
 from benchmarks.record import BenchmarkRecord
-from benchmarks.timing import Quartiles
 
 __all__ = [
     "case_report",

@@ -69,6 +69,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"mpgluon.amp has no {name}; instead: {INSTEAD[name]} (docs/migration.md)"
         )
+    if name in import_module("mpgluon").__all__:
+        raise AttributeError(f"mpgluon.amp has no {name}; it is mpgluon.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -192,7 +194,10 @@ def scale_loss(
     losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
     for one in losses:
         if not isinstance(one, NDArray):
-            raise TypeError(f"a loss is an NDArray or a list of them, received {one!r}")
+            raise TypeError(
+                "scale_loss takes a loss, an NDArray computed inside autograd.record or a list of "
+                f"them, and a Trainer; received {one!r} as the loss"
+            )
     if any(dtype_name(one) == "float16" for one in losses):
         raise PrecisionError(
             "the loss is float16, in which the scaled loss and its gradient overflow above 65504; "
@@ -250,7 +255,8 @@ def step_flags(trainer: gluon.Trainer) -> StepFlags:
     Notes
     -----
     Imperative runs do not note *invalid*. Nothing is noted of native bfloat16 products, on a GPU,
-    and without native operators.
+    and without native operators. Where a step was skipped without a flag, the text says which of
+    these it was.
     """
     return state_of(trainer).flags
 

@@ -1,4 +1,4 @@
-"""The blocks of a network, and the devices of its parameters."""
+"""The blocks of a network, and the values and devices of its parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["blocks_of", "device_ids", "device_type_of"]
+__all__ = ["blocks_of", "device_ids", "device_type_of", "require_values"]
 
 
 def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
@@ -34,3 +34,25 @@ def device_ids(net: gluon.Block) -> list[int]:
     """Return the numbers of a network's devices."""
     devices = [p.list_ctx() for p in net.collect_params().values() if p._data is not None]
     return [context.device_id for context in devices[0]] if devices else [0]
+
+
+def require_values(net: gluon.Block, *, with_shapes: bool = True) -> None:
+    """Raise ValueError if a parameter has no values.
+
+    Parameters
+    ----------
+    net : gluon.Block
+    with_shapes : bool
+        Whether values that wait for the shapes of the first call are missing too.
+    """
+    empty = [
+        name
+        for name, parameter in net.collect_params().items()
+        if parameter._data is None and (with_shapes or not parameter._deferred_init)
+    ]
+    if empty:
+        raise ValueError(
+            f"no values yet: {', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}; initialize "
+            "the network (net.initialize()) or load parameters"
+            f"{', and call it once on an input' if with_shapes else ''}"
+        )

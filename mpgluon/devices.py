@@ -41,7 +41,7 @@ def to_numpy(array: mx.nd.NDArray) -> npt.NDArray[Any]:
     return whole.reshape(array.shape)
 
 
-def parse_devices(text: str) -> list[mx.Context]:
+def parse_devices(text: str, option: str = "--devices") -> list[mx.Context]:
     """Return the contexts that a text names.
 
     Parameters
@@ -49,6 +49,8 @@ def parse_devices(text: str) -> list[mx.Context]:
     text : str
         ``"cpu"``, ``"gpu"`` (the first one), or a list of numbers as in ``"gpu:0,1"``. Several
         CPU contexts, ``"cpu:0,1"``, share the processor; they are for tests.
+    option : str
+        The option of the command line that has it, for messages.
 
     Raises
     ------
@@ -69,7 +71,7 @@ def parse_devices(text: str) -> list[mx.Context]:
     if kind == "gpu" and max(indices) >= (available := mx.context.num_gpus()):
         raise PrecisionError(
             f"{text!r} names gpu({max(indices)}), but this build of MXNet sees {available} "
-            "GPUs; use --devices cpu, or install the extra mpgluon[cu117] on a machine with an "
+            f"GPUs; use {option} cpu, or install the extra mpgluon[cu117] on a machine with an "
             "NVIDIA GPU up to sm_89 (MXNet's wheels have no kernels for newer ones)"
         )
     return [mx.Context(kind, index) for index in indices]

@@ -6,6 +6,9 @@ Python. Each message says what is wrong, what was received and what to do instea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 __all__ = [
     "CheckpointError",
     "DataError",
@@ -14,6 +17,7 @@ __all__ = [
     "MpgluonError",
     "PrecisionError",
     "TrainerStateError",
+    "did_you_mean",
 ]
 
 
@@ -43,3 +47,9 @@ class DistributedError(MpgluonError):
 
 class CheckpointError(MpgluonError):
     """A checkpoint is damaged or belongs to something else; nothing was changed."""
+
+
+def did_you_mean(name: str, possible: Iterable[str], *, count: int = 3) -> str:
+    """Return the end of a message, with the names closest to one that does not exist, or ``""``."""
+    matches = get_close_matches(name, list(possible), n=count)
+    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any, Optional, Union
 
 from mpgluon.amp import init_trainer
-from mpgluon.cast.block import cast_block
+from mpgluon.blocks import require_values
+from mpgluon.cast.block import cast_block, restore
 from mpgluon.cast.plan import NORMALIZATION_LAYERS, KeepFP32
 from mpgluon.formats.float_format import format_named
 from mpgluon.formats.loss_scale import LossScale
@@ -51,7 +53,7 @@ def prepare(
     Parameters
     ----------
     net : gluon.Block
-        In FP32, not cast.
+        In FP32, not cast, initialized; shapes may wait for the first call.
     dtype : str, NumPy dtype or Policy
         ``"float32"`` (``"fp32"``); ``"float16"`` (``"fp16"``) or ``"bfloat16"`` (``"bf16"``),
         parameters included; ``"mixed_float16"`` or ``"mixed_bfloat16"``, with FP32 parameters;
@@ -76,21 +78,34 @@ def prepare(
     Raises
     ------
     TypeError, ValueError, PrecisionError, TrainerStateError
-        As ``cast_block``, ``gluon.Trainer`` and ``amp.init_trainer`` do.
+        As ``cast_block``, ``gluon.Trainer`` and ``amp.init_trainer`` do; the network is then in
+        FP32 as before.
     """
     policy = as_policy(dtype)
-    if policy.compute_dtype != "float32":
-        cast_block(net, policy, keep_fp32=keep_fp32, compute_16=compute_16)
+    require_values(net, with_shapes=False)
     narrow = policy.param_dtype != "float32"
     if isinstance(optimizer, mx.optimizer.Optimizer):
         optimizer.multi_precision = optimizer.multi_precision or (masters and narrow)
-    else:
+    else:  # made before the cast: it may be refused
         optimizer_params = {"multi_precision": masters and narrow, **(optimizer_params or {})}
-    params = net.collect_params() if params is None else params
-    trainer = gluon.Trainer(params, optimizer, optimizer_params, **options)
+        optimizer, optimizer_params = mx.optimizer.create(optimizer, **optimizer_params), None
     scale = automatic_loss_scale(policy) if loss_scale == "auto" else loss_scale
-    init_trainer(trainer, scale, update_rounding=update_rounding)
+    with ExitStack() as stack:
+        if policy.compute_dtype != "float32":
+            cast_block(net, policy, keep_fp32=keep_fp32, compute_16=compute_16)
+            stack.callback(_give_back, net)  # if what follows is refused
+        params = net.collect_params() if params is None else params
+        trainer = gluon.Trainer(params, optimizer, optimizer_params, **options)
+        init_trainer(trainer, scale, update_rounding=update_rounding)
+        stack.pop_all()
     return trainer
+
+
+def _give_back(net: gluon.Block) -> None:
+    """Take the cast off a network whose Trainer was refused, perhaps while it was being made."""
+    for parameter in net.collect_params().values():
+        parameter._set_trainer(None)
+    restore(net)
 
 
 def automatic_loss_scale(policy: Policy) -> str:

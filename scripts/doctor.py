@@ -1,6 +1,6 @@
-"""Check this machine for mixed precision, and with --network a network before its training.
+"""Check this machine for mixed precision, and a network before its training if one is named.
 
-    python scripts/doctor.py --network train:build
+    python scripts/doctor.py train:build
 
 The function takes no arguments and returns a network, or (net, trainer), or (net, trainer, labels).
 """

@@ -35,8 +35,10 @@ def test_the_first_gpu_beyond_those_that_mxnet_sees_is_refused_with_advice(monke
     with pytest.raises(PrecisionError, match=r"'gpu:0,2' names gpu\(2\), .* sees 2 GPUs; use"):
         parse_devices("gpu:0,2")
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
-    with pytest.raises(PrecisionError, match=r"'gpu' names gpu\(0\), .* sees 0 GPUs; use"):
+    with pytest.raises(PrecisionError, match=r"names gpu\(0\), .* 0 GPUs; use --devices cpu"):
         parse_devices("gpu")
+    with pytest.raises(PrecisionError, match=r"names gpu\(0\), .* 0 GPUs; use --device cpu"):
+        parse_devices("gpu", "--device")
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,14 @@ def restore(net: gluon.Block) -> None:
     net : gluon.Block
         A network that was cast, or a part of it. A part computes in FP32 from then on, like one
         that ``keep_fp32`` named, until the network itself is restored.
+
+    Raises
+    ------
+    TypeError
+        If it is not a Block.
     """
+    if not isinstance(net, gluon.Block):
+        raise TypeError(f"net must be a gluon.Block, received {type(net).__name__}")
     blocks = list(blocks_of(net))
     forwards = [forward for forward in map(forward_of, blocks) if forward is not None]
     for parameter in net.collect_params().values():

@@ -47,7 +47,7 @@ from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
@@ -150,6 +150,7 @@ class PolicyForward:
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about: dict[str, Any] = {}
+        imperatively = bool(args) and args[0] is mx.nd and autograd.is_training()
         if self.histories is not None:
             about["histories"] = self.histories.in_turn()
         if self.kept or self.plan.is_beyond_reach:
@@ -169,7 +170,7 @@ class PolicyForward:
             with at_work(rules=self.plan.rules, **about):
                 result = self.original(*args, **kwargs)
         except MXNetError as error:
-            _explain(error, self.block)
+            self._explain(error, args)
             raise
         except NumPyInterfaceError:
             if not self.network_cast.has_computed:  # plan_of could not find it
@@ -186,7 +187,7 @@ class PolicyForward:
             # One Symbol may be all results of an operator, as MultiBoxTarget's is.
             symbols = arrays_in(result)
             self.output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]
-        self.network_cast.layers.finished(self.block)
+        self.network_cast.layers.finished(self.block, imperatively=imperatively)
         return result
 
     def _as_output(self, array: Array) -> Array:
@@ -212,8 +213,22 @@ class PolicyForward:
             # Its outputs are new objects, which may change their class.
             return convert_arrays(result, lambda array: mark(array, next(output_formats)))
         except MXNetError as error:
-            _explain(error, self.block)
+            self._explain(error, args)
             raise
+
+    def _explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:
+        """Raise our own error in place of MXNet's if the network received, or mixed, formats."""
+        text = str(error)
+        if self.block is self.network_cast.root:
+            for place, array in enumerate(arrays_in(args)):
+                dtype = dtype_name(array)
+                if dtype not in (None, "float32", "float16") and dtype in text:
+                    raise PrecisionError(
+                        f"input {place} of {self.block.name} is {dtype}, and a cast network takes "
+                        'FP32 or float16 numbers: pass x.astype("float32"). MXNet says: '
+                        f"{text.splitlines()[-1]}"
+                    ) from error
+        _explain_mixture(error, self.block)
 
     def _prepare_graph(self, args: tuple[Any, ...]) -> Iterator[Optional[Format]]:
         """Trace the block's own graph if necessary, and return the formats of its results."""
@@ -354,7 +369,7 @@ def _out_of_bfloat16(array: Array) -> Array:
     return widen(array) if dtype_name(array) == "bfloat16" else array
 
 
-def _explain(error: MXNetError, block: gluon.Block) -> None:
+def _explain_mixture(error: MXNetError, block: gluon.Block) -> None:
     """Raise our own error in place of MXNet's if two formats met."""
     if "float16" not in str(error) or "float32" not in str(error):
         return

@@ -47,10 +47,15 @@ class NetworkCast:
     layers: Layers = field(default_factory=Layers)
 
     def adopt(self, parameter: gluon.Parameter) -> None:
-        """Let :func:`cast_of` find the cast, and call callbacks with the parameter's Trainers."""
+        """Let :func:`cast_of` find the cast, and call callbacks with the parameter's Trainers.
+
+        One that was made before the cast is among them.
+        """
         parameter.mpgluon_cast = self
         parameter._set_trainer = partial(_set_trainer, parameter)
         make_copyable(parameter)
+        if parameter._trainer is not None:
+            _call_callbacks(parameter._trainer)
 
 
 def release(parameter: gluon.Parameter) -> None:
@@ -67,9 +72,9 @@ def cast_of(parameter: gluon.Parameter) -> Optional[NetworkCast]:
 
 
 def call_with_new_trainers(callback: Callable[[gluon.Trainer], None]) -> None:
-    """Call ``callback`` with each Trainer that is made for parameters of a cast network.
+    """Call ``callback`` with each Trainer of parameters of a cast network.
 
-    It is called once per parameter, while the Trainer is still being made.
+    It is called once per parameter, while the Trainer is still being made, or at the cast.
     """
     _trainer_callbacks.append(callback)
 
@@ -78,5 +83,9 @@ def _set_trainer(parameter: gluon.Parameter, trainer: Optional[gluon.Trainer]) -
     """Do what a Parameter does when a Trainer is made for it, and call the callbacks."""
     type(parameter)._set_trainer(parameter, trainer)
     if trainer is not None:
-        for callback in _trainer_callbacks:
-            callback(trainer)
+        _call_callbacks(trainer)
+
+
+def _call_callbacks(trainer: gluon.Trainer) -> None:
+    for callback in _trainer_callbacks:
+        callback(trainer)

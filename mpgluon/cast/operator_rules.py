@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from mpgluon.blocks import blocks_of
+from mpgluon.errors import did_you_mean
 from mpgluon.graph.operators import Rule, may_be_16_bit, one_name, rule_of
 
 import mxnet as mx
@@ -76,7 +76,7 @@ def rules_of(
         if wish.block and wish.block not in named:
             raise ValueError(
                 f"{wish.text!r} names no block of {net.name} that computes in 16 bits, "
-                f"operator by operator{_close(wish.block, named)}"
+                f"operator by operator{did_you_mean(wish.block, named)}"
             )
         for block in named[wish.block] if wish.block else ():
             rules[block] = {**rules[block], wish.operator: wish.rule}
@@ -93,7 +93,7 @@ def _read(net: gluon.Block, argument: str, text: Any, rule: Rule) -> _Wish:
         no_block = f", nor {net.name} a block of that name or place" if blocks else ""
         raise ValueError(
             f"{argument} names {text!r}, and MXNet has no operator {operator!r}{no_block}"
-            f"{_close(operator, [*_operator_names(), *blocks])}"
+            f"{did_you_mean(operator, [*_operator_names(), *blocks])}"
         )
     by_table = rule_of(operator)
     if by_table in _UNTOUCHED:
@@ -140,8 +140,3 @@ def _operator_names() -> list[str]:
         module = getattr(mx.nd, prefix.removesuffix(".")) if prefix else mx.nd
         names += [f"{prefix}{name}" for name in dir(module) if name[0] != "_"]
     return names
-
-
-def _close(name: str, possible: Iterable[str]) -> str:
-    matches = get_close_matches(name, list(possible), n=3)
-    return f"; did you mean {' or '.join(map(repr, matches))}?" if matches else ""

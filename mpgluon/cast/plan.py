@@ -87,21 +87,26 @@ class BlockPlan(NamedTuple):
 
 def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
     """Return what to keep with normalization layers, unless it is empty or has a type of theirs."""
-    if isinstance(keep_fp32, (str, type, gluon.Block)):
+    if not _is_collection(keep_fp32):
         return keep_fp32  # refused later
     entries = tuple(keep_fp32)
     names_layers = any(isinstance(e, type) and issubclass(e, NORMALIZATION_LAYERS) for e in entries)
     return entries if names_layers or not entries else (*NORMALIZATION_LAYERS, *entries)
 
 
+def _is_collection(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, type, gluon.Block))
+
+
 def as_collections(
     keep_fp32: KeepFP32, compute_16: Iterable[str]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return both arguments of a cast as tuples; raise TypeError for what is one entry itself."""
-    if isinstance(keep_fp32, (str, type, gluon.Block)):
+    if not _is_collection(keep_fp32):
+        entry = repr(keep_fp32) if isinstance(keep_fp32, str) else "block"
         raise TypeError(
             "keep_fp32 is a collection of block types, blocks, and names of blocks and operators, "
-            f"received {keep_fp32!r} itself; write keep_fp32=[block]"
+            f"received {keep_fp32!r} itself; write keep_fp32=[{entry}], or keep_fp32=() for none"
         )
     if isinstance(compute_16, str):
         raise TypeError(f"compute_16 is a collection of operator names, received {compute_16!r}")

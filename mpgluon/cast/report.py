@@ -83,6 +83,13 @@ class CastReport:
     def __exit__(self, *_: object) -> None:
         """Nothing: `with` needs both methods to come to the error of the first."""
 
+    def __call__(self, *_: object) -> NoReturn:
+        """Refuse to be taken for the network."""
+        raise TypeError(f"this is the report of a cast, not the network: {_IN_PLACE}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"the report of a cast has no {name!r}: {_IN_PLACE}")
+
     def __str__(self) -> str:
         sums = self.policy.accumulation.title()
         lines = [
@@ -125,6 +132,8 @@ class CastReport:
         lines += [f"beyond reach: {b.name} ({b.kind}): {b.advice}" for b in self.beyond_reach]
         return "\n".join(lines)
 
+
+_IN_PLACE = "a cast changes its network in place; write mpgluon.cast_block(net), without `net =`"
 
 _ARITHMETIC = {
     "native": "natively",

@@ -23,6 +23,7 @@ from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon.kernels.dtypes import is_array
 
 import mxnet as mx
+import numpy as np
 from mxnet.symbol import Symbol
 
 __all__ = ["Fp32Namespace", "NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
@@ -114,7 +115,18 @@ _BINARY = {
 }
 _REFLECTED = frozenset(name for name in _BINARY if name.startswith("__r"))
 _UNARY = {"__neg__": "negative", "__abs__": "abs"}
+# With a number, they have the bits of MXNet's float16 kernels where FP32 computes and one rounding
+# ends them, which raises flags.
+_ROUNDED_ONCE = frozenset(
+    ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__")
+)
 _FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(mx.sym, name, None))]
+
+
+def _in_float16(number: Number) -> float:
+    """Return a number as MXNet's float16 kernels receive it."""
+    with np.errstate(over="ignore"):
+        return float(np.float16(np.float32(float(number))))  # type: ignore[arg-type]
 
 
 def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
@@ -122,6 +134,7 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     # Python calls this for "other + self" if self's class derives from other's. MXNet's own method
     # would swap two arrays, and the order in which gradients are added follows that of operands.
     unreflected = getattr(base, f"__{method_name[3:]}", None) if method_name in _REFLECTED else None
+    is_rounded_once = base is mx.nd.NDArray and method_name in _ROUNDED_ONCE
 
     @wraps(plain)
     def method(self: Union[FormatArray, FormatSymbol], *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +148,10 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
             result = emulated(self.format).apply(rule, call)
         else:
             if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
-                rule = Rule.MOVE  # MXNet's kernel rounds the number too, as on a GPU
+                if is_rounded_once:
+                    call = call._replace(args=(self, _in_float16(args[0])))
+                else:
+                    rule = Rule.MOVE  # MXNet's kernel rounds the number too, as on a GPU
             dtype = "bfloat16" if self.format == "bfloat16" else "float16"
             device_type = mx.current_context().device_type
             result = arithmetic_of(dtype, device_type).apply(rule, call)

@@ -6,8 +6,8 @@ taken: *overflow*, a finite FP32 result became infinite, and *invalid*, a NaN ou
 without NaN. Results that became zero can be counted too.
 
 Not watched are a GPU's kernels, MXNet's own operators where there are no native ones, oneDNN's
-bfloat16 products, and in imperative runs an operator between a float16 array and a number, and the
-sum of a value's float16 gradients. Passes outside of training raise nothing.
+bfloat16 products, and in imperative runs a NaN, powers and quotients of a number and a float16
+array, and the sum of a value's float16 gradients. Passes outside of training raise nothing.
 
 References
 ----------
@@ -98,10 +98,13 @@ class StepFlags:
     usual : frozenset of str
         The layers that overflow in the forward pass of good steps too: where an infinity is
         intended, such as a mask of -1e9 before a softmax.
+    unnoted : str
+        Why none was raised, if no layer raised a flag and the step was skipped nevertheless.
     """
 
     layers: tuple[LayerFlags, ...] = ()
     usual: frozenset[str] = frozenset()
+    unnoted: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -111,7 +114,8 @@ class StepFlags:
 
     def __str__(self) -> str:
         if not self.layers:
-            return "no layer raised a flag"
+            skipped = f"; the step was skipped nevertheless: {self.unnoted}"
+            return f"no layer raised a flag{skipped if self.unnoted else ''}"
         return "\n".join(map(str, self.layers))
 
     def first(self, direction: str) -> Optional[LayerFlags]:
@@ -137,7 +141,8 @@ NO_FLAGS = StepFlags()
 def joined(flags: Sequence[StepFlags]) -> StepFlags:
     """Return the flags of several networks as one value."""
     layers = tuple(layer for one in flags for layer in one.layers)
-    return StepFlags(layers, frozenset().union(*(one.usual for one in flags)))
+    unnoted = "" if layers else next((one.unnoted for one in flags if one.unnoted), "")
+    return StepFlags(layers, frozenset().union(*(one.usual for one in flags)), unnoted)
 
 
 _here = threading.local()  # its ``slot``: of the layer that this thread computes, or nothing
@@ -177,6 +182,7 @@ class Layers:
         self._order: dict[gluon.Block, None] = {}  # as they finished their first forward passes
         self.counts_underflow = False
         self._usual: frozenset[str] = frozenset()
+        self._ran_imperatively = False  # since the latest step
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy takes over; its layers have flags of their own."""
@@ -184,7 +190,7 @@ class Layers:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Become a copy."""
-        vars(self).update(state, _slots={}, _order={})
+        vars(self).update(state, _slots={}, _order={}, _ran_imperatively=False)
 
     def slot_of(self, block: gluon.Block) -> Optional[int]:
         """Return the number by which native operators know a layer; ``None`` without those."""
@@ -209,9 +215,10 @@ class Layers:
         cls._made += 1
         return cls._made - 1
 
-    def finished(self, block: gluon.Block) -> None:
+    def finished(self, block: gluon.Block, *, imperatively: bool) -> None:
         """Note that a block has finished a forward pass."""
         self._order[block] = None
+        self._ran_imperatively |= imperatively
 
     def slot_by_name(self, blocks: Iterable[gluon.Block]) -> Callable[[str], Optional[int]]:
         """Return a function from the name of a graph's node to the slot of the block that made it.
@@ -232,7 +239,7 @@ class Layers:
         for slot in self._slots.values():
             kernels.count_underflow(slot, counts)
 
-    def flags_of_step(self, devices: Iterable[mx.Context], *, good: bool) -> StepFlags:
+    def flags_of_step(self, devices: Sequence[mx.Context], *, good: bool) -> StepFlags:
         """Return the flags of a step that was good or skipped, and clear them.
 
         The devices must be idle.
@@ -240,7 +247,21 @@ class Layers:
         layers = self._take(devices)
         if good:
             self._usual = frozenset(f.layer for f in layers if f.forward.overflow)
-        return StepFlags(layers, self._usual)
+        unnoted = "" if good or layers else self._unnoted(devices)
+        self._ran_imperatively = False
+        return StepFlags(layers, self._usual, unnoted)
+
+    def _unnoted(self, devices: Sequence[mx.Context]) -> str:
+        """Return what kept the flags of a skipped step down, and what to do."""
+        if any(device.device_type != "cpu" for device in devices):
+            why = "a GPU's operators raise none"
+        elif not kernels.available():
+            why = "only native operators raise them, and `mpgluon doctor` says why there are none"
+        elif self._ran_imperatively:
+            why = "the network ran imperatively, without net.hybridize(), where a NaN is not noted"
+        else:
+            why = "the loss, the input, or an operator that rounds nothing was not finite"
+        return f"{why}; mpgluon.diagnostics.OverflowLocator(net, trainer) finds the layer"
 
     def _take(self, devices: Iterable[mx.Context]) -> tuple[LayerFlags, ...]:
         """Return the layers that raised flags, and clear them."""

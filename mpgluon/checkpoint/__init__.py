@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Union
 
 from mpgluon.archive import Arrays, read_archive, write_archive
+from mpgluon.blocks import require_values
 from mpgluon.checkpoint.average import AVERAGE_FIELDS, export_average, prepare_average
 from mpgluon.checkpoint.fields import Kind, check_fields
 from mpgluon.checkpoint.parameters import (
@@ -175,11 +176,15 @@ def save_checkpoint(
     CheckpointError
         If the disk is full or the folder cannot be written; an existing file stays as it was.
     TypeError
-        If JSON cannot hold ``extra``.
+        If JSON cannot hold ``extra``, or an argument is of another kind.
+    ValueError
+        If a parameter has no values yet.
     TrainerStateError
         If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), if it has
         stepped before its network was cast, or if a `mpgluon.WeightAverage` is in the network.
     """
+    _check_arguments(net, trainer)
+    require_values(net)
     path, run = Path(path), Run(net, trainer, extra)
     mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
     keep_masters(trainer)  # as the run does that goes on from the file
@@ -235,7 +240,11 @@ def load_checkpoint(
         of it is read and compared before anything is changed.
     TrainerStateError
         If a `mpgluon.WeightAverage` is in the network.
+    TypeError, ValueError
+        If an argument is of another kind, or the network was not initialized.
     """
+    _check_arguments(net, trainer)
+    require_values(net, with_shapes=False)
     path, contents = Path(path), _read(Path(path))
     parameters = net._collect_params_with_prefix()
     in_file = contents["parameters"].arrays["value"]
@@ -291,6 +300,16 @@ def read_parameters(path: Union[str, Path]) -> Arrays:
     values = {name: values[name] for name in contents["parameters"].arrays["value"]}
     _warn_of_bad_weights(Path(path), values, "was read; use an earlier one")
     return values
+
+
+def _check_arguments(net: Any, trainer: Any) -> None:
+    for value, kind, name in ((net, gluon.Block, "net"), (trainer, gluon.Trainer, "trainer")):
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"a checkpoint takes path, net, trainer: {name} must be a gluon.{kind.__name__}, "
+                f"received {type(value).__name__}; for parameters alone, net.save_parameters and "
+                "net.load_parameters"
+            )
 
 
 def _around(pattern: str) -> tuple[str, str]:

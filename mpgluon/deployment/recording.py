@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from mpgluon.blocks import blocks_of, require_values
 from mpgluon.cast import fp32
-from mpgluon.cast.block import blocks_of
 from mpgluon.cast.forward import forward_of
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat, round_to
@@ -148,12 +148,7 @@ def _values_of(net: gluon.Block) -> Values:
         If a parameter has no values.
     """
     mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
-    empty = [name for name, p in net.collect_params().items() if p._data is None]
-    if empty:
-        raise ValueError(
-            f"no values yet: {', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}; initialize "
-            "the network or load parameters, and call it once on an input"
-        )
+    require_values(net)
     return {name: _fp32_values(p) for name, p in net.collect_params().items()}
 
 

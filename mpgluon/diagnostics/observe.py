@@ -13,8 +13,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
+from mpgluon.blocks import blocks_of, require_values
 from mpgluon.cast.arrays import arrays_in, convert_arrays, format_of, mark
-from mpgluon.cast.block import blocks_of
 from mpgluon.cast.calls import OperatorCall, at_work
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.plan import is_hybrid
@@ -55,11 +55,29 @@ class Batch:
         The second argument of ``loss_fn``.
     loss_fn : callable
         Takes the network's result and ``labels``; returns a loss of any shape, which is summed.
+
+    Raises
+    ------
+    TypeError
+        If there is no NDArray among the inputs, or ``loss_fn`` cannot be called.
     """
 
     inputs: Union[NDArray, tuple[NDArray, ...]]
     labels: Any
     loss_fn: LossFunction
+
+    def __post_init__(self) -> None:
+        if not arrays_in(self.inputs):
+            raise TypeError(
+                "a Batch has NDArrays as its inputs, mx.nd.array(images), received "
+                f"{type(self.inputs).__name__}"
+            )
+        if not callable(self.loss_fn):
+            raise TypeError(
+                "a Batch is Batch(inputs, labels, loss_fn), with a loss such as "
+                "gluon.loss.SoftmaxCrossEntropyLoss(); received as loss_fn "
+                f"{type(self.loss_fn).__name__}"
+            )
 
     @property
     def arguments(self) -> tuple[NDArray, ...]:
@@ -222,7 +240,21 @@ def observed_batch(
 
 
 def complete(net: gluon.Block, batch: Batch) -> None:
-    """Let a network whose shapes are not all known take them from a batch, in a forward pass."""
+    """Let a network whose shapes are not all known take them from a batch, in a forward pass.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If these are not a network and its batch, or the network was not initialized.
+    """
+    if not isinstance(net, gluon.Block):
+        raise TypeError(f"net must be a gluon.Block, received {type(net).__name__}")
+    if not isinstance(batch, Batch):
+        raise TypeError(
+            "batch must be mpgluon.diagnostics.Batch(images, labels, loss_fn), received "
+            f"{type(batch).__name__}"
+        )
+    require_values(net, with_shapes=False)
     if any(parameter._deferred_init for parameter in net.collect_params().values()):
         net(*batch.arguments)
 

@@ -12,7 +12,14 @@ from typing import Any, Optional
 from mpgluon.cast.arrays import format_of
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.network_cast import cast_of
-from mpgluon.diagnostics.observe import Batch, LossFunction, Seen, observed_batch, observing
+from mpgluon.diagnostics.observe import (
+    Batch,
+    LossFunction,
+    Seen,
+    complete,
+    observed_batch,
+    observing,
+)
 from mpgluon.diagnostics.temporarily import untouched
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
@@ -142,6 +149,7 @@ def find_overflow(
     net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0
 ) -> Optional[FoundOverflow]:
     """Do what `locate_overflow` does, and return the block and its operands too."""
+    complete(net, batch)
     watch = _Watch(net, loss_scale)
     watched = replace(batch, loss_fn=partial(watch.loss_of, batch.loss_fn))
     observed_batch(net, watched, watch.see, loss_scale=loss_scale, operators=True)

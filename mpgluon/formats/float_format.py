@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from mpgluon.errors import did_you_mean
+
 import numpy as np
 import numpy.typing as npt
 
@@ -174,7 +176,10 @@ def format_named(name: str, what: str = "a format") -> FloatFormat:
         return FloatFormat(name, int(widths[2]) + 1, int(widths[1]))
     if name not in _NAMED:
         named = ", ".join(_NAMED)
-        raise ValueError(f"{what} must be one of {named}, e2m1 to e8m23; received {name!r}")
+        raise ValueError(
+            f"{what} must be one of {named}, e2m1 to e8m23; received {name!r}"
+            f"{did_you_mean(str(name), _NAMED, count=2)}"
+        )
     return _NAMED[name]
 
 

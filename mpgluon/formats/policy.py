@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from mpgluon.formats.float_format import FLOAT8_E4M3, FLOAT8_E5M2, format_named
+from mpgluon.errors import did_you_mean
+from mpgluon.formats.float_format import FLOAT8_E4M3, FLOAT8_E5M2, SMALL, TFLOAT32, format_named
 from mpgluon.formats.scaling import ScaledOperands
 from mpgluon.formats.tensor_core import TensorCoreSums
 
@@ -164,7 +165,7 @@ class Policy:
         if len(entries) < len(parts) or fields.keys() != _DEFAULTS.keys():
             raise _not_a_policy(text)
         if fields["emulate"] not in _FLAGS:
-            raise _not_a_policy(text)
+            raise ValueError(f"emulate must be true or false; received {fields['emulate']!r}")
         compute, between, scaling = fields["compute"], fields["between"], fields["scaling"]
         steps: Any = fields["amax_history"]
         steps = int(steps) if steps.isdecimal() else steps
@@ -205,15 +206,26 @@ _NAMED = {
 }
 
 
-def _not_a_policy(text: str) -> ValueError:
-    return ValueError(
-        f"a policy is one of {', '.join(_NAMED)}, or like "
-        '"params=float32,compute=float16,output=float32,emulate=false", with '
-        f"{', '.join(_DEFAULTS)}; received {text!r}"
-    )
-
-
 _SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def _not_a_policy(text: str) -> ValueError:
+    parts = f"parts are {', '.join(_DEFAULTS)}"
+    if "=" in text:
+        keys = [part.partition("=")[0].strip() for part in text.split(",")]
+        unknown = next((key for key in keys if key not in _DEFAULTS), None)
+        what = f"which is not a policy: {parts}"
+        if unknown is not None:
+            what += f", there is no {unknown!r}{did_you_mean(unknown, _DEFAULTS, count=1)}"
+    elif text in _SHORT or any(text == fmt.name for fmt in (TFLOAT32, *SMALL)):
+        what = f"a format; did you mean {_SHORT.get(text, f'compute={text}')!r}?"
+    else:
+        what = "which names no policy"
+        what += did_you_mean(text.lower().strip(), (*_NAMED, *_SHORT), count=2)
+    return ValueError(
+        f"received {text!r}, {what}{'' if what.endswith('?') else '.'} "
+        f'A policy is one of {", ".join(_NAMED)}, or like "params=float32,compute=float16"'
+    )
 
 
 def as_policy(dtype: Any, *, keeps_parameters: bool = False) -> Policy:

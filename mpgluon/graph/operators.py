@@ -22,6 +22,7 @@ __all__ = [
     "facts_in_graph",
     "listed_operators",
     "may_be_16_bit",
+    "name_in_f",
     "one_name",
     "operators_with",
     "rule_of",
@@ -165,6 +166,13 @@ _ON_COPIES = """
     clip elemwise_mul _mul_scalar _div_scalar _plus_scalar _minus_scalar _rminus_scalar
 """
 
+_WITH_A_NUMBER = {
+    **{"plus": "broadcast_add", "minus": "broadcast_sub", "rminus": "broadcast_sub"},
+    **{"mul": "broadcast_mul", "div": "broadcast_div", "rdiv": "broadcast_div"},
+    **{"mod": "broadcast_mod", "rmod": "broadcast_mod"},
+    **{"power": "broadcast_power", "rpower": "broadcast_power"},
+}
+
 # Further facts, by the name in ``F``, or in a graph for what only a graph has.
 _FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Convolution", {"kernel": Kernel("convolution", PACKED, operands=2)}),
@@ -283,6 +291,15 @@ def one_name(name: str) -> str:
     ``x + y`` broadcasts arrays and does not broadcast symbols.
     """
     return name.removeprefix("sparse.").replace("elemwise_", "broadcast_")
+
+
+def name_in_f(name: str) -> str:
+    """Return the name in ``F`` of a graph's operator between an array and a number.
+
+    ``x * 3`` is ``"broadcast_mul"``, as in reports of a run and in ``keep_fp32``, and in a graph
+    ``"_mul_scalar"``. Other names are returned as they are.
+    """
+    return _WITH_A_NUMBER.get(name.removeprefix("_").removesuffix("_scalar"), name)
 
 
 def excluded_operands(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:

@@ -5,14 +5,16 @@ Each error says whether the module, the function or the call failed. Nothing her
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, Callable, Optional
 
-__all__ = ["call_named", "function_named", "split_name"]
+__all__ = ["call_named", "file_of", "function_named", "split_name"]
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -21,18 +23,54 @@ def split_name(name: str) -> tuple[str, str]:
     Raises
     ------
     ValueError
-        If the name has another form.
+        If the name has another form. For a module without a function, it names the functions that
+        the module has.
     """
     module, _, function = name.partition(":")
     is_file = module.endswith(".py")
     if is_file or not all(part.isidentifier() for part in (*module.split("."), function)):
         dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
-        advice = f"; for this file, {dotted}:{function or 'function'}" if is_file else ""
+        path, advice = file_of(dotted), ""
+        functions = _functions_in(path) if path and not function else []
+        if functions:
+            advice = f"; choose a function of this module: {_listed(dotted, functions)}"
+        elif is_file:
+            advice = f"; for this file, {dotted}:{function or 'function'}"
         raise ValueError(
             "code is named like package.module:function, without .py and without arguments; "
             f"received {name!r}{advice}"
         )
     return module, function
+
+
+def file_of(module: str) -> Optional[Path]:
+    """Return the source file of a module, looked for in the current folder first, if it has one."""
+    parts = module.split(".")
+    for folder in (os.getcwd(), *sys.path):
+        for path in (Path(folder, *parts).with_suffix(".py"), Path(folder, *parts, "__init__.py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def _functions_in(path: Path) -> list[str]:
+    """Return the public functions of a source file that need no arguments; runs nothing."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:  # which importing it explains
+        return []
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    return [
+        node.name
+        for node in functions
+        if node.name[0] != "_"
+        and len(node.args.posonlyargs + node.args.args) == len(node.args.defaults)
+        and None not in node.args.kw_defaults
+    ]
+
+
+def _listed(module: str, functions: list[str]) -> str:
+    return ", ".join(f"{module}:{name}" for name in functions[:5]) + ", …" * (len(functions) > 5)
 
 
 def function_named(name: str, returns: str = "a network") -> Callable[..., Any]:
@@ -67,9 +105,12 @@ def function_named(name: str, returns: str = "a network") -> Callable[..., Any]:
         raise ValueError(f"importing {module_name} failed: {_in_words(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
+        path = getattr(module, "__file__", None)
+        others = _functions_in(Path(path)) if path and path.endswith(".py") else []
+        has = f"; it has {_listed(module_name, others)}" if others else ""
         raise ValueError(
-            f"{getattr(module, '__file__', None) or module_name} has no function "
-            f"{function_name!r}; write one that returns {returns}"
+            f"{path or module_name} has no function {function_name!r}; write one that returns "
+            f"{returns}{has}"
         )
     result: Callable[..., Any] = function
     return result

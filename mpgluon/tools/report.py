@@ -16,9 +16,10 @@ from mpgluon.diagnostics.alignment import alignment_report
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.doctor import DoctorReport, check_machine
 from mpgluon.diagnostics.exponents import BatchExponents, batch_exponents
-from mpgluon.diagnostics.observe import Batch
+from mpgluon.diagnostics.observe import Batch, complete
 from mpgluon.diagnostics.ranges import range_report
 from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
+from mpgluon.files import disk_error
 from mpgluon.formats.float_format import FLOAT16, format_named
 from mpgluon.tables import Table
 from mpgluon.tools import extra, plots
@@ -108,7 +109,10 @@ class Page:
             png=_data_address, marked=_marked, scale=scale_text, share=share_text
         )
         text = environment.get_template("report.html.jinja").render(page=self, shown=_SHOWN)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise disk_error(error, path, "examine the network again") from error
 
 
 def _data_address(png: bytes) -> str:
@@ -151,6 +155,7 @@ def diagnose(
     progress : callable
         Receives the name of each step as it begins.
     """
+    complete(net, batch)
     shapes = [argument.shape for argument in batch.arguments]
     versions = (
         f"MXNet {mx.__version__}, Python {platform.python_version()}, {platform.system()} on "

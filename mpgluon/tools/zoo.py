@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
-__all__ = ["build_network", "refuse_unknown_network"]
+__all__ = ["build_network", "is_in_mxnet", "refuse_unknown_network"]
 
 
 def build_network(
@@ -59,6 +59,16 @@ def build_network(
             f"{', '.join(map(str, shapes))}, not (1, {classes}); choose another --model"
         )
     return net
+
+
+def is_in_mxnet(name: str) -> bool:
+    """Whether MXNet's own model zoo has a network of that name."""
+    try:
+        with mx.name.NameManager():  # the network that is made next is still the first of its name
+            vision.get_model(name)
+    except ValueError:
+        return False
+    return True
 
 
 def refuse_unknown_network(name: str) -> None:

@@ -9,14 +9,26 @@ from mpgluon.trainer.gradient_flags import GradientFlags
 from mpgluon.trainer.judgement import look
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import keep_masters, make_masters
-from mpgluon.updates.rounded_updates import grid_weights
+from mpgluon.updates.rounded_updates import NEAREST, grid_weights
+from mpgluon.updates.weight_findings import check_weights
 
 from mxnet import gluon
 
-__all__ = ["MasterKeeper", "keep_masters_of_new_trainer"]
+__all__ = ["ChecksWeights", "MasterKeeper", "keep_masters_of_new_trainer"]
 
 
-class MasterKeeper:
+class ChecksWeights:
+    """Checks a Trainer's weights once before an update: the first one, or the first after a cast.
+
+    Attributes
+    ----------
+    is_checked : bool
+    """
+
+    is_checked = False
+
+
+class MasterKeeper(ChecksWeights):
     """Keeps the masters of a cast network's Trainer before each update, until it has a loss scale.
 
     Parameters
@@ -32,12 +44,20 @@ class MasterKeeper:
     def has_overflow(self, parameters: Sequence[gluon.Parameter]) -> bool:
         """Skip no step; let masters follow weights that were set. Waits for the devices once.
 
+        The first step logs, as ``init_trainer`` would, that updates are lost without masters, and
+        that there is no loss scale where gradients need one.
+
         Raises
         ------
+        PrecisionError
+            If the optimizer cannot update float16 weights without masters.
         TrainerStateError
             If gradients belong to a loss that was scaled for another Trainer, or if bfloat16
             weights are updated inside the kvstore, which does not support that format.
         """
+        if not self.is_checked:
+            check_weights(self.trainer, NEAREST.way, is_scaled=False)
+            self.is_checked = True
         self._flags.use()
         self._flags.refuse_gradients_of_others(suspicious=False)
         self._flags.discard_others()
@@ -56,6 +76,9 @@ class MasterKeeper:
 
 
 def keep_masters_of_new_trainer(trainer: gluon.Trainer) -> None:
-    """Give a new Trainer of a cast network its keeper of masters, unless it has a loss scale."""
-    if gluon_trainer.loss_scaler_of(trainer) is None:
+    """Give a Trainer of a cast network its keeper of masters, unless it has a loss scale."""
+    state = gluon_trainer.loss_scaler_of(trainer)
+    if state is None:
         gluon_trainer.set_loss_scaler(trainer, MasterKeeper(trainer))
+    elif isinstance(state, ChecksWeights):
+        state.is_checked = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from mpgluon.errors import TrainerStateError
 from mpgluon.graph.output_operators import prepare_graph
@@ -18,7 +18,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-__all__ = ["scaled"]
+__all__ = ["ScaledLoss", "scaled"]
 
 
 class _Block(NamedTuple):
@@ -31,14 +31,39 @@ class _Block(NamedTuple):
 _here = threading.local()  # its ``blocks``: those of this thread, the outermost first
 
 
+class ScaledLoss(AbstractContextManager[Any]):
+    """The context manager of :func:`scaled`, which says so where it is taken for the loss."""
+
+    def __init__(self, scaling: AbstractContextManager[Any]) -> None:
+        self._scaling = scaling
+
+    def __enter__(self) -> Any:
+        """Return the scaled loss, or the list of them."""
+        return self._scaling.__enter__()
+
+    def __exit__(self, *error: Any) -> Optional[bool]:
+        """End the scaling."""
+        return self._scaling.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"scale_loss returns a context manager, which has no {name!r}; write "
+            "`with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()`"
+        )
+
+
+def scaled(losses: list[NDArray], states: tuple[TrainerState, ...], *, as_list: bool) -> ScaledLoss:
+    """Return a context manager that yields S times the losses; see :func:`mpgluon.amp.scale_loss`.
+
+    Until its block ends, it notes which gradients they write. Nothing is changed if it raises.
+    """
+    return ScaledLoss(_scaling(losses, states, as_list=as_list))
+
+
 @contextmanager
-def scaled(
+def _scaling(
     losses: list[NDArray], states: tuple[TrainerState, ...], *, as_list: bool
 ) -> Iterator[Any]:
-    """Yield S times the losses, and note which gradients they write until the block ends.
-
-    See :func:`mpgluon.amp.scale_loss`; nothing is changed if it raises.
-    """
     blocks: list[_Block] = vars(_here).setdefault("blocks", [])
     _refuse_nesting(blocks, losses, states)
     for state in states:

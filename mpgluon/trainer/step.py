@@ -26,7 +26,7 @@ from mpgluon.trainer.factors import Factors
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
 from mpgluon.trainer.gradients import NOTHING, Gradients
 from mpgluon.trainer.judgement import Look, look
-from mpgluon.trainer.master_keeper import MasterKeeper
+from mpgluon.trainer.master_keeper import ChecksWeights, MasterKeeper
 from mpgluon.trainer.statistics import KeptStatistics
 from mpgluon.trainer.tokens import Tokens
 from mpgluon.updates import gluon_trainer
@@ -37,11 +37,12 @@ from mpgluon.updates.rounded_updates import (
     UpdateRounding,
     check_rounding,
     grid_weights,
+    rounding_of,
 )
 from mpgluon.updates.weight_findings import check_weights
 
 import mxnet as mx
-from mxnet import gluon
+from mxnet import autograd, gluon
 
 __all__ = ["TrainerState", "attach", "state_of"]
 
@@ -58,7 +59,7 @@ def _of_loss_scale(name: str) -> Any:
     )
 
 
-class TrainerState:
+class TrainerState(ChecksWeights):
     """The loss scale of one Trainer, its gradients, and the results of its steps.
 
     Parameters
@@ -149,7 +150,22 @@ class TrainerState:
         gradient is never divided itself. Waits for the devices once, or, after
         ``clip_global_norm``, which has waited, not at all; once for each Trainer that was named
         with this one.
+
+        Raises
+        ------
+        TrainerStateError
+            If MXNet is recording, or gradients are not those of a loss that was scaled for it.
+        PrecisionError
+            If the network was cast since ``init_trainer``, and the optimizer cannot update it.
         """
+        if autograd.is_recording():
+            raise TrainerStateError(
+                "trainer.step was called inside autograd.record, where MXNet allows no update; "
+                "call it after that block"
+            )
+        if not self.is_checked:  # the network was cast after init_trainer
+            check_weights(self.trainer, (rounding_of(self.trainer) or NEAREST).way)
+            self.is_checked = True
         self.gradients.flags.use()
         trained = gluon_trainer.trained(parameters)
         factors = self._factors()
@@ -385,6 +401,7 @@ def attach(
         if isinstance(updater, RoundedUpdates):
             updater.rounding = rounding
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)
+    state.is_checked = True
     sum_unless_done = state.gradients.sum_unless_done
     gluon_trainer.put_before_reduction(trainer, lambda reduce: partial(sum_unless_done, reduce))
     gluon_trainer.set_loss_scaler(trainer, state)
@@ -398,7 +415,11 @@ def state_of(trainer: Any) -> TrainerState:
     ------
     TrainerStateError
         If ``init_trainer`` was never called on it.
+    TypeError
+        If it is not a Trainer.
     """
+    if not isinstance(trainer, gluon.Trainer):
+        raise TypeError(f"this takes a gluon.Trainer, received {type(trainer).__name__}")
     state = gluon_trainer.loss_scaler_of(trainer)
     if not isinstance(state, TrainerState):
         raise TrainerStateError(

@@ -1,18 +1,20 @@
-"""Findings about a Trainer's 16-bit weights: their FP32 masters, and what MXNet can compute.
+"""Findings about a Trainer of 16-bit weights: FP32 masters, loss scale, what MXNet can compute.
 
-Nothing here changes a Trainer. ``init_trainer`` raises or logs these findings, and
-:func:`mpgluon.diagnostics.check_training` reports them.
+Nothing here changes a Trainer. ``init_trainer``, or without it the first step, raises or logs these
+findings, and :func:`mpgluon.diagnostics.check_training` reports them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.errors import PrecisionError
 from mpgluon.findings import Finding, error, examples, ok, warning
+from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat, format_named
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.rounded_updates import NEAREST, grid_weights
 
@@ -23,7 +25,9 @@ from mxnet import gluon
 __all__ = [
     "check_weights",
     "float16_parameters",
+    "narrow_gradients",
     "obstacle_without_masters",
+    "on_loss_scale",
     "on_masters",
     "on_plain_cast",
     "plainly_cast",
@@ -46,6 +50,16 @@ def float16_parameters(parameters: Iterable[gluon.Parameter]) -> list[gluon.Para
 def plainly_cast(parameters: Iterable[gluon.Parameter]) -> list[gluon.Parameter]:
     """Return the float16 parameters that are in no network of ``cast_block``."""
     return [p for p in float16_parameters(parameters) if cast_of(p) is None]
+
+
+def narrow_gradients(parameters: Iterable[gluon.Parameter]) -> Optional[FloatFormat]:
+    """Return a format with less range than FP32 that gradients pass through, ``None`` without."""
+    parameters = list(parameters)
+    for network_cast in filter(None, dict.fromkeys(map(cast_of, parameters))):
+        fmt = format_named(network_cast.policy.compute_dtype)
+        if fmt.exponent_bits < FLOAT32.exponent_bits:
+            return fmt
+    return FLOAT16 if plainly_cast(parameters) else None
 
 
 def obstacle_without_masters(optimizer: mx.optimizer.Optimizer) -> Optional[str]:
@@ -96,6 +110,22 @@ def on_masters(trainer: gluon.Trainer, rounding: str) -> Iterator[Finding]:
             yield ok("masters", f"{counted} without any, updates rounded: {rounding}")
 
 
+def on_loss_scale(parameters: Iterable[gluon.Parameter]) -> Iterator[Finding]:
+    """Yield a finding if gradients that nothing scales pass through a format of little range."""
+    fmt = narrow_gradients(parameters)
+    if fmt is not None:
+        zero, subnormal = fmt.smallest_subnormal / 2, fmt.smallest_normal
+        yield warning(
+            "loss scale",
+            f"this Trainer has no loss scale, though gradients are {fmt}",
+            f"gradients below 2^{math.log2(zero):g} become 0, and those below "
+            f"2^{math.log2(subnormal):g} lose digits; a step with infinite ones is not skipped",
+            "call amp.init_trainer(trainer) right after making the Trainer, and "
+            'amp.scale_loss(loss, trainer) around backward; amp.init_trainer(trainer, "none") if '
+            "that is intended",
+        )
+
+
 def on_plain_cast(parameters: Iterable[gluon.Parameter], *, on_cpu: bool) -> Iterator[Finding]:
     """Yield a finding if parameters are float16 that ``cast_block`` did not make so."""
     plain = plainly_cast(parameters)
@@ -114,22 +144,24 @@ def on_plain_cast(parameters: Iterable[gluon.Parameter], *, on_cpu: bool) -> Ite
         )
 
 
-def check_weights(trainer: gluon.Trainer, rounding: str) -> None:
-    """Log warnings about masters, and ``net.cast("float16")`` on a CPU.
+def check_weights(trainer: gluon.Trainer, rounding: str, *, is_scaled: bool = True) -> None:
+    """Log one warning about masters, a missing loss scale, and ``net.cast("float16")`` on a CPU.
 
     Raises
     ------
     PrecisionError
         If the optimizer cannot work without masters.
     """
+    parameters = gluon_trainer.parameters_of(trainer)
     findings = list(on_masters(trainer, rounding))
     for finding in findings:
         if finding.level == "error":
             raise PrecisionError(finding.sentence)
+    if not is_scaled:
+        findings += on_loss_scale(parameters)
     if any(device.device_type == "cpu" for device in gluon_trainer.devices_of(trainer)):
-        parameters = gluon_trainer.parameters_of(trainer)
         trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
         findings += on_plain_cast(trained, on_cpu=True)
-    for finding in findings:
-        if finding.level != "ok":
-            _logger.warning("%s", finding.sentence)
+    sentences = [finding.sentence for finding in findings if finding.level != "ok"]
+    if sentences:
+        _logger.warning("%s", "\n".join(sentences))

@@ -44,13 +44,14 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+sys.path.append("..")  # recipes/ is beside this folder
 
 import mpgluon
 from mpgluon.diagnostics import alignment_report, check_machine
 from mpgluon.graph.description import trace
 from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon.tools.timing import interleave, quartiles, ratios
 
 import matplotlib.pyplot as plt
 import mxnet as mx
@@ -58,7 +59,6 @@ import numpy as np
 from mxnet import autograd, gluon, profiler
 from mxnet.gluon.model_zoo import vision
 
-from benchmarks.timing import interleave, quartiles, ratios
 from recipes.data import list_images, render_shapes
 from recipes.data.loaders import train_loader
 from teaching import check

@@ -20,10 +20,7 @@ __all__ = ["TrainingConfig"]
 
 
 def _check_dtype(dtype: str) -> None:
-    try:
-        Policy.parse(_policy_name(dtype, amp=False))
-    except ValueError as error:
-        raise ValueError(f"dtype is float32, float16 or bfloat16, or a policy: {error}") from None
+    Policy.parse(_policy_name(dtype, amp=False))
 
 
 def _policy_name(dtype: str, *, amp: bool) -> str:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import mpgluon
 from mpgluon import amp
+from mpgluon.diagnostics import OverflowLocator
 
 import mxnet as mx
 import numpy as np
@@ -92,6 +93,59 @@ def test_a_layer_that_overflows_is_named_in_that_step_alone(how, hybridize):
     step(net, trainer)
     assert not amp.step_flags(trainer)
     assert not amp.step_was_skipped(trainer)
+
+
+class Times(nn.HybridBlock):
+    """Multiplies what it receives by a number."""
+
+    def hybrid_forward(self, F, x):
+        return x * 2.0**15
+
+
+class Logarithm(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.log(-F.abs(x) - 1)
+
+
+@SIXTEEN
+@BOTH
+def test_a_product_with_a_number_that_overflows_is_named(how, hybridize):
+    first, last = nn.Dense(8, in_units=3 * 8 * 8), nn.Dense(5, in_units=8)
+    net = in_sequence(first, Times(prefix="times_"), last)
+    net.initialize(mx.init.Xavier())
+    CASTS[how](net)
+    net.hybridize(hybridize)
+    trainer = trainer_of(net)
+    step(net, trainer, 8.0)
+    assert amp.step_was_skipped(trainer)
+    assert raised(trainer)["times"] == "overflow"
+    assert amp.step_flags(trainer).first("forward").layer == "times"
+
+
+def test_a_nan_that_an_imperative_run_does_not_note_is_explained():
+    net = in_sequence(Logarithm(prefix="log_"), nn.Dense(5, in_units=3 * 8 * 8, prefix="last_"))
+    net.initialize(mx.init.Xavier())
+    mpgluon.cast_block(net)
+    trainer = trainer_of(net)
+    step(net, trainer)
+    assert amp.step_was_skipped(trainer)
+    text = str(amp.step_flags(trainer))
+    assert "no layer raised a flag; the step was skipped nevertheless" in text
+    assert "ran imperatively, without net.hybridize(), where a NaN is not noted" in text
+    assert not amp.step_flags(trainer)
+    locator = OverflowLocator(net, trainer)  # as the text advises
+    step(net, trainer)
+    assert locator.report.block == "log"
+
+
+def test_a_step_that_another_cause_skipped_is_explained():
+    net = make(hybridize=True)
+    trainer = trainer_of(net)
+    with autograd.record():
+        backward((net(mx.nd.ones((4, 3, 8, 8))) + np.nan).sum(), trainer)
+    trainer.step(4)
+    assert amp.step_was_skipped(trainer)
+    assert "the loss, the input, or an operator that rounds nothing" in str(amp.step_flags(trainer))
 
 
 @SIXTEEN

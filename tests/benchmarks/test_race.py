@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+from mpgluon.tools.timing import Quartiles
+
 import pytest
 
 from benchmarks import contestant as contestant_module
 from benchmarks.contestant import Contestant
 from benchmarks.race import Case, CaseResult, Conditions, Result, race
-from benchmarks.timing import Quartiles
 
 TINY = str(Path(__file__).with_name("tiny_contestants.py"))
 ONCE = Conditions(threads=1, rounds=1, warm_up=0, limit_s=60)

@@ -208,7 +208,7 @@ def test_check_network_names_the_operator_and_the_block_of_a_number_beyond_the_r
     WAYS[way](net)
     report = check_network(net, [SCORES.shape, MASK.shape])
     (finding,) = report.at_level("warning")
-    assert f"_mul_scalar in {net.name} writes -1e+18 into float16" in finding.what
+    assert f"broadcast_mul in {net.name} writes -1e+18 into float16" in finding.what
     assert "65504" in finding.why
     assert "-inf" in finding.why
     assert "-10000" in finding.fix

@@ -51,10 +51,15 @@ def test_without_a_command_the_commands_are_listed(capsys):
     [
         ("mine:", "like package.module:function, without .py and without arguments; received"),
         ("mine.py:small", "for this file, mine:small"),
+        ("mine", "received 'mine'; choose a function of this module: mine:small, mine:two, "),
+        ("mine.py", "received 'mine.py'; choose a function of this module: mine:small, mine:two, "),
+        ("./mine.py", "choose a function of this module: mine:small, mine:two, "),
+        ("absent.py", "for this file, absent:function"),
         ("nowhere:small", "there is no module 'nowhere' in "),
         ("mine.below:small", "there is no module 'mine.below' in "),
         ("unimportable:net", "importing unimportable failed: No module named 'nothing_of_that"),
         ("mine:better", "mine.py has no function 'better'; write one that returns "),
+        ("mine:better", "; it has mine:small, mine:two, mine:with_batch, mine:dense, mine:good, …"),
         ("mine:value", "has no function 'value'"),
         ("mine:with_argument", "mine:with_argument must take no arguments: missing a required"),
         ("mine:broken", "was called and failed: ZeroDivisionError: division by zero ("),
@@ -73,6 +78,29 @@ def test_a_network_that_takes_other_input_is_refused_with_the_option(refused, co
     assert "Give --input-shape, once for each input" in refused(command, "mine:two")
     said = refused(command, "mine:two", "--input-shape=2,3")
     assert "the network does not work on input of shape (2, 3)" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--class-names names.txt cannot be read: No such file or directory; it is a text"),
+        (b"\xff\xfe", "--class-names names.txt is not text in UTF-8"),
+        (b"", "--class-names names.txt has no name in line 1"),
+        (b"cat\n \ndog\n", "--class-names names.txt has no name in line 2"),
+    ],
+)
+@pytest.mark.parametrize("command", ["export", "serve", "diagnose"])
+def test_a_file_of_names_that_cannot_be_used_is_named(refused, folder, command, content, message):
+    if content is not None:
+        (folder / "names.txt").write_bytes(content)
+    arguments = [command, "mine:small", "--image-size=8", "--class-names=names.txt"]
+    assert message in refused(*arguments, *LAST[command])
+
+
+def test_a_report_that_cannot_be_written_says_where(refused):
+    options = ("--image-size=8", "--batch-size=2", "--output=absent/report.html")
+    said = refused("diagnose", "mine:small", *options)
+    assert "cannot write absent/report.html: No such file or directory; choose a folder" in said
 
 
 @pytest.mark.parametrize("text", ["0,3", "a", "3;4", ""])
@@ -144,3 +172,9 @@ def test_ctrl_c_ends_a_command_without_a_traceback(started, folder):
     (folder / "slow.py").write_text("def net():\n    raise KeyboardInterrupt\n")
     done = started("bench", "slow:net")
     assert (done.returncode, done.stderr) == (130, "stopped\n")
+
+
+def test_a_file_with_the_name_of_a_network_in_mxnet_does_not_hide_it(printed, folder):
+    options = ("--image-size=32", "--classes=3", "--batch-size=1", "--rounds=1", "--no-memory")
+    (folder / "resnet18_v1.py").write_text("def net():\n    pass\n")
+    assert "resnet18_v1: a training step" in printed("bench", "resnet18_v1", *options)

@@ -31,8 +31,9 @@ def test_a_machine_with_an_error_gives_status_1(printed, monkeypatch):
     facts = MachineFacts(python=(3, 11), import_error="ImportError: No module named 'mxnet'")
     monkeypatch.setattr(machine, "gather", lambda: facts)
     printed("doctor", status=1)
-    said = printed("doctor", "--network=mine:good", status=1)
-    assert "mine:good was not looked at: that needs MXNet." in said
+    for arguments in (["mine:good"], ["--network=mine:good"]):
+        said = printed("doctor", *arguments, status=1)
+        assert "mine:good was not looked at: that needs MXNet." in said
 
 
 @pytest.mark.usefixtures("_healthy")
@@ -45,7 +46,7 @@ def test_a_machine_with_an_error_gives_status_1(printed, monkeypatch):
     ],
 )
 def test_a_network_is_checked_as_far_as_it_is_given(printed, function, status, said):
-    output = printed("doctor", "--network", f"mine:{function}", status=status)
+    output = printed("doctor", f"mine:{function}", status=status)
     assert said in output
     assert max(map(len, output.splitlines())) <= 80
 
@@ -55,6 +56,7 @@ def test_a_network_is_checked_as_far_as_it_is_given(printed, function, status, s
     ("network", "message"),
     [
         ("", "like package.module:function"),
+        ("mine", "received 'mine'; choose a function of this module: mine:small, mine:two, "),
         ("nowhere:good", "there is no module 'nowhere'"),
         ("mine:better", "has no function 'better'; write one that returns a network, or (net, tr"),
         ("mine:broken", "was called and failed: ZeroDivisionError: division by zero ("),
@@ -63,13 +65,13 @@ def test_a_network_is_checked_as_far_as_it_is_given(printed, function, status, s
     ],
 )
 def test_a_wrong_command_line_gives_status_2_and_one_line(refused, network, message):
-    assert message in refused("doctor", "--network", network)
+    assert message in refused("doctor", network)
 
 
 @pytest.mark.multiprocess
 def test_it_works_where_mxnet_cannot_be_imported(started, folder):
     (folder / "libmxnet.so").write_bytes(b"")  # found before the real one
-    command = ("doctor", "--network", "mine:good")
+    command = ("doctor", "mine:good")
     done = started(*command, module="mpgluon_command", LD_LIBRARY_PATH=str(folder))
     assert (done.returncode, done.stderr) == (1, "")
     assert "cannot be imported: OSError" in done.stdout
@@ -83,7 +85,7 @@ def test_it_works_where_mxnet_cannot_be_imported(started, folder):
 
 @pytest.mark.multiprocess
 def test_it_looks_at_this_machine_and_at_a_network_in_the_current_folder(started):
-    done = started("doctor", "--network", "mine:good")
+    done = started("doctor", "mine:good")
     assert done.returncode in (0, 1), done.stderr
     assert "parameters float16, computation float16" in done.stdout
     assert done.stdout.startswith("This machine\n")

@@ -99,6 +99,17 @@ def in_place(place, monkeypatch):
     sys.modules.pop("served_network", None)
 
 
+def test_a_port_in_use_and_another_machines_address_are_named_with_the_option(refused):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("serve", "nothing:at_all", f"--port={port}")
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
+    assert said.endswith("choose another --port, such as 0 for any free one\n")
+    said = refused("serve", "nothing:at_all", "--host=192.0.2.1", "--port=0")
+    assert "cannot listen on 192.0.2.1:0: Cannot assign requested address" in said
+    assert said.endswith("choose another --host, an address of this machine\n")
+
+
 # Without a browser and without a socket
 
 

@@ -94,7 +94,7 @@ def test_every_other_combination_of_formats_is_refused(formats):
 @pytest.mark.parametrize("value", ["half", "float64", "", None, 16])
 def test_an_unknown_format_is_refused_with_the_place_and_the_choice(field, value):
     formats = {"param_dtype": "float32", "compute_dtype": "float32", "output_dtype": "float32"}
-    with pytest.raises(ValueError, match=rf"^{field} must be one of float32, .*{value!r}$"):
+    with pytest.raises(ValueError, match=rf"^{field} must be one of float32, .*{value!r}"):
         Policy(**{**formats, field: value})
 
 
@@ -148,14 +148,29 @@ def test_16_bit_parameters_for_another_computation_are_refused_with_advice(param
 )
 def test_other_texts_are_refused_with_both_forms(text):
     with pytest.raises(
-        ValueError, match=r"a policy is one of float32, float16, .*params="
+        ValueError, match=r"[.?] A policy is one of float32, float16, .*params="
     ) as error:
         Policy.parse(text)
-    assert str(error.value).endswith(f"received {text!r}")
+    assert str(error.value).startswith(f"received {text!r}, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        *(("float12", "'float16'"), ("Float16", "'float16'"), ("fp61", "'fp16'")),
+        ("fp16", "'float16'"),
+        *(("mixed_float17", "'mixed_float16'"), ("float8_e4m3", "'compute=float8_e4m3'")),
+        ("params=float32,comput=float16", "'compute'"),
+        ("params=float32,compute=float12", "'float16'"),
+    ],
+)
+def test_a_misspelt_policy_is_refused_with_the_closest_name(text, meant):
+    with pytest.raises(ValueError, match=f"did you mean .*{meant}"):
+        Policy.parse(text)
 
 
 def test_the_refusal_names_every_policy_that_there_is():
-    with pytest.raises(ValueError, match="a policy is one of") as error:
+    with pytest.raises(ValueError, match="A policy is one of") as error:
         Policy.parse("?")
     assert all(name in str(error.value) for name in NAMES)
 

@@ -60,7 +60,7 @@ INTERNAL = {
     "mpgluon.tools",
     "recipes.data.augment",
     "recipes.data.shapes",
-    "benchmarks.timing",
+    "mpgluon.tools.timing",
 }
 
 

@@ -151,3 +151,87 @@ def test_net_cast_on_a_cpu_is_warned_of_before_mxnet_refuses(warnings_of):
     assert "mpgluon.cast_block(net)" in message
     with pytest.raises(MXNetError, match="float16 fully connected layer"):
         net(mx.nd.ones((1, 3), dtype="float16")).asnumpy()
+
+
+NO_MASTERS = "SGD updates 2 float16 weights without FP32 masters"
+NO_LOSS_SCALE = "this Trainer has no loss scale, though gradients are float16"
+
+
+def plain_steps(net, trainer, count=2):
+    """Train as a loop in plain Gluon does."""
+    for _ in range(count):
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(mx.nd.ones((2, 3))), mx.nd.zeros((2, 2)))
+        loss.backward()
+        trainer.step(2)
+
+
+@pytest.mark.parametrize("trainer_first", [False, True])
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")
+def test_a_loop_with_the_cast_alone_logs_once_what_it_lacks(trainer_first, hybridize, warnings_of):
+    net = make_net(cast=False)
+    arguments = (net.collect_params(), "sgd", {"learning_rate": 0.1})
+    trainer = gluon.Trainer(*arguments) if trainer_first else None
+    mpgluon.cast_block(net)
+    if hybridize:
+        net.hybridize()
+    plain_steps(net, trainer or gluon.Trainer(*arguments))
+    (message,) = warnings_of.messages
+    masters, loss_scale = message.splitlines()
+    assert masters.startswith(NO_MASTERS)
+    assert "multi_precision=True" in masters
+    assert loss_scale.startswith(NO_LOSS_SCALE)
+    assert "call amp.init_trainer(trainer)" in loss_scale
+
+
+@pytest.mark.parametrize(
+    ("cast", "masters", "expected"),
+    [
+        (mpgluon.cast_block, True, [NO_LOSS_SCALE]),
+        (amp.autocast, False, [NO_LOSS_SCALE]),
+        (lambda net: amp.autocast(net, "bfloat16"), False, []),
+        (lambda net: mpgluon.cast_block(net, "bfloat16"), True, []),
+        (type, False, []),  # not cast
+    ],
+)
+def test_a_loop_without_init_trainer_logs_only_what_its_format_needs(
+    cast, masters, expected, warnings_of
+):
+    net = make_net(cast=False)
+    cast(net)
+    options = {"multi_precision": masters}
+    plain_steps(net, gluon.Trainer(net.collect_params(), "sgd", options))
+    assert [message[: len(NO_LOSS_SCALE)] for message in warnings_of.messages] == expected
+
+
+def test_a_loop_that_renounced_a_loss_scale_logs_nothing(warnings_of):
+    net = make_net()
+    plain_steps(net, begin(net, loss_scale="none", multi_precision=True))
+    assert warnings_of.messages == []
+
+
+@pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")
+def test_an_optimizer_that_makes_nan_of_float16_weights_is_refused_without_init_trainer_too():
+    net = make_net()
+    before = [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+    with pytest.raises(PrecisionError, match=r"Adam updates 2 float16 weights.*multi_precision"):
+        plain_steps(net, gluon.Trainer(net.collect_params(), "adam"))
+    after = [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+    assert all(map(np.array_equal, before, after))
+
+
+@pytest.mark.parametrize("multi_precision", [True, False])
+@pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")
+def test_a_trainer_from_before_the_cast_trains_as_one_from_after_it(multi_precision):
+    weights = []
+    for trainer_first in (True, False):
+        mx.random.seed(0)
+        net = make_net(cast=False)
+        arguments = (net.collect_params(), "sgd", {"multi_precision": multi_precision})
+        trainer = gluon.Trainer(*arguments) if trainer_first else None
+        mpgluon.cast_block(net)
+        plain_steps(net, trainer or gluon.Trainer(*arguments))
+        mpgluon.restore(net)
+        weights.append([p.data().asnumpy() for p in net.collect_params().values()])
+    assert all(map(np.array_equal, *weights))

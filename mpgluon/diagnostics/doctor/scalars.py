@@ -12,7 +12,7 @@ from typing import Optional
 
 from mpgluon.findings import Finding, ok, warning
 from mpgluon.graph.nodes import Graph, Node
-from mpgluon.graph.operators import facts_in_graph
+from mpgluon.graph.operators import facts_in_graph, name_in_f
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def scalars(graph: Graph) -> Iterator[Finding]:
             has_finding = True
             yield warning(
                 "scalar",
-                f"{node.operator} in {node.layer} writes {written:g} into float16",
+                f"{name_in_f(node.operator)} in {node.layer} writes {written:g} into float16",
                 f"float16 ends at {_LARGEST:g}, so it becomes {math.copysign(math.inf, written)}; "
                 "a softmax over a fully masked row is then NaN, and so is "
                 "infinity times zero",

@@ -21,10 +21,11 @@ from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.trainer.master_keeper import MasterKeeper
 from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.masters import MasterWeights
 from mpgluon.updates.rounded_updates import NEAREST, rounding_of
 from mpgluon.updates.weight_findings import (
     float16_parameters,
+    narrow_gradients,
+    on_loss_scale,
     on_masters,
     on_plain_cast,
     plainly_cast,
@@ -105,9 +106,8 @@ class _Training:
 
     @property
     def computes_float16(self) -> bool:
-        """Whether gradients pass through float16, where small ones become zero."""
-        by_policy = self.cast is not None and self.cast.policy.compute_dtype == "float16"
-        return by_policy or bool(self.plain)
+        """Whether gradients pass through float16, or less, where small ones become zero."""
+        return narrow_gradients(self.parameters) is not None
 
     @property
     def scaler(self) -> Any:
@@ -203,24 +203,7 @@ class _Training:
 
     def masters(self) -> Iterator[Finding]:
         rounding = rounding_of(self.trainer) or NEAREST
-        keeps_masters = isinstance(gluon_trainer.loss_scaler_of(self.trainer), MasterKeeper) or any(
-            isinstance(one, MasterWeights) for one in gluon_trainer.updaters_of(self.trainer)
-        )
-        for finding in on_masters(self.trainer, rounding.way):
-            if (
-                finding.level == "ok"
-                and self.cast is not None
-                and self.cast.policy.param_dtype == "float16"
-                and not keeps_masters
-            ):
-                yield warning(
-                    "masters",
-                    "the Trainer was made before the network was cast",
-                    "it has MXNet's own masters, which begin with weights that are rounded already",
-                    "make the Trainer after mpgluon.cast_block, or call amp.init_trainer(trainer)",
-                )
-            else:
-                yield finding
+        yield from on_masters(self.trainer, rounding.way)
 
     def loss_scale(self) -> Iterator[Finding]:
         scaler = self.scaler
@@ -234,13 +217,7 @@ class _Training:
                 "amp.init_trainer(trainer)",
             )
         elif scaler is None and self.computes_float16:
-            yield warning(
-                "loss scale",
-                "none, though gradients are float16",
-                "gradients below 2^-25 (3e-8) become 0, and those below 2^-14 lose digits; a step "
-                "with infinite ones is not skipped",
-                "amp.init_trainer(trainer), and amp.scale_loss around backward",
-            )
+            yield from on_loss_scale(self.parameters)
         elif scaler is None:
             yield ok("loss scale", "none, and none is needed")
         elif isinstance(scaler, TrainerState):

@@ -1,6 +1,6 @@
-"""Check this machine for mixed precision, and with --network a network before its training.
+"""Check this machine for mixed precision, and a network before its training if one is named.
 
-    mpgluon doctor --network train:build
+    mpgluon doctor train:build
 
 The function takes no arguments and returns a network, or (net, trainer), or (net, trainer, labels).
 """
@@ -23,8 +23,13 @@ _RETURNS = "a network, or (net, trainer), or (net, trainer, labels)"
 def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
     """Add the options of the command."""
     parser.add_argument(
-        "--network", metavar="MODULE:FUNCTION", help="a function that returns the network"
+        "network",
+        nargs="?",
+        default=argparse.SUPPRESS,  # the option's, which was the only way once
+        metavar="module:function",
+        help="a function that returns the network",
     )
+    parser.add_argument("--network", help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace, door: Door) -> int:

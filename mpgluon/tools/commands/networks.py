@@ -13,9 +13,9 @@ from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.graph.description import trace
 from mpgluon.tools.commands import Door
-from mpgluon.tools.named_code import call_named
+from mpgluon.tools.named_code import call_named, file_of
 from mpgluon.tools.parameter_files import load_parameter_file
-from mpgluon.tools.zoo import build_network
+from mpgluon.tools.zoo import build_network, is_in_mxnet
 
 import mxnet as mx
 from mxnet import gluon
@@ -62,7 +62,7 @@ def one_device(text: str) -> mx.Context:
     ValueError, PrecisionError
         If it is not one device that MXNet sees.
     """
-    devices = parse_devices(text)
+    devices = parse_devices(text, "--device")
     if len(devices) > 1:
         raise ValueError(f"--device takes one device, received {text!r}")
     return devices[0]
@@ -100,8 +100,8 @@ def open_network(
     name, parameters = options.network, getattr(options, "parameters", None)
     names = _class_names(getattr(options, "class_names", None))
     classes = len(names) if names else options.classes
-    batch = None
-    if ":" in name:
+    batch, is_code = None, _is_code(name)
+    if is_code:
         net, batch = _from_function(name)
         about = [f"{type(net).__name__} from {name}."]
         if batch is not None:
@@ -124,13 +124,36 @@ def open_network(
                 "it"
             )
         about.append(f"Parameters from {parameters}.")
-    elif ":" not in name:
+    elif not is_code:
         about.append("Weights as they were drawn: an untrained network.")
     return OpenedNetwork(net, name, about, options.image_size, names, batch)
 
 
+def _is_code(name: str) -> bool:
+    """Whether a name is that of a function, or a module's whose function was left out."""
+    is_module = name.endswith(".py") or file_of(name) is not None
+    return ":" in name or (is_module and not is_in_mxnet(name))
+
+
 def _class_names(path: Optional[str]) -> Optional[tuple[str, ...]]:
-    return tuple(Path(path).read_text("utf-8").splitlines()) if path else None
+    if not path:
+        return None
+    try:
+        names = Path(path).read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(
+            f"--class-names {path} cannot be read: {error.strerror}; it is a text file with one "
+            "name in each line"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--class-names {path} is not text in UTF-8: {error}") from error
+    empty = next((number for number, name in enumerate(names, 1) if not name.strip()), 0)
+    if empty or not names:
+        raise ValueError(
+            f"--class-names {path} has no name in line {empty or 1}; each line is the name of a "
+            "category, in the order of the network's outputs"
+        )
+    return tuple(names)
 
 
 def _from_function(name: str) -> tuple[gluon.HybridBlock, Optional[Batch]]:

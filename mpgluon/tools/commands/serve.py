@@ -11,7 +11,9 @@ sent is kept.
 from __future__ import annotations
 
 import argparse
+import errno
 import ipaddress
+import os
 import socket
 import sys
 
@@ -47,6 +49,32 @@ def run(options: argparse.Namespace, door: Door) -> int:
     """Open the network, and serve until Ctrl-C."""
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to 65535, received {options.port}")
+    with _listening(str(options.host), options.port) as listening:
+        _serve(options, door, listening)
+    return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket at an address, before the network is opened, which takes longer.
+
+    Raises
+    ------
+    ValueError
+        If the address cannot be used.
+    """
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        option = "--host, an address of this machine"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            option = "--port, such as 0 for any free one"
+        raise ValueError(
+            f"cannot listen on {host}:{port}: {reason}; choose another {option}"
+        ) from error
+
+
+def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) -> None:
     door.import_all_of_mpgluon()
     from mpgluon.tools.commands.networks import example_batch, open_network
     from mpgluon.tools.serving import page
@@ -65,7 +93,6 @@ def run(options: argparse.Namespace, door: Door) -> int:
         show("the network in each format")
         dtypes = options.dtype or ["float16", "bfloat16"]
         classifier = Classifier(opened.net, classes, image_size=size, dtype=dtypes)
-    listening = socket.create_server((str(options.host), options.port))
     local = options.host.is_loopback
     app = page.create_app(
         classifier,
@@ -74,15 +101,13 @@ def run(options: argparse.Namespace, door: Door) -> int:
         # Against DNS rebinding: another site's name that resolves to this machine's address.
         trusted_hosts=[str(options.host), "localhost"] if local else None,
     )
-    with listening:
-        if not local:
-            print(
-                f"warning: anyone who can reach {options.host} can use this page; there is no "
-                "password and no encryption",
-                file=sys.stderr,
-            )
-        host, port = listening.getsockname()
-        print(f"{opened.name}: {' '.join(opened.about)}")
-        print(f"http://{host}:{port}/ (Ctrl-C ends it)", flush=True)
-        page.run_server(app, listening)
-    return 0
+    if not local:
+        print(
+            f"warning: anyone who can reach {options.host} can use this page; there is no "
+            "password and no encryption",
+            file=sys.stderr,
+        )
+    host, port = listening.getsockname()
+    print(f"{opened.name}: {' '.join(opened.about)}")
+    print(f"http://{host}:{port}/ (Ctrl-C ends it)", flush=True)
+    page.run_server(app, listening)

@@ -41,7 +41,7 @@ __all__ = [
 Convert = Callable[[Array], Array]
 Format = Union[str, FloatFormat]
 
-_SYMBOL_DTYPES = ("float32", "float16", "bfloat16")
+_SYMBOL_DTYPES = ("float32", "float16", "bfloat16", "bool", "int32", "int64")
 
 
 class _EqualToNDArray(type):

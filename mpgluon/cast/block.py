@@ -345,7 +345,7 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
     if parameter._data is None or parameter._stype != "default":
         return
     for array in parameter.list_data():
-        if array.context.device_type == "cpu":
+        if array.ctx.device_type == "cpu":
             # Reading the address puts the values in order. All operators that use them must have
             # ended: else MXNet allocates them a second time, or changes their layout in between.
             check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))

@@ -30,8 +30,10 @@ from mpgluon.cast.arrays import (
 )
 from mpgluon.cast.calls import at_work
 from mpgluon.cast.copies import make_copyable, make_uncopyable
+from mpgluon.cast.dispatch import FP32_OPERATORS, governed, ungoverned
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
+from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.plan import BlockPlan, is_hybrid
 from mpgluon.cast.stand_in import (
     Fp32Namespace,
@@ -150,12 +152,15 @@ class PolicyForward:
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about: dict[str, Any] = {}
+        in_numpy = self._in_numpy_interface()
+        if in_numpy:
+            args, kwargs = as_nd(args), {name: as_nd(kwargs[name]) for name in kwargs}
         if self.histories is not None:
             about["histories"] = self.histories.in_turn()
         if self.kept or self.plan.is_beyond_reach:
             args = convert_arrays(args, widen)
             kwargs = {n: convert_arrays(self._with_dtype(n, v), widen) for n, v in kwargs.items()}
-            if args and args[0] is mx.nd:
+            if args and args[0] is mx.nd and not in_numpy:
                 args = (Fp32Namespace(mx.nd), *args[1:])
         elif self.method == "hybrid_forward":
             inputs = args[1:]
@@ -163,11 +168,16 @@ class PolicyForward:
                 inputs = self._with_traced_formats(inputs)
                 names = [symbol.name for symbol in arrays_in(inputs)]
                 about["input_formats"] = dict(zip(names, self.traced_formats or ()))
-            args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
+            namespace = args[0] if in_numpy else self._stand_in(args[0])
+            args = (namespace, *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
         try:
             with at_work(rules=self.plan.rules, **about):
-                result = self.original(*args, **kwargs)
+                result = (
+                    self._run_in_numpy_interface(args, kwargs)
+                    if in_numpy
+                    else self.original(*args, **kwargs)
+                )
         except MXNetError as error:
             _explain(error, self.block)
             raise
@@ -187,13 +197,34 @@ class PolicyForward:
             symbols = arrays_in(result)
             self.output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]
         self.network_cast.layers.finished(self.block)
-        return result
+        return as_np(result) if in_numpy else result
+
+    def _in_numpy_interface(self) -> bool:
+        """Whether this call computes with MXNet's NumPy interface; raise if the cast did not."""
+        in_numpy = bool(mx.util.is_np_array())
+        if in_numpy != self.network_cast.in_numpy:
+            switched, call = ("on", "reset_np") if in_numpy else ("off", "set_np")
+            raise NumPyInterfaceError(
+                f"MXNet's NumPy interface was switched {switched} since {self.block.name} was "
+                f"cast; call mx.npx.{call}() before the network computes, or restore the "
+                "network and make a new one"
+            )
+        return in_numpy
+
+    def _run_in_numpy_interface(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the block's own method with arrays of the NumPy interface."""
+        arithmetic: Arithmetic = FP32_OPERATORS
+        if not (self.kept or self.plan.is_beyond_reach):
+            arithmetic = self._arithmetic(mx.current_context().device_type)
+        kwargs = {name: as_np(kwargs[name]) for name in kwargs}
+        with governed(arithmetic):
+            return as_nd(self.original(*as_np(args), **kwargs))
 
     def _as_output(self, array: Array) -> Array:
         """Return an array that leaves the network in the format that the policy says."""
         output_dtype = self.network_cast.policy.output_dtype
         if output_dtype == "float32" or isinstance(array, GridArray):
-            array = widen(array)
+            array = mark(widen(array), "float32")  # MXNet has no second cast of a single number
         return cast(array, output_dtype)
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
@@ -206,11 +237,18 @@ class PolicyForward:
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the block's own graph, traced for the formats of ``args``."""
         try:
-            with _TRACING:
+            with _TRACING, ungoverned():
                 output_formats = self._prepare_graph(args)
                 result = type(self.block)._call_cached_op(self.block, *args)
             # Its outputs are new objects, which may change their class.
-            return convert_arrays(result, lambda array: mark(array, next(output_formats)))
+            return convert_arrays(
+                result,
+                lambda array: (
+                    as_np(mark(as_nd(array), next(output_formats)))
+                    if is_numpy(array)
+                    else mark(array, next(output_formats))
+                ),
+            )
         except MXNetError as error:
             _explain(error, self.block)
             raise
@@ -234,7 +272,7 @@ class PolicyForward:
 
     def _build_graph(self, args: tuple[Any, ...]) -> None:
         """Build the block's own graph; on a CPU a faster one with the same bits that keeps NaN."""
-        block, device_type = self.block, arrays_in(args)[0].context.device_type
+        block, device_type = self.block, arrays_in(args)[0].ctx.device_type
         on_cpu = device_type == "cpu"
         if on_cpu:  # the network may have been on another device when it was cast
             kernels.load()
@@ -247,7 +285,8 @@ class PolicyForward:
 
         def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
             data, graph = type(block)._get_graph(block, *args)
-            graph = _without_inputs_as_results(graph)
+            in_numpy = is_numpy(graph)
+            graph = _without_inputs_as_results(graph.as_nd_ndarray())
             formats = iter(self.traced_formats or ())
             dtypes: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
             dtypes |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
@@ -256,7 +295,8 @@ class PolicyForward:
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
                 block._flags = [flag for flag in flags if not flag[0].startswith("static")]
-            return data, keep_nan_in(graph) if on_cpu else graph
+            graph = keep_nan_in(graph) if on_cpu else graph
+            return data, graph.as_np_ndarray() if in_numpy else graph
 
         flags = block._flags
         block._get_graph = rewritten  # while Gluon compiles the graph

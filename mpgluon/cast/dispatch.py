@@ -1,0 +1,236 @@
+"""Operators of a cast network that are called in another way than through its ``F``.
+
+Each function of ``mx.np`` and ``mx.npx``, and each method of their arrays and symbols, ends in one
+of two functions of MXNet, which receive an operator and its operands. While a block of a cast
+network computes with MXNet's NumPy interface, these two follow the operator table, in the thread
+that computes; afterwards they are MXNet's again.
+
+The arithmetic itself is that of ``mx.nd``: operands are taken out of the NumPy interface without a
+copy, and results are put back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Optional
+
+from mpgluon.cast.arithmetic import Arithmetic
+from mpgluon.cast.arrays import mark
+from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work
+from mpgluon.cast.numpy_arrays import as_nd, as_np
+from mpgluon.errors import PrecisionError
+from mpgluon.graph.nan import KEPT_NAN, keeping_nan
+from mpgluon.graph.operators import Rule, dtype_in_numpy, name_in_f, one_name, rule_of
+from mpgluon.kernels.dtypes import cast, dtype_name
+
+import mxnet as mx
+import mxnet.ndarray.numpy._op as numpy_functions
+from mxnet.base import _LIB, check_call
+from mxnet.ndarray import register as array_register
+from mxnet.ndarray.register import _imperative_invoke
+from mxnet.symbol import Symbol
+from mxnet.symbol import register as symbol_register
+from mxnet.symbol.register import _symbol_creator
+
+__all__ = ["FP32_OPERATORS", "governed", "operator_names", "ungoverned"]
+
+# Called as functions of F with their options, since a native operator may take their place.
+_BY_FUNCTION = frozenset({"Convolution", "FullyConnected", "batch_dot", *KEPT_NAN})
+# Write their operands, or a part of them, to an array, in its format.
+_WRITING = frozenset({"_copyto", "_slice_assign", "_scatter_set_nd"})
+_LOOPS = frozenset({"_foreach", "_while_loop", "_cond"})
+_numpy_library = numpy_functions._api_internal  # another door, of one operator
+_tensordot = _numpy_library.tensordot
+
+
+class _Fp32Operators(Arithmetic):
+    """MXNet's operators as they are, for a block that is kept in FP32."""
+
+    def compute(self, call: OperatorCall) -> Any:
+        return mark(call.run(), None)
+
+    normalize = follow = move = compute
+
+    def apply(self, _rule: Rule, call: OperatorCall) -> Any:
+        """Run a call, whatever the rule."""
+        return self.compute(call)
+
+
+FP32_OPERATORS = _Fp32Operators()
+"""For a block of a cast network that computes in FP32: its operators keep NaN."""
+
+
+@contextmanager
+def governed(arithmetic: Arithmetic) -> Iterator[None]:
+    """Let operators of this thread follow the operator table in an arithmetic."""
+    with _INSTALLED, at_work(arithmetic=arithmetic):
+        yield
+
+
+def ungoverned() -> Any:
+    """Let operators of this thread be MXNet's own, inside of :func:`governed`."""
+    return at_work(arithmetic=None)
+
+
+class _Installed:
+    """The exchange of MXNet's two functions, while at least one thread needs it."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                array_register._imperative_invoke = _invoke
+                symbol_register._symbol_creator = _create
+                _numpy_library.tensordot = _tensordot_of_arrays
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                array_register._imperative_invoke = _imperative_invoke
+                symbol_register._symbol_creator = _symbol_creator
+                _numpy_library.tensordot = _tensordot
+
+
+_INSTALLED = _Installed()
+
+
+@cache
+def operator_names() -> dict[int, str]:
+    """Return the names of MXNet's operators in a graph, by their handles."""
+    count, texts = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
+    check_call(_LIB.MXListAllOpNames(ctypes.byref(count), ctypes.byref(texts)))
+    names = {}
+    for text in texts[: count.value]:
+        handle, name = ctypes.c_void_p(), ctypes.c_char_p()
+        check_call(_LIB.NNGetOpHandle(text, ctypes.byref(handle)))
+        check_call(_LIB.MXSymbolGetAtomicSymbolName(handle, ctypes.byref(name)))
+        names[handle.value or 0] = (name.value or b"").decode()
+    return names
+
+
+def _name(handle: int) -> str:
+    names = operator_names()
+    if handle not in names:  # of a library that was loaded since
+        operator_names.cache_clear()
+        names = operator_names()
+    return names[handle]
+
+
+def _invoke(
+    handle: int,
+    arrays: Sequence[Any],
+    keys: Sequence[str],
+    values: Sequence[Any],
+    out: Any,
+    is_numpy: bool,
+    returns_list: bool,
+) -> Any:
+    """Run an operator on arrays, in the place of MXNet's function."""
+    arithmetic = vars(AT_WORK).get("arithmetic")
+    if arithmetic is None or not arrays or not is_numpy:
+        return _imperative_invoke(handle, arrays, keys, values, out, is_numpy, returns_list)
+
+    def run(*operands: Any, **_: Any) -> Any:
+        return _imperative_invoke(handle, operands, keys, values, None, False, returns_list)
+
+    name, options = _name(handle), dict(zip(keys, values))
+    if out is not None and name in _WRITING:
+        with ungoverned():
+            operands = [cast(array, str(dtype_name(out))) for array in as_nd(arrays)]
+            _imperative_invoke(handle, operands, keys, values, out, False, False)
+        if name == "_copyto" and type(out) is mx.np.ndarray:
+            out.__class__ = type(arrays[0])
+        return out
+    result = _apply(arithmetic, name, mx.nd, run, as_nd(arrays), {}, options)
+    if out is None:
+        return as_np(result)
+    for target, value in zip(_as_list(out), _as_list(result)):
+        with ungoverned():
+            target[:] = as_np(value).astype(target.dtype)
+    return out
+
+
+def _create(
+    handle: int,
+    args: Optional[Sequence[Any]],
+    operands: dict[str, Any],
+    keys: Sequence[str],
+    values: Sequence[Any],
+    name: str,
+    is_numpy: bool,
+    returns_list: bool = False,
+) -> Any:
+    """Make the symbol of an operator, in the place of MXNet's function."""
+    arithmetic = vars(AT_WORK).get("arithmetic")
+    if arithmetic is None or not (args or operands) or not is_numpy:
+        return _symbol_creator(handle, args, operands, keys, values, name, is_numpy, returns_list)
+
+    def run(*args: Any, **operands: Any) -> Any:
+        return _symbol_creator(handle, args, operands, keys, values, name, False, returns_list)
+
+    operator = _name(handle)
+    if operator in _LOOPS:
+        raise PrecisionError(
+            f"{name} is a loop or a branch of MXNet's NumPy interface, which a hybridized cast "
+            "network cannot contain; do not hybridize its block, or keep it in FP32 with keep_fp32"
+        )
+    options = {**dict(zip(keys, values)), "name": name}
+    legacy = {key: as_nd(operand) for key, operand in operands.items()}
+    result = as_np(_apply(arithmetic, operator, mx.sym, run, as_nd(args or ()), legacy, options))
+    return [result] if returns_list and not isinstance(result, list) else result
+
+
+def _tensordot_of_arrays(a: Any, b: Any, axes: Any) -> Any:
+    """Run ``mx.np.tensordot``, in the place of MXNet's function, as its symbols do."""
+    if vars(AT_WORK).get("arithmetic") is None:
+        return _tensordot(a, b, axes)
+    operator = mx.nd.numpy._internal  # generated functions of the registry
+    if isinstance(axes, int):
+        return operator.tensordot_int_axes(a, b, axes)
+    first, second = ((one,) if isinstance(one, int) else tuple(one) for one in axes)
+    return operator.tensordot(a, b, first, second)
+
+
+def _apply(
+    arithmetic: Arithmetic,
+    name: str,
+    namespace: Any,
+    run: Any,
+    args: Sequence[Any],
+    operands: dict[str, Any],
+    options: dict[str, Any],
+) -> Any:
+    """Run an operator on operands of ``mx.nd`` or ``mx.sym``, by its rule."""
+    in_f = name_in_f(name)
+    if name in _BY_FUNCTION:
+        run = keeping_nan(name, getattr(namespace, name))
+        operands = {**operands, **options}
+    rules = vars(AT_WORK).get("rules") or {}
+    dtype = dtype_in_numpy(in_f)
+    rule = rules.get(one_name(in_f)) or (Rule.FLOAT32 if dtype else rule_of(in_f))
+    call = OperatorCall(in_f, run, tuple(args), operands)
+    with ungoverned():
+        result = arithmetic.apply(rule, call)
+        dtype = dtype or options.get("dtype")
+        if dtype not in (None, "None") and rule is not Rule.COMPUTE:
+            result = mark(result, str(dtype))
+        return _outputs(result)
+
+
+def _outputs(result: Any) -> Any:
+    """Return a list of several results, each of the format of all of them."""
+    if isinstance(result, Symbol) and len(result) > 1:
+        return list(result)
+    return result
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

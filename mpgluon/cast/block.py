@@ -238,7 +238,12 @@ def apply_policy(
             *(entry.block.name for entry in plan if entry.keeps_parameters),
             *(node.name for graph in graphs.values() for node in graph.normalizations),
         ),
-        beyond_reach=tuple(BeyondReach.of(e.block) for e in plan if e.is_beyond_reach),
+        beyond_reach=tuple(
+            found
+            for entry in plan
+            if not entry.computes_fp32
+            for found in BeyondReach.of(entry.block)
+        ),
         parameters_cast=len(narrowed),
         parameters_kept=len(parameters) - len(narrowed),
         arithmetic=arithmetic.kind,

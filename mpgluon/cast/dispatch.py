@@ -1,12 +1,12 @@
 """Operators of a cast network that are called in another way than through its ``F``.
 
-Each function of ``mx.np`` and ``mx.npx``, and each method of their arrays and symbols, ends in one
-of two functions of MXNet, which receive an operator and its operands. While a block of a cast
-network computes with MXNet's NumPy interface, these two follow the operator table, in the thread
-that computes; afterwards they are MXNet's again.
+Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in one
+function of MXNet, which receives an operator and its operands; so do symbols of the NumPy
+interface, in another one. While a block of a cast network computes, these two follow the operator
+table, in the thread that computes; afterwards they are MXNet's again.
 
-The arithmetic itself is that of ``mx.nd``: operands are taken out of the NumPy interface without a
-copy, and results are put back.
+The arithmetic itself is that of ``mx.nd``: operands of the NumPy interface are taken out of it
+without a copy, and results are put back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 from mpgluon.cast.arithmetic import Arithmetic
 from mpgluon.cast.arrays import mark
-from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work
+from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work, ungoverned
 from mpgluon.cast.numpy_arrays import as_nd, as_np
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nan import KEPT_NAN, keeping_nan
@@ -36,7 +36,7 @@ from mxnet.symbol import Symbol
 from mxnet.symbol import register as symbol_register
 from mxnet.symbol.register import _symbol_creator
 
-__all__ = ["FP32_OPERATORS", "governed", "operator_names", "ungoverned"]
+__all__ = ["FP32_OPERATORS", "governed", "operator_names"]
 
 # Called as functions of F with their options, since a native operator may take their place.
 _BY_FUNCTION = frozenset({"Convolution", "FullyConnected", "batch_dot", *KEPT_NAN})
@@ -65,15 +65,13 @@ FP32_OPERATORS = _Fp32Operators()
 
 
 @contextmanager
-def governed(arithmetic: Arithmetic) -> Iterator[None]:
-    """Let operators of this thread follow the operator table in an arithmetic."""
-    with _INSTALLED, at_work(arithmetic=arithmetic):
+def governed(**about: Any) -> Iterator[None]:
+    """Let operators that this thread calls by name follow the table, as :func:`at_work` says.
+
+    Without an ``arithmetic``, they are MXNet's own.
+    """
+    with _INSTALLED, at_work(**about):
         yield
-
-
-def ungoverned() -> Any:
-    """Let operators of this thread be MXNet's own, inside of :func:`governed`."""
-    return at_work(arithmetic=None)
 
 
 class _Installed:
@@ -135,7 +133,7 @@ def _invoke(
 ) -> Any:
     """Run an operator on arrays, in the place of MXNet's function."""
     arithmetic = vars(AT_WORK).get("arithmetic")
-    if arithmetic is None or not arrays or not is_numpy:
+    if arithmetic is None or not arrays:
         return _imperative_invoke(handle, arrays, keys, values, out, is_numpy, returns_list)
 
     def run(*operands: Any, **_: Any) -> Any:
@@ -151,10 +149,11 @@ def _invoke(
         return out
     result = _apply(arithmetic, name, mx.nd, run, as_nd(arrays), {}, options)
     if out is None:
-        return as_np(result)
+        return as_np(result) if is_numpy else result
     for target, value in zip(_as_list(out), _as_list(result)):
         with ungoverned():
-            target[:] = as_np(value).astype(target.dtype)
+            value = value.astype(target.dtype)
+            target[:] = as_np(value) if is_numpy else value
     return out
 
 

@@ -28,9 +28,9 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import at_work
+from mpgluon.cast.calls import ungoverned
 from mpgluon.cast.copies import make_copyable, make_uncopyable
-from mpgluon.cast.dispatch import FP32_OPERATORS, governed, ungoverned
+from mpgluon.cast.dispatch import FP32_OPERATORS, governed
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
@@ -157,10 +157,13 @@ class PolicyForward:
             args, kwargs = as_nd(args), {name: as_nd(kwargs[name]) for name in kwargs}
         if self.histories is not None:
             about["histories"] = self.histories.in_turn()
-        if self.kept or self.plan.is_beyond_reach:
+        arithmetic: Optional[Arithmetic] = None if self.kept else self._arithmetic_of(args)
+        if self.kept:
             args = convert_arrays(args, widen)
             kwargs = {n: convert_arrays(self._with_dtype(n, v), widen) for n, v in kwargs.items()}
-            if args and args[0] is mx.nd and not in_numpy:
+            if in_numpy or self.method == "forward":
+                arithmetic = FP32_OPERATORS
+            elif args and args[0] is mx.nd:
                 args = (Fp32Namespace(mx.nd), *args[1:])
         elif self.method == "hybrid_forward":
             inputs = args[1:]
@@ -171,13 +174,13 @@ class PolicyForward:
             namespace = args[0] if in_numpy else self._stand_in(args[0])
             args = (namespace, *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
+        else:
+            args = convert_arrays(args, borrow)
+        if in_numpy:
+            args, kwargs = as_np(args), {name: as_np(kwargs[name]) for name in kwargs}
         try:
-            with at_work(rules=self.plan.rules, **about):
-                result = (
-                    self._run_in_numpy_interface(args, kwargs)
-                    if in_numpy
-                    else self.original(*args, **kwargs)
-                )
+            with governed(rules=self.plan.rules, arithmetic=arithmetic, **about):
+                result = as_nd(self.original(*args, **kwargs))
         except MXNetError as error:
             _explain(error, self.block)
             raise
@@ -190,8 +193,6 @@ class PolicyForward:
         if self.block is self.network_cast.root:
             self.network_cast.has_computed = True
             result = mark(convert_arrays(result, self._as_output), None)
-        elif self.plan.hands_fp32:
-            result = mark(convert_arrays(result, widen), None)
         if self.tracing:
             # One Symbol may be all results of an operator, as MultiBoxTarget's is.
             symbols = arrays_in(result)
@@ -210,15 +211,6 @@ class PolicyForward:
                 "network and make a new one"
             )
         return in_numpy
-
-    def _run_in_numpy_interface(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the block's own method with arrays of the NumPy interface."""
-        arithmetic: Arithmetic = FP32_OPERATORS
-        if not (self.kept or self.plan.is_beyond_reach):
-            arithmetic = self._arithmetic(mx.current_context().device_type)
-        kwargs = {name: as_np(kwargs[name]) for name in kwargs}
-        with governed(arithmetic):
-            return as_nd(self.original(*as_np(args), **kwargs))
 
     def _as_output(self, array: Array) -> Array:
         """Return an array that leaves the network in the format that the policy says."""
@@ -358,6 +350,12 @@ class PolicyForward:
             namespace = namespace.module
         # Gluon enters the input's context.
         return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
+
+    def _arithmetic_of(self, args: tuple[Any, ...]) -> Arithmetic:
+        """Return the arithmetic of a call; a plain Block's does not enter the input's context."""
+        arrays = [array for array in arrays_in(args) if isinstance(array, mx.nd.NDArray)]
+        context = arrays[0].ctx if arrays else mx.current_context()
+        return self._arithmetic(context.device_type)
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
         return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)

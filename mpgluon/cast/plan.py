@@ -58,11 +58,8 @@ class BlockPlan(NamedTuple):
     computes_fp32 : bool
         Whether it and all inside it compute and return FP32.
     is_governed : bool
-        Whether its operators can be replaced: it has a ``hybrid_forward`` or an imported graph.
-    is_beyond_reach : bool
-        Whether it is to compute in 16 bits and calls operators of ``mx.nd``, with FP32 inputs.
-    hands_fp32 : bool
-        Whether such a block calls it, so that its result must be FP32, on the format's grid.
+        Whether it computes itself: it has a ``hybrid_forward``, a ``forward`` that does more than
+        to call its children, or an imported graph.
     rules : mapping from the name of an operator to Rule
         Those that precede the table's in it.
     is_edge : bool
@@ -74,15 +71,13 @@ class BlockPlan(NamedTuple):
     keeps_parameters: bool
     computes_fp32: bool
     is_governed: bool
-    is_beyond_reach: bool
-    hands_fp32: bool
     rules: Rules
     is_edge: bool
 
     @property
     def needs_forward(self) -> bool:
         """Whether the cast must replace the block's forward method."""
-        return self.computes_fp32 or self.is_governed or self.is_beyond_reach or self.hands_fp32
+        return self.computes_fp32 or self.is_governed
 
 
 def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
@@ -131,13 +126,11 @@ def plan_of(
         if block not in whole:
             _refuse_mixed_interfaces(block)
     stay_fp32.update(block for block in blocks if isinstance(block, BATCH_NORMS))
-    governed = {b for b in blocks if is_hybrid(b) or isinstance(b, gluon.SymbolBlock)}
-    beyond_reach = {
+    governed = {
         block
         for block in blocks
-        if block not in stay_fp32 | governed and type(block).forward not in _CALL_CHILDREN_ONLY
+        if is_hybrid(block) or type(block).forward not in _CALL_CHILDREN_ONLY
     }
-    handing_fp32 = {child for block in beyond_reach for child in block._children.values()}
     products = [block for block in blocks if isinstance(block, _PRODUCTS)]
     edges = products[:1] + products[-1:]
     rules = rules_of(
@@ -152,8 +145,6 @@ def plan_of(
             keeps_parameters=block in stay_fp32,
             computes_fp32=block in whole,
             is_governed=block in governed,
-            is_beyond_reach=block in beyond_reach,
-            hands_fp32=block in handing_fp32,
             rules=rules.get(block, NO_RULES),
             is_edge=block in edges,
         )

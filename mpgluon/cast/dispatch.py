@@ -142,7 +142,9 @@ def _invoke(
     name, options = _name(handle), dict(zip(keys, values))
     if out is not None and name in _WRITING:
         with ungoverned():
-            operands = [cast(array, str(dtype_name(out))) for array in as_nd(arrays)]
+            dtype, operands = str(dtype_name(out)), as_nd(arrays)
+            if dtype in ("float16", "float32"):
+                operands = [cast(array, dtype) for array in operands]
             _imperative_invoke(handle, operands, keys, values, out, False, False)
         if name == "_copyto" and type(out) is mx.np.ndarray:
             out.__class__ = type(arrays[0])

@@ -43,6 +43,9 @@ def at_work(**about: Any) -> Iterator[None]:
         The inputs of the graph that is being traced.
     arithmetic : Arithmetic, optional
         That of operators which are called by name, in :mod:`mpgluon.cast.dispatch`.
+    have_one_shape : callable
+        Whether two symbols of the NumPy interface have one shape, in the graph that is being
+        traced.
     observer : callable
         Receives each :class:`OperatorCall` of a Python operator, and its result.
     """

@@ -15,7 +15,7 @@ import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Optional
 
 from mpgluon.cast.arithmetic import Arithmetic
@@ -183,10 +183,17 @@ def _create(
             f"{name} is a loop or a branch of MXNet's NumPy interface, which a hybridized cast "
             "network cannot contain; do not hybridize its block, or keep it in FP32 with keep_fp32"
         )
+    have_one_shape = vars(AT_WORK).get("have_one_shape")
+    if operator == "_npi_add" and have_one_shape and have_one_shape(*operands.values()):
+        operator, run = "elemwise_add", partial(_add, name)  # which has native operators
     options = {**dict(zip(keys, values)), "name": name}
     legacy = {key: as_nd(operand) for key, operand in operands.items()}
     result = as_np(_apply(arithmetic, operator, mx.sym, run, as_nd(args or ()), legacy, options))
     return [result] if returns_list and not isinstance(result, list) else result
+
+
+def _add(name: str, **operands: Symbol) -> Symbol:
+    return mx.sym.elemwise_add(*operands.values(), name=name)
 
 
 def _tensordot_of_arrays(a: Any, b: Any, axes: Any) -> Any:

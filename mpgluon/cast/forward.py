@@ -42,6 +42,7 @@ from mpgluon.cast.stand_in import (
     namespace_of,
 )
 from mpgluon.cast.status_flags import at_layer
+from mpgluon.cast.sums import SumsOfOneShape
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.graph.nan import keep_nan_in
@@ -105,6 +106,7 @@ class PolicyForward:
         self.traced_blocks: list[gluon.Block] = []  # in that graph, with matrices of their own
         self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient nevertheless
         self.tracing = False
+        self.sums = SumsOfOneShape()
         if self.method == "hybrid_forward":
             block._call_cached_op = self._call_cached_op
             block.export = self.export
@@ -170,7 +172,9 @@ class PolicyForward:
             if self.tracing:
                 inputs = self._with_traced_formats(inputs)
                 names = [symbol.name for symbol in arrays_in(inputs)]
+                self.sums.names = names
                 about["input_formats"] = dict(zip(names, self.traced_formats or ()))
+                about["have_one_shape"] = self.sums.note
             namespace = args[0] if in_numpy else self._stand_in(args[0])
             args = (namespace, *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
@@ -249,11 +253,13 @@ class PolicyForward:
         """Trace the block's own graph if necessary, and return the formats of its results."""
         formats = [format_of(array) for array in arrays_in(args)]
         thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
+        fits = self.sums.fit([array.shape for array in arrays_in(args)])
         # A static graph would continue to write the unused gradient.
-        if formats != self.traced_formats or thawed:
+        if formats != self.traced_formats or thawed or not fits:
             self.block._clear_cached_op()
             self.traced_formats = formats
         if self.block._cached_op is None:
+            self.sums.begin([array.shape for array in arrays_in(args)])
             self.tracing = True
             try:
                 self._build_graph(args)

@@ -250,7 +250,7 @@ def _trained(in_numpy, way, hybridize, optimizer, checkpoint, first_step):
 
 
 @BOTH
-@pytest.mark.parametrize("way", [None, *SAME_BITS_HYBRIDIZED])
+@pytest.mark.parametrize("way", [None, *WAYS])
 def test_a_network_trains_to_the_same_bits_in_both_interfaces(way, hybridize):
     in_nd = trained(False, way, hybridize)
     assert_same_bits(trained(True, way, hybridize), in_nd)
@@ -262,10 +262,35 @@ def test_each_optimizer_updates_as_in_the_other_interface(optimizer):
     assert_same_bits(trained(True, "cast float16", True, optimizer=optimizer), in_nd)
 
 
-def test_native_bfloat16_trains_in_the_numpy_interface():
-    with_native = trained(True, "autocast bfloat16", True)["losses"]
-    in_fp32 = trained(True, None, True)["losses"]
-    assert np.abs(with_native - in_fp32).max() <= 0.05 * np.abs(in_fp32).max()
+class Sum(gluon.HybridBlock):
+    """Adds a value of its own, which has one row, to its input."""
+
+    def __init__(self):
+        super().__init__(prefix="sum_")
+        self.dense = nn.Dense(4, in_units=4, prefix="sum_dense_")
+        self.row = self.params.get("row", shape=(1, 4), init=mx.init.Uniform(1))
+
+    def hybrid_forward(self, F, x, row):
+        y = self.dense(x)
+        return (y + self.dense(row)) + y
+
+
+@pytest.mark.usefixtures("numpy_interface")
+@pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
+def test_a_sum_whose_operands_had_one_shape_may_broadcast_later(way):
+    net = Sum()
+    net.initialize(mx.init.Uniform(1))
+    WAYS[way](net)
+    for rows in (1, 3, 1, 2, 3):
+        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)))
+        net.hybridize(False)
+        expected = net(x).asnumpy()
+        net.hybridize()
+        np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    net.hybridize()
+    for rows in (1, 3, 1):  # with one graph, not a new one each time
+        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)))
+        assert net(x).shape == (rows, 4)
 
 
 def test_a_checkpoint_continues_to_the_same_bits(tmp_path):

@@ -282,14 +282,14 @@ def test_a_sum_whose_operands_had_one_shape_may_broadcast_later(way):
     net.initialize(mx.init.Uniform(1))
     WAYS[way](net)
     for rows in (1, 3, 1, 2, 3):
-        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)))
+        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)), dtype="float32")
         net.hybridize(False)
         expected = net(x).asnumpy()
         net.hybridize()
         np.testing.assert_array_equal(net(x).asnumpy(), expected)
     net.hybridize()
     for rows in (1, 3, 1):  # with one graph, not a new one each time
-        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)))
+        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)), dtype="float32")
         assert net(x).shape == (rows, 4)
 
 

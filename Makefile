@@ -8,6 +8,7 @@ DEMO := runs/demo
 DATA ?= data
 HOROVOD := .venv-horovod
 THIRD_PARTY := .venv-third-party
+D2L := .venv-d2l
 GPU := .venv-gpu
 DOCS := .venv-docs
 NEWEST := .venv-newest
@@ -120,6 +121,20 @@ $(THIRD_PARTY)/.complete: requirements/dev.txt
 		--disable-pip-version-check --no-deps --no-build-isolation gluonnlp==0.10.0
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps sockeye==2.3.24 sacrebleu==1.4.14
+	touch $@
+
+# The networks of "Dive into Deep Learning", which are written for MXNet's NumPy interface. The book's
+# package pins versions that it does not need here.
+test-d2l: $(D2L)/.complete
+	PYTHONPATH=. $(D2L)/bin/python -m pytest -m third_party tests/third_party/test_d2l.py
+
+$(D2L)/.complete: requirements/dev.txt
+	rm -rf $(D2L)
+	$(PYTHON) -m venv $(D2L)
+	$(D2L)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c requirements/dev.txt mxnet==1.9.1 numpy==1.23.5 pillow tqdm requests matplotlib \
+		matplotlib-inline ipython pandas pytest setuptools
+	$(D2L)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps d2l==1.0.3
 	touch $@
 
 # What pip chooses where nothing is pinned, on the newest Python and NumPy that MXNet works with: each

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["blocks_of", "device_ids", "device_type_of", "require_values"]
+__all__ = [
+    "arrays_of",
+    "blocks_of",
+    "device_ids",
+    "device_type_of",
+    "is_numpy",
+    "require_values",
+    "set_value",
+]
 
 
 def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
@@ -28,6 +36,25 @@ def device_type_of(net: gluon.Block) -> str:
         if parameter._data is not None:
             return str(parameter.list_ctx()[0].device_type)
     return str(mx.current_context().device_type)
+
+
+def arrays_of(parameter: gluon.Parameter) -> list[mx.nd.NDArray]:
+    """Return a parameter's value on each device, as arrays of ``mx.nd`` in either interface.
+
+    They share the memory of those of the parameter. Raises as ``parameter.list_data`` does.
+    """
+    return [array.as_nd_ndarray() for array in parameter.list_data()]
+
+
+def set_value(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
+    """Write an array of ``mx.nd`` to a parameter, which may be one of MXNet's NumPy interface."""
+    with_numpy = mx.util.is_np_array() if parameter._data is None else is_numpy(parameter)
+    parameter.set_data(value.as_np_ndarray() if with_numpy else value)
+
+
+def is_numpy(parameter: gluon.Parameter) -> bool:
+    """Whether a parameter has values that are arrays of MXNet's NumPy interface."""
+    return any(isinstance(array, mx.np.ndarray) for array in parameter._data or ())
 
 
 def device_ids(net: gluon.Block) -> list[int]:

@@ -32,7 +32,7 @@ def from_numpy(values: npt.NDArray[Any]) -> mx.nd.NDArray:
 
 def to_numpy(array: mx.nd.NDArray) -> npt.NDArray[Any]:
     """Return a copy of an array's values, as ``array.asnumpy()`` does; waits for it."""
-    on_cpu = array.context.device_type == "cpu" and array.stype == "default"
+    on_cpu = array.ctx.device_type == "cpu" and array.stype == "default"
     if array.size <= _PART or not on_cpu:
         return np.asarray(array.asnumpy())
     whole, parts = np.empty(array.size, array.dtype), array.reshape((-1,))

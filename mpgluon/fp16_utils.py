@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from mpgluon.blocks import blocks_of
+from mpgluon.blocks import arrays_of, blocks_of, set_value
 from mpgluon.cast.block import cast_block
 from mpgluon.cast.fp32 import format_of, fp32_value, known
 from mpgluon.cast.plan import BATCH_NORMS
@@ -79,7 +79,7 @@ def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
     )
     master.initialize(mx.init.Zero(), ctx=parameter.list_ctx())
     value = fp32_value(parameter.list_data()[0], known(parameter), format_of(parameter))
-    master.set_data(value)
+    set_value(master, value)
     return master
 
 
@@ -95,7 +95,7 @@ def model_grads_to_master_grads(
         arrays = zip(model.list_data(), model.list_grad(), master.list_data(), master.list_grad())
         for weight, gradient, master_weight, master_gradient in arrays:
             if weight._fresh_grad:
-                cast(gradient.tostype("default"), "float32").copyto(master_gradient)
+                cast(gradient.tostype("default"), "float32").copyto(master_gradient.as_nd_ndarray())
                 weight._fresh_grad, master_weight._fresh_grad = False, True
 
 
@@ -105,7 +105,7 @@ def master_params_to_model_params(
     """Round the masters into the parameters, to nearest even. Does not wait."""
     for model, master in _pairs(model_params, master_params):
         fmt = format_of(model)
-        for weight, value in zip(model.list_data(), master.list_data()):
+        for weight, value in zip(arrays_of(model), arrays_of(master)):
             value.copyto(weight) if fmt == FLOAT32 else round_array(value, fmt, out=weight)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import mpgluon  # noqa: F401 - before any test module imports MXNet, which newer NumPy breaks
@@ -73,3 +74,15 @@ def _seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     mx.random.seed(0)
+
+
+@pytest.fixture
+def numpy_interface() -> Iterator[None]:
+    """Switch MXNet's NumPy interface on for one test."""
+    import mxnet as mx
+
+    mx.npx.set_np()
+    try:
+        yield
+    finally:
+        mx.npx.reset_np()

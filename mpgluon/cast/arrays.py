@@ -10,6 +10,7 @@ graph), or a :class:`FloatFormat` where its values are held on its grid, as FP32
 from __future__ import annotations
 
 from functools import cache
+from numbers import Number
 from typing import Any, Callable, Optional, Union
 
 from mpgluon import kernels
@@ -19,6 +20,7 @@ from mpgluon.graph.nodes import ROUNDING
 from mpgluon.kernels.dtypes import Array, cast, dtype_name, is_array, number_of_cast
 
 import mxnet as mx
+import numpy as np
 from mxnet.symbol import Symbol
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "convert_arrays",
     "format_of",
     "mark",
+    "number_in_float16",
     "onto_grid",
     "widen",
 ]
@@ -41,7 +44,7 @@ __all__ = [
 Convert = Callable[[Array], Array]
 Format = Union[str, FloatFormat]
 
-_SYMBOL_DTYPES = ("float32", "float16", "bfloat16")
+_SYMBOL_DTYPES = ("float32", "float16", "bfloat16", "bool", "int32", "int64")
 
 
 class _EqualToNDArray(type):
@@ -265,3 +268,9 @@ def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
             return cast(cast(array, fmt.name), "float32")
         rounding = kernels.function(kernels.operator(f"plain_{what}", fmt), of_symbols=in_graph)
         return rounding(array, attr=number_of_cast())
+
+
+def number_in_float16(number: Number) -> float:
+    """Return a number as MXNet's float16 kernels receive it."""
+    with np.errstate(over="ignore"):
+        return float(np.float16(np.float32(float(number))))  # type: ignore[arg-type]

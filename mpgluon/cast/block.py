@@ -238,7 +238,12 @@ def apply_policy(
             *(entry.block.name for entry in plan if entry.keeps_parameters),
             *(node.name for graph in graphs.values() for node in graph.normalizations),
         ),
-        beyond_reach=tuple(BeyondReach.of(e.block) for e in plan if e.is_beyond_reach),
+        beyond_reach=tuple(
+            found
+            for entry in plan
+            if not entry.computes_fp32
+            for found in BeyondReach.of(entry.block)
+        ),
         parameters_cast=len(narrowed),
         parameters_kept=len(parameters) - len(narrowed),
         arithmetic=arithmetic.kind,
@@ -352,7 +357,7 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
     if parameter._data is None or parameter._stype != "default":
         return
     for array in parameter.list_data():
-        if array.context.device_type == "cpu":
+        if array.ctx.device_type == "cpu":
             # Reading the address puts the values in order. All operators that use them must have
             # ended: else MXNet allocates them a second time, or changes their layout in between.
             check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))

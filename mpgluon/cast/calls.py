@@ -6,7 +6,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, widen
@@ -15,7 +15,7 @@ from mpgluon.graph.operators import excluded_operands
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work"]
+__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "ungoverned"]
 
 AT_WORK = threading.local()
 """What :func:`at_work` says of the block whose ``hybrid_forward`` this thread is in."""
@@ -41,6 +41,11 @@ def at_work(**about: Any) -> Iterator[None]:
         As ``ScaleHistories.in_turn`` returns, for the products of a block with delayed scaling.
     input_formats : dict from name to Format
         The inputs of the graph that is being traced.
+    arithmetic : Arithmetic, optional
+        That of operators which are called by name, in :mod:`mpgluon.cast.dispatch`.
+    have_one_shape : callable
+        Whether two symbols of the NumPy interface have one shape, in the graph that is being
+        traced.
     observer : callable
         Receives each :class:`OperatorCall` of a Python operator, and its result.
     """
@@ -51,6 +56,11 @@ def at_work(**about: Any) -> Iterator[None]:
     finally:
         vars(AT_WORK).clear()
         vars(AT_WORK).update(before)
+
+
+def ungoverned() -> AbstractContextManager[None]:
+    """Return a context in which operators that are called by name are MXNet's own."""
+    return at_work(arithmetic=None)
 
 
 class OperatorCall(NamedTuple):

@@ -28,10 +28,12 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import at_work
+from mpgluon.cast.calls import ungoverned
 from mpgluon.cast.copies import make_copyable, make_uncopyable
+from mpgluon.cast.dispatch import FP32_OPERATORS, governed
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
+from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.plan import BlockPlan, is_hybrid
 from mpgluon.cast.stand_in import (
     Fp32Namespace,
@@ -40,6 +42,7 @@ from mpgluon.cast.stand_in import (
     namespace_of,
 )
 from mpgluon.cast.status_flags import at_layer
+from mpgluon.cast.sums import SumsOfOneShape
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
 from mpgluon.graph.nan import keep_nan_in
@@ -103,6 +106,7 @@ class PolicyForward:
         self.traced_blocks: list[gluon.Block] = []  # in that graph, with matrices of their own
         self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient nevertheless
         self.tracing = False
+        self.sums = SumsOfOneShape()
         if self.method == "hybrid_forward":
             block._call_cached_op = self._call_cached_op
             block.export = self.export
@@ -150,25 +154,39 @@ class PolicyForward:
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about: dict[str, Any] = {}
-        imperatively = bool(args) and args[0] is mx.nd and autograd.is_training()
+        is_plain = self.method == "forward"
+        imperatively = (is_plain or args[0] is mx.nd) and autograd.is_training()
+        in_numpy = self._in_numpy_interface()
+        if in_numpy:
+            args, kwargs = as_nd(args), {name: as_nd(kwargs[name]) for name in kwargs}
         if self.histories is not None:
             about["histories"] = self.histories.in_turn()
-        if self.kept or self.plan.is_beyond_reach:
+        arithmetic: Optional[Arithmetic] = None if self.kept else self._arithmetic_of(args)
+        if self.kept:
             args = convert_arrays(args, widen)
             kwargs = {n: convert_arrays(self._with_dtype(n, v), widen) for n, v in kwargs.items()}
-            if args and args[0] is mx.nd:
+            if in_numpy or is_plain:
+                arithmetic = FP32_OPERATORS
+            elif args and args[0] is mx.nd:
                 args = (Fp32Namespace(mx.nd), *args[1:])
         elif self.method == "hybrid_forward":
             inputs = args[1:]
             if self.tracing:
                 inputs = self._with_traced_formats(inputs)
                 names = [symbol.name for symbol in arrays_in(inputs)]
+                self.sums.names = names
                 about["input_formats"] = dict(zip(names, self.traced_formats or ()))
-            args = (self._stand_in(args[0]), *convert_arrays(inputs, borrow))
+                about["have_one_shape"] = self.sums.note
+            namespace = args[0] if in_numpy else self._stand_in(args[0])
+            args = (namespace, *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
+        else:
+            args = convert_arrays(args, borrow)
+        if in_numpy:
+            args, kwargs = as_np(args), {name: as_np(kwargs[name]) for name in kwargs}
         try:
-            with at_work(rules=self.plan.rules, **about):
-                result = self.original(*args, **kwargs)
+            with governed(rules=self.plan.rules, arithmetic=arithmetic, **about):
+                result = as_nd(self.original(*args, **kwargs))
         except MXNetError as error:
             self._explain(error, args)
             raise
@@ -181,20 +199,30 @@ class PolicyForward:
         if self.block is self.network_cast.root:
             self.network_cast.has_computed = True
             result = mark(convert_arrays(result, self._as_output), None)
-        elif self.plan.hands_fp32:
-            result = mark(convert_arrays(result, widen), None)
         if self.tracing:
             # One Symbol may be all results of an operator, as MultiBoxTarget's is.
             symbols = arrays_in(result)
             self.output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]
         self.network_cast.layers.finished(self.block, imperatively=imperatively)
-        return result
+        return as_np(result) if in_numpy else result
+
+    def _in_numpy_interface(self) -> bool:
+        """Whether this call computes with MXNet's NumPy interface; raise if the cast did not."""
+        in_numpy = bool(mx.util.is_np_array())
+        if in_numpy != self.network_cast.in_numpy:
+            switched, call = ("on", "reset_np") if in_numpy else ("off", "set_np")
+            raise NumPyInterfaceError(
+                f"MXNet's NumPy interface was switched {switched} since {self.block.name} was "
+                f"cast; call mx.npx.{call}() before the network computes, or restore the "
+                "network and make a new one"
+            )
+        return in_numpy
 
     def _as_output(self, array: Array) -> Array:
         """Return an array that leaves the network in the format that the policy says."""
         output_dtype = self.network_cast.policy.output_dtype
         if output_dtype == "float32" or isinstance(array, GridArray):
-            array = widen(array)
+            array = mark(widen(array), "float32")  # MXNet has no second cast of a single number
         return cast(array, output_dtype)
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = False) -> None:
@@ -207,11 +235,18 @@ class PolicyForward:
     def _call_cached_op(self, *args: Any) -> Any:
         """Run the block's own graph, traced for the formats of ``args``."""
         try:
-            with _TRACING:
+            with _TRACING, ungoverned():
                 output_formats = self._prepare_graph(args)
                 result = type(self.block)._call_cached_op(self.block, *args)
             # Its outputs are new objects, which may change their class.
-            return convert_arrays(result, lambda array: mark(array, next(output_formats)))
+            return convert_arrays(
+                result,
+                lambda array: (
+                    as_np(mark(as_nd(array), next(output_formats)))
+                    if is_numpy(array)
+                    else mark(array, next(output_formats))
+                ),
+            )
         except MXNetError as error:
             self._explain(error, args)
             raise
@@ -234,11 +269,13 @@ class PolicyForward:
         """Trace the block's own graph if necessary, and return the formats of its results."""
         formats = [format_of(array) for array in arrays_in(args)]
         thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
+        fits = self.sums.fit([array.shape for array in arrays_in(args)])
         # A static graph would continue to write the unused gradient.
-        if formats != self.traced_formats or thawed:
+        if formats != self.traced_formats or thawed or not fits:
             self.block._clear_cached_op()
             self.traced_formats = formats
         if self.block._cached_op is None:
+            self.sums.begin([array.shape for array in arrays_in(args)])
             self.tracing = True
             try:
                 self._build_graph(args)
@@ -249,7 +286,7 @@ class PolicyForward:
 
     def _build_graph(self, args: tuple[Any, ...]) -> None:
         """Build the block's own graph; on a CPU a faster one with the same bits that keeps NaN."""
-        block, device_type = self.block, arrays_in(args)[0].context.device_type
+        block, device_type = self.block, arrays_in(args)[0].ctx.device_type
         on_cpu = device_type == "cpu"
         if on_cpu:  # the network may have been on another device when it was cast
             kernels.load()
@@ -262,7 +299,8 @@ class PolicyForward:
 
         def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
             data, graph = type(block)._get_graph(block, *args)
-            graph = _without_inputs_as_results(graph)
+            in_numpy = is_numpy(graph)
+            graph = _without_inputs_as_results(graph.as_nd_ndarray())
             formats = iter(self.traced_formats or ())
             dtypes: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
             dtypes |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
@@ -271,7 +309,8 @@ class PolicyForward:
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
                 block._flags = [flag for flag in flags if not flag[0].startswith("static")]
-            return data, keep_nan_in(graph) if on_cpu else graph
+            graph = keep_nan_in(graph) if on_cpu else graph
+            return data, graph.as_np_ndarray() if in_numpy else graph
 
         flags = block._flags
         block._get_graph = rewritten  # while Gluon compiles the graph
@@ -333,6 +372,12 @@ class PolicyForward:
             namespace = namespace.module
         # Gluon enters the input's context.
         return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
+
+    def _arithmetic_of(self, args: tuple[Any, ...]) -> Arithmetic:
+        """Return the arithmetic of a call; a plain Block's does not enter the input's context."""
+        arrays = [array for array in arrays_in(args) if isinstance(array, mx.nd.NDArray)]
+        context = arrays[0].ctx if arrays else mx.current_context()
+        return self._arithmetic(context.device_type)
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
         return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Optional
 
 from mpgluon import kernels
+from mpgluon.blocks import set_value
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.kernels.dtypes import cast, round_array
@@ -79,7 +80,7 @@ def narrow(parameter: gluon.Parameter, fmt: FloatFormat) -> None:
     else:
         vars(parameter)[_GRID] = fmt
         for array in parameter._data or ():
-            round_array(array, fmt, out=array)
+            round_array(array.as_nd_ndarray(), fmt, out=array.as_nd_ndarray())
     vars(parameter)[_ATTRIBUTE] = value
 
 
@@ -96,7 +97,7 @@ def restore(parameter: gluon.Parameter) -> None:
         value = fp32_value(_on_cpu(parameter), value, fmt)
     parameter.cast("float32")
     if value is not None:
-        parameter.set_data(value)
+        set_value(parameter, value)
 
 
 def fp32_value(
@@ -117,6 +118,7 @@ def fp32_value(
     NDArray
         On the device of ``weight``; ``known`` itself, brought up to date, if it is there.
     """
+    weight = weight.as_nd_ndarray()
     if known is None:
         return cast(weight, "float32")
     known = known.as_in_context(weight.context)
@@ -130,4 +132,4 @@ def fp32_value(
 
 def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:
     """Return a copy; devices hold equal values, and averaging them could round."""
-    return parameter.list_data()[0].copyto(mx.cpu())
+    return parameter.list_data()[0].as_nd_ndarray().copyto(mx.cpu())

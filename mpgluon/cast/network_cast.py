@@ -10,6 +10,7 @@ from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.status_flags import Layers
 from mpgluon.formats.policy import Policy
 
+import mxnet as mx
 from mxnet import gluon
 
 __all__ = ["NetworkCast", "call_with_new_trainers", "cast_of", "release"]
@@ -34,6 +35,8 @@ class NetworkCast:
         By block, the attributes that were replaced to set the block's own format.
     has_computed : bool
         Whether a forward pass of the network has completed.
+    in_numpy : bool
+        Whether MXNet's NumPy interface was switched on when the network was cast.
     layers : Layers
         Those whose roundings raise flags.
     """
@@ -44,6 +47,7 @@ class NetworkCast:
     forward_order: dict[gluon.Parameter, None] = field(default_factory=dict)
     former_attributes: dict[gluon.Block, dict[str, Any]] = field(default_factory=dict)
     has_computed: bool = False
+    in_numpy: bool = field(default_factory=lambda: bool(mx.util.is_np_array()))
     layers: Layers = field(default_factory=Layers)
 
     def adopt(self, parameter: gluon.Parameter) -> None:

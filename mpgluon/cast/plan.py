@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional, Union
 
-from mpgluon.blocks import blocks_of
+from mpgluon.blocks import blocks_of, is_numpy
 from mpgluon.cast.operator_rules import NO_RULES, Rules, is_operator, names_of, rules_of
 from mpgluon.errors import PrecisionError
 
@@ -58,11 +58,8 @@ class BlockPlan(NamedTuple):
     computes_fp32 : bool
         Whether it and all inside it compute and return FP32.
     is_governed : bool
-        Whether its operators can be replaced: it has a ``hybrid_forward`` or an imported graph.
-    is_beyond_reach : bool
-        Whether it is to compute in 16 bits and calls operators of ``mx.nd``, with FP32 inputs.
-    hands_fp32 : bool
-        Whether such a block calls it, so that its result must be FP32, on the format's grid.
+        Whether it computes itself: it has a ``hybrid_forward``, a ``forward`` that does more than
+        to call its children, or an imported graph.
     rules : mapping from the name of an operator to Rule
         Those that precede the table's in it.
     is_edge : bool
@@ -74,15 +71,13 @@ class BlockPlan(NamedTuple):
     keeps_parameters: bool
     computes_fp32: bool
     is_governed: bool
-    is_beyond_reach: bool
-    hands_fp32: bool
     rules: Rules
     is_edge: bool
 
     @property
     def needs_forward(self) -> bool:
         """Whether the cast must replace the block's forward method."""
-        return self.computes_fp32 or self.is_governed or self.is_beyond_reach or self.hands_fp32
+        return self.computes_fp32 or self.is_governed
 
 
 def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
@@ -123,12 +118,6 @@ def plan_of(
     TypeError, ValueError, PrecisionError
         As :func:`mpgluon.cast_block` says.
     """
-    if mx.util.is_np_array():
-        raise PrecisionError(
-            "MXNet's NumPy interface is switched on (mx.npx.set_np), so layers compute with F.npx; "
-            "a cast governs operators of mx.nd and mx.sym. Nothing was changed. Switch it off with "
-            "mx.npx.reset_np() before the network is made"
-        )
     if not isinstance(net, gluon.Block):
         raise TypeError(
             f"net must be a gluon.Block, received {type(net).__name__}; a cast belongs to a "
@@ -140,15 +129,13 @@ def plan_of(
     whole = _with_all_inside(b for b in named if not isinstance(b, NORMALIZATION_LAYERS))
     for block in blocks:
         if block not in whole:
-            _refuse_numpy_interface(block)
+            _refuse_mixed_interfaces(block)
     stay_fp32.update(block for block in blocks if isinstance(block, BATCH_NORMS))
-    governed = {b for b in blocks if is_hybrid(b) or isinstance(b, gluon.SymbolBlock)}
-    beyond_reach = {
+    governed = {
         block
         for block in blocks
-        if block not in stay_fp32 | governed and type(block).forward not in _CALL_CHILDREN_ONLY
+        if is_hybrid(block) or type(block).forward not in _CALL_CHILDREN_ONLY
     }
-    handing_fp32 = {child for block in beyond_reach for child in block._children.values()}
     products = [block for block in blocks if isinstance(block, _PRODUCTS)]
     edges = products[:1] + products[-1:]
     rules = rules_of(
@@ -163,8 +150,6 @@ def plan_of(
             keeps_parameters=block in stay_fp32,
             computes_fp32=block in whole,
             is_governed=block in governed,
-            is_beyond_reach=block in beyond_reach,
-            hands_fp32=block in handing_fp32,
             rules=rules.get(block, NO_RULES),
             is_edge=block in edges,
         )
@@ -206,23 +191,30 @@ def _with_all_inside(blocks: Iterable[gluon.Block]) -> set[gluon.Block]:
     return {inner for block in blocks for inner in blocks_of(block)}
 
 
-def _refuse_numpy_interface(block: gluon.Block) -> None:
-    use = _numpy_interface_of(block)
+def _refuse_mixed_interfaces(block: gluon.Block) -> None:
+    """Refuse a block that does not belong to the interface of MXNet that is switched on."""
+    is_on = bool(mx.util.is_np_array())
+    use = _other_interface_of(block, is_on)
     if use is not None:
+        switch = "is switched on" if is_on else "is switched off"
+        cure = "mx.npx.reset_np()" if is_on else "mx.npx.set_np()"
         raise PrecisionError(
-            f"{block.name} ({type(block).__name__}) {use}: a cast governs "
-            "operators of mx.nd and mx.sym, not MXNet's NumPy interface. Nothing was changed. "
-            "Write the block with operators of F itself (F.dot, not F.np.dot), or keep it in "
-            "FP32 with keep_fp32"
+            f"{block.name} ({type(block).__name__}) {use}, and MXNet's NumPy interface {switch}. "
+            f"Nothing was changed. Call {cure} before the network is made, cast and run, or keep "
+            "the block in FP32 with keep_fp32"
         )
 
 
-def _numpy_interface_of(block: gluon.Block) -> Optional[str]:
-    """Describe how a block uses MXNet's NumPy interface, ``None`` if it does not seem to.
+def _other_interface_of(block: gluon.Block, is_on: bool) -> Optional[str]:
+    """Describe how a block uses the interface that is not switched on, ``None`` if it does not.
 
     Blocks inside it are not examined. A call of ``F.np`` or ``F.npx`` is found when it runs.
     """
-    if any(_is_numpy_array(parameter) for parameter in block._reg_params.values()):
+    parameters = block._reg_params.values()
+    if is_on:
+        made_off = any(p._data is not None and not is_numpy(p) for p in parameters)
+        return "has parameters that are mx.nd arrays" if made_off else None
+    if any(map(is_numpy, parameters)):
         return "has parameters that are mx.np arrays"
     for name in ("hybrid_forward", "forward") if is_hybrid(block) else ("forward",):
         method = getattr(type(block), name)
@@ -231,10 +223,6 @@ def _numpy_interface_of(block: gluon.Block) -> Optional[str]:
         if any(_switches_on(layer) for layer in _layers(method)):
             return "is decorated with use_np"
     return None
-
-
-def _is_numpy_array(parameter: gluon.Parameter) -> bool:
-    return any(isinstance(array, mx.np.ndarray) for array in parameter._data or ())
 
 
 def _layers(function: Any) -> Iterator[Any]:

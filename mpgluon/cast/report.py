@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
+from mpgluon.cast.plan import is_hybrid
 from mpgluon.formats.policy import Policy
 
 from mxnet import gluon
 
 __all__ = ["BeyondReach", "CastReport"]
 
+_LEAVING = {"asnumpy": "what NumPy computes", "Custom": "a custom operator's own code"}
+
 
 @dataclass(frozen=True)
 class BeyondReach:
-    """A block whose arithmetic the cast cannot govern, and what to do about it."""
+    """A line of a forward method after which code computes that a cast cannot govern."""
 
     name: str
     kind: str
     advice: str
 
     @classmethod
-    def of(cls, block: gluon.Block) -> BeyondReach:
-        """Describe a block that is not a HybridBlock and calls operators in its ``forward``."""
-        return cls(
-            name=block.name,
-            kind=type(block).__name__,
-            advice=(
-                "operators that its forward calls itself are not governed: its own parameters stay "
-                "FP32, and all that it receives, from the blocks in it too, is FP32; write it as a "
-                "HybridBlock with hybrid_forward(F, …), or keep it in FP32 with keep_fp32"
-            ),
-        )
+    def of(cls, block: gluon.Block) -> Iterator[BeyondReach]:
+        """Yield the lines of a block's own forward method that hand its values to other code."""
+        method = getattr(type(block), "hybrid_forward" if is_hybrid(block) else "forward")
+        method = inspect.unwrap(method)
+        if method.__module__.startswith("mxnet."):
+            return
+        try:
+            source, first = inspect.getsourcelines(method)
+        except (OSError, TypeError):  # typed at a prompt, or compiled
+            return
+        for node in ast.walk(ast.parse(textwrap.dedent("".join(source)))):
+            if isinstance(node, ast.Attribute) and node.attr in _LEAVING:
+                file = Path(inspect.getfile(method)).name
+                yield cls(
+                    name=block.name,
+                    kind=type(block).__name__,
+                    advice=f"{file}:{first + node.lineno - 1} calls {node.attr}, and the cast does "
+                    f"not govern {_LEAVING[node.attr]}; keep the block in FP32 with keep_fp32 if "
+                    "its values need FP32 there",
+                )
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,7 @@ class CastReport:
         are in the 16-bit format nevertheless, and those that ``keep_fp32`` named. Of an imported
         graph, names of its normalization operators.
     beyond_reach : tuple of BeyondReach
-        Blocks with arithmetic that the cast cannot govern.
+        Lines of forward methods that hand values to code which the cast cannot govern.
     parameters_cast, parameters_kept : int
         Number of parameters (arrays, not elements) that became 16-bit, and of the others.
     arithmetic : {"native", "emulated"}

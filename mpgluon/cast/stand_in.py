@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
 from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
-from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray
-from mpgluon.cast.calls import AT_WORK, OperatorCall
+from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray, number_in_float16
+from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall, ungoverned
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.graph.nan import keeping_nan
@@ -23,7 +23,6 @@ from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon.kernels.dtypes import is_array
 
 import mxnet as mx
-import numpy as np
 from mxnet.symbol import Symbol
 
 __all__ = ["Fp32Namespace", "NumPyInterfaceError", "OperatorNamespace", "namespace_of"]
@@ -31,6 +30,10 @@ __all__ = ["Fp32Namespace", "NumPyInterfaceError", "OperatorNamespace", "namespa
 
 class NumPyInterfaceError(PrecisionError):
     """A cast network has used ``F.np`` or ``F.npx``."""
+
+
+RUN_BODIES = frozenset({*LOOPS, "contrib.cond"})
+"""Operators that call functions of the user's."""
 
 
 def _rule_here(name: str) -> Rule:
@@ -75,7 +78,11 @@ class OperatorNamespace:
 
         @wraps(function)
         def operator(*args: Any, **kwargs: Any) -> Any:
-            return arithmetic.apply(_rule_here(name), OperatorCall(name, function, args, kwargs))
+            call = OperatorCall(name, function, args, kwargs)
+            if name in RUN_BODIES:
+                return arithmetic.apply(Rule.OTHER, call)
+            with ungoverned():
+                return arithmetic.apply(_rule_here(name), call)
 
         return operator
 
@@ -123,12 +130,6 @@ _ROUNDED_ONCE = frozenset(
 _FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(mx.sym, name, None))]
 
 
-def _in_float16(number: Number) -> float:
-    """Return a number as MXNet's float16 kernels receive it."""
-    with np.errstate(over="ignore"):
-        return float(np.float16(np.float32(float(number))))  # type: ignore[arg-type]
-
-
 def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     plain = getattr(base, method_name)
     # Python calls this for "other + self" if self's class derives from other's. MXNet's own method
@@ -145,16 +146,17 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
         if unreflected is not None and is_array(args[0]):
             call = call._replace(function=unreflected, args=(args[0], self))
         if isinstance(self.format, FloatFormat):
-            result = emulated(self.format).apply(rule, call)
+            arithmetic: Arithmetic = emulated(self.format)
         else:
             if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
                 if is_rounded_once:
-                    call = call._replace(args=(self, _in_float16(args[0])))
+                    call = call._replace(args=(self, number_in_float16(args[0])))
                 else:
                     rule = Rule.MOVE  # MXNet's kernel rounds the number too, as on a GPU
             dtype = "bfloat16" if self.format == "bfloat16" else "float16"
-            device_type = mx.current_context().device_type
-            result = arithmetic_of(dtype, device_type).apply(rule, call)
+            arithmetic = arithmetic_of(dtype, mx.current_context().device_type)
+        with ungoverned():
+            result = arithmetic.apply(rule, call)
         observer = vars(AT_WORK).get("observer")
         if observer is not None:
             observer(call, result)

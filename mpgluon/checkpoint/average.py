@@ -69,5 +69,5 @@ def prepare_average(run: Run, saved: Content) -> Apply:
                 f"its average of {parameters[index].name} is {array.dtype} of shape "
                 f"{array.shape}, and this Trainer's is {wide} of shape {weight.shape}"
             )
-        arrays[index] = from_numpy(array).as_in_context(weight.context)
+        arrays[index] = from_numpy(array).as_in_context(weight.ctx)
     return lambda: average.set_all(arrays, of_file["updates"])

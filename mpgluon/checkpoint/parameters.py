@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpgluon.archive import Arrays
+from mpgluon.blocks import arrays_of, set_value
 from mpgluon.cast import fp32
 from mpgluon.checkpoint.fields import Kind, Maybe, is_text
 from mpgluon.checkpoint.saved import Apply, Content, Run
@@ -51,10 +52,10 @@ def export_values(run: Run) -> Content:
     """
     values, replicas = {}, {}
     for name, parameter in run.parameters.items():
-        copies = [to_numpy(data) for data in parameter.list_data()]
+        copies = [to_numpy(data) for data in arrays_of(parameter)]
         values[name] = copies[0]
         if any(copy.tobytes() != copies[0].tobytes() for copy in copies):
-            values[name] = to_numpy(parameter._reduce())
+            values[name] = to_numpy(parameter._reduce().as_nd_ndarray())
             replicas.update({f"{device}/{name}": copy for device, copy in enumerate(copies)})
     return Content({}, {"value": values, "replica": replicas})
 
@@ -81,8 +82,8 @@ def prepare_values(run: Run, saved: Content) -> Apply:
 
     def apply() -> None:
         for parameter, value, replicas in planned:
-            parameter.set_data(value)
-            for data, replica in zip(parameter.list_data(), replicas):
+            set_value(parameter, value)
+            for data, replica in zip(arrays_of(parameter), replicas):
                 data[:] = replica
 
     return apply

@@ -9,6 +9,7 @@ import copy
 from typing import Any, Optional
 
 from mpgluon.archive import Arrays
+from mpgluon.blocks import arrays_of
 from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import to_numpy
@@ -137,7 +138,7 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
     trained = gluon_trainer.parameters_of(trainer)
     stepped = [run.indices[name] for name in fields["states"]]
     for device in range(len(gluon_trainer.updaters_of(trainer))):
-        weights = {i: trained[i].list_data()[device] for i in stepped}
+        weights = {i: arrays_of(trained[i])[device] for i in stepped}
         states.append({i: new_state(optimizer, i, weight) for i, weight in weights.items()})
         extra.append(
             {

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from mpgluon import kernels
+from mpgluon.blocks import set_value
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.arrays import arrays_in
@@ -104,7 +105,7 @@ class InferenceNetwork(gluon.HybridBlock):
         self.initialize(mx.init.Zero(), ctx=list(ctx))
         for parameter, name in self._names.items():
             dtype = np.dtype(parameter.dtype).name
-            parameter.set_data(cast(from_numpy(values[name]), dtype))
+            set_value(parameter, cast(from_numpy(values[name]), dtype))
 
     def keep_weights_in(self, dtype: str) -> None:
         """Keep weights and biases of convolutions and dense layers, rounded already, in a dtype.
@@ -119,7 +120,7 @@ class InferenceNetwork(gluon.HybridBlock):
             values = cast(parameter.data(parameter.list_ctx()[0]), dtype)
             parameter.dtype = BFLOAT16_DTYPE if dtype == "bfloat16" else dtype
             parameter.initialize(mx.init.Zero(), ctx=parameter.list_ctx(), force_reinit=True)
-            parameter.set_data(values)
+            set_value(parameter, values)
             fp32.mark_rounded(parameter)
 
     def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:  # noqa: N803

@@ -209,7 +209,7 @@ def observed_batch(
         If the loss is float16: scaling it would overflow.
     """
     complete(net, batch)
-    context = batch.arguments[0].context
+    context = batch.arguments[0].ctx
     taps: list[Seen] = []
     watching = observing(net, observer, operators=operators, handed_on=handed_on, taps=taps)
     with untouched(net), watching:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Optional
 
 from mpgluon.graph.nodes import Graph, Key, Node
-from mpgluon.graph.operators import PACKED, PLAIN, Kernel, facts_in_graph
+from mpgluon.graph.operators import PACKED, PLAIN, Kernel, facts_in_graph, name_in_f
 from mpgluon.kernels.dtypes import CAST_NUMBER
 
 __all__ = [
@@ -54,7 +54,8 @@ def is_product(node: Node) -> bool:
 
 def _name(node: Node) -> str:
     """Return the name of an operator, whether its operands are broadcast, or one is a number."""
-    return node.operator.removeprefix("broadcast").removeprefix("_").removesuffix("_scalar")
+    name = name_in_f(node.operator).removeprefix("broadcast")
+    return name.removeprefix("_").removesuffix("_scalar")
 
 
 def narrows(node: Node) -> bool:
@@ -179,7 +180,7 @@ class CastGraph:
     def ends_gradients(self, consumer: Consumer) -> bool:
         """Whether a consumer returns no gradient."""
         node, position = consumer
-        is_condition = node is not None and node.operator == "where" and position == 0
+        is_condition = node is not None and name_in_f(node.operator) == "where" and position == 0
         return is_condition or node in self._without_gradient
 
     def is_sum(self, node: Node, number: int = 0) -> bool:

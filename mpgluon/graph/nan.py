@@ -20,7 +20,7 @@ from mpgluon.graph.nodes import Entry, Graph, Node
 import mxnet as mx
 from mxnet.symbol import Symbol
 
-__all__ = ["keep_nan_in", "keeping_nan"]
+__all__ = ["KEPT_NAN", "keep_nan_in", "keeping_nan"]
 
 _NATIVE = "_mpgluon_keep_nan_"
 _NATIVE_OPERATORS = ("Activation", "Pooling")
@@ -77,6 +77,9 @@ _KEEPING: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[..., Any
     "ROIPooling": (lambda _: True, _regions),
     "RNN": (lambda options: options.get("mode") == "rnn_relu", _recurrent),
 }
+
+KEPT_NAN = frozenset(_KEEPING)
+"""Names of the operators that return a number for NaN, with some options at least."""
 
 
 def keeping_nan(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ __all__ = [
     "Kernel",
     "Operator",
     "Rule",
+    "dtype_in_numpy",
     "excluded_operands",
     "facts_in_graph",
     "listed_operators",
@@ -97,6 +98,41 @@ _OTHER = """
     array zeros ones full arange linspace eye empty load save waitall Variable var Group
 """
 
+# Operators of the NumPy interface only, by their names in a graph; the rest are in _NUMPY below.
+_NUMPY_COMPUTE = """
+    _np_dot _npi_matmul _npi_einsum _npi_tensordot _npi_tensordot_int_axes
+"""
+_NUMPY_FLOAT32 = """
+    _np_trace _npi_var _npi_std _npi_average _npi_percentile _npi_polyval
+    _npi_powerd _npi_rpower_scalar
+    _npi_cholesky _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_pinv _npi_pinv_scalar_rcond
+    _npi_solve _npi_svd _npi_tensorinv _npi_tensorsolve _npi_bincount
+"""
+_NUMPY_FOLLOW = """
+    _npi_copysign _npi_copysign_scalar _npi_rcopysign_scalar _npi_arctan2 _npi_arctan2_scalar
+    _npi_rarctan2_scalar _npi_ldexp _npi_ldexp_scalar _npi_rldexp_scalar _npi_around _npi_diff
+    _npi_ediff1d _npi_insert_scalar _npi_insert_slice _npi_insert_tensor _npi_nan_to_num
+    _npi_where_lscalar _npi_where_rscalar _npi_pad
+    _npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor
+    _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
+"""
+_NUMPY_MOVE = """
+    _np_roll _np_diagflat _np_diagonal _np_atleast_1d _np_atleast_2d _np_atleast_3d _np_moveaxis
+    _npi_rot90 _npi_tril _npi_hsplit _npi_dsplit _npi_delete _npi_unique
+"""
+# Creation, random numbers, questions whose answer is not a number of the network, integers.
+_NUMPY_OTHER = """
+    _np_all _np_any _npx_nonzero _npx_constraint_check _npi_share_memory _npi_full_like
+    _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf
+    _npi_bitwise_and _npi_bitwise_and_scalar _npi_bitwise_not _npi_bitwise_or
+    _npi_bitwise_or_scalar _npi_bitwise_xor _npi_bitwise_xor_scalar _npi_lcm _npi_lcm_scalar
+    _npi_arange _npi_blackman _npi_hamming _npi_hanning _npi_eye _npi_identity _npi_indices
+    _npi_diag_indices_from _npi_logspace _npi_ones _npi_zeros _npi_where_scalar2
+    _npi_bernoulli _npi_choice _npi_exponential _npi_gamma _npi_gumbel _npi_logistic
+    _npi_multinomial _npi_normal _npi_normal_n _npi_pareto _npi_rayleigh _npi_uniform
+    _npi_uniform_n _npi_weibull
+"""
+
 _RULES = {
     name: rule
     for rule, names in (
@@ -106,6 +142,11 @@ _RULES = {
         (Rule.FLOAT32, _ALWAYS_FLOAT32),
         (Rule.MOVE, _MOVE),
         (Rule.OTHER, _OTHER),
+        (Rule.COMPUTE, _NUMPY_COMPUTE),
+        (Rule.FLOAT32, _NUMPY_FLOAT32),
+        (Rule.FOLLOW, _NUMPY_FOLLOW),
+        (Rule.MOVE, _NUMPY_MOVE),
+        (Rule.OTHER, _NUMPY_OTHER),
     )
     for name in names.split()
 }
@@ -166,13 +207,6 @@ _ON_COPIES = """
     clip elemwise_mul _mul_scalar _div_scalar _plus_scalar _minus_scalar _rminus_scalar
 """
 
-_WITH_A_NUMBER = {
-    **{"plus": "broadcast_add", "minus": "broadcast_sub", "rminus": "broadcast_sub"},
-    **{"mul": "broadcast_mul", "div": "broadcast_div", "rdiv": "broadcast_div"},
-    **{"mod": "broadcast_mod", "rmod": "broadcast_mod"},
-    **{"power": "broadcast_power", "rpower": "broadcast_power"},
-}
-
 # Further facts, by the name in ``F``, or in a graph for what only a graph has.
 _FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Convolution", {"kernel": Kernel("convolution", PACKED, operands=2)}),
@@ -203,7 +237,8 @@ _FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("take batch_take gather_nd scatter_nd", _operands(1, "indices")),
     ("pick contrib.boolean_mask", _operands(1, "index")),
     ("choose_element_0index", _operands(1, "rhs")),
-    ("where", _operands(0, "condition")),
+    ("where _npi_where_lscalar _npi_where_rscalar", _operands(0, "condition")),
+    ("_npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor", _operands(1, "mask")),
     ("contrib.index_copy", _operands(1, "index_vector")),
     ("SequenceMask SequenceLast SequenceReverse", _operands(1, "sequence_length")),
     ("ROIPooling contrib.ROIAlign", _operands(1, "rois")),
@@ -239,9 +274,85 @@ _OPERATORS = _collected()
 _IN_GRAPH = MappingProxyType({one.in_graph: one for one in _OPERATORS.values()})
 
 
+# Operators with a number (``x * 3``), and those of the NumPy interface, that follow the rule of one
+# in ``F``. The latter share its facts too, except for native operators, which have other options.
+_AS_IN_F = """
+    _plus_scalar:broadcast_add _minus_scalar:broadcast_sub _rminus_scalar:broadcast_sub
+    _mul_scalar:broadcast_mul _div_scalar:broadcast_div _rdiv_scalar:broadcast_div
+    _mod_scalar:broadcast_mod _rmod_scalar:broadcast_mod
+    _power_scalar:broadcast_power _rpower_scalar:broadcast_power
+    _npi_absolute:abs _npi_add:broadcast_add _npi_add_scalar:broadcast_add
+    _npi_subtract:broadcast_sub _npi_subtract_scalar:broadcast_sub
+    _npi_rsubtract_scalar:broadcast_sub _npi_multiply:broadcast_mul
+    _npi_multiply_scalar:broadcast_mul _npi_true_divide:broadcast_div
+    _npi_true_divide_scalar:broadcast_div _npi_rtrue_divide_scalar:broadcast_div
+    _npi_mod:broadcast_mod _npi_mod_scalar:broadcast_mod _npi_rmod_scalar:broadcast_mod
+    _npi_power:broadcast_power _npi_power_scalar:broadcast_power _npi_hypot:broadcast_hypot
+    _npi_equal:broadcast_equal _npi_equal_scalar:broadcast_equal
+    _npi_not_equal:broadcast_not_equal _npi_not_equal_scalar:broadcast_not_equal
+    _npi_greater:broadcast_greater _npi_greater_scalar:broadcast_greater
+    _npi_greater_equal:broadcast_greater_equal _npi_greater_equal_scalar:broadcast_greater_equal
+    _npi_less:broadcast_lesser _npi_less_scalar:broadcast_lesser
+    _npi_less_equal:broadcast_lesser_equal _npi_less_equal_scalar:broadcast_lesser_equal
+    _npi_logical_not:logical_not
+    _np_copy:identity _np_cumsum:cumsum _np_diag:diag _np_max:max _np_min:min _np_prod:prod
+    _np_reshape:Reshape _npx_reshape:Reshape _np_squeeze:squeeze _np_sum:sum
+    _np_transpose:transpose _npi_flip:reverse _npi_stack:stack _npi_concatenate:concat
+    _npi_broadcast_to:broadcast_to _npi_where:where _npi_mean:mean _npi_norm:norm
+    _npi_argmax:argmax _npi_argmin:argmin
+    _npi_arccos:arccos _npi_arccosh:arccosh _npi_arcsin:arcsin _npi_arcsinh:arcsinh
+    _npi_arctan:arctan _npi_arctanh:arctanh _npi_cbrt:cbrt _npi_ceil:ceil _npi_cos:cos
+    _npi_cosh:cosh _npi_degrees:degrees _npi_exp:exp _npi_expm1:expm1 _npi_fix:fix
+    _npi_floor:floor _npi_log:log _npi_log10:log10 _npi_log1p:log1p _npi_log2:log2
+    _npi_negative:negative _npi_radians:radians _npi_reciprocal:reciprocal _npi_rint:rint
+    _npi_sign:sign _npi_sin:sin _npi_sinh:sinh _npi_sqrt:sqrt _npi_square:square _npi_tan:tan
+    _npi_tanh:tanh _npi_trunc:trunc _npx_relu:relu _npx_sigmoid:sigmoid
+"""
+_NAMES_IN_F = MappingProxyType({
+    **{one.in_graph: name for name, one in _OPERATORS.items()},
+    **dict(pair.split(":") for pair in _AS_IN_F.split()),
+})  # fmt: skip
+
+
+def name_in_f(name: str) -> str:
+    """Return the name in ``F``, for the table, of the operator that has a name in a graph."""
+    known = _NAMES_IN_F.get(name)
+    if known is not None:
+        return known
+    for namespace in ("contrib", "linalg"):
+        if name.startswith(f"_{namespace}_"):
+            return f"{namespace}.{name.removeprefix(f'_{namespace}_')}"
+    return name
+
+
+_DTYPES_IN_NUMPY = {
+    "bool": """
+        broadcast_equal broadcast_not_equal broadcast_greater broadcast_greater_equal
+        broadcast_lesser broadcast_lesser_equal logical_not _np_all _np_any _npi_isfinite
+        _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf
+    """,
+    "int64": "argmax argmin shape_array _npx_nonzero _npi_bincount _npi_diag_indices_from",
+}
+_DTYPE_IN_NUMPY = {
+    name: dtype for dtype, names in _DTYPES_IN_NUMPY.items() for name in names.split()
+}
+
+
+def dtype_in_numpy(name: str) -> Optional[str]:
+    """Return the dtype of an operator's results in the NumPy interface; ``None`` if it varies.
+
+    ``name`` is that in ``F``.
+    """
+    return _DTYPE_IN_NUMPY.get(name)
+
+
 def facts_in_graph(name: str) -> Operator:
     """Return the facts about the operator that has a name in a graph."""
-    return _IN_GRAPH.get(name) or Operator(name)
+    facts = _IN_GRAPH.get(name)
+    if facts is None and name.startswith("_np"):
+        facts = _OPERATORS.get(name_in_f(name))
+        facts = facts and facts._replace(in_graph=name, kernel=None, onnx="")
+    return facts or Operator(name)
 
 
 def operators_with(fact: str) -> Mapping[str, Any]:
@@ -291,15 +402,6 @@ def one_name(name: str) -> str:
     ``x + y`` broadcasts arrays and does not broadcast symbols.
     """
     return name.removeprefix("sparse.").replace("elemwise_", "broadcast_")
-
-
-def name_in_f(name: str) -> str:
-    """Return the name in ``F`` of a graph's operator between an array and a number.
-
-    ``x * 3`` is ``"broadcast_mul"``, as in reports of a run and in ``keep_fp32``, and in a graph
-    ``"_mul_scalar"``. Other names are returned as they are.
-    """
-    return _WITH_A_NUMBER.get(name.removeprefix("_").removesuffix("_scalar"), name)
 
 
 def excluded_operands(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:

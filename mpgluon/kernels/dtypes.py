@@ -87,11 +87,12 @@ def cast(array: Array, dtype: str) -> Array:
     Returns
     -------
     NDArray or Symbol
-        ``array`` itself where it is known to have that dtype.
+        ``array`` itself where it is known to have that dtype, else one of ``mx.nd`` or ``mx.sym``.
     """
     now = dtype_name(array)
     if now == dtype or (now is not None and now not in _AMP_DTYPES):
         return array
+    array = array.as_nd_ndarray()
     if dtype == "bfloat16" and now != "float32":
         array, now = cast(array, "float32"), "float32"  # MXNet's own way from float16 is wrong
     # oneDNN runs casts from or to bfloat16 and casts to the same dtype, and its backward overwrites

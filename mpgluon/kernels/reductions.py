@@ -68,7 +68,7 @@ def _values(array: NDArray) -> NDArray:
 
 
 def _stored(array: NDArray) -> NDArray:
-    return array.data if isinstance(array, BaseSparseNDArray) else array
+    return array.data if isinstance(array, BaseSparseNDArray) else array.as_nd_ndarray()
 
 
 def sums_of_squares(arrays: Sequence[NDArray], *, in_any_order: bool = False) -> NDArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mpgluon.blocks import set_value
 from mpgluon.checkpoint import check_parameters
 from mpgluon.errors import CheckpointError
 
@@ -66,5 +67,5 @@ def load_parameter_file(net: gluon.Block, path: Path, *, classes: int) -> list[s
     )
     for name, parameter in parameters.items():
         if name not in fresh:
-            parameter.set_data(widened[name])
+            set_value(parameter, widened[name])
     return fresh

@@ -59,7 +59,7 @@ class _BadArray(NamedTuple):
     kind: str  # "NaN" or "infinite"
 
     def __str__(self) -> str:
-        dtype, device = dtype_name(self.array), self.array.context
+        dtype, device = dtype_name(self.array), self.array.ctx
         return f"{self.parameter.name} ({dtype}, {self.kind}, on {device})"
 
 

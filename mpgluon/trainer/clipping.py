@@ -85,6 +85,7 @@ def unscaled_gradients(state: TrainerState) -> dict[str, NDArray]:
     copies = {}
     for parameter in parameters:
         gradients = parameter.list_grad()[: 1 if stepped or are_sums else None]
+        gradients = [gradient.as_nd_ndarray() for gradient in gradients]
         wide = [cast(gradient.tostype("default"), "float32") for gradient in gradients]
         rest = (one.as_in_context(wide[0].context) for one in wide[1:])
         copies[parameter.name] = sum(rest, start=wide[0]) * (1 / divisor)

@@ -194,7 +194,7 @@ class Gradients:
         self.flags.use()
         written = self.written
         return [
-            gradient
+            gradient.as_nd_ndarray()
             for parameter in parameters
             for weight, gradient in zip(parameter.list_data(), parameter.list_grad())
             if id(weight) in written or weight._fresh_grad

@@ -125,7 +125,7 @@ def _nan_of(
     ruined = [state.statistics.nan_where_ruined() for state in states]
     nan = [nan_of(loss) for loss in losses]
     for number, loss in enumerate(losses):
-        for more in (by_device[loss.context] for by_device in ruined if loss.context in by_device):
+        for more in (by_device[loss.ctx] for by_device in ruined if loss.ctx in by_device):
             more = more.as_np_ndarray() if isinstance(loss, mx.np.ndarray) else more
             nan[number] = nan[number] + more.astype(loss.dtype)
     return list(nan)

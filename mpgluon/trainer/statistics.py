@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpgluon.blocks import arrays_of
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
@@ -59,7 +60,7 @@ class RunningStatistics:
                     *(a if flat else a.reshape(-1) for a, flat in zip(arrays, self._flat)), dim=0
                 )
                 for context, *arrays in zip(
-                    self.parameters[0].list_ctx(), *(p.list_data() for p in self.parameters)
+                    self.parameters[0].list_ctx(), *map(arrays_of, self.parameters)
                 )
             }
 
@@ -139,7 +140,7 @@ class KeptStatistics:
                     now = copy
             if now is not before:
                 for parameter, values in self._statistics.split(now).items():
-                    parameter.list_data()[device][:] = values
+                    arrays_of(parameter)[device][:] = values
 
     def discard(self) -> None:
         """Discard the copies, since other values have been loaded."""

@@ -46,11 +46,11 @@ class Tokens:
 
     def _token(self, number: int, loss: NDArray, scale: float) -> NDArray:
         numpy_like = isinstance(loss, mx.np.ndarray)
-        key = (number, loss.context, loss.dtype, numpy_like, numpy_like and loss.ndim == 0)
+        key = (number, loss.ctx, loss.dtype, numpy_like, numpy_like and loss.ndim == 0)
         known_scale, token = self._tokens.get(key, (None, None))
         if token is None or known_scale != scale:
             shape = () if key[-1] else (1,)
-            ones = (mx.np if numpy_like else mx.nd).ones(shape, dtype=loss.dtype, ctx=loss.context)
+            ones = (mx.np if numpy_like else mx.nd).ones(shape, dtype=loss.dtype, ctx=loss.ctx)
             token = ones * scale
             token.attach_grad()
             self.names.update(names_of([token]))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Optional
 
+from mpgluon.blocks import arrays_of, set_value
 from mpgluon.cast import fp32
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
@@ -214,7 +215,7 @@ class WeightAverage:
 
     def _value(self, index: int, parameter: gluon.Parameter) -> NDArray:
         """Return what is averaged: the master, the FP32 weight, or statistics of all devices."""
-        first, *others = parameter.list_data()
+        first, *others = arrays_of(parameter)
         if others and gluon_trainer.is_statistic(parameter):
             differences = [one.as_in_context(first.context) - first for one in others]
             return first + mx.nd.add_n(*differences) / (1 + len(others))  # exact if they agree
@@ -237,14 +238,14 @@ class _Former(NamedTuple):
             wide = None if self.fp32_value is None else self.fp32_value.copy()
             _put(self.parameter, fp32.fp32_value(self.weights[0], wide, self.fmt))
             return
-        for weight, before in zip(self.parameter.list_data(), self.weights):
+        for weight, before in zip(arrays_of(self.parameter), self.weights):
             before.copyto(weight)
         if self.fp32_value is not None:
             fp32.remember(self.parameter, self.fp32_value)
 
 
 def _former(parameter: gluon.Parameter) -> _Former:
-    weights = [weight.copy() for weight in parameter.list_data()]
+    weights = [weight.copy() for weight in arrays_of(parameter)]
     return _Former(parameter, weights, fp32.format_of(parameter), fp32.known(parameter))
 
 
@@ -252,7 +253,7 @@ def _put(parameter: gluon.Parameter, value: NDArray) -> None:
     """Give a parameter an FP32 value, rounded to its format, which it also stands for in FP32."""
     fmt = fp32.format_of(parameter)
     is_wide = fmt in (FLOAT16, FLOAT32)
-    parameter.set_data(cast(value, fmt.name) if is_wide else round_array(value, fmt))
+    set_value(parameter, cast(value, fmt.name) if is_wide else round_array(value, fmt))
     if fmt != FLOAT32:
         fp32.remember(parameter, value.copy())  # who asks for it may change it
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 from mpgluon import kernels
+from mpgluon.blocks import arrays_of
 from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
@@ -285,7 +286,7 @@ def compare_masters(
         for parameter in trained:
             index = indices[parameter]
             if index in masters:
-                weight = parameter.list_data()[device]
+                weight = arrays_of(parameter)[device]
                 difference = updater.difference(index, weight)
                 if difference is not None:
                     compared.append(ComparedMaster(updater, index, weight, difference))
@@ -304,4 +305,4 @@ def make_masters(trainer: gluon.Trainer) -> None:
             if masters is None or index in masters or parameter.grad_req == "null":
                 continue
             if has_master(updater.optimizer, parameter):
-                updater.make_master(index, parameter.list_data()[device])
+                updater.make_master(index, arrays_of(parameter)[device])

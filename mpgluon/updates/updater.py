@@ -49,6 +49,7 @@ class Updates(mx.optimizer.Updater):
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
     ) -> None:
         """Update weights; neither waits nor changes a gradient."""
+        grad, weight = ([array.as_nd_ndarray() for array in arrays] for arrays in (grad, weight))
         together = max(1, self.optimizer.aggregate_num)
         for start in range(0, len(index), together):
             part = slice(start, start + together)
@@ -96,13 +97,9 @@ class Updates(mx.optimizer.Updater):
 
 
 def _is_plain(array: NDArray) -> bool:
-    """Whether it is a dense FP32 array on a CPU, and none of MXNet's NumPy interface."""
-    return (
-        not isinstance(array, mx.np.ndarray)
-        and array.dtype == np.float32
-        and array.stype == "default"
-        and array.context.device_type == "cpu"
-    )
+    """Whether it is a dense FP32 array on a CPU."""
+    is_dense_fp32 = array.dtype == np.float32 and array.stype == "default"
+    return bool(is_dense_fp32 and array.context.device_type == "cpu")
 
 
 @cache

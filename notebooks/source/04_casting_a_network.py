@@ -176,7 +176,8 @@ assert set(formats_of(kept_by_gluon).values()) == {"float16"}
 #    LayerNorm, GroupNorm and InstanceNorm (Gluon's `net.cast` keeps BatchNorm only);
 # 4. how many parameters were cast.
 #
-# A block whose arithmetic cannot be cast has a fifth line, *beyond reach*, with advice.
+# A block that hands its values to code which cannot be cast, such as NumPy, has a fifth line,
+# *beyond reach*, with file and line number.
 #
 # ![A chain of boxes from images to loss. Images are FP32, and are rounded on their way into the
 # convolution. Convolution, ReLU and dense layer compute in FP16, BatchNorm sums in FP32. The

@@ -19,7 +19,8 @@
 # - say why an FP16 gradient must not be divided, and do without it;
 # - clip by the norm, and collect the gradients of several batches for one step, in the right order;
 # - train with two losses, with two Trainers, and with both;
-# - write NVIDIA's loop with masters and a scale by hand, and in three lines.
+# - write NVIDIA's loop with masters and a scale by hand, and in three lines;
+# - do all of this in MXNet's NumPy interface.
 #
 # You should know the loss scale (lesson 03) and master weights
 # ([lesson 02](02_lost_updates.ipynb)). FP16 and FP32 stand for `float16` and `float32`. Everything
@@ -713,6 +714,68 @@ print(f"{same.sum()} of {same.size} weights have the same bits")
 # %% tags=["claim"]
 assert losses[-1] < losses[0]
 assert same.all()
+
+# %% [markdown]
+# ## The same loop in MXNet's NumPy interface
+#
+# MXNet has two interfaces: `mx.nd`, used so far, and since 1.6 `mx.np`, whose functions are named
+# as in NumPy. *Dive into Deep Learning* uses the second. A cast covers both. Here is one network,
+# written once as a plain `Block` that calls `mx.nd`, and once with `mx.np`, and one loop for both.
+
+
+# %%
+class WithNd(gluon.nn.Block):
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.hidden = gluon.nn.Dense(32, in_units=3 * 32 * 32)
+            self.out = gluon.nn.Dense(10, in_units=32)
+
+    def forward(self, x):
+        h = self.hidden(x)
+        return self.out(mx.nd.tanh(h) * mx.nd.sigmoid(h))
+
+
+class WithNp(WithNd):
+    def forward(self, x):
+        h = self.hidden(x)
+        return self.out(mx.np.tanh(h) * mx.npx.sigmoid(h))
+
+
+def weights_after_an_epoch(network, array):
+    net = network()
+    net.initialize()
+    draw = np.random.default_rng(0)  # MXNet's initializers draw other numbers in each interface
+    for parameter in net.collect_params().values():
+        parameter.set_data(array(draw.normal(0, 0.03, parameter.shape), dtype="float32"))
+    mpgluon.cast_block(net)
+    options = {"learning_rate": 0.05, "momentum": 0.9, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer)
+    for images, labels in batches:
+        images, labels = array(images.asnumpy()), array(labels.asnumpy(), dtype="int32")
+        with autograd.record():
+            loss = loss_fn(net(images), labels)
+            with amp.scale_loss(loss, trainer) as scaled_loss:
+                autograd.backward(scaled_loss)
+        trainer.step(len(labels))
+    return net.hidden.weight.data().asnumpy()
+
+
+in_nd = weights_after_an_epoch(WithNd, mx.nd.array)
+mx.npx.set_np()  # before a network is made
+in_np = weights_after_an_epoch(WithNp, mx.np.array)
+mx.npx.reset_np()
+print(f"weights are {in_nd.dtype} and {in_np.dtype}")
+print(f"{(in_nd == in_np).sum()} of {in_nd.size} have the same bits")
+
+# %% tags=["claim"]
+assert in_nd.tobytes() == in_np.tobytes()
+
+# %% [markdown]
+# The functions that are called by name follow the cast as `F.tanh` in a `hybrid_forward` does: in
+# FP16, with the result rounded once. (The docs have the book's own loop:
+# [If you learned Gluon from d2l](../docs/how-to/d2l.md).)
 
 # %% [markdown]
 # ## Summary

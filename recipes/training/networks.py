@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpgluon.blocks import set_value
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.devices import from_numpy
 from mpgluon.distributed import synchronize_batch_norm
@@ -121,5 +122,5 @@ def _load_state_dict(net: gluon.Block, path: Path, classes: int) -> list[str]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     for name, value in values.items():
-        parameters[name].set_data(from_numpy(value))
+        set_value(parameters[name], from_numpy(value))
     return fresh

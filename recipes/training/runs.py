@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
+from mpgluon.blocks import set_value
 from mpgluon.checkpoint import check_parameters, read_extra, read_parameters
 from mpgluon.devices import from_numpy
 from mpgluon.errors import CheckpointError
@@ -105,7 +106,7 @@ def restored_network(
     values = {name: value.astype(np.float32) for name, value in read_parameters(checkpoint).items()}
     check_parameters(checkpoint, parameters, values)
     for name, parameter in parameters.items():
-        parameter.set_data(from_numpy(values[name]))
+        set_value(parameter, from_numpy(values[name]))
     return net
 
 

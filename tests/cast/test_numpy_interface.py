@@ -1,4 +1,4 @@
-"""Networks that compute with mx.np: refused before anything is changed, or restored."""
+"""Networks of MXNet's NumPy interface: as those of mx.nd, with the same bits; mixtures refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from mpgluon import PrecisionError, amp
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, EACH_WAY, WAYS, in_sequence
-from mxnet import gluon
+from helpers import (
+    BOTH,
+    EACH_WAY,
+    SAME_BITS_HYBRIDIZED,
+    STATIC,
+    WAYS,
+    assert_same_bits,
+    in_sequence,
+    parameters_of,
+)
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 VALUES = np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32)
@@ -62,14 +71,14 @@ def state(net):
 
 
 @EACH_WAY
-def test_a_block_that_is_decorated_for_the_numpy_interface_is_refused_at_the_cast(way):
+def test_a_block_decorated_for_the_interface_is_refused_while_it_is_switched_off(way):
     net = network(Decorated)
     for parameter in net.collect_params().values():
         parameter.shape = (*(parameter.shape[:1]), *(4,) * (len(parameter.shape) - 1))
     for parameter in net.collect_params().values():
         parameter._finish_deferred_init()
     before = state(net)
-    with pytest.raises(PrecisionError, match="use_np:") as caught:
+    with pytest.raises(PrecisionError, match=r"use_np, .* switched off.*set_np") as caught:
         WAYS[way](net)
     assert f"{net[1].name} (Decorated)" in str(caught.value)
     assert "Nothing was changed" in str(caught.value)
@@ -77,22 +86,29 @@ def test_a_block_that_is_decorated_for_the_numpy_interface_is_refused_at_the_cas
 
 
 @EACH_WAY
-def test_a_network_made_or_cast_under_set_np_is_refused_at_the_cast(way):
+def test_parameters_of_the_other_interface_are_refused(way):
+    plain = nn.Dense(3, in_units=4)
+    plain.initialize()
     with mx.util.np_array(active=True):
-        net = network(nn.Flatten)
-        net(mx.np.array(VALUES))
-        with pytest.raises(PrecisionError, match=r"mx\.np arrays|set_np"):
-            WAYS[way](net)
-        expected = net(mx.np.array(VALUES)).asnumpy()
-    with pytest.raises(PrecisionError, match=r"has parameters that are mx\.np arrays"):
+        net = nn.Dense(3, in_units=4)
+        net.initialize()
+        with pytest.raises(PrecisionError, match=r"mx\.nd arrays.*switched on.*reset_np"):
+            WAYS[way](plain)
+    with pytest.raises(PrecisionError, match=r"mx\.np arrays.*switched off.*set_np"):
         WAYS[way](net)
+    assert "hybrid_forward" not in vars(net)
+
+
+@EACH_WAY
+@BOTH
+def test_switching_the_interface_between_cast_and_call_is_an_error(way, hybridize):
     with mx.util.np_array(active=True):
-        assert np.array_equal(net(mx.np.array(VALUES)).asnumpy(), expected)
-        later = nn.Dense(3)
-        later.initialize()
-        with pytest.raises(PrecisionError, match="set_np"):
-            WAYS[way](later)
-        assert "hybrid_forward" not in vars(later)
+        net = nn.Dense(3, in_units=4)
+        net.initialize()
+        WAYS[way](net)
+        net.hybridize(hybridize)
+    with pytest.raises(PrecisionError, match=r"switched off since .*set_np"):
+        net(mx.np.array(VALUES))
 
 
 @pytest.mark.parametrize("kind", [CallsNumPy, CallsExtension, Decorated])
@@ -145,3 +161,180 @@ def test_calls_of_numpy_itself_are_accepted(way):
     net = network(OwnArrays)
     WAYS[way](net)
     assert net(mx.nd.array(VALUES)).dtype == np.float32
+
+
+# A network in both interfaces.
+
+
+class Both(gluon.HybridBlock):
+    """Has what most networks have; computes with F.np and F.npx where that is switched on."""
+
+    def __init__(self):
+        super().__init__(prefix="both_")
+        with self.name_scope():
+            self.body = nn.HybridSequential()
+            self.body.add(
+                nn.Conv2D(8, 3, padding=1, in_channels=3),
+                nn.BatchNorm(in_channels=8),
+                nn.Activation("relu"),
+            )
+            self.again = nn.Conv2D(8, 3, padding=1, in_channels=8)
+            self.pool, self.norm = nn.MaxPool2D(2, 2), nn.LayerNorm(in_channels=8)
+            self.dense, self.drop = nn.Dense(10, in_units=8), nn.Dropout(0.2)
+            self.matrix = self.params.get("matrix", shape=(10, 10))
+
+    def hybrid_forward(self, F, x, matrix):
+        in_numpy = mx.util.is_np_array()
+        np_, npx = (F.np, F.npx) if in_numpy else (F, F)
+        first = self.body(x)
+        x = self.pool(npx.relu(self.again(first) + first))
+        x = self.drop(self.dense(self.norm(np_.mean(x, axis=(2, 3)))))
+        x = np_.dot(np_.tanh(x) * 0.5, matrix)
+        if in_numpy:
+            return np_.concatenate([x, npx.softmax(x) * 2], axis=1)
+        return F.concat(x, F.softmax(x) * 2, dim=1)
+
+
+def trained(in_numpy, way, hybridize, *, optimizer="sgd", checkpoint=None, first_step=0):
+    """Train for three steps in one of the two interfaces; return all that is left of it.
+
+    The checkpoint is written after two steps, or read before the third.
+    """
+    switch = mx.npx.set_np if in_numpy else mx.npx.reset_np
+    switch()
+    try:
+        return _trained(in_numpy, way, hybridize, optimizer, checkpoint, first_step)
+    finally:
+        mx.npx.reset_np()
+
+
+def _trained(in_numpy, way, hybridize, optimizer, checkpoint, first_step):
+    array = mx.np.array if in_numpy else mx.nd.array
+    random = np.random.RandomState(3)
+    mx.random.seed(0)
+    net = Both()
+    net.initialize(mx.init.One())
+    for place, parameter in sorted(net._collect_params_with_prefix().items()):
+        offset = float(place.endswith(("gamma", "var")))
+        values = 0.3 * random.standard_normal(parameter.shape) + offset
+        parameter.set_data(array(values.astype(np.float32)))
+    if way is not None:
+        WAYS[way](net)
+    net.hybridize(hybridize, **STATIC)
+    options = {"learning_rate": 0.05, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), optimizer, options)
+    amp.init_trainer(trainer, mpgluon.DynamicLossScale(2.0**10, growth_interval=2))
+    average = mpgluon.WeightAverage(trainer, 0.9)
+    loss_of, losses = gluon.loss.SoftmaxCrossEntropyLoss(), []
+    if first_step:
+        mpgluon.load_checkpoint(checkpoint, net, trainer)
+    for step in range(first_step, 3):
+        random = np.random.RandomState(step)
+        images = array(random.standard_normal((4, 3, 8, 8)).astype(np.float32))
+        labels = array(random.randint(0, 20, 4), dtype="int32")
+        with autograd.record():
+            loss = loss_of(net(images), labels)
+            with amp.scale_loss(loss * (np.inf if step == 1 else 1), trainer) as scaled_loss:
+                autograd.backward(scaled_loss)
+        amp.clip_global_norm(trainer, 1.0, 4)
+        trainer.step(4)
+        average.update()
+        losses.append(loss.asnumpy())
+        if checkpoint is not None and step == 1:
+            mpgluon.save_checkpoint(checkpoint, net, trainer)
+    with average.swapped_in():
+        averaged = {f"averaged {k}": v for k, v in parameters_of(net).items()}
+    rest = {"losses": np.stack(losses[-1:]), "scale": np.float64(amp.loss_scale(trainer))}
+    assert amp.skipped_steps(trainer) == 1
+    return {**parameters_of(net), **averaged, **rest}
+
+
+@BOTH
+@pytest.mark.parametrize("way", [None, *WAYS])
+def test_a_network_trains_to_the_same_bits_in_both_interfaces(way, hybridize):
+    in_nd = trained(False, way, hybridize)
+    assert_same_bits(trained(True, way, hybridize), in_nd)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nag", "lamb", "rmsprop"])
+def test_each_optimizer_updates_as_in_the_other_interface(optimizer):
+    in_nd = trained(False, "cast float16", True, optimizer=optimizer)
+    assert_same_bits(trained(True, "cast float16", True, optimizer=optimizer), in_nd)
+
+
+class WithNumbers(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        in_numpy = mx.util.is_np_array()
+        x = F.np.dot(x, F.np.ones((4, 4)) * 0.25) if in_numpy else F.dot(x, F.ones((4, 4)) * 0.25)
+        x = 0.7 - (x * 0.3 + 0.1) / 0.7
+        return x * (1.1 / x) - 0.3 / x
+
+
+@BOTH
+@pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
+def test_numbers_beside_arrays_are_rounded_as_in_the_other_interface(way, hybridize):
+    results = []
+    for in_numpy in (False, True):
+        (mx.npx.set_np if in_numpy else mx.npx.reset_np)()
+        try:
+            net = WithNumbers()
+            WAYS[way](net)
+            net.hybridize(hybridize)
+            x = (mx.np if in_numpy else mx.nd).array(np.tile(VALUES, (8, 1)))
+            results.append([net(x).asnumpy().reshape(-1)])
+        finally:
+            mx.npx.reset_np()
+    assert_same_bits(*results)
+
+
+class Sum(gluon.HybridBlock):
+    """Adds a value of its own, which has one row, to its input."""
+
+    def __init__(self):
+        super().__init__(prefix="sum_")
+        self.dense = nn.Dense(4, in_units=4, prefix="sum_dense_")
+        self.row = self.params.get("row", shape=(1, 4), init=mx.init.Uniform(1))
+
+    def hybrid_forward(self, F, x, row):
+        y = self.dense(x)
+        return (y + self.dense(row)) + y
+
+
+@pytest.mark.usefixtures("numpy_interface")
+@pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
+def test_a_sum_whose_operands_had_one_shape_may_broadcast_later(way):
+    net = Sum()
+    net.initialize(mx.init.Uniform(1))
+    WAYS[way](net)
+    for rows in (1, 3, 1, 2, 3):
+        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)), dtype="float32")
+        net.hybridize(False)
+        expected = net(x).asnumpy()
+        net.hybridize()
+        np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    net.hybridize()
+    for rows in (1, 3, 1):  # with one graph, not a new one each time
+        x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)), dtype="float32")
+        assert net(x).shape == (rows, 4)
+
+
+def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
+    file = tmp_path / "checkpoint"
+    expected = trained(True, "cast float16", True, checkpoint=file)
+    resumed = trained(True, "cast float16", True, checkpoint=file, first_step=2)
+    assert_same_bits(resumed, expected)
+
+
+@pytest.mark.usefixtures("numpy_interface")
+@EACH_WAY
+def test_restore_gives_the_fp32_network_back(way):
+    net = Both()
+    net.initialize()
+    before = parameters_of(net)
+    images = mx.np.array(np.ones((2, 3, 8, 8), np.float32))
+    expected = net(images).asnumpy()
+    WAYS[way](net)
+    assert isinstance(net(images), mx.np.ndarray)
+    mpgluon.restore(net)
+    assert_same_bits(parameters_of(net), before)
+    assert np.array_equal(net(images).asnumpy(), expected)

@@ -1,0 +1,265 @@
+"""Operators of a cast network that are called in another way than through its ``F``.
+
+Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in one
+function of MXNet, which receives an operator and its operands; so do symbols of the NumPy
+interface, in another one. While a block of a cast network computes, these two follow the operator
+table, in the thread that computes; afterwards they are MXNet's again.
+
+The arithmetic itself is that of ``mx.nd``: operands of the NumPy interface are taken out of it
+without a copy, and results are put back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, Optional
+
+from mpgluon.cast.arithmetic import Arithmetic
+from mpgluon.cast.arrays import format_of, mark, number_in_float16
+from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work, ungoverned
+from mpgluon.cast.numpy_arrays import as_nd, as_np
+from mpgluon.errors import PrecisionError
+from mpgluon.graph.nan import KEPT_NAN, keeping_nan
+from mpgluon.graph.operators import Rule, dtype_in_numpy, name_in_f, one_name, rule_of
+from mpgluon.kernels.dtypes import Array, cast, dtype_name
+
+import mxnet as mx
+import mxnet.ndarray.numpy._op as numpy_functions
+from mxnet.base import _LIB, check_call
+from mxnet.ndarray import register as array_register
+from mxnet.ndarray.register import _imperative_invoke
+from mxnet.symbol import Symbol
+from mxnet.symbol import register as symbol_register
+from mxnet.symbol.register import _symbol_creator
+
+__all__ = ["FP32_OPERATORS", "governed", "operator_names"]
+
+# Called as functions of F with their options, since a native operator may take their place.
+_BY_FUNCTION = frozenset({"Convolution", "FullyConnected", "batch_dot", *KEPT_NAN})
+# Write their operands, or a part of them, to an array, in its format.
+_WRITING = frozenset({"_copyto", "_slice_assign", "_scatter_set_nd"})
+# Python's arithmetic with a number, which a float16 kernel rounds to float16.
+_WITH_NUMBER = frozenset(
+    f"{prefix}{name}_scalar"
+    for prefix, names in {
+        "_": "plus minus rminus mul div rdiv mod rmod",
+        "_npi_": "add subtract rsubtract multiply true_divide rtrue_divide mod rmod",
+    }.items()
+    for name in names.split()
+)
+_LOOPS = frozenset({"_foreach", "_while_loop", "_cond"})
+_numpy_library = numpy_functions._api_internal  # another door, of one operator
+_tensordot = _numpy_library.tensordot
+
+
+class _Fp32Operators(Arithmetic):
+    """MXNet's operators as they are, for a block that is kept in FP32."""
+
+    def compute(self, call: OperatorCall) -> Any:
+        return mark(call.run(), None)
+
+    normalize = follow = move = compute
+
+    def apply(self, _rule: Rule, call: OperatorCall) -> Any:
+        """Run a call, whatever the rule."""
+        return self.compute(call)
+
+
+FP32_OPERATORS = _Fp32Operators()
+"""For a block of a cast network that computes in FP32: its operators keep NaN."""
+
+
+@contextmanager
+def governed(**about: Any) -> Iterator[None]:
+    """Let operators that this thread calls by name follow the table, as :func:`at_work` says.
+
+    Without an ``arithmetic``, they are MXNet's own.
+    """
+    with _INSTALLED, at_work(**about):
+        yield
+
+
+class _Installed:
+    """The exchange of MXNet's two functions, while at least one thread needs it."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                array_register._imperative_invoke = _invoke
+                symbol_register._symbol_creator = _create
+                _numpy_library.tensordot = _tensordot_of_arrays
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                array_register._imperative_invoke = _imperative_invoke
+                symbol_register._symbol_creator = _symbol_creator
+                _numpy_library.tensordot = _tensordot
+
+
+_INSTALLED = _Installed()
+
+
+@cache
+def operator_names() -> dict[int, str]:
+    """Return the names of MXNet's operators in a graph, by their handles."""
+    count, texts = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
+    check_call(_LIB.MXListAllOpNames(ctypes.byref(count), ctypes.byref(texts)))
+    names = {}
+    for text in texts[: count.value]:
+        handle, name = ctypes.c_void_p(), ctypes.c_char_p()
+        check_call(_LIB.NNGetOpHandle(text, ctypes.byref(handle)))
+        check_call(_LIB.MXSymbolGetAtomicSymbolName(handle, ctypes.byref(name)))
+        names[handle.value or 0] = (name.value or b"").decode()
+    return names
+
+
+def _name(handle: int) -> str:
+    names = operator_names()
+    if handle not in names:  # of a library that was loaded since
+        operator_names.cache_clear()
+        names = operator_names()
+    return names[handle]
+
+
+def _invoke(
+    handle: int,
+    arrays: Sequence[Any],
+    keys: Sequence[str],
+    values: Sequence[Any],
+    out: Any,
+    is_numpy: bool,
+    returns_list: bool,
+) -> Any:
+    """Run an operator on arrays, in the place of MXNet's function."""
+    arithmetic = vars(AT_WORK).get("arithmetic")
+    if arithmetic is None or not arrays:
+        return _imperative_invoke(handle, arrays, keys, values, out, is_numpy, returns_list)
+
+    def run(*operands: Any, **_: Any) -> Any:
+        return _imperative_invoke(handle, operands, keys, values, None, False, returns_list)
+
+    name, legacy = _name(handle), as_nd(arrays)
+    options = dict(zip(keys, values))
+    values = _numbers_received(name, options, legacy)
+    if out is not None and name in _WRITING:
+        with ungoverned():
+            dtype = str(dtype_name(out))
+            if dtype in ("float16", "float32"):
+                legacy = [cast(array, dtype) for array in legacy]
+            _imperative_invoke(handle, legacy, keys, values, out, False, False)
+        if name == "_copyto" and type(out) is mx.np.ndarray:
+            out.__class__ = type(arrays[0])
+        return out
+    result = _apply(arithmetic, name, mx.nd, run, legacy, {}, options)
+    if out is None:
+        return as_np(result) if is_numpy else result
+    for target, value in zip(_as_list(out), _as_list(result)):
+        with ungoverned():
+            value = value.astype(target.dtype)
+            target[:] = as_np(value) if is_numpy else value
+    return out
+
+
+def _create(
+    handle: int,
+    args: Optional[Sequence[Any]],
+    operands: dict[str, Any],
+    keys: Sequence[str],
+    values: Sequence[Any],
+    name: str,
+    is_numpy: bool,
+    returns_list: bool = False,
+) -> Any:
+    """Make the symbol of an operator, in the place of MXNet's function."""
+    arithmetic = vars(AT_WORK).get("arithmetic")
+    if arithmetic is None or not (args or operands) or not is_numpy:
+        return _symbol_creator(handle, args, operands, keys, values, name, is_numpy, returns_list)
+
+    def run(*args: Any, **operands: Any) -> Any:
+        return _symbol_creator(handle, args, operands, keys, values, name, False, returns_list)
+
+    operator = _name(handle)
+    if operator in _LOOPS:
+        raise PrecisionError(
+            f"{name} is a loop or a branch of MXNet's NumPy interface, which a hybridized cast "
+            "network cannot contain; do not hybridize its block, or keep it in FP32 with keep_fp32"
+        )
+    have_one_shape = vars(AT_WORK).get("have_one_shape")
+    if operator == "_npi_add" and have_one_shape and have_one_shape(*operands.values()):
+        operator, run = "elemwise_add", partial(_add, name)  # which has native operators
+    options = {**dict(zip(keys, values)), "name": name}
+    legacy = {key: as_nd(operand) for key, operand in operands.items()}
+    values = _numbers_received(operator, dict(zip(keys, values)), legacy.values())
+    result = as_np(_apply(arithmetic, operator, mx.sym, run, as_nd(args or ()), legacy, options))
+    return [result] if returns_list and not isinstance(result, list) else result
+
+
+def _numbers_received(
+    name: str, options: Mapping[str, Any], operands: Iterable[Array]
+) -> list[Any]:
+    """Return the values of options; a number beside a float16 operand as MXNet's kernels see it."""
+    if name in _WITH_NUMBER and "float16" in map(format_of, operands):
+        options = {**options, "scalar": number_in_float16(options["scalar"])}
+    return list(options.values())
+
+
+def _add(name: str, **operands: Symbol) -> Symbol:
+    return mx.sym.elemwise_add(*operands.values(), name=name)
+
+
+def _tensordot_of_arrays(a: Any, b: Any, axes: Any) -> Any:
+    """Run ``mx.np.tensordot``, in the place of MXNet's function, as its symbols do."""
+    if vars(AT_WORK).get("arithmetic") is None:
+        return _tensordot(a, b, axes)
+    operator = mx.nd.numpy._internal  # generated functions of the registry
+    if isinstance(axes, int):
+        return operator.tensordot_int_axes(a, b, axes)
+    first, second = ((one,) if isinstance(one, int) else tuple(one) for one in axes)
+    return operator.tensordot(a, b, first, second)
+
+
+def _apply(
+    arithmetic: Arithmetic,
+    name: str,
+    namespace: Any,
+    run: Any,
+    args: Sequence[Any],
+    operands: dict[str, Any],
+    options: dict[str, Any],
+) -> Any:
+    """Run an operator on operands of ``mx.nd`` or ``mx.sym``, by its rule."""
+    in_f = name_in_f(name)
+    if name in _BY_FUNCTION:
+        run = keeping_nan(name, getattr(namespace, name))
+        operands = {**operands, **options}
+    rules = vars(AT_WORK).get("rules") or {}
+    dtype = dtype_in_numpy(in_f)
+    rule = rules.get(one_name(in_f)) or (Rule.FLOAT32 if dtype else rule_of(in_f))
+    call = OperatorCall(in_f, run, tuple(args), operands)
+    with ungoverned():
+        result = arithmetic.apply(rule, call)
+        dtype = dtype or options.get("dtype")
+        if dtype not in (None, "None") and rule is not Rule.COMPUTE:
+            result = mark(result, str(dtype))
+        return _outputs(result)
+
+
+def _outputs(result: Any) -> Any:
+    """Return a list of several results, each of the format of all of them."""
+    if isinstance(result, Symbol) and len(result) > 1:
+        return list(result)
+    return result
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,84 @@
+"""Arrays and symbols of MXNet's NumPy interface inside a cast network.
+
+Those that arithmetic works on are of ``mx.nd`` and ``mx.sym`` (:mod:`mpgluon.cast.arrays`). Here
+are their counterparts, which share the values, and know the same formats.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Optional
+
+from mpgluon.cast.arrays import Format, convert_arrays, format_of, mark, onto_grid
+from mpgluon.formats.float_format import FloatFormat
+from mpgluon.kernels.dtypes import Array
+
+import mxnet as mx
+from mxnet.symbol import Symbol
+from mxnet.symbol.numpy import _Symbol as NumPySymbol
+
+__all__ = ["as_nd", "as_np", "is_numpy"]
+
+
+class _NumPyGridArray(mx.np.ndarray):
+    """An FP32 array whose values are numbers of another format; one class for each format."""
+
+    format: FloatFormat
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a part, of the same format."""
+        return as_np(mark(mx.np.ndarray.__getitem__(self, key).as_nd_ndarray(), self.format))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write values, rounded to the format."""
+        mx.np.ndarray.__setitem__(self, key, value)
+        plain = self.detach().as_nd_ndarray()
+        mx.nd.NDArray.__setitem__(plain, slice(None), onto_grid(plain, self.format))
+
+
+class _NumPyFormatSymbol(NumPySymbol):
+    """A symbol whose format is known; one class for each format."""
+
+    format: Format
+
+
+def is_numpy(array: Any) -> bool:
+    """Whether an array or a symbol belongs to the NumPy interface."""
+    return isinstance(array, (mx.np.ndarray, NumPySymbol))
+
+
+def as_nd(value: Any) -> Any:
+    """Return arrays and symbols of the NumPy interface as those of ``mx.nd`` and ``mx.sym``.
+
+    They share the values and what autograd has recorded.
+    """
+
+    def convert(array: Array) -> Array:
+        if not is_numpy(array):
+            return array
+        return mark(array.as_nd_ndarray(), getattr(array, "format", None))
+
+    return convert_arrays(value, convert)
+
+
+def as_np(value: Any) -> Any:
+    """Return arrays and symbols of ``mx.nd`` and ``mx.sym`` as those of the NumPy interface."""
+
+    def convert(array: Array) -> Array:
+        if is_numpy(array):
+            return array
+        fmt, converted = format_of(array), array.as_np_ndarray()
+        if isinstance(array, Symbol) or isinstance(fmt, FloatFormat):
+            converted.__class__ = _class_of(fmt, isinstance(array, Symbol))
+        return converted
+
+    return convert_arrays(value, convert)
+
+
+@cache
+def _class_of(fmt: Optional[Format], is_symbol: bool) -> type:
+    if fmt is None:
+        symbol: type = NumPySymbol
+        return symbol
+    base = _NumPyFormatSymbol if is_symbol else _NumPyGridArray
+    return type(f"NumPy{fmt}{'Symbol' if is_symbol else 'Array'}", (base,), {"format": fmt})

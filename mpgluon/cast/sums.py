@@ -1,0 +1,75 @@
+"""Sums in a graph of MXNet's NumPy interface whose operands have one shape.
+
+``x + y`` broadcasts there. Where both have one shape, as in a residual network, an operator that
+does not broadcast takes its place: that is faster, and has native ones. The shapes are those for
+which the graph was traced; others are compared before the graph computes with them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import mxnet as mx
+from mxnet.symbol import Symbol
+
+__all__ = ["SumsOfOneShape"]
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+class SumsOfOneShape:
+    """The pairs of operands in one graph.
+
+    Attributes
+    ----------
+    names : list of str
+        Those of the graph's inputs.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._pairs: list[tuple[Symbol, Symbol]] = []
+        self._shapes: Shapes = ()
+        self._fitting: set[tuple[tuple[int, ...], ...]] = set()
+        self._may_note = True
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what a copy needs: it has no graph."""
+        return {}
+
+    def __setstate__(self, _: dict[str, object]) -> None:
+        """Become a copy."""
+        SumsOfOneShape.__init__(self)
+
+    def begin(self, shapes: Shapes) -> None:
+        """Forget the pairs: a graph is traced, for inputs of these shapes."""
+        self._pairs, self._shapes, self._fitting = [], tuple(shapes), {tuple(shapes)}
+
+    def note(self, one: Symbol, other: Symbol) -> bool:
+        """Whether two symbols have one shape; if so, the graph depends on it from now on."""
+        pair = one.as_nd_ndarray(), other.as_nd_ndarray()
+        if not self._may_note or not self._have_one_shape(pair, self._shapes):
+            return False
+        self._pairs.append(pair)
+        return True
+
+    def fit(self, shapes: Shapes) -> bool:
+        """Whether the graph computes inputs of these shapes; without it, no pair is noted again."""
+        shapes = tuple(shapes)
+        if not self._pairs or shapes in self._fitting:
+            return True
+        self._may_note = all(self._have_one_shape(pair, shapes) for pair in self._pairs)
+        if self._may_note:
+            self._fitting.add(shapes)
+        return self._may_note
+
+    def _have_one_shape(self, pair: tuple[Symbol, Symbol], shapes: Shapes) -> bool:
+        given = dict(zip(self.names, shapes))
+        both = mx.sym.Group(list(pair))
+        known = {name: given[name] for name in both.list_arguments() if name in given}
+        with warnings.catch_warnings():  # MXNet's, about what stays unknown
+            warnings.simplefilter("ignore")
+            _, results, _ = both.infer_shape_partial(**known)
+        one, other = results or ((), ())
+        return one == other and one is not None and all(size > 0 for size in one) and one != ()

@@ -60,6 +60,7 @@ NETWORKS = (
     Network("inceptionv3", 75, 0.001),
     Network("mobilenet1.0", 96, 0.002),
     Network("resnet50_v2", 64, 0.001),
+    Network("bn_inception", 32, 0.0005),
 )
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},

@@ -5,9 +5,10 @@
     python scripts/benchmark.py scale --output results     # time and memory against size
     python scripts/benchmark.py zoo --output results       # many networks in float16
     python scripts/benchmark.py memory --memory-limit 8GiB # the largest batch that fits, too
+    python scripts/benchmark.py tuning --output results    # one measure on top of the other
 
-"all" takes about ten minutes on two cores. zoo, zoo-small, memory and scale take longer (zoo about
-25 minutes): they are run by name, one at a time, and have records of their own.
+"all" takes about ten minutes on two cores. The others are run by name, one at a time, and have
+records of their own (zoo takes about 25 minutes).
 
 Ratios are per round to the first contestant, so what slows down a whole round cancels. With
 --output a record (JSON) and a plot (PNG) are written.
@@ -35,14 +36,21 @@ from benchmarks.memory import memory, parse_memory, with_largest_batches
 from benchmarks.race import Case, CaseResult, Conditions, race
 from benchmarks.record import BenchmarkRecord, begin_record, write_record
 from benchmarks.report import case_report, heading, memory_table, networks_table
+from benchmarks.tuning import tuning
 from benchmarks.zoo import zoo, zoo_small
 from recipes.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_PYTHON = ROOT / ".venv-torch" / "bin" / "python"
 # Cases that are run by name, and the rounds of those that do not take 11.
-LONG_CASES = {"zoo": zoo, "zoo-small": zoo_small, "memory": memory, "scale": sweeps}
-ROUNDS: dict[Optional[str], int] = {"memory": 1, "scale": 5}
+LONG_CASES = {
+    "zoo": zoo,
+    "zoo-small": zoo_small,
+    "memory": memory,
+    "scale": sweeps,
+    "tuning": tuning,
+}
+ROUNDS: dict[Optional[str], int] = {"memory": 1, "scale": 5, "tuning": 5}
 # Whose contestants run one after the other, so that each has the memory to itself.
 ALONE = ("memory", "scale")
 TABLES = {"zoo": networks_table, "zoo-small": networks_table, "memory": memory_table}

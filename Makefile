@@ -26,7 +26,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo test test-avx2 fuzz test-slow test-torch test-horovod test-third-party test-gpu test-newest lint \
+.PHONY: demo test test-avx2 fuzz test-slow test-torch test-tensorflow test-horovod test-third-party test-gpu test-newest lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -82,6 +82,12 @@ test-torch: environment
 		mmasim==2.1.1 ninja==1.13.2 "setuptools<81")
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
 		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py
+
+# Against TensorFlow, in an environment of its own; `make benchmark` then has it as a peer.
+test-tensorflow: environment
+	test -d .venv-tensorflow || ($(PYTHON) -m venv .venv-tensorflow && .venv-tensorflow/bin/python -m pip install \
+		--quiet --disable-pip-version-check tensorflow-cpu==2.21.0)
+	$(RUN) -m pytest tests/benchmarks/test_tensorflow_peer.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.
@@ -189,8 +195,8 @@ notebooks: environment
 notebooks-check: environment
 	$(CHECK_NOTEBOOKS)
 
-# Formats and libraries side by side; a record and a plot for this machine. PyTorch takes part if
-# .venv-torch is there, which `make test-torch` makes.
+# Formats and libraries side by side; a record and a plot for this machine. PyTorch and TensorFlow take part
+# if .venv-torch and .venv-tensorflow are there, which `make test-torch` and `make test-tensorflow` make.
 benchmark: environment
 	$(RUN) scripts/benchmark.py all --output results
 
@@ -235,5 +241,5 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch runs dist build *.egg-info \
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-tensorflow runs dist build *.egg-info \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

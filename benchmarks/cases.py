@@ -16,16 +16,19 @@ from benchmarks.race import Case
 __all__ = [
     "CASES",
     "DTYPES",
-    "PYTORCH_MODELS",
+    "PEER_MODELS",
     "CaseOptions",
     "training",
     "training_in_formats",
 ]
 
 DTYPES = ("float32", "float16", "bfloat16")
-# The networks that pytorch_peer.py has.
-PYTORCH_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
-_PYTORCH_PEER = str(Path(__file__).with_name("pytorch_peer.py"))
+# The networks that pytorch_peer.py and tensorflow_peer.py have.
+PEER_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
+_PEERS = {
+    library: str(Path(__file__).with_name(f"{library}_peer.py"))
+    for library in ("pytorch", "tensorflow")
+}
 _IN_A_ROW = 5  # calls in a run, for contestants that a pause before each call slows
 
 
@@ -50,8 +53,8 @@ class CaseOptions:
         the cases of the zoo, of memory and of sequences.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
-    torch_python : str or None
-        An interpreter with PyTorch; ``None``: it does not take part.
+    torch_python, tensorflow_python : str or None
+        An interpreter with PyTorch, or TensorFlow; ``None``: it does not take part.
     images : str or None
         A folder with one folder of images per class; ``None``: rendered images.
     workers : int
@@ -68,6 +71,7 @@ class CaseOptions:
     dtypes: Optional[Sequence[str]] = None
     peers: bool = True
     torch_python: Optional[str] = None
+    tensorflow_python: Optional[str] = None
     images: Optional[str] = None
     workers: int = 2
     memory_limit_mib: Optional[float] = None
@@ -77,11 +81,16 @@ class CaseOptions:
         """The image size where a case has no other default."""
         return self.image_size or 224
 
+    def python_of(self, library: str) -> Optional[str]:
+        """Return the interpreter of a peer."""
+        return {"pytorch": self.torch_python, "tensorflow": self.tensorflow_python}[library]
+
 
 # The contestants of a case: name, library, format, and the other options in which they differ.
 Variants = tuple[tuple[str, str, str, dict[str, Any]], ...]
 
 _PYTORCH: Variants = tuple((f"PyTorch {dtype}", "pytorch", dtype, {}) for dtype in DTYPES)
+_TENSORFLOW: Variants = tuple((f"TensorFlow {dtype}", "tensorflow", dtype, {}) for dtype in DTYPES)
 _LAYERS: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
     ("mpgluon float16", "mpgluon", "float16", {}),
@@ -105,6 +114,7 @@ _TRAINING: Variants = (
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", _STOCK),
     ("contrib.amp bfloat16, scaled", "contrib.amp", "bfloat16", _DYNAMIC),
     *_PYTORCH,
+    *_TENSORFLOW,
 )
 _INFERENCE: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
@@ -123,6 +133,7 @@ _INFERENCE: Variants = (
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", {}),
     # PyTorch's float16 takes most of a minute for 32 images, and would take the others' time.
     *(one for one in _PYTORCH if one[2] != "float16"),
+    *_TENSORFLOW,
 )
 
 
@@ -287,9 +298,10 @@ def _case(
         if number and not _takes_part(library, dtype, options, common.get("model")):
             continue
         arguments = {"dtype": dtype, **own, **common}
-        if library == "pytorch":
-            assert options.torch_python is not None  # it would not take part
-            place, python = f"{_PYTORCH_PEER}:{factory}", options.torch_python
+        if library in _PEERS:
+            python = options.python_of(library)
+            assert python is not None  # it would not take part
+            place = f"{_PEERS[library]}:{factory}"
             contestants.append(Contestant(contestant, place, arguments, python))
         else:
             arguments |= {"library": library, "device": options.device}
@@ -301,7 +313,7 @@ def _case(
 def _takes_part(library: str, dtype: str, options: CaseOptions, model: Optional[str]) -> bool:
     if dtype not in (options.dtypes or DTYPES):
         return False
-    if library == "pytorch":
-        has_model = model is None or model in PYTORCH_MODELS
-        return options.torch_python is not None and options.device == "cpu" and has_model
+    if library in _PEERS:
+        has_model = model is None or model in PEER_MODELS
+        return options.python_of(library) is not None and options.device == "cpu" and has_model
     return options.peers or library == "mpgluon"

@@ -66,6 +66,8 @@ class Contestant:
         The interpreter.
     threads : int or None
         Threads of its process; ``None`` takes the number of all others.
+    environment : mapping
+        Variables of its process, besides those of this one.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Contestant:
     options: Mapping[str, Any] = field(default_factory=dict)
     python: str = sys.executable
     threads: Optional[int] = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Process:
@@ -110,6 +113,7 @@ class Process:
         if contestant.python == sys.executable:
             paths = [_ROOT, os.environ.get("PYTHONPATH")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        environment.update(contestant.environment)
         options = json.dumps(dict(contestant.options))
         try:
             self._process = subprocess.Popen(

@@ -22,9 +22,11 @@ import numpy as np
 from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult
-from benchmarks.report import compared, duration
+from benchmarks.report import compared, duration, rounded
+from benchmarks.tuning import gains
 
-__all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "save_figure"]
+__all__ = ["draw_growth", "draw_memory", "draw_networks", "draw_ratios", "draw_tuning",
+           "save_figure"]  # fmt: skip
 
 _FILE: dict[str, Any] = {"dpi": 160, "bbox_inches": "tight", "pad_inches": 0.1}
 _WIDTH = 6.0  # inches: words of the usual size can be read on a page of 420 pixels
@@ -32,6 +34,7 @@ _WIDTH = 6.0  # inches: words of the usual size can be read on a page of 420 pix
 _TARGET = 1.35
 # Right end of a panel's numbers, in units of its width.
 _RATIO_AT, _TIME_AT = 1.17, 1.42
+_SPEED_AT, _GAIN_AT = 1.22, 1.47  # the same of a log of tuning
 _TITLE_AT = -0.6  # left end of its title, above the contestants' names
 _COLUMN = 0.24  # the width of narrower columns of numbers
 _WHISKERS: dict[str, Any] = {"color": "black", "capsize": 3}
@@ -53,6 +56,9 @@ def save_figure(path: Path, cases: Sequence[CaseResult], *, title: str) -> None:
         size, draw = (_WIDTH, 4.8), draw_memory
     elif cases[0].name.startswith("zoo"):
         size, draw = (_WIDTH, 2.5 + 0.36 * len(cases)), draw_networks
+    elif cases[0].name == "tuning":
+        rows = sum(len(case.results) + 1.5 for case in cases)
+        size, draw = (_WIDTH, 1.2 + 0.34 * rows), draw_tuning
     else:
         rows = sum(len(case.results) + len(case.failures) + 1.5 for case in cases)
         size, draw = (_WIDTH, 1.2 + 0.28 * rows), draw_ratios
@@ -194,6 +200,45 @@ def draw_networks(figure: Any, cases: Sequence[CaseResult]) -> Any:
 def _heading(name: str) -> str:
     """Return a contestant's name in a narrow column."""
     return name.removeprefix("mpgluon ").replace(" ", "\n")
+
+
+def draw_tuning(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
+    """Draw images a second after each measure, on top of those above it; one panel for each case.
+
+    Bars have the colour of the format, whiskers are quartiles. Each bar has its speed as text, and
+    what the measure brings. The figure is an empty one with a constrained layout.
+    """
+    heights = [len(case.results) for case in cases]
+    panels = figure.subplots(
+        len(cases), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )[:, 0]  # fmt: skip
+    for axes, case in zip(panels, cases):
+        found = gains(case)
+        look = _look("float32")
+        for place, one in enumerate(found):
+            look = _look(one.name) if _FORMAT.search(one.name) else look
+            speed = one.images_per_second
+            axes.barh(place, speed.median, height=0.7, color=look["color"])
+            spread = [[speed.median - speed.lower], [speed.upper - speed.median]]
+            for line in (_RIM, _WHISKERS):
+                axes.errorbar(speed.median, place, xerr=spread, linestyle="none", **line)
+            _write_beside(axes, _SPEED_AT, place, rounded(speed.median))
+            _write_beside(axes, _GAIN_AT, place, one.words.partition(" ")[0])
+        _write_beside(axes, _SPEED_AT, -1, "images/s")
+        _write_beside(axes, _GAIN_AT, -1, "times")
+        axes.set_yticks(range(len(found)), [one.name for one in found])
+        axes.set_ylim(len(found) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(left=0)
+        axes.grid(axis="x", color="0.85")
+        axes.set_axisbelow(True)
+        words = "{model}, batch {batch_size}, {image_size} px".format_map(case.settings)
+        title = f"training from JPEG files, {words}"
+        axes.set_title(title, loc="left", x=-0.72, pad=20, fontsize="medium")  # above the headings
+    panels[-1].set_xlabel(
+        "images a second with the measure and those above it\nwhiskers: quartiles"
+    )
+    return list(panels)
 
 
 def draw_memory(figure: Any, cases: Sequence[CaseResult]) -> Any:

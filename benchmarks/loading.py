@@ -16,10 +16,10 @@ from mxnet.gluon.data.vision import ImageFolderDataset, transforms
 
 from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from recipes.data.images import list_images
-from recipes.data.loaders import train_loader
+from recipes.data.loaders import ImageLoader, train_loader
 from recipes.data.shapes import render_shapes
 
-__all__ = ["gluon_data_loader", "image_loader"]
+__all__ = ["file_loader", "gluon_data_loader", "image_loader"]
 
 Prepared = tuple[Callable[[], int], dict[str, Any]]
 
@@ -28,15 +28,39 @@ def image_loader(
     *, images: Optional[str], batch_size: int, image_size: int, workers: int
 ) -> Prepared:
     """Prepare a pass of mpgluon's loader for training."""
+    batches = file_loader(images, batch_size=batch_size, image_size=image_size, workers=workers)
+    return _one_pass(batches, batch_size)
+
+
+def file_loader(
+    images: Optional[str],
+    *,
+    batch_size: int,
+    image_size: int,
+    workers: int,
+    batches: Optional[int] = None,
+) -> ImageLoader:
+    """Return mpgluon's loader for training, of all images or of the first ``batches`` batches.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer images.
+    """
     folder = list_images(_folder(images))
-    batches = train_loader(
+    count = len(folder) if batches is None else batches * batch_size
+    if count > len(folder):
+        raise ValueError(
+            f"{batches} batches of {batch_size} need {count} images, and there are {len(folder)}; "
+            "choose smaller batches or another folder"
+        )
+    return train_loader(
         folder,
-        range(len(folder)),
+        range(count),
         batch_size=batch_size,
         image_size=image_size,
         num_workers=workers,
     )
-    return _one_pass(batches, batch_size)
 
 
 def gluon_data_loader(

@@ -15,6 +15,7 @@ from benchmarks.growth import growth
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import CaseResult, Result
 from benchmarks.record import BenchmarkRecord
+from benchmarks.tuning import tuning_table
 
 __all__ = [
     "case_report",
@@ -72,6 +73,8 @@ def case_report(case: CaseResult) -> str:
             for cost, exponent in exponents.items()
             if exponent is not None
         ]
+    elif case.results and case.name == "tuning":
+        lines.append(str(tuning_table(case)))
     elif case.results:
         lines.append(str(case_table(case)))
     lines += [

@@ -1,5 +1,7 @@
 """MXNet's contestants: a layer, a training step, a prediction, in each library and format.
 
+The training from files is that of the log of tuning, which differs in more than the format.
+
 Each factory returns a function that does it once, waits for it and returns the result; and facts
 about it, for :mod:`benchmarks.child`. ``library`` is ``"gluon"`` (plain MXNet, float32),
 ``"mpgluon"`` or ``"contrib.amp"`` (``mxnet.contrib.amp``, bfloat16). mpgluon's float16 is the cast
@@ -9,6 +11,7 @@ gluoncv's model zoo, with 1000 classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from math import prod
@@ -28,10 +31,11 @@ from mxnet import autograd, gluon
 from mxnet.contrib import amp as contrib_amp
 from mxnet.gluon import nn
 
+from benchmarks.loading import file_loader
 from benchmarks.sequences import TOKENS, build_sequence_network
 from recipes.training.networks import build_network
 
-__all__ = ["inference", "layer", "sequence_training", "training"]
+__all__ = ["inference", "layer", "sequence_training", "training", "training_from_files"]
 
 Prepared = tuple[Callable[[], mx.nd.NDArray], dict[str, Any]]
 
@@ -40,6 +44,7 @@ _CLASSES = 1000
 # subnormal gradients, which slow some processors down.
 _LEARNING_RATE = 2.0**-20
 _MOST_SKIPS = 24  # until a loss scale of 2**24 is down to 1
+_STATIC: Mapping[str, bool] = {"static_alloc": True, "static_shape": True}
 _MARGIN = 2  # halvings more, because dropout makes some steps' gradients larger than others'
 
 
@@ -106,7 +111,43 @@ def training(
     if counted:
         facts["multiply_adds"] = alignment_report(net, images.shape).multiply_adds
     _prepare(net, library, dtype, autocast=autocast, emulate=emulate)
-    return _training_step(net, images, labels, library, loss_scale), facts
+    return _training(net, lambda: [(images, labels)], library, loss_scale), facts
+
+
+def training_from_files(
+    *,
+    images: Optional[str],
+    model: str,
+    batch_size: int,
+    image_size: int,
+    batches: int,
+    workers: int,
+    hybridize: Optional[dict[str, bool]],
+    dtype: str,
+    loss_scale: Optional[str],
+) -> Prepared:
+    """Prepare a pass of training over JPEG files, from the files to updated weights, on the CPU.
+
+    Parameters
+    ----------
+    images : str or None
+        A folder with one folder of images per class; ``None``: rendered images in ``data``.
+    batches : int
+        Batches of a pass. A pass starts without a decoded batch, and leaves none.
+    workers : int
+        Processes that decode; with 0 the training process does.
+    hybridize : dict or None
+        Options of ``hybridize``; ``None``: every operator is called from Python.
+    """
+    library = "mpgluon"
+    devices = _begin(library, "cpu")
+    net = build_network(model, classes=_CLASSES, image_size=image_size, devices=devices)
+    loader = file_loader(
+        images, batch_size=batch_size, image_size=image_size, workers=workers, batches=batches
+    )
+    _prepare(net, library, dtype, hybridize=hybridize)
+    facts = {"images": batches * batch_size, **_facts(library, dtype, net)}
+    return _training(net, lambda: loader, library, loss_scale), facts
 
 
 def sequence_training(
@@ -133,17 +174,19 @@ def sequence_training(
     tokens = mx.nd.random.randint(0, TOKENS, shape=(length + 1, batch_size), ctx=ctx)
     facts = {"calls": calls, **_facts(library, dtype, net)}
     _prepare(net, library, dtype, autocast=autocast)
-    return _training_step(net, tokens[:-1], tokens[1:], library, loss_scale), facts
+    return _training(net, lambda: [(tokens[:-1], tokens[1:])], library, loss_scale), facts
 
 
-def _training_step(
+def _training(
     net: gluon.HybridBlock,
-    inputs: mx.nd.NDArray,
-    labels: mx.nd.NDArray,
+    batches: Callable[[], Iterable[tuple[mx.nd.NDArray, mx.nd.NDArray]]],
     library: str,
     loss_scale: Optional[str],
 ) -> Callable[[], mx.nd.NDArray]:
-    """Return a step of SGD on one batch; it raises RuntimeError if the loss scale skips it."""
+    """Return a function that takes a step of SGD on each batch of inputs and labels.
+
+    It returns the last loss, and raises RuntimeError if the loss scale skips a step.
+    """
     parameters = net.collect_params()
     options = {"learning_rate": _LEARNING_RATE, "momentum": 0.9}
     if any(np.dtype(parameter.dtype) == np.float16 for parameter in parameters.values()):
@@ -158,29 +201,29 @@ def _training_step(
         amp.init_trainer(trainer, scale)
         scaled = partial(amp.scale_loss, trainer=trainer)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
-    size = len(labels)
 
-    def train() -> mx.nd.NDArray:
-        with autograd.record():
-            loss = loss_fn(net(inputs), labels)
-            with scaled(loss) as scaled_loss:
-                autograd.backward(scaled_loss)
-        trainer.step(size)
+    def train() -> tuple[mx.nd.NDArray, bool]:
+        skipped = False
+        for inputs, labels in batches():
+            with autograd.record():
+                loss = loss_fn(net(inputs), labels)
+                with scaled(loss) as scaled_loss:
+                    autograd.backward(scaled_loss)
+            trainer.step(len(labels))
+            if library == "mpgluon" and loss_scale is not None:
+                skipped |= amp.step_was_skipped(trainer)
         mx.nd.waitall()
-        return loss
-
-    def is_skipping() -> bool:
-        return library == "mpgluon" and loss_scale is not None and amp.step_was_skipped(trainer)
+        return loss, skipped
 
     def step() -> mx.nd.NDArray:
-        loss = train()
-        if is_skipping():
+        loss, skipped = train()
+        if skipped:
             raise RuntimeError("a step was skipped, which takes less time than one that is not")
         return loss
 
     for _ in range(_MOST_SKIPS):
-        train()
-        if not is_skipping():
+        _, skipped = train()
+        if not skipped:
             break
     if library == "mpgluon" and loss_scale == "dynamic":
         for _ in range(_MARGIN):
@@ -245,13 +288,15 @@ def _prepare(
     *,
     autocast: bool = False,
     emulate: bool = False,
+    hybridize: Optional[Mapping[str, bool]] = _STATIC,
 ) -> None:
-    """Cast the network as the library does, and hybridize it."""
+    """Cast the network as the library does, and hybridize it unless ``hybridize`` is None."""
     if library == "mpgluon" and (dtype == "bfloat16" or autocast):
         amp.autocast(net, Policy("float32", dtype, "float32", emulate=emulate))
     elif library == "mpgluon" and dtype == "float16":
         cast_block(net)
-    net.hybridize(static_alloc=True, static_shape=True)
+    if hybridize is not None:
+        net.hybridize(**hybridize)
 
 
 def _batch(

@@ -20,7 +20,7 @@ ZOO = (
     "resnet50_v1", "resnet50_v2", "resnet50_v1d", "se_resnext50_32x4d", "cifar_resnet20_v1",
     "cifar_resnet20_v2",
 )  # fmt: skip
-# The networks of docs/results.md with the image size that they are trained at there, in pixels.
+# The first networks of docs/results.md, with the image size at which they are trained, in pixels.
 SMALL_ZOO = {
     "alexnet": 64,
     "vgg16_bn": 32,

@@ -1,4 +1,4 @@
-"""Parity: six networks in four formats on photographs, with the same hyperparameters and seeds.
+"""Parity: networks in four formats on photographs, with the same hyperparameters and seeds.
 
 A row is a format, or the control. Accuracies are in points: hundredths of the test images.
 """
@@ -29,8 +29,9 @@ from experiments.statistics import (
 from experiments.training_runs import config_of, train_or_find
 from recipes.training import TrainingConfig
 
-__all__ = ["BASE", "COMMON", "CONTROL", "FIRST_SEEDS", "FORMATS", "GROUP", "NETWORKS", "ROWS",
-           "SEEDS", "Network", "Parity", "step_time", "training_config"]  # fmt: skip
+__all__ = ["BASE", "COMMON", "CONTROL", "FIRST_NETWORKS", "FIRST_SEEDS", "FORMATS", "GROUP",
+           "NETWORKS", "ROWS", "SEEDS", "Network", "Parity", "seeds_of", "step_time",
+           "training_config"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,11 @@ NETWORKS = (
     Network("inceptionv3", 75, 0.001),
     Network("mobilenet1.0", 96, 0.002),
     Network("resnet50_v2", 64, 0.001),
+    Network("bn_inception", 32, 0.0005),
+    # VGG-D. At the rate of vgg16_bn it had 28 points after nine epochs, in a seed not used here.
+    Network("vgg16", 32, 0.0001),
 )
+FIRST_NETWORKS = NETWORKS[:6]  # the others were added when the results of these were known
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "float16": {"dtype": "float16"},
@@ -97,6 +102,11 @@ def training_config(network: Network, row: str, seed: int) -> TrainingConfig:
     )
 
 
+def seeds_of(row: str) -> Sequence[int]:
+    """Return the seeds that a row has: the control has the first ones."""
+    return FIRST_SEEDS if row == CONTROL else SEEDS
+
+
 def _experiment(network: Network, row: str, seed: int) -> Experiment:
     config = training_config(network, row, seed)
     return Experiment(
@@ -115,26 +125,43 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
 class Parity(SeededRows):
     """The records of parity runs by network and row, and what follows from them.
 
-    Properties that compare rows need all records of the group.
+    Rows are compared over the networks of which all runs have a record; there must be one.
     """
 
-    group, seeds, base = "parity", SEEDS, BASE
-    networks, common = NETWORKS, COMMON
+    group, seeds, base, common = "parity", SEEDS, BASE, COMMON
     first_seeds, later_seeds = FIRST_SEEDS, SEEDS[len(FIRST_SEEDS) :]
 
+    @cached_property
+    def networks(self) -> list[Network]:
+        """The networks of which all runs have a record."""
+        return [
+            network
+            for network in NETWORKS
+            if all(
+                self.name(f"{network.name}/{row}", seed) in self.records
+                for row in ROWS
+                for seed in seeds_of(row)
+            )
+        ]
+
+    @property
+    def later_networks(self) -> list[Network]:
+        """Those that were added when the results of the first ones were known."""
+        return [network for network in self.networks if network not in FIRST_NETWORKS]
+
     def all_runs(self, *rows: str) -> list[Record]:
-        """Return the runs of rows, all by default, of all networks."""
+        """Return the runs of rows, all by default, of the networks that are compared."""
         return [
             run
-            for row, network in product(rows or ROWS, NETWORKS)
+            for row, network in product(rows or ROWS, self.networks)
             for run in self.runs(f"{network.name}/{row}").values()
         ]
 
     @cached_property
     def accuracies(self) -> dict[str, Any]:
         """Test accuracies by row, shape (networks, seeds); NaN without a record."""
-        points = {row: np.full((len(NETWORKS), len(SEEDS)), np.nan) for row in ROWS}
-        for (place, network), row in product(enumerate(NETWORKS), ROWS):
+        points = {row: np.full((len(self.networks), len(SEEDS)), np.nan) for row in ROWS}
+        for (place, network), row in product(enumerate(self.networks), ROWS):
             for seed, run in self.runs(f"{network.name}/{row}").items():
                 points[row][place, SEEDS.index(seed)] = 100 * run.outcome.figures["test_accuracy"]
         return points
@@ -172,9 +199,15 @@ class Parity(SeededRows):
         """Compare a row's means over the networks with FP32's: a pair for each seed."""
         return compare(self.differences(row).mean(axis=0))
 
-    def of_seeds(self, row: str, seeds: Sequence[int]) -> PairedComparison:
-        """Compare a row with FP32 in some of the seeds."""
-        return compare(self.differences(row)[:, [SEEDS.index(seed) for seed in seeds]])
+    def first_in(self, row: str, seeds: Sequence[int]) -> PairedComparison:
+        """Compare a row of the first networks with FP32 in some of the seeds."""
+        places = [network in FIRST_NETWORKS for network in self.networks]
+        return compare(self.differences(row)[places][:, [SEEDS.index(seed) for seed in seeds]])
+
+    def of_later_networks(self, row: str) -> PairedComparison:
+        """Compare a row of the networks that were added later with FP32."""
+        places = [network in self.later_networks for network in self.networks]
+        return compare(self.differences(row)[places])
 
     @cached_property
     def control(self) -> PairedComparison:
@@ -259,7 +292,7 @@ class Parity(SeededRows):
                 *(mean_and_interval(compare(self.differences(row)[place]), 1) for row in OTHERS),
                 f"{self.accuracies[BASE][place].std(ddof=1):.1f}",
             ]
-            for place, network in enumerate(NETWORKS)
+            for place, network in enumerate(self.networks)
         ]
 
 
@@ -276,9 +309,8 @@ _SHOWN = "resnet50_v2"  # the network whose curves are drawn
 
 
 def _draw_accuracies(figure: Any, records: Records) -> None:
-    figures.draw_accuracies(
-        figure, Parity(records).accuracies, [one.name for one in NETWORKS], BASE
-    )
+    view = Parity(records)
+    figures.draw_accuracies(figure, view.accuracies, [one.name for one in view.networks], BASE)
 
 
 def _draw_curves(figure: Any, records: Records) -> None:
@@ -297,7 +329,7 @@ GROUP = Group(
     [
         _experiment(network, row, seed)
         for network, row in product(NETWORKS, ROWS)
-        for seed in (FIRST_SEEDS if row == CONTROL else SEEDS)
+        for seed in seeds_of(row)
     ],
     Parity,
     {

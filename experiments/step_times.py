@@ -106,7 +106,11 @@ def _view(records: Records) -> dict[str, Any]:
 
 
 def _draw(figure: Any, records: Records) -> None:
-    measured = {one.config["model"]: records[one.name].outcome.times for one in GROUP.experiments}
+    measured = {
+        one.config["model"]: records[one.name].outcome.times
+        for one in GROUP.experiments
+        if one.name in records
+    }
     figures.draw_step_times(figure, measured, list(_CONTESTANTS))
 
 

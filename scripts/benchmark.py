@@ -5,9 +5,10 @@
     python scripts/benchmark.py scale --output results     # time and memory against size
     python scripts/benchmark.py zoo --output results       # many networks in float16
     python scripts/benchmark.py memory --memory-limit 8GiB # the largest batch that fits, too
+    python scripts/benchmark.py tuning --output results    # one measure on top of the other
 
-"all" takes about ten minutes on two cores. zoo, zoo-small, memory and scale take longer (zoo about
-25 minutes): they are run by name, one at a time, and have records of their own.
+"all" takes about ten minutes on two cores. The others are run by name, one at a time, and have
+records of their own (zoo takes about 25 minutes).
 
 Ratios are per round to the first contestant, so what slows down a whole round cancels. With
 --output a record (JSON) and a plot (PNG) are written.
@@ -27,7 +28,7 @@ from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
 from mpgluon.tables import counted
 
-from benchmarks.cases import CASES, DTYPES, PYTORCH_MODELS, CaseOptions
+from benchmarks.cases import CASES, DTYPES, PEER_MODELS, CaseOptions
 from benchmarks.figures import save_figure
 from benchmarks.growth import measure, sweeps
 from benchmarks.machine import file_stem, usable_cores
@@ -35,14 +36,21 @@ from benchmarks.memory import memory, parse_memory, with_largest_batches
 from benchmarks.race import Case, CaseResult, Conditions, race
 from benchmarks.record import BenchmarkRecord, begin_record, write_record
 from benchmarks.report import case_report, heading, memory_table, networks_table
+from benchmarks.tuning import tuning
 from benchmarks.zoo import zoo, zoo_small
 from recipes.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCH_PYTHON = ROOT / ".venv-torch" / "bin" / "python"
+PEERS = {"PyTorch": "torch", "TensorFlow": "tensorflow"}  # and the names of their environments
 # Cases that are run by name, and the rounds of those that do not take 11.
-LONG_CASES = {"zoo": zoo, "zoo-small": zoo_small, "memory": memory, "scale": sweeps}
-ROUNDS: dict[Optional[str], int] = {"memory": 1, "scale": 5}
+LONG_CASES = {
+    "zoo": zoo,
+    "zoo-small": zoo_small,
+    "memory": memory,
+    "scale": sweeps,
+    "tuning": tuning,
+}
+ROUNDS: dict[Optional[str], int] = {"memory": 1, "scale": 5, "tuning": 5}
 # Whose contestants run one after the other, so that each has the memory to itself.
 ALONE = ("memory", "scale")
 TABLES = {"zoo": networks_table, "zoo-small": networks_table, "memory": memory_table}
@@ -86,9 +94,10 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--limit", type=float, default=300, metavar="SECONDS",
         help="limit for a contestant's start and each run (%(default)s)")  # fmt: skip
     add("--peers", action=argparse.BooleanOptionalAction, default=True,
-        help="mxnet.contrib.amp, Gluon's DataLoader and PyTorch take part")  # fmt: skip
-    add("--torch-python", type=Path, metavar="PATH",
-        help="an interpreter with PyTorch (.venv-torch/bin/python if there is one)")  # fmt: skip
+        help="mxnet.contrib.amp, Gluon's DataLoader and the libraries below take part")  # fmt: skip
+    for library, name in PEERS.items():
+        words = f"an interpreter with {library} (.venv-{name}/bin/python if there is one)"
+        add(f"--{name}-python", type=Path, metavar="PATH", help=words)
     add("--images", metavar="DIR",
         help="a folder of images per class for the pipeline (rendered ones in data/)")  # fmt: skip
     add("--workers", type=positive, default=2, help="processes that decode images (%(default)s)")
@@ -100,8 +109,10 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     for name in LONG_CASES:
         if name in options.cases and len(options.cases) > 1:
             parser.error(f"{name} is measured by itself, and has a record of its own")
-    if options.torch_python is not None and not options.torch_python.exists():
-        parser.error(f"--torch-python: there is no {options.torch_python}")
+    for name in PEERS.values():
+        python = getattr(options, f"{name}_python")
+        if python is not None and not python.exists():
+            parser.error(f"--{name}-python: there is no {python}")
     return options
 
 
@@ -122,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
         device=options.device,
         dtypes=options.dtype,
         peers=options.peers,
-        torch_python=None if by_itself else find_torch(options),
+        **({} if by_itself else find_peers(options)),
         images=options.images,
         workers=options.workers,
         memory_limit_mib=options.memory_limit,
@@ -152,16 +163,20 @@ def run(options: argparse.Namespace) -> int:
     return 1 if record.failures else 0
 
 
-def find_torch(options: argparse.Namespace) -> Optional[str]:
-    """Return the interpreter with PyTorch; print why it does not take part, if so."""
-    if not options.peers:
-        return None
-    if options.torch_python is None and not TORCH_PYTHON.exists():
-        print("PyTorch does not take part: no .venv-torch/bin/python, and no --torch-python")
-        return None
-    if options.model not in PYTORCH_MODELS:
-        print(f"PyTorch takes part in single layers only: it has no {options.model} here")
-    return str(options.torch_python or TORCH_PYTHON)
+def find_peers(options: argparse.Namespace) -> dict[str, str]:
+    """Return the peers' interpreters by option; print which do not take part, and why."""
+    found: dict[str, str] = {}
+    for library, name in PEERS.items() if options.peers else ():
+        given = getattr(options, f"{name}_python")
+        python = ROOT / f".venv-{name}" / "bin" / "python" if given is None else given
+        if not python.exists():
+            reason = f"no .venv-{name}/bin/python, and no --{name}-python"
+            print(f"{library} does not take part: {reason}")
+            continue
+        found[f"{name}_python"] = str(python)
+        if options.model not in PEER_MODELS:
+            print(f"{library} has no {options.model} here: it takes part in single layers at most")
+    return found
 
 
 def make_folder(output: Path) -> None:

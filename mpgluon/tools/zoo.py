@@ -1,4 +1,4 @@
-"""Image classifiers of MXNet's and gluoncv's model zoos by name, initialized."""
+"""Image classifiers by name, initialized: of MXNet's and gluoncv's model zoos, and our own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any, Union
 
 from mpgluon.blocks import blocks_of
 from mpgluon.tools import extra
+from mpgluon.tools.bn_inception import BNInception
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
 __all__ = ["build_network", "is_in_mxnet", "refuse_unknown_network"]
+
+_OURS = {"bn_inception": BNInception}  # which neither zoo has
 
 
 def build_network(
@@ -23,7 +26,8 @@ def build_network(
     Parameters
     ----------
     name : str
-        In ``mxnet.gluon.model_zoo.vision`` or, failing that, ``gluoncv.model_zoo``.
+        ``"bn_inception"``, or one of ``mxnet.gluon.model_zoo.vision`` or, failing that,
+        ``gluoncv.model_zoo``.
     classes : int
         Length of the logits.
     image_size : int
@@ -79,6 +83,8 @@ def refuse_unknown_network(name: str) -> None:
 
 def _named_network(name: str, classes: int) -> gluon.HybridBlock:
     with mx.cpu():
+        if name in _OURS:
+            return _OURS[name](classes=classes)
         try:
             return vision.get_model(name, classes=classes)
         except ValueError:

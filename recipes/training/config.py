@@ -65,7 +65,7 @@ class TrainingConfig:
         "finite steps before a dynamic scale grows (a tenth of the run, at most 2000)",
         metavar="STEPS",
     )
-    model: str = option("resnet50_v2", "a name in MXNet's or gluoncv's model zoo")
+    model: str = option("resnet50_v2", "a name in MXNet's or gluoncv's model zoo, or bn_inception")
     pretrained: Optional[str] = option(
         None,
         "start from a parameter file, or a state dict with torchvision's names (.safetensors, "

@@ -19,6 +19,7 @@ from benchmarks.contestant import Contestant
 from benchmarks.memory import largest_batch, peaks_by_batch
 from benchmarks.race import Case
 from benchmarks.record import read_record
+from benchmarks.tuning import tuning
 from benchmarks.zoo import zoo, zoo_small
 
 pytestmark = pytest.mark.slow  # figures are made by hand, and rarely
@@ -91,7 +92,7 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
         found = inspect.signature(getattr(importlib.import_module(source), function)).parameters
         required = {name for name, one in found.items() if one.default is inspect.Parameter.empty}
         return set(found), required
-    # PyTorch's cannot be imported here.
+    # A peer's cannot be imported here.
     for node in ast.parse(Path(source).read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
             names = {argument.arg for argument in node.args.kwonlyargs}
@@ -99,9 +100,11 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
     raise AssertionError(f"{source} has no {function}")
 
 
-@pytest.mark.parametrize("make", [*cases.CASES.values(), zoo, zoo_small, memory_module.memory])
+@pytest.mark.parametrize(
+    "make", [*cases.CASES.values(), zoo, zoo_small, memory_module.memory, tuning]
+)
 def test_every_contestant_can_be_found_and_takes_its_options(make):
-    for case in make(cases.CaseOptions(torch_python="/some/python")):
+    for case in make(cases.CaseOptions(torch_python="/some/python", tensorflow_python="/another")):
         assert len({one.name for one in case.contestants}) == len(case.contestants) >= 2
         for contestant in case.contestants:
             taken, required = arguments_of(contestant)
@@ -153,21 +156,27 @@ def test_options_reach_the_cases_and_the_conditions(script, tiny_cases, tmp_path
     assert (conditions.warm_up, conditions.limit_s) == (0, 50)
 
 
-def test_pytorch_takes_part_if_there_is_an_interpreter_and_else_the_script_says_so(
+def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_so(
     script, tiny_cases, capsys, tmp_path, monkeypatch
 ):
     short = ["gemm", "--rounds", "1", "--warm-up", "0"]
-    monkeypatch.setattr(script, "TORCH_PYTHON", tmp_path / "python")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
     script.main(short)
-    assert "PyTorch does not take part: no .venv-torch" in capsys.readouterr().out
-    (tmp_path / "python").touch()
+    printed = capsys.readouterr().out
+    assert "PyTorch does not take part: no .venv-torch" in printed
+    assert "TensorFlow does not take part: no .venv-tensorflow" in printed
+    pythons = [tmp_path / f".venv-{name}" / "bin" / "python" for name in script.PEERS.values()]
+    for python in pythons:
+        python.parent.mkdir(parents=True)
+        python.touch()
     script.main(short)
     script.main([*short, "--torch-python", str(SCRIPT), "--model", "vgg16"])
     printed = capsys.readouterr().out
     assert "does not take part" not in printed
-    assert "PyTorch takes part in single layers only: it has no vgg16 here" in printed
-    asked = [settings.torch_python for settings in tiny_cases]
-    assert asked == [None, str(tmp_path / "python"), str(SCRIPT)]
+    assert "TensorFlow has no vgg16 here: it takes part in single layers at most" in printed
+    asked = [(settings.torch_python, settings.tensorflow_python) for settings in tiny_cases]
+    torch, tensorflow = map(str, pythons)
+    assert asked == [(None, None), (torch, tensorflow), (str(SCRIPT), tensorflow)]
 
 
 def test_what_fails_is_named_and_the_status_says_so(script, monkeypatch, capsys, tmp_path):

@@ -12,6 +12,7 @@ from PIL import Image
 from tiny_groups import EXPERIMENTS
 from tiny_groups import GROUPS as TINY
 
+from experiments import parity
 from experiments.experiment import Outcome
 from experiments.groups import GROUPS
 from experiments.page import BEGIN, END, PAGES, out_of_date, render, write_document
@@ -59,6 +60,26 @@ def test_each_group_has_a_finding_with_a_picture_and_a_link_to_the_details():
                 assert image.width >= 900
         (link,) = re.findall(r"\(results-details\.md#([^)]*)\)", section)
         assert link in anchors
+
+
+def test_a_network_is_compared_once_all_its_runs_have_a_record(record_of):
+    outcome = Outcome(
+        {"test_accuracy": 0.5, "train_loss": 1.0, "skipped_steps": 0, "steps": 9,
+         "final_loss_scale": 1.0, "test_images": 200},
+        times={"training_seconds": 1.0},
+    )  # fmt: skip
+    runs = {one.name: record_of(one, outcome) for one in parity.GROUP.experiments}
+    added = parity.NETWORKS[len(parity.FIRST_NETWORKS) :]
+    assert parity.Parity(runs).later_networks == list(added) != []
+    del runs[f"parity/{added[0].name}/bfloat16/seed-4"]
+    view = parity.Parity(runs)
+    assert added[0] not in view.networks
+    assert len(view.networks) == len(parity.NETWORKS) - 1
+    assert f"{added[0].name}, " in str(view.table())
+    assert view.pooled["float16"].pairs == len(view.networks) * len(parity.SEEDS)
+    assert view.first_in("float16", parity.FIRST_SEEDS).pairs == 3 * len(parity.FIRST_NETWORKS)
+    text = render(TEMPLATES / "results-details.md.jinja", GROUPS, runs, [])
+    assert f"Not run yet: parity/{added[0].name}/bfloat16/seed-4." in text
 
 
 @pytest.fixture

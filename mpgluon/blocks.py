@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["arrays_of", "blocks_of", "device_ids", "device_type_of", "is_numpy", "set_value"]
+__all__ = [
+    "arrays_of",
+    "blocks_of",
+    "device_ids",
+    "device_type_of",
+    "empty_gradient",
+    "is_numpy",
+    "set_value",
+]
 
 
 def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
@@ -42,6 +50,13 @@ def set_value(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
     """Write an array of ``mx.nd`` to a parameter, which may be one of MXNet's NumPy interface."""
     with_numpy = mx.util.is_np_array() if parameter._data is None else is_numpy(parameter)
     parameter.set_data(value.as_np_ndarray() if with_numpy else value)
+
+
+def empty_gradient(parameter: gluon.Parameter) -> None:
+    """Set a parameter's gradient to zero on each device, in either interface."""
+    for gradient in parameter.list_grad():  # MXNet's own zero_grad is for mx.nd only
+        array = gradient.as_nd_ndarray()
+        mx.nd.zeros_like(array, out=array)
 
 
 def is_numpy(parameter: gluon.Parameter) -> bool:

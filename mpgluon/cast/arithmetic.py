@@ -252,8 +252,10 @@ class NativeBfloat16(Arithmetic):
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._PRODUCTS:
             return self._kept_in_graph(call.run(_to_bfloat16))
-        result = _each_output(_run_product(call, _round_to_bfloat16))
-        return mark(convert_arrays(result, _round_to_bfloat16), "float32")
+        # oneDNN casts no array without dimensions, which products of mx.np take and return.
+        rounded = _round_flat if call.name.startswith("_np") else _round_to_bfloat16
+        result = _each_output(_run_product(call, rounded))
+        return mark(convert_arrays(result, rounded), "float32")
 
     def normalize(self, call: OperatorCall) -> Any:
         if self._stays_bfloat16(call):
@@ -295,6 +297,11 @@ _to_bfloat16 = partial(cast, dtype="bfloat16")
 
 def _round_to_bfloat16(array: Array) -> Array:
     return widen(_to_bfloat16(array))
+
+
+def _round_flat(array: Array) -> Array:
+    F = mx.sym if isinstance(array, Symbol) else mx.nd  # noqa: N806 - Gluon's name
+    return F.reshape_like(_round_to_bfloat16(F.reshape(array, shape=(-1,))), array)
 
 
 emulated = cache(Emulated)  # the same object for the same format

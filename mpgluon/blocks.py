@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import mxnet as mx
+import numpy.typing as npt
 from mxnet import gluon
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "device_type_of",
     "empty_gradient",
     "is_numpy",
+    "put_into_numpy",
+    "replace_value",
     "set_value",
 ]
 
@@ -50,6 +53,27 @@ def set_value(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
     """Write an array of ``mx.nd`` to a parameter, which may be one of MXNet's NumPy interface."""
     with_numpy = mx.util.is_np_array() if parameter._data is None else is_numpy(parameter)
     parameter.set_data(value.as_np_ndarray() if with_numpy else value)
+
+
+def replace_value(parameter: gluon.Parameter, value: mx.nd.NDArray, dtype: npt.DTypeLike) -> None:
+    """Give a parameter another value, an array of ``mx.nd``, in that array's dtype.
+
+    It stays on its devices and in its interface, of which MXNet makes no bfloat16 arrays in mx.np.
+    """
+    devices, in_numpy = parameter.list_ctx(), is_numpy(parameter)
+    parameter._data = parameter._grad = None
+    parameter.dtype = dtype
+    with mx.util.np_array(active=False):
+        parameter.initialize(mx.init.Zero(), ctx=devices, force_reinit=True)
+        parameter.set_data(value)
+    if in_numpy:
+        put_into_numpy(parameter)
+
+
+def put_into_numpy(parameter: gluon.Parameter) -> None:
+    """Make the values of a parameter arrays of MXNet's NumPy interface, without a copy."""
+    parameter._data = [array.as_np_ndarray() for array in parameter._data]
+    parameter._grad = [array.as_np_ndarray() for array in parameter._grad or ()] or None
 
 
 def empty_gradient(parameter: gluon.Parameter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mxnet as mx
 import numpy.typing as npt
@@ -14,6 +15,7 @@ __all__ = [
     "device_ids",
     "device_type_of",
     "empty_gradient",
+    "interface",
     "is_numpy",
     "put_into_numpy",
     "replace_value",
@@ -86,6 +88,15 @@ def empty_gradient(parameter: gluon.Parameter) -> None:
 def is_numpy(parameter: gluon.Parameter) -> bool:
     """Whether a parameter has values that are arrays of MXNet's NumPy interface."""
     return any(isinstance(array, mx.np.ndarray) for array in parameter._data or ())
+
+
+@contextmanager
+def interface(*, in_numpy: bool) -> Iterator[None]:
+    """Switch MXNet's NumPy interface on or off inside the block, in this thread."""
+    arrays = mx.util.np_array
+    # MXNet allows its shapes to be switched off only while its arrays are.
+    with arrays(active=False), mx.util.np_shape(active=in_numpy), arrays(active=in_numpy):
+        yield
 
 
 def device_ids(net: gluon.Block) -> list[int]:

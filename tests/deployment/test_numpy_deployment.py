@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mpgluon import CheckpointError, PrecisionError
-from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
+from mpgluon.deployment import export_mxnet, export_onnx, import_mxnet, inference_network
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
 
 import mxnet as mx
 import numpy as np
 import pytest
+from deployment_helpers import served
 from helpers import WAYS, assert_same_bits
 from interfaces import images_of, in_both, interface, made
 from mxnet import gluon
@@ -95,3 +96,13 @@ def test_an_operator_with_several_results_is_replayed():
         net = Splits()
         inference = inference_network(net, "float32")
         assert_same_bits([inference(x).asnumpy()], [net(x).asnumpy()])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_onnx_file_gives_the_same_numbers(dtype, tmp_path):
+    def computed(array):
+        images = images_of(array)
+        export_onnx(made("cast float16"), tmp_path / "net", dtype=dtype, input_shapes=[images.shape])
+        return [served(str(tmp_path / "net"), images)]
+
+    assert_same_bits(*in_both(computed))

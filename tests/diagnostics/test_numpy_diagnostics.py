@@ -9,6 +9,7 @@ from mpgluon import amp
 from mpgluon.diagnostics import (
     Batch,
     ExponentRecorder,
+    FlightRecorder,
     OverflowLocator,
     alignment_report,
     batch_exponents,
@@ -17,14 +18,15 @@ from mpgluon.diagnostics import (
     compare_with_fp32,
     locate_overflow,
     range_report,
+    replay,
     suggest_keep_fp32,
 )
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH
-from interfaces import images_of, in_both, made
+from helpers import BOTH, run_python
+from interfaces import images_of, in_both, interface, made
 from mxnet import autograd, gluon
 
 CASTS = pytest.mark.parametrize("way", ["cast float16", "autocast bfloat16"])
@@ -202,3 +204,45 @@ def test_products_of_any_dimensions_are_counted():
             return [(p.batch, p.inputs, p.outputs, p.repeats) for p in products]
 
     assert in_both(counted)[1] == [(2, 4, 3, 5), (1, 4, 15, 1)]
+
+
+def recorded(array, folder, hybridize):
+    """Record a step that overflows, and return its path and the gradients of the run."""
+    net = made("cast float16", hybridize)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.init_trainer(trainer, mpgluon.DynamicLossScale(2.0**10))
+    recorder = FlightRecorder(net, trainer, folder, network="interfaces:made")
+    batch = batch_of(array, 2.0**126)
+    with recorder.step(batch.inputs, batch.labels):
+        with autograd.record():
+            loss = batch.loss_fn(net(batch.inputs), batch.labels)
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+        trainer.step(4)
+    assert amp.skipped_steps(trainer) == 1
+    (path,) = folder.iterdir()
+    return path
+
+
+@BOTH
+def test_a_recorded_step_is_replayed_with_the_same_bits_wherever_it_is_read(hybridize, tmp_path):
+    with interface(in_numpy=True) as array:
+        path = recorded(array, tmp_path / "np", hybridize)
+        inside = replay(path, cures=False)
+    outside = replay(path, cures=not hybridize)  # which switches the interface on
+    assert not mx.util.is_np_array() and not mx.util.is_np_shape()
+    assert inside.same_bits and outside.same_bits
+    assert bool(outside.cures) != hybridize
+    in_nd = replay(recorded(mx.nd.array, tmp_path / "nd", hybridize), cures=not hybridize)
+    assert in_nd.same_bits
+    assert (outside.layer, str(outside.overflow)) == (in_nd.layer, str(in_nd.overflow))
+    assert [(c.name, c.saves) for c in outside.cures] == [(c.name, c.saves) for c in in_nd.cures]
+
+
+@pytest.mark.multiprocess
+def test_the_command_replays_a_step_of_the_numpy_interface(tmp_path):
+    with interface(in_numpy=True) as array:
+        path = recorded(array, tmp_path, hybridize=False)
+    code = "from mpgluon.tools.commands import main; import sys; sys.exit(main(sys.argv[1:]))"
+    process = run_python(code, "replay", path)
+    assert "the same bits in all" in process.stdout, process.stderr

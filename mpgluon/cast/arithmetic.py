@@ -253,7 +253,7 @@ class NativeBfloat16(Arithmetic):
         if call.name in self._PRODUCTS:
             return self._kept_in_graph(call.run(_to_bfloat16))
         # oneDNN casts no array without dimensions, which products of mx.np take and return.
-        rounded = _round_flat if call.name.startswith("_np") else _round_to_bfloat16
+        rounded = _round_any if call.name.startswith("_np") else _round_to_bfloat16
         result = _each_output(_run_product(call, rounded))
         return mark(convert_arrays(result, rounded), "float32")
 
@@ -299,9 +299,10 @@ def _round_to_bfloat16(array: Array) -> Array:
     return widen(_to_bfloat16(array))
 
 
-def _round_flat(array: Array) -> Array:
-    F = mx.sym if isinstance(array, Symbol) else mx.nd  # noqa: N806 - Gluon's name
-    return F.reshape_like(_round_to_bfloat16(F.reshape(array, shape=(-1,))), array)
+def _round_any(array: Array) -> Array:
+    in_graph = isinstance(array, Symbol)
+    rounded = _round_to_bfloat16((mx.sym if in_graph else mx.nd).expand_dims(array, axis=0))
+    return kernels.function("_np_squeeze", of_symbols=in_graph)(rounded, axis=0)
 
 
 emulated = cache(Emulated)  # the same object for the same format

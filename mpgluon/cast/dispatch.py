@@ -41,7 +41,10 @@ __all__ = ["FP32_OPERATORS", "PLAIN_OPERATORS", "governed", "operator_names"]
 # Called as functions of F with their options, since a native operator may take their place.
 _BY_FUNCTION = frozenset({"Convolution", "FullyConnected", "batch_dot", *KEPT_NAN})
 # Write their operands, or a part of them, to an array, in its format.
-_WRITING = frozenset({"_copyto", "_slice_assign", "_scatter_set_nd"})
+_WRITING = frozenset({
+    *("_copyto", "_slice_assign", "_scatter_set_nd"),
+    *("_npi_boolean_mask_assign_scalar", "_npi_boolean_mask_assign_tensor"),
+})  # fmt: skip
 _LOOPS = frozenset({"_foreach", "_while_loop", "_cond"})
 _numpy_library = numpy_functions._api_internal  # another door, of one operator
 _tensordot = _numpy_library.tensordot

@@ -173,9 +173,9 @@ def replay(
     """Run a recorded step again on CPUs, find where it overflowed, and try what would have helped.
 
     The code that the file names is imported and called: check the names in a file from somebody
-    else first. Until it returns, the interface of MXNet is switched on that the network was
-    recorded with, mx.nd or mx.np. MXNet's generators are seeded; those of Python and NumPy continue afterwards as
-    before.
+    else first. While it runs, the interface of MXNet is switched on that the step was recorded
+    with, mx.nd or mx.np. MXNet's generators are seeded; those of Python and NumPy continue
+    afterwards as before.
 
     Parameters
     ----------

@@ -24,6 +24,8 @@ from mxnet.ndarray import NDArray
 
 __all__ = ["BatchProcessor"]
 
+_Results = tuple[list[NDArray], list[NDArray], list[NDArray], list[NDArray]]
+
 
 class BatchProcessor(gluon_estimator.BatchProcessor):
     """Gluon's batch processor with a scaled loss, on any devices.
@@ -33,7 +35,7 @@ class BatchProcessor(gluon_estimator.BatchProcessor):
 
     def fit_batch(
         self, estimator: gluon_estimator.Estimator, train_batch: Any, batch_axis: int = 0
-    ) -> tuple[list[NDArray], list[NDArray], list[NDArray], list[NDArray]]:
+    ) -> _Results:
         """Run forward and backward on a batch.
 
         Parameters
@@ -61,10 +63,12 @@ class BatchProcessor(gluon_estimator.BatchProcessor):
             loss = [estimator.loss(*pair) for pair in zip(pred, label)]
             with amp.scale_loss(loss, estimator.trainer) as scaled_loss:
                 autograd.backward(scaled_loss)
-        return as_nd((data, label, pred, loss))
+        results: _Results = as_nd((data, label, pred, loss))
+        return results
 
     def evaluate_batch(
         self, estimator: gluon_estimator.Estimator, val_batch: Any, batch_axis: int = 0
-    ) -> tuple[list[NDArray], list[NDArray], list[NDArray], list[NDArray]]:
+    ) -> _Results:
         """Run forward on a batch, and return what :meth:`fit_batch` does."""
-        return as_nd(super().evaluate_batch(estimator, val_batch, batch_axis))
+        results: _Results = as_nd(super().evaluate_batch(estimator, val_batch, batch_axis))
+        return results

@@ -252,7 +252,7 @@ class NativeBfloat16(Arithmetic):
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._PRODUCTS:
             return self._kept_in_graph(call.run(_to_bfloat16))
-        # oneDNN casts no array without dimensions, which products of mx.np take and return.
+        # oneDNN casts no array without dimensions or elements, which products of mx.np may have.
         rounded = _round_any if call.name.startswith("_np") else _round_to_bfloat16
         result = _each_output(_run_product(call, rounded))
         return mark(convert_arrays(result, rounded), "float32")
@@ -301,6 +301,8 @@ def _round_to_bfloat16(array: Array) -> Array:
 
 def _round_any(array: Array) -> Array:
     in_graph = isinstance(array, Symbol)
+    if not in_graph and not array.size:
+        return array
     rounded = _round_to_bfloat16((mx.sym if in_graph else mx.nd).expand_dims(array, axis=0))
     return kernels.function("_np_squeeze", of_symbols=in_graph)(rounded, axis=0)
 

@@ -23,7 +23,7 @@ from interfaces import images_of, in_both, interface, made
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator
 
-# What split_and_load, which is MXNet's, says of mx.np arrays.
+# MXNet's own split_and_load warns of its own call.
 pytestmark = pytest.mark.filterwarnings("ignore:ndarray.as_in_context has been renamed")
 
 CASTS = pytest.mark.parametrize("way", ["cast float16", "autocast bfloat16"])

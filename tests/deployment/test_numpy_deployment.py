@@ -102,7 +102,9 @@ def test_an_operator_with_several_results_is_replayed():
 def test_an_onnx_file_gives_the_same_numbers(dtype, tmp_path):
     def computed(array):
         images = images_of(array)
-        export_onnx(made("cast float16"), tmp_path / "net", dtype=dtype, input_shapes=[images.shape])
+        export_onnx(
+            made("cast float16"), tmp_path / "net", dtype=dtype, input_shapes=[images.shape]
+        )
         return [served(str(tmp_path / "net"), images)]
 
     assert_same_bits(*in_both(computed))

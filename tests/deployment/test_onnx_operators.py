@@ -75,9 +75,11 @@ NUMPY_CASES = {
     ),
     "mx.np: reductions": (
         lambda: Lambda(
-            lambda F, x: F.np.mean(x, axis=(2, 3))
-            + F.np.sum(x, axis=(2, 3)) * 0.1
-            + x.max(axis=3).min(axis=2)
+            lambda F, x: (
+                F.np.mean(x, axis=(2, 3))
+                + F.np.sum(x, axis=(2, 3)) * 0.1
+                + x.max(axis=3).min(axis=2)
+            )
         ),
         IMAGE,
     ),
@@ -172,15 +174,16 @@ CASES = {
     ),
     "the larger and the smaller": (
         lambda: Lambda(
-            lambda F, x: F.broadcast_maximum(x, F.minimum(x, 0.5) * 2)
-            + F.broadcast_minimum(F.maximum(x, -1), x * x)
+            lambda F, x: (
+                F.broadcast_maximum(x, F.minimum(x, 0.5) * 2)
+                + F.broadcast_minimum(F.maximum(x, -1), x * x)
+            )
         ),
         IMAGE,
     ),
     "reductions": (
         lambda: Lambda(
-            lambda F, x: F.sum(x, axis=(2, 3)) * 0.1 + F.max(x, axis=(2, 3))
-            + F.min(x, axis=(2, 3))
+            lambda F, x: F.sum(x, axis=(2, 3)) * 0.1 + F.max(x, axis=(2, 3)) + F.min(x, axis=(2, 3))
         ),
         IMAGE,
     ),
@@ -302,7 +305,10 @@ REFUSED = {
     "mx.np: a concatenation of all": (lambda F, x: F.np.concatenate([x], axis=None), "axis=None"),
     "mx.np: a product with many axes": (lambda F, x: F.np.dot(x, x), "of 4 and 4 axes"),
     "a product of transposed": (lambda F, x: F.dot(x, x, transpose_b=True), "a transposed operand"),
-    "mx.np: a sum in another format": (lambda F, x: F.np.sum(x, axis=1, dtype="float64"), "dtype=float64"),
+    "mx.np: a sum in another format": (
+        lambda F, x: F.np.sum(x, axis=1, dtype="float64"),
+        "dtype=float64",
+    ),
     "a layer of another layout": (
         lambda: nn.Conv2D(4, 3, layout="NHWC", in_channels=9),
         "its layout is not NCHW",
@@ -320,7 +326,10 @@ REFUSED = {
 def test_an_operator_without_an_equal_in_onnx_is_refused_by_name(name):
     make, message = REFUSED[name]
     net = with_random_values(make()) if name.startswith("a layer") else Lambda(make)
-    with interface("np" in name), pytest.raises(PrecisionError, match=f"ONNX export cannot express .*{message}") as refused:
+    with (
+        interface("np" in name),
+        pytest.raises(PrecisionError, match=f"ONNX export cannot express .*{message}") as refused,
+    ):
         model_of(net, IMAGE)
     if name == "an unknown operator":
         _, operators = str(refused.value).split("The operators that it knows: ")

@@ -21,11 +21,12 @@ from mpgluon.diagnostics import (
     replay,
     suggest_keep_fp32,
 )
+from mpgluon.diagnostics.observe import observed_batch
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, run_python
+from helpers import BOTH, WAYS, run_python
 from interfaces import images_of, in_both, interface, made
 from mxnet import autograd, gluon
 
@@ -82,32 +83,55 @@ def test_an_overflow_is_found_in_the_same_place(way, hybridize):
     assert forward.what == "what Convolution returned"
 
 
-def test_the_operator_of_an_overflow_has_its_name_in_f_or_in_a_graph():
-    class Overflows(gluon.HybridBlock):
-        def hybrid_forward(self, F, x):
-            return self.operator(F, x)
+class Computes(gluon.HybridBlock):
+    def __init__(self, function):
+        super().__init__(prefix="computes_")
+        self.function = function
 
-    def named(array, operator, way):
-        net = Overflows()
-        net.operator = operator
-        if way == "cast":
-            mpgluon.cast_block(net)
+    def hybrid_forward(self, F, x):
+        return self.function(F, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda F, x: F.np.dot(x, x * 2.0**120), "_np_dot"),
+        (lambda F, x: F.npx.batch_dot(F.np.expand_dims(x, 0), F.np.ones((1, 2, 2)) * 2.0**120),
+         "batch_dot"),
+        (lambda _, x: x * 2.0**120 * 2.0**10, "broadcast_mul"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("way", [None, "autocast float16"])
+def test_the_operator_of_an_overflow_has_its_name_in_f_or_in_a_graph(way, function, name):
+    with interface(in_numpy=True) as array:
+        net = Computes(function)
+        if way is not None:
+            WAYS[way](net)
         x = array(np.full((2, 2), 200.0, np.float32))
-        x.attach_grad()
         overflow = locate_overflow(net, Batch(x, None, lambda out, _: out.sum()))
-        return overflow and overflow.what
+    assert overflow.what == f"what {name} returned"
 
-    for operator, name in (
-        (lambda F, x: F.np.dot(x, x * 200), "_np_dot"),
-        (lambda F, x: F.npx.batch_dot(F.np.expand_dims(x, 0), x.reshape(1, 2, 2) * 200), "batch_dot"),
-        (lambda F, x: x.astype("float16") * 2.0 * 200, "broadcast_mul"),
-    ):
-        _, what = in_both(
-            lambda array, operator=operator: named(array, operator, "cast")
-            if mx.util.is_np_array()
-            else None
-        )
-        assert what == f"what {name} returned"
+
+def test_each_operator_is_observed_once():
+    def observed(array):
+        net, names = without_dropout(made("cast float16")), []
+
+        def note(seen):
+            if seen.kind == "operator":
+                names.append((seen.block.name, seen.operator, seen.array.shape))
+
+        observed_batch(net, batch_of(array), note, operators=True)
+        return names
+
+    in_nd, in_np = in_both(observed)
+    # In mx.nd, the one of the two that multiplies an FP32 array is MXNet's own, which nothing sees.
+    assert [name for _, name, _ in in_np].count("broadcast_mul") == 2
+    others = [
+        [(block, name.replace("_np_dot", "dot"), shape) for block, name, shape in each]
+        for each in (in_nd, in_np)
+    ]
+    in_nd, in_np = ([one for one in each if one[1] != "broadcast_mul"] for each in others)
+    assert in_np == in_nd
 
 
 @CASTS
@@ -116,7 +140,9 @@ def test_the_errors_of_each_layer_are_the_same(way):
         net, batch = without_dropout(made(way)), batch_of(array)
         comparison = compare_with_fp32(net, batch, loss_scale=128)
         suggestion = suggest_keep_fp32(net, batch, limit=2.0**-13, at_most=2)
-        layers = [(str(l.block.name), l.output, l.introduced, l.gradient) for l in comparison.layers]
+        layers = [
+            (one.block.name, one.output, one.introduced, one.gradient) for one in comparison.layers
+        ]
         return str(comparison), layers, str(suggestion), suggestion.error_after
 
     in_nd, in_np = in_both(compared)
@@ -184,12 +210,15 @@ def test_a_training_is_watched_to_the_same_end(way, hybridize):
                     autograd.backward(scaled)
             trainer.step(4)
             recorder.after_step()
-        samples = [(s.weights.counts.tolist(), s.gradients.counts.tolist()) for s in recorder.samples]
+        samples = [
+            (s.weights.counts.tolist(), s.gradients.counts.tolist()) for s in recorder.samples
+        ]
         return str(locator.report), samples, amp.skipped_steps(trainer)
 
     in_nd, in_np = in_both(watched)
     assert in_np == in_nd
-    assert in_np[2] == 1 and "both_" in in_np[0]
+    assert in_np[2] == 1
+    assert "both_" in in_np[0]
 
 
 def test_products_of_any_dimensions_are_counted():
@@ -198,12 +227,10 @@ def test_products_of_any_dimensions_are_counted():
             many = F.np.ones((5, 4, 3))
             return F.np.matmul(x, many), F.np.dot(x[0], many), F.np.dot(2 * x, F.np.ones(()))
 
-    def counted(array):
-        if mx.util.is_np_array():
-            products = alignment_report(Multiplies(), (2, 4)).products
-            return [(p.batch, p.inputs, p.outputs, p.repeats) for p in products]
-
-    assert in_both(counted)[1] == [(2, 4, 3, 5), (1, 4, 15, 1)]
+    with interface(in_numpy=True):
+        products = alignment_report(Multiplies(), (2, 4)).products
+    sizes = [(p.batch, p.inputs, p.outputs, p.repeats) for p in products]
+    assert sizes == [(2, 4, 3, 5), (1, 4, 15, 1)]
 
 
 def recorded(array, folder, hybridize):
@@ -230,8 +257,10 @@ def test_a_recorded_step_is_replayed_with_the_same_bits_wherever_it_is_read(hybr
         path = recorded(array, tmp_path / "np", hybridize)
         inside = replay(path, cures=False)
     outside = replay(path, cures=not hybridize)  # which switches the interface on
-    assert not mx.util.is_np_array() and not mx.util.is_np_shape()
-    assert inside.same_bits and outside.same_bits
+    assert not mx.util.is_np_array()
+    assert not mx.util.is_np_shape()
+    assert inside.same_bits
+    assert outside.same_bits
     assert bool(outside.cures) != hybridize
     in_nd = replay(recorded(mx.nd.array, tmp_path / "nd", hybridize), cures=not hybridize)
     assert in_nd.same_bits

@@ -205,7 +205,7 @@ def _reshape_in_numpy(call: OperatorCall) -> str:
     _require(order == "C", f"order={order!r}")
     _require(
         keeps_batch or sizes[0] in (-1, -5),
-        f"newshape={shape} fixes or removes the size of the batch; begin with -1, or with -2 in npx",
+        f"newshape={shape} fixes or removes the size of the batch; begin with -1, in npx with -2",
     )
     sizes = (0 if keeps_batch else -1, *call.output_shape[1:])
     return call.node("Reshape", [*call.inputs, call.constant("shape", np.array(sizes), "int64")])

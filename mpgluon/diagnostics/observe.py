@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional, Union
 from mpgluon.blocks import empty_gradient
 from mpgluon.cast.arrays import arrays_in, convert_arrays, format_of, mark
 from mpgluon.cast.block import blocks_of
-from mpgluon.cast.calls import OperatorCall, at_work
+from mpgluon.cast.calls import OperatorCall, at_work, ungoverned
 from mpgluon.cast.dispatch import PLAIN_OPERATORS, governed
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.numpy_arrays import as_nd, in_current_interface
@@ -248,7 +248,12 @@ def observing(
 
     While MXNet records, ``taps`` receives arrays whose gradients are those of the results.
     """
-    watch = _Watch(observer, operators, handed_on, taps)
+
+    def show(seen: Seen) -> None:
+        with ungoverned():  # the network at work must not have the observer's operators
+            observer(seen)
+
+    watch = _Watch(show, operators, handed_on, taps)
     blocks = list(blocks_of(net))
     hybridized = [b for b in blocks if isinstance(b, gluon.HybridBlock) and b._active]
     with ExitStack() as stack:
@@ -291,7 +296,7 @@ class _Watch:
             self.calls[-1].receive(inner, result)
 
     def note_operator(self, block: gluon.Block, call: OperatorCall, result: Any) -> None:
-        """Show the result of an operator that is not called through ``F``, as ``*`` in a cast."""
+        """Show the result of an operator that is not called through ``F``, such as ``*``."""
         if self.operators:
             inputs = tuple(arrays_in([*call.args, *call.kwargs.values()]))
             for array in arrays_in(result):
@@ -312,7 +317,7 @@ class _Watch:
             with ExitStack() as stack:
                 stack.enter_context(at_work(observer=partial(self.note_operator, block)))
                 if in_numpy and self.operators and forward_of(block) is None:
-                    stack.enter_context(governed(PLAIN_OPERATORS))
+                    stack.enter_context(governed(arithmetic=PLAIN_OPERATORS))
                 result = original(*args, **kwargs)
         finally:
             self.calls.pop()
@@ -321,11 +326,12 @@ class _Watch:
 
         def tapped(array: NDArray) -> NDArray:
             made, array = call.made(array), as_nd(array)
-            zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
-            zeros.attach_grad()
+            with ungoverned():
+                zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
+                zeros.attach_grad()
+                total = mark(mx.nd.elemwise_add(array, zeros), format_of(array))
             assert taps is not None
             taps.append(Seen(block, "output gradient", "", zeros, made=made))
-            total = mark(mx.nd.elemwise_add(array, zeros), format_of(array))
             return in_current_interface(total)
 
         is_tapped = taps is not None and autograd.is_recording()

@@ -264,6 +264,7 @@ def test_a_recorded_step_is_replayed_with_the_same_bits_wherever_it_is_read(hybr
     assert [(c.name, c.saves) for c in outside.cures] == [(c.name, c.saves) for c in in_nd.cures]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_command_replays_a_step_of_the_numpy_interface(tmp_path):
     with interface(in_numpy=True) as array:

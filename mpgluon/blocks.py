@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mxnet as mx
+import numpy.typing as npt
 from mxnet import gluon
 
 __all__ = [
@@ -12,7 +14,11 @@ __all__ = [
     "blocks_of",
     "device_ids",
     "device_type_of",
+    "empty_gradient",
+    "interface",
     "is_numpy",
+    "put_into_numpy",
+    "replace_value",
     "require_values",
     "set_value",
 ]
@@ -52,9 +58,46 @@ def set_value(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
     parameter.set_data(value.as_np_ndarray() if with_numpy else value)
 
 
+def replace_value(parameter: gluon.Parameter, value: mx.nd.NDArray, dtype: npt.DTypeLike) -> None:
+    """Give a parameter another value, an array of ``mx.nd``, in that array's dtype.
+
+    It stays on its devices and in its interface, of which MXNet makes no bfloat16 arrays in mx.np.
+    """
+    devices, in_numpy = parameter.list_ctx(), is_numpy(parameter)
+    parameter._data = parameter._grad = None
+    parameter.dtype = dtype
+    with mx.util.np_array(active=False):
+        parameter.initialize(mx.init.Zero(), ctx=devices, force_reinit=True)
+        parameter.set_data(value)
+    if in_numpy:
+        put_into_numpy(parameter)
+
+
+def put_into_numpy(parameter: gluon.Parameter) -> None:
+    """Make the values of a parameter arrays of MXNet's NumPy interface, without a copy."""
+    parameter._data = [array.as_np_ndarray() for array in parameter._data]
+    parameter._grad = [array.as_np_ndarray() for array in parameter._grad or ()] or None
+
+
+def empty_gradient(parameter: gluon.Parameter) -> None:
+    """Set a parameter's gradient to zero on each device, in either interface."""
+    for gradient in parameter.list_grad():  # MXNet's own zero_grad is for mx.nd only
+        array = gradient.as_nd_ndarray()
+        mx.nd.zeros_like(array, out=array)
+
+
 def is_numpy(parameter: gluon.Parameter) -> bool:
     """Whether a parameter has values that are arrays of MXNet's NumPy interface."""
     return any(isinstance(array, mx.np.ndarray) for array in parameter._data or ())
+
+
+@contextmanager
+def interface(*, in_numpy: bool) -> Iterator[None]:
+    """Switch MXNet's NumPy interface on or off inside the block, in this thread."""
+    arrays = mx.util.np_array
+    # MXNet allows its shapes to be switched off only while its arrays are.
+    with arrays(active=False), mx.util.np_shape(active=in_numpy), arrays(active=in_numpy):
+        yield
 
 
 def device_ids(net: gluon.Block) -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any, Optional
 from mpgluon import amp
 from mpgluon.cast.block import autocast, cast_block, restore
 from mpgluon.cast.network_cast import cast_of
+from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.cast.operator_rules import is_operator
 from mpgluon.graph.description import symbol_of
 from mpgluon.graph.operators import Rule, may_be_16_bit, operators_with, rule_of
@@ -243,7 +244,8 @@ def convert_symbol(
     if not isinstance(sym, Symbol):
         raise TypeError(f"sym must be a Symbol, received {type(sym).__name__}")
     names = list(data_names) if data_names is not None else _inputs(sym)
-    block = gluon.SymbolBlock(sym, [mx.sym.var(name, dtype="float32") for name in names])
+    variables = [mx.sym.var(name, dtype="float32") for name in names]
+    block = gluon.SymbolBlock(in_current_interface(sym), in_current_interface(variables))
     wishes.apply(block)
     return symbol_of(block, names)
 

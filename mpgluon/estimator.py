@@ -16,12 +16,15 @@ from __future__ import annotations
 from typing import Any
 
 from mpgluon import amp
+from mpgluon.cast.numpy_arrays import as_nd
 
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator as gluon_estimator
 from mxnet.ndarray import NDArray
 
 __all__ = ["BatchProcessor"]
+
+_Results = tuple[list[NDArray], list[NDArray], list[NDArray], list[NDArray]]
 
 
 class BatchProcessor(gluon_estimator.BatchProcessor):
@@ -32,7 +35,7 @@ class BatchProcessor(gluon_estimator.BatchProcessor):
 
     def fit_batch(
         self, estimator: gluon_estimator.Estimator, train_batch: Any, batch_axis: int = 0
-    ) -> tuple[list[NDArray], list[NDArray], list[NDArray], list[NDArray]]:
+    ) -> _Results:
         """Run forward and backward on a batch.
 
         Parameters
@@ -46,7 +49,8 @@ class BatchProcessor(gluon_estimator.BatchProcessor):
         Returns
         -------
         data, label, pred, loss : list of NDArray
-            One of each for each device; the losses before they are scaled.
+            One of each for each device; the losses before they are scaled. Those of MXNet's NumPy
+            interface as arrays of ``mx.nd``: its metrics take no others.
 
         Raises
         ------
@@ -59,4 +63,12 @@ class BatchProcessor(gluon_estimator.BatchProcessor):
             loss = [estimator.loss(*pair) for pair in zip(pred, label)]
             with amp.scale_loss(loss, estimator.trainer) as scaled_loss:
                 autograd.backward(scaled_loss)
-        return data, label, pred, loss
+        results: _Results = as_nd((data, label, pred, loss))
+        return results
+
+    def evaluate_batch(
+        self, estimator: gluon_estimator.Estimator, val_batch: Any, batch_axis: int = 0
+    ) -> _Results:
+        """Run forward on a batch, and return what :meth:`fit_batch` does."""
+        results: _Results = as_nd(super().evaluate_batch(estimator, val_batch, batch_axis))
+        return results

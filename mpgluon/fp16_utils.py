@@ -95,7 +95,8 @@ def model_grads_to_master_grads(
         arrays = zip(model.list_data(), model.list_grad(), master.list_data(), master.list_grad())
         for weight, gradient, master_weight, master_gradient in arrays:
             if weight._fresh_grad:
-                cast(gradient.tostype("default"), "float32").copyto(master_gradient.as_nd_ndarray())
+                dense = gradient.as_nd_ndarray().tostype("default")
+                cast(dense, "float32").copyto(master_gradient.as_nd_ndarray())
                 weight._fresh_grad, master_weight._fresh_grad = False, True
 
 

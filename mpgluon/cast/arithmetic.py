@@ -252,8 +252,10 @@ class NativeBfloat16(Arithmetic):
     def compute(self, call: OperatorCall) -> Any:
         if call.name in self._PRODUCTS:
             return self._kept_in_graph(call.run(_to_bfloat16))
-        result = _each_output(_run_product(call, _round_to_bfloat16))
-        return mark(convert_arrays(result, _round_to_bfloat16), "float32")
+        # oneDNN casts no array without dimensions or elements, which products of mx.np may have.
+        rounded = _round_any if call.name.startswith("_np") else _round_to_bfloat16
+        result = _each_output(_run_product(call, rounded))
+        return mark(convert_arrays(result, rounded), "float32")
 
     def normalize(self, call: OperatorCall) -> Any:
         if self._stays_bfloat16(call):
@@ -295,6 +297,14 @@ _to_bfloat16 = partial(cast, dtype="bfloat16")
 
 def _round_to_bfloat16(array: Array) -> Array:
     return widen(_to_bfloat16(array))
+
+
+def _round_any(array: Array) -> Array:
+    in_graph = isinstance(array, Symbol)
+    if not in_graph and not array.size:
+        return array
+    rounded = _round_to_bfloat16((mx.sym if in_graph else mx.nd).expand_dims(array, axis=0))
+    return kernels.function("_np_squeeze", of_symbols=in_graph)(rounded, axis=0)
 
 
 emulated = cache(Emulated)  # the same object for the same format

@@ -225,7 +225,7 @@ def cast_here(array: Array, dtype: str) -> Array:
 
     They are those of the gradient too.
     """
-    if isinstance(array, Symbol) or not kernels.available() or array.context.device_type != "cpu":
+    if isinstance(array, Symbol) or not kernels.available() or array.ctx.device_type != "cpu":
         return cast(array, dtype)
     if {dtype_name(array), dtype} != {"float16", "float32"}:
         return cast(array, dtype)
@@ -261,7 +261,7 @@ def _rounded(array: Array, fmt: FloatFormat, what: str) -> Array:
     which lacks every other format.
     """
     in_graph = isinstance(array, Symbol)
-    if not in_graph and kernels.available() and array.context.device_type == "cpu":
+    if not in_graph and kernels.available() and array.ctx.device_type == "cpu":
         return kernels.invoke(kernels.operator(f"plain_{what}", fmt), array, **layer_option())
     with mx.AttrScope(**{ROUNDING: what}):
         if fmt == BFLOAT16:

@@ -48,6 +48,6 @@ def _fill(part: Part, state: dict[str, Any]) -> None:
     make_copyable(part)
     if isinstance(part, gluon.Parameter) and part._data is not None:
         for arrays in filter(None, (part._data, part._grad)):
-            arrays[:] = [a.as_in_context(c) for a, c in zip(arrays, part._ctx_list)]
+            arrays[:] = [a if a.ctx == c else a.copyto(c) for a, c in zip(arrays, part._ctx_list)]
         if part._grad is not None:
             autograd.mark_variables(part._data, part._grad, part.grad_req)

@@ -36,12 +36,15 @@ from mxnet.symbol import Symbol
 from mxnet.symbol import register as symbol_register
 from mxnet.symbol.register import _symbol_creator
 
-__all__ = ["FP32_OPERATORS", "governed", "operator_names"]
+__all__ = ["FP32_OPERATORS", "PLAIN_OPERATORS", "governed", "operator_names"]
 
 # Called as functions of F with their options, since a native operator may take their place.
 _BY_FUNCTION = frozenset({"Convolution", "FullyConnected", "batch_dot", *KEPT_NAN})
 # Write their operands, or a part of them, to an array, in its format.
-_WRITING = frozenset({"_copyto", "_slice_assign", "_scatter_set_nd"})
+_WRITING = frozenset({
+    *("_copyto", "_slice_assign", "_scatter_set_nd"),
+    *("_npi_boolean_mask_assign_scalar", "_npi_boolean_mask_assign_tensor"),
+})  # fmt: skip
 # Python's arithmetic with a number, which a float16 kernel rounds to float16.
 _WITH_NUMBER = frozenset(
     f"{prefix}{name}_scalar"
@@ -71,6 +74,8 @@ class _Fp32Operators(Arithmetic):
 
 FP32_OPERATORS = _Fp32Operators()
 """For a block of a cast network that computes in FP32: its operators keep NaN."""
+PLAIN_OPERATORS = _Fp32Operators()
+"""For a block that is not cast, to observe it: its operators are MXNet's own."""
 
 
 @contextmanager
@@ -239,7 +244,7 @@ def _apply(
 ) -> Any:
     """Run an operator on operands of ``mx.nd`` or ``mx.sym``, by its rule."""
     in_f = name_in_f(name)
-    if name in _BY_FUNCTION:
+    if name in _BY_FUNCTION and arithmetic is not PLAIN_OPERATORS:
         run = keeping_nan(name, getattr(namespace, name))
         operands = {**operands, **options}
     rules = vars(AT_WORK).get("rules") or {}
@@ -251,6 +256,8 @@ def _apply(
         dtype = dtype or options.get("dtype")
         if dtype not in (None, "None") and rule is not Rule.COMPUTE:
             result = mark(result, str(dtype))
+        if "observer" in vars(AT_WORK):
+            AT_WORK.observer(call, result)
         return _outputs(result)
 
 

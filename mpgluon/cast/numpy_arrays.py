@@ -17,7 +17,7 @@ import mxnet as mx
 from mxnet.symbol import Symbol
 from mxnet.symbol.numpy import _Symbol as NumPySymbol
 
-__all__ = ["as_nd", "as_np", "is_numpy"]
+__all__ = ["as_nd", "as_np", "in_current_interface", "is_numpy"]
 
 
 class _NumPyGridArray(mx.np.ndarray):
@@ -73,6 +73,11 @@ def as_np(value: Any) -> Any:
         return converted
 
     return convert_arrays(value, convert)
+
+
+def in_current_interface(value: Any) -> Any:
+    """Return arrays and symbols as those of the interface that is switched on."""
+    return as_np(value) if mx.util.is_np_array() else as_nd(value)
 
 
 @cache

@@ -142,7 +142,7 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
         states.append({i: new_state(optimizer, i, weight) for i, weight in weights.items()})
         extra.append(
             {
-                i: mx.nd.empty(weight.shape, ctx=weight.context, dtype="float32")
+                i: mx.nd.empty(weight.shape, ctx=weight.ctx, dtype="float32")
                 for i, weight in weights.items()
                 if has_master(optimizer, trained[i]) or (compensates and grid_weights([trained[i]]))
             }

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from mpgluon import kernels
-from mpgluon.blocks import set_value
+from mpgluon.blocks import arrays_of, replace_value, set_value
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.arrays import arrays_in
@@ -117,10 +117,8 @@ class InferenceNetwork(gluon.HybridBlock):
             float16, and each call takes the numbers as they are.
         """
         for parameter in self._weights:
-            values = cast(parameter.data(parameter.list_ctx()[0]), dtype)
-            parameter.dtype = BFLOAT16_DTYPE if dtype == "bfloat16" else dtype
-            parameter.initialize(mx.init.Zero(), ctx=parameter.list_ctx(), force_reinit=True)
-            set_value(parameter, values)
+            values = cast(arrays_of(parameter)[0], dtype)
+            replace_value(parameter, values, BFLOAT16_DTYPE if dtype == "bfloat16" else dtype)
             fp32.mark_rounded(parameter)
 
     def hybrid_forward(self, F: Any, *inputs: Any, **parameters: Any) -> Any:  # noqa: N803

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
 
+from mpgluon.blocks import arrays_of, put_into_numpy
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
 from mpgluon.files import disk_error
@@ -87,11 +88,13 @@ def export_mxnet(
         variables[name]._set_attr(**{_INPUTS: "\n".join(inputs)})
     parameters = result.collect_params()
     values = {
-        f"arg:{name}": parameters[name].data()
+        f"arg:{name}": arrays_of(parameters[name])[0]
         for name in symbol.list_arguments()
         if name not in inputs
     }
-    values |= {f"aux:{name}": parameters[name].data() for name in symbol.list_auxiliary_states()}
+    values |= {
+        f"aux:{name}": arrays_of(parameters[name])[0] for name in symbol.list_auxiliary_states()
+    }
     symbol_path, parameter_path = _paths(path)
     try:
         symbol_path.write_text(symbol.tojson(remove_amp_cast=False))
@@ -139,8 +142,8 @@ def import_mxnet(
     try:
         symbol = mx.sym.load(str(symbol_path))
         values = mx.nd.load(str(parameter_path))
-        parameters = {name.partition(":")[2] for name in values}
-        free = [name for name in symbol.list_inputs() if name not in parameters]
+        names = {name.partition(":")[2] for name in values}
+        free = [name for name in symbol.list_inputs() if name not in names]
         inputs = _recorded_inputs(symbol, free) if inputs is None else list(inputs)
         missing = [name for name in free if name not in inputs]
         if missing:
@@ -150,11 +153,25 @@ def import_mxnet(
             )
         if ctx.device_type == "cpu":
             _refuse_products_without_kernels(symbol, inputs, symbol_path)
-        return gluon.SymbolBlock.imports(str(symbol_path), inputs, str(parameter_path), ctx=ctx)
+        if not mx.util.is_np_array():
+            return gluon.SymbolBlock.imports(str(symbol_path), inputs, str(parameter_path), ctx=ctx)
+        variables = [mx.sym.var(name).as_np_ndarray() for name in inputs]
+        block = gluon.SymbolBlock(symbol.as_np_ndarray(), variables)
+        parameters = block.collect_params()
+        with mx.util.np_array(active=False):  # mx.np makes no bfloat16 arrays
+            parameters.load(str(parameter_path), ctx, cast_dtype=True, dtype_source="saved")
+        for parameter in parameters.values():
+            put_into_numpy(parameter)
+        return block
     except (MXNetError, AttributeError, AssertionError, UnicodeDecodeError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        if "np shape semantics" in reason:
+            reason = (
+                "they are of a network of MXNet's NumPy interface; call mx.npx.set_np() first, "
+                "and give the network mx.np arrays"
+            )
         raise CheckpointError(
-            f"{symbol_path} and {parameter_path} cannot be loaded: "
-            f"{str(error).strip().splitlines()[-1]}"
+            f"{symbol_path} and {parameter_path} cannot be loaded: {reason}"
         ) from error
 
 

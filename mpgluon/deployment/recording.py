@@ -29,7 +29,7 @@ __all__ = ["Recording", "record"]
 Values = dict[str, npt.NDArray[np.float32]]
 
 # Operators that return their first operand at inference.
-_PASS_THROUGH = frozenset({"amp_cast", "_copy", "BlockGrad", "Dropout"})
+_PASS_THROUGH = frozenset({"amp_cast", "_copy", "_np_copy", "BlockGrad", "Dropout"})
 
 
 class Recording:

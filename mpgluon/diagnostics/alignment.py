@@ -19,7 +19,7 @@ from typing import Callable
 
 from mpgluon.graph.description import InputShape, trace
 from mpgluon.graph.nodes import Graph, Node
-from mpgluon.graph.operators import Rule, rule_of
+from mpgluon.graph.operators import Rule, name_in_f, rule_of
 from mpgluon.tables import Result, Table
 
 from mxnet import gluon
@@ -233,8 +233,7 @@ def alignment_report(
 
 
 def _multiplies(node: Node) -> bool:
-    name = node.operator.replace("_contrib_", "contrib.").removeprefix("_")
-    return rule_of(name) is Rule.COMPUTE or name == "Custom"
+    return rule_of(name_in_f(node.operator)) is Rule.COMPUTE or node.operator == "Custom"
 
 
 def _flag(node: Node, name: str) -> bool:
@@ -271,6 +270,8 @@ def _fully_connected(node: Node, graph: Graph) -> Iterator[Product]:
 
 def _dot(node: Node, graph: Graph) -> Iterator[Product]:
     left, right = graph.shapes(node)
+    if not left or not right:  # np.dot of a number
+        return
     inner = left[0] if _flag(node, "transpose_a") else left[-1]
     yield Product(
         node.layer, node.operator, prod(left) // inner, inner, prod(right) // inner, repeats=1
@@ -286,6 +287,13 @@ def _batch_dot(node: Node, graph: Graph) -> Iterator[Product]:
     columns = right[axis] if _flag(node, "transpose_b") else right[-1]
     repeats = prod(left) // (rows * inner)
     yield Product(node.layer, node.operator, rows, inner, columns, repeats)
+
+
+def _matmul(node: Node, graph: Graph) -> Iterator[Product]:
+    left, right = graph.shapes(node)
+    rows, columns = left[-2] if left[1:] else 1, right[-1] if right[1:] else 1
+    repeats = prod(node.outputs[0].shape) // (rows * columns)
+    yield Product(node.layer, node.operator, rows, left[-1], columns, repeats)
 
 
 def _recurrent(node: Node, graph: Graph) -> Iterator[Product]:
@@ -311,6 +319,8 @@ _PRODUCTS_OF: dict[str, Callable[[Node, Graph], Iterator[Product]]] = {
     "Deconvolution": _convolution,
     "FullyConnected": _fully_connected,
     "dot": _dot,
+    "_np_dot": _dot,
+    "_npi_matmul": _matmul,
     "batch_dot": _batch_dot,
     "_linalg_gemm": _batch_dot,
     "_linalg_gemm2": _batch_dot,

@@ -13,10 +13,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
-from mpgluon.blocks import blocks_of, require_values
+from mpgluon.blocks import blocks_of, empty_gradient, require_values
 from mpgluon.cast.arrays import arrays_in, convert_arrays, format_of, mark
-from mpgluon.cast.calls import OperatorCall, at_work
+from mpgluon.cast.calls import OperatorCall, at_work, ungoverned
+from mpgluon.cast.dispatch import PLAIN_OPERATORS, governed
 from mpgluon.cast.forward import forward_of
+from mpgluon.cast.numpy_arrays import as_nd, in_current_interface
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
 from mpgluon.diagnostics.temporarily import temporarily, untouched
@@ -130,7 +132,7 @@ class BlockCall:
 
 @dataclass(frozen=True)
 class Seen:
-    """One array, as an observer receives it.
+    """One array, as an observer receives it: one of ``mx.nd``, whatever the network computes with.
 
     Attributes
     ----------
@@ -141,8 +143,9 @@ class Seen:
         a result of the block, the gradient of a result, or the gradient of a block's parameter.
     operator : str
         As the block called it, such as ``"FullyConnected"``, or the operator that computes
-        ``x * y``, ``"broadcast_mul"``, in a cast network; for a gradient, the parameter's name;
-        otherwise empty.
+        ``x * y``, ``"broadcast_mul"``, in a cast network; in MXNet's NumPy interface, its name in
+        ``F`` (``mx.np.add`` is ``"broadcast_add"``), or else in a graph (``"_np_dot"``); for a
+        gradient, the parameter's name; otherwise empty.
     array : NDArray
         Valid during the call of the observer; copy what is to be kept.
     inputs : tuple of NDArray
@@ -166,6 +169,10 @@ class Seen:
     made: bool = True
     call: Optional[BlockCall] = None
     onward: Optional[NDArray] = None
+
+    def __post_init__(self) -> None:
+        for name in ("array", "inputs", "onward"):
+            object.__setattr__(self, name, as_nd(getattr(self, name)))
 
 
 Observer = Callable[[Seen], None]
@@ -217,7 +224,7 @@ def observed_batch(
         for parameter in trained:
             parameter.data(context)._fresh_grad = False
             if parameter.grad_req == "add":
-                parameter.zero_grad()
+                empty_gradient(parameter)
         with autograd.record():
             loss = batch.loss_fn(net(*batch.arguments), batch.labels)
             if dtype_name(loss) == "float16":
@@ -228,7 +235,7 @@ def observed_batch(
             scaled = loss * loss_scale
         scaled.backward()
         used = [parameter for parameter in trained if parameter.data(context)._fresh_grad]
-        gradients = {parameter: parameter.grad(context).copy() for parameter in used}
+        gradients = {p: p.grad(context).as_nd_ndarray().copy() for p in used}
         shown: set[gluon.Parameter] = set()
         for tap in reversed(taps):
             observer(replace(tap, array=tap.array.grad))
@@ -272,7 +279,12 @@ def observing(
 
     While MXNet records, ``taps`` receives arrays whose gradients are those of the results.
     """
-    watch = _Watch(observer, operators, handed_on, taps)
+
+    def show(seen: Seen) -> None:
+        with ungoverned():  # the network at work must not have the observer's operators
+            observer(seen)
+
+    watch = _Watch(show, operators, handed_on, taps)
     blocks = list(blocks_of(net))
     hybridized = [b for b in blocks if isinstance(b, gluon.HybridBlock) and b._active]
     with ExitStack() as stack:
@@ -314,8 +326,8 @@ class _Watch:
         if self.calls:
             self.calls[-1].receive(inner, result)
 
-    def note_python_operator(self, block: gluon.Block, call: OperatorCall, result: Any) -> None:
-        """Show the result of an operator of Python's, such as ``*``, between arrays of a cast."""
+    def note_operator(self, block: gluon.Block, call: OperatorCall, result: Any) -> None:
+        """Show the result of an operator that is not called through ``F``, such as ``*``."""
         if self.operators:
             inputs = tuple(arrays_in([*call.args, *call.kwargs.values()]))
             for array in arrays_in(result):
@@ -325,14 +337,18 @@ class _Watch:
         self, block: gluon.Block, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Call a block's own forward method, and show its results."""
-        inputs = args
+        inputs, in_numpy = args, mx.util.is_np_array()
         if is_hybrid(block):
             namespace, inputs = args[0], args[1:]
-            args = (_Spy(namespace, block, self.observer) if self.operators else namespace, *inputs)
+            spies = self.operators and not in_numpy  # there, the operators themselves tell
+            args = (_Spy(namespace, block, self.observer) if spies else namespace, *inputs)
         call = BlockCall(block, inputs, kwargs)
         self.calls.append(call)
         try:
-            with at_work(observer=partial(self.note_python_operator, block)):
+            with ExitStack() as stack:
+                stack.enter_context(at_work(observer=partial(self.note_operator, block)))
+                if in_numpy and self.operators and forward_of(block) is None:
+                    stack.enter_context(governed(arithmetic=PLAIN_OPERATORS))
                 result = original(*args, **kwargs)
         finally:
             self.calls.pop()
@@ -340,11 +356,14 @@ class _Watch:
         taps = self.taps
 
         def tapped(array: NDArray) -> NDArray:
-            zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
-            zeros.attach_grad()
+            made, array = call.made(array), as_nd(array)
+            with ungoverned():
+                zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
+                zeros.attach_grad()
+                total = mark(mx.nd.elemwise_add(array, zeros), format_of(array))
             assert taps is not None
-            taps.append(Seen(block, "output gradient", "", zeros, made=call.made(array)))
-            return mark(mx.nd.elemwise_add(array, zeros), format_of(array))
+            taps.append(Seen(block, "output gradient", "", zeros, made=made))
+            return in_current_interface(total)
 
         is_tapped = taps is not None and autograd.is_recording()
         returned = convert_arrays(result, tapped) if is_tapped else result
@@ -391,6 +410,6 @@ class _Spy(OperatorNamespace):
 
 def values_of(array: NDArray) -> npt.NDArray[np.float32]:
     """Return an array's values in FP32, of a sparse one the stored rows; waits for the device."""
-    dense = array.data if array.stype == "row_sparse" else array
+    dense = array.data if array.stype == "row_sparse" else array.as_nd_ndarray()
     values: npt.NDArray[np.float32] = cast(dense, "float32").asnumpy()
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ from mpgluon.updates.gluon_trainer import update_counts
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 
 __all__ = ["FoundOverflow", "OverflowLocator", "OverflowReport", "ValueRange"]
@@ -372,9 +374,10 @@ class _Watch:
 
 
 def _key(array: NDArray) -> int:
-    """Return what tells arrays apart: an array inside a cast may be a second object for another."""
-    number: int = array.handle.value
-    return number
+    """Return what tells arrays apart: the memory, which several objects for one array share."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value or 0
 
 
 def _has_infinity(array: NDArray) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional, Union
 from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of
+from mpgluon.cast.numpy_arrays import as_nd, in_current_interface
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.diagnostics.observe import (
     Batch,
@@ -197,8 +198,11 @@ class Reference:
         self._trying = call.block
         try:
             with temporarily([forward], "kept", False), autograd.pause(autograd.is_training()):
-                arguments, parameters, results = convert_arrays(
-                    _operands(call), lambda array: mark(cast(array, next(formats) or ""), None)
+                arguments, parameters, results = in_current_interface(
+                    convert_arrays(
+                        as_nd(_operands(call)),
+                        lambda array: mark(cast(array, next(formats) or ""), None),
+                    )
                 )
                 if is_hybrid(call.block):
                     arguments = (mx.nd, *arguments)
@@ -259,7 +263,9 @@ def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
             errors.add(net, "output", seen.array, exact.pop(0))
 
     rounded = tuple(
-        cast(cast(one, dtype), "float32") if dtype_name(one) == "float32" else one
+        in_current_interface(cast(cast(one, dtype), "float32"))
+        if dtype_name(one) == "float32"
+        else one
         for one in batch.arguments
     )
     with sixteen_bits(net, batch, dtype) as forwards, in_fp32(forwards):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Optional
 
+from mpgluon.blocks import arrays_of
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import PrecisionError
 from mpgluon.updates.average import WeightAverage
@@ -40,7 +41,7 @@ def average_batch_norm(
     if processes.world_size == 1:
         return
     running = [p for _, _, one in _batch_norms(net) for p in (one.running_mean, one.running_var)]
-    statistics = [array for parameter in running for array in parameter.list_data()]
+    statistics = [array for parameter in running for array in arrays_of(parameter)]
     if average is not None:
         averages = map(average.value_of, running)
         statistics += [array for array in averages if array is not None]

@@ -100,7 +100,7 @@ def _copy(source: NDArray, target: NDArray) -> None:
     source = source.as_in_context(mx.cpu())  # before the cast: half the bytes from a GPU
     if dtype_name(source) == dtype_name(target):
         source.copyto(target)
-    elif target.context == mx.cpu():
+    elif target.ctx == mx.cpu():
         mx.nd.amp_cast(source, dtype=dtype_name(target), out=target)  # allocates nothing
     else:
         cast(source, str(dtype_name(target))).copyto(target)

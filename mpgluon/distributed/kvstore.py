@@ -91,7 +91,8 @@ class MpiKVStore(KVStoreBase):
                 "this kvstore sums gradients in place and cannot write the sum elsewhere; create "
                 "the Trainer with update_on_kvstore=False"
             )
-        gradients = [value] if isinstance(value, NDArray) else value
+        arrays = [value] if isinstance(value, NDArray) else value
+        gradients = [array.as_nd_ndarray() for array in arrays]
         if self._collected is not None:
             self._collected[key] = gradients
         else:
@@ -123,7 +124,7 @@ class MpiKVStore(KVStoreBase):
         mx.nd.waitall()  # a running inference may change the layout of a weight
         sent = mx.nd.array(self._processes.broadcast(value.asnumpy(), what), dtype=value.dtype)
         for array in [out] if isinstance(out, NDArray) else out:
-            sent.copyto(array)
+            sent.copyto(array.as_nd_ndarray())
 
     @staticmethod
     def is_capable(capability: str) -> bool:  # noqa: ARG004 - the answer to all questions

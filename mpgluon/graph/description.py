@@ -58,7 +58,10 @@ def unchanged(net: gluon.Block) -> Iterator[None]:
 
 def symbol_of(net: gluon.HybridBlock, inputs: Sequence[str]) -> Symbol:
     """Return what a network computes from variables with these names, all results in one row."""
-    return mx.sym.Group(list(_symbols_in(net(*(mx.sym.var(name) for name in inputs)))))
+    variables = [mx.sym.var(name) for name in inputs]
+    if mx.util.is_np_array():  # the network computes with MXNet's NumPy interface
+        variables = [variable.as_np_ndarray() for variable in variables]
+    return mx.sym.Group([symbol.as_nd_ndarray() for symbol in _symbols_in(net(*variables))])
 
 
 def trace(

@@ -118,6 +118,8 @@ def hold_on_grid(
     if has_codes and fmt != FLOAT16:
         graph = _marked_as_float16(graph)
     on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
+    if fmt != FLOAT16:  # "float16" stands for the format now; MXNet's casts widen its own float16
+        dtypes = {n: "float32" if dtype == "float16" else dtype for n, dtype in dtypes.items()}
     tells_16_bits = has_codes or fmt == FLOAT16
     if tells_16_bits:
         graph.infer({name: "float16" if name in on_grid else str(dtypes[name]) for name in dtypes})

@@ -100,7 +100,7 @@ def keeping_nan(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def operator(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         operands, options = kernels.operands_and_options(function, args, kwargs)
-        if not drops(options) or operands[0].context.device_type != "cpu":
+        if not drops(options) or operands[0].ctx.device_type != "cpu":
             return function(*args, out=out, **kwargs)
         if name == "Pooling" and kernels.available():
             return kernels.invoke(_NATIVE + name, *operands, out=out, **options)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
+from mpgluon import kernels
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Graph, Key, Node
 
+import mxnet as mx
 from mxnet import gluon
 from mxnet.symbol import Symbol
 
@@ -28,7 +30,8 @@ def replay(
     ----------
     graph : Graph
     F : module
-        ``mx.nd``, ``mx.sym`` or a stand-in for one.
+        ``mx.nd``, ``mx.sym`` or a stand-in for one. While MXNet's NumPy interface is switched on,
+        all arrays are of it, and so are the operators.
     variables : mapping from name to array
         The variables; a parameter of one of the ``blocks`` may be missing.
     blocks : mapping from Node to Block, optional
@@ -39,7 +42,7 @@ def replay(
     Raises
     ------
     PrecisionError
-        If an operator belongs to MXNet's NumPy interface.
+        If an operator belongs to MXNet's NumPy interface, which is switched off.
     """
     values: dict[Key, Any] = {}
     for node in graph.nodes:
@@ -62,8 +65,10 @@ def _operator_named(F: Any, name: str) -> Any:  # noqa: N803 - Gluon's name
     Raises
     ------
     PrecisionError
-        If there is none: the operator belongs to MXNet's NumPy interface.
+        If there is none: the operator belongs to MXNet's NumPy interface, which is switched off.
     """
+    if mx.util.is_np_array():
+        return kernels.function(name, of_symbols=F is mx.sym, in_numpy=True)
     # The only operator of mx.nd and mx.sym whose name in a graph is from the NumPy interface.
     place, local = F, "cumsum" if name == "_np_cumsum" else name
     if local.startswith("_"):
@@ -76,14 +81,15 @@ def _operator_named(F: Any, name: str) -> Any:  # noqa: N803 - Gluon's name
     function = getattr(place, local, None)
     if function is None:
         raise PrecisionError(
-            f"the graph has the operator {name}, which mx.nd and mx.sym cannot call (those of "
-            "MXNet's NumPy interface begin with _np); keep a block with it in FP32 with keep_fp32, "
-            "or write it with operators of F"
+            f"the graph has the operator {name}, which mx.nd and mx.sym cannot call; those of "
+            "MXNet's NumPy interface begin with _np: call mx.npx.set_np() before the network is "
+            "made, cast and run, or keep a block with it in FP32 with keep_fp32"
         )
     return function
 
 
 def _outputs(result: Any) -> list[Any]:
-    if isinstance(result, Symbol) and len(result) > 1:
-        return [result[number] for number in range(len(result))]
+    count = len(result.list_outputs()) if isinstance(result, Symbol) else 1
+    if count > 1:
+        return [result[number] for number in range(count)]
     return list(result) if isinstance(result, (list, tuple)) else [result]

@@ -19,10 +19,16 @@ __all__ = ["function", "invoke", "invoke_as", "node_name", "operands_and_options
 
 
 @cache
-def function(name: str, *, of_symbols: bool) -> Callable[..., Any]:
-    """Return a function of arrays, or of symbols, for one of the operators, as ``mx.nd`` has."""
+def function(name: str, *, of_symbols: bool, in_numpy: bool = False) -> Callable[..., Any]:
+    """Return a function of arrays, or of symbols, for one of the operators, as ``mx.nd`` has.
+
+    With ``in_numpy``, it takes and returns those of MXNet's NumPy interface. Either is possible for
+    every operator.
+    """
     make = _make_symbol_function if of_symbols else _make_ndarray_function
-    made_function: Callable[..., Any] = make(OpHandle(_handle(name)), name, name)
+    # MXNet tells the interfaces apart by the prefix.
+    called = f"_npx_{name}" if in_numpy else name.replace("_np", "np", 1)
+    made_function: Callable[..., Any] = make(OpHandle(_handle(name)), called, called)
     return made_function
 
 

@@ -114,7 +114,7 @@ def convert_into(out: mx.nd.NDArray, array: mx.nd.NDArray) -> mx.nd.NDArray:
     Both have one shape and device. Not recorded by autograd; does not wait.
     """
     dtype = dtype_name(out)
-    if array.context.device_type == "cpu" and kernels.available():
+    if array.ctx.device_type == "cpu" and kernels.available():
         operator = kernels.operator("narrow" if dtype == "float16" else "widen", FLOAT16)
         return kernels.invoke(operator, array, out=out)
     return mx.nd.amp_cast(array, dtype=dtype, out=out)

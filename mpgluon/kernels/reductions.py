@@ -122,13 +122,15 @@ def _chunks(arrays: Sequence[NDArray]) -> Iterator[list[NDArray]]:
     chunk: list[NDArray] = []
     elements, kind = 0, None
     for array in arrays:  # a network has hundreds, and each property goes through ctypes
-        size, its_kind = array.size, (array.context, dtype_name(array) == "float64")
+        shape, its_kind = array.shape, (array.context, dtype_name(array) == "float64")
+        size = math.prod(shape)
         if chunk and (
             its_kind != kind or len(chunk) == _ARRAYS_PER_CALL or elements > _ELEMENTS_PER_CALL
         ):
             yield chunk
             chunk, elements = [], 0
-        chunk.append(array)
+        # To these operators, as to all of mx.nd, an array without dimensions has an unknown shape.
+        chunk.append(array if shape else array.reshape((1,)))
         elements += size
         kind = its_kind
     yield chunk
@@ -189,7 +191,8 @@ def global_norm(arrays: Sequence[NDArray]) -> float:
         # Below the lower limit, squares that float32 flushes to zero could matter.
         if 2.0**-70 < total < np.inf:
             return math.sqrt(total)
-        largest = max(_largest(array) for array in map(_stored, arrays) if array.size)
+        sizes = [_largest(array) for array in map(_stored, arrays) if array.size]
+        largest = max(sizes, default=0.0)
         if largest == 0 or not math.isfinite(largest):
             return math.nan if math.isnan(total) else largest
         scaled = [_values(array) / largest for array in arrays]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Union
 
 from mpgluon.blocks import blocks_of
+from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.tools import extra
 from mpgluon.tools.bn_inception import BNInception
 
@@ -95,7 +96,7 @@ def _first_image(
     net: gluon.HybridBlock, image_size: int, device: mx.Context
 ) -> Union[mx.nd.NDArray, Sequence[Any]]:
     """Return the result for one image; this infers shapes that were left open."""
-    image = mx.nd.zeros((1, 3, image_size, image_size), ctx=device)
+    image = in_current_interface(mx.nd.zeros((1, 3, image_size, image_size), ctx=device))
     try:
         result = net(image)
         mx.nd.waitall()

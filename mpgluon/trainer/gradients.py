@@ -145,7 +145,7 @@ class _GradientSums:
                     continue
                 _, total = self._sums.get(id(gradient), (None, None))
                 value = fp32_value(gradient, total)
-                value = mx.nd.where(gradient.astype("float32") == 0, mx.nd.zeros_like(value), value)
+                value = mx.nd.where(cast(gradient, "float32") == 0, mx.nd.zeros_like(value), value)
                 sums[id(gradient)] = (gradient, value)
                 gradient[:] = 0
         self._sums = sums
@@ -155,7 +155,7 @@ class _GradientSums:
         with autograd.pause():
             for gradient, value in self._sums.values():
                 value += cast(gradient, "float32")
-                cast(value, "float16").copyto(gradient)
+                cast(value, "float16").copyto(gradient.as_nd_ndarray())
 
 
 class Gradients:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Optional
 
+from mpgluon.blocks import empty_gradient
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
 from mpgluon.errors import LossScaleCollapseError, TrainerStateError
@@ -353,7 +354,7 @@ def _discard_gradients(parameters: Sequence[gluon.Parameter]) -> None:
     for parameter in parameters:
         flags_down(with_flag(parameter.list_data()))
         if parameter.grad_req == "add":
-            parameter.zero_grad()
+            empty_gradient(parameter)
 
 
 def attach(

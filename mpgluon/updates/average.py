@@ -217,7 +217,7 @@ class WeightAverage:
         """Return what is averaged: the master, the FP32 weight, or statistics of all devices."""
         first, *others = arrays_of(parameter)
         if others and gluon_trainer.is_statistic(parameter):
-            differences = [one.as_in_context(first.context) - first for one in others]
+            differences = [one.as_in_context(first.ctx) - first for one in others]
             return first + mx.nd.add_n(*differences) / (1 + len(others))  # exact if they agree
         updater = gluon_trainer.updaters_of(self._trainer)[0]
         if isinstance(updater, MasterWeights):

@@ -152,7 +152,7 @@ class RoundedUpdates(Updates):
         if index not in self.extra:
             return
         fmt = format_of(self._parameters[index])
-        lacks = self.extra.pop(index).as_in_context(weight.context)
+        lacks = self.extra.pop(index).as_in_context(weight.ctx)
         nearby = lacks / 2  # each new array costs more time than the arithmetic
         nearby += weight
         round_array(nearby, fmt, out=nearby)

@@ -12,12 +12,12 @@ from helpers import (
     BOTH,
     EACH_WAY,
     SAME_BITS_HYBRIDIZED,
-    STATIC,
     WAYS,
     assert_same_bits,
     in_sequence,
     parameters_of,
 )
+from interfaces import Both, interface, made
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -166,61 +166,19 @@ def test_calls_of_numpy_itself_are_accepted(way):
 # A network in both interfaces.
 
 
-class Both(gluon.HybridBlock):
-    """Has what most networks have; computes with F.np and F.npx where that is switched on."""
-
-    def __init__(self):
-        super().__init__(prefix="both_")
-        with self.name_scope():
-            self.body = nn.HybridSequential()
-            self.body.add(
-                nn.Conv2D(8, 3, padding=1, in_channels=3),
-                nn.BatchNorm(in_channels=8),
-                nn.Activation("relu"),
-            )
-            self.again = nn.Conv2D(8, 3, padding=1, in_channels=8)
-            self.pool, self.norm = nn.MaxPool2D(2, 2), nn.LayerNorm(in_channels=8)
-            self.dense, self.drop = nn.Dense(10, in_units=8), nn.Dropout(0.2)
-            self.matrix = self.params.get("matrix", shape=(10, 10))
-
-    def hybrid_forward(self, F, x, matrix):
-        in_numpy = mx.util.is_np_array()
-        np_, npx = (F.np, F.npx) if in_numpy else (F, F)
-        first = self.body(x)
-        x = self.pool(npx.relu(self.again(first) + first))
-        x = self.drop(self.dense(self.norm(np_.mean(x, axis=(2, 3)))))
-        x = np_.dot(np_.tanh(x) * 0.5, matrix)
-        if in_numpy:
-            return np_.concatenate([x, npx.softmax(x) * 2], axis=1)
-        return F.concat(x, F.softmax(x) * 2, dim=1)
-
-
 def trained(in_numpy, way, hybridize, *, optimizer="sgd", checkpoint=None, first_step=0):
     """Train for three steps in one of the two interfaces; return all that is left of it.
 
     The checkpoint is written after two steps, or read before the third.
     """
-    switch = mx.npx.set_np if in_numpy else mx.npx.reset_np
-    switch()
-    try:
+    with interface(in_numpy):
         return _trained(in_numpy, way, hybridize, optimizer, checkpoint, first_step)
-    finally:
-        mx.npx.reset_np()
 
 
 def _trained(in_numpy, way, hybridize, optimizer, checkpoint, first_step):
     array = mx.np.array if in_numpy else mx.nd.array
     random = np.random.RandomState(3)
-    mx.random.seed(0)
-    net = Both()
-    net.initialize(mx.init.One())
-    for place, parameter in sorted(net._collect_params_with_prefix().items()):
-        offset = float(place.endswith(("gamma", "var")))
-        values = 0.3 * random.standard_normal(parameter.shape) + offset
-        parameter.set_data(array(values.astype(np.float32)))
-    if way is not None:
-        WAYS[way](net)
-    net.hybridize(hybridize, **STATIC)
+    net = made(way, hybridize, random)
     options = {"learning_rate": 0.05, "multi_precision": True}
     trainer = gluon.Trainer(net.collect_params(), optimizer, options)
     amp.init_trainer(trainer, mpgluon.DynamicLossScale(2.0**10, growth_interval=2))

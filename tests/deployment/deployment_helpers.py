@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpgluon import FloatFormat, round_to
+from mpgluon.blocks import set_value
 
 import mxnet as mx
 import numpy as np
@@ -43,7 +44,7 @@ def with_random_values(net: gluon.Block, seed: int = 0) -> gluon.Block:
     for name, parameter in net.collect_params().items():
         positive = name.endswith(("gamma", "running_var"))
         low, high = (0.5, 1.5) if positive else (-0.5, 0.5)
-        parameter.set_data(mx.nd.array(random.uniform(low, high, parameter.shape)))
+        set_value(parameter, mx.nd.array(random.uniform(low, high, parameter.shape)))
     return net
 
 

@@ -14,6 +14,8 @@ import onnx
 import pytest
 from deployment_helpers import Lambda, served, some_images, with_random_values
 from helpers import in_sequence
+from interfaces import interface
+from mxnet import gluon
 from mxnet.gluon import nn
 
 IMAGE = (2, 6, 9, 9)
@@ -31,7 +33,73 @@ def plain_pool(**options):
     return Lambda(lambda F, x: F.Pooling(x, kernel=(3, 3), stride=(2, 2), **options))
 
 
+class Product(gluon.HybridBlock):
+    """Multiplies by a matrix that is a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = self.params.get("matrix", shape=(12, 5))
+
+    def hybrid_forward(self, F, x, matrix):
+        if mx.util.is_np_array():
+            return F.np.dot(x, matrix) + F.np.matmul(x, matrix)
+        return F.dot(x, matrix)
+
+
+NUMPY_CASES = {
+    "mx.np: arrays": (
+        lambda: Lambda(lambda F, x: F.np.divide(x * x + x, x * x + 1) - F.np.power(x * x, x)),
+        IMAGE,
+    ),
+    "mx.np: numbers": (
+        lambda: Lambda(lambda _, x: (1 - (3 / (x * x * 0.5 + 1.5) - 1) / 4) ** 2),
+        IMAGE,
+    ),
+    "mx.np: functions": (
+        lambda: Lambda(
+            lambda F, x: F.np.log(F.np.sqrt(F.np.abs(x) + 1)) - F.np.exp(F.np.negative(x * x))
+        ),
+        IMAGE,
+    ),
+    "mx.np: functions of positive numbers": (
+        lambda: Lambda(lambda F, x: F.np.reciprocal(F.np.square(x) + 1) + F.np.tanh(x)),
+        IMAGE,
+    ),
+    "mx.npx: activations": (
+        lambda: Lambda(lambda F, x: F.npx.relu(x) + F.npx.sigmoid(x) * F.npx.softmax(x)),
+        IMAGE,
+    ),
+    "mx.np: the larger and the smaller": (
+        lambda: Lambda(lambda F, x: F.np.maximum(x, x * x) + F.np.minimum(x, 0.5)),
+        IMAGE,
+    ),
+    "mx.np: reductions": (
+        lambda: Lambda(
+            lambda F, x: (
+                F.np.mean(x, axis=(2, 3))
+                + F.np.sum(x, axis=(2, 3)) * 0.1
+                + x.max(axis=3).min(axis=2)
+            )
+        ),
+        IMAGE,
+    ),
+    "mx.np: shapes": (
+        lambda: Lambda(
+            lambda F, x: F.np.concatenate(
+                [
+                    F.np.transpose(x, (0, 3, 1, 2)).reshape(-1, 3, 3, 54),
+                    F.npx.reshape(x, (-2, 3, 3, -1)),
+                ],
+                axis=2,
+            )
+        ),
+        IMAGE,
+    ),
+    "mx.np: products": (lambda: Product(), VECTOR),
+}
+
 CASES = {
+    **NUMPY_CASES,
     "convolution": (lambda: nn.Conv2D(4, 3, in_channels=6), IMAGE),
     "convolution with all its options": (
         lambda: nn.Conv2D(
@@ -46,6 +114,7 @@ CASES = {
     "dense layer that does not flatten": (lambda: nn.Dense(5, in_units=12, flatten=False), VECTOR),
     "batch norm": (lambda: nn.BatchNorm(in_channels=6, epsilon=1e-3), IMAGE),
     "batch norm without gamma": (lambda: nn.BatchNorm(in_channels=6, scale=False), IMAGE),
+    "layer norm": (lambda: nn.LayerNorm(epsilon=1e-3, in_channels=12), VECTOR),
     **{
         f"activation {kind}": (lambda kind=kind: nn.Activation(kind), IMAGE)
         for kind in ("relu", "sigmoid", "tanh", "softrelu", "softsign")
@@ -95,6 +164,30 @@ CASES = {
         ),
         IMAGE,
     ),
+    "functions": (
+        lambda: Lambda(lambda F, x: F.log(F.sqrt(F.abs(x) + 1)) - F.exp(-F.square(x))),
+        IMAGE,
+    ),
+    "functions of positive numbers": (
+        lambda: Lambda(lambda F, x: F.reciprocal(F.negative(x * x + 1)) * (x * x + 1) ** 1.5),
+        IMAGE,
+    ),
+    "the larger and the smaller": (
+        lambda: Lambda(
+            lambda F, x: (
+                F.broadcast_maximum(x, F.minimum(x, 0.5) * 2)
+                + F.broadcast_minimum(F.maximum(x, -1), x * x)
+            )
+        ),
+        IMAGE,
+    ),
+    "reductions": (
+        lambda: Lambda(
+            lambda F, x: F.sum(x, axis=(2, 3)) * 0.1 + F.max(x, axis=(2, 3)) + F.min(x, axis=(2, 3))
+        ),
+        IMAGE,
+    ),
+    "product": (lambda: Product(), VECTOR),
     "sum of several": (lambda: Lambda(lambda F, x: F.add_n(x, x * 2, x * x)), IMAGE),
     "a block that is called twice": (
         lambda: (lambda dense: in_sequence(dense, nn.Activation("tanh"), dense))(
@@ -105,18 +198,26 @@ CASES = {
 }
 
 
+@pytest.fixture
+def _interface_of(name):
+    with interface(name in NUMPY_CASES):
+        yield
+
+
 def made(name):
     make, shape = CASES[name]
     net = make()
     if name != "prelu":
         with_random_values(net)
-    return net, some_images(*shape)
+    images = some_images(*shape)
+    return net, images.as_np_ndarray() if name in NUMPY_CASES else images
 
 
 def model_of(net, shape, dtype="float32"):
     return onnx_model(record(net), [shape], dtype)
 
 
+@pytest.mark.usefixtures("_interface_of")
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
     net, images = made(name)
@@ -127,7 +228,9 @@ def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
     # results are a fair part. Two of them are compared; a wrong option changes the first digit.
     np.testing.assert_allclose(result, expected, rtol=6e-5, atol=6e-5)
     # In float16, of a file for any size of the batch.
-    images = mx.nd.concat(images, images * 0.5, images * 2, dim=0)
+    parts = [images, images * 0.5, images * 2]
+    in_numpy = name in NUMPY_CASES
+    images = mx.np.concatenate(parts) if in_numpy else mx.nd.concat(*parts, dim=0)
     expected = net(images).asnumpy()
     model = model_of(net, (1, *images.shape[1:]), "float16")
     result = served(model.SerializeToString(), images)
@@ -139,8 +242,9 @@ def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
 def test_every_translation_is_among_the_cases():
     written = set()
     for name in CASES:
-        net, _ = made(name)
-        written |= {node.operator for node in record(net).graph.nodes}
+        with interface(name in NUMPY_CASES):
+            net, _ = made(name)
+            written |= {node.operator for node in record(net).graph.nodes}
     assert set(TRANSLATIONS) == written - {VARIABLE}
 
 
@@ -165,7 +269,10 @@ def test_formats_in_a_float16_model_are_those_of_the_table_of_operators():
 
 REFUSED = {
     "an unknown operator": (lambda F, x: F.erf(x), r"\(erf\)"),
-    "an unknown operator before others": (lambda F, x: F.relu(F.exp(x) + x), r"exp0 \(exp\); wri"),
+    "an unknown operator before others": (
+        lambda F, x: F.relu(F.expm1(x) + x),
+        r"expm10 \(expm1\); wri",
+    ),
     "one of several outputs": (lambda F, x: F.relu(F.split(x, 2, axis=1)[1]), r"\(SliceChannel\)"),
     "several of them": (lambda F, x: F.erf(F.cos(x)), r"\(cos\); .*\(erf\)"),
     "pooling of a kind": (
@@ -188,11 +295,26 @@ REFUSED = {
     "a mean of all other axes": (lambda F, x: F.mean(x, axis=1, exclude=True), "names no axes"),
     "a reshape with MXNet's own codes": (lambda _, x: x.reshape((0, 0, -3)), "ONNX knows 0 and -1"),
     "a reshape that fixes the batch": (lambda _, x: x.reshape((2, -1)), "size of the batch"),
+    "mx.np: an unknown operator": (lambda F, x: F.np.expm1(x), r"\(_npi_expm1\)"),
+    "mx.np: a reshape that fixes the batch": (lambda _, x: x.reshape(2, -1), "size of the batch"),
+    "mx.np: a reshape by columns": (lambda F, x: F.np.reshape(x, (-1, 3), order="F"), "order='F'"),
+    "mx.np: a reshape without the batch": (
+        lambda F, x: F.npx.reshape(x.sum(axis=0, keepdims=True), (-3, -4)),
+        "removes the size of the batch",
+    ),
+    "mx.np: a concatenation of all": (lambda F, x: F.np.concatenate([x], axis=None), "axis=None"),
+    "mx.np: a product with many axes": (lambda F, x: F.np.dot(x, x), "of 4 and 4 axes"),
+    "a product of transposed": (lambda F, x: F.dot(x, x, transpose_b=True), "a transposed operand"),
+    "mx.np: a sum in another format": (
+        lambda F, x: F.np.sum(x, axis=1, dtype="float64"),
+        "dtype=float64",
+    ),
     "a layer of another layout": (
         lambda: nn.Conv2D(4, 3, layout="NHWC", in_channels=9),
         "its layout is not NCHW",
     ),
     "a layer of another axis": (lambda: nn.BatchNorm(axis=2, in_channels=9), "its axis is 2"),
+    "a layer norm of another axis": (lambda: nn.LayerNorm(1, in_channels=6), "its axis is 1"),
     "a layer of more axes": (
         lambda: nn.Dense(3, in_units=9, flatten=False),
         "flatten=False with more than two axes",
@@ -204,7 +326,10 @@ REFUSED = {
 def test_an_operator_without_an_equal_in_onnx_is_refused_by_name(name):
     make, message = REFUSED[name]
     net = with_random_values(make()) if name.startswith("a layer") else Lambda(make)
-    with pytest.raises(PrecisionError, match=f"ONNX export cannot express .*{message}") as refused:
+    with (
+        interface("np" in name),
+        pytest.raises(PrecisionError, match=f"ONNX export cannot express .*{message}") as refused,
+    ):
         model_of(net, IMAGE)
     if name == "an unknown operator":
         _, operators = str(refused.value).split("The operators that it knows: ")

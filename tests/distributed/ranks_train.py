@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from mpgluon.blocks import interface, set_value
 from mpgluon.distributed import (
     DistributedError,
     MpiKVStore,
@@ -52,8 +53,8 @@ def averaged(processes: MpiProcesses) -> np.ndarray:
     net[1].add(nn.BatchNorm(in_channels=3))
     net.initialize()
     layer = net[1][0]
-    layer.running_mean.set_data(mx.nd.full((3,), processes.rank))
-    layer.running_var.set_data(mx.nd.full((3,), 1 + 2 * processes.rank))
+    set_value(layer.running_mean, mx.nd.full((3,), processes.rank))
+    set_value(layer.running_var, mx.nd.full((3,), 1 + 2 * processes.rank))
     average_batch_norm(processes, net)
     return np.stack([layer.running_mean.data().asnumpy(), layer.running_var.data().asnumpy()])
 
@@ -88,6 +89,8 @@ def main(folder: str) -> None:
             run(f"{dtype}-one-by-one", dtype, fused=False)
             run(f"{dtype}-poisoned", dtype, poisoned_rank=size - 1)
             run(f"{dtype}-control", dtype, without_bad_step=True)
+            with interface(in_numpy=True):
+                run(f"{dtype}-in-numpy", dtype, poisoned_rank=size - 1)
         # Other initial weights on each rank: all must begin with those of rank 0.
         run("float32-other-seeds", "float32", seed=rank)
         run("float16-other-seeds", "float16", seed=rank, shared=True)
@@ -96,6 +99,8 @@ def main(folder: str) -> None:
         except DistributedError as error:
             results["other-masters"] = np.array(str(error))
         results["batch-norm"] = averaged(processes)
+        with interface(in_numpy=True):
+            results["batch-norm-in-numpy"] = averaged(processes)
         results["first-sum"] = first_sum(processes)
         sign = {"both": [1, 1, -1, -1], "every other": [1, -1, 1, -1], "outer": [1, -1, -1, 1]}
         large = [6e4 * sign[kind][rank % 4] for kind in sign]

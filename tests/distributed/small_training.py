@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 
 import mpgluon
 from mpgluon import DynamicLossScale, NoLossScale, amp
+from mpgluon.blocks import interface, put_into_numpy
 
 import mxnet as mx
 import numpy as np
@@ -32,7 +33,11 @@ def make_net(dtype: str, seed: int = 0, contexts: Any = None) -> gluon.HybridBlo
         net.add(nn.Dense(16, activation="relu", in_units=FEATURES))
         net.add(nn.LayerNorm(in_channels=16))
         net.add(nn.Dense(CLASSES, in_units=16))
-    net.initialize(mx.init.Xavier(), ctx=contexts)
+    with interface(in_numpy=False):  # mx.np draws other numbers
+        net.initialize(mx.init.Xavier(), ctx=contexts)
+    if mx.util.is_np_array():
+        for parameter in net.collect_params().values():
+            put_into_numpy(parameter)
     if dtype == "float16":
         mpgluon.cast_block(net, "float16")
     elif dtype == "bfloat16":
@@ -88,15 +93,16 @@ def train(
     if prepare is not None:
         prepare(net, trainer)
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    array = mx.np.array if mx.util.is_np_array() else mx.nd.array
     scales, skipped = [], []
     for step, (images, labels) in enumerate(batches()):
         if step == BAD_STEP and without_bad_step:
             scale.update(grads_finite=False)
             continue
         mine = slice(rank, None, world_size)
-        inputs = mx.nd.array(images[mine], dtype="float16" if dtype == "float16" else "float32")
+        inputs = array(images[mine], dtype="float16" if dtype == "float16" else "float32")
         with autograd.record():
-            loss = loss_fn(net(inputs), mx.nd.array(labels[mine], dtype="int32"))
+            loss = loss_fn(net(inputs), array(labels[mine], dtype="int32"))
             with amp.scale_loss(loss, trainer) as scaled_loss:
                 autograd.backward(scaled_loss)
         if step == BAD_STEP and rank == poisoned_rank:

@@ -18,6 +18,7 @@ def test_running_statistics_are_averaged_over_processes(scenarios):
     ranks, results = scenarios
     mean = sum(range(ranks)) / ranks  # exact in float32
     assert results["batch-norm"].tolist() == [[mean] * 3, [1 + 2 * mean] * 3]
+    assert results["batch-norm-in-numpy"].tolist() == results["batch-norm"].tolist()
 
 
 class Residual(nn.HybridBlock):

@@ -84,6 +84,12 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all_and_lowers_the_scale_once
     assert_same_bits(numbers_of(poisoned), numbers_of(without_that_step))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_network_of_the_numpy_interface_has_the_same_bits(scenarios, dtype):
+    results = scenarios[1]
+    assert_same_bits(part_of(results, f"{dtype}-in-numpy"), part_of(results, f"{dtype}-poisoned"))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_processes_that_begin_with_other_weights_take_those_of_rank_0(scenarios, dtype):
     # float16 weights and their masters by share_state.

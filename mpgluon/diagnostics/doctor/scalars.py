@@ -21,10 +21,11 @@ __all__ = ["scalars"]
 _WRITTEN = ("scalar", "value", "constant_value", "on_value", "off_value")
 # With these an infinity has the effect of the number.
 _COMPARES = frozenset(
-    f"_{name}_scalar"
+    f"_{prefix}{name}_scalar"
+    for prefix, less in (("", "lesser"), ("npi_", "less"))
     for name in (
-        *("maximum", "minimum"),
-        *("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal"),
+        *("maximum", "minimum", "fmax", "fmin"),
+        *("equal", "not_equal", "greater", "greater_equal", less, f"{less}_equal"),
     )
 )
 _LARGEST = float(np.finfo(np.float16).max)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mpgluon.cast.arrays import arrays_in
+from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.graph.description import trace
@@ -192,11 +193,13 @@ def example_batch(
         If the network does not work on such input.
     """
     limits = _index_limits(net, shapes)
-    inputs = tuple(
-        mx.nd.random.normal(shape=shape, ctx=device)
-        if limit is None
-        else mx.nd.random.randint(0, limit, shape=shape, ctx=device).astype("float32")
-        for shape, limit in zip(shapes, limits)
+    inputs = in_current_interface(
+        tuple(
+            mx.nd.random.normal(shape=shape, ctx=device)
+            if limit is None
+            else mx.nd.random.randint(0, limit, shape=shape, ctx=device).astype("float32")
+            for shape, limit in zip(shapes, limits)
+        )
     )
     try:
         outputs = arrays_in(net(*inputs))
@@ -208,7 +211,8 @@ def example_batch(
             "let the function return (network, mpgluon.diagnostics.Batch(inputs, labels, loss))"
         ) from error
     pairs = [_labels_and_loss(output) for output in outputs]
-    labels, losses = [one for one, _ in pairs], [loss for _, loss in pairs]
+    labels = in_current_interface([one for one, _ in pairs])
+    losses = [loss for _, loss in pairs]
 
     def loss_fn(result: Any, labels: Any) -> mx.nd.NDArray:
         if len(losses) == 1:
@@ -229,9 +233,9 @@ def _labels_and_loss(output: mx.nd.NDArray) -> tuple[mx.nd.NDArray, Callable[...
     axis = 1 if output.ndim == 4 else output.ndim - 1
     kinds = output.shape[axis] if output.ndim > 1 else 1
     if kinds == 1:
-        return mx.nd.random.normal(shape=output.shape, ctx=output.context), gluon.loss.L2Loss()
+        return mx.nd.random.normal(shape=output.shape, ctx=output.ctx), gluon.loss.L2Loss()
     shape = output.shape[:axis] + output.shape[axis + 1 :]
-    labels = mx.nd.arange(output.size // kinds, ctx=output.context) % kinds
+    labels = mx.nd.arange(output.size // kinds, ctx=output.ctx) % kinds
     return labels.reshape(shape), gluon.loss.SoftmaxCrossEntropyLoss(axis=axis)
 
 

@@ -117,6 +117,12 @@ def _batch_norm(call: OperatorCall) -> str:
     return call.node("BatchNormalization", [data, gamma, *rest], epsilon=float(options["eps"]))
 
 
+def _layer_norm(call: OperatorCall) -> str:
+    axis = call.options.get("axis", -1)
+    _require(axis in (-1, len(call.shapes[0]) - 1), f"its axis is {axis}, not the last")
+    return call.node("LayerNormalization", epsilon=float(call.options.get("eps", 1e-5)))
+
+
 _ACTIVATIONS = {
     "relu": "Relu",
     "sigmoid": "Sigmoid",
@@ -191,6 +197,30 @@ def _reshape(call: OperatorCall) -> str:
     return call.node("Reshape", [*call.inputs, target])
 
 
+def _reshape_in_numpy(call: OperatorCall) -> str:
+    """Write a shape whose first size is open; MXNet has inferred the others."""
+    shape, order = call.options["newshape"], call.options.get("order", "C")
+    sizes = shape if isinstance(shape, tuple) else (shape,)
+    keeps_batch = sizes[0] in (-2, -4) and call.output_shape[:1] == call.shapes[0][:1]
+    _require(order == "C", f"order={order!r}")
+    _require(
+        keeps_batch or sizes[0] in (-1, -5),
+        f"newshape={shape} fixes or removes the size of the batch; begin with -1, in npx with -2",
+    )
+    sizes = (0 if keeps_batch else -1, *call.output_shape[1:])
+    return call.node("Reshape", [*call.inputs, call.constant("shape", np.array(sizes), "int64")])
+
+
+def _product(call: OperatorCall, *, matrices: bool) -> str:
+    """Write a product of the last axis of one operand and the last but one of the other."""
+    transposed = call.options.get("transpose_a", False) or call.options.get("transpose_b", False)
+    left, right = call.shapes
+    _require(not transposed, "a transposed operand")
+    fits = bool(left and right) and (matrices or len(right) <= 2)
+    _require(fits, f"operands of {len(left)} and {len(right)} axes")
+    return call.node("MatMul")
+
+
 def _transpose(call: OperatorCall) -> str:
     axes = call.options.get("axes") or tuple(reversed(range(len(call.shapes[0]))))
     return call.node("Transpose", perm=axes)
@@ -203,13 +233,23 @@ def _softmax(operator: str, call: OperatorCall) -> str:
     return call.node(operator, axis=options.get("axis", -1))
 
 
-def _mean(call: OperatorCall) -> str:
+def _reduction(operator: str, call: OperatorCall) -> str:
     options = call.options
     axis = options.get("axis")
     axes = (axis,) if isinstance(axis, int) else axis
     _require(bool(axes) and not options.get("exclude", False), "it names no axes")
+    _require(options.get("dtype") is None, f"dtype={options.get('dtype')}")
     keep = int(options.get("keepdims", False))
-    return call.node("ReduceMean", axes=axes, keepdims=keep)
+    if operator != "ReduceSum":  # which alone takes them as an operand
+        return call.node(operator, axes=axes, keepdims=keep)
+    operands = [*call.inputs, call.constant("axes", np.array(axes), "int64")]
+    return call.node(operator, operands, keepdims=keep)
+
+
+def _concat(option: str, default: int, call: OperatorCall) -> str:
+    axis = call.options.get(option, default)
+    _require(isinstance(axis, int), f"{option}={axis}")
+    return call.node("Concat", axis=axis)
 
 
 def _same(operator: str) -> Translation:
@@ -221,29 +261,71 @@ def _with_number(operator: str, call: OperatorCall, *, reverse: bool = False) ->
     return call.node(operator, operands[::-1] if reverse else operands)
 
 
+_IN_NUMPY: dict[str, Translation] = {
+    **{
+        f"_np{interface}_{name}": _same(operator)
+        for interface, name, operator in (
+            *(("i", "add", "Add"), ("i", "subtract", "Sub"), ("i", "multiply", "Mul")),
+            *(("i", "true_divide", "Div"), ("i", "power", "Pow"), ("i", "absolute", "Abs")),
+            *(("i", "negative", "Neg"), ("i", "exp", "Exp"), ("i", "log", "Log")),
+            *(("i", "sqrt", "Sqrt"), ("i", "reciprocal", "Reciprocal"), ("i", "tanh", "Tanh")),
+            *(("x", "relu", "Relu"), ("x", "sigmoid", "Sigmoid")),
+        )
+    },
+    **{
+        f"_npi_{name}_scalar": partial(_with_number, operator, reverse=name[0] == "r")
+        for name, operator in (
+            *(("add", "Add"), ("subtract", "Sub"), ("rsubtract", "Sub"), ("multiply", "Mul")),
+            *(("true_divide", "Div"), ("rtrue_divide", "Div"), ("power", "Pow")),
+        )
+    },
+    "_npi_square": lambda call: call.node("Mul", call.inputs * 2),
+    "_npi_mean": partial(_reduction, "ReduceMean"),
+    "_np_sum": partial(_reduction, "ReduceSum"),
+    "_np_max": partial(_reduction, "ReduceMax"),
+    "_np_min": partial(_reduction, "ReduceMin"),
+    "_np_reshape": _reshape_in_numpy,
+    "_npx_reshape": _reshape_in_numpy,
+    "_np_transpose": _transpose,
+    "_npi_concatenate": partial(_concat, "axis", 0),
+    "_np_dot": partial(_product, matrices=False),
+    "_npi_matmul": partial(_product, matrices=True),
+}
+"""Operators of MXNet's NumPy interface."""
+
 TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType(
     {
         **{name: _same(operator) for name, operator in operators_with("onnx").items()},
         "Convolution": _convolution,
         "FullyConnected": _dense,
         "BatchNorm": _batch_norm,
+        "LayerNorm": _layer_norm,
         "Activation": lambda call: call.node(_ACTIVATIONS[call.options["act_type"]]),
         "LeakyReLU": _leaky_relu,
         "Pooling": _pooling,
         "_contrib_AdaptiveAvgPooling2D": _adaptive_pooling,
         "clip": _clip,
-        "Concat": lambda call: call.node("Concat", axis=call.options.get("dim", 1)),
+        "Concat": partial(_concat, "dim", 1),
         "Flatten": lambda call: call.node("Flatten", axis=1),
         "Reshape": _reshape,
         "transpose": _transpose,
         "softmax": partial(_softmax, "Softmax"),
         "log_softmax": partial(_softmax, "LogSoftmax"),
-        "mean": _mean,
+        "mean": partial(_reduction, "ReduceMean"),
+        "sum": partial(_reduction, "ReduceSum"),
+        "max": partial(_reduction, "ReduceMax"),
+        "min": partial(_reduction, "ReduceMin"),
+        "square": lambda call: call.node("Mul", call.inputs * 2),
+        "dot": partial(_product, matrices=False),
         "_plus_scalar": partial(_with_number, "Add"),
         "_minus_scalar": partial(_with_number, "Sub"),
         "_rminus_scalar": partial(_with_number, "Sub", reverse=True),
         "_mul_scalar": partial(_with_number, "Mul"),
         "_div_scalar": partial(_with_number, "Div"),
         "_rdiv_scalar": partial(_with_number, "Div", reverse=True),
+        "_power_scalar": partial(_with_number, "Pow"),
+        "_maximum_scalar": partial(_with_number, "Max"),
+        "_minimum_scalar": partial(_with_number, "Min"),
+        **_IN_NUMPY,
     }
 )

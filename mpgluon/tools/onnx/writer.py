@@ -10,7 +10,7 @@ from __future__ import annotations
 from mpgluon.deployment.recording import Recording
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Key, Node
-from mpgluon.graph.operators import Rule, rule_of
+from mpgluon.graph.operators import Rule, name_in_f, rule_of
 from mpgluon.tools.onnx.operators import (
     TRANSLATIONS,
     Nodes,
@@ -94,7 +94,7 @@ class _Writer:
     def translate(self, node: Node) -> None:
         """Add the ONNX nodes of an operator, or note why ONNX cannot express its options."""
         inputs = [entry.key for entry in node.inputs]
-        rule = rule_of(node.operator.replace("_contrib_", "contrib.", 1))
+        rule = rule_of(name_in_f(node.operator))
         dtype = self._format_of(rule, inputs)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
         call = OperatorCall(

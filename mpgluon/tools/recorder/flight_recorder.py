@@ -267,6 +267,7 @@ class FlightRecorder:
             **self._names,
             "reason": reason,
             "loss_scale": self._loss_scale,
+            "in_numpy": bool(mx.util.is_np_array()),
             "devices": len(gluon_trainer.devices_of(self._trainer)),
             "processes": gluon_trainer.processes_of(self._trainer),
             "reduced": gluon_trainer.reduces_gradients(self._trainer)

@@ -100,6 +100,7 @@ class RecordedStep:
     statistics: dict[str, list[npt.NDArray[Any]]]  # running ones before the step, by device
     scale_histories: Arrays  # largest values of earlier steps, for scales of eight-bit operands
     gradients: dict[str, list[GradientMark]]  # of the parameters that the step used, by device
+    in_numpy: bool = False  # whether the network computes with MXNet's NumPy interface
     flags: tuple[str, ...] = ()  # a line for each layer; none in files of version 0.2.0
     versions: dict[str, Any] = field(default_factory=dict)  # of the recording process
     machine: dict[str, Any] = field(default_factory=dict)
@@ -209,6 +210,7 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
             str(name): [GradientMark(str(b), str(p), int(n)) for b, p, n in marks]
             for name, marks in dict(header["gradients"]).items()
         },
+        in_numpy=bool(header.get("in_numpy", False)),
         flags=tuple(map(str, header.get("flags", ()))),
         versions=dict(header["versions"]),
         machine=dict(header["machine"]),

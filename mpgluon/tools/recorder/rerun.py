@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from mpgluon.blocks import interface
 from mpgluon.diagnostics.overflow import OverflowReport, ValueRange
 from mpgluon.tables import Table, counted
 from mpgluon.tools.recorder.cures import Cure, Cures
@@ -172,8 +173,9 @@ def replay(
     """Run a recorded step again on CPUs, find where it overflowed, and try what would have helped.
 
     The code that the file names is imported and called: check the names in a file from somebody
-    else first. MXNet's generators are seeded; those of Python and NumPy continue afterwards as
-    before.
+    else first. While it runs, the interface of MXNet is switched on that the step was recorded
+    with, mx.nd or mx.np. MXNet's generators are seeded; those of Python and NumPy continue
+    afterwards as before.
 
     Parameters
     ----------
@@ -201,7 +203,7 @@ def replay(
     """
     step = read_step(path)
     devices = [mx.cpu(number) for number in range(step.devices)]
-    with _own_random_states():
+    with _own_random_states(), interface(in_numpy=step.in_numpy):
         if net is None and step.network is None:
             raise ValueError(
                 f"{step.path} does not name its network: pass it, replay(path, net), or "

@@ -9,8 +9,10 @@ from typing import Any, Callable, Optional
 
 from mpgluon import amp
 from mpgluon.archive import Arrays
+from mpgluon.blocks import set_value
 from mpgluon.cast.arrays import convert_arrays
 from mpgluon.cast.block import restore
+from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.checkpoint import check_parameters
 from mpgluon.checkpoint.random_states import set_random_states
 from mpgluon.checkpoint.scale_histories import set_scale_histories
@@ -138,7 +140,7 @@ class StepBench:
 
 def _copy(device: mx.Context, widens: bool, array: mx.nd.NDArray) -> mx.nd.NDArray:
     dtype = np.float32 if widens and array.dtype == np.float16 else array.dtype
-    copy = array.astype(dtype).copyto(device)
+    copy = in_current_interface(array.astype(dtype).copyto(device))
     if array.grad is not None:
         copy.attach_grad()
     return copy
@@ -154,4 +156,4 @@ def _fill_in_shape(parameter: gluon.Parameter, value: Optional[npt.NDArray[Any]]
 
 
 def _set(parameter: gluon.Parameter, value: npt.NDArray[Any]) -> None:
-    parameter.set_data(mx.nd.array(value, dtype=value.dtype))
+    set_value(parameter, mx.nd.array(value, dtype=value.dtype))

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Optional, Union
 
+from mpgluon.blocks import interface
 from mpgluon.cast.arithmetic import arithmetic_of
+from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.deployment.inference import inference_network
 from mpgluon.tools.serving.photographs import normalized_levels, read_photograph
 
@@ -112,7 +114,7 @@ class Classifier:
             **{name: arithmetic_of(name, "cpu").kind for name in dtypes},
         }
         self._levels = normalized_levels()
-        self._lock = threading.Lock()
+        self._lock, self._in_numpy = threading.Lock(), mx.util.is_np_array()
         self._networks = {name: inference_network(net, name) for name in self.arithmetic}
         self._times_ms: dict[str, deque[float]] = {}
         noise = np.random.RandomState(0).randint(0, 256, (image_size, image_size, 3))
@@ -133,7 +135,7 @@ class Classifier:
         NotAPhotographError, DataError
             As :func:`read_photograph` does.
         """
-        with self._lock:
+        with self._lock, interface(in_numpy=self._in_numpy):  # which each thread has for itself
             images = self._images(read_photograph(photograph, self.image_size))
             logits = {name: self._logits(name, images, _CALLS) for name in self._networks}
             times_ms = {name: tuple(times) for name, times in self._times_ms.items()}
@@ -160,7 +162,7 @@ class Classifier:
         channels = [values[pixels[..., i]] for i, values in enumerate(self._levels)]
         images = mx.nd.array(np.stack(channels)[np.newaxis], dtype="float32")
         images.wait_to_read()
-        return images
+        return in_current_interface(images)
 
     def _logits(self, name: str, images: mx.nd.NDArray, calls: int) -> npt.NDArray[np.float32]:
         """Return the logits of the network in one format, and remember the times of its calls."""

@@ -231,6 +231,21 @@ def loss_scaling(options: CaseOptions) -> list[Case]:
     return cases
 
 
+def interfaces(options: CaseOptions) -> list[Case]:
+    """Return, for each format, the step of a network of ``mx.nd`` and of the same of ``mx.np``."""
+    cases = []
+    for words, network in _networks(options, (8,)):
+        for dtype in options.dtypes or DTYPES:
+            library, scale = ("gluon", _STOCK) if dtype == "float32" else ("mpgluon", _NONE)
+            variants: Variants = (
+                ("mx.nd", library, dtype, scale),
+                ("mx.np", library, dtype, {**scale, "in_numpy": True}),
+            )
+            title = f"interfaces, {dtype}, {words}"
+            cases.append(_case("interfaces", title, "training", variants, options, network))
+    return cases
+
+
 def pipeline(options: CaseOptions) -> list[Case]:
     """Return a pass over JPEG files, from the files to batches."""
     several = f"{options.workers} worker{'s' * (options.workers != 1)}"
@@ -268,6 +283,7 @@ CASES: dict[str, Callable[[CaseOptions], list[Case]]] = {
     "recurrent": recurrent,
     "attention": attention,
     "loss-scaling": loss_scaling,
+    "interfaces": interfaces,
     "pipeline": pipeline,
 }
 

@@ -89,6 +89,7 @@ def training(
     autocast: bool = False,
     emulate: bool = False,
     counted: bool = False,
+    in_numpy: bool = False,
 ) -> Prepared:
     """Prepare a training step with SGD and momentum.
 
@@ -103,10 +104,16 @@ def training(
         Whether bfloat16 is emulated even where the processor has it.
     counted : bool
         Whether ``multiply_adds`` of a forward pass are among the facts.
+    in_numpy : bool
+        Whether network and arrays are of MXNet's NumPy interface, which this process then keeps.
     """
     (ctx,) = _begin(library, device)
+    if in_numpy:
+        mx.npx.set_np()
     net = build_network(model, classes=_CLASSES, image_size=image_size, devices=[ctx])
     images, labels = _batch(batch_size, image_size, ctx)
+    if in_numpy:
+        images, labels = images.as_np_ndarray(), labels.as_np_ndarray()
     facts = {"images": batch_size, **_facts(library, dtype, net)}
     if counted:
         facts["multiply_adds"] = alignment_report(net, images.shape).multiply_adds

@@ -24,6 +24,7 @@ from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work, ungoverned
 from mpgluon.cast.numpy_arrays import as_nd, as_np
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nan import KEPT_NAN, keeping_nan
+from mpgluon.graph.nodes import NUMBER
 from mpgluon.graph.operators import Rule, dtype_in_numpy, name_in_f, one_name, rule_of
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
@@ -204,7 +205,9 @@ def _create(
         operator, run = "elemwise_add", partial(_add, name)  # which has native operators
     options = {**dict(zip(keys, values)), "name": name}
     legacy = {key: as_nd(operand) for key, operand in operands.items()}
-    values = _numbers_received(operator, dict(zip(keys, values)), legacy.values())
+    received = _numbers_received(operator, dict(zip(keys, values)), legacy.values())
+    if received != list(values):
+        keys, values = [*keys, NUMBER], [*received, options["scalar"]]
     result = as_np(_apply(arithmetic, operator, mx.sym, run, as_nd(args or ()), legacy, options))
     return [result] if returns_list and not isinstance(result, list) else result
 

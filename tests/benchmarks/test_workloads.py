@@ -86,6 +86,16 @@ def test_a_training_step_changes_the_weights_in_its_format(
     assert facts["parameters"] == sum(value.size for value in before)
 
 
+@pytest.mark.usefixtures("numpy_interface")
+@pytest.mark.parametrize(("library", "dtype"), [("gluon", "float32"), ("mpgluon", "float16")])
+def test_a_step_may_be_that_of_a_network_of_the_numpy_interface(library, dtype, built):
+    options = {"loss_scale": loss_scale_of(library, dtype), "in_numpy": True, **NETWORK}
+    step, _ = workloads.training(library=library, dtype=dtype, **options)
+    assert isinstance(step(), mx.np.ndarray)
+    weight = next(iter(built[0].collect_params().values()))
+    assert isinstance(weight.data(), mx.np.ndarray)
+
+
 def test_the_arithmetic_is_counted_where_it_is_asked_for():
     def multiply_adds(**options):
         common = {"library": "gluon", "dtype": "float32", "loss_scale": None}

@@ -669,9 +669,7 @@ def test_other_arguments_are_refused(way, arguments, error, message):
 
 @EITHER
 def test_the_error_for_a_refused_format_names_the_allowed_ones(way):
-    with pytest.raises(
-        ValueError, match=r"'half'.*one of float32, float16, bfloat16, mixed"
-    ):
+    with pytest.raises(ValueError, match=r"'half'.*one of float32, float16, bfloat16, mixed"):
         way(small_network(), "half")
     with pytest.raises(ValueError, match=r"mpgluon\.restore\(net\) takes a cast off"):
         way(small_network(), "float32")

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Optional
 
 from mpgluon.findings import Finding, ok, warning
-from mpgluon.graph.nodes import Graph, Node
+from mpgluon.graph.nodes import NUMBER, Graph, Node
 from mpgluon.graph.operators import facts_in_graph, name_in_f
 
 import numpy as np
 
 __all__ = ["scalars"]
 
-_WRITTEN = ("scalar", "value", "constant_value", "on_value", "off_value")
+_WRITTEN = (NUMBER, "scalar", "value", "constant_value", "on_value", "off_value")
 # With these an infinity has the effect of the number.
 _COMPARES = frozenset(
     f"_{prefix}{name}_scalar"

@@ -251,7 +251,7 @@ def test_an_operator_that_keep_fp32_names_computes_in_fp32(name, hybridize):
 
 
 @pytest.mark.parametrize("name", ["np.median", "npx.no_such_operator", "_npi_no_such_operator"])
-def test_what_is_no_operator_of_the_interface_is_refused(name):
+def test_an_unknown_operator_of_the_interface_is_refused(name):
     net = Squares()
     with interface(in_numpy=True), pytest.raises(ValueError, match="MXNet has no operator"):
         mpgluon.cast_block(net, keep_fp32=[name])

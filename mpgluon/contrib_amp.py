@@ -18,7 +18,7 @@ from mpgluon import amp
 from mpgluon.cast.block import autocast, cast_block, restore
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.numpy_arrays import in_current_interface
-from mpgluon.cast.operator_rules import is_operator
+from mpgluon.cast.operator_rules import is_operator, name_in_table
 from mpgluon.graph.description import symbol_of
 from mpgluon.graph.operators import Rule, may_be_16_bit, operators_with, rule_of
 from mpgluon.updates import gluon_trainer
@@ -328,7 +328,7 @@ def _by_rule(target_dtype: Any, *rules: Rule) -> list[str]:
     """Return MXNet's operators with one of some rules."""
     _dtype(target_dtype)
     names = (n for n in get_all_registered_operators() if is_operator(_in_calls(n)))
-    return sorted(name for name in names if rule_of(_in_calls(name)) in rules)
+    return sorted(name for name in names if rule_of(name_in_table(_in_calls(name))) in rules)
 
 
 def _in_calls(name: str) -> str:
@@ -340,7 +340,7 @@ def _in_calls(name: str) -> str:
 
 def _may_be_kept(name: str) -> bool:
     """Whether an operator's format can be chosen, and is not FP32 in any case."""
-    return rule_of(name) not in (Rule.MOVE, Rule.OTHER, Rule.FLOAT32)
+    return rule_of(name_in_table(name)) not in (Rule.MOVE, Rule.OTHER, Rule.FLOAT32)
 
 
 def _condition(entry: Any) -> str:

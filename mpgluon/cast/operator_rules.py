@@ -2,23 +2,29 @@
 
 ``"softmax"`` means the operator wherever the network calls it, ``"block:softmax"`` in one block. A
 block is named as :attr:`Block.name` has it, or by its place in the network (``"features.0"``).
+Operators of MXNet's NumPy interface are ``"np.dot"`` and ``"npx.relu"``, or have their names in a
+graph; those that are in ``F`` too are one with them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from mpgluon import kernels
 from mpgluon.blocks import blocks_of
+from mpgluon.cast.dispatch import operator_names
 from mpgluon.errors import did_you_mean
-from mpgluon.graph.operators import Rule, may_be_16_bit, one_name, rule_of
+from mpgluon.graph.operators import Rule, may_be_16_bit, name_in_f, one_name, rule_of
 
 import mxnet as mx
 from mxnet import gluon
+from mxnet.operator import get_all_registered_operators
 
-__all__ = ["NO_RULES", "Rules", "is_operator", "names_of", "rules_of"]
+__all__ = ["NO_RULES", "Rules", "is_operator", "name_in_table", "names_of", "rules_of"]
 
 Rules = Mapping[str, Rule]
 NO_RULES: Rules = {}
@@ -95,6 +101,7 @@ def _read(net: gluon.Block, argument: str, text: Any, rule: Rule) -> _Wish:
             f"{argument} names {text!r}, and MXNet has no operator {operator!r}{no_block}"
             f"{did_you_mean(operator, [*_operator_names(), *blocks])}"
         )
+    operator = name_in_table(operator)
     by_table = rule_of(operator)
     if by_table in _UNTOUCHED:
         raise ValueError(f"{argument} names {text!r}: {operator} {_UNTOUCHED[by_table]}")
@@ -125,13 +132,35 @@ def names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, set
 
 
 def is_operator(operator: str) -> bool:
-    """Whether ``F`` has an operator."""
+    """Whether ``F`` has an operator, or MXNet's NumPy interface."""
+    if operator.startswith(("np.", "npx.", "_np")):
+        return bool(_in_graph(operator))
     *path, name = operator.split(".")
     namespace: Any = mx.nd
     for part in path:
         namespace = getattr(namespace, part, None)
     function = getattr(namespace, name, None) if isinstance(namespace, ModuleType) else None
     return callable(function) and not isinstance(function, type)
+
+
+def name_in_table(operator: str) -> str:
+    """Return the table's name for an operator; one of the NumPy interface may have another."""
+    return name_in_f(_in_graph(operator) or operator)
+
+
+def _in_graph(operator: str) -> str:
+    """Return the name in a graph of an operator of the NumPy interface, empty if it is none."""
+    interface, _, last = operator.rpartition(".")
+    prefixes = {"np": ("_np_", "_npi_"), "npx": ("_npx_", "_npi_")}.get(interface, ())
+    names = [prefix + last for prefix in prefixes] if prefixes else [operator]
+    handles = (kernels.handle_of(name) for name in names if name in _registered())
+    return next((operator_names()[handle] for handle in handles), "")
+
+
+@cache
+def _registered() -> frozenset[str]:
+    numpy = (name for name in get_all_registered_operators() if name.startswith("_np"))
+    return frozenset(numpy)
 
 
 def _operator_names() -> list[str]:

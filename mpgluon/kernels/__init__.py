@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.formats.scaling import SHARED_BY, ScaledOperands
 from mpgluon.formats.tensor_core import ACCUMULATIONS
-from mpgluon.kernels.calls import function, invoke, invoke_as, node_name, operands_and_options
+from mpgluon.kernels.calls import (
+    function,
+    handle_of,
+    invoke,
+    invoke_as,
+    node_name,
+    operands_and_options,
+)
 
 import mxnet as mx
 import numpy as np
@@ -40,6 +47,7 @@ __all__ = [
     "build",
     "count_underflow",
     "function",
+    "handle_of",
     "invoke",
     "invoke_as",
     "load",

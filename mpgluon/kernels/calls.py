@@ -15,7 +15,7 @@ from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.register import _make_ndarray_function
 from mxnet.symbol.register import _make_symbol_function
 
-__all__ = ["function", "invoke", "invoke_as", "node_name", "operands_and_options"]
+__all__ = ["function", "handle_of", "invoke", "invoke_as", "node_name", "operands_and_options"]
 
 
 @cache
@@ -28,7 +28,7 @@ def function(name: str, *, of_symbols: bool, in_numpy: bool = False) -> Callable
     make = _make_symbol_function if of_symbols else _make_ndarray_function
     # MXNet tells the interfaces apart by the prefix.
     called = f"_npx_{name}" if in_numpy else name.replace("_np", "np", 1)
-    made_function: Callable[..., Any] = make(OpHandle(_handle(name)), called, called)
+    made_function: Callable[..., Any] = make(OpHandle(handle_of(name)), called, called)
     return made_function
 
 
@@ -62,7 +62,7 @@ def invoke(
         Options of the MXNet operator that this one replaces.
     """
     values = tuple(map(str, options.values()))
-    return _imperative_invoke(_handle(name), operands, tuple(options), values, out, False, False)
+    return _imperative_invoke(handle_of(name), operands, tuple(options), values, out, False, False)
 
 
 def invoke_as(
@@ -114,7 +114,8 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 @cache
-def _handle(name: str) -> int:
+def handle_of(name: str) -> int:
+    """Return MXNet's handle of an operator."""
     handle = OpHandle()
     check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
     number: int = handle.value

@@ -6,6 +6,7 @@ FP32: MXNet's symbols cannot be written.
 
 from __future__ import annotations
 
+import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, PrecisionError, round_to
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
 
@@ -223,3 +224,34 @@ def test_a_float16_input_gives_the_same_bits_hybridized(way, in_numpy):
             results.append([result.asnumpy(), x.grad.asnumpy(), net[0].weight.grad().asnumpy()])
     assert_same_bits(*results)
     assert np.abs(results[0][0]).max() > 0.1
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["np.dot", "_np_dot", "np.tanh", "tanh", "npx.relu", "_npx_relu"])
+def test_an_operator_that_keep_fp32_names_computes_in_fp32(name, hybridize):
+    class Function(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            product = F.np.dot(x, x)
+            if name.endswith("dot"):
+                return product
+            product = product * 1  # which is rounded
+            return F.np.tanh(product) if name.endswith("tanh") else F.npx.relu(product) / 3
+
+    square = VALUES[:, :3]
+    with interface(in_numpy=True) as array:
+        results = []
+        for keep_fp32 in ((), (name,)):
+            net = Function()
+            mpgluon.cast_block(net, keep_fp32=keep_fp32)
+            net.hybridize(hybridize)
+            results.append(net(array(square)).asnumpy())
+    rounded, wide = results
+    assert_same_bits([rounded], [round_to(rounded, FLOAT16)])
+    assert not np.array_equal(wide, round_to(wide, FLOAT16))
+
+
+@pytest.mark.parametrize("name", ["np.median", "npx.no_such_operator", "_npi_no_such_operator"])
+def test_an_unknown_operator_of_the_interface_is_refused(name):
+    net = Squares()
+    with interface(in_numpy=True), pytest.raises(ValueError, match="MXNet has no operator"):
+        mpgluon.cast_block(net, keep_fp32=[name])

@@ -1,8 +1,8 @@
 """Operators of a cast network that are called in another way than through its ``F``.
 
 Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in one
-function of MXNet, which receives an operator and its operands; so do symbols of the NumPy
-interface, in another one. While a block of a cast network computes, these two follow the operator
+function of MXNet, which receives an operator and its operands; so do those of ``mx.sym`` and of
+symbols, in another one. While a block of a cast network computes, these two follow the operator
 table, in the thread that computes; afterwards they are MXNet's again.
 
 The arithmetic itself is that of ``mx.nd``: operands of the NumPy interface are taken out of it

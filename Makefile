@@ -111,7 +111,8 @@ $(HOROVOD)/.complete:
 	touch $@
 
 # Networks, losses and loops that nobody here wrote. gluonnlp has no wheels, and the C file in its
-# source is too old for Python 3.11: Cython makes another one.
+# source is too old for Python 3.11: Cython makes another one. GluonTS wants the pydantic of before 2,
+# and dgl's later versions PyTorch.
 test-third-party: $(THIRD_PARTY)/.complete
 	PYTHONPATH=. $(THIRD_PARTY)/bin/python -m pytest -m third_party tests/third_party
 
@@ -120,13 +121,14 @@ $(THIRD_PARTY)/.complete: requirements/dev.txt
 	$(PYTHON) -m venv $(THIRD_PARTY)
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c requirements/dev.txt mxnet==1.9.1 numpy==1.23.5 pillow tqdm requests matplotlib \
-		portalocker yacs scipy pandas pyyaml autocfg pytest setuptools packaging cython==3.0.12
+		portalocker yacs scipy pandas pyyaml autocfg pytest setuptools packaging cython==3.0.12 \
+		"pydantic<2" toolz typing-extensions networkx psutil
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps gluoncv==0.10.5.post0
 	CYTHON_FORCE_REGEN=1 $(THIRD_PARTY)/bin/python -m pip install --quiet \
 		--disable-pip-version-check --no-deps --no-build-isolation gluonnlp==0.10.0
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps sockeye==2.3.24 sacrebleu==1.4.14
+		--no-deps sockeye==2.3.24 sacrebleu==1.4.14 gluonts==0.16.3 gluonfr==1.0.2 dgl==1.0.4
 	touch $@
 
 # The networks of "Dive into Deep Learning", which are written for MXNet's NumPy interface. The book's

@@ -123,9 +123,9 @@ def cast_block(
     -----
     A graph that was traced before is discarded, here and in everything inside ``net``; call
     ``hybridize`` again on a larger block that contains ``net``. In a ``hybrid_forward``,
-    ``F is mx.nd`` is false, and an operator called as ``mx.nd.…`` is not cast. Nor is a block that
-    is added later: restore, and cast again. ``net.export`` keeps the casts, unlike
-    Gluon's own default (``remove_amp_cast=True``); the exported graph needs MXNet only.
+    ``F is mx.nd`` is false. A block that is added later is not cast: restore, and cast again.
+    ``net.export`` keeps the casts, unlike Gluon's own default (``remove_amp_cast=True``); the
+    exported graph needs MXNet only.
     """
     keep = with_normalization_layers(keep_fp32)
     return apply_policy(net, as_policy(dtype), keep, compute_16)

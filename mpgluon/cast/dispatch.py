@@ -1,8 +1,8 @@
 """Operators of a cast network that are called in another way than through its ``F``.
 
 Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in one
-function of MXNet, which receives an operator and its operands; so do symbols of the NumPy
-interface, in another one. While a block of a cast network computes, these two follow the operator
+function of MXNet, which receives an operator and its operands; so do those of ``mx.sym`` and of
+symbols, in another one. While a block of a cast network computes, these two follow the operator
 table, in the thread that computes; afterwards they are MXNet's again.
 
 The arithmetic itself is that of ``mx.nd``: operands of the NumPy interface are taken out of it
@@ -46,6 +46,7 @@ _WRITING = frozenset({
     *("_copyto", "_slice_assign", "_scatter_set_nd"),
     *("_npi_boolean_mask_assign_scalar", "_npi_boolean_mask_assign_tensor"),
 })  # fmt: skip
+_ROUNDING = frozenset({Rule.COMPUTE, Rule.NORMALIZE, Rule.FOLLOW})  # results, whatever the dtype
 # Python's arithmetic with a number, which a float16 kernel rounds to float16.
 _WITH_NUMBER = frozenset(
     f"{prefix}{name}_scalar"
@@ -166,7 +167,7 @@ def _invoke(
         if name == "_copyto" and type(out) is mx.np.ndarray:
             out.__class__ = type(arrays[0])
         return out
-    result = _apply(arithmetic, name, mx.nd, run, legacy, {}, options)
+    result = _apply(arithmetic, name, mx.nd, run, legacy, {}, options, is_numpy)
     if out is None:
         return as_np(result) if is_numpy else result
     for target, value in zip(_as_list(out), _as_list(result)):
@@ -188,13 +189,15 @@ def _create(
 ) -> Any:
     """Make the symbol of an operator, in the place of MXNet's function."""
     arithmetic = vars(AT_WORK).get("arithmetic")
-    if arithmetic is None or not (args or operands) or not is_numpy:
+    if arithmetic is None or not (args or operands):
         return _symbol_creator(handle, args, operands, keys, values, name, is_numpy, returns_list)
 
     def run(*args: Any, **operands: Any) -> Any:
         return _symbol_creator(handle, args, operands, keys, values, name, False, returns_list)
 
     operator = _name(handle)
+    if operator in _LOOPS and not is_numpy:
+        return run(*(args or ()), **operands)
     if operator in _LOOPS:
         raise PrecisionError(
             f"{name} is a loop or a branch of MXNet's NumPy interface, which a hybridized cast "
@@ -208,7 +211,11 @@ def _create(
     received = _numbers_received(operator, dict(zip(keys, values)), legacy.values())
     if received != list(values):
         keys, values = [*keys, NUMBER], [*received, options["scalar"]]
-    result = as_np(_apply(arithmetic, operator, mx.sym, run, as_nd(args or ()), legacy, options))
+    args = as_nd(args or ())
+    result = _apply(arithmetic, operator, mx.sym, run, args, legacy, options, is_numpy)
+    if not is_numpy:
+        return result
+    result = as_np(_outputs(result))
     return [result] if returns_list and not isinstance(result, list) else result
 
 
@@ -244,6 +251,7 @@ def _apply(
     args: Sequence[Any],
     operands: dict[str, Any],
     options: dict[str, Any],
+    is_numpy: bool,
 ) -> Any:
     """Run an operator on operands of ``mx.nd`` or ``mx.sym``, by its rule."""
     in_f = name_in_f(name)
@@ -251,17 +259,17 @@ def _apply(
         run = keeping_nan(name, getattr(namespace, name))
         operands = {**operands, **options}
     rules = vars(AT_WORK).get("rules") or {}
-    dtype = dtype_in_numpy(in_f)
+    dtype = dtype_in_numpy(in_f) if is_numpy else None
     rule = rules.get(one_name(in_f)) or (Rule.FLOAT32 if dtype else rule_of(in_f))
     call = OperatorCall(in_f, run, tuple(args), operands)
     with ungoverned():
         result = arithmetic.apply(rule, call)
         dtype = dtype or options.get("dtype")
-        if dtype not in (None, "None") and rule is not Rule.COMPUTE:
+        if dtype not in (None, "None") and rule not in _ROUNDING:
             result = mark(result, str(dtype))
         if "observer" in vars(AT_WORK):
             AT_WORK.observer(call, result)
-        return _outputs(result)
+        return result
 
 
 def _outputs(result: Any) -> Any:

@@ -7,8 +7,10 @@ formats.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from functools import cached_property, partial
+from pathlib import Path
 from threading import RLock
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Callable, Optional
@@ -64,6 +66,7 @@ __all__ = ["PolicyForward", "forward_of"]
 # Gluon's name scopes, a block's graph and MXNet's CachedOp are not thread-safe. A call only queues
 # its operators, so the lock is held briefly.
 _TRACING = RLock()
+_MXNET, _MPGLUON = Path(mx.__file__).parent, Path(__file__).parents[1]
 
 
 class PolicyForward:
@@ -420,13 +423,25 @@ def _explain_mixture(error: MXNetError, block: gluon.Block) -> None:
         return
     fmt = "bfloat16" if "bfloat16" in str(error) else "float16"
     raise PrecisionError(
-        f"{block.name} ({type(block).__name__}) gave one operator {fmt} and FP32 arrays. "
-        "Operators of the F that hybrid_forward receives accept both, and so do +, -, * and / "
-        "of arrays that come from them; mx.nd and mx.sym do not. Call the operator as F.…, "
-        "cast one array with .astype, or keep the block in FP32 with keep_fp32; a block added "
-        "after the cast needs a new one: mpgluon.restore, then cast again. "
+        f"{block.name} ({type(block).__name__}) gave one operator {fmt} and FP32 arrays"
+        f"{_place(error)}. Operators that a forward pass calls accept both, as F.…, mx.nd.… or "
+        "mx.sym.…; those of a graph that was made before and is called with arrays or symbols do "
+        "not. Call the operators one by one, cast an operand with .astype, or keep the block in "
+        "FP32 with keep_fp32. "
         f"MXNet says: {str(error).splitlines()[-1]}"
     ) from error
+
+
+def _place(error: MXNetError) -> str:
+    """Return the line of a forward pass that raised an error; "" for an operator of a graph."""
+    lines = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_file()  # not what MXNet has generated
+        and not Path(frame.filename).is_relative_to(_MXNET)
+        and not Path(frame.filename).is_relative_to(_MPGLUON)
+    ]
+    return f" at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
 
 
 def forward_of(block: gluon.Block) -> Optional[PolicyForward]:

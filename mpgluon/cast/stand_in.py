@@ -140,8 +140,6 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     @wraps(plain)
     def method(self: Union[FormatArray, FormatSymbol], *args: Any, **kwargs: Any) -> Any:
         rule = _rule_here(operator)
-        if rule is Rule.NORMALIZE:  # an FP32 array is MXNet's own, and its methods no one governs
-            rule = rule_of(operator)
         call = OperatorCall(operator, plain, (self, *args), kwargs)
         if unreflected is not None and is_array(args[0]):
             call = call._replace(function=unreflected, args=(args[0], self))

@@ -571,31 +571,32 @@ def test_outputs_of_hybridized_children_follow_the_table_in_an_imperative_parent
     assert np.array_equal(*results)
 
 
-def test_a_plain_call_with_two_formats_in_a_graph_is_explained_with_the_name_of_the_block():
-    def plain_call(F, x, weight):
-        return mx.sym.broadcast_add(F.dot(x, weight), mx.sym.zeros((1, 4)))
-
-    net = in_sequence(Calls(plain_call))
-    net.initialize()
-    mpgluon.cast_block(net)
-    net.hybridize()
-    culprit = net  # the graph is one operator of the outermost block
-    message = rf"^{culprit.name} \(.*float16 and FP32.*F\.….*keep_fp32.*float16.*float32"
-    with pytest.raises(PrecisionError, match=message) as refused:
-        net(mx.nd.ones((2, 3))).wait_to_read()
-    assert isinstance(refused.value.__cause__, mx.MXNetError)
+SUM = mx.sym.elemwise_add(mx.sym.var("one"), mx.sym.var("other"))
 
 
 @pytest.mark.usefixtures("native_bfloat16")
-def test_the_explanation_of_a_network_in_bfloat16_names_that_format():
+@pytest.mark.parametrize("fmt", ["float16", "bfloat16"])
+def test_two_formats_in_a_composed_graph_are_explained_with_the_names_of_block_and_operator(fmt):
     dense = nn.Dense(4, in_units=3)
-    net = Calls(lambda F, x, weight: mx.sym.concat(dense(x), F.dot(x, weight), dim=1))
+    net = Calls(lambda F, x, weight: SUM(one=dense(x), other=F.sum(weight, axis=0, keepdims=True)))
     net.register_child(dense)
     net.initialize()
-    amp.autocast(net, "bfloat16")
+    amp.autocast(net, fmt)
     net.hybridize()
-    with pytest.raises(PrecisionError, match="gave one operator bfloat16 and FP32 arrays"):
-        net(mx.nd.ones((2, 3))).wait_to_read()
+    message = rf"^{net.name} \(Calls\).*{fmt} and FP32.*keep_fp32.*elemwise_add.*{fmt}.*float32"
+    with pytest.raises(PrecisionError, match=message) as refused:
+        net(mx.nd.ones((1, 3))).wait_to_read()
+    assert isinstance(refused.value.__cause__, mx.MXNetError)
+
+
+def test_two_formats_that_meet_in_a_compiled_graph_are_explained_with_the_line_of_the_call():
+    compiled = mx.nd.CachedOp(SUM)
+    net = Calls(lambda F, x, weight: compiled(F.dot(x, weight), mx.nd.zeros((1, 4))))
+    net.initialize()
+    mpgluon.cast_block(net)
+    line = net.function.__code__.co_firstlineno
+    with pytest.raises(PrecisionError, match=rf"float16 and FP32 arrays at .*{__file__}:{line}\."):
+        net(mx.nd.ones((1, 3)))
 
 
 def test_a_plain_block_may_mix_formats():

@@ -1,9 +1,9 @@
 """Operators of a cast network that are called in another way than through its ``F``.
 
 Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in one
-function of MXNet, which receives an operator and its operands; so do symbols of the NumPy
-interface, in another one. While a block of a cast network computes, these two follow the operator
-table, in the thread that computes; afterwards they are MXNet's again.
+function of MXNet, which receives an operator and its operands; so do those of symbols, in another
+one. While a block of a cast network computes, these two follow the operator table, in the thread
+that computes; afterwards they are MXNet's again.
 
 The arithmetic itself is that of ``mx.nd``: operands of the NumPy interface are taken out of it
 without a copy, and results are put back.
@@ -188,14 +188,15 @@ def _create(
 ) -> Any:
     """Make the symbol of an operator, in the place of MXNet's function."""
     arithmetic = vars(AT_WORK).get("arithmetic")
-    if arithmetic is None or not (args or operands) or not is_numpy:
+    operator, in_numpy = _name(handle), is_numpy or mx.util.is_np_array()
+    is_loop = operator in _LOOPS
+    if arithmetic is None or not (args or operands) or (is_loop and not in_numpy):
         return _symbol_creator(handle, args, operands, keys, values, name, is_numpy, returns_list)
 
     def run(*args: Any, **operands: Any) -> Any:
         return _symbol_creator(handle, args, operands, keys, values, name, False, returns_list)
 
-    operator = _name(handle)
-    if operator in _LOOPS:
+    if is_loop:
         raise PrecisionError(
             f"{name} is a loop or a branch of MXNet's NumPy interface, which a hybridized cast "
             "network cannot contain; do not hybridize its block, or keep it in FP32 with keep_fp32"
@@ -208,7 +209,8 @@ def _create(
     received = _numbers_received(operator, dict(zip(keys, values)), legacy.values())
     if received != list(values):
         keys, values = [*keys, NUMBER], [*received, options["scalar"]]
-    result = as_np(_apply(arithmetic, operator, mx.sym, run, as_nd(args or ()), legacy, options))
+    result = _apply(arithmetic, operator, mx.sym, run, as_nd(args or ()), legacy, options)
+    result = as_np(result) if is_numpy else result
     return [result] if returns_list and not isinstance(result, list) else result
 
 
@@ -257,7 +259,8 @@ def _apply(
     with ungoverned():
         result = arithmetic.apply(rule, call)
         dtype = dtype or options.get("dtype")
-        if dtype not in (None, "None") and rule is not Rule.COMPUTE:
+        # Embedding, which follows its weights, names their dtype of before the cast.
+        if dtype not in (None, "None") and rule not in (Rule.COMPUTE, Rule.FOLLOW):
             result = mark(result, str(dtype))
         if "observer" in vars(AT_WORK):
             AT_WORK.observer(call, result)

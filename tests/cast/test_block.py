@@ -571,11 +571,12 @@ def test_outputs_of_hybridized_children_follow_the_table_in_an_imperative_parent
     assert np.array_equal(*results)
 
 
-def test_a_plain_call_with_two_formats_in_a_graph_is_explained_with_the_name_of_the_block():
-    def plain_call(F, x, weight):
-        return mx.sym.broadcast_add(F.dot(x, weight), mx.sym.zeros((1, 4)))
+def test_a_composition_of_two_formats_in_a_graph_is_explained_with_the_name_of_the_block():
+    def composition(F, x, weight):
+        total = mx.sym.broadcast_add(mx.sym.var("one"), mx.sym.var("other"))
+        return total(one=F.dot(x, weight), other=mx.sym.zeros((1, 4)))
 
-    net = in_sequence(Calls(plain_call))
+    net = in_sequence(Calls(composition))
     net.initialize()
     mpgluon.cast_block(net)
     net.hybridize()
@@ -589,7 +590,12 @@ def test_a_plain_call_with_two_formats_in_a_graph_is_explained_with_the_name_of_
 @pytest.mark.usefixtures("native_bfloat16")
 def test_the_explanation_of_a_network_in_bfloat16_names_that_format():
     dense = nn.Dense(4, in_units=3)
-    net = Calls(lambda F, x, weight: mx.sym.concat(dense(x), F.dot(x, weight), dim=1))
+
+    def composition(F, x, weight):
+        joined = mx.sym.concat(mx.sym.var("one"), mx.sym.var("other"), dim=1)
+        return joined(one=dense(x), other=F.dot(x, weight))
+
+    net = Calls(composition)
     net.register_child(dense)
     net.initialize()
     amp.autocast(net, "bfloat16")

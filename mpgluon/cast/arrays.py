@@ -77,6 +77,10 @@ class FormatArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
         """Return a part, of the same format."""
         return mark(mx.nd.NDArray.__getitem__(self, key), self.format)
 
+    def as_np_ndarray(self) -> Any:
+        """Return the array for MXNet's NumPy interface, in the same format."""
+        return _as_np(self)
+
 
 class Float16Array(FormatArray):
     """A float16 array."""
@@ -130,6 +134,16 @@ class FormatSymbol(Symbol):
     def __getitem__(self, index: Any) -> Symbol:
         """Return one of several outputs, of the same format."""
         return mark(Symbol.__getitem__(self, index), self.format)
+
+    def as_np_ndarray(self) -> Any:
+        """Return the symbol for MXNet's NumPy interface, of the same format."""
+        return _as_np(self)
+
+
+def _as_np(array: Array) -> Any:
+    from mpgluon.cast.numpy_arrays import as_np  # which imports this module
+
+    return as_np(array)
 
 
 @cache

@@ -196,7 +196,7 @@ def _create(
         return _symbol_creator(handle, args, operands, keys, values, name, False, returns_list)
 
     operator = _name(handle)
-    if operator in _LOOPS and not is_numpy:
+    if operator in _LOOPS and not (is_numpy or mx.util.is_np_array()):
         return run(*(args or ()), **operands)
     if operator in _LOOPS:
         raise PrecisionError(
@@ -222,7 +222,7 @@ def _create(
 def _numbers_received(
     name: str, options: Mapping[str, Any], operands: Iterable[Array]
 ) -> list[Any]:
-    """Return the values of options; a number beside a float16 operand as MXNet's kernels see it."""
+    """Return the values of options; numbers that a float16 operand meets are rounded."""
     if name in _WITH_NUMBER and "float16" in map(format_of, operands):
         options = {**options, "scalar": number_in_float16(options["scalar"])}
     return list(options.values())

@@ -35,11 +35,19 @@ class _NumPyGridArray(mx.np.ndarray):
         plain = self.detach().as_nd_ndarray()
         mx.nd.NDArray.__setitem__(plain, slice(None), onto_grid(plain, self.format))
 
+    def as_nd_ndarray(self) -> mx.nd.NDArray:
+        """Return the array for operators of ``mx.nd``, in the same format."""
+        return as_nd(self)
+
 
 class _NumPyFormatSymbol(NumPySymbol):
     """A symbol whose format is known; one class for each format."""
 
     format: Format
+
+    def as_nd_ndarray(self) -> Symbol:
+        """Return the symbol for operators of ``mx.sym``, of the same format."""
+        return as_nd(self)
 
 
 def is_numpy(array: Any) -> bool:
@@ -56,7 +64,8 @@ def as_nd(value: Any) -> Any:
     def convert(array: Array) -> Array:
         if not is_numpy(array):
             return array
-        return mark(array.as_nd_ndarray(), getattr(array, "format", None))
+        kind = NumPySymbol if isinstance(array, Symbol) else mx.np.ndarray
+        return mark(kind.as_nd_ndarray(array), getattr(array, "format", None))
 
     return convert_arrays(value, convert)
 
@@ -67,7 +76,8 @@ def as_np(value: Any) -> Any:
     def convert(array: Array) -> Array:
         if is_numpy(array):
             return array
-        fmt, converted = format_of(array), array.as_np_ndarray()
+        kind = Symbol if isinstance(array, Symbol) else mx.nd.NDArray
+        fmt, converted = format_of(array), kind.as_np_ndarray(array)
         if isinstance(array, Symbol) or isinstance(fmt, FloatFormat):
             converted.__class__ = _class_of(fmt, isinstance(array, Symbol))
         return converted

@@ -24,7 +24,7 @@ class SumsOfOneShape:
     Attributes
     ----------
     names : list of str
-        Those of the graph's inputs.
+        Names of the graph's inputs.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class SumsOfOneShape:
         SumsOfOneShape.__init__(self)
 
     def begin(self, shapes: Shapes) -> None:
-        """Forget the pairs: a graph is traced, for inputs of these shapes."""
+        """Discard the pairs: a graph is traced, for inputs of these shapes."""
         self._pairs, self._shapes, self._fitting = [], tuple(shapes), {tuple(shapes)}
 
     def note(self, one: Symbol, other: Symbol) -> bool:

@@ -230,7 +230,7 @@ class WithNumbers(gluon.HybridBlock):
 
 @BOTH
 @pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
-def test_numbers_beside_arrays_are_rounded_as_in_the_other_interface(way, hybridize):
+def test_numbers_that_meet_arrays_are_rounded_as_in_the_other_interface(way, hybridize):
     results = []
     for in_numpy in (False, True):
         (mx.npx.set_np if in_numpy else mx.npx.reset_np)()
@@ -243,6 +243,70 @@ def test_numbers_beside_arrays_are_rounded_as_in_the_other_interface(way, hybrid
         finally:
             mx.npx.reset_np()
     assert_same_bits(*results)
+
+
+class CallsLegacy(gluon.HybridBlock):
+    """Calls operators that the NumPy interface lacks, in either interface."""
+
+    def __init__(self):
+        super().__init__(prefix="legacy_")
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        x = self.dense(x)
+        if not mx.util.is_np_array():
+            return F.softsign(x) + F.L2Normalization(F.BlockGrad(x) * x)
+        old = x.as_nd_ndarray()
+        normed = F.L2Normalization(F.BlockGrad(old) * old)
+        return F.softsign(old).as_np_ndarray() + normed.as_np_ndarray()
+
+
+@BOTH
+@pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
+def test_an_operator_of_mx_nd_between_two_conversions_follows_the_table(way, hybridize):
+    results = []
+    for in_numpy in (False, True):
+        with mx.util.np_array(in_numpy):
+            net = CallsLegacy()
+            net.initialize(mx.init.Zero())
+            array = mx.np.array if in_numpy else mx.nd.array
+            net.dense.weight.set_data(array(np.resize(VALUES, (4, 4))))
+            WAYS[way](net)
+            net.hybridize(hybridize)
+            with autograd.record():
+                result = net(array(VALUES))
+            result.backward()
+            gradient = net.dense.weight.grad()
+            results.append({"result": result.asnumpy(), "gradient": gradient.asnumpy()})
+    assert_same_bits(results[1], results[0])
+
+
+class Embeds(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="embeds_")
+        with self.name_scope():
+            self.embedding = nn.Embedding(4, 4)
+
+    def hybrid_forward(self, F, x):
+        x = self.embedding(x)
+        x = F.np.tanh(x) if mx.util.is_np_array() else F.tanh(x)
+        return x * x
+
+
+@BOTH
+@pytest.mark.parametrize("policy", ["float16", "params=bfloat16,compute=bfloat16,emulate=true"])
+def test_what_follows_an_embedding_is_in_the_format_of_its_weights(policy, hybridize):
+    results = []
+    for in_numpy in (False, True):
+        with mx.util.np_array(in_numpy):
+            array, net = mx.np.array if in_numpy else mx.nd.array, Embeds()
+            net.initialize()
+            net.embedding.weight.set_data(array(np.resize(VALUES, (4, 4))))
+            mpgluon.cast_block(net, mpgluon.Policy.parse(policy))
+            net.hybridize(hybridize)
+            results.append({"result": net(array([0, 3, 1], dtype="int32")).asnumpy()})
+    assert_same_bits(results[1], results[0])
 
 
 class Sum(gluon.HybridBlock):

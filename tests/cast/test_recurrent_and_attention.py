@@ -169,12 +169,13 @@ class Steps(gluon.HybridBlock):
     "function",
     [
         lambda F, steps: steps,  # noqa: ARG005
+        lambda F, steps: F.identity(steps),
         lambda F, steps: F.LeakyReLU(steps, act_type="gelu"),
         lambda F, steps: F.broadcast_add(steps, F.tanh(steps)),
         lambda F, steps: F.relu(steps) - steps,
         lambda F, steps: F.identity(steps) + F.ones((BATCH, TIME, 8), dtype="float32"),
     ],
-    ids=["returned", "an activation", "a sum", "a difference", "a copy and FP32 numbers"],
+    ids=["returned", "a copy", "an activation", "a sum", "a difference", "a copy and FP32 numbers"],
 )
 @pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
 def test_results_of_mxnets_own_operators_are_rounded_as_in_an_imperative_run(way, function):

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 
-from fuzz.checking import Case, Failure, case_of, check
+from fuzz.checking import COUNTERPART, Case, Failure, case_of, check
 from fuzz.programs import Program
 from fuzz.random_networks import random_program
 from fuzz.reducing import reduced
@@ -37,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
             counts["networks"] += 1
             counts["lines"] += len(program.nodes)
             counts["layers"] += len(program.layers)
+            counts["of mx.np"] += program.interface == "np"
+            counts["plain"] += program.is_plain
             counts["steps"] += 3 * _STEPS_OF_A_RUN * len(case.settings)
             ways[case.way] += 1
             if failure is not None and failure.is_mxnets_own:
@@ -49,8 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
                 break
             seed += 1
     print(
-        f"from seed {options.seed} on: {counts['networks']} networks of {counts['lines']} lines "
-        f"and {counts['layers']} layers, {counts['steps']} steps; {failures} failed, "
+        f"from seed {options.seed} on: {counts['networks']} networks ({counts['of mx.np']} of the "
+        f"NumPy interface, {counts['plain']} plain Blocks) of {counts['lines']} lines and "
+        f"{counts['layers']} layers, {counts['steps']} steps; {failures} failed, "
         f"{counts['own']} do in plain FP32 too"
     )
     print(", ".join(f"{way}: {number}" for way, number in sorted(ways.items())))
@@ -78,6 +81,8 @@ def _report(
     for name in case.settings:
         print(f"# {name}: {' '.join(f'{k}={v}' for k, v in SETTINGS[name].items()) or 'as it is'}")
     print(small.source() + footer(case), flush=True)
+    if COUNTERPART in latest[0].sentence:
+        print(f"# its counterpart\n{small.counterpart.source()}", flush=True)
 
 
 def footer(case: Case) -> str:

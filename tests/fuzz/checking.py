@@ -13,7 +13,16 @@ import numpy as np
 from fuzz.programs import Program
 from fuzz.workers import WorkerDiedError, Workers
 
-__all__ = ["PROPERTIES", "WAYS", "Case", "Failure", "case_of", "check", "differences"]
+__all__ = [
+    "COUNTERPART",
+    "PROPERTIES",
+    "WAYS",
+    "Case",
+    "Failure",
+    "case_of",
+    "check",
+    "differences",
+]
 
 WAYS = (
     "cast float16",
@@ -24,6 +33,8 @@ WAYS = (
     "emulated bfloat16 weights",
 )
 MODES = ("imperative", "hybridized", "static")
+COUNTERPART = "imperative, as a HybridBlock of mx.nd"
+"""A mode with another source: that of ``Program.counterpart``."""
 _TRIES_IN_FP32 = 6
 PROPERTIES = ("is near FP32", "resumes", "restores", "replays", "copies")
 _NATIVE_BFLOAT16 = ("autocast bfloat16", "bfloat16 weights")
@@ -73,17 +84,16 @@ def case_of(seed: int) -> Case:
 
 def check(workers: Workers, program: Program, case: Case) -> Failure | None:
     """Run a program as its case says, and return what is wrong."""
-    source, noisy = program.source(), program.source(noisy=True)
-    first = case.settings[0]
+    sources, first, modes = program.sources, case.settings[0], _modes(program)
     found = workers.run(
         {
-            name: (source, noisy, case.way, MODES, case.properties if name == first else ())
+            name: (sources, case.way, modes, case.properties if name == first else ())
             for name in case.settings
         }
     )
     for name, result in found.items():
         died = isinstance(result, WorkerDiedError)
-        if (died or result["errors"]) and _fails_in_fp32(workers, source, name):
+        if (died or result["errors"]) and _fails_in_fp32(workers, sources, modes, name):
             return Failure("", f"{name}: MXNet itself raises an error or ends", is_mxnets_own=True)
         if died:
             return Failure(f"{name}: died", f"{name}: {result}")
@@ -97,7 +107,7 @@ def check(workers: Workers, program: Program, case: Case) -> Failure | None:
                     return Failure("", f"{name}: {why}", is_mxnets_own=True)
                 return Failure(f"{name}, {mode}: {text[:40]}", f"{name}, {mode}: {text}")
     mxnets_own = None
-    for one, other in _pairs(case):
+    for one, other in _pairs(case, modes):
         runs = _results(found, one), _results(found, other)
         if "bfloat16" in case.way and one[0] != other[0]:
             runs = _without_flushing(*runs, signed=first != "AVX2" and _HAS_BFLOAT16)
@@ -107,7 +117,7 @@ def check(workers: Workers, program: Program, case: Case) -> Failure | None:
         if case.way in _NATIVE_BFLOAT16 and one[0] == "native" and program.most_uses >= _IN_PLACE:
             mxnets_own = Failure("", "MXNet adds bfloat16 gradients in place", is_mxnets_own=True)
             continue
-        fp32 = _fp32(workers, source, one, other, names)
+        fp32 = _fp32(workers, sources, one, other, names)
         ours = [] if fp32 is None else [name for name in names if not _follows(name, fp32)]
         what = f"{' '.join(one)} and {' '.join(other)}"
         if ours:
@@ -118,25 +128,34 @@ def check(workers: Workers, program: Program, case: Case) -> Failure | None:
             mxnets_own = Failure("", f"{name}: plain FP32 raises an error", is_mxnets_own=True)
         elif said:
             mode = dict(case.properties)[name]
-            return Failure(f"{name}: {said[:30]}", f"{first}, {mode}: {said}")
+            return Failure(f"{name}: {said[:30]}", f"{first}, {mode}, {name}: {said}")
     return mxnets_own
 
 
-def _pairs(case: Case) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+def _modes(program: Program) -> tuple[str, ...]:
+    """Return the modes whose bits are compared.
+
+    A plain Block is imperative: if it is hybridized, its children are, with a graph each, and MXNet
+    adds the gradients of a value with several consumers in another order.
+    """
+    modes = MODES[:1] if program.is_plain else MODES
+    return modes if program == program.counterpart else (*modes, COUNTERPART)
+
+
+def _pairs(case: Case, modes: tuple[str, ...]) -> list[tuple[tuple[str, str], tuple[str, str]]]:
     """Return the runs that must have the same bits, as pairs of settings and mode.
 
     oneDNN's own bfloat16 has other sums than the imperative operators, and its batch normalization
     adds in the order of its layouts.
     """
     one, other = case.settings
-    static = [((name, "hybridized"), (name, "static")) for name in case.settings]
-    if case.way in _NATIVE_BFLOAT16 and one == "native":
-        return static
-    return [
-        *(((name, "imperative"), (name, "hybridized")) for name in case.settings),
-        *static,
-        ((one, "imperative"), (other, "imperative")),
-    ]
+    pairs = []
+    if case.way not in _NATIVE_BFLOAT16 or one != "native":
+        pairs += [((name, "imperative"), (name, "hybridized")) for name in case.settings]
+        pairs.append(((one, "imperative"), (other, "imperative")))
+    pairs += [((name, "hybridized"), (name, "static")) for name in case.settings]
+    pairs += [((name, "imperative"), (name, COUNTERPART)) for name in case.settings]
+    return [pair for pair in pairs if all(mode in modes for _, mode in pair)]
 
 
 def _results(found: dict[str, Any], run: tuple[str, str]) -> dict[str, np.ndarray]:
@@ -173,13 +192,15 @@ def differences(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> lis
     return [name for name in one if name in other and bits(one[name]) != bits(other[name])]
 
 
-def _fails_in_fp32(workers: Workers, source: str, name: str) -> bool:
+def _fails_in_fp32(
+    workers: Workers, sources: dict[str, str], modes: tuple[str, ...], name: str
+) -> bool:
     """Whether MXNet itself cannot train the network in one of the modes."""
-    found = workers.run({name: (source, "", "float32", MODES, ())})[name]
+    found = workers.run({name: (sources, "float32", modes, ())})[name]
     return isinstance(found, WorkerDiedError) or found["errors"]
 
 
-def _fp32(workers, source, one, other, names) -> set[str] | None:
+def _fp32(workers, sources, one, other, names) -> set[str] | None:
     """Return what differs between two runs of the plain FP32 network: MXNet's own differences.
 
     Numbers that are added in another order often have the same sum, so until all ``names`` are
@@ -189,16 +210,17 @@ def _fp32(workers, source, one, other, names) -> set[str] | None:
     """
     differing: set[str] = set()
     for number, suffix in product(range(_TRIES_IN_FP32), ("", ", unmerged")):
-        text = source
+        texts = sources
         if number:
-            text = re.sub(r"(?m)^SEED, OPTIMIZER = \d+", f"SEED, OPTIMIZER = {number}", source)
+            texts = {
+                kind: re.sub(r"(?m)^SEED, OPTIMIZER = \d+", f"SEED, OPTIMIZER = {number}", source)
+                for kind, source in sources.items()
+            }
         runs = [(name + suffix, mode) for name, mode in (one, other)]
         wanted: dict[str, list[str]] = {}
         for name, mode in runs:
             wanted.setdefault(name, []).append(mode)
-        found = workers.run(
-            {name: (text, "", "float32", modes, ()) for name, modes in wanted.items()}
-        )
+        found = workers.run({name: (texts, "float32", modes, ()) for name, modes in wanted.items()})
         if any(isinstance(one, WorkerDiedError) or one["errors"] for one in found.values()):
             return None
         differing.update(differences(*(_results(found, run) for run in runs)))

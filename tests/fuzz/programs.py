@@ -9,6 +9,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from fuzz.numpy_interface import in_numpy
+
 __all__ = ["Input", "Node", "Program"]
 
 Shape = tuple[int, ...]
@@ -52,6 +54,10 @@ class Program:
         Whether gradients accumulate over two passes.
     optimizer, wrapper, packing : str
         How it is trained, what plain Block is around it, and how it returns its results.
+    interface : str
+        "nd", or "np": MXNet's NumPy interface. Expressions are those of ``mx.nd`` in both.
+    is_plain : bool
+        Whether the network is a plain Block, which calls operators by name instead of by ``F``.
     """
 
     seed: int
@@ -64,6 +70,22 @@ class Program:
     optimizer: str = "sgd"
     wrapper: str = ""
     packing: str = "tuple"
+    interface: str = "nd"
+    is_plain: bool = False
+
+    @property
+    def counterpart(self) -> Program:
+        """The same network as a HybridBlock with operators of ``mx.nd``."""
+        return replace(self, interface="nd", is_plain=False)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The sources that a trial receives, by kind."""
+        return {
+            "": self.source(),
+            "noisy": self.source(noisy=True),
+            "counterpart": self.counterpart.source(),
+        }
 
     @property
     def inputs(self) -> list[int]:
@@ -101,16 +123,22 @@ class Program:
 
     def source(self, *, noisy: bool = False) -> str:
         """Return the program as Python; a noisy one passes each value to ``perturbed``."""
+        written = in_numpy if self.interface == "np" else str
         names = {n: f"{'x' if isinstance(v, Input) else 'v'}{n}" for n, v in self.values.items()}
-        made = [f"            self.{name} = {layer}" for name, layer in self.layers.items()]
+        made = [
+            f"            self.{name} = {written(layer)}" for name, layer in self.layers.items()
+        ]
         lines = []
         for number in self.nodes:
             node = self.values[number]
-            text = node.expression.format(*(names[taken] for taken in node.takes))
+            text = written(node.expression.format(*(names[taken] for taken in node.takes)))
+            if self.is_plain:
+                text = re.sub(r"\bF\.(?!npx?\.)", "mx.nd.", text).replace("F.np", "mx.np")
             lines.append(f"        {names[number]} = {text}")
             if noisy:
                 lines.append(f"        {names[number]} = perturbed({names[number]})")
         arguments = ", ".join(names[number] for number in self.inputs)
+        method = "forward(self" if self.is_plain else "hybrid_forward(self, F"
         results = [names[number] for number in self.outputs]
         returned = ", ".join(results)
         if len(results) > 1 and self.packing == "nested":
@@ -129,19 +157,19 @@ class Program:
             else f"rng.standard_normal({one.shape})"
             for one in (self.values[number] for number in self.inputs)
         ]
-        losses = [f"        {_of(loss, k)}," for k, loss in enumerate(self.losses)]
+        losses = [f"        {written(_of(loss, k))}," for k, loss in enumerate(self.losses)]
         source = "\n".join(
             [
                 f"SEED, OPTIMIZER = {self.seed}, {self.optimizer!r}",
                 "",
                 "",
-                "class Net(gluon.HybridBlock):",
+                f"class Net(gluon.{'' if self.is_plain else 'Hybrid'}Block):",
                 "    def __init__(self):",
                 "        super().__init__()",
                 "        with self.name_scope():",
                 *(made or ["            pass"]),
                 "",
-                f"    def hybrid_forward(self, F, {arguments}):",
+                f"    def {method}, {arguments}):",
                 *lines,
                 f"        return {returned}",
                 "",
@@ -159,7 +187,7 @@ class Program:
                 "",
                 "def loss_of(results):",
                 "    rng = np.random.default_rng(SEED)",
-                "    heads = [mx.nd.array(rng.standard_normal(one.shape)) for one in results]",
+                "    heads = [array(rng.standard_normal(one.shape)) for one in results]",
                 "    losses = [",
                 *losses,
                 "    ]",
@@ -170,7 +198,8 @@ class Program:
                 "",
             ]
         )
-        return f"{_prelude(source)}\n\n{source}"
+        switch = "mx.npx.set_np()\n\n" if self.interface == "np" else ""
+        return f"{_IMPORTS}\n{switch}{written(_helpers(source))}\n\n{source}"
 
 
 def _of(loss: str, number: int) -> str:
@@ -223,13 +252,15 @@ def sequence(*layers):
 """,
     "initialized": """
 def initialized(net, seed):
-    mx.random.seed(seed)
-    net.initialize(mx.init.Xavier())
+    net.initialize(mx.init.Zero())
     rng = np.random.default_rng(seed)
     for name, parameter in net._collect_params_with_prefix().items():
         is_learned = parameter.grad_req != "null"  # MXNet overwrites other gammas with 1
-        if is_learned and name.endswith(("bias", "beta", "gamma", "alpha")):
-            parameter.set_data(mx.nd.array(rng.uniform(-0.5, 1.5, parameter.shape)))
+        if name.endswith("weight"):
+            size = np.prod(parameter.shape[1:])
+            parameter.set_data(array(rng.standard_normal(parameter.shape) / np.sqrt(size)))
+        elif is_learned and name.endswith(("bias", "beta", "gamma", "alpha")):
+            parameter.set_data(array(rng.uniform(-0.5, 1.5, parameter.shape)))
     return net
 """,
     "accumulate": """
@@ -245,7 +276,6 @@ def array(values):
 }
 
 
-def _prelude(source: str) -> str:
-    """Return the imports and the helpers that a source uses."""
-    used = [text for name, text in _HELPERS.items() if re.search(rf"\b{name}\(", source)]
-    return "\n".join([_IMPORTS, *used])
+def _helpers(source: str) -> str:
+    """Return the helpers that a source uses."""
+    return "\n".join(text for name, text in _HELPERS.items() if re.search(rf"\b{name}\(", source))

@@ -11,6 +11,9 @@ import sys
 import tempfile
 import types
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import mpgluon
@@ -20,9 +23,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from fuzz.checking import differences
+from fuzz.checking import COUNTERPART, differences
 
-__all__ = ["MODES", "WAYS", "Module", "differences", "run", "trial"]
+__all__ = ["MODES", "WAYS", "differences", "executed", "run", "trial"]
 
 WAYS = {
     "cast float16": lambda net: mpgluon.cast_block(net, "float16"),
@@ -45,24 +48,25 @@ LOSS_SCALE = 64.0
 Results = dict[str, np.ndarray]
 
 
-class Module:
-    """A program's source, executed in a module of its own, so that its classes can be pickled."""
+_numbers = count()
 
-    count = 0
 
-    def __init__(self, source: str, **names) -> None:
-        Module.count += 1
-        self.name = f"fuzz_program_{Module.count}"
-        self.module = types.ModuleType(self.name)
-        self.module.__dict__.update(names)
-        sys.modules[self.name] = self.module
-        exec(compile(source, self.name, "exec"), self.module.__dict__)
+@contextmanager
+def executed(source: str) -> Iterator[types.ModuleType]:
+    """Execute a program's source in a module of its own, so that its classes can be pickled.
 
-    def __enter__(self):
-        return self.module
-
-    def __exit__(self, *_) -> None:
-        del sys.modules[self.name]
+    Its interface of MXNet is switched on while the context is open.
+    """
+    before = {"shape": mx.util.is_np_shape(), "array": mx.util.is_np_array()}
+    module = types.ModuleType(f"fuzz_program_{next(_numbers)}")
+    sys.modules[module.__name__] = module
+    try:
+        mx.npx.reset_np()
+        exec(compile(source, module.__name__, "exec"), module.__dict__)
+        yield module
+    finally:
+        mx.npx.set_np(**before)
+        del sys.modules[module.__name__]
 
 
 def outputs_of(result) -> list:
@@ -214,7 +218,7 @@ def replays(program, way: str, mode: str) -> str:
             batch = program.inputs(10 + part)
             with recorder.step(tuple(batch), ()):
                 training.backward(batch)
-        recorder.check_loss(mx.nd.array([np.nan]))  # pretend, so that the step is recorded
+        recorder.check_loss(_array([np.nan]))  # pretend, so that the step is recorded
         (path,) = Path(folder).glob("*.npz")
         found = diagnostics.replay(
             path,
@@ -251,7 +255,7 @@ def is_near_fp32(program, way: str, mode: str, noisy) -> str:
     largest = [0.0]
 
     def perturbed(array):
-        largest[0] = max(largest[0], float(array.abs().max().asscalar()))
+        largest[0] = max(largest[0], float(np.abs(array.asnumpy()).max()))
         return _perturbed(array, unit, rng)
 
     noisy.perturbed = perturbed
@@ -283,10 +287,16 @@ def is_near_fp32(program, way: str, mode: str, noisy) -> str:
 
 
 def _perturbed(array, unit: float, rng):
-    noise = mx.nd.array(rng.choice([-1.0, 1.0], array.shape))
-    if np.array_equal(array.asnumpy(), np.floor(array.asnumpy())):  # counts, positions, classes
+    noise = rng.choice([-1.0, 1.0], array.shape)
+    values = array.asnumpy()
+    if np.array_equal(values, np.floor(values)):  # counts, positions, classes
         return array
-    return array + noise * (unit * array.abs() + 2.0**-25)
+    return _array(values + noise * (unit * np.abs(values) + 2.0**-25))
+
+
+def _array(values) -> mx.nd.NDArray:
+    """Return FP32 values as an array of the interface that is switched on."""
+    return (mx.np if mx.util.is_np_array() else mx.nd).array(values, dtype="float32")
 
 
 def _sentence(names: list[str], when: str) -> str:
@@ -296,22 +306,28 @@ def _sentence(names: list[str], when: str) -> str:
 PROPERTIES = {"resumes": resumes, "restores": restores, "replays": replays, "copies": copies}
 
 
-def trial(source: str, noisy_source: str, way: str, modes, properties) -> dict:
+def trial(sources: dict[str, str], way: str, modes, properties) -> dict:
     """Run a program, and return the arrays of each mode and what each property says.
 
-    An error is what it says, and fails like a difference.
+    An error is what it says, and fails like a difference. The sources are those of the program
+    (``""``), of the same with noise, and of its counterpart, which has modes of its own.
     """
     found = {"modes": {}, "properties": {}, "errors": False}
-    with warnings.catch_warnings(), Module(source) as program:
+    with warnings.catch_warnings(), executed(sources[""]) as program:
         warnings.simplefilter("ignore")
         for mode in modes:
-            found["modes"][mode] = said = _or_error(run, program, way, mode)
+            if mode == COUNTERPART:
+                with executed(sources["counterpart"]) as counterpart:
+                    said = _or_error(run, counterpart, way, "imperative")
+            else:
+                said = _or_error(run, program, way, mode)
+            found["modes"][mode] = said
             found["errors"] |= "error" in said
             if found["errors"]:
                 return found
         for name, mode in properties:
             if name == "is near FP32":
-                with Module(noisy_source) as noisy:
+                with executed(sources["noisy"]) as noisy:
                     said = _or_error(is_near_fp32, program, way, mode, noisy)
             else:
                 said = _or_error(PROPERTIES[name], program, way, mode)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fuzz.numpy_interface import ABSENT
 from fuzz.programs import Input, Node, Program, Shape
 
 __all__ = ["OPERATORS", "random_program"]
@@ -39,11 +40,15 @@ class _Writer:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.seed = seed
+        self.interface = "np" if seed % 3 == 2 else "nd"
+        self.is_plain = self.chance(0.15)
         self.values: dict[int, Input | Node] = {}
         self.layers: dict[str, str] = {}
         self.uses: dict[str, tuple[str, Shape, Shape]] = {}  # of a layer: how, from, to
 
     def pick(self, options):
+        if self.interface == "np":
+            options = [one for one in options if not any(word in str(one) for word in ABSENT)]
         return options[int(self.rng.integers(len(options)))]
 
     def chance(self, share: float) -> bool:
@@ -302,12 +307,12 @@ def _product(w: _Writer) -> int | None:
 
 def _recurrent(w: _Writer) -> int | None:
     x = w.any_value(3)
-    if x is None or w.shape(x)[1] > 8:
+    if x is None or w.shape(x)[1] > 8 or (w.interface == "np" and not w.is_plain):
         return None
     n, t, c = w.shape(x)
     units = w.pick((2, 4, 8))
     kind = w.pick(["LSTM", "GRU", "RNN"])
-    if w.chance(0.4):
+    if w.chance(0.4) or w.interface == "np":
         made = f"rnn.{kind}({units}, layout='NTC', input_size={c})"
         return w.apply(made, x, (n, t, units))
     name = w.layer(f"rnn.{kind}Cell({units}, input_size={c})")
@@ -404,7 +409,10 @@ _OF_LOGITS = (
 
 
 def random_program(seed: int) -> Program:
-    """Return the program of a seed: 3 to 18 lines and up to three inputs and outputs."""
+    """Return the program of a seed: 3 to 18 lines and up to three inputs and outputs.
+
+    Every third is of the NumPy interface.
+    """
     w = _Writer(seed)
     side = int(w.rng.integers(3, 9))
     kinds = [
@@ -449,5 +457,7 @@ def random_program(seed: int) -> Program:
         optimizer=w.pick(["sgd", "sgd", "adam"]),
         wrapper=w.pick(["", "", "", "Called", "Halved"]),
         packing=w.pick(["tuple", "tuple", "nested"]),
+        interface=w.interface,
+        is_plain=w.is_plain,
     )
     return program.without_dead_code()

@@ -24,6 +24,7 @@ def reduced(program: Program, fails: Callable[[Program], bool]) -> Program:
 
 def _size(program: Program) -> tuple[int, ...]:
     extras = bool(program.frozen) + program.adds + bool(program.wrapper)
+    extras += program.is_plain + (program.interface != "nd")
     extras += (program.optimizer != "sgd") + (program.packing != "tuple")
     extras += sum(loss != "out * head" for loss in program.losses)
     length = sum(len(v.expression) for v in program.values.values() if isinstance(v, Node))
@@ -61,6 +62,8 @@ def _changes(program: Program) -> Iterator[Program]:
     yield replace(program, frozen=())
     yield replace(program, adds=False)
     yield replace(program, wrapper="")
+    yield replace(program, is_plain=False)
+    yield replace(program, interface="nd")
     yield replace(program, optimizer="sgd")
     yield replace(program, packing="tuple")
     yield replace(program, losses=tuple("out * head" for _ in program.losses))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,11 +12,12 @@ from pathlib import Path
 import mpgluon
 from mpgluon import amp
 
+import mxnet as mx
 import numpy as np
 import pytest
 
 from fuzz import __main__ as runner
-from fuzz import checking, properties
+from fuzz import checking, properties, random_networks
 from fuzz.checking import Case, case_of, check
 from fuzz.programs import Input, Node, Program
 from fuzz.random_networks import random_program
@@ -53,10 +55,13 @@ def test_every_kind_of_operator_occurs_and_every_source_is_python():
     together = "\n".join(sources)
     wanted = """nn.Conv2D( nn.Conv2DTranspose( nn.Dense( nn.BatchNorm( nn.LayerNorm( nn.GroupNorm(
         nn.InstanceNorm( Pool2D( F.concat( .transpose( slice_axis F.split( nn.Embedding( rnn.LSTM(
-        Cell( batch_dot params= accumulate( "grad_req", Halved( gluon.loss. Residual("""
+        Cell( batch_dot params= accumulate( "grad_req", Halved( gluon.loss. Residual(
+        set_np() F.np.concatenate F.npx.leaky_relu mx.np.tanh mx.npx.relu mx.nd.tanh (gluon.Block)
+        as_nd_ndarray()).as_np_ndarray()"""
     assert [name for name in wanted.split() if name not in together] == []
 
 
+@pytest.mark.filterwarnings("ignore:ndarray.context has been renamed")  # by MXNet's rnn layers
 @pytest.mark.parametrize("seed", range(12))
 def test_the_shapes_of_the_generator_are_those_of_mxnet(seed):
     program = random_program(seed)
@@ -67,10 +72,56 @@ def test_the_shapes_of_the_generator_are_those_of_mxnet(seed):
         packing="tuple",
         wrapper="",
     )
-    with properties.Module(everything.source()) as module:
+    with properties.executed(everything.source()) as module:
         results = properties.outputs_of(module.network()(*module.inputs(0)))
     expected = [program.values[number].shape for number in program.nodes]
     assert [one.shape for one in results] == expected
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_each_expression_has_the_same_bits_in_both_interfaces_and_called_by_name(is_plain):
+    in_nd = of_all_expressions()
+    for interface in ("nd", "np"):
+        other = replace(in_nd, interface=interface, is_plain=is_plain)
+        results = []
+        for program in (in_nd, other):
+            with properties.executed(program.source()) as module:
+                results.append(properties.run(module, "float32", "imperative"))
+        assert properties.differences(*results) == []
+        assert results[0].keys() == results[1].keys()
+
+
+def of_all_expressions() -> Program:
+    shape = (4, 6)
+    values = {0: Input(shape), 1: Input(shape), 2: Node("self.layer0({0})", (0,), shape)}
+    for text in (*random_networks._ELEMENTWISE, *random_networks._OF_TWO):
+        values[len(values)] = Node(text, (2, 1), shape)
+    layers = {"layer0": "nn.Dense(6, in_units=6)"}
+    outputs = tuple(values)[2:]
+    return by_hand(
+        values=values, layers=layers, outputs=outputs, losses=("out * head",) * len(outputs)
+    )
+
+
+def test_an_operator_of_mx_nd_in_a_numpy_program_takes_and_returns_its_arrays():
+    for program in map(random_program, SEEDS):
+        if program.interface == "nd":
+            continue
+        for line in program.source().splitlines():
+            if re.search(r"\b(F|mx\.nd)\.(?!npx?\.|NDArray)", line):
+                assert ".as_nd_ndarray()" in line
+                assert ".as_np_ndarray()" in line
+
+
+def test_the_interface_is_switched_back_whatever_happens():
+    source = by_hand(interface="np").source()
+    with properties.executed(source):
+        assert mx.util.is_np_array()
+    assert not mx.util.is_np_array()
+    with pytest.raises(ZeroDivisionError), properties.executed(f"{source}\n1 / 0"):
+        pytest.fail("the source has raised no error")
+    assert not mx.util.is_np_array()
+    assert not mx.util.is_np_shape()
 
 
 def test_values_and_layers_that_nothing_uses_are_dropped():
@@ -99,7 +150,7 @@ def test_a_sum_of_many_uses_loses_those_that_do_not_matter():
     assert [small.values[n].expression for n in small.nodes][-1] == "({0} + 0.1) + (F.tanh({0}))"
 
 
-def said_of(change):
+def said_of(change, **changes):
     """Return what is said of a program if a worker's results are changed."""
 
     class InThisProcess(Workers):
@@ -107,11 +158,27 @@ def said_of(change):
             return {name: change(name, properties.trial(*args)) for name, args in wanted.items()}
 
     case = Case("cast float16", ("native", "fall-back"), (("restores", "hybridized"),))
-    return check(InThisProcess(), by_hand(), case)
+    return check(InThisProcess(), by_hand(**changes), case)
 
 
-def test_a_network_without_defects_passes():
-    assert said_of(lambda _, result: result) is None
+@pytest.mark.parametrize("interface", ["nd", "np"])
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_a_network_without_defects_passes(interface, is_plain):
+    assert said_of(lambda _, result: result, interface=interface, is_plain=is_plain) is None
+
+
+@pytest.mark.parametrize("changes", [{"interface": "np"}, {"is_plain": True}])
+def test_other_bits_than_those_of_a_hybrid_block_of_mx_nd_are_a_failure(changes):
+    def change(name, result):
+        weights = result["modes"][checking.COUNTERPART]["value of layer0.weight"]
+        if name == "native" and weights.dtype == np.float16:
+            weights.view(np.uint16)[2, 3] ^= 1
+        return result
+
+    assert said_of(change, **changes).sentence == (
+        "native imperative and native imperative, as a HybridBlock of mx.nd differ in "
+        "value of layer0.weight"
+    )
 
 
 def test_a_single_other_bit_in_one_mode_is_a_failure():
@@ -150,19 +217,19 @@ def test_an_error_is_a_failure_unless_plain_mxnet_raises_it():
 
 def test_a_process_that_ends_is_replaced_by_another():
     with Workers() as workers:
-        crash = ("import os\nos._exit(3)", "", "float32", ["imperative"], [])
+        crash = ({"": "import os\nos._exit(3)"}, "float32", ["imperative"], [])
         died = workers.run({"native": crash})["native"]
         assert isinstance(died, WorkerDiedError)
         assert str(died) == "the process has ended with 3"
-        fine = workers.run({"native": (by_hand().source(), "", "float32", ["imperative"], [])})
+        fine = workers.run({"native": (by_hand().sources, "float32", ["imperative"], [])})
         assert not fine["native"]["errors"]
 
 
 def test_a_forward_pass_that_rounds_more_often_than_it_should_is_not_near_fp32(monkeypatch):
     program = by_hand("F.tanh({0})")
     with (
-        properties.Module(program.source()) as module,
-        properties.Module(program.source(noisy=True)) as noisy,
+        properties.executed(program.source()) as module,
+        properties.executed(program.source(noisy=True)) as noisy,
     ):
         assert properties.is_near_fp32(module, "cast float16", "hybridized", noisy) == ""
         coarse = mpgluon.Policy.parse("compute=float8_e5m2")
@@ -171,12 +238,12 @@ def test_a_forward_pass_that_rounds_more_often_than_it_should_is_not_near_fp32(m
     assert said.startswith("output 0 is ")
 
 
+@pytest.mark.parametrize("interface", ["nd", "np"])
 @pytest.mark.parametrize("way", checking.WAYS)
-def test_every_property_holds_for_a_small_network(way):
+def test_every_property_holds_for_a_small_network(way, interface):
     names = [*checking.PROPERTIES]
     found = properties.trial(
-        by_hand(adds=True).source(),
-        by_hand().source(noisy=True),
+        by_hand(adds=True, interface=interface).sources,
         way,
         ["imperative"],
         [(name, "hybridized") for name in names],
@@ -184,17 +251,24 @@ def test_every_property_holds_for_a_small_network(way):
     assert found["properties"] == dict.fromkeys(names, "")
 
 
-def test_a_failing_seed_prints_a_program_that_runs_by_itself(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(("seed", "interface"), [(0, "nd"), (2, "np")])
+def test_a_failing_seed_prints_a_program_that_runs_by_itself(
+    monkeypatch, capsys, tmp_path, seed, interface
+):
     def fails(_, program, *__):
         erring = any("softmax" in line or "Dense" in line for line in program.layers.values())
+        erring &= program.interface == interface
         return checking.Failure("kind", "the sentence") if erring else None
 
     monkeypatch.setattr(runner, "check", fails)
-    assert runner.main(["--seed", "0", "--count", "1", "--minutes", "1"]) == 1
+    assert runner.main(["--seed", str(seed), "--count", "1", "--minutes", "1"]) == 1
     printed = capsys.readouterr().out
-    assert "seed 0, " in printed
+    assert f"seed {seed}, " in printed
+    assert ("mx.npx.set_np()" in printed) == (interface == "np")
     snippet = tmp_path / "snippet.py"
-    snippet.write_text(printed[printed.index("import mxnet") : printed.index("from seed 0 on")])
+    snippet.write_text(
+        printed[printed.index("import mxnet") : printed.index(f"from seed {seed} on")]
+    )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(snippet)],

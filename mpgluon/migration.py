@@ -18,7 +18,7 @@ _AVERAGE = "mpgluon.WeightAverage(trainer, 0.999), update(), of the FP32 masters
 _KEEP = "a block in keep_fp32, of amp.autocast or mpgluon.cast_block"
 _IMPORTED = "amp.autocast(net), on the gluon.SymbolBlock that the symbol was imported as"
 _BY_HAND = "the same names in mpgluon.fp16_utils"
-_GOVERNED = "nothing: all operators called as F.… in a hybrid_forward follow the cast"
+_GOVERNED = "nothing: all operators that a forward pass calls follow the cast"
 
 INSTEAD = MappingProxyType(
     {

@@ -116,8 +116,9 @@ def cast_block(
         have or whose format cannot be chosen.
     PrecisionError
         If ``net`` or a part of it is already cast, or holds an imported graph with control flow
-        that ``keep_fp32`` does not name, or computes with MXNet's NumPy interface, or is on a
-        device that cannot compute in the format. Nothing is changed then.
+        that ``keep_fp32`` does not name, or belongs to the interface of MXNet (``mx.nd``,
+        ``mx.np``) that is switched off, or is on a device that cannot compute in the format.
+        Nothing is changed then.
 
     Notes
     -----

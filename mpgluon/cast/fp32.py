@@ -76,7 +76,7 @@ def narrow(parameter: gluon.Parameter, fmt: FloatFormat) -> None:
     """Round an FP32 parameter to a format, and remember a copy of its values on the CPU."""
     value = _on_cpu(parameter) if parameter._data is not None else None
     if fmt == FLOAT16:
-        parameter.cast("float16")
+        _cast(parameter, "float16")
     else:
         vars(parameter)[_GRID] = fmt
         for array in parameter._data or ():
@@ -95,7 +95,7 @@ def restore(parameter: gluon.Parameter) -> None:
     vars(parameter).pop(_GRID, None)
     if value is not None:
         value = fp32_value(_on_cpu(parameter), value, fmt)
-    parameter.cast("float32")
+    _cast(parameter, "float32")
     if value is not None:
         set_value(parameter, value)
 
@@ -128,6 +128,12 @@ def fp32_value(
             return known
     wide = cast(weight, "float32")
     return mx.nd.where(round_array(known, fmt) == wide, known, wide, out=known)
+
+
+def _cast(parameter: gluon.Parameter, dtype: str) -> None:
+    """Cast as Gluon does, which keeps the symbol of before, and the dtype in it."""
+    parameter.cast(dtype)
+    parameter._var = None
 
 
 def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:

@@ -599,6 +599,35 @@ def test_two_formats_that_meet_in_a_compiled_graph_are_explained_with_the_line_o
         net(mx.nd.ones((1, 3)))
 
 
+class AddsItsInput(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        return F.relu(x + self.body(x))
+
+
+def test_a_network_that_was_cast_before_is_traced_in_its_present_formats(tmp_path):
+    net = in_sequence(nn.Dense(4, in_units=4), AddsItsInput())
+    net.initialize(mx.init.Uniform(1))
+    x = mx.nd.ones((2, 4))
+    mpgluon.cast_block(net)
+    net.hybridize()
+    net(x)
+    mpgluon.restore(net)
+    mpgluon.cast_block(net, keep_fp32=[net[1]])
+    net.hybridize(False)
+    expected = net(x).asnumpy()
+    net.hybridize()
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    mpgluon.restore(net)
+    net.hybridize()
+    net(x)
+    net.export(str(tmp_path / "net"))
+    assert "float16" not in (tmp_path / "net-symbol.json").read_text()
+
+
 def test_a_plain_block_may_mix_formats():
     net = nn.Sequential()
     net.add(ByHand(lambda y, scale: mx.nd.broadcast_mul(y.astype("float32"), scale)), nn.Dense(3))

@@ -67,7 +67,7 @@ def refused_or_usable(path, training, original):
     [
         ("float16", SGD, True, False),
         ("float32", NADAM, False, False),
-        ("bfloat16 weights kahan", ADAM, False, True),
+        pytest.param("bfloat16 weights kahan", ADAM, False, True, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*learning rate:UserWarning")

@@ -42,6 +42,7 @@ def test_each_format_has_a_row_of_numbers_that_agree(printed, network, shapes, b
     assert max(map(len, output.splitlines()[:-1])) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux only")
 def test_memory_is_that_of_a_process_for_each_format(started):

@@ -49,6 +49,7 @@ IMAGES = (2, 3, 6, 6)
 
 
 @pytest.mark.multiprocess
+@pytest.mark.slow
 @pytest.mark.skipif(
     np.lib.NumpyVersion(np.__version__) >= "1.24.0",
     reason="MXNet 1.9.1 is imported by NumPy 1.24 and newer with mpgluon only",

@@ -65,7 +65,7 @@ def _replayed(options: list[str], data: Path, folder: Path) -> str:
     "options",
     [
         pytest.param(["--dtype=float16"], marks=pytest.mark.slow),
-        ["--dtype=float16", "--amp", "--ema=0.9"],
+        pytest.param(["--dtype=float16", "--amp", "--ema=0.9"], marks=pytest.mark.slow),
         ["--dtype=float16", "--dataset=folder", "--accumulate=2"],
         pytest.param(["--dtype=mixed_float16"], marks=pytest.mark.slow),
         pytest.param(["--dtype=float16", "--sync-batch-norm"], marks=pytest.mark.slow),

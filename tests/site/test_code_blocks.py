@@ -160,7 +160,14 @@ def run(block: Block, page: str, names: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("page", with_python(), ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page.name == "detection.md"))
+        for page in with_python()
+    ],
+    ids=name_of,
+)
 def test_each_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(logging.getLogger("mpgluon"), "disabled", True)

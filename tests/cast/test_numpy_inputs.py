@@ -125,6 +125,7 @@ def test_a_boolean_mask_chooses_elements(way):
     assert_same_bits([computed(lambda _, y, x: y[x > 0], way)], [whole[VALUES > 0]])
 
 
+@pytest.mark.usefixtures("native_operators")
 @EACH_WAY
 @BOTH
 @pytest.mark.parametrize("name", ["dot", "tensordot", "einsum", "matmul"])
@@ -149,6 +150,7 @@ def test_a_product_without_dimensions_is_rounded_once_and_has_a_gradient(way, hy
     assert x.grad.asnumpy().tolist() == (2 * values).tolist()
 
 
+@pytest.mark.usefixtures("native_operators")
 @EACH_WAY
 def test_a_number_without_dimensions_is_an_operand(way):
     result = computed(lambda F, y, x: F.np.dot(y, x.sum()), way, np.eye(3, 4, dtype=np.float32))
@@ -156,6 +158,7 @@ def test_a_number_without_dimensions_is_an_operand(way):
     assert_same_bits([result], [expected.astype(np.float32)])
 
 
+@pytest.mark.usefixtures("native_operators")
 @pytest.mark.parametrize(
     ("way", "hybridize"),  # a graph in native bfloat16 casts by oneDNN, which takes no such array
     [*((way, False) for way in WAYS), *((way, True) for way in SAME_BITS_HYBRIDIZED)],

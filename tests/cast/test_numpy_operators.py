@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, round_to
+from mpgluon import BFLOAT16, FLOAT16, kernels, round_to
 from mpgluon.cast.dispatch import operator_names
 from mpgluon.graph.operators import listed_operators, name_in_f
 
@@ -302,6 +302,15 @@ np.rollaxis(x, 1)
 np.meshgrid(x[0], y[0])
 """
 
+# Their results have no dimensions, and oneDNN casts no such array to bfloat16.
+WITHOUT_DIMENSIONS = """
+np.dot(x[0], y[0])
+np.tensordot(x, y, ([0, 1], [0, 1]))
+np.vdot(x, y)
+x.max()
+np.min(x)
+"""
+
 WAYS = {"float16": FLOAT16, "emulated_bfloat16": BFLOAT16}
 _RANDOM = np.random.RandomState(5)
 
@@ -383,6 +392,9 @@ def lines(*groups):
 def test_a_result_is_that_of_fp32_rounded_once_where_the_rule_says_so(text, policy, hybridize):
     if hybridize and text in lines(IMPERATIVE_ONLY):
         pytest.skip("MXNet has no symbol for it")
+    is_cast_by_mxnet = policy == "emulated_bfloat16" and not kernels.load()
+    if is_cast_by_mxnet and text in lines(WITHOUT_DIMENSIONS):
+        pytest.skip("without native operators MXNet casts to bfloat16, not without dimensions")
     expected = compute(text, None, hybridize=False)
     if text in lines(IN_16_BITS):
         expected = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import mpgluon
 from mpgluon import amp
@@ -270,5 +271,5 @@ def test_the_command_replays_a_step_of_the_numpy_interface(tmp_path):
     with interface(in_numpy=True) as array:
         path = recorded(array, tmp_path, hybridize=False)
     code = "from mpgluon.tools.commands import main; import sys; sys.exit(main(sys.argv[1:]))"
-    process = run_python(code, "replay", path)
+    process = run_python(code, "replay", path, cwd=Path(__file__).parents[1])  # of interfaces.py
     assert "the same bits in all" in process.stdout, process.stderr

@@ -114,7 +114,7 @@ _NUMPY_FOLLOW = """
     _npi_ediff1d _npi_insert_scalar _npi_insert_slice _npi_insert_tensor _npi_nan_to_num
     _npi_where_lscalar _npi_where_rscalar _npi_pad
     _npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor
-    _npi_vstack _npi_hstack _npi_dstack _npi_column_stack
+    _npi_vstack _npi_hstack _npi_dstack _npi_column_stack _npi_full_like
 """
 _NUMPY_MOVE = """
     _np_roll _np_diagflat _np_diagonal _np_atleast_1d _np_atleast_2d _np_atleast_3d _np_moveaxis
@@ -122,7 +122,7 @@ _NUMPY_MOVE = """
 """
 # Creation, random numbers, questions whose answer is not a number of the network, integers.
 _NUMPY_OTHER = """
-    _np_all _np_any _npx_nonzero _npx_constraint_check _npi_share_memory _npi_full_like
+    _np_all _np_any _npx_nonzero _npx_constraint_check _npi_share_memory
     _npi_isfinite _npi_isinf _npi_isnan _npi_isneginf _npi_isposinf
     _npi_bitwise_and _npi_bitwise_and_scalar _npi_bitwise_not _npi_bitwise_or
     _npi_bitwise_or_scalar _npi_bitwise_xor _npi_bitwise_xor_scalar _npi_lcm _npi_lcm_scalar

@@ -105,6 +105,9 @@ np.amin(x, axis=0)
 np.where(x > 0, x, y)
 np.where(x > 0, x, 0.3)
 np.where(x > 0, 0.3, y)
+np.zeros_like(x) + x * 0.3125
+np.ones_like(x) / 3
+np.full_like(x, 0.3)
 np.concatenate([x, y], axis=1)
 np.append(x, y, axis=0)
 np.stack([x, y])

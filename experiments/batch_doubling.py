@@ -27,8 +27,8 @@ from experiments import figures
 from experiments.cells import mean_and_interval, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import mini_tree
-from experiments.seeds import SeededRows
-from experiments.statistics import CONFIDENCE, PairedComparison, holm
+from experiments.seeds import ComparedRows
+from experiments.statistics import PairedComparison
 from experiments.training_runs import config_of, train_or_find
 from recipes.training import TrainingConfig
 
@@ -135,7 +135,7 @@ def _race(case: Case, *, threads: int, rounds: int) -> CaseResult:
 
 
 @dataclass(frozen=True)
-class BatchDoubling(SeededRows):
+class BatchDoubling(ComparedRows):
     """The records that exist, and what follows from them.
 
     Comparisons need all runs; `times` may be missing, which is measured on an idle machine.
@@ -217,16 +217,6 @@ class BatchDoubling(SeededRows):
     def control(self) -> PairedComparison:
         """FP32 at twice the batch against FP32: the effect of the batch without the format."""
         return self.comparison(f"float32-{2 * BATCH}")
-
-    @cached_property
-    def least_p(self) -> float:
-        """The least p-value of FP16's t-tests, after Holm's correction."""
-        return min(holm([one.t_test for one in self.compared.values()]))
-
-    @property
-    def none_differs(self) -> bool:
-        """Whether FP16 differs from FP32 by no more than chance, after the correction."""
-        return self.least_p >= 1 - CONFIDENCE
 
 
 def _draw(figure: Any, records: Records) -> None:

@@ -79,10 +79,7 @@ def _seeded() -> None:
 @pytest.fixture
 def numpy_interface() -> Iterator[None]:
     """Switch MXNet's NumPy interface on for one test."""
-    import mxnet as mx
+    from interfaces import interface
 
-    mx.npx.set_np()
-    try:
+    with interface(in_numpy=True):
         yield
-    finally:
-        mx.npx.reset_np()

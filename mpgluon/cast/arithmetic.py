@@ -59,10 +59,10 @@ from mpgluon.kernels.dtypes import Array, cast
 import mxnet as mx
 from mxnet.symbol import Symbol
 
-__all__ = ["Arithmetic", "arithmetic_of", "emulated", "policy_arithmetic"]
+__all__ = ["Arithmetic", "arithmetic_of", "each_output", "emulated", "policy_arithmetic"]
 
 
-def _each_output(result: Any) -> Any:
+def each_output(result: Any) -> Any:
     """Return a list for a symbol with several outputs, so that each is cast by itself."""
     return list(result) if isinstance(result, Symbol) and len(result) > 1 else result
 
@@ -185,7 +185,7 @@ class Emulated(Arithmetic):
 
     def _rounded(self, result: Any) -> Any:
         """Return an operator's FP32 result, rounded."""
-        result = _each_output(result)
+        result = each_output(result)
         if self.format != FLOAT16:  # a cast to float16 needs no known format
             result = mark(result, "float32")
         return mark(convert_arrays(result, self.narrow), self._marked)
@@ -254,7 +254,7 @@ class NativeBfloat16(Arithmetic):
             return self._kept_in_graph(call.run(_to_bfloat16))
         # oneDNN casts no array without dimensions or elements, which products of mx.np may have.
         rounded = _round_any if call.name.startswith("_np") else _round_to_bfloat16
-        result = _each_output(_run_product(call, rounded))
+        result = each_output(_run_product(call, rounded))
         return mark(convert_arrays(result, rounded), "float32")
 
     def normalize(self, call: OperatorCall) -> Any:

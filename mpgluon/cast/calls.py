@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, widen
-from mpgluon.graph.operators import excluded_operands
+from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of
 
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "ungoverned"]
+__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "rule_here", "ungoverned"]
 
 AT_WORK = threading.local()
 """What :func:`at_work` says of the block whose ``hybrid_forward`` this thread is in."""
@@ -61,6 +61,12 @@ def at_work(**about: Any) -> Iterator[None]:
 def ungoverned() -> AbstractContextManager[None]:
     """Return a context in which operators that are called by name are MXNet's own."""
     return at_work(arithmetic=None)
+
+
+def rule_here(name: str) -> Rule:
+    """Return the rule of an operator in the block at work: the user's, else the table's."""
+    rules: Optional[Mapping[str, Rule]] = vars(AT_WORK).get("rules")
+    return rules.get(one_name(name)) or rule_of(name) if rules else rule_of(name)
 
 
 class OperatorCall(NamedTuple):

@@ -11,33 +11,32 @@ without a copy, and results are put back.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, Optional
 
-from mpgluon.cast.arithmetic import Arithmetic
+from mpgluon import kernels
+from mpgluon.cast.arithmetic import Arithmetic, each_output
 from mpgluon.cast.arrays import format_of, mark, number_in_float16
-from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work, ungoverned
+from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work, rule_here, ungoverned
 from mpgluon.cast.numpy_arrays import as_nd, as_np
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nan import KEPT_NAN, keeping_nan
 from mpgluon.graph.nodes import NUMBER
-from mpgluon.graph.operators import Rule, dtype_in_numpy, name_in_f, one_name, rule_of
+from mpgluon.graph.operators import Rule, dtype_in_numpy, name_in_f
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
 import mxnet as mx
 import mxnet.ndarray.numpy._op as numpy_functions
-from mxnet.base import _LIB, check_call
 from mxnet.ndarray import register as array_register
 from mxnet.ndarray.register import _imperative_invoke
 from mxnet.symbol import Symbol
 from mxnet.symbol import register as symbol_register
 from mxnet.symbol.register import _symbol_creator
 
-__all__ = ["FP32_OPERATORS", "PLAIN_OPERATORS", "governed", "operator_names"]
+__all__ = ["FP32_OPERATORS", "PLAIN_OPERATORS", "governed"]
 
 # Called as functions of F with their options, since a native operator may take their place.
 _BY_FUNCTION = frozenset({"Convolution", "FullyConnected", "batch_dot", *KEPT_NAN})
@@ -47,15 +46,8 @@ _WRITING = frozenset({
     *("_npi_boolean_mask_assign_scalar", "_npi_boolean_mask_assign_tensor"),
 })  # fmt: skip
 _ROUNDING = frozenset({Rule.COMPUTE, Rule.NORMALIZE, Rule.FOLLOW})  # results, whatever the dtype
-# Python's arithmetic with a number, which a float16 kernel rounds to float16.
-_WITH_NUMBER = frozenset(
-    f"{prefix}{name}_scalar"
-    for prefix, names in {
-        "_": "plus minus rminus mul div rdiv mod rmod",
-        "_npi_": "add subtract rsubtract multiply true_divide rtrue_divide mod rmod",
-    }.items()
-    for name in names.split()
-)
+# Python's arithmetic, by the names in F; a number in it is rounded to float16 by a float16 kernel.
+_ARITHMETIC = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div", "mod"))
 _LOOPS = frozenset({"_foreach", "_while_loop", "_cond"})
 _numpy_library = numpy_functions._api_internal  # another door, of one operator
 _tensordot = _numpy_library.tensordot
@@ -116,28 +108,6 @@ class _Installed:
 _INSTALLED = _Installed()
 
 
-@cache
-def operator_names() -> dict[int, str]:
-    """Return the names of MXNet's operators in a graph, by their handles."""
-    count, texts = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(_LIB.MXListAllOpNames(ctypes.byref(count), ctypes.byref(texts)))
-    names = {}
-    for text in texts[: count.value]:
-        handle, name = ctypes.c_void_p(), ctypes.c_char_p()
-        check_call(_LIB.NNGetOpHandle(text, ctypes.byref(handle)))
-        check_call(_LIB.MXSymbolGetAtomicSymbolName(handle, ctypes.byref(name)))
-        names[handle.value or 0] = (name.value or b"").decode()
-    return names
-
-
-def _name(handle: int) -> str:
-    names = operator_names()
-    if handle not in names:  # of a library that was loaded since
-        operator_names.cache_clear()
-        names = operator_names()
-    return names[handle]
-
-
 def _invoke(
     handle: int,
     arrays: Sequence[Any],
@@ -155,9 +125,9 @@ def _invoke(
     def run(*operands: Any, **_: Any) -> Any:
         return _imperative_invoke(handle, operands, keys, values, None, False, returns_list)
 
-    name, legacy = _name(handle), as_nd(arrays)
+    name, legacy = kernels.name_of(handle), as_nd(arrays)
     options = dict(zip(keys, values))
-    values = _numbers_received(name, options, legacy)
+    values = _values_received(name, options, legacy)
     if out is not None and name in _WRITING:
         with ungoverned():
             dtype = str(dtype_name(out))
@@ -195,7 +165,7 @@ def _create(
     def run(*args: Any, **operands: Any) -> Any:
         return _symbol_creator(handle, args, operands, keys, values, name, False, returns_list)
 
-    operator = _name(handle)
+    operator = kernels.name_of(handle)
     if operator in _LOOPS and not (is_numpy or mx.util.is_np_array()):
         return run(*(args or ()), **operands)
     if operator in _LOOPS:
@@ -206,24 +176,23 @@ def _create(
     have_one_shape = vars(AT_WORK).get("have_one_shape")
     if operator == "_npi_add" and have_one_shape and have_one_shape(*operands.values()):
         operator, run = "elemwise_add", partial(_add, name)  # which has native operators
-    options = {**dict(zip(keys, values)), "name": name}
+    options = dict(zip(keys, values))
     legacy = {key: as_nd(operand) for key, operand in operands.items()}
-    received = _numbers_received(operator, dict(zip(keys, values)), legacy.values())
+    received = _values_received(operator, options, legacy.values())
     if received != list(values):
         keys, values = [*keys, NUMBER], [*received, options["scalar"]]
-    args = as_nd(args or ())
+    args, options["name"] = as_nd(args or ()), name
     result = _apply(arithmetic, operator, mx.sym, run, args, legacy, options, is_numpy)
     if not is_numpy:
         return result
-    result = as_np(_outputs(result))
+    result = as_np(each_output(result))
     return [result] if returns_list and not isinstance(result, list) else result
 
 
-def _numbers_received(
-    name: str, options: Mapping[str, Any], operands: Iterable[Array]
-) -> list[Any]:
-    """Return the values of options; numbers that a float16 operand meets are rounded."""
-    if name in _WITH_NUMBER and "float16" in map(format_of, operands):
+def _values_received(name: str, options: Mapping[str, Any], operands: Iterable[Array]) -> list[Any]:
+    """Return the values of options; a number that a float16 operand meets is rounded."""
+    is_arithmetic = name.endswith("_scalar") and name_in_f(name) in _ARITHMETIC
+    if is_arithmetic and "float16" in map(format_of, operands):
         options = {**options, "scalar": number_in_float16(options["scalar"])}
     return list(options.values())
 
@@ -258,9 +227,8 @@ def _apply(
     if name in _BY_FUNCTION and arithmetic is not PLAIN_OPERATORS:
         run = keeping_nan(name, getattr(namespace, name))
         operands = {**operands, **options}
-    rules = vars(AT_WORK).get("rules") or {}
     dtype = dtype_in_numpy(in_f) if is_numpy else None
-    rule = rules.get(one_name(in_f)) or (Rule.FLOAT32 if dtype else rule_of(in_f))
+    rule = Rule.FLOAT32 if dtype else rule_here(in_f)
     call = OperatorCall(in_f, run, tuple(args), operands)
     with ungoverned():
         result = arithmetic.apply(rule, call)
@@ -270,13 +238,6 @@ def _apply(
         if "observer" in vars(AT_WORK):
             AT_WORK.observer(call, result)
         return result
-
-
-def _outputs(result: Any) -> Any:
-    """Return a list of several results, each of the format of all of them."""
-    if isinstance(result, Symbol) and len(result) > 1:
-        return list(result)
-    return result
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -164,13 +164,11 @@ class PolicyForward:
             args, kwargs = as_nd(args), {name: as_nd(kwargs[name]) for name in kwargs}
         if self.histories is not None:
             about["histories"] = self.histories.in_turn()
-        arithmetic: Optional[Arithmetic] = None if self.kept else self._arithmetic_of(args)
+        arithmetic = self._arithmetic_by_name(args, in_numpy=in_numpy)
         if self.kept:
             args = convert_arrays(args, widen)
             kwargs = {n: convert_arrays(self._with_dtype(n, v), widen) for n, v in kwargs.items()}
-            if in_numpy or is_plain:
-                arithmetic = FP32_OPERATORS
-            elif args and args[0] is mx.nd:
+            if arithmetic is None and args[0] is mx.nd:
                 args = (Fp32Namespace(mx.nd), *args[1:])
         elif self.method == "hybrid_forward":
             inputs = args[1:]
@@ -180,7 +178,8 @@ class PolicyForward:
                 self.sums.names = names
                 about["input_formats"] = dict(zip(names, self.traced_formats or ()))
                 about["have_one_shape"] = self.sums.note
-            namespace = args[0] if in_numpy else self._stand_in(args[0])
+            assert arithmetic is not None
+            namespace = args[0] if in_numpy else _stand_in(args[0], arithmetic)
             args = (namespace, *convert_arrays(inputs, borrow))
             kwargs = {name: self._with_format(name, value) for name, value in kwargs.items()}
         else:
@@ -242,14 +241,8 @@ class PolicyForward:
                 output_formats = self._prepare_graph(args)
                 result = type(self.block)._call_cached_op(self.block, *args)
             # Its outputs are new objects, which may change their class.
-            return convert_arrays(
-                result,
-                lambda array: (
-                    as_np(mark(as_nd(array), next(output_formats)))
-                    if is_numpy(array)
-                    else mark(array, next(output_formats))
-                ),
-            )
+            marked = convert_arrays(as_nd(result), lambda array: mark(array, next(output_formats)))
+            return as_np(marked) if self.network_cast.in_numpy else marked
         except MXNetError as error:
             self._explain(error, args)
             raise
@@ -270,15 +263,16 @@ class PolicyForward:
 
     def _prepare_graph(self, args: tuple[Any, ...]) -> Iterator[Optional[Format]]:
         """Trace the block's own graph if necessary, and return the formats of its results."""
-        formats = [format_of(array) for array in arrays_in(args)]
+        arrays = arrays_in(args)
+        formats = [format_of(array) for array in arrays]
         thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
-        fits = self.sums.fit([array.shape for array in arrays_in(args)])
+        fits = self.sums.fit(arrays)
         # A static graph would continue to write the unused gradient.
         if formats != self.traced_formats or thawed or not fits:
             self.block._clear_cached_op()
             self.traced_formats = formats
         if self.block._cached_op is None:
-            self.sums.begin([array.shape for array in arrays_in(args)])
+            self.sums.begin(arrays)
             self.tracing = True
             try:
                 self._build_graph(args)
@@ -370,20 +364,25 @@ class PolicyForward:
             return mark(value[0], dtype_name(self.block._reg_params[name]))  # Gluon keeps value
         return value
 
-    def _stand_in(self, namespace: Any) -> OperatorNamespace:
-        if isinstance(namespace, OperatorNamespace):  # handed on by another block
-            namespace = namespace.module
-        # Gluon enters the input's context.
-        return namespace_of(namespace, self._arithmetic(mx.current_context().device_type))
-
-    def _arithmetic_of(self, args: tuple[Any, ...]) -> Arithmetic:
-        """Return the arithmetic of a call; a plain Block's does not enter the input's context."""
-        arrays = [array for array in arrays_in(args) if isinstance(array, mx.nd.NDArray)]
-        context = arrays[0].ctx if arrays else mx.current_context()
+    def _arithmetic_by_name(self, args: tuple[Any, ...], *, in_numpy: bool) -> Optional[Arithmetic]:
+        """Return that of operators which the block calls by name, ``None`` for MXNet's own."""
+        is_plain = self.method == "forward"
+        if self.kept:
+            return FP32_OPERATORS if in_numpy or is_plain else None
+        context = mx.current_context()  # the input's, which Gluon enters, but not for a plain Block
+        if is_plain:
+            arrays = (array for array in arrays_in(args) if isinstance(array, mx.nd.NDArray))
+            context = next((array.ctx for array in arrays), context)
         return self._arithmetic(context.device_type)
 
     def _arithmetic(self, device_type: str) -> Arithmetic:
         return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)
+
+
+def _stand_in(namespace: Any, arithmetic: Arithmetic) -> OperatorNamespace:
+    if isinstance(namespace, OperatorNamespace):  # handed on by another block
+        namespace = namespace.module
+    return namespace_of(namespace, arithmetic)
 
 
 def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from mpgluon import kernels
 from mpgluon.blocks import blocks_of
-from mpgluon.cast.dispatch import operator_names
 from mpgluon.errors import did_you_mean
 from mpgluon.graph.operators import Rule, may_be_16_bit, name_in_f, one_name, rule_of
 
@@ -154,7 +153,7 @@ def _in_graph(operator: str) -> str:
     prefixes = {"np": ("_np_", "_npi_"), "npx": ("_npx_", "_npi_")}.get(interface, ())
     names = [prefix + last for prefix in prefixes] if prefixes else [operator]
     handles = (kernels.handle_of(name) for name in names if name in _registered())
-    return next((operator_names()[handle] for handle in handles), "")
+    return next(map(kernels.name_of, handles), "")
 
 
 @cache

@@ -7,19 +7,18 @@ follow the operator table in the arithmetic of one compute format. So do ``x + y
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache, wraps
 from numbers import Number
 from types import ModuleType
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Union
 
 from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray, number_in_float16
-from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall, ungoverned
+from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall, rule_here, ungoverned
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.graph.nan import keeping_nan
-from mpgluon.graph.operators import Rule, one_name, rule_of
+from mpgluon.graph.operators import Rule
 from mpgluon.kernels.dtypes import is_array
 
 import mxnet as mx
@@ -34,11 +33,6 @@ class NumPyInterfaceError(PrecisionError):
 
 RUN_BODIES = frozenset({*LOOPS, "contrib.cond"})
 """Operators that call functions of the user's."""
-
-
-def _rule_here(name: str) -> Rule:
-    rules: Optional[Mapping[str, Rule]] = vars(AT_WORK).get("rules")
-    return rules.get(one_name(name)) or rule_of(name) if rules else rule_of(name)
 
 
 class OperatorNamespace:
@@ -82,7 +76,7 @@ class OperatorNamespace:
             if name in RUN_BODIES:
                 return arithmetic.apply(Rule.OTHER, call)
             with ungoverned():
-                return arithmetic.apply(_rule_here(name), call)
+                return arithmetic.apply(rule_here(name), call)
 
         return operator
 
@@ -139,7 +133,7 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
 
     @wraps(plain)
     def method(self: Union[FormatArray, FormatSymbol], *args: Any, **kwargs: Any) -> Any:
-        rule = _rule_here(operator)
+        rule = rule_here(operator)
         call = OperatorCall(operator, plain, (self, *args), kwargs)
         if unreflected is not None and is_array(args[0]):
             call = call._replace(function=unreflected, args=(args[0], self))

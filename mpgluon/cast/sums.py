@@ -10,12 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from mpgluon.kernels.dtypes import Array
+
 import mxnet as mx
 from mxnet.symbol import Symbol
 
 __all__ = ["SumsOfOneShape"]
 
-Shapes = Sequence[tuple[int, ...]]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class SumsOfOneShape:
@@ -31,7 +33,7 @@ class SumsOfOneShape:
         self.names: list[str] = []
         self._pairs: list[tuple[Symbol, Symbol]] = []
         self._shapes: Shapes = ()
-        self._fitting: set[tuple[tuple[int, ...], ...]] = set()
+        self._fitting: set[Shapes] = set()
         self._may_note = True
 
     def __getstate__(self) -> dict[str, object]:
@@ -42,9 +44,10 @@ class SumsOfOneShape:
         """Become a copy."""
         SumsOfOneShape.__init__(self)
 
-    def begin(self, shapes: Shapes) -> None:
+    def begin(self, inputs: Sequence[Array]) -> None:
         """Discard the pairs: a graph is traced, for inputs of these shapes."""
-        self._pairs, self._shapes, self._fitting = [], tuple(shapes), {tuple(shapes)}
+        self._shapes = _shapes(inputs)
+        self._pairs, self._fitting = [], {self._shapes}
 
     def note(self, one: Symbol, other: Symbol) -> bool:
         """Whether two symbols have one shape; if so, the graph depends on it from now on."""
@@ -54,10 +57,12 @@ class SumsOfOneShape:
         self._pairs.append(pair)
         return True
 
-    def fit(self, shapes: Shapes) -> bool:
-        """Whether the graph computes inputs of these shapes; without it, no pair is noted again."""
-        shapes = tuple(shapes)
-        if not self._pairs or shapes in self._fitting:
+    def fit(self, inputs: Sequence[Array]) -> bool:
+        """Whether the graph computes such inputs; if not, no pair is noted again."""
+        if not self._pairs:
+            return True
+        shapes = _shapes(inputs)
+        if shapes in self._fitting:
             return True
         self._may_note = all(self._have_one_shape(pair, shapes) for pair in self._pairs)
         if self._may_note:
@@ -73,3 +78,7 @@ class SumsOfOneShape:
             _, results, _ = both.infer_shape_partial(**known)
         one, other = results or ((), ())
         return one == other and one is not None and all(size > 0 for size in one) and one != ()
+
+
+def _shapes(inputs: Sequence[Array]) -> Shapes:
+    return tuple(tuple(one.shape) for one in inputs)

@@ -98,7 +98,7 @@ _OTHER = """
     array zeros ones full arange linspace eye empty load save waitall Variable var Group
 """
 
-# Operators of the NumPy interface only, by their names in a graph; the rest are in _NUMPY below.
+# Operators of the NumPy interface only, by their names in a graph; the rest are in _AS_IN_F below.
 _NUMPY_COMPUTE = """
     _np_dot _npi_matmul _npi_einsum _npi_tensordot _npi_tensordot_int_axes
 """

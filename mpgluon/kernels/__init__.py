@@ -27,6 +27,7 @@ from mpgluon.kernels.calls import (
     handle_of,
     invoke,
     invoke_as,
+    name_of,
     node_name,
     operands_and_options,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "invoke_as",
     "load",
     "load_library",
+    "name_of",
     "node_name",
     "operands_and_options",
     "operator",

@@ -15,7 +15,15 @@ from mxnet.ndarray._internal import _imperative_invoke
 from mxnet.ndarray.register import _make_ndarray_function
 from mxnet.symbol.register import _make_symbol_function
 
-__all__ = ["function", "handle_of", "invoke", "invoke_as", "node_name", "operands_and_options"]
+__all__ = [
+    "function",
+    "handle_of",
+    "invoke",
+    "invoke_as",
+    "name_of",
+    "node_name",
+    "operands_and_options",
+]
 
 
 @cache
@@ -120,3 +128,11 @@ def handle_of(name: str) -> int:
     check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
     number: int = handle.value
     return number
+
+
+@cache
+def name_of(handle: int) -> str:
+    """Return the name in a graph of the operator with a handle, which may have other names too."""
+    name = ctypes.c_char_p()
+    check_call(_LIB.MXSymbolGetAtomicSymbolName(OpHandle(handle), ctypes.byref(name)))
+    return (name.value or b"").decode()

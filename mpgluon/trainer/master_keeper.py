@@ -44,8 +44,8 @@ class MasterKeeper(ChecksWeights):
     def has_overflow(self, parameters: Sequence[gluon.Parameter]) -> bool:
         """Skip no step; let masters follow weights that were set. Waits for the devices once.
 
-        The first step logs, as ``init_trainer`` would, that updates are lost without masters, and
-        that there is no loss scale where gradients need one.
+        The first step logs, as ``init_trainer`` would, that updates are lost without masters; and
+        that gradients which need a loss scale have none.
 
         Raises
         ------

@@ -233,15 +233,11 @@ class WithNumbers(gluon.HybridBlock):
 def test_numbers_that_meet_arrays_are_rounded_as_in_the_other_interface(way, hybridize):
     results = []
     for in_numpy in (False, True):
-        (mx.npx.set_np if in_numpy else mx.npx.reset_np)()
-        try:
+        with interface(in_numpy) as array:
             net = WithNumbers()
             WAYS[way](net)
             net.hybridize(hybridize)
-            x = (mx.np if in_numpy else mx.nd).array(np.tile(VALUES, (8, 1)))
-            results.append([net(x).asnumpy().reshape(-1)])
-        finally:
-            mx.npx.reset_np()
+            results.append([net(array(np.tile(VALUES, (8, 1)))).asnumpy().reshape(-1)])
     assert_same_bits(*results)
 
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,14 @@ def test_a_large_request_is_answered_and_too_large_a_one_refused(server):
         head = f"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {LIMIT + 1}\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+def test_requests_that_wait_for_others_are_answered_without_a_warning(server, images):
+    def status(body):
+        return requests.post(f"{server}classify", data=body, timeout=60).status_code
+
+    with ThreadPoolExecutor(max_workers=24) as clients:
+        assert set(clients.map(status, [images[0].read_bytes()] * 24)) == {200}
 
 
 @pytest.fixture

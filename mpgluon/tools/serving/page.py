@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -103,6 +104,8 @@ def create_app(
 
 def run_server(app: flask.Flask, listening: socket.socket) -> None:
     """Answer requests on a socket until Ctrl-C."""
+    # waitress warns of each request that waits for another; waiting is what requests do here.
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     server = waitress.create_server(
         app,
         sockets=[listening],

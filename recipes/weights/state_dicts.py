@@ -28,6 +28,8 @@ __all__ = ["is_state_dict_file", "read_state_dict"]
 StateDict = dict[str, npt.NDArray[Any]]
 
 _PICKLED = (".pth", ".pt", ".bin")
+# With which files of before PyTorch 1.6 begin.
+_MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 
 # By safetensors' names: NumPy's type and PyTorch's storage. NumPy has no bfloat16: these values are
 # read as integers and widened.
@@ -70,7 +72,8 @@ def read_state_dict(path: Union[str, Path]) -> StateDict:
     Parameters
     ----------
     path : str or Path
-        ``.safetensors``; or what ``torch.save(net.state_dict(), path)`` writes since PyTorch 1.6.
+        ``.safetensors``; or what ``torch.save(net.state_dict(), path)`` writes, also before
+        PyTorch 1.6.
 
     Returns
     -------
@@ -123,47 +126,66 @@ def _read_safetensors(path: Path) -> StateDict:
 
 
 def _read_pickled(path: Path) -> StateDict:
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(
-            f"{path} is not in PyTorch's zip format: it is damaged, or older than PyTorch 1.6. "
-            "Where PyTorch is installed, save it again: torch.save(torch.load(path, "
-            "weights_only=True), path)"
-        )
     try:
-        with zipfile.ZipFile(path) as archive:
-            loaded = _Archive(archive).load()
+        loaded, elements = (_load_zip if zipfile.is_zipfile(path) else _load_sequence)(path)
+        entries = loaded if isinstance(loaded, dict) else {"all of it": loaded}
+        tensors = {name: one for name, one in entries.items() if isinstance(one, _Tensor)}
+        arrays = {
+            name: tensor.to_array(elements(tensor.storage)) for name, tensor in tensors.items()
+        }
     except _DAMAGE as error:
         raise CheckpointError(
             f"{path} cannot be read as a state dict: {error}. It may contain named tensors only, "
             "as torch.save(net.state_dict(), path) writes them"
         ) from error
-    entries = loaded if isinstance(loaded, dict) else {"all of it": loaded}
     others = [
-        f"{name!s:.80}"
-        for name, tensor in entries.items()
-        if not isinstance(name, str) or not isinstance(tensor, _Tensor)
+        f"{name!s:.80}" for name in entries if not isinstance(name, str) or name not in arrays
     ]
     if others:
         raise CheckpointError(
             f"{path} has content besides named tensors: {', '.join(others[:5])}. If the state "
             "dict is a part of it, save that part: torch.save(checkpoint['state_dict'], path)"
         )
-    return {name: tensor.values for name, tensor in entries.items()}
+    return arrays
 
 
 # These are frozen and have no __dict__: a pickle may try to set attributes of objects it receives.
 @dataclass(frozen=True)
 class _Storage:
-    """The elements of tensors, one after the other."""
+    """A reference to elements of tensors, which lie elsewhere in the file."""
 
-    __slots__ = ("values",)
-    values: npt.NDArray[Any]
+    __slots__ = ("dtype", "elements", "key")
+    key: str
+    dtype: str
+    elements: int
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    __slots__ = ("values",)
-    values: npt.NDArray[Any]
+    """A part of a storage."""
+
+    __slots__ = ("offset", "size", "storage", "stride")
+    storage: _Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def to_array(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return it out of the elements of its storage."""
+        numbers = (self.offset, *self.size, *self.stride)
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError(f"a tensor of size {self.size} with stride {self.stride}")
+        wanted = prod(self.size)
+        last = self.offset + sum(
+            (length - 1) * step for length, step in zip(self.size, self.stride)
+        )
+        # A stride of 0 could make terabytes of one element.
+        if wanted > len(values) or (wanted and last >= len(values)):
+            raise ValueError(f"a tensor of size {self.size} in a storage of {len(values)} elements")
+        strides = tuple(step * values.itemsize for step in self.stride)
+        part = values[self.offset :]
+        view = np.lib.stride_tricks.as_strided(part, self.size, strides, writeable=False)
+        return np.ascontiguousarray(view).reshape(self.size)
 
 
 @dataclass(frozen=True)
@@ -177,37 +199,41 @@ class _Function:
         return self.function(*args)
 
 
-class _Archive(pickle.Unpickler):
-    """A state dict in a zip archive: a pickle of names and shapes, and a file for each storage.
+def _tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> _Tensor:
+    # The other arguments are whether it has a gradient, and hooks: a state dict's have none.
+    if not isinstance(storage, _Storage) or len(size) != len(stride):
+        raise ValueError("a tensor without a storage, a size or a stride")
+    return _Tensor(storage, offset, tuple(size), tuple(stride))
 
-    The pickle can call ``OrderedDict`` and two functions that check their arguments, nothing else.
+
+def _parameter(tensor: Any, *_: Any) -> Any:
+    return tensor
+
+
+class _Unpickler(pickle.Unpickler):
+    """A reader of pickles that may call what makes named tensors, and nothing else.
+
+    Attributes
+    ----------
+    storages : dict from str to _Storage
+        Those that the pickle mentioned, by key.
 
     References
     ----------
     "Restricting Globals" in the documentation of Python's pickle module.
     """
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        if len(pickles) != 1:
-            raise ValueError("it has no data.pkl")
-        self._archive, self._root = archive, pickles[0].removesuffix("data.pkl")
-        self._storages: dict[str, _Storage] = {}
-        program = self._member("data.pkl")
-        _refuse_large_memo(program)
+    def __init__(self, program: bytes) -> None:
         super().__init__(io.BytesIO(program))
-        if (
-            f"{self._root}byteorder" in archive.namelist()
-            and self._member("byteorder") != b"little"
-        ):
-            raise ValueError("its numbers are big-endian")
+        self.storages: dict[str, _Storage] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         """Return an object that a pickle may name; refuse all other names."""
         allowed: dict[tuple[str, str], Any] = {
             ("collections", "OrderedDict"): OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): _Function(self._tensor),
-            ("torch._utils", "_rebuild_parameter"): _Function(self._parameter),
+            ("torch._utils", "_rebuild_tensor"): _Function(_tensor),
+            ("torch._utils", "_rebuild_tensor_v2"): _Function(_tensor),
+            ("torch._utils", "_rebuild_parameter"): _Function(_parameter),
             **{("torch", storage): dtype for dtype, (_, storage) in _DTYPES.items()},
         }
         if (module, name) not in allowed:
@@ -215,56 +241,89 @@ class _Archive(pickle.Unpickler):
         return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """Return a storage: ``("storage", type, file name, device, number of elements)``."""
-        kind, dtype, key, _, elements = pid
-        if kind != "storage" or dtype not in _DTYPES:
+        """Return a storage: ``("storage", type, key, device, number of elements)``.
+
+        Before PyTorch 1.6 a sixth item says of which storage it is a part, ``None`` if of none.
+        """
+        kind, dtype, key, _, elements, *part = pid
+        if kind != "storage" or dtype not in _DTYPES or part not in ([], [None]):
             raise ValueError(f"a storage of unknown kind {pid!r:.80}")
-        if key not in self._storages:
-            self._storages[key] = _Storage(
-                _to_array(self._member(f"data/{key}"), dtype, (elements,))
+        storage = _Storage(key, dtype, elements)
+        if self.storages.setdefault(key, storage) != storage:
+            raise ValueError(f"two storages of one key {key!r:.80}")
+        return storage
+
+
+_Elements = Callable[[_Storage], npt.NDArray[Any]]
+
+
+def _load_zip(path: Path) -> tuple[Any, _Elements]:
+    """Read PyTorch's format since 1.6: an archive of a pickle and a file for each storage."""
+    with zipfile.ZipFile(path) as archive:
+        pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError("it has no data.pkl")
+        root = pickles[0].removesuffix("data.pkl")
+
+        def member(name: str) -> bytes:
+            """Return a file of the archive; uncompressed, so no larger than the archive is."""
+            info = archive.getinfo(root + name)
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError("its files are compressed, which PyTorch's are not")
+            return archive.read(info)
+
+        if f"{root}byteorder" in archive.namelist() and member("byteorder") != b"little":
+            raise ValueError("its numbers are big-endian")
+        unpickler = _Unpickler(_one_pickle(io.BytesIO(member("data.pkl"))))
+        loaded = unpickler.load()
+        values = {
+            storage: _to_array(member(f"data/{key}"), storage.dtype, (storage.elements,))
+            for key, storage in unpickler.storages.items()
+        }
+    return loaded, values.__getitem__
+
+
+def _load_sequence(path: Path) -> tuple[Any, _Elements]:
+    """Read PyTorch's format before 1.6: five pickles, then the length and elements of each storage.
+
+    The pickles are a magic number, the version, sizes of types, the content, and the order of the
+    storages by key.
+    """
+    stream = io.BytesIO(path.read_bytes())
+    if stream.read(len(_MAGIC)) != _MAGIC:
+        raise ValueError("it does not begin as PyTorch's files do")
+    version, system = (_Unpickler(_one_pickle(stream)).load() for _ in range(2))
+    if version != 1001 or not system["little_endian"]:
+        raise ValueError(f"its version is {version!r:.80}, its machine {system!r:.80}")
+    unpickler = _Unpickler(_one_pickle(stream))
+    loaded = unpickler.load()
+    values: dict[_Storage, npt.NDArray[Any]] = {}
+    for key in _Unpickler(_one_pickle(stream)).load():
+        storage = unpickler.storages[key]
+        if int.from_bytes(stream.read(8), "little") != storage.elements:
+            raise ValueError(
+                f"a storage of another length than the {storage.elements} elements told"
             )
-        return self._storages[key]
-
-    def _member(self, name: str) -> bytes:
-        """Return a file of the archive; uncompressed, so no larger than the archive is."""
-        info = self._archive.getinfo(self._root + name)
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise ValueError("its files are compressed, which PyTorch's are not")
-        return self._archive.read(info)
-
-    def _tensor(
-        self,
-        storage: Any,
-        offset: int,
-        size: tuple[int, ...],
-        stride: tuple[int, ...],
-        *_: Any,  # whether it has a gradient, and hooks: a state dict's have none
-    ) -> _Tensor:
-        if not isinstance(storage, _Storage) or len(size) != len(stride):
-            raise ValueError("a tensor without a storage, a size or a stride")
-        elements, numbers = len(storage.values), (offset, *size, *stride)
-        if any(type(number) is not int or number < 0 for number in numbers):
-            raise ValueError(f"a tensor of size {size} with stride {stride} from {offset}")
-        wanted = prod(int(length) for length in size)
-        last = offset + sum((length - 1) * step for length, step in zip(size, stride))
-        # A stride of 0 could make terabytes of one element.
-        if wanted > elements or (wanted and last >= elements):
-            raise ValueError(f"a tensor of size {size} in a storage of {elements} elements")
-        values = storage.values[offset:]
-        strides = tuple(step * values.itemsize for step in stride)
-        view = np.lib.stride_tricks.as_strided(values, size, strides, writeable=False)
-        return _Tensor(np.ascontiguousarray(view).reshape(size))
-
-    def _parameter(self, tensor: Any, *_: Any) -> Any:
-        return tensor
+        size = storage.elements * np.dtype(_DTYPES[storage.dtype][0]).itemsize
+        values[storage] = _to_array(stream.read(size), storage.dtype, (storage.elements,))
+    return loaded, values.__getitem__
 
 
-def _refuse_large_memo(program: bytes) -> None:
-    """Refuse a pickle with object numbers so high that the unpickler's table would fill memory."""
+def _one_pickle(stream: io.BytesIO) -> bytes:
+    """Return the bytes of the pickle at which a stream is, and move behind it.
+
+    Raises
+    ------
+    ValueError
+        If its object numbers are so high that the unpickler's table would fill memory.
+    """
+    start = stream.tell()
     numbers = [
         int(str(argument))
-        for operation, argument, _ in pickletools.genops(program)
+        for operation, argument, _ in pickletools.genops(stream)
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT")
     ]
+    program = bytes(stream.getbuffer()[start : stream.tell()])
     if numbers and max(numbers) > len(program):
         raise ValueError("its pickle numbers its objects too high")
+    return program

@@ -74,3 +74,9 @@ def test_every_kind_of_tensor_is_read_to_the_bit(folder):
     for name, values in expected.items():
         assert found[name].shape == values.shape
         assert (found[name] == values).all()
+
+
+def test_a_file_in_the_format_of_before_pytorch_1_6_has_the_same_arrays(folder):
+    old, new = (read_state_dict(folder / f"{name}.pth") for name in ("old", "state"))
+    assert list(old) == list(new) != []
+    assert all((old[name] == new[name]).all() for name in new)

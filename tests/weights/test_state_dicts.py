@@ -35,8 +35,8 @@ class Rebuilt:
 
 
 class Storage:
-    def __init__(self, key, kind, elements):
-        self.pid = ("storage", Named("torch", kind), key, "cpu", elements)
+    def __init__(self, key, kind, elements, *part):
+        self.pid = ("storage", Named("torch", kind), key, "cpu", elements, *part)
 
 
 class Writer(pickle._Pickler):  # the one in Python, which can write any name
@@ -64,18 +64,39 @@ def tensor(key, kind, elements, size, stride, offset=0):
     )
 
 
+def pickled(content):
+    """Return the pickle of a content, or what is a pickle already."""
+    if isinstance(content, bytes):
+        return content
+    buffer = io.BytesIO()
+    Writer(buffer, protocol=2).dump(content)
+    return buffer.getvalue()
+
+
 def pth(path, content, storages, *, compression=zipfile.ZIP_STORED, byteorder=b"little"):
     """Write a file as torch.save does, from a pickle's content or its bytes."""
-    if not isinstance(content, bytes):
-        buffer = io.BytesIO()
-        Writer(buffer, protocol=2).dump(content)
-        content = buffer.getvalue()
+    content = pickled(content)
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", content)
         archive.writestr("archive/byteorder", byteorder)
         for key, values in storages.items():
             archive.writestr(f"archive/data/{key}", bytes(values))
         archive.writestr("archive/version", b"3\n")
+    return path
+
+
+MAGIC = 0x1950A86A20F9469CFC6C
+SIZES = {"short": 2, "int": 4, "long": 4}
+THIS_MACHINE = {"protocol_version": 1001, "little_endian": True, "type_sizes": SIZES}
+
+
+def old_pth(path, content, storages, *, version=1001, system=THIS_MACHINE, keys=None):
+    """Write a file as torch.save did before PyTorch 1.6; storages are pairs of length and bytes."""
+    keys = list(storages) if keys is None else keys
+    data = b"".join(map(pickled, (MAGIC, version, system, content, keys)))
+    for elements, values in storages.values():
+        data += elements.to_bytes(8, "little") + bytes(values)
+    path.write_bytes(data)
     return path
 
 
@@ -126,6 +147,71 @@ def test_a_pth_file_gives_its_arrays_to_the_bit(tmp_path):
         assert found[name].dtype == expected.dtype
         assert found[name].tobytes() == expected.tobytes()
     assert list(found) == list(state)
+
+
+def old(key="0", kind="FloatStorage", elements=12, part=None, rebuild="_rebuild_tensor_v2"):
+    storage = Storage(key, kind, elements, part)
+    ends = (False, OrderedDict()) if rebuild.endswith("2") else ()
+    return Rebuilt(Named("torch._utils", rebuild), storage, 0, (elements,), (1,), *ends)
+
+
+def test_a_pth_file_of_before_pytorch_1_6_gives_its_arrays_to_the_bit(tmp_path):
+    state = OrderedDict(
+        half=old("94", "HalfStorage", 12),
+        plain=old("72"),
+        oldest=old("72", rebuild="_rebuild_tensor"),
+        count=old("11", "LongStorage", 1),
+    )
+    storages = {  # in an order of their own
+        "11": (1, np.array(2**40).tobytes()),
+        "72": (12, VALUES.tobytes()),
+        "94": (12, VALUES.astype(np.float16).tobytes()),
+    }
+    found = read_state_dict(old_pth(tmp_path / "w.pth", state, storages))
+    assert list(found) == list(state)
+    assert found["plain"].tobytes() == found["oldest"].tobytes() == VALUES.tobytes()
+    assert found["half"].tobytes() == VALUES.astype(np.float16).astype(np.float32).tobytes()
+    assert found["count"].tolist() == [2**40]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"content": {"w": Rebuilt(Named("posix", "mkdir"), "x")}}, "it names posix.mkdir"),
+        ({"version": Rebuilt(Named("posix", "mkdir"), "x")}, "it names posix.mkdir"),
+        ({"system": Rebuilt(Named("posix", "mkdir"), "x")}, "it names posix.mkdir"),
+        ({"keys": Rebuilt(Named("posix", "mkdir"), "x")}, "it names posix.mkdir"),
+        ({"content": {"w": old(), "epoch": 3}}, "content besides named tensors: epoch"),
+        ({"content": {"w": old(part=("1", 0, 12))}}, "a storage of unknown kind"),
+        ({"content": {"w": old(elements=13)}}, "another length than the 13 elements"),
+        ({"content": {"w": old(elements=2**61)}}, "another length"),
+        ({"content": {"w": old(), "v": old(kind="LongStorage")}}, "two storages of one key"),
+        ({"content": {"w": old("1")}}, "'0'"),
+        ({"keys": []}, "'?0"),
+        ({"storages": {"0": (12, VALUES.tobytes()[:-4])}}, "cannot reshape"),
+        ({"version": 1000}, "its version is 1000"),
+        ({"system": {**THIS_MACHINE, "little_endian": False}}, "its machine"),
+        ({"keys": b"\x80\x02]r\xff\xff\xff\xff."}, "numbers its objects too high"),
+    ],
+)
+def test_other_files_of_before_pytorch_1_6_are_refused(tmp_path, changes, message):
+    good = {"content": {"w": old()}, "storages": {"0": (12, VALUES.tobytes())}}
+    path = old_pth(tmp_path / "w.pth", **{**good, **changes})
+    with pytest.raises(CheckpointError, match=message):
+        read_state_dict(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_old_file_that_ends_early_and_one_of_another_kind_are_refused(tmp_path):
+    path = old_pth(tmp_path / "w.pth", {"w": old()}, {"0": (12, VALUES.tobytes())})
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match="cannot be read as a state dict"):
+            read_state_dict(path)
+    path.write_bytes(b"<html>not found</html>")
+    with pytest.raises(CheckpointError, match="does not begin as PyTorch's files do"):
+        read_state_dict(path)
 
 
 def test_a_safetensors_file_gives_its_arrays_to_the_bit(tmp_path):

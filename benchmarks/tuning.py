@@ -58,11 +58,11 @@ MEASURES: dict[str, dict[str, Any]] = {
 
 
 def tuning(options: CaseOptions) -> list[Case]:
-    """Return the log for AlexNet in batches of 8, or for each network and batch size of a list."""
+    """Return the log for AlexNet in batches of 32, or for each network and batch size of a list."""
     return [
         _case(model, batch, options)
         for model in options.models or ("alexnet",)
-        for batch in options.batch_sizes or (8,)
+        for batch in options.batch_sizes or (32,)
     ]
 
 

@@ -38,6 +38,7 @@ from benchmarks.record import BenchmarkRecord, begin_record, write_record
 from benchmarks.report import case_report, heading, memory_table, networks_table
 from benchmarks.tuning import tuning
 from benchmarks.zoo import zoo, zoo_small
+from recipes.data.images import list_images
 from recipes.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,8 +85,8 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--model", default="resnet50_v1", help="a network of either model zoo (%(default)s)")
     add("--models", nargs="+", metavar="MODEL", help="networks of zoo and zoo-small (a list)")
     add("--batch-size", nargs="+", type=positive,
-        help="(8; inference 1 and 32; recurrent 25; attention 16; memory 8, 16, 32; zoo-small "
-        "20; for CIFAR's networks in the zoo 32)")  # fmt: skip
+        help="(8; inference 1 and 32; recurrent 25; attention 16; memory 8, 16, 32; tuning 32; "
+        "zoo-small 20; for CIFAR's networks in the zoo 32)")  # fmt: skip
     add("--image-size", type=positive, help="pixels (224; in the zoo the network's own)")
     add("--device", default="cpu", help="cpu or gpu:0 (%(default)s)")
     add("--rounds", type=positive, help="runs of each contestant (11; scale 5, memory 1)")
@@ -145,6 +146,8 @@ def run(options: argparse.Namespace) -> int:
         time_one = measure if by_itself in ALONE else race
         return time_one(case, conditions, progress=sys.stderr.isatty())
 
+    if options.images is not None:
+        list_images(options.images)  # a folder without images is refused before anything is timed
     if options.output is not None:
         make_folder(options.output)
     results: Iterable[CaseResult] = map(run_one, cases)

@@ -134,8 +134,11 @@ def test_all_cases_are_timed_in_order_and_written_under_the_machines_name(script
 
 def test_options_reach_the_cases_and_the_conditions(script, tiny_cases, tmp_path):
     path = tmp_path / "record.json"
+    images = tmp_path / "photographs"
+    (images / "one").mkdir(parents=True)
+    (images / "one" / "first.jpg").touch()
     given = ["gemm", "gemm", "--model", "vgg16", "--batch-size", "2", "4", "--image-size", "32"]
-    given += ["--device", "gpu:0", "--dtype", "bfloat16", "--no-peers", "--images", "photographs"]
+    given += ["--device", "gpu:0", "--dtype", "bfloat16", "--no-peers", "--images", str(images)]
     given += ["--workers", "3", "--threads", "1", "--rounds", "1", "--warm-up", "0"]
     assert script.main([*given, "--limit", "50", "--output", str(path)]) == 0
     assert tiny_cases == [
@@ -147,7 +150,7 @@ def test_options_reach_the_cases_and_the_conditions(script, tiny_cases, tmp_path
             dtypes=["bfloat16"],
             peers=False,
             torch_python=None,
-            images="photographs",
+            images=str(images),
             workers=3,
         )
     ]
@@ -276,3 +279,9 @@ def test_wrong_options_are_refused(wrong, message, script, capsys):
         script.main(wrong)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_images_is_refused_before_anything_is_timed(script, capsys, tmp_path):
+    assert script.main(["tuning", "--images", str(tmp_path), "--output", str(tmp_path)]) == 2
+    assert f"{tmp_path} has no images" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

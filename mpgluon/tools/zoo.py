@@ -9,6 +9,7 @@ from mpgluon.blocks import blocks_of
 from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.tools import extra
 from mpgluon.tools.bn_inception import BNInception
+from mpgluon.tools.efficientnet_lite import EfficientNetLite0
 
 import mxnet as mx
 from mxnet import gluon
@@ -16,7 +17,8 @@ from mxnet.gluon.model_zoo import vision
 
 __all__ = ["build_network", "is_in_mxnet", "refuse_unknown_network"]
 
-_OURS = {"bn_inception": BNInception}  # which neither zoo has
+# Which neither zoo has.
+_OURS = {"bn_inception": BNInception, "efficientnet_lite0": EfficientNetLite0}
 
 
 def build_network(
@@ -27,8 +29,8 @@ def build_network(
     Parameters
     ----------
     name : str
-        ``"bn_inception"``, or one of ``mxnet.gluon.model_zoo.vision`` or, failing that,
-        ``gluoncv.model_zoo``.
+        ``"bn_inception"``, ``"efficientnet_lite0"``, or one of ``mxnet.gluon.model_zoo.vision``
+        or, failing that, ``gluoncv.model_zoo``.
     classes : int
         Length of the logits.
     image_size : int

@@ -65,7 +65,10 @@ class TrainingConfig:
         "finite steps before a dynamic scale grows (a tenth of the run, at most 2000)",
         metavar="STEPS",
     )
-    model: str = option("resnet50_v2", "a name in MXNet's or gluoncv's model zoo, or bn_inception")
+    model: str = option(
+        "resnet50_v2",
+        "a name in MXNet's or gluoncv's model zoo, bn_inception, or efficientnet_lite0",
+    )
     pretrained: Optional[str] = option(
         None,
         "start from a parameter file, or a state dict with torchvision's names (.safetensors, "

@@ -6,6 +6,7 @@ torchvision                  its counterpart
 resnet18 … resnet152         gluoncv's resnet18_v1b … resnet152_v1b
 vgg11 … vgg19, vgg11_bn …    the same names in both model zoos
 mobilenet_v2                 mobilenetv2_1.0 in both; its head has no bias
+EfficientNet-Lite0           efficientnet_lite0; names of efficientnet_lite_pytorch's
 ============================ ==============================================================
 
 This module translates names and compares shapes; it reads no file.
@@ -31,13 +32,18 @@ Shape = tuple[int, ...]
 
 _COUNTERPARTS = (
     "torchvision's resnet50 fits gluoncv's resnet50_v1b (18 to 152 alike), vgg16 fits vgg16, "
-    "vgg16_bn fits vgg16_bn, mobilenet_v2 fits mobilenetv2_1.0"
+    "vgg16_bn fits vgg16_bn, mobilenet_v2 fits mobilenetv2_1.0, efficientnet_lite_pytorch's "
+    "efficientnet-lite0 fits efficientnet_lite0"
 )
 
 # The names of layers: the part before ".weight" and so on.
 _RESNET = re.compile(r"conv1|bn1|layer[1-4]\.\d+\.(conv[123]|bn[123]|downsample\.[01])|fc")
 _VGG = re.compile(r"features\.\d+|classifier\.[036]")
 _MOBILENET = re.compile(r"features\.\d+\.([01]|conv\.\d(\.[01])?)|classifier\.1")
+_EFFICIENTNET = re.compile(
+    r"_conv_stem|_conv_head|_bn[01]|_fc"
+    r"|_blocks\.\d+\._(expand_conv|depthwise_conv|project_conv|bn[012])"
+)
 
 _EPSILON = 1e-5  # of every BatchNorm in all these networks
 
@@ -62,7 +68,7 @@ def values_for(
     Parameters
     ----------
     state : mapping from name to ndarray
-        Names of a ResNet, VGG or MobileNetV2, in any order.
+        Names of a ResNet, VGG, MobileNetV2 or EfficientNet-Lite0, in any order.
     shapes : mapping from name to tuple of int
         Shapes of the network's parameters, by their place (``"features.0.weight"``), in its order.
     classes : int
@@ -82,12 +88,18 @@ def values_for(
         difference, with its shapes.
     """
     in_file = _layers(state)
-    by_order = not all(map(_RESNET.fullmatch, in_file))
+    if all(map(_EFFICIENTNET.fullmatch, in_file)):
+        # Gluon's layers have the same names without underscores at the beginning of each word.
+        in_file = {re.sub(r"\b_", "", layer): arrays for layer, arrays in in_file.items()}
+        by_order = False
+    else:
+        by_order = not all(map(_RESNET.fullmatch, in_file))
     if by_order and all(map(_MOBILENET.fullmatch, in_file)):
         in_file = _arranged_as_in_gluon(in_file)
     elif by_order and not all(map(_VGG.fullmatch, in_file)):
         raise CheckpointError(
-            "these are not the names of a ResNet, VGG or MobileNetV2 of torchvision: "
+            "these are not the names of a ResNet, VGG or MobileNetV2 of torchvision, or of an "
+            "EfficientNet-Lite0: "
             f"{', '.join(_unknown_names(in_file))}. {_COUNTERPARTS}"
         )
     in_net: dict[str, dict[str, str]] = {}
@@ -144,7 +156,7 @@ def _unknown_names(in_file: Layers) -> list[str]:
             if not family.fullmatch(layer)
             for found in in_file[layer].values()
         ]
-        for family in (_RESNET, _VGG, _MOBILENET)
+        for family in (_RESNET, _VGG, _MOBILENET, _EFFICIENTNET)
     )
     return min(unknown, key=len)[:5]
 

@@ -25,13 +25,17 @@ class TorchOperators:
     numpy = staticmethod(lambda values: values.numpy())
 
     @staticmethod
-    def conv(x, weight, bias=None, *, stride=1, groups=1):
-        pad = tuple(size // 2 for size in weight.shape[2:])
+    def conv(x, weight, bias=None, *, stride=1, groups=1, pad=None):
+        pad = tuple(size // 2 if pad is None else pad for size in weight.shape[2:])
         return torch.nn.functional.conv2d(x, weight, bias, stride, pad, groups=groups)
 
     @staticmethod
-    def norm(x, weight, bias, mean, var):
-        return torch.nn.functional.batch_norm(x, mean, var, weight, bias, eps=1e-5)
+    def pad(x, before, after):
+        return torch.nn.functional.pad(x, (before, after, before, after))
+
+    @staticmethod
+    def norm(x, weight, bias, mean, var, *, epsilon=1e-5):
+        return torch.nn.functional.batch_norm(x, mean, var, weight, bias, eps=epsilon)
 
     @staticmethod
     def max_pool(x, size, stride, pad):

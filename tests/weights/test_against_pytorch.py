@@ -28,6 +28,7 @@ TWINS = {
     "vgg11": "vgg11",
     "vgg13_bn": "vgg13_bn",
     "mobilenet_v2": "mobilenetv2_1.0",
+    "efficientnet_lite0": "efficientnet_lite0",
 }
 
 pytestmark = [

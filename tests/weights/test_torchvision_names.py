@@ -11,6 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from torchvision_by_hand import (
+    efficientnet,
+    efficientnet_shapes,
     images,
     mobilenet,
     mobilenet_shapes,
@@ -33,6 +35,7 @@ CASES = {  # our name, their shapes, their forward pass, pixels
     "vgg11": ("vgg11", vgg_shapes("vgg11", CLASSES, pixels=32), vgg, 32),
     "vgg13_bn": ("vgg13_bn", vgg_shapes("vgg13_bn", CLASSES, pixels=32), vgg, 32),
     "mobilenet_v2": ("mobilenetv2_1.0", mobilenet_shapes(CLASSES), mobilenet, 64),
+    "efficientnet_lite0": ("efficientnet_lite0", efficientnet_shapes(CLASSES), efficientnet, 64),
 }
 
 
@@ -80,7 +83,7 @@ def test_a_twin_computes_what_torchvisions_network_does(tmp_path, name):
     assert distance(found, expected) <= bound
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenet_v2", "efficientnet_lite0"])
 def test_a_head_of_another_size_is_new_and_the_rest_is_loaded(tmp_path, name):
     state = random_state(CASES[name][1])  # with a bias in MobileNetV2's head too
     net = network_of(name, classes=CLASSES + 2)
@@ -91,6 +94,7 @@ def test_a_head_of_another_size_is_new_and_the_rest_is_loaded(tmp_path, name):
         "resnet18": ["fc.weight", "fc.bias"],
         "vgg11": ["output.weight", "output.bias"],
         "mobilenet_v2": ["output.0.weight"],
+        "efficientnet_lite0": ["fc.weight", "fc.bias"],
     }
     assert sorted(fresh) == sorted(heads[name])
     assert all((after[key] == before[key]).all() for key in fresh)
@@ -144,6 +148,12 @@ def test_every_difference_is_listed_by_name_and_shape_and_nothing_is_loaded(tmp_
         ("vgg11", "vgg13", "in the network only"),
         ("vgg11", "vgg11_bn", r"features\.1\.gamma \(64,\) is in the network only"),
         ("vgg13_bn", "vgg13", "is in the file only"),
+        (
+            "mobilenet_v2",
+            "efficientnet_lite0",
+            r"blocks\.0\.project_conv\.weight \(16, 32, 1, 1\) in the network",
+        ),
+        ("efficientnet_lite0", "mobilenetv2_1.0", "_conv_stem.weight .* is in the file only"),
         ("mobilenet_v2", "mobilenetv2_0.5", r"features\.0\.0\.weight is \(32, 3, 3, 3\)"),
     ],
 )

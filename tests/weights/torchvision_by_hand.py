@@ -4,7 +4,8 @@ The forward passes ask for arrays by torchvision's names and know nothing of Glu
 they tell whether each array arrived where it belongs. They are run on MXNet's operators, and on
 PyTorch's in an interpreter that has it: this imports neither.
 
-Names and arithmetic follow torchvision 0.21 (resnet.py, vgg.py, mobilenetv2.py).
+Names and arithmetic follow torchvision 0.21 (resnet.py, vgg.py, mobilenetv2.py), and those of
+EfficientNet-Lite0 the implementation in the package efficientnet_lite_pytorch 0.1.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ BOTTLENECKS = [  # expansion, channels, how many, stride of the first
     (6, 96, 3, 1),
     (6, 160, 3, 2),
     (6, 320, 1, 1),
+]
+
+
+INVERTED = [  # of EfficientNet-Lite0: expansion, kernel, stride of the first, channels, how many
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
 ]
 
 
@@ -191,6 +203,59 @@ def mobilenet(ops, state, x):
     return ops.dense(ops.mean(x), state["classifier.1.weight"], state["classifier.1.bias"])
 
 
+def _efficientnet_layers():
+    """Yield the name of each layer with its output, input, size, stride, groups, and ReLU6."""
+    yield "_conv_stem", "_bn0", 32, 3, 3, 2, 1, True
+    inputs, place = 32, 0
+    for expansion, size, first_stride, channels, blocks in INVERTED:
+        for block in range(blocks):
+            hidden, layer = inputs * expansion, f"_blocks.{place}."
+            stride = first_stride if block == 0 else 1
+            if expansion > 1:
+                yield f"{layer}_expand_conv", f"{layer}_bn0", hidden, inputs, 1, 1, 1, True
+            yield (
+                f"{layer}_depthwise_conv",
+                f"{layer}_bn1",
+                hidden,
+                hidden,
+                size,
+                stride,
+                hidden,
+                True,
+            )
+            yield f"{layer}_project_conv", f"{layer}_bn2", channels, hidden, 1, 1, 1, False
+            inputs, place = channels, place + 1
+    yield "_conv_head", "_bn1", 1280, 320, 1, 1, 1, True
+
+
+def efficientnet_shapes(classes):
+    shapes = Shapes()
+    for conv, norm, outputs, inputs, size, _, groups, _ in _efficientnet_layers():
+        shapes.conv(conv, outputs, inputs // groups, size)
+        shapes.norm(norm, outputs)
+    shapes.dense("_fc", classes, 1280)
+    return shapes.shapes
+
+
+def efficientnet(ops, state, x):
+    """Compute it for images whose sides are multiples of 32: TensorFlow's padding is fixed then."""
+    before = x
+    for conv, norm, _, _, size, stride, groups, rectified in _efficientnet_layers():
+        if conv.endswith("expand_conv"):
+            before = x
+        if stride == 2:
+            x = ops.pad(x, (size - 2) // 2, (size - 1) // 2)
+        pad = 0 if stride == 2 else size // 2
+        x = ops.conv(x, state[f"{conv}.weight"], stride=stride, groups=groups, pad=pad)
+        words = ("weight", "bias", "running_mean", "running_var")
+        x = ops.norm(x, *(state[f"{norm}.{word}"] for word in words), epsilon=1e-3)
+        if rectified:
+            x = ops.relu6(x)
+        elif before.shape == x.shape:  # the end of a bottleneck
+            x = x + before
+    return ops.dense(ops.mean(x), state["_fc.weight"], state["_fc.bias"])
+
+
 def random_state(shapes, seed=0):
     """Return values that keep activations near 1 and differ in every element."""
     random = np.random.RandomState(seed)
@@ -227,4 +292,5 @@ NETWORKS = {  # of 1000 categories, for images of 224 pixels
     "vgg11": (vgg_shapes("vgg11", 1000, pixels=224), vgg),
     "vgg13_bn": (vgg_shapes("vgg13_bn", 1000, pixels=224), vgg),
     "mobilenet_v2": (mobilenet_shapes(1000), mobilenet),
+    "efficientnet_lite0": (efficientnet_shapes(1000), efficientnet),
 }

@@ -16,7 +16,7 @@ class MxnetOperators:
     numpy = staticmethod(lambda values: values.asnumpy())
 
     @staticmethod
-    def conv(x, weight, bias=None, *, stride=1, groups=1):
+    def conv(x, weight, bias=None, *, stride=1, groups=1, pad=None):
         kernel = weight.shape[2:]
         parameters = (weight,) if bias is None else (weight, bias)
         return mx.nd.Convolution(
@@ -24,15 +24,20 @@ class MxnetOperators:
             *parameters,
             kernel=kernel,
             stride=(stride, stride),
-            pad=tuple(size // 2 for size in kernel),
+            pad=tuple(size // 2 if pad is None else pad for size in kernel),
             num_filter=weight.shape[0],
             num_group=groups,
             no_bias=bias is None,
         )
 
     @staticmethod
-    def norm(x, weight, bias, mean, var):
-        gain = (weight / (var + EPSILON).sqrt()).reshape((1, -1, 1, 1))
+    def pad(x, before, after):
+        width = (0, 0, 0, 0, before, after, before, after)
+        return mx.nd.pad(x, mode="constant", pad_width=width, constant_value=0)
+
+    @staticmethod
+    def norm(x, weight, bias, mean, var, *, epsilon=EPSILON):
+        gain = (weight / (var + epsilon).sqrt()).reshape((1, -1, 1, 1))
         return x * gain + (bias.reshape((1, -1, 1, 1)) - mean.reshape((1, -1, 1, 1)) * gain)
 
     @staticmethod

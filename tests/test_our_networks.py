@@ -1,4 +1,4 @@
-"""BN-Inception: the stages and the parameters of the paper's table, and a step in each format."""
+"""Networks that no zoo has: the stages and parameters of their papers, and steps in each format."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from math import prod
 
 from mpgluon import amp, cast_block
 from mpgluon.tools.bn_inception import BNInception
+from mpgluon.tools.efficientnet_lite import EfficientNetLite0
 from mpgluon.tools.zoo import build_network, refuse_unknown_network
 
 import mxnet as mx
@@ -24,7 +25,7 @@ STAGES = [
 ]  # fmt: skip
 
 
-def test_stages_have_the_shapes_of_the_papers_table_and_parameters_are_as_many_as_elsewhere():
+def test_bn_inception_has_the_shapes_of_the_papers_table_and_as_many_parameters_as_elsewhere():
     net = BNInception()
     net.initialize()
     values = mx.nd.zeros((1, 3, 224, 224))
@@ -43,19 +44,45 @@ def test_stages_have_the_shapes_of_the_papers_table_and_parameters_are_as_many_a
     assert by_kind[False] == 2 * sum(prod(bias.shape) for bias in convolutions)
 
 
+# Channels and sides behind each block of table 1 of EfficientNet's paper, for 224 pixels.
+ROWS = {
+    0: (16, 112), 2: (24, 56), 4: (40, 28), 7: (80, 14), 10: (112, 14), 14: (192, 7), 15: (320, 7)
+}  # fmt: skip
+
+
+def test_efficientnet_lite0_has_the_shapes_of_the_papers_table_and_its_number_of_parameters():
+    net = EfficientNetLite0()
+    net.initialize()
+    values = net.conv_stem(mx.nd.zeros((1, 3, 225, 225)))
+    assert values.shape == (1, 32, 112, 112)
+    for place, block in enumerate(net.blocks):
+        values = block(values)
+        if place in ROWS:
+            channels, side = ROWS[place]
+            assert values.shape == (1, channels, side, side)
+    assert net(mx.nd.zeros((2, 3, 224, 224))).shape == (2, 1000)
+    parameters = net.collect_params().values()
+    trained = sum(prod(one.shape) for one in parameters if one.grad_req != "null")
+    assert trained == 4_652_008  # the 4.7 million of the article
+
+
 @pytest.mark.parametrize("image_size", [32, 75])
-def test_it_is_built_by_name_for_images_of_other_sizes(image_size):
-    refuse_unknown_network("bn_inception")
-    net = build_network("bn_inception", classes=7, image_size=image_size, devices=[mx.cpu()])
-    assert isinstance(net, BNInception)
+@pytest.mark.parametrize(
+    ("name", "block"), [("bn_inception", BNInception), ("efficientnet_lite0", EfficientNetLite0)]
+)
+def test_one_is_built_by_name_for_images_of_other_sizes(name, block, image_size):
+    refuse_unknown_network(name)
+    net = build_network(name, classes=7, image_size=image_size, devices=[mx.cpu()])
+    assert isinstance(net, block)
     assert net(mx.nd.zeros((2, 3, image_size, image_size))).shape == (2, 7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_network_learns_its_batch_in_each_format(dtype):
+@pytest.mark.parametrize("name", ["bn_inception", "efficientnet_lite0"])
+def test_a_network_learns_its_batch_in_each_format(name, dtype):
     mx.random.seed(0)
     np.random.seed(0)
-    net = build_network("bn_inception", classes=4, image_size=64, devices=[mx.cpu()])
+    net = build_network(name, classes=4, image_size=64, devices=[mx.cpu()])
     if dtype == "float16":
         cast_block(net)
     elif dtype == "bfloat16":
@@ -67,7 +94,7 @@ def test_a_network_learns_its_batch_in_each_format(dtype):
     images, labels = mx.nd.random.normal(shape=(8, 3, 64, 64)), mx.nd.arange(8, dtype="int32") % 4
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     losses = []
-    for _ in range(5):
+    for _ in range(8):
         with autograd.record():
             loss = loss_fn(net(images), labels)
             with amp.scale_loss(loss, trainer) as scaled_loss:

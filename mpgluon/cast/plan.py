@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from types import CodeType
 from typing import Any, NamedTuple, Optional, Union
 
 from mpgluon.blocks import blocks_of, is_numpy
@@ -22,6 +23,7 @@ __all__ = [
     "as_collections",
     "is_hybrid",
     "plan_of",
+    "unread_parameters",
     "with_blocks_by_name",
     "with_normalization_layers",
 ]
@@ -45,6 +47,8 @@ _CALL_CHILDREN_ONLY = (
     gluon.contrib.nn.Concurrent.forward,
     gluon.rnn.SequentialRNNCell.forward,
 )
+# Names in a forward method with which it may read a parameter that it does not name.
+_REACHES_PARAMETERS = {"getattr", "vars", "__dict__", "_reg_params", "params", "collect_params"}
 
 
 class BlockPlan(NamedTuple):
@@ -236,6 +240,39 @@ def _switches_on(function: Any) -> bool:
     """Whether a function is what ``mx.util.use_np_array`` makes of another one."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_name == "_with_np_array"
+
+
+def unread_parameters(block: gluon.Block) -> list[gluon.Parameter]:
+    """Return the parameters of a plain Block that its ``forward`` does not mention.
+
+    Methods that are called from outside of the forward pass read them, such as a loss, and a cast
+    does not govern these. Where ``forward``, or a method that it calls, may reach parameters
+    without their names, there are none.
+    """
+    if is_hybrid(block):
+        return []
+    names: set[str] = set()
+    pending = {"forward"}
+    while pending:
+        new = set(_names_in_methods(type(block), pending.pop())) - names
+        names |= new
+        pending |= new
+    if names & _REACHES_PARAMETERS:
+        return []
+    return [parameter for name, parameter in block._reg_params.items() if name not in names]
+
+
+def _names_in_methods(kind: type, name: str) -> Iterator[str]:
+    """Yield the names in the code of a method or property, the one of each class above included."""
+    for base in kind.__mro__:
+        method = None if base in gluon.Block.__mro__ else vars(base).get(name)
+        method = getattr(method, "fget", getattr(method, "__func__", method))
+        codes = [getattr(layer, "__code__", None) for layer in _layers(method)]
+        while codes:
+            code = codes.pop()
+            if code is not None:
+                yield from code.co_names
+                codes += [one for one in code.co_consts if isinstance(one, CodeType)]
 
 
 def is_hybrid(block: gluon.Block) -> bool:

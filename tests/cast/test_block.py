@@ -254,14 +254,23 @@ def test_normalization_layers_are_kept_in_addition_unless_their_types_are_named(
         assert gamma(kept) == "float16"
 
 
+def results_inside(net):
+    """Return what each child returns while the network computes."""
+    results = []
+    hooks = [child.register_forward_hook(lambda *call: results.append(call[-1])) for child in net]
+    net(IMAGES)
+    for hook in hooks:
+        hook.detach()
+    return results
+
+
 @BOTH
 def test_a_kept_block_computes_in_fp32_with_the_normalization_inside_it(hybridize):
     net = two_branches()
     mpgluon.cast_block(net, keep_fp32=(*NORMALIZATION_LAYERS, net[1]))
     net[1].hybridize(hybridize)
-    narrow = net[0](IMAGES)
+    narrow, kept, _ = results_inside(net)
     assert narrow.dtype == np.float16
-    kept = net[1](narrow)
     assert kept.dtype == np.float32
     mpgluon.restore(net)
     assert np.array_equal(net[1](narrow.astype("float32")).asnumpy(), kept.asnumpy())
@@ -293,8 +302,35 @@ def test_a_weight_shared_with_a_kept_block_stays_fp32_in_both(hybridize):
     assert first.weight.data().dtype == np.float32
     assert report.parameters_cast == 2
     assert np.isfinite(train(net, [IMAGES], LABELS, 2)).all()
-    assert net[0](IMAGES).dtype == np.float16
-    assert net[1](net[0](IMAGES)).dtype == np.float32
+    net.hybridize(False)
+    for child in net:
+        child.hybridize(hybridize)
+    assert [one.dtype for one in results_inside(net)] == [np.float16, np.float32, np.float16]
+
+
+@BOTH
+@pytest.mark.parametrize("kind", [nn.HybridSequential, nn.Sequential])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "emulated_bfloat16"])
+def test_a_part_that_is_called_by_itself_returns_what_it_does_inside_in_fp32(
+    kind, dtype, hybridize
+):
+    net = kind()
+    net.add(nn.Dense(192), nn.Dense(5), nn.Dense(3))
+    initialized_with_shapes(net)
+    mpgluon.cast_block(net, dtype)
+    expected = [one.astype("float32").asnumpy() for one in results_inside(net)]
+    net.hybridize(hybridize)
+    x, found = IMAGES, []
+    for child in net:
+        with autograd.record():
+            x = child(x)
+        found.append(x.asnumpy())
+        assert type(x) is mx.nd.NDArray
+        assert x.dtype == np.float32
+        assert type(mx.nd.dot(x, x.T)) is mx.nd.NDArray  # code outside needs no cast
+    assert_same_bits(expected, found)
+    x.backward()
+    assert float(net[2].weight.grad().astype("float32").norm().asscalar()) > 0
 
 
 def test_a_weight_shared_by_two_cast_blocks_is_cast_and_restored_once():

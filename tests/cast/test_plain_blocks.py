@@ -181,6 +181,86 @@ def test_between_blocks_that_are_cast_values_stay_in_16_bits():
     assert seen == [np.float16]
 
 
+class Reads(gluon.Block):
+    """A block with a parameter for its forward pass, and one for its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(4, 4), init="uniform")
+        self.transitions = self.params.get("transitions", shape=(4, 4), init="uniform")
+
+    def forward(self, x):
+        return self.product(x)
+
+    def product(self, x):
+        return nd.dot(x, self.weight.data())
+
+    def loss(self, x):
+        return nd.sum(nd.dot(self(x), self.transitions.data()) ** 2)
+
+
+class ReadsInAFunctionInside(Reads):
+    def forward(self, x):
+        return [self.transitions.data() and super(type(self), self).forward(y) for y in x]
+
+
+class ReadsInAProperty(Reads):
+    @property
+    def both(self):
+        return nd.dot(self.weight.data(), self.transitions.data())
+
+    def forward(self, x):
+        return nd.dot(super().forward(x), self.both)
+
+
+class ReadsByName(Reads):
+    def forward(self, x):
+        return nd.dot(super().forward(x), getattr(self, "transitions").data())  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("kind", "others_dtype"),
+    [
+        (Reads, np.float32),
+        (ReadsInAFunctionInside, np.float16),
+        (ReadsInAProperty, np.float16),
+        (ReadsByName, np.float16),
+    ],
+)
+def test_a_parameter_that_only_other_code_than_the_forward_pass_reads_stays_fp32(
+    kind, others_dtype
+):
+    net = kind()
+    net.initialize()
+    report = mpgluon.cast_block(net)
+    assert net.weight.data().dtype == np.float16
+    assert net.transitions.data().dtype == others_dtype
+    assert report.parameters_kept == (others_dtype == np.float32)
+
+
+@EACH_WAY
+def test_a_loss_with_a_parameter_of_its_own_trains_as_in_fp32(way):
+    def trained(way):
+        mx.random.seed(0)
+        net = Reads()
+        net.initialize()
+        if way is not None:
+            WAYS[way](net)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+        amp.init_trainer(trainer, 128.0)
+        for _ in range(3):
+            with autograd.record():
+                loss = net.loss(IMAGES[0, :, :4, :4].sum(axis=0))
+            with amp.scale_loss(loss, trainer) as scaled_loss:
+                scaled_loss.backward()
+            trainer.step(1)
+        return {name: p.data().asnumpy() for name, p in net._collect_params_with_prefix().items()}
+
+    expected, found = trained(None), trained(way)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=2**-7)
+
+
 def test_restore_takes_it_off_again():
     net = Gram()
     net.initialize()

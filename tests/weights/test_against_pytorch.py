@@ -14,7 +14,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from torchvision_by_hand import NETWORKS, images, random_state
+from torchvision_by_hand import NETWORKS, efficientnet, images, random_state
 from weights_helpers import distance, tolerance
 
 from recipes.training.networks import build_network, load_pretrained
@@ -66,6 +66,15 @@ def test_a_twin_gives_pytorchs_outputs(folder, name, suffix):
         state["classifier.1.bias"][:] = 0  # for which Gluon's has no place
     assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
     assert distance(found, expected) <= tolerance(forward, state, 224)
+
+
+def test_published_weights_give_the_logits_of_their_own_implementation(folder):
+    weights = folder / "published.pth"
+    net = build_network("efficientnet_lite0", classes=1000, image_size=224, devices=[mx.cpu()])
+    assert load_pretrained(net, weights, classes=1000) == []
+    found = net(mx.nd.array(images(224))).asnumpy()
+    expected = np.load(folder / "published.npy")
+    assert distance(found, expected) <= tolerance(efficientnet, read_state_dict(weights), 224)
 
 
 def test_every_kind_of_tensor_is_read_to_the_bit(folder):

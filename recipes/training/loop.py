@@ -235,10 +235,12 @@ class _Run:
     def fit(self, checkpoints: RunCheckpoints, interruption: Interruption) -> None:
         """Do the remaining epochs."""
         for epoch in range(self.position.epoch, self.config.epochs):
+            began = time.perf_counter()
             stop = self._train_epoch(interruption)
             average_batch_norm(self.processes, self.net, self.average)
             if stop is None:
                 self._end_epoch(epoch)
+                self._tell_what_is_left(epoch, time.perf_counter() - began)
                 stop = self._agree_on(interruption)
             path = self._save(checkpoints)
             if stop is not None:
@@ -318,6 +320,14 @@ class _Run:
         waited = sum(event.get("image_wait", 0.0) * t for event, t in zip(steps, times))
         speed, share, scale = images / sum(times), waited / sum(times), amp.loss_scale(self.trainer)
         _logger.info(words, epoch + 1, *accuracies, loss, speed, 100 * share, scale, _skips(steps))
+
+    def _tell_what_is_left(self, epoch: int, seconds: float) -> None:
+        """Log how long the remaining epochs will take if each takes as many seconds as this one."""
+        left = self.config.epochs - epoch - 1
+        if left:
+            minutes = left * seconds / 60
+            time_left = f"{minutes:.0f} min" if minutes >= 2 else f"{60 * minutes:.0f} s"
+            _logger.info("about %s left", time_left)
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import numpy as np
 from training_helpers import STEPS, run
@@ -21,6 +22,8 @@ def test_a_run_on_noise_needs_no_files_and_waits_for_none(tmp_path, caplog):
     assert all(0 < wait < 1 for wait in waits)
     assert "accuracies do not" in caplog.text
     assert "% of the time waited for images" in caplog.text
+    left = re.findall(r"about \d+ (?:s|min) left", caplog.text)
+    assert len(left) == done.results["config"]["epochs"] - 1
 
 
 def test_each_epoch_has_the_same_batches_from_where_it_begins():

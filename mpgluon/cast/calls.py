@@ -15,15 +15,7 @@ from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of
 import numpy as np
 from mxnet.symbol import Symbol
 
-__all__ = [
-    "AT_WORK",
-    "LOOPS",
-    "OperatorCall",
-    "at_work",
-    "is_in_cast_block",
-    "rule_here",
-    "ungoverned",
-]
+__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "rule_here", "ungoverned"]
 
 AT_WORK = threading.local()
 """What :func:`at_work` says of the block whose ``hybrid_forward`` this thread is in."""
@@ -69,11 +61,6 @@ def at_work(**about: Any) -> Iterator[None]:
 def ungoverned() -> AbstractContextManager[None]:
     """Return a context in which operators that are called by name are MXNet's own."""
     return at_work(arithmetic=None)
-
-
-def is_in_cast_block() -> bool:
-    """Whether this thread is in the forward pass of a cast block."""
-    return "arithmetic" in vars(AT_WORK)
 
 
 def rule_here(name: str) -> Rule:

@@ -25,7 +25,6 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import is_in_cast_block
 from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.dispatch import FP32_OPERATORS, governed
 from mpgluon.cast.frozen import attach_gradients
@@ -135,12 +134,10 @@ class PolicyForward:
         """Compute as the block does, under the policy of the cast."""
         self.network_cast.forward_order.update(dict.fromkeys(self.block._reg_params.values()))
         attach_gradients([self.block])
-        # Code that called this block from outside of the network is not governed by the cast.
-        leaves = self.is_root or not is_in_cast_block()
         with at_layer(self.network_cast.layers.slot_of(self.block)):
-            return self._compute(args, kwargs, leaves=leaves)
+            return self._compute(args, kwargs)
 
-    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, leaves: bool) -> Any:
+    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         about: dict[str, Any] = {}
         is_plain = self.method == "forward"
         imperatively = (is_plain or args[0] is mx.nd) and autograd.is_training()
@@ -182,10 +179,9 @@ class PolicyForward:
             self.traced.is_traced_now
         ):  # what leaves a graph is an array, and those are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
-        if self.is_root:
+        if self.block is self.network_cast.root:
             self.network_cast.has_computed = True
-        if leaves:
-            result = self.as_outputs(result)
+            result = mark(convert_arrays(result, self._as_output), None)
         if self.traced.is_traced_now:
             self.traced.note_outputs(result)
         self.network_cast.layers.finished(self.block, imperatively=imperatively)
@@ -203,16 +199,8 @@ class PolicyForward:
             )
         return in_numpy
 
-    @property
-    def is_root(self) -> bool:
-        """Whether the block is the network that was cast."""
-        return self.block is self.network_cast.root
-
-    def as_outputs(self, result: Any) -> Any:
-        """Return the arrays that leave the network in the format that the policy says."""
-        return mark(convert_arrays(result, self._as_output), None)
-
     def _as_output(self, array: Array) -> Array:
+        """Return an array that leaves the network in the format that the policy says."""
         output_dtype = self.network_cast.policy.output_dtype
         if output_dtype == "float32" or isinstance(array, GridArray):
             array = mark(widen(array), "float32")  # MXNet has no second cast of a single number
@@ -228,7 +216,7 @@ class PolicyForward:
     def explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:
         """Raise our own error in place of MXNet's if the network received, or mixed, formats."""
         text = str(error)
-        if self.is_root:
+        if self.block is self.network_cast.root:
             for place, array in enumerate(arrays_in(args)):
                 dtype = dtype_name(array)
                 if dtype not in (None, "float32", "float16") and dtype in text:

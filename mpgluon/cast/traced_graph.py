@@ -16,7 +16,7 @@ from mpgluon.blocks import blocks_of
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Emulated, NativeBfloat16
 from mpgluon.cast.arrays import Format, arrays_in, convert_arrays, format_of, mark
-from mpgluon.cast.calls import is_in_cast_block, ungoverned
+from mpgluon.cast.calls import ungoverned
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.sums import SumsOfOneShape
@@ -78,16 +78,12 @@ class TracedGraph:
 
     def run(self, *args: Any) -> Any:
         """Compute with the graph, traced for the formats of ``args``."""
-        # The results of the network itself have their formats in its graph.
-        leaves = not is_in_cast_block() and not self._forward.is_root
         try:
             with _TRACING, ungoverned():
                 output_formats = self._prepare(args)
                 result = type(self._block)._call_cached_op(self._block, *args)
             # Its outputs are new objects, which may change their class.
             marked = convert_arrays(as_nd(result), lambda array: mark(array, next(output_formats)))
-            if leaves:
-                marked = self._forward.as_outputs(marked)
             return as_np(marked) if self._forward.network_cast.in_numpy else marked
         except MXNetError as error:
             self._forward.explain(error, args)

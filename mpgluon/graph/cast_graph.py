@@ -54,7 +54,10 @@ def is_product(node: Node) -> bool:
 
 def _name(node: Node) -> str:
     """Return the name of an operator, whether its operands are broadcast, or one is a number."""
-    name = name_in_f(node.operator).removeprefix("broadcast")
+    name = name_in_f(node.operator)
+    if name.startswith("_np"):  # an operator that only the NumPy interface has
+        return name
+    name = name.removeprefix("broadcast")
     return name.removeprefix("_").removesuffix("_scalar")
 
 

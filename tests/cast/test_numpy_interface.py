@@ -320,6 +320,38 @@ class Sum(gluon.HybridBlock):
 
 @pytest.mark.usefixtures("numpy_interface")
 @pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(["zeros_like", "around", "rint", "sign", "ceil", "floor", "trunc", "fix"]),
+        *(["isfinite", "isinf", "isnan", "isneginf", "isposinf", "logical_not"]),
+    ],
+)
+def test_an_operator_without_a_gradient_does_not_change_the_order_in_which_others_add(
+    function, way
+):
+    class Sums(gluon.HybridBlock):  # four gradients are added from right to left, five are not
+        def hybrid_forward(self, F, x):
+            x = x * 1.3
+            without = getattr(F.np, function)(x)
+            return F.np.where(x > 0.5, x * 0.7, x) + without * x + F.np.tanh(x)
+
+    def results(hybridize):
+        net = Sums()
+        WAYS[way](net)
+        net.hybridize(hybridize)
+        x = mx.np.array(np.random.RandomState(0).standard_normal((4, 17, 8)), dtype="float16")
+        x.attach_grad()
+        with autograd.record():
+            loss = (net(x) * 3.7).sum()
+        loss.backward()
+        return {"loss": loss.asnumpy(), "gradient": x.grad.asnumpy()}
+
+    assert_same_bits(results(False), results(True))
+
+
+@pytest.mark.usefixtures("numpy_interface")
+@pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
 def test_a_sum_whose_operands_had_one_shape_may_broadcast_later(way):
     net = Sum()
     net.initialize(mx.init.Uniform(1))

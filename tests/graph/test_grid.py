@@ -209,6 +209,7 @@ class Arithmetic(nn.HybridBlock):
         lambda F, x: F.where(x > 0.5, x * 1.3, x) + F.tanh(x) + F.sigmoid(x),
         lambda F, x: F.where(F.tanh(x) < x, x * 1.3, x) + F.exp(-x) + F.round(x) * F.sigmoid(x),
         lambda F, x: F.where(x, x * 1.3, x) + F.tanh(x) + F.sigmoid(x),
+        lambda F, x: F.where(x > 0.5, x * 1.3, x) + F.sign(x) * x + F.tanh(x),
         lambda F, x: F.Activation(x, act_type="softrelu") + F.tanh(x),
     ],
     ids=lambda function: f"line {function.__code__.co_firstlineno}",

@@ -28,11 +28,18 @@ GRAPH = dgl.add_self_loop(
 )
 FEATURES = mx.nd.array(RANDOM.standard_normal((NODES, 8)))
 LABELS = mx.nd.array(RANDOM.randint(0, CLASSES, NODES))
+mx.set_np_shape(False)  # which dgl switches on for all of MXNet when it is imported
 LAYERS = {
     "GAT": partial(GATConv, num_heads=1),
     "GCN": GraphConv,
     "GraphSAGE": partial(SAGEConv, aggregator_type="mean"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _np_shape():
+    with mx.util.np_shape(True):
+        yield
 
 
 class Classifier(gluon.Block):

@@ -249,7 +249,7 @@ def unread_parameters(block: gluon.Block) -> list[gluon.Parameter]:
     does not govern these. Where ``forward``, or a method that it calls, may reach parameters
     without their names, there are none.
     """
-    if is_hybrid(block):
+    if is_hybrid(block) or not block._reg_params:
         return []
     names: set[str] = set()
     pending = {"forward"}

@@ -127,12 +127,10 @@ def _read_safetensors(path: Path) -> StateDict:
 
 def _read_pickled(path: Path) -> StateDict:
     try:
-        loaded, elements = (_load_zip if zipfile.is_zipfile(path) else _load_sequence)(path)
+        loaded, values = (_load_zip if zipfile.is_zipfile(path) else _load_sequence)(path)
         entries = loaded if isinstance(loaded, dict) else {"all of it": loaded}
         tensors = {name: one for name, one in entries.items() if isinstance(one, _Tensor)}
-        arrays = {
-            name: tensor.to_array(elements(tensor.storage)) for name, tensor in tensors.items()
-        }
+        arrays = {name: tensor.to_array(values[tensor.storage]) for name, tensor in tensors.items()}
     except _DAMAGE as error:
         raise CheckpointError(
             f"{path} cannot be read as a state dict: {error}. It may contain named tensors only, "
@@ -254,10 +252,10 @@ class _Unpickler(pickle.Unpickler):
         return storage
 
 
-_Elements = Callable[[_Storage], npt.NDArray[Any]]
+_Values = dict[_Storage, npt.NDArray[Any]]
 
 
-def _load_zip(path: Path) -> tuple[Any, _Elements]:
+def _load_zip(path: Path) -> tuple[Any, _Values]:
     """Read PyTorch's format since 1.6: an archive of a pickle and a file for each storage."""
     with zipfile.ZipFile(path) as archive:
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
@@ -280,10 +278,10 @@ def _load_zip(path: Path) -> tuple[Any, _Elements]:
             storage: _to_array(member(f"data/{key}"), storage.dtype, (storage.elements,))
             for key, storage in unpickler.storages.items()
         }
-    return loaded, values.__getitem__
+    return loaded, values
 
 
-def _load_sequence(path: Path) -> tuple[Any, _Elements]:
+def _load_sequence(path: Path) -> tuple[Any, _Values]:
     """Read PyTorch's format before 1.6: five pickles, then the length and elements of each storage.
 
     The pickles are a magic number, the version, sizes of types, the content, and the order of the
@@ -297,7 +295,7 @@ def _load_sequence(path: Path) -> tuple[Any, _Elements]:
         raise ValueError(f"its version is {version!r:.80}, its machine {system!r:.80}")
     unpickler = _Unpickler(_one_pickle(stream))
     loaded = unpickler.load()
-    values: dict[_Storage, npt.NDArray[Any]] = {}
+    values: _Values = {}
     for key in _Unpickler(_one_pickle(stream)).load():
         storage = unpickler.storages[key]
         if int.from_bytes(stream.read(8), "little") != storage.elements:
@@ -306,7 +304,7 @@ def _load_sequence(path: Path) -> tuple[Any, _Elements]:
             )
         size = storage.elements * np.dtype(_DTYPES[storage.dtype][0]).itemsize
         values[storage] = _to_array(stream.read(size), storage.dtype, (storage.elements,))
-    return loaded, values.__getitem__
+    return loaded, values
 
 
 def _one_pickle(stream: io.BytesIO) -> bytes:

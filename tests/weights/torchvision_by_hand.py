@@ -179,30 +179,6 @@ def _mobilenet_layers():
     yield "features.18.0", "features.18.1", 1280, 320, 1, 1, 1, True
 
 
-def mobilenet_shapes(classes):
-    shapes = Shapes()
-    for conv, norm, outputs, inputs, size, _, groups, _ in _mobilenet_layers():
-        shapes.conv(conv, outputs, inputs // groups, size)
-        shapes.norm(norm, outputs)
-    shapes.dense("classifier.1", classes, 1280)
-    return shapes.shapes
-
-
-def mobilenet(ops, state, x):
-    before = x
-    for conv, norm, _, _, _, stride, groups, rectified in _mobilenet_layers():
-        if conv.endswith(".conv.0.0"):
-            before = x
-        x = ops.conv(x, state[f"{conv}.weight"], stride=stride, groups=groups)
-        words = ("weight", "bias", "running_mean", "running_var")
-        x = ops.norm(x, *(state[f"{norm}.{word}"] for word in words))
-        if rectified:
-            x = ops.relu6(x)
-        elif before.shape == x.shape:  # the end of a bottleneck
-            x = x + before
-    return ops.dense(ops.mean(x), state["classifier.1.weight"], state["classifier.1.bias"])
-
-
 def _efficientnet_layers():
     """Yield the name of each layer with its output, input, size, stride, groups, and ReLU6."""
     yield "_conv_stem", "_bn0", 32, 3, 3, 2, 1, True
@@ -228,32 +204,50 @@ def _efficientnet_layers():
     yield "_conv_head", "_bn1", 1280, 320, 1, 1, 1, True
 
 
-def efficientnet_shapes(classes):
+def _bottleneck_shapes(layers, head, classes):
     shapes = Shapes()
-    for conv, norm, outputs, inputs, size, _, groups, _ in _efficientnet_layers():
+    for conv, norm, outputs, inputs, size, _, groups, _ in layers:
         shapes.conv(conv, outputs, inputs // groups, size)
         shapes.norm(norm, outputs)
-    shapes.dense("_fc", classes, 1280)
+    shapes.dense(head, classes, 1280)
     return shapes.shapes
+
+
+def _bottlenecks(ops, state, x, layers, *, epsilon=EPSILON, as_tensorflow=False):
+    """Compute the features; TensorFlow pads fewer zeros before than after at a stride of 2."""
+    before = None
+    for conv, norm, _, _, size, stride, groups, rectified in layers:
+        pad = size // 2
+        if as_tensorflow and stride == 2:
+            x, pad = ops.pad(x, (size - 2) // 2, (size - 1) // 2), 0
+        x = ops.conv(x, state[f"{conv}.weight"], stride=stride, groups=groups, pad=pad)
+        words = ("weight", "bias", "running_mean", "running_var")
+        x = ops.norm(x, *(state[f"{norm}.{word}"] for word in words), epsilon=epsilon)
+        x = ops.relu6(x) if rectified else x
+        if before is None:  # the first convolution, behind which the bottlenecks begin
+            before = x
+        elif not rectified:  # the end of a bottleneck
+            before = x = x + before if before.shape == x.shape else x
+    return ops.mean(x)
+
+
+def mobilenet_shapes(classes):
+    return _bottleneck_shapes(_mobilenet_layers(), "classifier.1", classes)
+
+
+def mobilenet(ops, state, x):
+    x = _bottlenecks(ops, state, x, _mobilenet_layers())
+    return ops.dense(x, state["classifier.1.weight"], state["classifier.1.bias"])
+
+
+def efficientnet_shapes(classes):
+    return _bottleneck_shapes(_efficientnet_layers(), "_fc", classes)
 
 
 def efficientnet(ops, state, x):
     """Compute it for images whose sides are multiples of 32: TensorFlow's padding is fixed then."""
-    before = x
-    for conv, norm, _, _, size, stride, groups, rectified in _efficientnet_layers():
-        if conv.endswith("expand_conv"):
-            before = x
-        if stride == 2:
-            x = ops.pad(x, (size - 2) // 2, (size - 1) // 2)
-        pad = 0 if stride == 2 else size // 2
-        x = ops.conv(x, state[f"{conv}.weight"], stride=stride, groups=groups, pad=pad)
-        words = ("weight", "bias", "running_mean", "running_var")
-        x = ops.norm(x, *(state[f"{norm}.{word}"] for word in words), epsilon=1e-3)
-        if rectified:
-            x = ops.relu6(x)
-        elif before.shape == x.shape:  # the end of a bottleneck
-            x = x + before
-    return ops.dense(ops.mean(x), state["_fc.weight"], state["_fc.bias"])
+    x = _bottlenecks(ops, state, x, _efficientnet_layers(), epsilon=1e-3, as_tensorflow=True)
+    return ops.dense(x, state["_fc.weight"], state["_fc.bias"])
 
 
 def random_state(shapes, seed=0):

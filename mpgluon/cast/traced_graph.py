@@ -132,6 +132,9 @@ class TracedGraph:
         on_cpu = device_type == "cpu"
         if on_cpu:  # the network may have been on another device when it was cast
             kernels.load()
+        used = set(type(block)._get_graph(block, *args)[1].list_inputs())
+        if any(p._deferred_init and p.name in used for p in block.collect_params().values()):
+            block._deferred_infer_shape(*args)  # how a graph is rewritten depends on shapes
         rewrite = self._rewrite_for(device_type)
         self._blocks = [
             inner

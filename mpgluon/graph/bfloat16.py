@@ -8,6 +8,8 @@ A convolution of images, of at most three channels, is computed in FP32 on round
 result is rounded: the products are exact, as in bfloat16, and only the order of the sums differs.
 oneDNN's own in bfloat16 takes longer and leaves a plain array, on which a BatchNorm then takes
 longer than all others of a ResNet-50 together.
+
+``clip`` between a cast from bfloat16 and one to it, such as a ReLU6, takes and returns bfloat16.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = ["compute_natively"]
 
 _NARROW, _WIDEN = "_mpgluon_to_bfloat16", "_mpgluon_from_bfloat16"
 _OPERATORS = {("float32", "bfloat16"): _NARROW, ("bfloat16", "float32"): _WIDEN}
+_CLIP = "_mpgluon_clip_bfloat16"
 _IN_BLOCKS = "_in_blocks"
 _MOST_CHANNELS_OF_IMAGES = 3
 _NUMBERS = count()
@@ -66,6 +69,8 @@ def compute_natively(
     for node in graph.nodes:
         if _is_of_images(node, shapes):
             _compute_in_fp32(graph, node)
+        elif node.operator == "clip":
+            _clip_in_bfloat16(graph, node)
     graph = Graph(graph.heads)
     for node in graph.nodes:
         if node.operator in (_NARROW, _WIDEN) and _may_keep_blocks(graph, node.inputs[0]):
@@ -120,6 +125,17 @@ def _compute_in_fp32(graph: Graph, node: Node) -> None:
         _replace(graph, behind, result)
     else:
         _replace(graph, result, _made(_NARROW, Entry(result)).node)
+
+
+def _clip_in_bfloat16(graph: Graph, node: Node) -> None:
+    """Leave out the casts around a ``clip`` that they are for alone."""
+    before, behind = node.inputs[0].node, _only_reader(graph, Entry(node))
+    if before.operator != _WIDEN or behind is None or behind.operator != _NARROW:
+        return
+    if _only_reader(graph, node.inputs[0]) is node:
+        node.operator = _CLIP
+        node.inputs = before.inputs
+        _replace(graph, behind, node)
 
 
 def _fp32_of(entry: Entry) -> Entry:

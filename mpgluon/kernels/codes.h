@@ -4,6 +4,7 @@
 #ifndef MPGLUON_CODES_H_
 #define MPGLUON_CODES_H_
 
+#include "clip.h"
 #include "common.h"
 #include "keep_nan.h"
 #include "packing.h"
@@ -233,12 +234,16 @@ void register_on_copies(const Format& format, const std::string& prefix, const s
                         const std::string& suffix, bool as_plain,
                         const nnvm::FInferType& types) {
   const nnvm::Op* op = nnvm::Op::Get(name);
-  const bool pools = name == "Pooling";
-  Operator made = in_place_of(
-      op, prefix + name + suffix,
-      watched(format, [as_plain, pools, op](const auto& format, const auto&... all) {
-        on_copies(format, as_plain, pools, op, all...);
-      }));
+  const bool pools = name == "Pooling", clips = name == "clip" || name == "_backward_clip";
+  const auto compute = [=](const auto& watched, const NodeAttrs& attrs, const OpContext& ctx,
+                           const auto&... arrays) {
+    if (clips) {
+      const clipping::Bounds<Format> bounds(format, attrs);
+      if (bounds.fit()) return clipping::clip(watched, bounds, arrays...);
+    }
+    on_copies(watched, as_plain, pools, op, attrs, ctx, arrays...);
+  };
+  Operator made = in_place_of(op, prefix + name + suffix, watched(format, compute));
   if (name.find("_backward") == 0) return;
   made.set<nnvm::FInferType>("FInferType", types)
       .set<nnvm::FGradient>("FGradient", gradient_on_copies(op, prefix, suffix));

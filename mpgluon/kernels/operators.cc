@@ -6,6 +6,7 @@
 #include "accumulated.h"
 #include "batch_norm_operator.h"
 #include "bfloat16.h"
+#include "clip.h"
 #include "codes.h"
 #include "common.h"
 #include "modes.h"
@@ -202,6 +203,7 @@ void register_common() {
   casts("", bfloat16::cast<false>);
   casts("_in_blocks", bfloat16::cast<true>);
   keep_nan::register_keep_nan();
+  clipping::register_clip();
   sums::register_sums();
   updates::register_updates();
 

@@ -142,3 +142,59 @@ def test_what_follows_a_convolution_of_images_is_as_exact_as_in_emulated_bfloat1
     assert expected.keys() == found.keys()
     for name, array in expected.items():
         assert np.linalg.norm(found[name] - array) <= 2.0**-7 * np.linalg.norm(array)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize(("low", "high"), [(0, 6), (-0.3, 6.3), (2, -2), (-1, np.inf)])
+def test_clip_between_casts_takes_bfloat16_and_has_their_bits(low, high, monkeypatch):
+    class Clipped(nn.HybridSequential):
+        def hybrid_forward(self, F, x):
+            return self[1](F.clip(self[0](x), low, high))
+
+    def run():
+        mx.random.seed(3)
+        net = Clipped()
+        net.add(nn.Conv2D(32, 3, in_channels=16), nn.Conv2D(8, 1, in_channels=32))
+        net.initialize(mx.init.Normal(1))
+        amp.autocast(net, "bfloat16")
+        net.hybridize(**STATIC)
+        x = mx.nd.random.normal(shape=(2, 16, 9, 7))
+        x[0, 0, 0, 0], x[1, 3, 4, 4] = np.nan, np.inf
+        x.attach_grad()
+        with autograd.record():
+            result = net(x)
+            loss = (result * mx.nd.random.normal(shape=result.shape)).sum()
+        loss.backward()
+        return {"result": result.asnumpy(), "x": x.grad.asnumpy(), **gradients_of(net)}
+
+    found = run()
+    monkeypatch.setattr("mpgluon.graph.bfloat16._clip_in_bfloat16", lambda *_: None)
+    expected = run()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+class OfItsShape(mx.init.Initializer):
+    """Weights that depend on their shape alone, not on when they get it."""
+
+    def _init_weight(self, name, array):
+        array[:] = np.random.RandomState(0).standard_normal(array.shape)
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", EMULATED])
+def test_a_network_whose_shapes_are_unknown_at_first_has_the_same_bits_as_one_that_knows(policy):
+    def run(channels=(0, 0)):
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(32, 3, in_channels=channels[0]), nn.BatchNorm(), nn.Activation("relu"))
+        net.add(nn.Conv2D(8, 1, in_channels=channels[1]))
+        net.initialize(OfItsShape())
+        amp.autocast(net, policy)
+        net.hybridize(**STATIC)
+        images = mx.nd.array(np.random.RandomState(1).standard_normal((8, 64, 30, 31)))
+        with autograd.record():
+            result = net(images)
+            loss = (result * result).sum()
+        loss.backward()
+        return {"result": result.asnumpy(), **gradients_of(net)}
+
+    assert_same_bits(run(), run((64, 32)))

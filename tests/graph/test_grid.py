@@ -4,6 +4,7 @@ from functools import partial
 
 import mpgluon
 from mpgluon import Policy, amp, kernels
+from mpgluon.formats.float_format import format_named, round_to
 from mpgluon.graph.nodes import Graph
 
 import mxnet as mx
@@ -234,6 +235,40 @@ def test_operators_give_the_same_bits_as_behind_casts(function, cast):
     found, expected = results(rewrite=True), results(rewrite=False)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.usefixtures("native_operators")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 6), (-0.3, 0.7), (-1, 1e6), (1e-9, 3), (-np.inf, 2), (2, -2), (-65520, 65519), (0.1, 0.1)],
+)
+def test_clip_takes_every_number_of_a_format_as_fp32_does(low, high, dtype):
+    codes = np.arange(2**16, dtype=np.uint16)
+    if dtype == "float16":
+        numbers = codes.view(np.float16).astype(np.float32)
+    else:
+        numbers = (codes.astype(np.uint32) << 16).view(np.float32)
+    net = Arithmetic(lambda F, x: F.clip(x, low, high))
+    net.layer = nn.Conv2D(1, 1, use_bias=False, in_channels=1)
+    net.initialize(mx.init.One())
+    mpgluon.cast_block(net) if dtype == "float16" else emulated_bfloat16(net)
+    net.hybridize(**STATIC)
+    x = mx.nd.array(numbers.reshape(1, 1, 256, 256))
+    x.attach_grad()
+    with autograd.record():
+        result = net(x)
+        loss = (result.astype("float32") * 3).sum()
+    loss.backward()
+
+    least, most = np.float32([low, high])
+    is_above = numbers > most
+    is_below = ~is_above & (numbers < least)
+    clipped = np.select([is_above, is_below], [most, least], numbers)
+    rounded = round_to(clipped, format_named(dtype))
+    np.testing.assert_array_equal(result.astype("float32").asnumpy().ravel(), rounded)
+    passed = ~(is_above | is_below)
+    np.testing.assert_array_equal(x.grad.asnumpy().ravel(), np.where(passed, 3.0, 0.0))
 
 
 class Twice(nn.HybridBlock):

@@ -10,6 +10,7 @@ from experiments import (
     eight_bits,
     fine_tuning,
     growing_resolution,
+    imagenet_weights,
     parity,
     recurrent,
     sequences,
@@ -22,6 +23,7 @@ from experiments.experiment import Group
 __all__ = ["GROUPS"]
 
 GROUPS: tuple[Group, ...] = (
+    imagenet_weights.GROUP,
     caltech101.GROUP,
     fine_tuning.GROUP,
     parity.GROUP,

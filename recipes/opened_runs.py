@@ -36,7 +36,7 @@ def open_a_run(options: argparse.Namespace, device: mx.Context) -> Optional[Open
         return None
     run = open_run(path, device)
     about = [f"{run.config.model} after step {run.step:,}, {run.checkpoint}"]
-    return OpenedNetwork(run.net, run.config.model, about, run.config.image_size, run.classes)
+    return OpenedNetwork(run.net, run.config.model, about, run.config.size_in_use, run.classes)
 
 
 def open_a_run_with_images(

@@ -15,7 +15,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon.model_zoo import vision
 
-__all__ = ["build_network", "is_in_mxnet", "refuse_unknown_network"]
+__all__ = ["build_network", "is_in_mxnet", "refuse_image_size", "refuse_unknown_network"]
 
 # Which neither zoo has.
 _OURS = {"bn_inception": BNInception, "efficientnet_lite0": EfficientNetLite0}
@@ -49,16 +49,9 @@ def build_network(
     net = _named_network(name, classes)
     net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2), ctx=devices)
     try:
-        logits = _first_image(net, image_size, devices[0])
+        logits = _logits(net, name, image_size, devices[0])
     except TypeError as error:
         raise ValueError(f"{name!r} is not an image classifier: {error}") from None
-    except (ValueError, mx.MXNetError) as error:
-        reason = str(error).strip().splitlines()[-1]
-        advice = "; choose a larger --image-size" if _is_about_size(reason) else ""
-        raise ValueError(
-            f"{name} does not work on images of {image_size} x {image_size} pixels{advice}. "
-            f"MXNet says: {reason}"
-        ) from error
     shapes = [tuple(part.shape) for part in _parts(logits)]
     if shapes != [(1, classes)]:
         raise ValueError(
@@ -82,6 +75,27 @@ def refuse_unknown_network(name: str) -> None:
     """Raise ValueError if no model zoo has a classifier of that name."""
     with mx.name.NameManager():  # the network that is trained is still the first of its name
         _named_network(name, classes=2)
+
+
+def refuse_image_size(
+    net: gluon.HybridBlock, name: str, image_size: int, device: mx.Context
+) -> None:
+    """Raise ValueError if a network with known shapes does not work at another image size."""
+    _logits(net, name, image_size, device)
+
+
+def _logits(
+    net: gluon.HybridBlock, name: str, image_size: int, device: mx.Context
+) -> Union[mx.nd.NDArray, Sequence[Any]]:
+    try:
+        return _first_image(net, image_size, device)
+    except (ValueError, mx.MXNetError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        advice = "; choose another --image-size" if _is_about_size(reason) else ""
+        raise ValueError(
+            f"{name} does not work on images of {image_size} x {image_size} pixels{advice}. "
+            f"MXNet says: {reason}"
+        ) from error
 
 
 def _named_network(name: str, classes: int) -> gluon.HybridBlock:

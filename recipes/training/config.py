@@ -106,6 +106,14 @@ class TrainingConfig:
     image_size: int = option(
         224, "side of the network's square input", within="[1, inf)", metavar="PIXELS"
     )
+    # Touvron et al., "Fixing the train-test resolution discrepancy", 2019.
+    test_image_size: Optional[int] = option(
+        None,
+        "side of the images that it is tested and used on (--image-size); often best a fifth or a "
+        "quarter larger than in training, whose random crops enlarge what they show",
+        within="[1, inf)",
+        metavar="PIXELS",
+    )
     min_crop_area: float = option(
         0.25, "smallest share of an image that a training crop covers", within="(0, 1]"
     )
@@ -205,6 +213,11 @@ class TrainingConfig:
         if interval is None:
             interval = min(2000, max(10, total_steps // 10))
         return DynamicLossScale(growth_interval=interval)
+
+    @property
+    def size_in_use(self) -> int:
+        """The side of the images that the trained network is for, in pixels."""
+        return self.image_size if self.test_image_size is None else self.test_image_size
 
     def peak_learning_rate(self, global_batch_size: int) -> float:
         """Return the learning rate after the warm-up, for so many images per step in total."""

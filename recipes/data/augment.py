@@ -1,4 +1,6 @@
-"""Turn an image file into a square crop: random for training, the centre for testing.
+"""Turn an image file into a square: a random crop for training, the centre for testing.
+
+Or, as is usual with CIFAR-10, the whole image: shifted for training, as it is for testing.
 
 The same (seed, epoch, image) give the same crop. No batches are made here, and MXNet is not needed.
 """
@@ -11,7 +13,13 @@ from pathlib import Path
 from typing import Optional
 
 from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD
-from mpgluon.tools.serving.photographs import Box, centre_crop, normalized_levels, resized
+from mpgluon.tools.serving.photographs import (
+    Box,
+    centre_crop,
+    normalized_levels,
+    resized,
+    to_rgb,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,17 +39,22 @@ __all__ = [
 ]
 
 _RATIO = (3 / 4, 4 / 3)
+_FARTHEST = 1 / 8  # shift, of a side
+_MEAN_COLOUR = tuple(round(255 * level) for level in IMAGENET_MEAN)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The random part of training crops.
+    """The random part of training images: crops, or shifts; and reflections.
 
-    ``scale`` holds the least and the greatest share of the image's area that a crop covers.
+    ``scale`` holds the least and the greatest share of the image's area that a crop covers. With
+    ``shifts`` the whole image is shifted instead, by up to an eighth of its sides, 4 pixels of 32
+    (He et al., "Deep Residual Learning for Image Recognition", 2016, 4.2).
     """
 
     seed: int
     scale: tuple[float, float] = (0.25, 1.0)
+    shifts: bool = False
 
     def __post_init__(self) -> None:
         at_least(0, seed=self.seed)
@@ -52,12 +65,19 @@ class Augmentation:
 
 
 def read_crop(
-    path: Path, size: int, augmentation: Optional[Augmentation], *, epoch: int, index: int
+    path: Path,
+    size: int,
+    augmentation: Optional[Augmentation],
+    *,
+    epoch: int,
+    index: int,
+    whole: bool = False,
 ) -> NDArray[np.uint8]:
     """Decode an image and return a square of ``size`` pixels, as an array (size, size, 3), uint8.
 
     The square depends on ``augmentation.seed``, ``epoch`` and ``index``. Without an augmentation
-    it is the central one, as if the shorter side had been resized to ``size * 256 / 224``.
+    it is the central one, as if the shorter side had been resized to ``size * 256 / 224``, or with
+    ``whole`` the whole image.
 
     Raises
     ------
@@ -65,13 +85,27 @@ def read_crop(
         If the file cannot be decoded.
     """
     with open_image(path) as image:
+        if augmentation is None and whole:
+            return np.asarray(resized(image, (0, 0, *image.size), size))
         if augmentation is None:
             return centre_crop(image, size)
         rng = generator(Purpose.CROPS, augmentation.seed, epoch, index)
-        crop = resized(image, _random_box(*image.size, augmentation.scale, rng), size)
+        if augmentation.shifts:
+            crop = resized(_shifted(image, rng), (0, 0, *image.size), size)
+        else:
+            crop = resized(image, _random_box(*image.size, augmentation.scale, rng), size)
         if rng.random() < 0.5:
             crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.asarray(crop)
+
+
+def _shifted(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Return an image shifted by whole pixels; what comes in is of the mean colour."""
+    farthest = [round(_FARTHEST * side) for side in image.size]
+    by_x, by_y = (int(rng.integers(-one, one, endpoint=True)) for one in farthest)
+    shifted = Image.new("RGB", image.size, _MEAN_COLOUR)
+    shifted.paste(to_rgb(image), (by_x, by_y))
+    return shifted
 
 
 def _random_box(

@@ -41,9 +41,10 @@ def train_loader(
     *,
     seed: int = 0,
     scale: tuple[float, float] = (0.25, 1.0),
+    shifts: bool = False,
     **options: Any,
 ) -> ImageLoader:
-    """Return shuffled batches of random-resized crops, half of them mirrored.
+    """Return shuffled batches of random-resized crops or shifted images, half of them mirrored.
 
     An incomplete last batch is left out. Call `ImageLoader.set_epoch` before a pass that is not
     the next one.
@@ -57,10 +58,12 @@ def train_loader(
     scale : (float, float), optional
         The least and the greatest share of the image's area that a crop may cover; its sides
         have a ratio from 3/4 to 4/3.
+    shifts : bool, optional
+        Whether to shift whole images by up to an eighth of their sides in place of crops.
     **options
         The other arguments of `ImageLoader`; ``batch_size`` is required.
     """
-    augmentation = Augmentation(seed=seed, scale=scale)
+    augmentation = Augmentation(seed=seed, scale=scale, shifts=shifts)
     return ImageLoader(folder, indices, augmentation=augmentation, **options)
 
 
@@ -107,6 +110,8 @@ class ImageLoader:
         several training processes loses a whole batch, that raises `DataError` too.
     rank, world_size : int, optional
         The rank of this process, and the number of processes that share each epoch.
+    whole : bool, optional
+        Whether to take whole images for testing, and not their centres.
 
     Attributes
     ----------
@@ -133,6 +138,7 @@ class ImageLoader:
         on_unreadable: str = "error",
         rank: int = 0,
         world_size: int = 1,
+        whole: bool = False,
     ) -> None:
         if dtype not in _DTYPES:
             raise ValueError(
@@ -143,7 +149,7 @@ class ImageLoader:
             raise ValueError(f"on_unreadable must be 'error' or 'skip', received {on_unreadable!r}")
         at_least(1, image_size=image_size)
         at_least(0, num_workers=num_workers)
-        self._reader = BatchReader(folder, indices, image_size, augmentation, dtype)
+        self._reader = BatchReader(folder, indices, image_size, augmentation, dtype, whole=whole)
         seed = None if augmentation is None else augmentation.seed
         self._sampler = EpochBatchSampler(
             len(indices), batch_size, seed=seed, rank=rank, world_size=world_size

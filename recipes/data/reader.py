@@ -43,6 +43,8 @@ class BatchReader:
         image_size: int,
         augmentation: Optional[Augmentation],
         dtype: str,
+        *,
+        whole: bool = False,
     ) -> None:
         self._folder = folder
         self._indices = np.asarray(indices, dtype=np.int64)
@@ -52,6 +54,7 @@ class BatchReader:
             raise ValueError(f"indices must be from 0 to {len(folder) - 1}, the images' positions")
         self._image_size = image_size
         self._augmentation = augmentation
+        self._whole = whole
         self._levels = normalized_levels().astype(dtype)
 
     def __call__(self, keys: list[Key]) -> Batch:
@@ -62,7 +65,12 @@ class BatchReader:
             path = self._folder.paths[index]
             try:
                 crop = read_crop(
-                    path, self._image_size, self._augmentation, epoch=epoch, index=index
+                    path,
+                    self._image_size,
+                    self._augmentation,
+                    epoch=epoch,
+                    index=index,
+                    whole=self._whole,
                 )
             except DataError as error:
                 failures.append(Failure(path, str(error)))

@@ -117,6 +117,11 @@ class TrainingConfig:
     min_crop_area: float = option(
         0.25, "smallest share of an image that a training crop covers", within="(0, 1]"
     )
+    shifts: bool = option(
+        False,
+        "take whole images, in training shifted by up to an eighth of their sides, in place of "
+        "random crops, and in testing of the centre, as is usual with CIFAR-10",
+    )
     batch_size: int = option(32, "images per device and batch", within="[1, inf)", free=True)
     accumulate: int = option(
         1,
@@ -131,6 +136,13 @@ class TrainingConfig:
     )
     learning_rate: float = option(
         0.05, "the peak; a cosine schedule lowers it to zero", within="(0, inf)"
+    )
+    head_rate: float = option(
+        1.0,
+        "the learning rate of a new head over that of the parameters that --pretrained sets; 10 "
+        "is usual",
+        within="(0, inf)",
+        metavar="FACTOR",
     )
     # Goyal et al., "Accurate, Large Minibatch SGD", 2017, 2.1: the peak changes in proportion.
     reference_batch_size: Optional[int] = option(

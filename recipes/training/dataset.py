@@ -81,6 +81,7 @@ class Dataset:
             seed=config.seed,
             image_size=image_sizes[0],
             scale=(config.min_crop_area, 1.0),
+            shifts=config.shifts,
             batch_size=batch_size * config.accumulate,
             **common,
         )
@@ -88,6 +89,7 @@ class Dataset:
             self.folder,
             self.test_indices,
             image_size=image_sizes[1],
+            whole=config.shifts,
             batch_size=batch_size,
             **common,
         )

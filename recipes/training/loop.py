@@ -51,6 +51,7 @@ from recipes.training.history import (
 from recipes.training.interruption import InterruptedRunError, Interruption
 from recipes.training.networks import prepare_network, refuse_unknown_network
 from recipes.training.optimizers import make_optimizer
+from recipes.training.predictions import save_predictions
 from recipes.training.steps import Stepper, evaluate, recorder_of
 from recipes.training.tensorboard import TensorBoard
 
@@ -82,8 +83,8 @@ def train(
     -------
     dict
         The content of ``results.json`` in ``config.output_dir``: config, versions, machine and
-        final figures. ``history.jsonl`` and ``curves.png`` are written to the same folder, and with
-        ``config.tensorboard`` a folder ``tensorboard``.
+        final figures. ``history.jsonl``, ``curves.png`` and ``predictions.jpg`` are written to the
+        same folder, and with ``config.tensorboard`` a folder ``tensorboard``.
 
     Raises
     ------
@@ -159,6 +160,9 @@ class _Run:
         self.classes = len(dataset.folder.classes)
         self.prepared = prepare_network(config, classes=self.classes, devices=devices)
         self.net = self.prepared.net
+        by_name = self.net._collect_params_with_prefix()
+        for name in self.prepared.fresh_parameters:
+            by_name[name].lr_mult = config.head_rate
         store = MpiKVStore(processes) if config.kvstore == "mpi" else None
         self.trainer = gluon.Trainer(
             self.net.collect_params(),
@@ -345,7 +349,7 @@ class _Run:
         return path
 
     def finish(self) -> dict[str, Any]:
-        """Return the results; rank 0 writes results.json, curves.png and the parameters."""
+        """Return the results; rank 0 writes results.json, the pictures and the parameters."""
         results = self._results()
         if self.processes.is_first:
             folder, config = self.config.output_path, self.config
@@ -358,6 +362,15 @@ class _Run:
             )
             with nullcontext() if self.average is None else self.average.swapped_in():
                 self.net.save_parameters(str(folder / "final.params"))
+                if config.dataset != "synthetic":
+                    save_predictions(
+                        folder / "predictions.jpg",
+                        self.net,
+                        config,
+                        self.dataset,
+                        self.devices[0],
+                        unreadable=self.test_batches.unreadable,
+                    )
             with atomic_write(folder / "results.json") as file:
                 file.write(to_json(results, indent=2).encode() + b"\n")
         self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])

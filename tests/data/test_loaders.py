@@ -114,6 +114,38 @@ def test_the_test_crop_is_the_centre_after_resizing_the_shorter_side(caltech101_
         assert difference.mean() < 5  # two resizings against one, of 255
 
 
+def test_whole_images_are_shifted_by_up_to_an_eighth_for_training_and_as_they_are_for_testing(
+    tmp_path,
+):
+    pixels = np.random.RandomState(0).randint(1, 256, (32, 32, 3)).astype(np.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    whole = read_crop(path, 32, None, epoch=0, index=0, whole=True)
+    np.testing.assert_array_equal(whole, pixels)
+
+    colour = np.round(255 * np.array(IMAGENET_MEAN))
+    padded = np.broadcast_to(colour, (40, 40, 3)).astype(np.uint8).copy()
+    padded[4:36, 4:36] = pixels
+    possible = {
+        one.tobytes(): (top, left, mirrored)
+        for top in range(9)
+        for left in range(9)
+        for mirrored, one in enumerate(
+            (
+                padded[top : top + 32, left : left + 32],
+                padded[top : top + 32, left : left + 32][:, ::-1],
+            )
+        )
+    }
+    shifts = Augmentation(seed=0, shifts=True)
+    drawn = [
+        possible[read_crop(path, 32, shifts, epoch=epoch, index=0).tobytes()]
+        for epoch in range(400)
+    ]
+    assert {top for top, _, _ in drawn} == {left for _, left, _ in drawn} == set(range(9))
+    assert 150 < sum(mirrored for _, _, mirrored in drawn) < 250  # five standard deviations
+
+
 def test_a_test_pass_keeps_the_order_and_the_incomplete_last_batch(folder):
     order = [5, 3, 8, 1, 0, 22]
     loader = eval_loader(folder, order, batch_size=4, image_size=32)

@@ -114,6 +114,7 @@ def test_only_rank_0_writes_and_it_writes_what_one_process_does(two_ranks):
         "curves.png",
         "final.params",
         "history.jsonl",
+        "predictions.jpg",
         "results.json",
     ]
     assert [event["step"] for event in two_ranks.events("step")] == list(range(1, STEPS + 1))

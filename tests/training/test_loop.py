@@ -27,12 +27,14 @@ def finished(request) -> Run:
 
 
 def test_a_run_leaves_results_history_curves_parameters_and_checkpoints(finished):
-    names = ["checkpoints", "curves.png", "final.params", "history.jsonl", "results.json"]
-    assert sorted(os.listdir(finished.folder)) == names
+    pictures = ["curves.png", "predictions.jpg"]
+    names = ["checkpoints", "final.params", "history.jsonl", *pictures, "results.json"]
+    assert set(os.listdir(finished.folder)) == set(names)
     assert finished.checkpoints == ["step-00000004.npz", "step-00000008.npz"]
-    with Image.open(finished.folder / "curves.png") as curves:
-        assert curves.format == "PNG"
-        curves.load()
+    for name, kind in zip(pictures, ("PNG", "JPEG")):
+        with Image.open(finished.folder / name) as picture:
+            assert picture.format == kind
+            picture.load()
 
 
 def test_results_agree_with_the_history(finished):
@@ -150,12 +152,17 @@ def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
     tmp_path, float32_run, caplog
 ):
     caplog.set_level(logging.INFO)
-    done = run(
-        *(tmp_path / "data", tmp_path / "run"),
-        pretrained=str(float32_run.folder / "final.params"),
-        **{"classes": 11, "images_per_class": 2, "train_per_class": 1, "epochs": 1},
-        learning_rate=2.0**-140,  # leaves weights as they are, to the last bit
-    )
+
+    def fine_tuned(name, head_rate):
+        return run(
+            *(tmp_path / "data", tmp_path / name),
+            pretrained=str(float32_run.folder / "final.params"),
+            **{"classes": 11, "images_per_class": 2, "train_per_class": 1, "epochs": 2},
+            learning_rate=2.0**-120,  # leaves weights as they are, to the last bit
+            head_rate=head_rate,
+        )
+
+    done = fine_tuned("run", 1.0)
     fresh = done.results["fresh_parameters"]
     assert sorted(fresh) == ["output.bias", "output.weight"]
     assert "new head, not from" in caplog.text
@@ -163,6 +170,10 @@ def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
     assert after["output.weight"].shape == (11, before["output.weight"].shape[1])
     loaded = [name for name in before if name not in fresh and "running" not in name]
     assert_same_bits({n: after[n] for n in loaded}, {n: before[n] for n in loaded})
+    # A rate of the head's own moves the head alone.
+    moved = fine_tuned("moved", 2.0**117).parameters
+    assert_same_bits({n: moved[n] for n in loaded}, {n: before[n] for n in loaded})
+    assert all((moved[name] != after[name]).any() for name in fresh)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +181,11 @@ def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
     [
         ({"model": "resnet51"}, ValueError, "no model zoo has a network called 'resnet51'"),
         ({"model": "alexnet"}, ValueError, "alexnet does not work on images of 32 x 32"),
+        (
+            {"model": "alexnet", "image_size": 224, "test_image_size": 320},
+            ValueError,
+            "alexnet does not work on images of 320 x 320",
+        ),
         ({"optimizer": "sgdd"}, ValueError, "MXNet has no optimizer 'sgdd'; it has .*adam.*sgd"),
         ({"devices": "tpu"}, ValueError, "received 'tpu'"),
         ({"devices": "gpu:99"}, PrecisionError, r"names gpu\(99\)"),

@@ -1,0 +1,101 @@
+"""A picture of some test images with what a trained network says to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+
+from mpgluon.tools import extra
+
+import mxnet as mx
+from mxnet import gluon
+
+from recipes.data.augment import read_crop
+from recipes.data.loaders import eval_loader
+from recipes.training.config import TrainingConfig
+from recipes.training.dataset import Dataset
+
+__all__ = ["save_predictions"]
+
+_COLUMNS = 4
+_MOST_IMAGES = 8
+_MOST_LETTERS = 22
+
+
+def save_predictions(
+    path: Path,
+    net: gluon.Block,
+    config: TrainingConfig,
+    dataset: Dataset,
+    device: mx.Context,
+    *,
+    unreadable: Collection[Path] = (),
+) -> None:
+    """Write a JPEG file with up to eight test images, and what the network says to them.
+
+    Nobody chose them by the answers: the classes are evenly spaced in their order, and the image is
+    the first test image of each. Below it is the most probable class with its probability, and,
+    where that is wrong, the right one.
+
+    Parameters
+    ----------
+    path : Path
+    net : gluon.Block
+        Takes normalized images in the compute format, as in training; gives logits.
+    config : TrainingConfig
+    dataset : Dataset
+        With images on the disk.
+    device : Context
+        Where the network is.
+    unreadable : collection of Path, optional
+        Images to leave out.
+
+    Raises
+    ------
+    DataError
+        If an image cannot be decoded.
+    """
+    with extra("plots"):
+        from matplotlib.figure import Figure  # no pyplot: nothing global, no display needed
+
+    shown = _choose(dataset, unreadable)
+    compute = "float16" if config.policy.compute_dtype == "float16" else "float32"
+    options = {"image_size": config.size_in_use, "dtype": compute, "num_workers": 0}
+    whole = config.shifts
+    batches = eval_loader(dataset.folder, shown, batch_size=len(shown), whole=whole, **options)
+    ((images, labels),) = batches
+    logits = net(images.as_in_context(device)).as_nd_ndarray().astype("float32")
+    probabilities = logits.softmax().asnumpy()
+
+    rows = math.ceil(len(shown) / _COLUMNS)
+    figure = Figure(figsize=(8, 2.3 * rows), layout="constrained")
+    panels = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
+    for axes in panels:
+        axes.set(xticks=(), yticks=())
+        axes.spines[:].set_visible(False)
+    for axes, index, label, answers in zip(panels, shown, labels.asnumpy(), probabilities):
+        image = read_crop(
+            dataset.folder.paths[index], config.size_in_use, None, epoch=0, index=0, whole=whole
+        )
+        axes.imshow(image)
+        answer, right = (_short(dataset.folder.classes[one]) for one in (answers.argmax(), label))
+        mark = "\N{CHECK MARK}" if answer == right else "\N{BALLOT X}"
+        words = f"{mark} {answer}, {answers.max():.2f}"
+        axes.set_xlabel(words if answer == right else f"{words}\n({right})", fontsize=10)
+    figure.savefig(path, dpi=120, pil_kwargs={"quality": 90})
+
+
+def _choose(dataset: Dataset, unreadable: Collection[Path]) -> list[int]:
+    """Return the position of the first test image of each of some classes."""
+    first: dict[int, int] = {}
+    for index in dataset.test_indices:
+        if dataset.folder.paths[index] not in unreadable:
+            first.setdefault(int(dataset.folder.labels[index]), index)
+    count = min(len(first), _MOST_IMAGES)
+    return [list(first.values())[(2 * one + 1) * len(first) // (2 * count)] for one in range(count)]
+
+
+def _short(name: str) -> str:
+    words = name.replace("_", " ")
+    return words if len(words) <= _MOST_LETTERS else f"{words[: _MOST_LETTERS - 1]}…"

@@ -60,7 +60,8 @@ finetune: environment $(WEIGHTS)
 	$(RUN) scripts/train_caltech.py --model efficientnet_lite0 --pretrained $(WEIGHTS) \
 		--dtype float16 --data-dir $(DATA) --train-per-class 30 --test-per-class 50 \
 		--image-size 160 --test-image-size 192 --min-crop-area 0.35 --batch-size 32 \
-		--epochs 5 --warmup-epochs 1 --learning-rate 0.02 --output-dir $(FINETUNE) --resume=auto
+		--epochs 5 --warmup-epochs 1 --learning-rate 0.005 --head-rate 10 \
+		--output-dir $(FINETUNE) --resume=auto
 	@echo "Eight photographs and the network's answers: $(FINETUNE)/predictions.jpg"
 
 # 17 MB, Apache License 2.0.

@@ -45,7 +45,8 @@ RECIPE = TrainingConfig(
     batch_size=32,
     epochs=5,
     warmup_epochs=1,
-    learning_rate=0.02,
+    learning_rate=0.005,
+    head_rate=10.0,
     workers=1,
 )
 
@@ -94,8 +95,8 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
 
 
 def _experiment(row: str, config: TrainingConfig) -> Experiment:
-    name = _ImageNetWeights.name(row, config.seed)
-    return caltech101.experiment(name, config, _run, test_image_size=config.test_image_size)
+    more = {field: getattr(config, field) for field in ("test_image_size", "head_rate")}
+    return caltech101.experiment(_ImageNetWeights.name(row, config.seed), config, _run, **more)
 
 
 @dataclass(frozen=True)

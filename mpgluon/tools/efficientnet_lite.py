@@ -104,7 +104,7 @@ def _convolution(channels: int, kernel: int, *, stride: int = 1, groups: int = 1
 
 
 def _batch_norm() -> nn.BatchNorm:
-    return nn.BatchNorm(momentum=0.99, epsilon=1e-3)
+    return nn.BatchNorm(epsilon=1e-3)
 
 
 def _relu6(F: Any, x: Any) -> Any:  # noqa: N803

@@ -7,9 +7,10 @@ accuracies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar
 
 from mpgluon.tools.plots import FORMAT_LOOKS
 
@@ -32,6 +33,7 @@ __all__ = [
     "SEEDS",
     "TEST_PER_CLASS",
     "TRIALS",
+    "ProtocolRows",
     "experiment",
 ]
 
@@ -83,30 +85,34 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
     return train_or_find(config, whole_tree(place), place, per_class=True)
 
 
-@dataclass(frozen=True)
-class _Caltech101(ComparedRows):
-    """The runs that exist, and what follows from them; comparisons need all of them."""
+class ProtocolRows(ComparedRows):
+    """Rows of formats in runs by this protocol; comparisons need all of them."""
 
-    group, seeds, base = "caltech101", SEEDS, BASE
-    recipe, test_per_class = RECIPE, TEST_PER_CLASS
+    base = BASE
+    formats: ClassVar[Sequence[str]] = FORMATS
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of accuracies, in points."""
         rows = []
-        for row in FORMATS:
+        for row in self.formats:
             found = [one.figures for one in self.outcomes(row).values()]
             if found:
-                paired = row != BASE and len(self.points(row).keys() & self.points(BASE)) > 1
                 rows.append([
                     row,
                     plus_minus(list(self.points(row, PER_CLASS).values()), 1),
-                    mean_and_interval(self.comparison(row, figure=PER_CLASS)) if paired else "-",
+                    self.difference(row),
                     plus_minus(list(self.points(row).values()), 1),
                     f"{one_or_range([one['skipped_steps'] for one in found])} of "
                     f"{found[0]['steps']:,}",
                     f"`python scripts/evidence.py run {self.group}/{row}`",
                 ])  # fmt: skip
         return rows
+
+    def difference(self, row: str) -> str:
+        """Return a row's difference from FP32 in words, ``"-"`` without two pairs to compare."""
+        if row == self.base or len(self.points(row).keys() & self.points(self.base)) < 2:
+            return "-"
+        return mean_and_interval(self.comparison(row, figure=PER_CLASS))
 
     def long_table(self) -> list[list[str]]:
         """Return the cells of the table of single runs."""
@@ -121,9 +127,28 @@ class _Caltech101(ComparedRows):
                 f"{one.figures['final_loss_scale']:g}",
                 f"{one.times['training_seconds'] / 60:.1f}",
             ]
-            for row in FORMATS
+            for row in self.formats
             for seed, one in self.outcomes(row).items()
         ]
+
+    @cached_property
+    def compared(self) -> dict[str, PairedComparison]:
+        """The rows in fewer bits against FP32, by the mean of the classes' accuracies."""
+        return {
+            row: self.comparison(row, figure=PER_CLASS) for row in self.formats if row != self.base
+        }
+
+    def detectable(self, row: str) -> float:
+        """Return the difference to FP32 that a t-test of these seeds finds four times in five."""
+        return detectable_difference(self.compared[row].spread, self.compared[row].pairs)
+
+
+@dataclass(frozen=True)
+class _Caltech101(ProtocolRows):
+    """The runs that exist, and what follows from them."""
+
+    group, seeds = "caltech101", SEEDS
+    recipe, test_per_class = RECIPE, TEST_PER_CLASS
 
     def trial_table(self) -> list[list[str]]:
         """Return the cells of the table of recipes that were tried, the chosen one first."""
@@ -141,15 +166,6 @@ class _Caltech101(ComparedRows):
             for config, name in tried
             if name in self.records and (figures := self.records[name].outcome.figures)
         ]
-
-    @cached_property
-    def compared(self) -> dict[str, PairedComparison]:
-        """The rows in 16 bits against FP32, by the mean of the classes' accuracies."""
-        return {row: self.comparison(row, figure=PER_CLASS) for row in FORMATS if row != BASE}
-
-    def detectable(self, row: str) -> float:
-        """Return the difference to FP32 that a t-test of these seeds finds four times in five."""
-        return detectable_difference(self.compared[row].spread, self.compared[row].pairs)
 
 
 def _draw(figure: Any, records: Records) -> None:

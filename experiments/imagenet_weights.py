@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,16 @@ from mpgluon.errors import DataError
 from mpgluon.tools.plots import FORMAT_LOOKS
 
 from experiments import caltech101, figures, step_times
-from experiments.cells import mean_and_interval, number, one_or_range, plus_minus
+from experiments.cells import plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import whole_tree
-from experiments.seeds import ComparedRows
-from experiments.statistics import PairedComparison, detectable_difference
 from experiments.training_runs import PER_CLASS, train_or_find
 from recipes.training import TrainingConfig
 
 __all__ = ["FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS"]
 
 _GROUP = "imagenet_weights"
-BASE = "float32"
-FORMATS = (BASE, "float16", "bfloat16", "mixed_float8")
+FORMATS = (caltech101.BASE, "float16", "bfloat16", "mixed_float8")
 SEEDS = (0, 1, 2)
 WEIGHTS = "efficientnet_lite0.pth"
 _SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -100,28 +97,11 @@ def _experiment(row: str, config: TrainingConfig) -> Experiment:
 
 
 @dataclass(frozen=True)
-class _ImageNetWeights(ComparedRows):
-    """The runs that exist, and what follows from them; comparisons need all of them."""
+class _ImageNetWeights(caltech101.ProtocolRows):
+    """The runs that exist, and what follows from them."""
 
-    group, seeds, base = _GROUP, SEEDS, BASE
+    group, seeds, formats = _GROUP, SEEDS, FORMATS
     recipe = RECIPE
-
-    def table(self) -> list[list[str]]:
-        """Return the cells of the table of accuracies, in points."""
-        rows = []
-        for row in FORMATS:
-            found = [one.figures for one in self.outcomes(row).values()]
-            if found:
-                rows.append([
-                    row,
-                    plus_minus(list(self.points(row, PER_CLASS).values()), 1),
-                    self._difference(row),
-                    plus_minus(list(self.points(row).values()), 1),
-                    f"{one_or_range([one['skipped_steps'] for one in found])} of "
-                    f"{found[0]['steps']:,}",
-                    f"`python scripts/evidence.py run {self.group}/{row}`",
-                ])  # fmt: skip
-        return rows
 
     def short_table(self) -> list[list[str]]:
         """Return the cells of README's table: accuracies in points, times relative to FP32."""
@@ -132,17 +112,11 @@ class _ImageNetWeights(ComparedRows):
                 rows.append([
                     _NAMES[row],
                     plus_minus(found, 1),
-                    self._difference(row),
+                    self.difference(row),
                     self._measured(f"{row}/relative", ".2f"),
                     self._measured(f"{row}/peak_memory_mib", ".0f"),
                 ])  # fmt: skip
         return rows
-
-    def _difference(self, row: str) -> str:
-        """Return the difference to FP32 in words, where there are pairs to compare."""
-        if row == BASE or len(self.points(row).keys() & self.points(BASE)) < 2:
-            return "-"
-        return mean_and_interval(self.comparison(row, figure=PER_CLASS))
 
     @property
     def times(self) -> Mapping[str, float]:
@@ -151,32 +125,6 @@ class _ImageNetWeights(ComparedRows):
 
     def _measured(self, name: str, form: str) -> str:
         return format(self.times[name], form) if name in self.times else "-"
-
-    def long_table(self) -> list[list[str]]:
-        """Return the cells of the table of single runs."""
-        return [
-            [
-                row,
-                str(seed),
-                f"{100 * one.figures[PER_CLASS]:.2f}",
-                f"{100 * one.figures['test_accuracy']:.2f}",
-                number(one.figures["train_loss"]),
-                str(one.figures["skipped_steps"]),
-                f"{one.figures['final_loss_scale']:g}",
-                f"{one.times['training_seconds'] / 60:.1f}",
-            ]
-            for row in FORMATS
-            for seed, one in self.outcomes(row).items()
-        ]
-
-    @cached_property
-    def compared(self) -> dict[str, PairedComparison]:
-        """The rows in fewer bits against FP32, by the mean of the classes' accuracies."""
-        return {row: self.comparison(row, figure=PER_CLASS) for row in FORMATS if row != BASE}
-
-    def detectable(self, row: str) -> float:
-        """Return the difference to FP32 that a t-test of these seeds finds four times in five."""
-        return detectable_difference(self.compared[row].spread, self.compared[row].pairs)
 
 
 def _draw(figure: Any, records: Records) -> None:

@@ -91,7 +91,7 @@ def _logits(
         return _first_image(net, image_size, device)
     except (ValueError, mx.MXNetError) as error:
         reason = str(error).strip().splitlines()[-1]
-        advice = "; choose another --image-size" if _is_about_size(reason) else ""
+        advice = "; choose a larger --image-size" if _is_about_size(reason) else ""
         raise ValueError(
             f"{name} does not work on images of {image_size} x {image_size} pixels{advice}. "
             f"MXNet says: {reason}"

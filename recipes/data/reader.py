@@ -19,7 +19,7 @@ from recipes.data.augment import Augmentation, normalized_levels, read_crop
 from recipes.data.images import ImageFolder
 from recipes.data.sampler import Key
 
-__all__ = ["Batch", "BatchReader", "Failure", "begin_worker", "read_in_worker"]
+__all__ = ["Batch", "BatchReader", "Failure", "begin_worker", "normalized", "read_in_worker"]
 
 
 class Failure(NamedTuple):
@@ -77,11 +77,11 @@ class BatchReader:
             else:
                 pixels.append(crop)
                 labels.append(self._folder.labels[index])
-        images = _normalized(pixels, self._levels) if pixels else np.empty(0, self._levels.dtype)
+        images = normalized(pixels, self._levels) if pixels else np.empty(0, self._levels.dtype)
         return images, np.array(labels, dtype=np.int32), failures
 
 
-def _normalized(pixels: list[NDArray[np.uint8]], levels: NDArray[Any]) -> NDArray[Any]:
+def normalized(pixels: list[NDArray[np.uint8]], levels: NDArray[Any]) -> NDArray[Any]:
     """Return images (H, W, 3) as one array (N, 3, H, W) of the values that ``levels`` gives."""
     height, width, channels = pixels[0].shape
     images = np.empty((len(pixels), channels, height, width), levels.dtype)

@@ -16,10 +16,10 @@ from mpgluon.files import disk_error, temporary_folder
 
 from tqdm import tqdm
 
-__all__ = ["unpack_folder"]
+__all__ = ["DAMAGED", "unpack_folder"]
 
 _MAX_DEPTH = 100  # making and removing folders recurses, and Python stops at about 1,000
-_DAMAGED = (
+DAMAGED = (
     zipfile.BadZipFile,
     tarfile.TarError,
     gzip.BadGzipFile,
@@ -87,7 +87,7 @@ def unpack_folder(
             if not (staging / folder).is_dir():
                 raise tarfile.TarError(f"it has no folder {folder}")
             os.rename(staging / folder, target)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise DataError(
             f"{archive} is damaged or not the archive expected: {error}; delete it and fetch it "
             "again"

@@ -227,6 +227,11 @@ class TrainingConfig:
         return DynamicLossScale(growth_interval=interval)
 
     @property
+    def image_dtype(self) -> str:
+        """The format in which images are loaded: bfloat16 is rounded to by the network itself."""
+        return "float16" if self.policy.compute_dtype == "float16" else "float32"
+
+    @property
     def size_in_use(self) -> int:
         """The side of the images that the trained network is for, in pixels."""
         return self.image_size if self.test_image_size is None else self.test_image_size

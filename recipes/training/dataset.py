@@ -50,7 +50,6 @@ class Dataset:
         of the test images.
         """
         batch_size = config.batch_size * devices
-        dtype = "float16" if config.policy.compute_dtype == "float16" else "float32"
         image_sizes = config.image_size, config.size_in_use
         if config.dataset == "synthetic":
             sizes = batch_size * config.accumulate, batch_size
@@ -60,7 +59,7 @@ class Dataset:
                     batch_size=size,
                     image_size=image_size,
                     classes=len(self.folder.classes),
-                    dtype=dtype,
+                    dtype=config.image_dtype,
                     seed=config.seed + rank,
                 )
                 for indices, size, image_size in zip(
@@ -69,7 +68,7 @@ class Dataset:
             )
             return train, test
         common: dict[str, Any] = {
-            "dtype": dtype,
+            "dtype": config.image_dtype,
             "num_workers": config.workers,
             "on_unreadable": "skip" if config.skip_unreadable else "error",
             "rank": rank,

@@ -6,13 +6,14 @@ import math
 from collections.abc import Collection
 from pathlib import Path
 
+from mpgluon.devices import from_numpy
 from mpgluon.tools import extra
 
 import mxnet as mx
 from mxnet import gluon
 
-from recipes.data.augment import read_crop
-from recipes.data.loaders import eval_loader
+from recipes.data.augment import normalized_levels, read_crop
+from recipes.data.reader import normalized
 from recipes.training.config import TrainingConfig
 from recipes.training.dataset import Dataset
 
@@ -60,11 +61,12 @@ def save_predictions(
         from matplotlib.figure import Figure  # no pyplot: nothing global, no display needed
 
     shown = _choose(dataset, unreadable)
-    compute = "float16" if config.policy.compute_dtype == "float16" else "float32"
-    options = {"image_size": config.size_in_use, "dtype": compute, "num_workers": 0}
-    whole = config.shifts
-    batches = eval_loader(dataset.folder, shown, batch_size=len(shown), whole=whole, **options)
-    ((images, labels),) = batches
+    folder, size = dataset.folder, config.size_in_use
+    pixels = [
+        read_crop(folder.paths[index], size, None, epoch=0, index=index, whole=config.shifts)
+        for index in shown
+    ]
+    images = from_numpy(normalized(pixels, normalized_levels().astype(config.image_dtype)))
     logits = net(images.as_in_context(device)).as_nd_ndarray().astype("float32")
     probabilities = logits.softmax().asnumpy()
 
@@ -74,12 +76,9 @@ def save_predictions(
     for axes in panels:
         axes.set(xticks=(), yticks=())
         axes.spines[:].set_visible(False)
-    for axes, index, label, answers in zip(panels, shown, labels.asnumpy(), probabilities):
-        image = read_crop(
-            dataset.folder.paths[index], config.size_in_use, None, epoch=0, index=0, whole=whole
-        )
+    for axes, image, label, answers in zip(panels, pixels, folder.labels[shown], probabilities):
         axes.imshow(image)
-        answer, right = (_short(dataset.folder.classes[one]) for one in (answers.argmax(), label))
+        answer, right = (_short(folder.classes[one]) for one in (answers.argmax(), label))
         mark = "\N{CHECK MARK}" if answer == right else "\N{BALLOT X}"
         words = f"{mark} {answer}, {answers.max():.2f}"
         axes.set_xlabel(words if answer == right else f"{words}\n({right})", fontsize=10)

@@ -114,8 +114,8 @@ def check(workers: Workers, program: Program, case: Case) -> Failure | None:
         names = differences(*runs)
         if not names:
             continue
-        is_static = one[0] == "native" or "static" in other
-        if case.way in _NATIVE_BFLOAT16 and is_static and program.most_uses >= _IN_PLACE:
+        adds_in_place = one[0] == "native" or "static" in other
+        if case.way in _NATIVE_BFLOAT16 and adds_in_place and program.most_uses >= _IN_PLACE:
             mxnets_own = Failure("", "MXNet adds bfloat16 gradients in place", is_mxnets_own=True)
             continue
         fp32 = _fp32(workers, sources, one, other, names)

@@ -7,7 +7,9 @@ from experiments import (
     batch_doubling,
     bfloat16_weights,
     caltech101,
+    cifar10,
     eight_bits,
+    exponents,
     fine_tuning,
     growing_resolution,
     imagenet_weights,
@@ -24,6 +26,8 @@ __all__ = ["GROUPS"]
 
 GROUPS: tuple[Group, ...] = (
     imagenet_weights.GROUP,
+    cifar10.GROUP,
+    exponents.GROUP,
     caltech101.GROUP,
     fine_tuning.GROUP,
     parity.GROUP,

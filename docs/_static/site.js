@@ -24,3 +24,26 @@ window.addEventListener("DOMContentLoaded", nameAsides);
 window.addEventListener("DOMContentLoaded", findTables);
 window.addEventListener("load", makeScrollable);
 window.addEventListener("resize", makeScrollable);
+// Links to the pictures of a series, below one of them: a slider that shows them in its place.
+function makeSliders() {
+  for (const box of document.querySelectorAll(".frames")) {
+    const links = [...box.querySelectorAll("a")];
+    const shown = box.previousElementSibling?.querySelector("img");
+    const label = document.createElement("label");
+    const slider = Object.assign(document.createElement("input"), {
+      type: "range", min: 0, max: links.length - 1, value: links.length - 1,
+    });
+    const show = () => {
+      const link = links[slider.value];
+      shown.src = link.href;
+      slider.setAttribute("aria-valuetext", link.textContent);
+      name.textContent = link.textContent;
+    };
+    const name = document.createElement("output");
+    slider.addEventListener("input", show);
+    label.append(slider, name);
+    box.replaceChildren(label);
+    show();
+  }
+}
+window.addEventListener("DOMContentLoaded", makeSliders);

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from recipes.data.unpack import DAMAGED
 
-__all__ = ["ARCHIVES", "CATEGORIES", "unpack_cifar10"]
+__all__ = ["ARCHIVES", "CATEGORIES", "is_complete", "unpack_cifar10"]
 
 CATEGORIES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -78,7 +78,7 @@ def unpack_cifar10(
         left then.
     """
     archive, target = Path(archive), Path(target)
-    if _is_complete(target):
+    if is_complete(target):
         return target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataError(f"{target} exists and is not CIFAR-10; choose another folder")
@@ -116,7 +116,8 @@ def _reasons(archive: Path) -> Iterator[None]:
         ) from error
 
 
-def _is_complete(target: Path) -> bool:
+def is_complete(target: Path) -> bool:
+    """Return whether a folder has as many images of CIFAR-10 as there are; none is opened."""
     return all(
         len(list((target / name).glob("*/*.png"))) == len(files) * _BATCH
         for name, files in _PARTS.items()

@@ -1,0 +1,168 @@
+"""Exponents of a network's numbers, layer by layer, epoch by epoch: what each format would lose.
+
+The run is that of :mod:`experiments.cifar10` in float32, which keeps its checkpoints.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
+from mpgluon.blocks import blocks_of
+from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, batch_exponents
+from mpgluon.files import exclusive
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import nn
+
+from experiments import cifar10, figures
+from experiments.cells import percent
+from experiments.experiment import Experiment, Group, Outcome, Place, Records
+from recipes.opened_runs import open_a_run_with_images
+
+__all__ = ["EPOCHS", "GROUP", "as_list", "from_list"]
+
+_NAME = f"exponents/{cifar10.RECIPE.model}"
+EPOCHS = (1, 2, 5, 10, cifar10.RECIPE.epochs)
+_IMAGES = 128
+_DIRECTIONS = {
+    "forward": ("weights", "activations"),
+    "backward": ("activation_gradients", "gradients"),
+}
+_FORMATS = (FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3)
+
+
+def _measure(place: Place) -> Outcome:
+    """Train, or find the run, and count the exponents of one batch after each of the epochs."""
+    folder = place.work_dir.parents[1].joinpath(*cifar10.BASE.name.split("/"))
+    with exclusive(folder.with_suffix(".lock")):
+        found = cifar10.BASE.run(replace(place, work_dir=folder))
+    steps = found.figures["steps"] // cifar10.RECIPE.epochs
+    curves: dict[str, Sequence[int]] = {}
+    for epoch in EPOCHS:
+        checkpoint = folder / "checkpoints" / f"step-{epoch * steps:08d}.npz"
+        for name, histogram in _exponents_of(checkpoint).items():
+            curves[f"epoch-{epoch}/{name}"] = as_list(histogram)
+    return Outcome({"epochs": len(EPOCHS), "images": _IMAGES}, curves)
+
+
+def _exponents_of(checkpoint: Path) -> dict[str, ExponentHistogram]:
+    """Return the histograms of a checkpoint's convolutions and dense layers, by kind and layer."""
+    opened = open_a_run_with_images(Namespace(network=checkpoint, batch_size=_IMAGES), mx.cpu())
+    assert opened is not None  # a checkpoint names its run's images
+    assert opened.batch is not None
+    found = batch_exponents(opened.net, opened.batch)
+    layers = [one for one in blocks_of(opened.net) if isinstance(one, (nn.Conv2D, nn.Dense))]
+    histograms = {}
+    for number, layer in enumerate(layers, 1):
+        name = f"{'conv' if isinstance(layer, nn.Conv2D) else 'dense'} {number}"
+        for kind, by_name in vars(found).items():
+            of_weight = kind in ("weights", "gradients")
+            histograms[f"{kind}/{name}"] = by_name[layer.weight.name if of_weight else layer.name]
+    return histograms
+
+
+def as_list(histogram: ExponentHistogram) -> list[int]:
+    """Return zeros, infinities and NaNs, the first exponent that occurs, and the counts from it."""
+    used = np.flatnonzero(histogram.counts)
+    first, last = (int(used[0]), int(used[-1])) if len(used) else (0, -1)
+    counts = histogram.counts[first : last + 1].tolist()
+    return [histogram.zeros, histogram.not_finite, int(histogram.exponents[first]), *counts]
+
+
+def from_list(values: Sequence[int]) -> ExponentHistogram:
+    """Return the histogram of which `as_list` made the list."""
+    zeros, not_finite, lowest, *counts = values
+    empty = ExponentHistogram(np.zeros_like(EMPTY.counts), zeros, not_finite)
+    start = lowest - int(empty.exponents[0])
+    empty.counts[start : start + len(counts)] = counts
+    return empty
+
+
+@dataclass(frozen=True)
+class _Exponents:
+    """The record, and what is read from it."""
+
+    records: Records
+    epochs = EPOCHS
+    images = _IMAGES
+
+    def histograms(self, epoch: int, kind: str) -> dict[str, ExponentHistogram]:
+        """Return the histograms of one kind of numbers after an epoch, by layer."""
+        curves = self.records[_NAME].outcome.curves
+        begin = f"epoch-{epoch}/{kind}/"
+        return {
+            name[len(begin) :]: from_list(values)
+            for name, values in curves.items()
+            if name.startswith(begin)
+        }
+
+    def lost(self, epoch: int) -> list[list[str]]:
+        """Return the cells of the table of what each format would lose, over all layers."""
+        rows = []
+        for kind in chain(*_DIRECTIONS.values()):
+            all_layers = sum(self.histograms(epoch, kind).values(), EMPTY)
+            shares = [all_layers.shares(fmt) for fmt in _FORMATS]
+            rows.append([kind.replace("_", " "), *(percent(one["lost"]) for one in shares)])
+        return rows
+
+    def share_lost(self, epoch: int, kind: str = "activation_gradients") -> float:
+        """Return the share of one kind of numbers, over all layers, that FP16 would lose."""
+        return sum(self.histograms(epoch, kind).values(), EMPTY).shares(FLOAT16)["lost"]
+
+    def ranges(self, epoch: int) -> dict[str, str]:
+        """Return between which powers of two 98 % of the numbers of each kind are, all layers."""
+        found = {}
+        for kind in chain(*_DIRECTIONS.values()):
+            counts = sum(self.histograms(epoch, kind).values(), EMPTY).counts
+            ends = np.searchsorted(np.cumsum(counts), counts.sum() * np.array([0.01, 0.99]))
+            low, high = EMPTY.exponents[ends] + (0, 1)
+            found[kind] = f"$2^{{{low}}}$ to $2^{{{high}}}$"
+        return found
+
+    @property
+    def gradients_are_smallest(self) -> bool:
+        """Whether FP16 loses most of the activations' gradients, and more of them at the end."""
+        first, last = (self.share_lost(epoch) for epoch in (EPOCHS[0], EPOCHS[-1]))
+        forward = [self.share_lost(EPOCHS[-1], kind) for kind in _DIRECTIONS["forward"]]
+        return last > first > max(forward)
+
+
+def _draw(direction: str, epoch: int, figure: Any, records: Records) -> None:
+    view = _Exponents(records)
+    kinds = {
+        kind.replace("_", " "): view.histograms(epoch, kind) for kind in _DIRECTIONS[direction]
+    }
+    figures.draw_layers(figure, kinds, f"after epoch {epoch} of {EPOCHS[-1]}")
+
+
+def _draw_flow(figure: Any, records: Records) -> None:
+    figures.draw_data_flow(figure, _Exponents(records).ranges(EPOCHS[-1]))
+
+
+GROUP = Group(
+    "exponents",
+    [
+        Experiment(
+            _NAME,
+            {**cifar10.BASE.config, "epochs_shown": list(EPOCHS), "images": _IMAGES},
+            _measure,
+        )
+    ],
+    _Exponents,
+    {
+        "data-flow": _draw_flow,
+        **{
+            f"exponents-{direction}-{epoch:02}": partial(_draw, direction, epoch)
+            for direction in _DIRECTIONS
+            for epoch in EPOCHS
+        },
+    },
+)

@@ -154,6 +154,13 @@ class TrainingConfig:
     momentum: float = option(0.9, "for optimizers that have a momentum", within="[0, 1)")
     weight_decay: float = option(1e-4, "L2 penalty", within="[0, inf)")
     optimizer: str = option("sgd", "the name of an optimizer of MXNet")
+    # Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016, section 7.
+    label_smoothing: float = option(
+        0.0,
+        "share of a label's probability that all classes divide equally among them; 0.1 is usual",
+        within="[0, 1)",
+        metavar="SHARE",
+    )
     ema: Optional[float] = option(
         None,
         "test and keep the average of the weights over about the last 1 / (1 - DECAY) steps, an "
@@ -249,9 +256,12 @@ class TrainingConfig:
     def differences(self, other: dict[str, Any]) -> list[str]:
         """Return in words how a continuation's config differs in what the run depends on."""
         return [
-            f"{field.name} was {other.get(field.name)!r}, is {getattr(self, field.name)!r}"
+            f"{field.name} was {before!r}, is {now!r}"
             for field in fields(self)
-            if not field.metadata.get("free") and other.get(field.name) != getattr(self, field.name)
+            if not field.metadata.get("free")
+            # An option that a run's version did not have is one that changed nothing then.
+            and (before := other.get(field.name, field.default))
+            != (now := getattr(self, field.name))
         ]
 
     @property

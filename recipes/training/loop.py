@@ -188,6 +188,8 @@ class _Run:
             processes,
             differentiate_inputs=self.prepared.normalizes_input,
             accumulate=config.accumulate,
+            label_smoothing=config.label_smoothing,
+            classes=self.classes,
             average=self.average,
             recorder=recorder_of(config, self.net, self.trainer, processes, self.classes),
         )

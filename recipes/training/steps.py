@@ -38,6 +38,10 @@ class Stepper:
     accumulate : int
         The number of batches that the images of a step are divided into. With more than one,
         gradients of the trained parameters are set to accumulate (``grad_req="add"``).
+    label_smoothing : float
+        The share of a label's probability that all ``classes`` divide equally among them.
+    classes : int
+        The number of the network's results; used with ``label_smoothing``.
     average : WeightAverage, optional
         The average to update after each step.
     recorder : FlightRecorder, optional
@@ -53,6 +57,8 @@ class Stepper:
         *,
         differentiate_inputs: bool,
         accumulate: int = 1,
+        label_smoothing: float = 0.0,
+        classes: int = 0,
         average: Optional[WeightAverage] = None,
         recorder: Optional[FlightRecorder] = None,
     ) -> None:
@@ -60,7 +66,8 @@ class Stepper:
         self._devices, self._processes = list(devices), processes
         self._differentiate_inputs, self._recorder = differentiate_inputs, recorder
         self._accumulate, self._average = accumulate, average
-        self._loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+        self._smoothing, self._classes = label_smoothing, classes
+        self._loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=not label_smoothing)
         self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
         if accumulate > 1:
             for parameter in self._trained:
@@ -119,6 +126,8 @@ class Stepper:
         """Compute the gradients of one batch; return logits and losses of each device."""
         image_parts = gluon.utils.split_and_load(images, self._devices, even_split=False)
         label_parts = gluon.utils.split_and_load(labels, self._devices, even_split=False)
+        if self._smoothing:
+            label_parts = [self._smoothed(part) for part in label_parts]
         if self._differentiate_inputs:
             for part in image_parts:
                 part.attach_grad()
@@ -128,6 +137,12 @@ class Stepper:
             with amp.scale_loss(losses, self._trainer) as scaled_losses:
                 autograd.backward(scaled_losses)
         return logits, losses
+
+    def _smoothed(self, labels: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Return the probabilities of the classes, shape (images, classes)."""
+        others = self._smoothing / self._classes
+        on = 1 - self._smoothing + others
+        return mx.nd.one_hot(labels, self._classes, on_value=on, off_value=others)
 
     def _where_it_began(self) -> Optional[str]:
         """Return the pass and the layer in which the overflow of a skipped step began, if known."""
@@ -169,6 +184,7 @@ def recorder_of(
         trainer,
         folder if processes.world_size == 1 else folder / f"rank-{processes.rank}",
         network=f"{config.model}(classes={classes}, image_size={config.image_size})",
+        loss=f"SoftmaxCrossEntropyLoss(sparse_label={not config.label_smoothing})",
         keep=config.record_overflows,
     )
 

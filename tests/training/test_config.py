@@ -127,7 +127,13 @@ OTHER_VALUES = {
         "momentum": 0.8,
         "reference_batch_size": 64,
     },
-    **{"weight_decay": 2e-4, "optimizer": "adam", "ema": 0.999, "devices": "cpu:0,1"},
+    **{
+        "weight_decay": 2e-4,
+        "optimizer": "adam",
+        "label_smoothing": 0.1,
+        "ema": 0.999,
+        "devices": "cpu:0,1",
+    },
     **{"kvstore": "mpi", "timeout": 60.0, "sync_batch_norm": True, "workers": 3, "seed": 1},
     **{"skip_unreadable": True, "keep_checkpoints": 3, "record_overflows": 2, "tensorboard": True},
 }
@@ -146,6 +152,15 @@ def test_a_difference_is_named_unless_it_changes_nothing_that_is_computed(name):
     assert after != before
     expected = f"{name} was {getattr(before, name)!r}, is {getattr(after, name)!r}"
     assert after.differences(before.as_dict()) == ([] if name in FREE else [expected])
+
+
+def test_an_option_that_an_older_version_did_not_have_had_its_default_there():
+    config = TrainingConfig(dtype="float16")
+    older = {name: value for name, value in config.as_dict().items() if name != "label_smoothing"}
+    assert config.differences(older) == []
+    assert replace(config, label_smoothing=0.1).differences(older) == [
+        "label_smoothing was 0.0, is 0.1"
+    ]
 
 
 def test_the_peak_learning_rate_is_for_the_reference_batch():

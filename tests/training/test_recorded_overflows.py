@@ -13,12 +13,13 @@ REPLAY = Path(__file__).resolve().parents[2] / "scripts" / "replay.py"
 ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warmup_epochs": 0}
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("accumulate", "smoothing"), [(1, 0.0), (2, 0.1)])
 def test_overflows_of_a_run_are_replayed_from_their_files_alone(
-    accumulate, shapes, tmp_path, capsys, caplog
+    accumulate, smoothing, shapes, tmp_path, capsys, caplog
 ):
     caplog.set_level(logging.INFO, "recipes")
-    options = {**ALL_OVERFLOW, "accumulate": accumulate, "batch_size": 10 // accumulate}
+    options = {**ALL_OVERFLOW, "accumulate": accumulate, "batch_size": 10 // accumulate,
+               "label_smoothing": smoothing}  # fmt: skip
     plain = run(shapes, tmp_path / "plain", **options)
     recorded = run(shapes, tmp_path / "recorded", **options, record_overflows=2)
     assert not (plain.folder / "overflows").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["parse_cpuinfo", "processor", "usable_cores"]
+__all__ = ["have_hyperthreads", "parse_cpuinfo", "processor", "usable_cores"]
 
 
 def processor() -> tuple[str, frozenset[str]]:
@@ -31,3 +31,13 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def have_hyperthreads() -> bool:
+    """Return whether some of the usable cores are two threads of one; False if nothing says so."""
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    try:
+        cores = os.sched_getaffinity(0)
+        return len({Path(siblings.format(one)).read_text() for one in cores}) < len(cores)
+    except (AttributeError, OSError):
+        return False

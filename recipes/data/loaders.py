@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -118,6 +119,9 @@ class ImageLoader:
     batches_done : int
         Batches of the current epoch up to the one yielded last, including those without a readable
         image: the ``first_batch`` with which to continue.
+    seconds_waited : float
+        How long the batch yielded last was waited for, without its copy into an NDArray, which
+        waits for what MXNet still computes.
 
     Raises
     ------
@@ -165,6 +169,7 @@ class ImageLoader:
         self._on_unreadable = on_unreadable
         self._unreadable: dict[Path, str] = {}
         self.batches_done = 0
+        self.seconds_waited = 0.0
         self._executor: Optional[ProcessPoolExecutor] = None
         if num_workers:
             self._start()
@@ -198,7 +203,8 @@ class ImageLoader:
         here = map(self._reader, self._sampler)
         batches = self._batches_of_workers() if self._num_workers else here
         try:
-            for done, (images, labels, failures) in enumerate(batches, self._sampler.first_batch):
+            timed = enumerate(self._timed(batches), self._sampler.first_batch)
+            for done, (images, labels, failures) in timed:
                 self._report(failures)
                 self.batches_done = done + 1
                 if not len(labels) and self._must_keep_pace:
@@ -221,6 +227,13 @@ class ImageLoader:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        began = time.perf_counter()
+        for batch in batches:
+            self.seconds_waited = time.perf_counter() - began
+            yield batch
+            began = time.perf_counter()
 
     def _batches_of_workers(self) -> Iterator[Batch]:
         executor = self._start()

@@ -37,9 +37,12 @@ class SyntheticLoader:
         Batches of the current epoch so far.
     unreadable : tuple
         Empty.
+    seconds_waited : float
+        Zero.
     """
 
     unreadable: tuple[Path, ...] = ()
+    seconds_waited = 0.0
 
     def __init__(
         self,

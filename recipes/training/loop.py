@@ -273,12 +273,11 @@ class _Run:
             disable=None if self.progress else True,  # None: unless stderr is a terminal
         ) as bar:
             for images, labels in loader:
-                waited = time.perf_counter() - ended
                 step = self.step(images, labels, seed=self._seed_of_step())
                 since, ended = ended, time.perf_counter()
                 position.step += 1
                 step["images_per_second"] = step["images"] / (ended - since)
-                step["image_wait"] = waited / (ended - since)
+                step["image_wait"] = loader.seconds_waited / (ended - since)
                 self.history.add("step", step=position.step, epoch=position.epoch, **step)
                 seen, correct = seen + step["images"], correct + step["correct"]
                 position.batch = loader.batches_done

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 from mpgluon.errors import DataError
 
@@ -18,10 +20,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recipes.data import reader
+from recipes.data import loaders, reader
 from recipes.data.augment import IMAGENET_MEAN, IMAGENET_STD, Augmentation, read_crop
 from recipes.data.images import list_images
 from recipes.data.loaders import eval_loader, train_loader
+from recipes.data.reader import BatchReader
 from recipes.data.sampler import EpochBatchSampler
 
 COUNT = 23
@@ -144,6 +147,31 @@ def test_whole_images_are_shifted_by_up_to_an_eighth_for_training_and_as_they_ar
     ]
     assert {top for top, _, _ in drawn} == {left for _, left, _ in drawn} == set(range(9))
     assert 150 < sum(mirrored for _, _, mirrored in drawn) < 250  # five standard deviations
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_time_that_a_batch_is_waited_for_is_without_its_copy(folder, workers, monkeypatch):
+    now = 0.0
+
+    def taking(seconds, function):
+        def slow(*arguments):
+            nonlocal now
+            now += seconds
+            return function(*arguments)
+
+        return slow
+
+    monkeypatch.setattr(loaders, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(loaders, "from_numpy", taking(100.0, loaders.from_numpy))
+    monkeypatch.setattr(BatchReader, "__call__", taking(3.0, BatchReader.__call__))
+    monkeypatch.setattr(Future, "result", taking(5.0, Future.result))
+    loader = make_train(folder, num_workers=workers)
+    waits = []
+    for _ in loader:
+        waits.append(loader.seconds_waited)
+        now += 1000.0  # a step
+    assert waits == [3.0 if workers == 0 else 5.0] * len(loader)
 
 
 def test_a_test_pass_keeps_the_order_and_the_incomplete_last_batch(folder):

@@ -37,7 +37,7 @@ HEALTHY = MachineFacts(
     cpu_flags=frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}),
     cores=8,
     shared_memory_bytes=2**34,
-    environment={"MXNET_SAFE_ACCUMULATION": "1"},
+    environment={"MXNET_SAFE_ACCUMULATION": "1", "OMP_NUM_THREADS": "8"},
 )
 HEALTHY_GPU = replace(
     HEALTHY,
@@ -210,7 +210,14 @@ MACHINES = {
     "threads shared out": (setting(HEALTHY, OMP_NUM_THREADS="4", MXNET_CPU_WORKER_NTHREADS="2"),
         ("threads", "ok", "4 on 8 usable cores", "", "")),
     "no number of threads": (setting(HEALTHY, OMP_NUM_THREADS="many"),
+        ("threads", "note", "MXNet computes with 4 of 8", "half", "OMP_NUM_THREADS=8")),
+    "half of the hyperthreads": (replace(HEALTHY, environment={}, hyperthreads=True),
+        ("threads", "ok", "4 on 8", "", "")),
+    "all cores of another architecture": (
+        replace(HEALTHY, environment={}, architecture="aarch64"),
         ("threads", "ok", "8 on 8", "", "")),
+    "one core": (replace(HEALTHY, environment={}, cores=1),
+        ("threads", "ok", "1 on 1", "", "")),
     "Intel's variable": (setting(HEALTHY, KMP_AFFINITY="compact"),
         ("pinning", "note", "KMP_AFFINITY=compact", "Intel's OpenMP", "OMP_PROC_BIND")),
     "a container's shared memory": (replace(HEALTHY, shared_memory_bytes=2**26),

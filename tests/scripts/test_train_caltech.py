@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
+
+from mpgluon.processor import have_hyperthreads, usable_cores
 
 import pytest
 from helpers import module_from
@@ -207,3 +210,32 @@ def test_a_run_on_photographs_in_float16_ends_with_its_accuracy(caltech101_mini,
     for shown in ("test accuracy ", "training loss ", "images per second", scale):
         assert shown in epoch
     assert "\r" not in done.stderr
+
+
+AFTER_ITS_IMPORTS = f"""
+import os, runpy, sys
+sys.argv[1:] = ["--help"]
+try:
+    runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+except SystemExit:
+    print(os.environ["OMP_NUM_THREADS"])
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells the cores")
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({}, usable_cores() // (2 if have_hyperthreads() else 1)),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "999"}, 1),
+    ],
+)
+def test_it_computes_with_all_cores_unless_told_otherwise(environment, threads):
+    others = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AFTER_ITS_IMPORTS],
+        env={**others, **environment}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == str(threads)

@@ -226,10 +226,13 @@ def _threads(facts: MachineFacts) -> Iterator[Finding]:
         _number(facts.environment.get(name, ""))
         for name in ("OMP_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS")
     )
-    if (threads or facts.cores) * (workers or 1) > facts.cores:
+    unasked = facts.cores
+    if facts.architecture == "x86_64":  # where MXNet takes every second core for a hyperthread
+        unasked = max(1, facts.cores // 2)
+    if (threads or unasked) * (workers or 1) > facts.cores:
         yield warning(
             "threads",
-            f"{counted(threads or facts.cores, 'OpenMP thread')} times "
+            f"{counted(threads or unasked, 'OpenMP thread')} times "
             f"{counted(workers or 1, 'worker')} on {cores}",
             "threads that share a core wait for each other at the end of every operator",
             f"export OMP_NUM_THREADS={facts.cores} MXNET_CPU_WORKER_NTHREADS=1",
@@ -241,8 +244,15 @@ def _threads(facts: MachineFacts) -> Iterator[Finding]:
             "training on the CPU uses no more; right if loader workers or other jobs take the rest",
             f"export OMP_NUM_THREADS={facts.cores} for all of them",
         )
+    elif not threads and unasked * (workers or 1) < facts.cores and not facts.hyperthreads:
+        yield note(
+            "threads",
+            f"without a number in OMP_NUM_THREADS MXNet computes with {unasked} of {cores}",
+            "it takes half of them for hyperthreads, which they are not here",
+            f"export OMP_NUM_THREADS={facts.cores} for all of them",
+        )
     else:
-        yield ok("threads", f"{threads or facts.cores} on {cores}")
+        yield ok("threads", f"{threads or unasked} on {cores}")
     if "KMP_AFFINITY" in facts.environment:
         yield note(
             "pinning",

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
-from mpgluon.processor import processor, usable_cores
+from mpgluon.processor import have_hyperthreads, processor, usable_cores
 
 __all__ = [
     "Gpu",
@@ -119,6 +119,7 @@ class MachineFacts:
     processor: str = ""
     cpu_flags: frozenset[str] = frozenset()  # Linux's names of instructions, as "avx512_bf16"
     cores: int = 1  # that this process may use
+    hyperthreads: bool = False  # whether some of them share a core
     shared_memory_bytes: Optional[int] = None  # the size of /dev/shm, if there is one
     environment: Mapping[str, str] = field(default_factory=dict)  # VARIABLES that are set
 
@@ -155,6 +156,7 @@ def gather() -> MachineFacts:
         processor=name,
         cpu_flags=flags,
         cores=usable_cores(),
+        hyperthreads=have_hyperthreads(),
         shared_memory_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )

@@ -105,6 +105,12 @@ _FORMATS: Variants = (
     ("mpgluon autocast float16", "mpgluon", "float16", {**_DYNAMIC, "autocast": True}),
     ("mpgluon bfloat16", "mpgluon", "bfloat16", _NONE),
 )
+_SIMULATED = {
+    "mixed_float8": "mixed_float8",
+    "mixed_float8, a scale for 32 numbers": "params=float32,compute=float8_e4m3,"
+    "gradient=float8_e5m2,between=bfloat16,scaling=mx",
+    "float16, sums of Ampere": "params=float32,compute=float16,accumulation=ampere",
+}
 _TRAINING: Variants = (
     _FORMATS[0],
     ("mpgluon float32", "mpgluon", "float32", _NONE),
@@ -246,6 +252,22 @@ def interfaces(options: CaseOptions) -> list[Case]:
     return cases
 
 
+def simulated(options: CaseOptions) -> list[Case]:
+    """Return the training step in formats that no hardware here computes."""
+    variants: Variants = (
+        ("Gluon float32", "gluon", "float32", _STOCK),
+        *(
+            (f"mpgluon {name}", "mpgluon", "float32", {**_NONE, "policy": policy})
+            for name, policy in _SIMULATED.items()
+        ),
+    )
+    options = replace(options, image_size=options.image_size or 96)
+    return [
+        _case("simulated", f"simulated formats, {words}", "training", variants, options, network)
+        for words, network in _networks(options, (8,))
+    ]
+
+
 def pipeline(options: CaseOptions) -> list[Case]:
     """Return a pass over JPEG files, from the files to batches."""
     several = f"{options.workers} worker{'s' * (options.workers != 1)}"
@@ -284,6 +306,7 @@ CASES: dict[str, Callable[[CaseOptions], list[Case]]] = {
     "attention": attention,
     "loss-scaling": loss_scaling,
     "interfaces": interfaces,
+    "simulated": simulated,
     "pipeline": pipeline,
 }
 

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any, Callable, Optional
 
 from mpgluon import amp, kernels
-from mpgluon.cast.block import cast_block
+from mpgluon.cast.block import apply_policy, cast_block
 from mpgluon.deployment import inference_network
 from mpgluon.devices import parse_devices
 from mpgluon.diagnostics import alignment_report
@@ -90,6 +90,7 @@ def training(
     emulate: bool = False,
     counted: bool = False,
     in_numpy: bool = False,
+    policy: Optional[str] = None,
 ) -> Prepared:
     """Prepare a training step with SGD and momentum.
 
@@ -106,6 +107,8 @@ def training(
         Whether ``multiply_adds`` of a forward pass are among the facts.
     in_numpy : bool
         Whether network and arrays are of MXNet's NumPy interface, which this process then keeps.
+    policy : str, optional
+        The text of a policy, for formats that ``dtype`` does not name.
     """
     (ctx,) = _begin(library, device)
     if in_numpy:
@@ -117,6 +120,8 @@ def training(
     facts = {"images": batch_size, **_facts(library, dtype, net)}
     if counted:
         facts["multiply_adds"] = alignment_report(net, images.shape).multiply_adds
+    if policy is not None:
+        apply_policy(net, Policy.parse(policy))
     _prepare(net, library, dtype, autocast=autocast, emulate=emulate)
     return _training(net, lambda: [(images, labels)], library, loss_scale), facts
 

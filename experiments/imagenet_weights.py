@@ -53,6 +53,7 @@ _TIMES_CONFIG = {
     "image_size": RECIPE.image_size,
     "batch_size": RECIPE.batch_size,
     "rounds": 11,
+    "policies": ["mixed_float8"],
 }
 _NAMES = {
     "float32": "FP32",

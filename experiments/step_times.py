@@ -46,8 +46,9 @@ def measure(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001
     Parameters
     ----------
     config : mapping
-        ``model``, ``image_size``, ``batch_size`` and ``rounds``.
+        ``model``, ``image_size``, ``batch_size`` and ``rounds``; ``policies`` to measure as well.
     """
+    contestants = dict(_CONTESTANTS)
     options = CaseOptions(
         model=config["model"],
         batch_sizes=[config["batch_size"]],
@@ -56,7 +57,13 @@ def measure(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001
     )
     (case,) = training(options)
     ours = {one.name: one for one in case.contestants}
-    case = replace(case, contestants=[ours[name] for name in _CONTESTANTS.values()])
+    for policy in config.get("policies", ()):
+        in_fp32 = ours[_CONTESTANTS["float32"]]
+        contestants[policy] = f"mpgluon {policy}"
+        ours[contestants[policy]] = replace(
+            in_fp32, name=contestants[policy], options={**in_fp32.options, "policy": policy}
+        )
+    case = replace(case, contestants=[ours[name] for name in contestants.values()])
     threads = usable_cores()
     result = race(case, Conditions(threads=threads, rounds=config["rounds"]))
     if result.failures:
@@ -64,7 +71,7 @@ def measure(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001
         raise MpgluonError(f"no times of {config['model']}: {'; '.join(reasons)}")
     times: dict[str, float] = {"threads": threads}
     by_name = {one.name: one for one in result.results}
-    for name, contestant in _CONTESTANTS.items():
+    for name, contestant in contestants.items():
         found = by_name[contestant]
         relative = result.relative(found)
         assert relative is not None  # the baseline has not failed

@@ -9,7 +9,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ _IMAGES = 128
 _DIRECTIONS = {
     "forward": ("weights", "activations"),
     "backward": ("activation_gradients", "gradients"),
+}
+_WORDS = {
+    "weights": "weights",
+    "activations": "activations",
+    "activation_gradients": "gradients of activations",
+    "gradients": "gradients of weights",
 }
 _FORMATS = (FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3)
 
@@ -110,12 +116,18 @@ class _Exponents:
         for kind in chain(*_DIRECTIONS.values()):
             all_layers = sum(self.histograms(epoch, kind).values(), EMPTY)
             shares = [all_layers.shares(fmt) for fmt in _FORMATS]
-            rows.append([kind.replace("_", " "), *(percent(one["lost"]) for one in shares)])
+            rows.append([_WORDS[kind], *(percent(one["lost"]) for one in shares)])
         return rows
 
     def share_lost(self, epoch: int, kind: str = "activation_gradients") -> float:
         """Return the share of one kind of numbers, over all layers, that FP16 would lose."""
         return sum(self.histograms(epoch, kind).values(), EMPTY).shares(FLOAT16)["lost"]
+
+    def lowest(self, direction: str) -> int:
+        """Return the smallest exponent of a direction's numbers in all epochs."""
+        every = product(EPOCHS, _DIRECTIONS[direction])
+        counts = sum(one.counts for pair in every for one in self.histograms(*pair).values())
+        return int(EMPTY.exponents[np.flatnonzero(counts)[0]])
 
     def ranges(self, epoch: int) -> dict[str, str]:
         """Return between which powers of two 98 % of the numbers of each kind are, all layers."""
@@ -137,10 +149,9 @@ class _Exponents:
 
 def _draw(direction: str, epoch: int, figure: Any, records: Records) -> None:
     view = _Exponents(records)
-    kinds = {
-        kind.replace("_", " "): view.histograms(epoch, kind) for kind in _DIRECTIONS[direction]
-    }
-    figures.draw_layers(figure, kinds, f"after epoch {epoch} of {EPOCHS[-1]}")
+    kinds = {_WORDS[kind]: view.histograms(epoch, kind) for kind in _DIRECTIONS[direction]}
+    lowest = view.lowest(direction)  # the same axis in all epochs
+    figures.draw_layers(figure, kinds, f"after epoch {epoch} of {EPOCHS[-1]}", lowest)
 
 
 def _draw_flow(figure: Any, records: Records) -> None:

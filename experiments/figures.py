@@ -227,13 +227,13 @@ def draw_learning(
 
 
 def draw_layers(
-    figure: Any, kinds: Mapping[str, Mapping[str, ExponentHistogram]], title: str
+    figure: Any, kinds: Mapping[str, Mapping[str, ExponentHistogram]], title: str, low: int
 ) -> None:
-    """Draw a row of exponents for each layer; a panel for each kind of numbers."""
+    """Draw a row of exponents for each layer, from ``low``; a panel for each kind of numbers."""
     layers = max(map(len, kinds.values()))
     figure.set_size_inches(WIDTH, 0.7 + len(kinds) * (0.7 + 0.11 * layers))
     for axes, (kind, by_layer) in zip(figure.subplots(len(kinds), 1), kinds.items()):
-        draw_exponent_heatmap(axes, list(by_layer), list(by_layer.values()))
+        draw_exponent_heatmap(axes, list(by_layer), list(by_layer.values()), low=low)
         axes.set_title(kind, fontsize="medium", pad=16)
     figure.suptitle(title, fontsize="medium")
 

@@ -306,7 +306,9 @@ def draw_exponents(
     return axes
 
 
-def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence[Histogram]) -> Any:
+def draw_exponent_heatmap(
+    axes: Any, layers: Sequence[str], histograms: Sequence[Histogram], *, low: int = _LOW
+) -> Any:
     """Draw a row of exponents for each layer, darker where there are more values.
 
     Parameters
@@ -317,6 +319,8 @@ def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence
         Their names in forward order; the first is drawn at the top.
     histograms : sequence of (exponents, counts, zeros)
         One for each layer, as :func:`draw_exponents` takes them.
+    low : int
+        The exponent at which the axis begins, if none is smaller.
 
     Raises
     ------
@@ -332,7 +336,7 @@ def draw_exponent_heatmap(axes: Any, layers: Sequence[str], histograms: Sequence
             f"{len(histograms)} histograms"
         )
     trimmed = [_trim(histogram) for histogram in histograms]
-    low = min([_LOW, *(places[0] for places, _ in trimmed if len(places))])
+    low = min([low, *(places[0] for places, _ in trimmed if len(places))])
     high = max([_HIGH, *(places[-1] + 1 for places, _ in trimmed if len(places))])
     table = np.zeros((len(layers), high - low))
     for row, (places, counts) in zip(table, trimmed):

@@ -98,6 +98,6 @@ def test_shares_that_formats_lose_are_those_below_their_smallest_number(numbers)
     _, view = numbers
     rows = {row[0]: row[1:] for row in view.lost(exponents.EPOCHS[-1])}
     # One of four numbers is infinite, two are below 2^-24, and one more below 2^-16.
-    assert rows["activation gradients"] == ["50.0 %", "0 %", "75.0 %", "75.0 %"]
+    assert rows["gradients of activations"] == ["50.0 %", "0 %", "75.0 %", "75.0 %"]
     assert rows["weights"] == ["0 %"] * 4
     assert view.ranges(exponents.EPOCHS[-1])["activations"] == "$2^{0}$ to $2^{3}$"

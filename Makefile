@@ -28,7 +28,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo finetune test test-avx2 fuzz test-slow test-torch test-tensorflow test-horovod test-third-party test-gpu test-newest lint \
+.PHONY: demo finetune test test-avx2 fuzz test-slow test-torch test-tensorflow test-openvino test-horovod test-third-party test-gpu test-newest lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -112,6 +112,12 @@ test-tensorflow: environment
 	test -d .venv-tensorflow || ($(PYTHON) -m venv .venv-tensorflow && .venv-tensorflow/bin/python -m pip install \
 		--quiet --disable-pip-version-check tensorflow-cpu==2.21.0)
 	$(RUN) -m pytest tests/benchmarks/test_tensorflow_peer.py
+
+# The ONNX files in OpenVINO, which has an environment of its own; `make benchmark` then has it as a peer.
+test-openvino: environment
+	test -d .venv-openvino || ($(PYTHON) -m venv .venv-openvino && .venv-openvino/bin/python -m pip install \
+		--quiet --disable-pip-version-check openvino==2026.4.1)
+	$(RUN) -m pytest tests/deployment/test_openvino.py tests/benchmarks/test_onnx_peer.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.
@@ -221,8 +227,8 @@ notebooks: environment
 notebooks-check: environment
 	$(CHECK_NOTEBOOKS)
 
-# Formats and libraries side by side; a record and a plot for this machine. PyTorch and TensorFlow take part
-# if .venv-torch and .venv-tensorflow are there, which `make test-torch` and `make test-tensorflow` make.
+# Formats and libraries side by side; a record and a plot for this machine. PyTorch, TensorFlow and OpenVINO
+# take part if .venv-torch, .venv-tensorflow and .venv-openvino are there, which `make test-torch` and so on make.
 benchmark: environment
 	$(RUN) scripts/benchmark.py all --output results
 
@@ -267,5 +273,5 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-tensorflow runs dist build *.egg-info \
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-tensorflow .venv-openvino runs dist build *.egg-info \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ The first contestant of a case is its baseline.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +27,15 @@ DTYPES = ("float32", "float16", "bfloat16")
 # The networks that pytorch_peer.py and tensorflow_peer.py have.
 PEER_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
 _PEERS = {
-    library: str(Path(__file__).with_name(f"{library}_peer.py"))
-    for library in ("pytorch", "tensorflow")
+    library: str(Path(__file__).with_name(f"{name}_peer.py"))
+    for library, name in (
+        ("pytorch", "pytorch"),
+        ("tensorflow", "tensorflow"),
+        ("onnxruntime", "onnx"),
+        ("openvino", "onnx"),
+    )
 }
+_WITH_ANY_MODEL = ("onnxruntime", "openvino")  # which read a file
 _IN_A_ROW = 5  # calls in a run, for contestants that a pause before each call slows
 
 
@@ -53,8 +60,8 @@ class CaseOptions:
         the cases of the zoo, of memory and of sequences.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
-    torch_python, tensorflow_python : str or None
-        An interpreter with PyTorch, or TensorFlow; ``None``: it does not take part.
+    torch_python, tensorflow_python, openvino_python : str or None
+        An interpreter with PyTorch, TensorFlow or OpenVINO; ``None``: it does not take part.
     images : str or None
         A folder with one folder of images per class; ``None``: rendered images.
     workers : int
@@ -72,6 +79,7 @@ class CaseOptions:
     peers: bool = True
     torch_python: Optional[str] = None
     tensorflow_python: Optional[str] = None
+    openvino_python: Optional[str] = None
     images: Optional[str] = None
     workers: int = 2
     memory_limit_mib: Optional[float] = None
@@ -83,13 +91,22 @@ class CaseOptions:
 
     def python_of(self, library: str) -> Optional[str]:
         """Return the interpreter of a peer."""
-        return {"pytorch": self.torch_python, "tensorflow": self.tensorflow_python}[library]
+        return {
+            "pytorch": self.torch_python,
+            "tensorflow": self.tensorflow_python,
+            "openvino": self.openvino_python,
+            "onnxruntime": sys.executable if self.peers else None,
+        }[library]
 
 
 # The contestants of a case: name, library, format, and the other options in which they differ.
 Variants = tuple[tuple[str, str, str, dict[str, Any]], ...]
 
 _PYTORCH: Variants = tuple((f"PyTorch {dtype}", "pytorch", dtype, {}) for dtype in DTYPES)
+_COMPILED: Variants = tuple(
+    (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"compiled": True})
+    for dtype in ("float32", "bfloat16")
+)
 _TENSORFLOW: Variants = tuple((f"TensorFlow {dtype}", "tensorflow", dtype, {}) for dtype in DTYPES)
 _LAYERS: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
@@ -120,6 +137,7 @@ _TRAINING: Variants = (
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", _STOCK),
     ("contrib.amp bfloat16, scaled", "contrib.amp", "bfloat16", _DYNAMIC),
     *_PYTORCH,
+    *_COMPILED,
     *_TENSORFLOW,
 )
 _INFERENCE: Variants = (
@@ -139,7 +157,16 @@ _INFERENCE: Variants = (
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", {}),
     # PyTorch's float16 takes most of a minute for 32 images, and would take the others' time.
     *(one for one in _PYTORCH if one[2] != "float16"),
+    *_COMPILED,
     *_TENSORFLOW,
+    *(
+        (f"{name} {dtype}", library, dtype, {"engine": library, "writer": sys.executable})
+        for name, library, dtype in (
+            ("onnxruntime", "onnxruntime", "float32"),
+            ("OpenVINO", "openvino", "float32"),
+            ("OpenVINO", "openvino", "bfloat16"),
+        )
+    ),
 )
 
 
@@ -261,7 +288,7 @@ def simulated(options: CaseOptions) -> list[Case]:
             for name, policy in _SIMULATED.items()
         ),
     )
-    options = replace(options, image_size=options.image_size or 96)
+    options = replace(options, image_size=options.image_size or 64)
     return [
         _case("simulated", f"simulated formats, {words}", "training", variants, options, network)
         for words, network in _networks(options, (8,))
@@ -353,6 +380,6 @@ def _takes_part(library: str, dtype: str, options: CaseOptions, model: Optional[
     if dtype not in (options.dtypes or DTYPES):
         return False
     if library in _PEERS:
-        has_model = model is None or model in PEER_MODELS
+        has_model = model is None or model in PEER_MODELS or library in _WITH_ANY_MODEL
         return options.python_of(library) is not None and options.device == "cpu" and has_model
     return options.peers or library == "mpgluon"

@@ -3,7 +3,7 @@
 It imports nothing of this package, since PyTorch has an interpreter of its own. Each factory
 returns a function that does its work once, and facts about it; see ``child.py``.
 Each format has the layout that is faster for it on a CPU: channels-last for float32 and bfloat16
-(autocast), the default for pure float16.
+(autocast), the default for pure float16. ``compiled`` networks are compiled in their first run.
 
 References
 ----------
@@ -113,33 +113,39 @@ def layer(*, dtype: str, kind: str, batch_size: int, size: int) -> Prepared:
     return run, _facts()
 
 
-def training(*, dtype: str, model: str, batch_size: int, image_size: int) -> Prepared:
+def training(
+    *, dtype: str, model: str, batch_size: int, image_size: int, compiled: bool = False
+) -> Prepared:
     """Prepare a training step with SGD and momentum; as ``workloads.training``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
     net, images = _prepared(ResNetV1(model), images, dtype)
+    compute = torch.compile(net) if compiled else net
     labels = torch.arange(batch_size) % _CLASSES
     optimizer = torch.optim.SGD(net.parameters(), lr=_LEARNING_RATE, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad()
         with _autocast(dtype):
-            logits = net(images)
+            logits = compute(images)
         functional.cross_entropy(logits.float(), labels).backward()
         optimizer.step()
 
     return step, {"images": batch_size, **_facts(net)}
 
 
-def inference(*, dtype: str, model: str, batch_size: int, image_size: int) -> Prepared:
+def inference(
+    *, dtype: str, model: str, batch_size: int, image_size: int, compiled: bool = False
+) -> Prepared:
     """Prepare a prediction; as ``workloads.inference``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
     net, images = _prepared(ResNetV1(model).eval(), images, dtype)
+    compute = torch.compile(net) if compiled else net
 
     def predict() -> None:
         with torch.inference_mode(), _autocast(dtype):
-            net(images)
+            compute(images)
 
     return predict, {"images": batch_size, **_facts(net)}
 

@@ -42,7 +42,8 @@ from recipes.data.images import list_images
 from recipes.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = {"PyTorch": "torch", "TensorFlow": "tensorflow"}  # and the names of their environments
+# The names of their environments.
+PEERS = {"PyTorch": "torch", "TensorFlow": "tensorflow", "OpenVINO": "openvino"}
 # Cases that are run by name, and the rounds of those that do not take 11.
 LONG_CASES = {
     "zoo": zoo,
@@ -177,7 +178,7 @@ def find_peers(options: argparse.Namespace) -> dict[str, str]:
             print(f"{library} does not take part: {reason}")
             continue
         found[f"{name}_python"] = str(python)
-        if options.model not in PEER_MODELS:
+        if library != "OpenVINO" and options.model not in PEER_MODELS:
             print(f"{library} has no {options.model} here: it takes part in single layers at most")
     return found
 

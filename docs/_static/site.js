@@ -28,7 +28,8 @@ window.addEventListener("resize", makeScrollable);
 function makeSliders() {
   for (const box of document.querySelectorAll(".frames")) {
     const links = [...box.querySelectorAll("a")];
-    const shown = box.previousElementSibling?.querySelector("img");
+    const before = box.previousElementSibling;
+    const shown = before.matches("img") ? before : before.querySelector("img");
     const label = document.createElement("label");
     const slider = Object.assign(document.createElement("input"), {
       type: "range", min: 0, max: links.length - 1, value: links.length - 1,

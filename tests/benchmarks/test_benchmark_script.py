@@ -95,8 +95,8 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
     # A peer's cannot be imported here.
     for node in ast.parse(Path(source).read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
-            names = {argument.arg for argument in node.args.kwonlyargs}
-            return names, names
+            defaults = dict(zip((one.arg for one in node.args.kwonlyargs), node.args.kw_defaults))
+            return set(defaults), {name for name, default in defaults.items() if default is None}
     raise AssertionError(f"{source} has no {function}")
 
 
@@ -104,7 +104,8 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
     "make", [*cases.CASES.values(), zoo, zoo_small, memory_module.memory, tuning]
 )
 def test_every_contestant_can_be_found_and_takes_its_options(make):
-    for case in make(cases.CaseOptions(torch_python="/some/python", tensorflow_python="/another")):
+    pythons = {f"{name}_python": f"/{name}" for name in ("torch", "tensorflow", "openvino")}
+    for case in make(cases.CaseOptions(**pythons)):
         assert len({one.name for one in case.contestants}) == len(case.contestants) >= 2
         for contestant in case.contestants:
             taken, required = arguments_of(contestant)
@@ -177,9 +178,13 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     printed = capsys.readouterr().out
     assert "does not take part" not in printed
     assert "TensorFlow has no vgg16 here: it takes part in single layers at most" in printed
-    asked = [(settings.torch_python, settings.tensorflow_python) for settings in tiny_cases]
-    torch, tensorflow = map(str, pythons)
-    assert asked == [(None, None), (torch, tensorflow), (str(SCRIPT), tensorflow)]
+    assert "OpenVINO has no" not in printed
+    asked = [
+        (settings.torch_python, settings.tensorflow_python, settings.openvino_python)
+        for settings in tiny_cases
+    ]
+    torch, *others = map(str, pythons)
+    assert asked == [(None, None, None), (torch, *others), (str(SCRIPT), *others)]
 
 
 def test_what_fails_is_named_and_the_status_says_so(script, monkeypatch, capsys, tmp_path):

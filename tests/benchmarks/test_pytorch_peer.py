@@ -75,15 +75,17 @@ NETWORK = {"model": "resnet18_v1", "batch_size": 2, "image_size": 32}
 
 def run_in(factory: str, dtype: str, **options) -> dict:
     one = Contestant("PyTorch", f"{PEER}:{factory}", {"dtype": dtype, **options}, str(PYTHON))
-    with Process(one, threads=2, limit_s=120) as process:
+    with Process(one, threads=2, limit_s=300) as process:
         process.wait_until_ready()
         assert process.run()["seconds"] > 0
         return process.facts
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-def test_a_training_step_runs_in_every_format_and_has_as_many_parameters_as_gluons(dtype):
-    facts = run_in("training", dtype, **NETWORK)
+@pytest.mark.parametrize(
+    ("dtype", "compiled"), [*((dtype, False) for dtype in cases.DTYPES), ("float32", True)]
+)
+def test_a_training_step_runs_in_every_format_and_has_as_many_parameters_as_gluons(dtype, compiled):
+    facts = run_in("training", dtype, compiled=compiled, **NETWORK)
     net = build_network("resnet18_v1", classes=1000, image_size=32, devices=[mx.cpu()])
     learning = [p for p in net.collect_params().values() if p.grad_req != "null"]
     assert facts["parameters"] == sum(prod(parameter.shape) for parameter in learning)

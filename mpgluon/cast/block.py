@@ -88,10 +88,11 @@ def cast_block(
         ``Policy.parse`` takes (``"mixed_float8"``) or as an object.
     keep_fp32 : iterable of block types, blocks, names of blocks and names of operators
         Blocks to leave in FP32, with everything inside them: as objects, or by name
-        (``"net_dense0"``) or place (``"features.0"``). A normalization layer returns its result
-        in float16; any other kept block returns FP32, and what follows rounds it. Normalization
-        layers are kept in addition, unless a type of theirs is among the entries, or there is no
-        entry. BatchNorm's parameters stay FP32 in any case: MXNet's operator accepts no others.
+        (``"net_dense0"``), place (``"features.0"``) or a pattern of either
+        (``"features.*.body"``). A normalization layer returns its result in float16; any other
+        kept block returns FP32, and what follows rounds it. Normalization layers are kept in
+        addition, unless a type of theirs is among the entries, or there is no entry. BatchNorm's
+        parameters stay FP32 in any case: MXNet's operator accepts no others.
         An operator, ``"Convolution"`` in all blocks or ``"block:Convolution"`` in one (its name,
         or its place: ``"features.0:Convolution"``), computes in FP32 and returns FP32; its
         parameters still become float16, and are widened. Names are those of ``F``; ``x + y`` is

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -23,7 +24,15 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.operator import get_all_registered_operators
 
-__all__ = ["NO_RULES", "Rules", "is_operator", "name_in_table", "names_of", "rules_of"]
+__all__ = [
+    "NO_RULES",
+    "Rules",
+    "fitting",
+    "is_operator",
+    "name_in_table",
+    "names_of",
+    "rules_of",
+]
 
 Rules = Mapping[str, Rule]
 NO_RULES: Rules = {}
@@ -78,12 +87,13 @@ def rules_of(
     general = {wish.operator: wish.rule for wish in wishes if not wish.block}
     rules: dict[gluon.Block, Rules] = dict.fromkeys(blocks, general)
     for wish in wishes:
-        if wish.block and wish.block not in named:
+        chosen = fitting(named, wish.block)
+        if wish.block and not chosen:
             raise ValueError(
                 f"{wish.text!r} names no block of {net.name} that computes in 16 bits, "
                 f"operator by operator{did_you_mean(wish.block, named)}"
             )
-        for block in named[wish.block] if wish.block else ():
+        for block in chosen:
             rules[block] = {**rules[block], wish.operator: wish.rule}
     return rules
 
@@ -128,6 +138,13 @@ def names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, set
 
     walk(net, "")
     return dict(by_name)
+
+
+def fitting(named: Mapping[str, set[gluon.Block]], text: str) -> set[gluon.Block]:
+    """Return the blocks with a name or place, or with one that fits a pattern: ``"*.head.*"``."""
+    if text in named or not any(sign in text for sign in "*?["):
+        return named.get(text, set())
+    return {block for name in named if fnmatchcase(name, text) for block in named[name]}
 
 
 def is_operator(operator: str) -> bool:

@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any, NamedTuple, Optional, Union
 
 from mpgluon.blocks import blocks_of, is_numpy
-from mpgluon.cast.operator_rules import NO_RULES, Rules, is_operator, names_of, rules_of
+from mpgluon.cast.operator_rules import NO_RULES, Rules, fitting, is_operator, names_of, rules_of
 from mpgluon.errors import PrecisionError
 
 import mxnet as mx
@@ -162,13 +162,13 @@ def plan_of(
 
 
 def with_blocks_by_name(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what to keep with blocks in place of their names and places."""
+    """Return what to keep with blocks in place of their names, places and patterns of these."""
     if not any(isinstance(entry, str) for entry in keep_fp32) or not isinstance(net, gluon.Block):
         return keep_fp32
     by_name, blocks = names_of(net, list(blocks_of(net))), list[Any]()
     for entry in keep_fp32:
-        is_block = isinstance(entry, str) and entry in by_name and not is_operator(entry)
-        blocks += by_name[entry] if is_block else [entry]
+        is_name = isinstance(entry, str) and not is_operator(entry)
+        blocks += (is_name and fitting(by_name, entry)) or [entry]
     return tuple(blocks)
 
 

@@ -241,6 +241,31 @@ def test_blocks_are_kept_by_the_names_and_places_that_reports_print(name):
     assert block.name in amp.autocast(net, keep_fp32=[block.name]).kept_fp32
 
 
+def test_blocks_are_kept_by_a_pattern_of_their_places():
+    net = two_branches()
+    assert keeps_exactly(net, ("1.*",), tuple(net[1]))
+    net = two_branches()
+    assert keeps_exactly(net, ("[02]",), (net[0], net[2], net[1][1]))
+
+
+def test_an_operator_is_kept_in_the_blocks_that_fit_a_pattern():
+    net = two_branches()
+    mpgluon.cast_block(net, keep_fp32=["1.*:FullyConnected"])
+    results = []
+    for child in net[1]:
+        child.register_forward_hook(lambda *call: results.append(call[-1]))
+    net(IMAGES)
+    assert [one.asnumpy().dtype for one in results] == [np.float32, np.float16, np.float32]
+
+
+@pytest.mark.parametrize("entry", ["*.head.*", "*.head.*:Convolution"])
+def test_a_pattern_that_fits_nothing_is_refused(entry):
+    net = two_branches()
+    with pytest.raises(ValueError, match=r"\*\.head\.\*.*(no operator|names no block)"):
+        mpgluon.cast_block(net, keep_fp32=[entry])
+    assert np.dtype(net[0].weight.dtype) == np.float32
+
+
 def test_normalization_layers_are_kept_in_addition_unless_their_types_are_named():
     def gamma(keep_fp32):
         net = initialized_with_shapes(in_sequence(nn.Dense(4), nn.LayerNorm(), nn.Dense(3)))

@@ -24,9 +24,9 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
 
-from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
 from mpgluon.tables import counted
+from mpgluon.tools.commands import exit_status
 
 from benchmarks.cases import CASES, DTYPES, PEER_MODELS, CaseOptions
 from benchmarks.figures import save_figure
@@ -61,14 +61,7 @@ TABLES = {"zoo": networks_table, "zoo-small": networks_table, "memory": memory_t
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Parse the command line, time, print, and write; return the exit status."""
     options = parse(arguments)
-    try:
-        return run(options)
-    except (ValueError, MpgluonError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing is written", file=sys.stderr)
-        return 130
+    return exit_status(lambda: run(options), "stopped; nothing is written")
 
 
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
-from mpgluon.errors import DataError
+from mpgluon.tools.commands import exit_status
 
 from recipes.data.caltech101 import CALTECH101, download_caltech101, list_images
 
@@ -25,17 +25,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--data-dir", default="data", help="the folder to put the images in (default: data)"
     )
     data_dir = parser.parse_args(arguments).data_dir
-    try:
+
+    def download() -> None:
         tree = download_caltech101(data_dir, progress=True)
         folder = list_images(tree)
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: run the same command again to continue", file=sys.stderr)
-        return 130
-    print(f"Caltech 101 is in {tree}: {len(folder):,} images, {len(folder.classes)} categories")
-    return 0
+        print(f"Caltech 101 is in {tree}: {len(folder):,} images, {len(folder.classes)} categories")
+
+    return exit_status(download, "interrupted: run the same command again to continue")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
-from mpgluon.errors import DataError
+from mpgluon.tools.commands import exit_status
 
 from recipes.data.cifar10 import ARCHIVES, unpack_cifar10
 
@@ -27,16 +27,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--data-dir", default="data/cifar10", help="the folder to make (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
-    try:
+
+    def unpack() -> None:
         folder = unpack_cifar10(options.archive, options.data_dir, progress=True)
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: run the same command again", file=sys.stderr)
-        return 130
-    print(f"CIFAR-10 is in {folder}: 50,000 images for training, 10,000 for testing")
-    return 0
+        print(f"CIFAR-10 is in {folder}: 50,000 images for training, 10,000 for testing")
+
+    return exit_status(unpack, "interrupted: run the same command again")
 
 
 if __name__ == "__main__":

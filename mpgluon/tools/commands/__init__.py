@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional
 
 from mpgluon.errors import MpgluonError
 
-__all__ = ["COMMANDS", "Door", "main", "parser_of", "run"]
+__all__ = ["COMMANDS", "Door", "exit_status", "main", "parser_of", "run"]
 
 COMMANDS = {
     "doctor": "check this machine, and a network before its training",
@@ -101,20 +101,34 @@ def run(name: str, arguments: Optional[Sequence[str]] = None, door: Optional[Doo
     """Run one command and return its exit status; 2 with one line on stderr for bad input."""
     door = door or Door()
     options = parser_of(name, door).parse_args(arguments)
+    bad_input = (ValueError, TypeError, ImportError, OSError, MpgluonError)
     try:
-        status: int = _module(name).run(options, door)
-        return status
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    except (ValueError, TypeError, ImportError, OSError, MpgluonError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_status(lambda: _module(name).run(options, door), errors=bad_input)
     except RuntimeError as error:
         if type(error).__name__ != "MXNetError":
             raise
         # MXNet's messages end with the reason, after a trace of its own functions.
         print(f"error: {str(error).strip().splitlines()[-1]}", file=sys.stderr)
+        return 2
+
+
+def exit_status(
+    work: Callable[[], Optional[int]],
+    stopped: str = "stopped",
+    errors: tuple[type[Exception], ...] = (ValueError, MpgluonError),
+) -> int:
+    """Do what a command or script does and return its exit status, by default 0.
+
+    It is 2 after one of ``errors`` and 130 after Ctrl-C, with a line on stderr: the error, or
+    ``stopped``.
+    """
+    try:
+        return work() or 0
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        return 130
+    except errors as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
 
 

@@ -33,10 +33,10 @@ RECIPE = TrainingConfig(
     dataset="folder",
     shifts=True,
     image_size=32,
-    batch_size=128,
-    epochs=20,
+    batch_size=64,
+    epochs=24,
     warmup_epochs=2,
-    learning_rate=0.2,
+    learning_rate=0.1,
     weight_decay=5e-4,
     workers=1,
 )

@@ -30,7 +30,7 @@ from recipes.opened_runs import open_a_run_with_images
 __all__ = ["EPOCHS", "GROUP", "as_list", "from_list"]
 
 _NAME = f"exponents/{cifar10.RECIPE.model}"
-EPOCHS = (1, 2, 5, 10, cifar10.RECIPE.epochs)
+EPOCHS = (1, 3, 8, 16, cifar10.RECIPE.epochs)
 _IMAGES = 128
 _DIRECTIONS = {
     "forward": ("weights", "activations"),

@@ -9,6 +9,7 @@ from experiments import (
     caltech101,
     cifar10,
     eight_bits,
+    engines,
     exponents,
     fine_tuning,
     growing_resolution,
@@ -26,6 +27,7 @@ __all__ = ["GROUPS"]
 
 GROUPS: tuple[Group, ...] = (
     imagenet_weights.GROUP,
+    engines.GROUP,
     cifar10.GROUP,
     exponents.GROUP,
     caltech101.GROUP,

@@ -24,7 +24,7 @@ from experiments.photographs import whole_tree
 from experiments.training_runs import PER_CLASS, train_or_find
 from recipes.training import TrainingConfig
 
-__all__ = ["FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS"]
+__all__ = ["FLOAT16", "FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS"]
 
 _GROUP = "imagenet_weights"
 FORMATS = (caltech101.BASE, "float16", "bfloat16", "mixed_float8")
@@ -134,14 +134,18 @@ def _draw(figure: Any, records: Records) -> None:
     figures.draw_learning(figure, rows)
 
 
+_RUNS = [
+    _experiment(dtype, replace(RECIPE, dtype=dtype, seed=seed))
+    for seed in SEEDS
+    for dtype in FORMATS
+]
+FLOAT16 = _RUNS[FORMATS.index("float16")]
+"""The run in FP16 with the first seed, whose network other experiments use."""
+
 GROUP = Group(
     _GROUP,
     [
-        *(
-            _experiment(dtype, replace(RECIPE, dtype=dtype, seed=seed))
-            for seed in SEEDS
-            for dtype in FORMATS
-        ),
+        *_RUNS,
         Experiment(
             _TIMES, _TIMES_CONFIG, partial(step_times.measure, _TIMES_CONFIG), needs_quiet=True
         ),

@@ -145,6 +145,17 @@ CASES = {
         IMAGE,
     ),
     "clip": (lambda: Lambda(lambda F, x: F.clip(x, -0.5, 0.25)), IMAGE),
+    **{
+        f"padding {mode}": (
+            lambda mode=mode: Lambda(
+                lambda F, x: F.pad(
+                    x, mode=mode, pad_width=(0, 0, 0, 0, 1, 2, 0, 3), constant_value=0.75
+                )
+            ),
+            IMAGE,
+        )
+        for mode in ("constant", "edge", "reflect")
+    },
     "concatenation": (lambda: Lambda(lambda F, x: F.concat(x, x * 2, x - 1, dim=2)), IMAGE),
     "flatten": (lambda: nn.Flatten(), IMAGE),
     "reshape": (lambda: Lambda(lambda _, x: x.reshape((0, -1, 27))), IMAGE),

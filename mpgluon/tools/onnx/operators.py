@@ -188,6 +188,13 @@ def _clip(call: OperatorCall) -> str:
     return call.node("Clip", [*call.inputs, *bounds])
 
 
+def _pad(call: OperatorCall) -> str:
+    width, value = call.options["pad_width"], float(call.options.get("constant_value", 0))
+    pads = call.constant("pads", np.array([*width[::2], *width[1::2]]), "int64")
+    operands = [*call.inputs, pads, call.constant("value", value)]
+    return call.node("Pad", operands, mode=call.options["mode"])
+
+
 def _reshape(call: OperatorCall) -> str:
     shape = call.options["shape"]
     understood = all(size >= -1 for size in shape) and not call.options.get("reverse", False)
@@ -305,6 +312,7 @@ TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType(
         "Pooling": _pooling,
         "_contrib_AdaptiveAvgPooling2D": _adaptive_pooling,
         "clip": _clip,
+        "Pad": _pad,
         "Concat": partial(_concat, "dim", 1),
         "Flatten": lambda call: call.node("Flatten", axis=1),
         "Reshape": _reshape,

@@ -17,16 +17,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from mpgluon.errors import MpgluonError
-
 from benchmarks.cases import CaseOptions
 from benchmarks.machine import usable_cores
 from benchmarks.memory import largest_batch, memory, peaks_by_batch, with_largest_batches
-from benchmarks.race import Case, CaseResult, Conditions, race
+from benchmarks.race import Case
 from experiments import figures
 from experiments.cells import mean_and_interval, one_or_range, plus_minus
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import mini_tree
+from experiments.races import complete_race
 from experiments.seeds import ComparedRows
 from experiments.statistics import PairedComparison
 from experiments.training_runs import config_of, train_or_find
@@ -87,7 +86,7 @@ def _cases(batches: Sequence[int]) -> list[Case]:
 def _measure_memory(place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
     """Measure the peaks of all rows, and search the largest FP16 batch in FP32's memory."""
     batches = sorted({batch for _, batch in ROWS.values()})
-    measured = [_race(case, threads=1, rounds=1) for case in _cases(batches)]
+    measured = [complete_race(case, threads=1, rounds=1) for case in _cases(batches)]
     fp32, fp16 = _CONTESTANTS.values()
     limit = peaks_by_batch(measured)[fp32][BATCH].mib
     of_fp16 = [
@@ -95,7 +94,7 @@ def _measure_memory(place: Place) -> Outcome:  # noqa: ARG001 - it needs no file
         for one in measured
     ]
     options = CaseOptions(**_STEP, batch_sizes=batches, memory_limit_mib=limit)
-    searched = with_largest_batches(of_fp16, options, partial(_race, threads=1, rounds=1))
+    searched = with_largest_batches(of_fp16, options, partial(complete_race, threads=1, rounds=1))
     peaks = {**peaks_by_batch(measured), **peaks_by_batch(searched)}
     times: dict[str, float] = {
         f"{dtype}-{batch}/{name}": getattr(peak, name)
@@ -117,21 +116,13 @@ def _measure_times(place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
     }
     rows = [replace(contestants[key], name=row) for row, key in ROWS.items()]
     threads = usable_cores()
-    found = _race(Case("training", "training step", rows), threads=threads, rounds=_ROUNDS)
+    found = complete_race(Case("training", "training step", rows), threads=threads, rounds=_ROUNDS)
     times: dict[str, float] = {"threads": threads}
     for one in found.results:
         times[f"{one.name}/seconds"] = one.time.median
         times[f"{one.name}/seconds_lower"] = one.time.lower
         times[f"{one.name}/seconds_upper"] = one.time.upper
     return Outcome(figures={}, times=times)
-
-
-def _race(case: Case, *, threads: int, rounds: int) -> CaseResult:
-    result = race(case, Conditions(threads=threads, rounds=rounds))
-    if result.failures:
-        reasons = (f"{one.name} {one.reason}\n{one.output}" for one in result.failures)
-        raise MpgluonError(f"{case.title} was not measured: {'; '.join(reasons)}")
-    return result
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mpgluon.deployment import inference_network
-from mpgluon.errors import DataError, MpgluonError
-from mpgluon.files import exclusive
+from mpgluon.errors import DataError
 from mpgluon.tools.onnx import export_onnx
 
 import mxnet as mx
@@ -23,10 +22,11 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from benchmarks.cases import CaseOptions, inference
 from benchmarks.machine import usable_cores
-from benchmarks.race import Conditions, race
 from experiments import figures, imagenet_weights
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
 from experiments.photographs import whole_tree
+from experiments.races import complete_race, times_of
+from experiments.training_runs import run_beside
 from recipes.data import CALTECH101
 from recipes.training.dataset import open_dataset
 from recipes.training.runs import open_run
@@ -73,10 +73,7 @@ for precision in ("f32", "bf16"):
 def _measure(place: Place) -> Outcome:
     if not _OPENVINO.exists():
         raise DataError("OpenVINO's own environment is not there; `make test-openvino` makes it")
-    run = imagenet_weights.FLOAT16
-    folder = place.work_dir.parents[1].joinpath(*run.name.split("/"))
-    with exclusive(folder.with_suffix(".lock")):
-        run.run(replace(place, work_dir=folder))
+    folder, _ = run_beside(place, imagenet_weights.FLOAT16)
     logits, labels = _answers(folder, place)
     reference = logits["Gluon float32"]
     found: dict[str, Any] = {"images": len(labels)}
@@ -139,21 +136,9 @@ def _times() -> dict[str, float]:
     times: dict[str, float] = {"threads": threads}
     for batch, case in zip(_BATCHES, inference(options)):
         chosen = [one for one in case.contestants if one.name in ENGINES]
-        result = race(
-            replace(case, contestants=chosen), Conditions(threads=threads, rounds=_ROUNDS)
-        )
-        if result.failures:
-            reasons = (f"{one.name} {one.reason}\n{one.output}" for one in result.failures)
-            raise MpgluonError(f"no times of a batch of {batch}: {'; '.join(reasons)}")
+        result = complete_race(replace(case, contestants=chosen), threads=threads, rounds=_ROUNDS)
         for one in result.results:
-            relative = result.relative(one)
-            assert relative is not None  # the baseline has not failed
-            times[f"{one.name}/{batch}/seconds"] = one.time.median
-            times[f"{one.name}/{batch}/relative"] = relative.median
-            times[f"{one.name}/{batch}/relative_lower"] = relative.lower
-            times[f"{one.name}/{batch}/relative_upper"] = relative.upper
-            if one.peak_memory_mib is not None:
-                times[f"{one.name}/{batch}/peak_memory_mib"] = one.peak_memory_mib
+            times.update(times_of(result, one, f"{one.name}/{batch}"))
     return times
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
 from mpgluon.blocks import blocks_of
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, batch_exponents
-from mpgluon.files import exclusive
 
 import mxnet as mx
 import numpy as np
@@ -25,6 +24,7 @@ from mxnet.gluon import nn
 from experiments import cifar10, figures
 from experiments.cells import percent
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
+from experiments.training_runs import run_beside
 from recipes.opened_runs import open_a_run_with_images
 
 __all__ = ["EPOCHS", "GROUP", "as_list", "from_list"]
@@ -47,9 +47,7 @@ _FORMATS = (FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3)
 
 def _measure(place: Place) -> Outcome:
     """Train, or find the run, and count the exponents of one batch after each of the epochs."""
-    folder = place.work_dir.parents[1].joinpath(*cifar10.BASE.name.split("/"))
-    with exclusive(folder.with_suffix(".lock")):
-        found = cifar10.BASE.run(replace(place, work_dir=folder))
+    folder, found = run_beside(place, cifar10.BASE)
     steps = found.figures["steps"] // cifar10.RECIPE.epochs
     curves: dict[str, Sequence[int]] = {}
     for epoch in EPOCHS:

@@ -7,14 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mpgluon.errors import MpgluonError
-
 from benchmarks.cases import CaseOptions, training
 from benchmarks.machine import usable_cores
-from benchmarks.race import Conditions, race
 from benchmarks.report import duration
 from experiments import figures, parity
 from experiments.experiment import Experiment, Group, Outcome, Place, Records
+from experiments.races import complete_race, times_of
 
 __all__ = ["GROUP", "measure"]
 
@@ -65,22 +63,11 @@ def measure(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001
         )
     case = replace(case, contestants=[ours[name] for name in contestants.values()])
     threads = usable_cores()
-    result = race(case, Conditions(threads=threads, rounds=config["rounds"]))
-    if result.failures:
-        reasons = (f"{one.name} {one.reason}\n{one.output}" for one in result.failures)
-        raise MpgluonError(f"no times of {config['model']}: {'; '.join(reasons)}")
+    result = complete_race(case, threads=threads, rounds=config["rounds"])
     times: dict[str, float] = {"threads": threads}
     by_name = {one.name: one for one in result.results}
     for name, contestant in contestants.items():
-        found = by_name[contestant]
-        relative = result.relative(found)
-        assert relative is not None  # the baseline has not failed
-        times[f"{name}/seconds"] = found.time.median
-        times[f"{name}/relative"] = relative.median
-        times[f"{name}/relative_lower"] = relative.lower
-        times[f"{name}/relative_upper"] = relative.upper
-        if found.peak_memory_mib is not None:
-            times[f"{name}/peak_memory_mib"] = found.peak_memory_mib
+        times.update(times_of(result, by_name[contestant], name))
     return Outcome(figures={}, times=times)
 
 

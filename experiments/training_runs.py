@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mpgluon.errors import DataError
+from mpgluon.files import exclusive
 
-from experiments.experiment import Outcome, Place
+from experiments.experiment import Experiment, Outcome, Place
 from experiments.series import changes
 from recipes.training import TrainingConfig, train
 from recipes.training.history import describe_machine, installed_versions
 
-__all__ = ["PER_CLASS", "config_of", "train_or_find"]
+__all__ = ["PER_CLASS", "config_of", "run_beside", "train_or_find"]
 
 PER_CLASS = "test_accuracy_per_class"  # the mean of the classes' accuracies
 
@@ -70,6 +71,16 @@ def train_or_find(
     lines = (place.work_dir / "history.jsonl").read_text().splitlines()
     outcome = _reduce(results, events := [json.loads(line) for line in lines])
     return _with_per_class(outcome, events) if per_class else outcome
+
+
+def run_beside(place: Place, experiment: Experiment) -> tuple[Path, Outcome]:
+    """Train, resume or find another experiment's run; return its folder and its outcome.
+
+    The place is that of an experiment named ``group/name``. Processes wait for each other.
+    """
+    folder = place.work_dir.parents[1].joinpath(*experiment.name.split("/"))
+    with exclusive(folder.with_suffix(".lock")):
+        return folder, experiment.run(replace(place, work_dir=folder))
 
 
 def _check_origin(folder: Path, config: TrainingConfig, results: dict[str, Any]) -> None:

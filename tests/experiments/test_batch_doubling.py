@@ -9,7 +9,7 @@ from mpgluon.errors import MpgluonError
 import pytest
 
 from benchmarks.race import CaseResult, Failure, Result
-from experiments import batch_doubling
+from experiments import batch_doubling, races
 from experiments.batch_doubling import BATCH, GROUP, ROWS
 from experiments.experiment import Outcome, Place
 from recipes.training import TrainingConfig
@@ -45,7 +45,7 @@ def fake_race(case, *, threads, rounds):
 
 
 def test_the_largest_fp16_batch_in_fp32s_memory_is_searched(monkeypatch):
-    monkeypatch.setattr(batch_doubling, "_race", fake_race)
+    monkeypatch.setattr(batch_doubling, "complete_race", fake_race)
     times = BY_NAME["batch_doubling/memory"].run(PLACE).times
     assert times["largest_batch"] == 72  # 200 + 72 * 1.1 = 279.2, at most 200 + 40 * 2
     assert times["float32-40/mib"] == 280
@@ -55,7 +55,7 @@ def test_the_largest_fp16_batch_in_fp32s_memory_is_searched(monkeypatch):
 
 
 def test_times_are_those_of_the_rows_on_all_cores(monkeypatch):
-    monkeypatch.setattr(batch_doubling, "_race", fake_race)
+    monkeypatch.setattr(batch_doubling, "complete_race", fake_race)
     monkeypatch.setattr(batch_doubling, "usable_cores", lambda: 3)
     times = BY_NAME["batch_doubling/times"].run(PLACE).times
     assert BY_NAME["batch_doubling/times"].needs_quiet
@@ -67,7 +67,7 @@ def test_times_are_those_of_the_rows_on_all_cores(monkeypatch):
 def test_a_contestant_that_fails_ends_the_measurement(monkeypatch):
     failure = Failure("mpgluon float16", "died", "its last line")
     failed = CaseResult("memory", "a step", {}, "x", [], [failure])
-    monkeypatch.setattr(batch_doubling, "race", lambda *_: failed)
+    monkeypatch.setattr(races, "race", lambda *_: failed)
     with pytest.raises(MpgluonError, match="not measured: mpgluon float16 died\nits last line"):
         BY_NAME["batch_doubling/memory"].run(PLACE)
 
@@ -84,7 +84,7 @@ ACCURACIES = {
 
 @pytest.fixture
 def records(record_of, monkeypatch):
-    monkeypatch.setattr(batch_doubling, "_race", fake_race)
+    monkeypatch.setattr(batch_doubling, "complete_race", fake_race)
     found = {}
     for row, accuracies in ACCURACIES.items():
         steps = 16 * (400 // ROWS[row][1])

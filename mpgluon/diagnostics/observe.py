@@ -176,6 +176,7 @@ class Seen:
 
 
 Observer = Callable[[Seen], None]
+Tap = Callable[[gluon.Block, NDArray, bool], NDArray]
 
 
 def observed_batch(
@@ -218,7 +219,14 @@ def observed_batch(
     complete(net, batch)
     context = batch.arguments[0].ctx
     taps: list[Seen] = []
-    watching = observing(net, observer, operators=operators, handed_on=handed_on, taps=taps)
+
+    def tap(block: gluon.Block, array: NDArray, made: bool) -> NDArray:
+        zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
+        zeros.attach_grad()
+        taps.append(Seen(block, "output gradient", "", zeros, made=made))
+        return mx.nd.elemwise_add(array, zeros)
+
+    watching = observing(net, observer, operators=operators, handed_on=handed_on, tap=tap)
     with untouched(net), watching:
         trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
         for parameter in trained:
@@ -237,12 +245,12 @@ def observed_batch(
         used = [parameter for parameter in trained if parameter.data(context)._fresh_grad]
         gradients = {p: p.grad(context).as_nd_ndarray().copy() for p in used}
         shown: set[gluon.Parameter] = set()
-        for tap in reversed(taps):
-            observer(replace(tap, array=tap.array.grad))
-            for parameter in tap.block._reg_params.values():
+        for seen in reversed(taps):
+            observer(replace(seen, array=seen.array.grad))
+            for parameter in seen.block._reg_params.values():
                 if parameter in gradients and parameter not in shown:
                     shown.add(parameter)
-                    observer(Seen(tap.block, "gradient", parameter.name, gradients[parameter]))
+                    observer(Seen(seen.block, "gradient", parameter.name, gradients[parameter]))
         return gradients
 
 
@@ -273,18 +281,19 @@ def observing(
     *,
     operators: bool = False,
     handed_on: bool = False,
-    taps: Optional[list[Seen]] = None,
+    tap: Optional[Tap] = None,
 ) -> Iterator[None]:
     """Inside the block, show an observer every result of a network's blocks in forward passes.
 
-    While MXNet records, ``taps`` receives arrays whose gradients are those of the results.
+    While MXNet records, ``tap`` receives each of them, its block and whether the block computed it
+    itself; an equal array that it returns goes on in its place.
     """
 
     def show(seen: Seen) -> None:
         with ungoverned():  # the network at work must not have the observer's operators
             observer(seen)
 
-    watch = _Watch(show, operators, handed_on, taps)
+    watch = _Watch(show, operators, handed_on, tap)
     blocks = list(blocks_of(net))
     hybridized = [b for b in blocks if isinstance(b, gluon.HybridBlock) and b._active]
     with ExitStack() as stack:
@@ -310,7 +319,7 @@ class _Watch:
     observer: Observer
     operators: bool
     handed_on: bool
-    taps: Optional[list[Seen]]
+    tap: Optional[Tap]
     calls: list[BlockCall] = field(default_factory=list)  # at work, the innermost last
 
     def note_arguments(self, inner: gluon.Block, arguments: tuple[Any, ...]) -> None:
@@ -353,19 +362,16 @@ class _Watch:
         finally:
             self.calls.pop()
         call.hand_on(result)
-        taps = self.taps
+        tap = self.tap
 
         def tapped(array: NDArray) -> NDArray:
+            assert tap is not None
             made, array = call.made(array), as_nd(array)
             with ungoverned():
-                zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
-                zeros.attach_grad()
-                total = mark(mx.nd.elemwise_add(array, zeros), format_of(array))
-            assert taps is not None
-            taps.append(Seen(block, "output gradient", "", zeros, made=made))
-            return in_current_interface(total)
+                onward = mark(tap(block, array, made), format_of(array))
+            return in_current_interface(onward)
 
-        is_tapped = taps is not None and autograd.is_recording()
+        is_tapped = tap is not None and autograd.is_recording()
         returned = convert_arrays(result, tapped) if is_tapped else result
         arrays = tuple(arrays_in(inputs))
         for place, (array, onward) in enumerate(zip(arrays_in(result), arrays_in(returned))):

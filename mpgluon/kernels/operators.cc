@@ -13,6 +13,7 @@
 #include "packing.h"
 #include "products.h"
 #include "scaled_products.h"
+#include "statistics.h"
 #include "sums.h"
 #include "updates.h"
 
@@ -204,6 +205,7 @@ void register_common() {
   casts("_in_blocks", bfloat16::cast<true>);
   keep_nan::register_keep_nan();
   clipping::register_clip();
+  statistics::register_statistics();
   sums::register_sums();
   updates::register_updates();
 

@@ -87,9 +87,11 @@ class TrainerState(ChecksWeights):
         The layers that raised status flags during the latest step.
     gradient_norm : float or None
         Norm of the latest step's true gradients before clipping; ``None`` if not computed.
+    on_step : list of callable
+        Callbacks, called before the update with whether the step is good, while its gradients are
+        still there, and their scale.
     on_skip : list of callable
-        Callbacks, called when a step is skipped, while its gradients are still there, with their
-        scale.
+        The same, called when a step is skipped, with the scale alone.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class TrainerState(ChecksWeights):
         self.skips_at_the_floor = 0
         self.gradient_norm: Optional[float] = None
         self.flags = NO_FLAGS
+        self.on_step: list[Callable[[bool, float], None]] = []
         self.on_skip: list[Callable[[float], None]] = []
         self.latest = Factors()
         self._has_had_gradients = False
@@ -275,6 +278,8 @@ class TrainerState(ChecksWeights):
         self.gradients.flags.discard_others()
         self.gradient_norm = outcome.norm
         self.step_was_skipped = not good
+        for callback in self.on_step:
+            callback(good, factors.divisor)
         if good:
             self.latest, self.skips_at_the_floor = factors, 0
             return
@@ -284,8 +289,8 @@ class TrainerState(ChecksWeights):
         self._stuck += not could_shrink
         _repair_statistics()
         try:
-            for callback in self.on_skip:
-                callback(factors.divisor)
+            for on_skip in self.on_skip:
+                on_skip(factors.divisor)
             self._warn_of_skips(now.together or (self,))
         finally:
             _discard_gradients(trained)

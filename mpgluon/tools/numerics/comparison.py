@@ -1,0 +1,395 @@
+"""Two recordings compared: the first step and tensor whose numbers differ, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from mpgluon.errors import CheckpointError
+from mpgluon.tables import Result, Table
+from mpgluon.tools.numerics.files import (
+    NumericsStep,
+    Recording,
+    Tensor,
+    TensorName,
+    read_numerics,
+)
+
+import numpy as np
+
+__all__ = ["ROUNDINGS", "Difference", "NumericsComparison", "compare_numerics"]
+
+ROUNDINGS = 32
+"""How many roundings of FP32 an error of an FP32 tensor may be that rounding explains."""
+
+_FP32_ROUNDOFF = 2.0**-24
+_SETTINGS = ("loss_scale", "learning_rate", "rescale")
+_TRAINED = ("gradient", "update", "master", "state")  # what a frozen parameter has not
+_PLACES = {
+    "input": "before the forward pass",
+    "label": "before the forward pass",
+    "weight": "before the forward pass",
+    "master": "before the forward pass",
+    "state": "before the forward pass",
+    "activation": "in the forward pass",
+    "loss": "in the forward pass",
+    "activation gradient": "in the backward pass",
+    "gradient": "in the backward pass",
+    "update": "in the update",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one tensor differs between two recordings, at one step.
+
+    Attributes
+    ----------
+    id : TensorName
+    block : str
+        The class of the layer, of an activation or its gradient.
+    formats : (str, str)
+    shapes : (tuple of int, tuple of int)
+    units : float
+        The largest difference in units in the last place of the coarser format; NaN if none of the
+        values that both keep differs, infinite if one of them is not finite.
+    relative : float
+        The norm of the difference of these values over that of the values; NaN as ``units``.
+    differing, values : int
+        How many of these values differ, and their number: 16 of each tensor, or all of them.
+    norms : (float, float)
+        The norms of all finite values.
+    """
+
+    id: TensorName
+    block: str
+    formats: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    units: float
+    relative: float
+    differing: int
+    values: int
+    norms: tuple[float, float]
+    roundoff: float  # of the coarser format
+
+    @property
+    def is_rounding(self) -> Optional[bool]:
+        """Whether sums in another order explain it; ``None`` if too few values are kept to know.
+
+        In FP32 they change a result by a few roundings. A narrower format rounds sums of FP32,
+        which differ by much less than its units, so that few numbers change, by one unit.
+        """
+        if self.formats[0] != self.formats[1] or self.shapes[0] != self.shapes[1]:
+            return False
+        if math.isnan(self.relative):
+            return None if math.isclose(*self.norms, rel_tol=ROUNDINGS * self.roundoff) else False
+        if self.roundoff <= _FP32_ROUNDOFF:
+            return self.relative <= ROUNDINGS * self.roundoff
+        return self.units <= 2 and self.differing <= self.values / 2
+
+    def __str__(self) -> str:
+        if self.shapes[0] != self.shapes[1]:
+            return f"shape {self.shapes[0]} and {self.shapes[1]}"
+        if self.formats[0] != self.formats[1]:
+            return f"{self.formats[0]} and {self.formats[1]}"
+        if math.isnan(self.units):
+            return (
+                f"other bits, in none of the {self.values} values that are kept; norms "
+                f"{self.norms[0]:.6g} and {self.norms[1]:.6g}"
+            )
+        whole = self.shapes[0] == () or self.values == math.prod(self.shapes[0])
+        of = f"{self.values:,} values" if whole else f"{self.values} values that are kept"
+        return (
+            f"{self.differing:,} of the {of} differ, by up to {self.units:.3g} units in the last "
+            f"place ({self.relative:.2g} of their norm)"
+        )
+
+
+@dataclass(frozen=True)
+class NumericsComparison(Result):
+    """Where two recordings part.
+
+    Attributes
+    ----------
+    step : int or None
+        The first recorded step that differs; ``None`` if no step does.
+    agrees_until : int or None
+        The last recorded step before it.
+    difference : Difference or None
+        The first tensor that differs in this step, in the order of the step.
+    sentence : str
+        Where it is and what that means, in words.
+    differences : sequence of Difference
+        All tensors that differ in this step.
+    compared : int
+        How many steps both have.
+    """
+
+    step: Optional[int]
+    agrees_until: Optional[int]
+    difference: Optional[Difference]
+    sentence: str
+    differences: Sequence[Difference]
+    compared: int
+
+    def table(self, count: int = 20) -> Table:
+        """Return the first tensors that differ, in the order of the step."""
+        rows = [
+            (str(d.id), d.block, d.formats[0], d.units, d.relative, _yes_no(d.is_rounding))
+            for d in self.differences[:count]
+        ]
+        cells = [(*r[:3], _figure(r[3]), _figure(r[4]), r[5]) for r in rows]
+        headings = ("tensor", "layer", "format", "units in the last place", "relative", "rounding")
+        return Table(headings, cells)
+
+    def __str__(self) -> str:
+        return f"{self.sentence}\n\n{self.table()}" if self.differences else self.sentence
+
+
+def compare_numerics(
+    first: Union[str, Path, Recording], second: Union[str, Path, Recording]
+) -> NumericsComparison:
+    """Find the first step and tensor at which two recordings of `NumericsRecorder` part.
+
+    Steps that both have recorded are compared. Record both with ``every=1`` to know the step; with
+    ``arrays`` to have all values of a tensor compared, and not 16.
+
+    Raises
+    ------
+    CheckpointError
+        If no step is recorded in both, or a file is damaged.
+    """
+    recordings = [
+        one if isinstance(one, Recording) else read_numerics(one) for one in (first, second)
+    ]
+    a, b = recordings
+    common = sorted(set(a.numbers) & set(b.numbers))
+    if not common:
+        raise CheckpointError(
+            f"{a.folder} and {b.folder} have no recorded step in common: {_range(a)} and "
+            f"{_range(b)}"
+        )
+    before: Optional[int] = None
+    for number in common:
+        found = _Steps(a.step(number), b.step(number), before)
+        sentence = found.sentence()
+        if sentence:
+            differences = list(found.differences())
+            first_one = differences[0] if differences else None
+            return NumericsComparison(number, before, first_one, sentence, differences, len(common))
+        before = number
+    words = f"No difference in {len(common)} recorded steps, {common[0]} to {common[-1]}."
+    return NumericsComparison(None, before, None, words, (), len(common))
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The same step in both recordings, and the step before it that was equal."""
+
+    a: NumericsStep
+    b: NumericsStep
+    before: Optional[int]
+
+    def differences(self) -> Iterator[Difference]:
+        for name, tensor in self.a.tensors.items():
+            other = self.b.tensors.get(name)
+            if other is not None and _differ(tensor, other):
+                yield _difference(tensor, other)
+
+    def sentence(self) -> str:
+        """Return where the step differs and what that means; empty if it is the same."""
+        networks = self._other_networks()
+        if networks:
+            return f"{self._when()}: {networks}"
+        changed = [name for name in self.a.tensors if self._differs(name)]
+        missing = min(
+            filter(self._is_missing, {**self.a.tensors, **self.b.tensors}),
+            key=lambda name: _TRAINED.index(name.kind),
+            default=None,
+        )
+        settings = [s for s in _SETTINGS if self.a.line.get(s) != self.b.line.get(s)]
+        first = changed[0] if changed else None
+        kinds = ("input", "label", "weight", "master", "state")
+        if settings and (first is None or first.kind not in kinds):
+            words = ", ".join(
+                f"{s} {self.a.line.get(s)} and {self.b.line.get(s)}" for s in settings
+            )
+            return f"{self._when()}, settings: {words.replace('_', ' ')}."
+        if missing is not None and (first is None or first.kind not in kinds):
+            return f"{self._when()}, {self._of_missing(missing)}."
+        if first is None:
+            return ""
+        difference = _difference(self.a.tensors[first], self.b.tensors[first])
+        block = f" ({difference.block})" if difference.block else ""
+        place = _PLACES[first.kind]
+        meaning = self._meaning(first, difference)
+        return f"{self._when()}, {place}: {first}{block}: {difference}. {meaning}"
+
+    def _when(self) -> str:
+        if self.before is None:
+            return f"Step {self.a.number}, the first that both recorded"
+        if self.before < self.a.number - 1:
+            return f"Step {self.a.number} (the recorded step before it, {self.before}, is equal)"
+        return f"Step {self.a.number}"
+
+    def _differs(self, name: TensorName) -> bool:
+        other = self.b.tensors.get(name)
+        return other is not None and _differ(self.a.tensors[name], other)
+
+    def _is_missing(self, name: TensorName) -> bool:
+        alone = (name in self.a.tensors) != (name in self.b.tensors)
+        return alone and name.kind in _TRAINED
+
+    def _of_missing(self, name: TensorName) -> str:
+        which = "first" if name in self.a.tensors else "second"
+        if name.kind in ("gradient", "update"):
+            parameter = f"{name.name} is frozen in the other (its grad_req is 'null')"
+            return f"the {name} is in the {which} recording only: {parameter}"
+        return (
+            f"the {name} is in the {which} recording only: the optimizers differ, or its state was "
+            "lost where the run was continued"
+        )
+
+    def _other_networks(self) -> str:
+        """Return that the layers are not the same ones, and which; empty if they are."""
+        a, b = ([t.id for t in step.of("activation", "weight")] for step in (self.a, self.b))
+        if set(a) == set(b):
+            return ""
+        only_a = [str(name) for name in a if name not in set(b)]
+        only_b = [str(name) for name in b if name not in set(a)]
+        words = [
+            f"the {which} alone has {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+            for which, names in (("first", only_a), ("second", only_b))
+            if names
+        ]
+        return f"the recordings are of different networks: {'; '.join(words)}."
+
+    def _meaning(self, name: TensorName, difference: Difference) -> str:
+        """Return what follows from the fact that this tensor is the first one that differs."""
+        if difference.formats[0] != difference.formats[1]:
+            return (
+                "One of the two is cast otherwise: a cast, or a layer in FP32, was lost or added."
+            )
+        between = self.before is not None and self.before < self.a.number - 1
+        last = " between the recorded steps: record each of these (every=1) to see where"
+        if name.kind == "input":
+            return (
+                "The images are not the same ones: another order, augmentation, decoder or "
+                "normalization."
+            )
+        if name.kind == "label":
+            return "The labels are not the same ones, while the inputs are."
+        if name.kind in ("weight", "master", "state"):
+            return self._of_parameters(name, difference, last if between else "")
+        if name.kind in ("activation", "loss"):
+            return self._of_forward(name, difference)
+        if name.kind in ("activation gradient", "gradient"):
+            return (
+                "Forward passes and the gradients that arrived are equal; this is the first layer "
+                f"whose backward pass differs. {_rounding(difference)}"
+            )
+        return (
+            "Gradients, weights and the optimizer's arrays are equal, so the optimizers are not: "
+            f"another rule, weight decay or momentum. {_rounding(difference)}"
+        )
+
+    def _of_parameters(self, name: TensorName, difference: Difference, between: str) -> str:
+        what = {
+            "weight": "Parameters",
+            "master": "FP32 masters",
+            "state": "The optimizer's arrays (such as the momentum)",
+        }[name.kind]
+        if between:
+            return f"{what} parted{between}."
+        same_numbers = math.isclose(*difference.norms, rel_tol=1e-12)
+        if self.before is None:
+            began = "the runs began, or were continued, with other ones"
+        else:
+            began = (
+                f"the update of step {self.before} was equal, so they were changed after it: "
+                "loaded from a checkpoint, averaged, or written by code"
+            )
+        moved = (
+            " The norm is the same: the same numbers in other places, as of a transposed or "
+            "reordered weight."
+            if same_numbers and name.kind == "weight" and difference.is_rounding is False
+            else ""
+        )
+        return f"{what} differ before the step: {began}.{moved}"
+
+    def _of_forward(self, name: TensorName, difference: Difference) -> str:
+        if name.kind == "loss":
+            return "All layers' results are equal: the loss function, or its weights, are not."
+        if "Dropout" in difference.block:
+            return "Its operands are equal: another random state draws another mask."
+        return (
+            "Inputs and weights are equal, and this is the first layer whose result differs: its "
+            f"own computation does. {_rounding(difference)}"
+        )
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    return a.checksum != b.checksum or a.format != b.format or a.shape != b.shape
+
+
+def _difference(a: Tensor, b: Tensor) -> Difference:
+    coarser = max((a.float_format, b.float_format), key=lambda f: -f.significand_bits)
+    units = relative = math.nan
+    differing = 0
+    values = min(a.values.size, b.values.size)
+    if a.shape == b.shape and a.values.size == b.values.size:
+        x, y = a.values.astype(np.float64), b.values.astype(np.float64)
+        other = (x != y) & ~(np.isnan(x) & np.isnan(y))
+        differing = int(other.sum())
+        if differing:
+            distance = np.abs(x - y)[other]
+            exponents = np.frexp(np.maximum(np.abs(x), np.abs(y))[other])[1] - 1
+            spacing = np.ldexp(
+                1.0, np.maximum(exponents, coarser.min_exponent) - coarser.significand_bits + 1
+            )
+            finite = np.isfinite(x) & np.isfinite(y)
+            units = float((distance / spacing).max()) if finite[other].all() else math.inf
+            norm = float(np.linalg.norm(x[finite]))
+            error = float(np.linalg.norm((x - y)[finite]))
+            relative = math.inf if not finite[other].all() else error / norm if norm else math.inf
+    return Difference(
+        a.id,
+        a.block,
+        (a.format, b.format),
+        (a.shape, b.shape),
+        units,
+        relative,
+        differing,
+        values,
+        (a.statistics.norm, b.statistics.norm),
+        2.0**-coarser.significand_bits,
+    )
+
+
+def _rounding(difference: Difference) -> str:
+    if difference.is_rounding is None:
+        return (
+            "Too few values are kept to say whether rounding explains it: record this step with "
+            "arrays."
+        )
+    if difference.is_rounding:
+        return (
+            "Rounding explains it: sums in another order, another processor, thread count or "
+            "library."
+        )
+    return "Rounding does not explain it: another setting, operator or operand does."
+
+
+def _range(recording: Recording) -> str:
+    return f"steps {recording.numbers[0]} to {recording.numbers[-1]}"
+
+
+def _yes_no(answer: Optional[bool]) -> str:
+    return "?" if answer is None else "yes" if answer else "no"
+
+
+def _figure(value: float) -> Any:
+    return "-" if math.isnan(value) else f"{value:.3g}"

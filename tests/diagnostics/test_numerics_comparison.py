@@ -1,0 +1,259 @@
+"""Ten planted differences between two runs, each named by the comparison of their recordings."""
+
+from __future__ import annotations
+
+import functools
+
+from mpgluon import diagnostics
+from mpgluon.errors import CheckpointError
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+from numerics_runs import Run
+
+compare = diagnostics.compare_numerics
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    @functools.cache
+    def train(**options):
+        return Run(**options).train(tmp_path_factory.mktemp("reference"))
+
+    return train
+
+
+def planted(tmp_path, change=None, before_step=None, **options):
+    run = Run(**options)
+    if change is not None:
+        change(run)
+    if before_step is not None:
+        run.before_step = before_step
+    return run.train(tmp_path / "other")
+
+
+def at(step):
+    """Do something before one step."""
+
+    def decorate(function):
+        return lambda run, number: function(run) if number == step else None
+
+    return decorate
+
+
+def test_the_same_run_twice_is_equal(reference, tmp_path):
+    found = compare(reference(), planted(tmp_path))
+    assert (found.step, found.agrees_until, found.compared) == (None, 5, 5)
+    assert str(found) == "No difference in 5 recorded steps, 1 to 5."
+
+
+def test_another_epsilon_of_a_batch_norm(reference, tmp_path):
+    found = compare(reference(), planted(tmp_path, lambda run: set_epsilon(run.net[1], 1e-2)))
+    assert found.step == 1
+    assert found.difference.id[:2] == ("activation", "1")
+    assert found.difference.block == "BatchNorm"
+    assert found.difference.is_rounding is False
+    assert "its own computation does. Rounding does not explain it" in found.sentence
+
+
+def set_epsilon(norm, epsilon):
+    norm._kwargs["eps"] = epsilon
+
+
+def test_a_lost_cast(reference, tmp_path):
+    def keep(run):
+        run.cast_options = {"keep_fp32": [nn.BatchNorm, run.net[5]]}
+
+    found = compare(reference(), planted(tmp_path, keep))
+    assert found.step == 1
+    assert found.difference.id == ("weight", "5.weight", 0)
+    assert found.difference.formats == ("float16", "float32")
+    assert "a cast, or a layer in FP32, was lost or added" in found.sentence
+
+
+def test_one_number_rounded_to_the_other_side(reference, tmp_path):
+    @at(3)
+    def round_up(run):
+        weight = run.net[3].weight.data()
+        code = weight.asnumpy()
+        code[0, 0] = np.nextafter(code[0, 0], np.float16(np.inf))
+        weight[:] = mx.nd.array(code, dtype="float16")
+
+    found = compare(reference(), planted(tmp_path, before_step=round_up))
+    assert found.step == 3
+    assert found.agrees_until == 2
+    assert found.difference.id == ("weight", "3.weight", 0)
+    assert (found.difference.differing, found.difference.units) == (1, 1.0)
+    assert "the update of step 2 was equal, so they were changed after it" in found.sentence
+
+
+def test_sums_in_another_order(reference, tmp_path):
+    class Reversed(nn.Dense):
+        """The same numbers, added from the other end, as another library may."""
+
+        def hybrid_forward(self, F, x, weight, bias=None):
+            flat = F.reverse(F.Flatten(x), axis=1)
+            turned = F.reverse(weight, axis=1)
+            return F.FullyConnected(flat, turned, bias, num_hidden=self._units, flatten=True)
+
+    def other_order(run):
+        run.net[3].__class__ = Reversed
+
+    base = reference(cast=None, dropout=0.0)
+    found = compare(base, planted(tmp_path, other_order, cast=None, dropout=0.0))
+    assert found.step == 1
+    assert found.difference.id == ("activation", "3", 0)
+    assert found.difference.is_rounding is True
+    assert found.difference.units < 100
+    assert "Rounding explains it: sums in another order" in str(found)
+
+
+def test_a_transposed_weight(reference, tmp_path):
+    def transpose(run):
+        weight = run.net[0].weight.data()
+        weight[:] = weight.swapaxes(2, 3)
+
+    found = compare(reference(), planted(tmp_path, transpose))
+    assert found.step == 1
+    assert found.difference.id == ("weight", "0.weight", 0)
+    assert "the same numbers in other places, as of a transposed" in found.sentence
+
+
+def test_another_random_state(reference, tmp_path):
+    @at(2)
+    def change_seed(run):
+        run.seed = 100
+
+    found = compare(reference(), planted(tmp_path, before_step=change_seed))
+    assert found.step == 2
+    assert found.difference.block == "Dropout"
+    assert "another random state draws another mask" in found.sentence
+
+
+def test_a_swapped_label(reference, tmp_path):
+    def swap(run):
+        first = run.labels[2]
+        other = np.flatnonzero(first != first[0])[0]
+        first[[0, other]] = first[[other, 0]]
+
+    found = compare(reference(), planted(tmp_path, swap))
+    assert found.step == 3
+    assert found.difference.id.kind == "label"
+    assert found.difference.differing == 2
+    assert "The labels are not the same ones, while the inputs are." in found.sentence
+
+
+def test_a_frozen_layer(reference, tmp_path):
+    def freeze(run):
+        run.net[3].collect_params().setattr("grad_req", "null")
+
+    found = compare(reference(), planted(tmp_path, freeze))
+    assert found.step == 1
+    assert "the gradient of 3.weight is in the first recording only" in found.sentence
+    assert "3.weight is frozen in the other (its grad_req is 'null')" in found.sentence
+
+
+def test_momentum_lost_where_the_run_was_continued(reference, tmp_path):
+    @at(4)
+    def forget(run):
+        for updater in run.trainer._updaters:
+            for momentum in updater.states.values():
+                momentum[:] = 0
+
+    found = compare(reference(), planted(tmp_path, before_step=forget))
+    assert found.step == 4
+    assert found.difference.id.kind == "state"
+    assert "The optimizer's arrays (such as the momentum) differ before the step" in found.sentence
+
+
+def test_an_optimizer_whose_state_is_gone_is_named_too(reference, tmp_path):
+    @at(4)
+    def forget(run):
+        run.trainer._updaters[0].states.clear()
+        run.trainer._updaters[0].states_synced.clear()
+
+    found = compare(reference(), planted(tmp_path, before_step=forget))
+    assert found.step == 4
+    assert "lost where the run was continued" in found.sentence
+
+
+def test_another_image_decoder(reference, tmp_path):
+    def decode(run):
+        image = run.images[1]
+        image[:] = np.round(image * 255) / 255
+
+    found = compare(reference(), planted(tmp_path, decode))
+    assert found.step == 2
+    assert found.difference.id == ("input", "0", 0)
+    assert "another order, augmentation, decoder or normalization" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda run: run.options.update(learning_rate=0.06), "learning rate 0.05 and 0.06"),
+        (lambda run: setattr(run, "scale", 8.0), "loss scale 16.0 and 8.0"),
+        (lambda run: run.options.update(wd=1e-2), "in the update: update of"),
+        (
+            lambda run: setattr(run, "loss_fn", gluon.loss.SoftmaxCrossEntropyLoss(weight=2.0)),
+            "in the forward pass: loss",
+        ),
+    ],
+)
+def test_settings_and_the_loss(reference, tmp_path, change, words):
+    found = compare(reference(), planted(tmp_path, change))
+    assert found.step == 1
+    assert words in found.sentence
+
+
+def test_a_difference_between_recorded_steps_asks_for_all_of_them(tmp_path):
+    @at(3)
+    def nudge(run):
+        run.net[5].bias.data()[:] += 1
+
+    plain = Run().train(tmp_path / "a", every=4)
+    other = Run()
+    other.before_step = nudge
+    found = compare(plain, other.train(tmp_path / "b", every=4))
+    assert found.step == 4
+    assert found.agrees_until == 1
+    assert "record each of these (every=1)" in found.sentence
+
+
+def test_whole_arrays_count_every_number(tmp_path):
+    def one_pixel(run):
+        run.images[1, 0, 0, 0, 1] += 1e-6
+
+    plain = Run().train(tmp_path / "a", arrays=(2, 2))
+    other = Run()
+    one_pixel(other)
+    folder = other.train(tmp_path / "b", arrays=(2, 2))
+    found = compare(plain, folder)
+    assert (found.difference.differing, found.difference.values) == (1, 8 * 3 * 36)
+    sampled = compare(Run().train(tmp_path / "c"), folder)
+    assert sampled.difference.differing == 0
+    assert "in none of the 16 values" in sampled.sentence
+
+
+def test_recordings_of_different_networks_are_named_by_layer(reference, tmp_path):
+    def longer(run):
+        run.net.add(nn.Dense(5, in_units=5))
+        run.net[6].initialize(mx.init.Xavier())
+
+    found = compare(reference(), planted(tmp_path, longer))
+    assert (
+        "networks: the second alone has weight of 6.weight, weight of 6.bias, activation of 6"
+        in found.sentence
+    )
+
+
+def test_no_step_in_common(tmp_path):
+    a = Run().train(tmp_path / "a", steps=1)
+    run = Run()
+    run.train(tmp_path / "b", steps=2, every=2)
+    (tmp_path / "b" / "step-00000001.npz").unlink()
+    with pytest.raises(CheckpointError, match="no recorded step in common: steps 1 to 1"):
+        compare(a, tmp_path / "b")

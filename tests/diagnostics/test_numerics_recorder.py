@@ -1,0 +1,339 @@
+"""The recorder of numerics: what it keeps, that it changes nothing, and what can go wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import mpgluon
+from mpgluon import amp, diagnostics
+from mpgluon.errors import CheckpointError, TrainerStateError
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import run_python
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from numerics_runs import BATCH, Run
+
+HERE = Path(__file__).parent
+
+
+def weights(run):
+    parameters = run.net._collect_params_with_prefix().values()
+    return [parameter.data().asnumpy().tobytes() for parameter in parameters]
+
+
+@pytest.mark.parametrize("cast", [None, "float16", "bfloat16", "mixed_float8"])
+def test_recording_changes_no_bit_of_an_imperative_run(tmp_path, cast):
+    runs = [Run(cast=cast), Run(cast=cast)]
+    runs[0].train(tmp_path / "all", every=1)
+    runs[1].train(tmp_path / "one", every=100)
+    assert len(diagnostics.read_numerics(tmp_path / "all").numbers) == 5
+    assert weights(runs[0]) == weights(runs[1])
+
+
+def test_recording_changes_no_bit_of_a_hybridized_run_in_float16(tmp_path):
+    runs = [Run(), Run()]
+    for run, every in zip(runs, (2, 100)):
+        run.net.hybridize(static_alloc=True, static_shape=True)
+        run.train(tmp_path / str(every), every=every)
+    assert weights(runs[0]) == weights(runs[1])
+
+
+def test_a_step_holds_every_tensor_with_its_numbers(tmp_path):
+    run = Run(dropout=0.0)
+    folder = run.train(tmp_path, steps=1)
+    step = diagnostics.read_numerics(folder).step(1)
+    found = {str(name): tensor for name, tensor in step.tensors.items()}
+    layers = [f"activation of {number}" for number in range(6)]
+    assert [name for name in found if name.startswith("activation of")] == layers
+    for name in ("input 0", "label 0", "loss", "weight of 1.running_mean", "master of 3.weight"):
+        assert name in found
+    images = found["input 0"].statistics
+    np.testing.assert_allclose(images.norm, np.linalg.norm(run.images[0]), rtol=1e-6)
+    assert images.largest == np.abs(run.images[0]).max()
+    weight = found["weight of 0.weight"]
+    assert (weight.format, weight.shape) == ("float16", (4, 3, 3, 3))
+    assert found["weight of 1.gamma"].format == "float32"
+    assert found["activation of 3"].block == "Dense"
+    assert found["activation gradient of 3"].format == "float16"
+    assert step.line["loss"] == pytest.approx(math.log(5), rel=0.3)
+    assert (step.line["loss_scale"], step.line["skipped"]) == (16.0, False)
+    assert step.about["versions"]["mxnet"] == mx.__version__
+
+
+def test_gradients_and_updates_are_those_of_the_step(tmp_path):
+    mx.random.seed(0)
+    net = nn.Dense(2, use_bias=False, in_units=2)
+    net.initialize(mx.init.One())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    amp.init_trainer(trainer, "none")
+    recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path)
+    with recorder.step() as told:
+        with autograd.record():
+            told.loss = net(mx.nd.array([[2.0, 0.0]])).sum()
+            with amp.scale_loss(told.loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(1)
+    step = diagnostics.read_numerics(tmp_path).step(1)
+    of = {str(name): tensor.values for name, tensor in step.tensors.items()}
+    np.testing.assert_array_equal(of["gradient of weight"], [2, 0, 2, 0])
+    np.testing.assert_array_equal(of["update of weight"], [-1, 0, -1, 0])
+    np.testing.assert_array_equal(of["activation gradient of Dense"], [1, 1])
+
+
+def test_steps_that_are_skipped_keep_their_gradients_and_flags(tmp_path):
+    run = Run(dropout=0.0)
+    run.scale = 2.0**24
+    run.train(tmp_path, steps=1)
+    step = diagnostics.read_numerics(tmp_path).step(1)
+    assert step.line["skipped"]
+    assert any("overflow" in flag for flag in step.line["flags"])
+    assert any(tensor.overflow > 0 for tensor in step.of("gradient"))
+    assert all(tensor.statistics.norm == 0 for tensor in step.of("update"))
+
+
+def test_every_nth_step_is_recorded_and_each_has_a_line(tmp_path):
+    run = Run()
+    recording = diagnostics.read_numerics(run.train(tmp_path, steps=7, every=3))
+    assert recording.numbers == [1, 3, 6]
+    assert [line["step"] for line in recording.lines] == list(range(1, 8))
+    assert all(line["loss"] is not None for line in recording.lines)
+
+
+def test_the_number_of_files_is_bounded(tmp_path):
+    recording = diagnostics.read_numerics(Run().train(tmp_path, steps=12, keep=4))
+    assert recording.numbers == [1, 4, 8, 12]
+
+
+def test_whole_arrays_of_a_window_of_steps(tmp_path):
+    run = Run()
+    recording = diagnostics.read_numerics(run.train(tmp_path, steps=4, every=4, arrays=(2, 3)))
+    assert recording.numbers == [1, 2, 3, 4]
+    step = recording.step(2)
+    images = next(tensor for tensor in step.of("input"))
+    np.testing.assert_array_equal(images.array, run.images[1])
+    assert all(tensor.array.shape == tensor.shape for tensor in step.tensors.values())
+    assert all(tensor.array is None for tensor in recording.step(4).tensors.values())
+
+
+def test_a_run_that_is_continued_replaces_later_steps(tmp_path):
+    run = Run()
+    run.train(tmp_path / "numerics", steps=2)
+    mpgluon.save_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
+    for step in (3, 4):
+        run.one_step(step)
+    before = diagnostics.read_numerics(tmp_path / "numerics").step(3).tensors
+    mpgluon.load_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
+    run.recorder = diagnostics.NumericsRecorder(
+        run.net, run.trainer, tmp_path / "numerics", every=1
+    )
+    run.one_step(3)
+    recording = diagnostics.read_numerics(tmp_path / "numerics")
+    assert recording.numbers == [1, 2, 3]
+    assert [line["step"] for line in recording.lines] == [1, 2, 3]
+    after = recording.step(3).tensors
+    assert {n: t.checksum for n, t in before.items()} == {n: t.checksum for n, t in after.items()}
+
+
+def test_a_block_that_is_called_twice_and_a_graph_that_changes(tmp_path):
+    class Twice(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.times = nn.Dense(3, in_units=3), 2
+
+        def forward(self, x):
+            for _ in range(self.times):
+                x = self.layer(x)
+            return x
+
+    net = Twice()
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, "none")
+    recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path, every=1)
+    for times in (2, 1):
+        net.times = times
+        with recorder.step(), autograd.record():
+            loss = net(mx.nd.ones((1, 3))).sum()
+            loss.backward()
+            autograd.set_recording(False)
+            trainer.step(1)
+    recording = diagnostics.read_numerics(tmp_path)
+    names = [[str(t.id) for t in recording.step(n).of("activation")] for n in (1, 2)]
+    assert names == [
+        ["activation of layer", "activation of layer, call 2"],
+        ["activation of layer"],
+    ]
+
+
+def test_without_native_operators_the_numbers_are_the_same(tmp_path):
+    code = """
+        import sys
+        from pathlib import Path
+        from numerics_runs import Run
+        Run(cast=None).train(Path(sys.argv[1]), steps=2)
+    """
+    for native in ("", "0"):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / f"native{native}")],
+            env={**os.environ, "MPGLUON_NATIVE": native},
+            cwd=HERE,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    found = diagnostics.compare_numerics(tmp_path / "native", tmp_path / "native0")
+    assert found.step is None
+    assert found.compared == 2
+
+
+def test_a_full_disk_is_one_warning(tmp_path, caplog, monkeypatch):
+    run = Run()
+    place = "mpgluon.tools.numerics.recorder.write_numerics"
+    run.before_step = lambda _, step: step == 3 and monkeypatch.setattr(place, disk_full)
+    with caplog.at_level(logging.WARNING):
+        run.train(tmp_path)
+    warnings = [record.getMessage() for record in caplog.records if "numerics" in record.message]
+    assert len(warnings) == 1
+    assert "training goes on" in warnings[0]
+    assert "full" in warnings[0]
+    assert diagnostics.read_numerics(tmp_path).numbers == [1, 2]
+
+
+def disk_full(*_):
+    raise CheckpointError("the disk is full")
+
+
+def test_what_a_killed_run_has_recorded_can_be_read(tmp_path):
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from numerics_runs import Run
+        run = Run()
+        run.before_step = lambda run, step: step == 4 and os.kill(os.getpid(), signal.SIGKILL)
+        run.train(Path(sys.argv[1]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "numerics")]
+    done = subprocess.run(command, cwd=HERE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    lines = tmp_path / "numerics" / "steps.jsonl"
+    lines.write_text(lines.read_text() + '{"step": 4, "lo')
+    recording = diagnostics.read_numerics(tmp_path / "numerics")
+    assert recording.numbers == [1, 2, 3]
+    assert len(recording.lines) == 3
+    assert recording.step(3).tensors
+
+
+def test_files_are_read_with_numpy_alone(tmp_path):
+    run = Run()
+    run.train(tmp_path, steps=1)
+    done = run_python(
+        f"""
+import json, sys
+sys.modules["mxnet"] = None
+import numpy as np
+
+with np.load({str(tmp_path / "step-00000001.npz")!r}) as file:
+    header = json.loads(file["header"].tobytes())
+    for row, (kind, name, *_) in enumerate(header["tensors"]):
+        if (kind, name) == ("input", "0"):
+            zeros, not_finite, largest, squares, size = file["numbers"][row]
+            print(header["step"], size, largest, file["counts"][row].sum() + zeros + not_finite)
+"""
+    )
+    images = run.images[0]
+    assert done.stdout.split() == [
+        *("1", f"{float(images.size)}", f"{float(np.abs(images).max())}", f"{float(images.size)}"),
+    ]
+
+
+def test_a_file_of_a_newer_version_is_refused(tmp_path):
+    Run().train(tmp_path, steps=1)
+    path = tmp_path / "step-00000001.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    header = json.loads(arrays["header"].tobytes())
+    header["version"] = 2
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **arrays)
+    with pytest.raises(
+        CheckpointError, match="reads version 1 of a 'mpgluon recording of numerics"
+    ):
+        diagnostics.read_numerics(tmp_path).step(1)
+
+
+def test_a_damaged_file_and_a_folder_without_a_recording_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="has no recorded step"):
+        diagnostics.read_numerics(tmp_path / "nothing")
+    Run().train(tmp_path, steps=1)
+    path = tmp_path / "step-00000001.npz"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(CheckpointError, match="damaged"):
+        diagnostics.read_numerics(tmp_path).step(1)
+    with pytest.raises(CheckpointError, match="step 2 was not recorded"):
+        diagnostics.read_numerics(tmp_path).step(2)
+
+
+def test_a_step_that_raises_or_does_not_end_leaves_nothing_behind(tmp_path):
+    run = Run()
+    run.train(tmp_path, steps=1)
+    with pytest.raises(ZeroDivisionError), run.recorder.step():
+        raise ZeroDivisionError
+    with run.recorder.step():
+        pass  # such as a test
+    run.one_step(2)
+    assert diagnostics.read_numerics(tmp_path).numbers == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every must be at least 1"),
+        ({"keep": 1}, "keep at least 2"),
+        ({"arrays": (3, 2)}, "the first and the last of some steps"),
+    ],
+)
+def test_bad_options(tmp_path, options, message):
+    run = Run()
+    run.train(tmp_path, steps=1)
+    with pytest.raises(ValueError, match=message):
+        diagnostics.NumericsRecorder(run.net, run.trainer, tmp_path, **options)
+
+
+def test_a_trainer_without_a_loss_scale_is_refused(tmp_path):
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(TrainerStateError, match="init_trainer"):
+        diagnostics.NumericsRecorder(net, trainer, tmp_path)
+
+
+def test_a_network_of_the_numpy_interface_is_recorded(tmp_path):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, in_units=3, activation="relu"), nn.Dense(2, in_units=4))
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        amp.init_trainer(trainer, "none")
+        recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path)
+        images = mx.np.ones((BATCH, 3))
+        with recorder.step(images) as told:
+            with autograd.record():
+                told.loss = net(images).sum()
+                with amp.scale_loss(told.loss, trainer) as scaled:
+                    scaled.backward()
+            trainer.step(BATCH)
+    step = diagnostics.read_numerics(tmp_path).step(1)
+    assert [t.id.name for t in step.of("activation")] == ["0.act", "1"]
+    assert [t.id.name for t in step.of("activation gradient")] == ["1", "0.act"]

@@ -201,6 +201,14 @@ class TrainingConfig:
         metavar="N",
         free=True,
     )
+    record_numerics: int = option(
+        0,
+        "record the numbers of every N-th step, layer by layer, in the folder numerics of "
+        "--output-dir, for mpgluon numerics",
+        within="[0, inf)",
+        metavar="N",
+        free=True,
+    )
     tensorboard: bool = option(
         False, "write the history for TensorBoard too (pip install tensorboard)", free=True
     )

@@ -52,7 +52,7 @@ from recipes.training.interruption import InterruptedRunError, Interruption
 from recipes.training.networks import prepare_network, refuse_unknown_network
 from recipes.training.optimizers import make_optimizer
 from recipes.training.predictions import save_predictions
-from recipes.training.steps import Stepper, evaluate, recorder_of
+from recipes.training.steps import Stepper, evaluate, numerics_recorder_of, recorder_of
 from recipes.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
@@ -181,6 +181,9 @@ class _Run:
         self.average: Optional[WeightAverage] = None
         if config.ema is not None:
             self.average = WeightAverage(self.trainer, config.ema)
+        numerics = numerics_recorder_of(config, self.net, self.trainer, processes)
+        if numerics is not None and self.tensorboard is not None:
+            numerics.on_record.append(self.tensorboard.add_numerics)
         self.step = Stepper(
             self.net,
             self.trainer,
@@ -192,6 +195,7 @@ class _Run:
             classes=self.classes,
             average=self.average,
             recorder=recorder_of(config, self.net, self.trainer, processes, self.classes),
+            numerics=numerics,
         )
 
     def resume(self, checkpoints: RunCheckpoints) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Optional
 from mpgluon import amp
 from mpgluon.cast.status_flags import LayerFlags
 from mpgluon.distributed import Processes
+from mpgluon.tools.numerics.recorder import NumericsRecorder, RecordedLoss
 from mpgluon.tools.recorder.flight_recorder import FlightRecorder
 from mpgluon.updates.average import WeightAverage
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from recipes.training.config import TrainingConfig
 
-__all__ = ["Stepper", "evaluate", "recorder_of"]
+__all__ = ["Stepper", "evaluate", "numerics_recorder_of", "recorder_of"]
 
 
 class Stepper:
@@ -46,6 +47,8 @@ class Stepper:
         The average to update after each step.
     recorder : FlightRecorder, optional
         The recorder that receives each batch.
+    numerics : NumericsRecorder, optional
+        The recorder of the steps' numbers.
     """
 
     def __init__(
@@ -61,11 +64,12 @@ class Stepper:
         classes: int = 0,
         average: Optional[WeightAverage] = None,
         recorder: Optional[FlightRecorder] = None,
+        numerics: Optional[NumericsRecorder] = None,
     ) -> None:
         self._net, self._trainer = net, trainer
         self._devices, self._processes = list(devices), processes
         self._differentiate_inputs, self._recorder = differentiate_inputs, recorder
-        self._accumulate, self._average = accumulate, average
+        self._accumulate, self._average, self._numerics = accumulate, average, numerics
         self._smoothing, self._classes = label_smoothing, classes
         self._loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=not label_smoothing)
         self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
@@ -81,6 +85,20 @@ class Stepper:
         ``seed`` is that of MXNet's generators, for dropout.
         """
         mx.random.seed(seed)
+        with self._recording_numbers(images, labels) as recorded:
+            return self._step(images, labels, seed, recorded)
+
+    def _recording_numbers(
+        self, images: mx.nd.NDArray, labels: mx.nd.NDArray
+    ) -> AbstractContextManager[RecordedLoss]:
+        """Record the numbers of a step, if there is a recorder for them."""
+        if self._numerics is None:
+            return nullcontext(RecordedLoss())
+        return self._numerics.step(images, labels)
+
+    def _step(
+        self, images: mx.nd.NDArray, labels: mx.nd.NDArray, seed: int, recorded: RecordedLoss
+    ) -> dict[str, Any]:
         scale = amp.loss_scale(self._trainer)
         logits: list[mx.nd.NDArray] = []
         losses: list[mx.nd.NDArray] = []
@@ -91,6 +109,7 @@ class Stepper:
             new_logits, new_losses = self._backward(images[begin:end], labels[begin:end], seed)
             logits += new_logits
             losses += new_losses
+        recorded.loss = losses
         # Before the step, which divides by the images of all processes; waits for the forward pass.
         loss, correct, seen = self._processes.sum(
             [
@@ -187,6 +206,16 @@ def recorder_of(
         loss=f"SoftmaxCrossEntropyLoss(sparse_label={not config.label_smoothing})",
         keep=config.record_overflows,
     )
+
+
+def numerics_recorder_of(
+    config: TrainingConfig, net: gluon.Block, trainer: gluon.Trainer, processes: Processes
+) -> Optional[NumericsRecorder]:
+    """Return what records the numbers of a run's steps, on the first process; None if unwanted."""
+    if not config.record_numerics or not processes.is_first:
+        return None
+    folder = config.output_path / "numerics"
+    return NumericsRecorder(net, trainer, folder, every=config.record_numerics)
 
 
 def evaluate(

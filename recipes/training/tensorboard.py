@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
+from mpgluon.tools.numerics.files import NumericsStep
+
 from recipes.training.history import Event
 
 __all__ = ["TensorBoard"]
@@ -73,6 +75,16 @@ class TensorBoard:
                 self._writer.add_scalar(f"{event['event']}/{name}", value, event["step"])
         if event["event"] == "epoch":
             self._writer.flush()
+
+    def add_numerics(self, step: NumericsStep) -> None:
+        """Write the recorded numbers of a step, layer by layer."""
+        assert self._writer is not None
+        for tensor in step.of("activation", "activation gradient", "gradient"):
+            place = f"{tensor.id.kind}s/{tensor.id.name}"
+            self._writer.add_scalar(f"largest {place}", tensor.statistics.largest, step.number)
+            self._writer.add_scalar(f"underflowing {place}", tensor.underflow, step.number)
+        for name, ratio in step.update_ratios().items():
+            self._writer.add_scalar(f"update over weight/{name}", ratio, step.number)
 
     def close(self) -> None:
         """Flush and close the file; further calls do nothing."""

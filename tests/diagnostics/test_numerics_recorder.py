@@ -24,7 +24,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from numerics_runs import BATCH, Run
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def weights(run):
@@ -89,6 +89,23 @@ def test_gradients_and_updates_are_those_of_the_step(tmp_path):
     np.testing.assert_array_equal(of["gradient of weight"], [2, 0, 2, 0])
     np.testing.assert_array_equal(of["update of weight"], [-1, 0, -1, 0])
     np.testing.assert_array_equal(of["activation gradient of Dense"], [1, 1])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "float64", "bool"])
+def test_inputs_and_labels_of_other_dtypes(tmp_path, dtype):
+    run = Run()
+    run.train(tmp_path, steps=1)
+    values = np.array([[0, 1], [1, 1]]).astype(dtype)
+    with run.recorder.step([mx.nd.array(values, dtype=dtype)], (3, None)) as told:
+        images = mx.nd.array(run.images[1])
+        with autograd.record():
+            told.loss = run.net(images).sum()
+            with amp.scale_loss(told.loss, run.trainer) as scaled:
+                autograd.backward(scaled)
+        run.trainer.step(1)
+    recorded = diagnostics.read_numerics(tmp_path).step(2).of("input")[0]
+    assert recorded.format == dtype
+    np.testing.assert_array_equal(recorded.values, [0, 1, 1, 1])
 
 
 def test_steps_that_are_skipped_keep_their_gradients_and_flags(tmp_path):
@@ -187,7 +204,7 @@ def test_without_native_operators_the_numbers_are_the_same(tmp_path):
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / f"native{native}")],
             env={**os.environ, "MPGLUON_NATIVE": native},
-            cwd=HERE,
+            cwd=TESTS,
             check=False,
             capture_output=True,
             text=True,
@@ -225,7 +242,7 @@ def test_what_a_killed_run_has_recorded_can_be_read(tmp_path):
         run.train(Path(sys.argv[1]))
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "numerics")]
-    done = subprocess.run(command, cwd=HERE, check=False)
+    done = subprocess.run(command, cwd=TESTS, check=False)
     assert done.returncode == -signal.SIGKILL
     lines = tmp_path / "numerics" / "steps.jsonl"
     lines.write_text(lines.read_text() + '{"step": 4, "lo')

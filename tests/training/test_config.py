@@ -135,11 +135,25 @@ OTHER_VALUES = {
         "devices": "cpu:0,1",
     },
     **{"kvstore": "mpi", "timeout": 60.0, "sync_batch_norm": True, "workers": 3, "seed": 1},
-    **{"skip_unreadable": True, "keep_checkpoints": 3, "record_overflows": 2, "tensorboard": True},
+    **{
+        "skip_unreadable": True,
+        "keep_checkpoints": 3,
+        "record_overflows": 2,
+        "record_numerics": 10,
+        "tensorboard": True,
+    },
 }
 # Places, and the parts of a step's batch, which is compared over all devices and processes.
 FREE = {
-    *("data_dir", "output_dir", "workers", "keep_checkpoints", "tensorboard", "record_overflows"),
+    *(
+        "data_dir",
+        "output_dir",
+        "workers",
+        "keep_checkpoints",
+        "tensorboard",
+        "record_overflows",
+        "record_numerics",
+    ),
     *("batch_size", "accumulate", "devices", "kvstore", "timeout"),
 }
 

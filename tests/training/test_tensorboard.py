@@ -6,6 +6,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from mpgluon.tools.numerics.files import read_numerics
+
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -77,3 +79,19 @@ def test_a_run_without_it_imports_nothing_and_a_missing_package_is_named_with_th
     assert not (tmp_path / "history.jsonl").exists()
     run(shapes, tmp_path, epochs=1)
     assert not (tmp_path / "tensorboard").exists()
+
+
+def test_recorded_numerics_are_curves_by_layer(shapes, tmp_path):
+    done = run(shapes, tmp_path, dtype="float16", tensorboard=True, record_numerics=2)
+    scalars = read(tmp_path / "tensorboard")
+    recording = read_numerics(done.folder / "numerics")
+    recorded = list(recording)
+    assert [step.number for step in recorded] == [1, *range(2, STEPS + 1, 2)]
+    for kind in ("activation", "activation gradient", "gradient"):
+        for tensor in recorded[0].of(kind):
+            curve = scalars[f"largest {kind}s/{tensor.id.name}"]
+            largest = [step.tensors[tensor.id].statistics.largest for step in recorded]
+            assert curve == [(s.number, float(np.float32(v))) for s, v in zip(recorded, largest)]
+    ratios = [step.update_ratios()["output.weight"] for step in recorded]
+    values = [float(np.float32(ratio)) for ratio in ratios]
+    assert [value for _, value in scalars["update over weight/output.weight"]] == values

@@ -179,6 +179,16 @@ class NumericsStep:
         """Return the tensors of some kinds."""
         return [tensor for name, tensor in self.tensors.items() if name.kind in kinds]
 
+    def update_ratios(self) -> dict[str, float]:
+        """Return the norm of each parameter's update over that of its master or weight."""
+        ratios = {}
+        for update in self.of("update"):
+            weights = (TensorName(kind, update.id.name) for kind in ("master", "weight"))
+            weight = next((self.tensors[name] for name in weights if name in self.tensors), None)
+            if weight is not None and weight.statistics.norm:
+                ratios[update.id.name] = update.statistics.norm / weight.statistics.norm
+        return ratios
+
 
 def step_path(folder: Path, step: int) -> Path:
     """Return the path of the file of a step."""

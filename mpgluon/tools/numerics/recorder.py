@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 from mpgluon import kernels
 from mpgluon.cast import fp32
@@ -33,9 +33,11 @@ from mpgluon.tools.numerics.files import (
     step_path,
     write_numerics,
 )
+from mpgluon.tools.numerics.trends import Trend, Trends
 from mpgluon.tools.recorder.recorded_network import paths_of
 from mpgluon.trainer.step import state_of
 from mpgluon.updates import gluon_trainer
+from mpgluon.updates.rounded_updates import NEAREST, rounding_of
 
 import mxnet as mx
 import numpy as np
@@ -96,7 +98,7 @@ class _Step:
             array = array.tostype("default")
         fmt = fmt or _format_name(array)
         if dtype_name(array) not in _FLOATS:
-            array = cast(array, "float32")
+            array = array.astype("float32")
         kept = array.copy() if self.keeps_arrays else None
         of = statistics(array)
         self.noted.append(_Noted(self._named(kind, name), fmt, array.shape, of, block, kept))
@@ -157,7 +159,9 @@ class NumericsRecorder:
     A recorded step has, for each result of a layer, each gradient, weight, update and array of the
     optimizer, the histogram of exponents, the largest size, the norm, a checksum of all bits and 16
     values. Every step has its loss, its loss scale, the flags of the layers, and whether it was
-    skipped. If the folder cannot be written, one warning is logged, and training goes on.
+    skipped. What is about to fail is logged as a warning, once for each layer: an activation that
+    grows, gradients near the smallest number, lost updates, a loss scale that sinks. If the folder
+    cannot be written, one warning is logged, and training goes on.
 
     `mpgluon.diagnostics.read_numerics` opens the folder, `compare_numerics` compares two, and
     ``mpgluon numerics`` shows them.
@@ -177,6 +181,11 @@ class NumericsRecorder:
     keep : int
         The largest number of recorded steps: beyond it every second one is removed, and half as
         many are recorded from then on.
+
+    Attributes
+    ----------
+    on_record : list of callable
+        Callbacks, called with each `NumericsStep` that was recorded.
 
     Raises
     ------
@@ -222,8 +231,14 @@ class NumericsRecorder:
         self._now: Optional[_Step] = None
         self._judged: dict[str, Any] = {}  # what is known when a step is judged
         self._numbers: list[int] = []  # of the recorded steps
+        self._trends = Trends()
+        self.on_record: list[Callable[[NumericsStep], None]] = []
         self._has_warned = False
-        self.about = {"versions": installed_versions(), "machine": describe_machine()}
+        self.about = {
+            "versions": installed_versions(),
+            "machine": describe_machine(),
+            "update_rounding": (rounding_of(trainer) or NEAREST).way,
+        }
 
     @contextmanager
     def step(self, inputs: Any = (), labels: Any = ()) -> Iterator[RecordedLoss]:
@@ -350,16 +365,26 @@ class NumericsRecorder:
         try:
             if self._lines is not None:
                 self._lines.add(line)
+            self._log(self._trends.add_line(line))
             if step is not None:
                 for one in losses:
                     step.note("loss", "", one)
                 self._note_updates(step)
-                recorded = NumericsStep(number, line, step.tensors(), self.about)
-                write_numerics(self._folder, recorded)
-                self._numbers.append(number)
-                self._thin_out()
+                self._keep_step(NumericsStep(number, line, step.tensors(), self.about))
         except (OSError, CheckpointError) as error:
             self._warn(error)
+
+    def _keep_step(self, step: NumericsStep) -> None:
+        write_numerics(self._folder, step)
+        self._numbers.append(step.number)
+        self._thin_out()
+        self._log(self._trends.add_step(step))
+        for callback in self.on_record:
+            callback(step)
+
+    def _log(self, trends: Iterable[Trend]) -> None:
+        for trend in trends:
+            _logger.warning("%s", trend)
 
     def _note_updates(self, step: _Step) -> None:
         parameters = self._net._collect_params_with_prefix()

@@ -1,0 +1,191 @@
+"""Warnings of a recording before it fails, each with the step at which it could be seen.
+
+The rules look at the steps up to one step only, so that a run that goes on could have been told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from mpgluon.tools.numerics.files import NumericsStep, Recording, Tensor, TensorName
+
+import numpy as np
+
+__all__ = ["Trend", "Trends", "trends_of"]
+
+_WINDOW = 100  # steps that a growth is fitted to
+_FEWEST = 4  # recorded steps in it
+_AHEAD = 1000  # steps: growth that overflows later is not a warning
+_NEAR = 4.0  # how near to the smallest number the median of a gradient may come
+_LOST = 0.5  # share of the updates
+_FEWEST_NUMBERS = 30  # of a tensor that a share or a median is computed of
+_SINKS, _SKIPS = 8.0, 3  # the loss scale within the window, and skipped steps
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Something that is about to fail.
+
+    Attributes
+    ----------
+    step : int
+        The first step at which it could be seen.
+    kind : {"growing activation", "vanishing gradient", "lost updates", "sinking loss scale"}
+    name : str
+        The layer or parameter; empty for the loss scale.
+    sentence : str
+    """
+
+    step: int
+    kind: str
+    name: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.sentence}"
+
+
+class Trends:
+    """The rules, which are given step after step.
+
+    A trend is returned once for each kind and layer.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str]] = set()
+        self._largest: dict[TensorName, list[tuple[int, float]]] = {}
+        self._scales: list[tuple[int, float, bool]] = []
+
+    def add_line(self, line: dict[str, Any]) -> list[Trend]:
+        """Return the trends that the line of a step shows first."""
+        return list(self._new(self._of_scale(line)))
+
+    def add_step(self, step: NumericsStep) -> list[Trend]:
+        """Return the trends that the numbers of a recorded step show first."""
+        found = [
+            *(self._of_activation(step.number, tensor) for tensor in step.of("activation")),
+            *(
+                _of_gradient(step.number, tensor)
+                for tensor in step.of("activation gradient", "gradient")
+                if not step.line.get("skipped")
+            ),
+            *(_of_update(step, tensor) for tensor in step.of("update")),
+        ]
+        return list(self._new(found))
+
+    def _new(self, trends: Iterable[Optional[Trend]]) -> Iterator[Trend]:
+        for trend in trends:
+            if trend is not None and (trend.kind, trend.name) not in self._seen:
+                self._seen.add((trend.kind, trend.name))
+                yield trend
+
+    def _of_activation(self, step: int, tensor: Tensor) -> Optional[Trend]:
+        """Tell whether the largest value doubles every window, and is going to overflow."""
+        largest, limit = tensor.statistics.largest, tensor.float_format.max
+        points = self._largest.setdefault(tensor.id, [])
+        if not largest > 0:
+            return None
+        points.append((step, math.log2(largest)))
+        while points and points[0][0] < step - _WINDOW:
+            points.pop(0)
+        if len(points) < _FEWEST or points[-1][0] - points[0][0] < _WINDOW / 2:
+            return None
+        rate = _doublings_per_step(points)
+        if rate * _WINDOW < 1 or not _grows_throughout(points):
+            return None
+        left = (math.log2(limit) - math.log2(largest)) / rate
+        if left > _AHEAD:
+            return None
+        return Trend(
+            step,
+            "growing activation",
+            tensor.id.name,
+            f"the largest activation of {tensor.id.name} ({tensor.block}), {largest:.3g}, doubles "
+            f"every {1 / rate:.0f} steps: at this rate it exceeds {tensor.format}'s {limit:g} at "
+            f"about step {step + left:.0f}",
+        )
+
+    def _of_scale(self, line: dict[str, Any]) -> Iterator[Optional[Trend]]:
+        """Tell whether the loss scale sinks after it had found its level."""
+        scale, skipped = float(line.get("loss_scale") or 1.0), bool(line.get("skipped"))
+        self._scales.append((line["step"], scale, skipped))
+        window = [one for one in self._scales if one[0] > line["step"] - _WINDOW]
+        self._scales = window
+        good = [index for index, one in enumerate(window) if not one[2]]
+        if not good:
+            return
+        settled = window[good[0] :]  # the search for the first scale is behind
+        highest = max(scale for _, scale, _ in settled)
+        skips = sum(skipped for _, _, skipped in settled)
+        if skips >= _SKIPS and scale <= highest / _SINKS:
+            yield Trend(
+                line["step"],
+                "sinking loss scale",
+                "",
+                f"the loss scale has sunk from {highest:g} to {scale:g} within {len(settled)} "
+                f"steps, {skips} of them skipped: gradients grow, or an overflow has another cause",
+            )
+
+
+def trends_of(recording: Recording) -> list[Trend]:
+    """Return what a recording warns of, by the step at which it could be seen first."""
+    trends = Trends()
+    found = [trend for line in recording.lines for trend in trends.add_line(line)]
+    found += [trend for step in recording for trend in trends.add_step(step)]
+    return sorted(found, key=lambda trend: trend.step)
+
+
+def _doublings_per_step(points: Sequence[tuple[int, float]]) -> float:
+    steps, logarithms = np.array(points).T
+    return float(np.polyfit(steps, logarithms, 1)[0])
+
+
+def _grows_throughout(points: Sequence[tuple[int, float]]) -> bool:
+    """Whether both halves of the window grow, each by a fifth at least of what the rate says."""
+    middle = len(points) // 2
+    halves = points[: middle + 1], points[middle:]
+    return all(half[-1][1] - half[0][1] >= 0.2 for half in halves)
+
+
+def _of_gradient(step: int, tensor: Tensor) -> Optional[Trend]:
+    """Tell whether half of the gradients are near the smallest number of their format."""
+    counts = tensor.statistics.counts
+    total, fmt = int(counts.sum()), tensor.float_format
+    if total < _FEWEST_NUMBERS or fmt.exponent_bits >= 8:
+        return None
+    share = tensor.share_below(fmt.smallest_subnormal * _NEAR)
+    if share < 0.5:
+        return None
+    return Trend(
+        step,
+        "vanishing gradient",
+        tensor.id.name,
+        f"half of the {tensor.id}'s numbers are below {fmt.smallest_subnormal * _NEAR:.2g}, and "
+        f"{tensor.format} has none below {fmt.smallest_subnormal:.2g}: the loss scale is too small "
+        "for them",
+    )
+
+
+def _of_update(step: NumericsStep, tensor: Tensor) -> Optional[Trend]:
+    """Tell whether updates are below half a unit of the weight, and change nothing."""
+    gradient = step.tensors.get(TensorName("gradient", tensor.id.name))
+    is_exact = step.about.get("update_rounding") != "nearest"  # on average, or in the long run
+    is_update = step.line.get("learning_rate") and not step.line.get("skipped")
+    if gradient is None or is_exact or not is_update:
+        return None
+    expected = gradient.statistics.size - gradient.statistics.zeros
+    unchanged = tensor.statistics.zeros - gradient.statistics.zeros
+    share = unchanged / expected if expected else 0.0
+    if expected < _FEWEST_NUMBERS or share < _LOST:
+        return None
+    return Trend(
+        step.number,
+        "lost updates",
+        tensor.id.name,
+        f"{100 * share:.0f} % of the updates of {tensor.id.name} are lost: they are below half a "
+        f"unit in the last place of its {tensor.format} weights, which stay as they were. FP32 "
+        "masters (multi_precision=True), stochastic rounding or Kahan's compensation keep them",
+    )

@@ -1,0 +1,33 @@
+"""The numbers of a run, recorded: with the bits of the run without, also if it is continued."""
+
+from __future__ import annotations
+
+from mpgluon.diagnostics import compare_numerics, read_numerics
+
+import pytest
+from helpers import assert_same_bits
+from training_helpers import STEPS, run, run_interrupted
+
+OPTIONS = {"dtype": "float16", "record_numerics": 2}
+
+
+def test_recording_changes_no_bit_and_is_that_of_each_step(shapes, tmp_path, float16_run):
+    recorded = run(shapes, tmp_path, **OPTIONS)
+    assert_same_bits(float16_run.parameters, recorded.parameters)
+    recording = read_numerics(tmp_path / "numerics")
+    events = recorded.events("step")
+    assert [line["step"] for line in recording.lines] == list(range(1, STEPS + 1))
+    for line, event in zip(recording.lines, events):
+        assert line["loss"] == pytest.approx(event["loss"], rel=1e-6)
+        assert (line["skipped"], line["loss_scale"]) == (event["skipped"], event["loss_scale"])
+    shapes_of = [tensor.shape[1:] for tensor in recording.step(2).of("input")]
+    assert len(shapes_of) == 1
+    assert shapes_of[0][0] == 3
+
+
+def test_a_continued_run_has_the_recording_of_one_that_was_not_ended(shapes, tmp_path):
+    run(shapes, tmp_path / "whole", **OPTIONS)
+    run_interrupted(shapes, tmp_path / "parts", after_step=3, **OPTIONS)
+    found = compare_numerics(tmp_path / "whole" / "numerics", tmp_path / "parts" / "numerics")
+    assert found.step is None
+    assert found.compared == 1 + STEPS // 2

@@ -25,6 +25,7 @@ _HOMES = {
     "diagnose": "mpgluon.tools.report",
     "exponent_histogram": "mpgluon.diagnostics.exponents",
     "locate_overflow": "mpgluon.diagnostics.overflow",
+    "operator_formats": "mpgluon.diagnostics.called_operators",
     "range_report": "mpgluon.diagnostics.ranges",
     "read_numerics": "mpgluon.tools.numerics.files",
     "replay": "mpgluon.tools.recorder.rerun",

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from mpgluon.diagnostics.alignment import alignment_report
+from mpgluon.diagnostics.called_operators import operator_formats
 from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 from mpgluon.diagnostics.doctor import DoctorReport, check_machine
 from mpgluon.diagnostics.exponents import BatchExponents, batch_exponents
 from mpgluon.diagnostics.observe import Batch, complete
 from mpgluon.diagnostics.ranges import range_report
+from mpgluon.diagnostics.reference import sixteen_bits
 from mpgluon.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
 from mpgluon.files import disk_error
 from mpgluon.formats.float_format import FLOAT16, format_named
@@ -210,6 +212,18 @@ def diagnose(
                 f"Suggestion: {suggestion}.",
             ],
             [comparison.table(15)],
+        )
+    )
+    with sixteen_bits(net, batch, dtype):
+        operators = operator_formats(net, batch)
+    sections.append(
+        Section(
+            "Operators by format",
+            [
+                f"Calls in one forward pass of the network in {dtype}. A product's format is that "
+                "of its operands; it sums in FP32. Operators that only move numbers count too."
+            ],
+            [operators.table()],
         )
     )
     progress("verdict")

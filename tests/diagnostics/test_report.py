@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TITLES = [
     *("Verdict", "What each loss scale would lose", "What was looked at"),
     *("Which part of float16's range is used", "What float16 would lose"),
-    *("float16 against FP32, layer by layer", "Shapes for Tensor Cores", "This machine"),
+    *("float16 against FP32, layer by layer", "Operators by format"),
+    *("Shapes for Tensor Cores", "This machine"),
 ]
 
 

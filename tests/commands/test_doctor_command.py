@@ -6,8 +6,10 @@ from pathlib import Path
 
 from mpgluon.diagnostics.doctor import machine
 from mpgluon.diagnostics.doctor.machine import MachineFacts, MxnetFacts
+from mpgluon.tools import commands
 
 import pytest
+from numerics_runs import Run
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 HEALTHY = MachineFacts(
@@ -89,3 +91,21 @@ def test_it_looks_at_this_machine_and_at_a_network_in_the_current_folder(started
     assert done.returncode in (0, 1), done.stderr
     assert "parameters float16, computation float16" in done.stdout
     assert done.stdout.startswith("This machine\n")
+
+
+@pytest.mark.usefixtures("_healthy")
+def test_what_a_recording_warns_of_is_a_finding(printed, tmp_path):
+    healthy = Run().train(tmp_path / "healthy", steps=3)
+    said = printed("doctor", "--recording", healthy)
+    assert "3 recorded steps to step 3: nothing is about to fail" in " ".join(said.split())
+    stuck = Run(cast=None, dropout=0.0)
+    stuck.options["learning_rate"] = 1e-9
+    said = " ".join(printed("doctor", "--recording", stuck.train(tmp_path / "stuck")).split())
+    assert "lost updates since step 1: 100 % of the updates of 0.weight are lost" in said
+    assert "why: a weight that no update changes does not learn" in said
+
+
+@pytest.mark.usefixtures("_healthy")
+def test_a_folder_without_a_recording_is_an_error_in_a_line(capsys):
+    assert commands.main(["doctor", "--recording", "nothing"]) == 2
+    assert "error: nothing has no recorded step" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_gradients_that_near_the_smallest_number(tmp_path):
     }
     seen = next(trend.step for trend in found if trend.name == "0.weight")
     assert zeros[seen] < 0.5 < zeros[30]
-    assert all("the loss scale is too small" in trend.sentence for trend in found)
+    assert all("the loss scale is too small" in trend.fix for trend in found)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 
+from mpgluon.findings import DoctorReport, ok, warning
+from mpgluon.tables import counted
 from mpgluon.tools.commands import Door
 from mpgluon.tools.commands.arguments import width
 from mpgluon.tools.named_code import call_named, split_name
@@ -30,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
         help="a function that returns the network",
     )
     parser.add_argument("--network", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--recording",
+        metavar="FOLDER",
+        help="of mpgluon.diagnostics.NumericsRecorder or train_caltech.py --record-numerics: "
+        "whether that run is about to fail",
+    )
 
 
 def run(options: argparse.Namespace, door: Door) -> int:
@@ -45,6 +53,9 @@ def run(options: argparse.Namespace, door: Door) -> int:
         facts = machine.gather()
     report = judge_machine(facts)
     print(f"This machine\n\n{report.text(width())}")
+    if options.recording is not None and facts.mxnet is not None:
+        door.import_all_of_mpgluon()
+        print(f"\n{options.recording}\n\n{_of_recording(options.recording).text(width())}")
     if network is None:
         return int(report.has_errors)
     if facts.mxnet is None:
@@ -58,3 +69,17 @@ def run(options: argparse.Namespace, door: Door) -> int:
         raise ValueError(f"{network} must return {_RETURNS}: {error}") from error
     print(f"\n{network}\n\n{of_network.text(width())}")
     return int(report.has_errors or of_network.has_errors)
+
+
+def _of_recording(folder: str) -> DoctorReport:
+    """Return what the recorded numbers of a run warn of."""
+    from mpgluon.tools.numerics.files import folder_of, read_numerics
+    from mpgluon.tools.numerics.trends import WHY, trends_of
+
+    recording = read_numerics(folder_of(folder))
+    found = [
+        warning(one.kind, f"since step {one.step}: {one.sentence}", WHY[one.kind], one.fix)
+        for one in trends_of(recording)
+    ]
+    steps = f"{counted(len(recording.numbers), 'recorded step')} to step {recording.numbers[-1]}"
+    return DoctorReport(tuple(found) or (ok("recording", f"{steps}: nothing is about to fail"),))

@@ -40,15 +40,14 @@ def run(options: argparse.Namespace, door: Door) -> int:
     """Print what was recorded, or the comparison; return 1 if there is something to look at."""
     door.import_all_of_mpgluon()
     from mpgluon.tools.numerics.comparison import compare_numerics
-    from mpgluon.tools.numerics.files import read_numerics
+    from mpgluon.tools.numerics.files import folder_of, read_numerics
     from mpgluon.tools.numerics.trends import trends_of
 
-    folder = _folder(options.recording)
-    recording = read_numerics(folder)
+    recording = read_numerics(folder_of(options.recording))
     if options.other is not None:
         if options.html is not None:
             raise ValueError("--html shows one recording; leave out the other one, or --html")
-        found = compare_numerics(recording, read_numerics(_folder(options.other)))
+        found = compare_numerics(recording, read_numerics(folder_of(options.other)))
         print(found.sentence)
         if found.differences:
             print(f"\n{found.table().fitted(width())}")
@@ -63,12 +62,6 @@ def run(options: argparse.Namespace, door: Door) -> int:
         write_page(recording, Path(options.html), warnings=[str(trend) for trend in trends])
         print(f"\nA map of all layers over time: {options.html}")
     return int(bool(trends))
-
-
-def _folder(name: str) -> Path:
-    """Return the folder of a recording, which may be that of a run."""
-    folder = Path(name)
-    return folder / "numerics" if (folder / "numerics").is_dir() else folder
 
 
 def _summary(recording: Recording) -> str:

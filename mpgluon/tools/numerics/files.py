@@ -39,6 +39,7 @@ __all__ = [
     "StepLines",
     "Tensor",
     "TensorName",
+    "folder_of",
     "read_numerics",
     "step_path",
     "write_numerics",
@@ -337,6 +338,12 @@ class Recording:
 
     def __iter__(self) -> Iterator[NumericsStep]:
         return map(self.step, self.numbers)
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder of a recording, which may be named by that of its run."""
+    folder = Path(name)
+    return folder / "numerics" if (folder / "numerics").is_dir() else folder
 
 
 def read_numerics(folder: Union[str, Path]) -> Recording:

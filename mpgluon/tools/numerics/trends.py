@@ -14,7 +14,15 @@ from mpgluon.tools.numerics.files import NumericsStep, Recording, Tensor, Tensor
 
 import numpy as np
 
-__all__ = ["Trend", "Trends", "trends_of"]
+__all__ = ["WHY", "Trend", "Trends", "trends_of"]
+
+WHY = {
+    "growing activation": "an activation beyond the largest number becomes infinite",
+    "vanishing gradient": "gradients below the smallest number become zero",
+    "lost updates": "a weight that no update changes does not learn",
+    "sinking loss scale": "at a small scale gradients become zero, and skipped steps train nothing",
+}
+"""Why each kind of trend matters."""
 
 _WINDOW = 100  # steps that a growth is fitted to
 _FEWEST = 4  # recorded steps in it
@@ -37,15 +45,18 @@ class Trend:
     name : str
         The layer or parameter; empty for the loss scale.
     sentence : str
+    fix : str
+        The advice.
     """
 
     step: int
     kind: str
     name: str
     sentence: str
+    fix: str
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.sentence}"
+        return f"step {self.step}: {self.sentence}; {self.fix}"
 
 
 class Trends:
@@ -106,6 +117,8 @@ class Trends:
             f"the largest activation of {tensor.id.name} ({tensor.block}), {largest:.3g}, doubles "
             f"every {1 / rate:.0f} steps: at this rate it exceeds {tensor.format}'s {limit:g} at "
             f"about step {step + left:.0f}",
+            "lower the learning rate, clip gradients, or normalize before this layer; bfloat16 has "
+            "the range of FP32",
         )
 
     def _of_scale(self, line: dict[str, Any]) -> Iterator[Optional[Trend]]:
@@ -126,7 +139,9 @@ class Trends:
                 "sinking loss scale",
                 "",
                 f"the loss scale has sunk from {highest:g} to {scale:g} within {len(settled)} "
-                f"steps, {skips} of them skipped: gradients grow, or an overflow has another cause",
+                f"steps, {skips} of them skipped",
+                "the flags of the skipped steps name the layer, and a FlightRecorder keeps such a "
+                "step for mpgluon replay",
             )
 
 
@@ -164,8 +179,8 @@ def _of_gradient(step: int, tensor: Tensor) -> Optional[Trend]:
         "vanishing gradient",
         tensor.id.name,
         f"half of the {tensor.id}'s numbers are below {fmt.smallest_subnormal * _NEAR:.2g}, and "
-        f"{tensor.format} has none below {fmt.smallest_subnormal:.2g}: the loss scale is too small "
-        "for them",
+        f"{tensor.format} has none below {fmt.smallest_subnormal:.2g}",
+        "the loss scale is too small for them: take a dynamic one, or keep the layer in FP32",
     )
 
 
@@ -186,6 +201,7 @@ def _of_update(step: NumericsStep, tensor: Tensor) -> Optional[Trend]:
         "lost updates",
         tensor.id.name,
         f"{100 * share:.0f} % of the updates of {tensor.id.name} are lost: they are below half a "
-        f"unit in the last place of its {tensor.format} weights, which stay as they were. FP32 "
-        "masters (multi_precision=True), stochastic rounding or Kahan's compensation keep them",
+        f"unit in the last place of its {tensor.format} weights, which stay as they were",
+        "FP32 masters (multi_precision=True), stochastic rounding or Kahan's compensation keep "
+        "them; a learning rate that is too small needs no cure but a larger one",
     )

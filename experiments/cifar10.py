@@ -34,10 +34,11 @@ RECIPE = TrainingConfig(
     shifts=True,
     image_size=32,
     batch_size=64,
-    epochs=24,
+    epochs=30,
     warmup_epochs=2,
     learning_rate=0.1,
     weight_decay=5e-4,
+    optimizer="nag",
     workers=1,
 )
 

@@ -148,6 +148,7 @@ mpgluon.save_checkpoint({str(tmp_path / "checkpoint")!r}, net, trainer)
     [
         ("from mpgluon.tools.plots import png; png(None)", "matplotlib", "plots"),
         ("import mpgluon.tools.report", "jinja2", "report"),
+        ("import mpgluon.tools.numerics.page", "jinja2", "report"),
         ("from mpgluon.diagnostics import diagnose", "jinja2", "report"),
         (
             "from mpgluon.tools.onnx import read_metadata; read_metadata('net.onnx')",

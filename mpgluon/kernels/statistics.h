@@ -24,22 +24,18 @@ enum Place {
 };
 
 constexpr int64_t kPart = 4096;  // elements with a checksum of their own
-typedef uint32_t Lanes __attribute__((vector_size(kChunk * sizeof(uint32_t))));
 
-// A part's values as FP32, with zeros behind the last one.
-struct Part {
-  alignas(64) float values[kPart];
-  int64_t size;
-};
-
-inline void load(const float* from, Part* part) {
-  std::memcpy(part->values, from, part->size * sizeof *from);
-}
-
-template <class Widen>
-void widen_part(const uint16_t* from, Part* part, const Widen& widen) {
-  for (int64_t i = 0; i < part->size; ++i) part->values[i] = widen(from[i]);
-}
+#ifdef __AVX512F__
+constexpr int kWide = 16;
+#else
+constexpr int kWide = 8;
+#endif
+constexpr int kVectors = kChunk / kWide;
+typedef uint32_t Words __attribute__((vector_size(kWide * 4)));
+typedef int32_t Integers __attribute__((vector_size(kWide * 4)));
+typedef uint8_t Bytes __attribute__((vector_size(kWide)));
+typedef float Half __attribute__((vector_size(kWide * 2)));
+typedef double Doubles __attribute__((vector_size(kWide * 4)));
 
 inline float widen_bfloat16(uint16_t code) {
   const uint32_t bits = static_cast<uint32_t>(code) << 16;
@@ -48,6 +44,29 @@ inline float widen_bfloat16(uint16_t code) {
   return value;
 }
 
+// Values of an array, as FP32.
+struct Floats {
+  const float* x;
+  float one(int64_t i) const { return x[i]; }
+  void copy(int64_t first, int64_t n, float* to) const { std::memcpy(to, x + first, n * sizeof *x); }
+};
+struct Float16s {
+  const uint16_t* x;
+  float one(int64_t i) const { return widen_one(x[i]); }
+  void copy(int64_t first, int64_t n, float* to) const {
+    int64_t i = 0;
+    for (; i + kChunk <= n; i += kChunk) widen_to(to + i, x + first + i);
+    for (; i < n; ++i) to[i] = widen_one(x[first + i]);
+  }
+};
+struct Bfloat16s {
+  const uint16_t* x;
+  float one(int64_t i) const { return widen_bfloat16(x[i]); }
+  void copy(int64_t first, int64_t n, float* to) const {
+    for (int64_t i = 0; i < n; ++i) to[i] = widen_bfloat16(x[first + i]);
+  }
+};
+
 inline uint64_t mixed(uint64_t x) {  // the finalizer of SplitMix64 (Steele et al. 2014)
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
   x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -55,121 +74,127 @@ inline uint64_t mixed(uint64_t x) {  // the finalizer of SplitMix64 (Steele et a
 }
 
 struct Totals {
-  uint64_t counts[4][256] = {};  // several, so that equal exponents in turn do not wait for one another
+  static constexpr int kTables = 8;  // so that equal exponents in turn do not wait for one another
+  uint32_t counts[kTables][256] = {};
   uint64_t zeros = 0, checksum = 0;
-  float largest = 0;
+  int32_t largest = 0;  // the bits of the number
 
-  // Count the values of a part, and return the sum of their squares.
-  double add(const Part& part, int64_t number) {
-    constexpr uint32_t kSign = 0x80000000u, kInfinity = 0x7f800000u, kFactor = 0x9e3779b1u;
-    Lanes lanes = {};
-    double squares[kChunk] = {};
-    for (int64_t start = 0; start < kPart; start += kChunk) {
-      if (start >= part.size) break;
-      uint32_t bits[kChunk];
-      Lanes chunk;
-      std::memcpy(bits, part.values + start, sizeof bits);
-      std::memcpy(&chunk, bits, sizeof chunk);
-      lanes = (lanes ^ chunk) * kFactor;
-      lanes ^= lanes >> 15;
-      const int count = static_cast<int>(std::min<int64_t>(kChunk, part.size - start));
-      for (int i = 0; i < kChunk; ++i) {
-        const uint32_t size = bits[i] & ~kSign;
-        const float x = size < kInfinity ? part.values[start + i] : 0.0f;
-        squares[i] += static_cast<double>(x) * x;
-        largest = std::max(largest, std::fabs(x));
+  // Count n values, of chunks that zeros fill, and return the sum of their squares.
+  double add(const float* values, int64_t n, int64_t number) {
+    Words hashes[kVectors] = {};
+    Integers most[kVectors] = {}, zero[kVectors] = {};
+    Doubles squares[2 * kVectors] = {};
+    const int64_t end = (n + kChunk - 1) / kChunk * kChunk;
+    for (int64_t start = 0; start < end; start += kChunk) {
+      uint8_t exponents[kChunk];
+      for (int i = 0; i < kVectors; ++i) {
+        Words bits;
+        std::memcpy(&bits, values + start + i * kWide, sizeof bits);
+        hashes[i] = (hashes[i] ^ bits) * 0x9e3779b1u;
+        hashes[i] ^= hashes[i] >> 15;
+        const Integers size = reinterpret_cast<Integers>(bits & 0x7fffffffu);
+        const Integers finite = size & (size < 0x7f800000);
+        most[i] = finite > most[i] ? finite : most[i];
+        zero[i] -= size == 0;
+        Half halves[2];
+        std::memcpy(halves, &finite, sizeof halves);
+        for (int half = 0; half < 2; ++half) {
+          const Doubles x = __builtin_convertvector(halves[half], Doubles);
+          squares[2 * i + half] += x * x;
+        }
+        const Bytes exponent = __builtin_convertvector(size >> 23, Bytes);
+        std::memcpy(exponents + i * kWide, &exponent, sizeof exponent);
       }
-      for (int i = 0; i < count; ++i) {
-        ++counts[i & 3][bits[i] >> 23 & 0xff];
-        zeros += (bits[i] & ~kSign) == 0;
-      }
+      uint64_t words[kChunk / 8];
+      std::memcpy(words, exponents, sizeof words);
+      for (uint64_t word : words)
+        for (int i = 0; i < kTables; ++i, word >>= 8) ++counts[i][word & 0xff];
     }
-    uint64_t sum = mixed(static_cast<uint64_t>(number) + 1);
-    for (int i = 0; i < kChunk; ++i) sum = mixed(sum ^ lanes[i]);
-    checksum += sum;
+    counts[0][0] -= static_cast<uint32_t>(end - n);
+    zeros -= end - n;
+    uint64_t hash = mixed(static_cast<uint64_t>(number) + 1);
+    for (int i = 0; i < kVectors; ++i)
+      for (int lane = 0; lane < kWide; ++lane) {
+        hash = mixed(hash ^ hashes[i][lane]);
+        largest = std::max<int32_t>(largest, most[i][lane]);
+        zeros += zero[i][lane];
+      }
+    checksum += hash;
     double total = 0;
-    for (double one : squares) total += one;
+    for (const Doubles& some : squares)
+      for (int lane = 0; lane < kWide / 2; ++lane) total += some[lane];
     return total;
-  }
-
-  void add(const Totals& other) {
-    for (int table = 0; table < 4; ++table)
-      for (int i = 0; i < 256; ++i) counts[table][i] += other.counts[table][i];
-    zeros += other.zeros;
-    checksum += other.checksum;
-    largest = std::max(largest, other.largest);
   }
 };
 
-// Write the statistics of n values; load(first, part) writes those from the first one on into a part.
-template <class Load>
-void write(int64_t n, const Load& load, double* to) {
+template <class Values>
+void write(const Values& values, int64_t n, double* to) {
   const int64_t parts = (n + kPart - 1) / kPart;
   std::vector<double> squares(parts);
-  Totals all;
+  uint64_t counts[256] = {}, zeros = 0, checksum = 0;
+  int32_t largest = 0;
   std::mutex mutex;
   share(parts, [&](int64_t first, int64_t last) {
     if (first == last) return;
     Totals mine;
-    Part part;
+    alignas(64) float part[kPart];
     for (int64_t number = first; number < last; ++number) {
-      part.size = std::min(kPart, n - number * kPart);
-      std::fill(part.values + part.size, part.values + kPart, 0.0f);
-      load(number * kPart, &part);
-      squares[number] = mine.add(part, number);
+      const int64_t start = number * kPart, size = std::min(kPart, n - start);
+      std::fill(part + size, part + kPart, 0.0f);
+      values.copy(start, size, part);
+      squares[number] = mine.add(part, size, number);
     }
     const std::lock_guard<std::mutex> lock(mutex);
-    all.add(mine);
+    for (int i = 0; i < 256; ++i) {
+      uint32_t count = 0;  // modulo 2^32, as zeros that fill chunks are subtracted from one table
+      for (const auto& table : mine.counts) count += table[i];
+      counts[i] += count;
+    }
+    zeros += mine.zeros;
+    checksum += mine.checksum;
+    largest = std::max(largest, mine.largest);
   });
-  for (int i = 0; i < 256; ++i) {
-    uint64_t count = 0;
-    for (const auto& table : all.counts) count += table[i];
-    to[kExponents + i] = static_cast<double>(count);
-  }
-  to[kZeros] = static_cast<double>(all.zeros);
-  to[kLargest] = all.largest;
+  for (int i = 0; i < 256; ++i) to[kExponents + i] = static_cast<double>(counts[i]);
+  to[kZeros] = static_cast<double>(zeros);
+  float size;
+  std::memcpy(&size, &largest, sizeof size);
+  to[kLargest] = size;
   to[kSquares] = std::accumulate(squares.begin(), squares.end(), 0.0);
-  to[kLowBits] = static_cast<double>(all.checksum & 0xffffffffu);
-  to[kHighBits] = static_cast<double>(all.checksum >> 32);
+  to[kLowBits] = static_cast<double>(checksum & 0xffffffffu);
+  to[kHighBits] = static_cast<double>(checksum >> 32);
   to[kSize] = static_cast<double>(n);
-  Part part;
-  part.size = 1;
-  for (int i = 0; i < kSamples; ++i) {
-    part.values[0] = 0;
-    if (n > 0) load(n * i / kSamples, &part);
-    to[kSample + i] = part.values[0];
-  }
+  for (int i = 0; i < kSamples; ++i) to[kSample + i] = n > 0 ? values.one(n * i / kSamples) : 0;
 }
 
 inline void write_statistics(const TBlob& of, double* to) {
   const auto codes = static_cast<const uint16_t*>(of.dptr_);
-  const auto numbers = static_cast<const float*>(of.dptr_);
   const int64_t n = of.Size();
   if (of.type_flag_ == mshadow::kFloat32)
-    write(n, [=](int64_t first, Part* part) { load(numbers + first, part); }, to);
+    write(Floats{static_cast<const float*>(of.dptr_)}, n, to);
   else if (of.type_flag_ == mshadow::kFloat16)
-    write(n, [=](int64_t first, Part* part) { widen_part(codes + first, part, widen_one); }, to);
+    write(Float16s{codes}, n, to);
   else
-    write(n, [=](int64_t first, Part* part) { widen_part(codes + first, part, widen_bfloat16); }, to);
+    write(Bfloat16s{codes}, n, to);
 }
 
 inline bool is_float(int type) {
   return type == mshadow::kFloat32 || type == mshadow::kFloat16 || type == mshadow::kBfloat16;
 }
 
-inline bool infer_shapes(const NodeAttrs&, mxnet::ShapeVector*, mxnet::ShapeVector* out) {
-  out->at(0) = mxnet::TShape({kLength});
+inline bool infer_shapes(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  out->at(0) = mxnet::TShape({static_cast<int64_t>(in->size()), kLength});
   return true;
 }
 
 inline bool infer_types(const NodeAttrs&, std::vector<int>* in, std::vector<int>* out) {
   out->at(0) = mshadow::kFloat64;
-  return is_float(in->at(0));
+  return std::all_of(in->begin(), in->end(), is_float);
 }
 
 inline void compute(const NodeAttrs&, const OpContext&, const Blobs& in, const Requests&,
                     const Blobs& out) {
-  write_statistics(in[0], static_cast<double*>(out[0].dptr_));
+  double* row = static_cast<double*>(out[0].dptr_);
+  for (size_t i = 0; i < in.size(); ++i, row += kLength) write_statistics(in[i], row);
 }
 
 // ---- An array that passes unchanged, in the layout that it has: the gradient of a second operand, the probe,
@@ -224,7 +249,10 @@ inline bool types_back(const NodeAttrs&, std::vector<int>* in, std::vector<int>*
 }
 
 inline void register_statistics() {
-  Operator made("_mpgluon_statistics", 1, 1);
+  const nnvm::Op* theirs = nnvm::Op::Get("multi_sum_sq");  // of as many arrays, with their number
+  Operator made("_mpgluon_statistics", theirs->num_inputs, 1);
+  made.op().get_num_inputs = theirs->get_num_inputs;
+  made.op().attr_parser = theirs->attr_parser;
   made.set<mxnet::FInferShape>("FInferShape", old_function(infer_shapes))
       .set<nnvm::FInferType>("FInferType", old_function(infer_types))
       .set<FCompute>("FCompute<cpu>", compute);

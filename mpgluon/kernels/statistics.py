@@ -87,22 +87,24 @@ class Statistics:
         return self.numbers[_SAMPLE:].astype(np.float32)
 
 
-def statistics(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return the statistics of an array of any shape; where there are native operators, no wait.
+def statistics(*arrays: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return the statistics of arrays of any shapes; where there are native operators, no wait.
 
     Parameters
     ----------
-    array : NDArray
-        float32, float16 or bfloat16.
+    *arrays : NDArray
+        float32, float16 or bfloat16; at least one.
 
     Returns
     -------
-    NDArray of float64, shape (LENGTH,), on the CPU
-        For `Statistics`.
+    NDArray of float64, shape (arrays, LENGTH), on the CPU
+        Rows for `Statistics`.
     """
     if kernels.available():
-        return kernels.invoke("_mpgluon_statistics", array.as_in_context(mx.cpu()))
-    return mx.nd.array(statistics_in_numpy(cast(array, "float32").asnumpy()), dtype="float64")
+        on_cpu = (array.as_in_context(mx.cpu()) for array in arrays)
+        return kernels.invoke("_mpgluon_statistics", *on_cpu, num_arrays=len(arrays))
+    values = (cast(array, "float32").asnumpy() for array in arrays)
+    return mx.nd.array(np.stack(list(map(statistics_in_numpy, values))), dtype="float64")
 
 
 def probed(array: mx.nd.NDArray, probe: mx.nd.NDArray) -> mx.nd.NDArray:

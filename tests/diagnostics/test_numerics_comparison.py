@@ -223,6 +223,27 @@ def test_a_difference_between_recorded_steps_asks_for_all_of_them(tmp_path):
     assert "record each of these (every=1)" in found.sentence
 
 
+def test_steps_without_activations_name_the_gradient_and_ask_for_them(tmp_path):
+    options = {"every": 2, "activations_every": 100}
+    plain, other = Run(), Run()
+
+    @at(2)
+    def change_loss(run):
+        run.loss_fn = gluon.loss.SoftmaxCrossEntropyLoss(weight=2.0)
+
+    other.before_step = change_loss
+    folders = plain.train(tmp_path / "a", **options), other.train(tmp_path / "b", **options)
+    found = compare(*folders)
+    assert found.step == 2
+    assert found.difference.id.kind == "loss"
+    assert "record them (activations_every=1) to see the layer" in found.sentence
+
+
+def test_a_recording_with_activations_and_one_without_are_of_one_network(tmp_path):
+    folders = [Run().train(tmp_path / str(n), every=2, activations_every=n) for n in (2, 100)]
+    assert compare(*folders).step is None
+
+
 def test_whole_arrays_count_every_number(tmp_path):
     def one_pixel(run):
         run.images[1, 0, 0, 0, 1] += 1e-6

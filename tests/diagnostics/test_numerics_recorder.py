@@ -127,6 +127,24 @@ def test_every_nth_step_is_recorded_and_each_has_a_line(tmp_path):
     assert all(line["loss"] is not None for line in recording.lines)
 
 
+def test_activations_are_recorded_less_often(tmp_path):
+    options = {"steps": 12, "every": 2, "activations_every": 6}
+    recording = diagnostics.read_numerics(Run().train(tmp_path, **options))
+    assert recording.numbers == [1, 2, 4, 6, 8, 10, 12]
+    kinds = {step.number: {name.kind for name in step.tensors} for step in recording}
+    with_activations = {number for number, of in kinds.items() if "activation" in of}
+    assert with_activations == {1, 6, 12}
+    assert all({"weight", "gradient", "update", "loss"} <= of for of in kinds.values())
+
+
+def test_steps_without_activations_change_no_bit_of_a_hybridized_run(tmp_path):
+    runs = [Run(cast=None), Run(cast=None)]
+    for run, every in zip(runs, (1, 100)):
+        run.net.hybridize(static_alloc=True, static_shape=True)
+        run.train(tmp_path / str(every), every=every, activations_every=100)
+    assert weights(runs[0]) == weights(runs[1])
+
+
 def test_the_number_of_files_is_bounded(tmp_path):
     recording = diagnostics.read_numerics(Run().train(tmp_path, steps=12, keep=4))
     assert recording.numbers == [1, 4, 8, 12]
@@ -316,7 +334,8 @@ def test_a_step_that_raises_or_does_not_end_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every must be at least 1"),
+        ({"every": 0}, "every and activations_every must be at least 1"),
+        ({"activations_every": 0}, "every and activations_every must be at least 1"),
         ({"keep": 1}, "keep at least 2"),
         ({"arrays": (3, 2)}, "the first and the last of some steps"),
     ],

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, door: Door) -> int:
     door.import_all_of_mpgluon()
     from mpgluon.tools.numerics.comparison import compare_numerics
     from mpgluon.tools.numerics.files import folder_of, read_numerics
-    from mpgluon.tools.numerics.trends import trends_of
+    from mpgluon.tools.numerics.trends import lines_of, trends_of
 
     recording = read_numerics(folder_of(options.recording))
     if options.other is not None:
@@ -55,11 +55,12 @@ def run(options: argparse.Namespace, door: Door) -> int:
     trends = trends_of(recording)
     print(_summary(recording))
     print("\nNothing is about to fail." if not trends else "")
-    print(*trends, sep="\n", end="\n" * bool(trends))
+    lines = lines_of(trends)
+    print(*lines, sep="\n", end="\n" * bool(lines))
     if options.html is not None:
         from mpgluon.tools.numerics.page import write_page
 
-        write_page(recording, Path(options.html), warnings=[str(trend) for trend in trends])
+        write_page(recording, Path(options.html), warnings=lines)
         print(f"\nA map of all layers over time: {options.html}")
     return int(bool(trends))
 

@@ -228,6 +228,10 @@ class _Steps:
         meaning = self._meaning(first, difference)
         return f"{self._when()}, {place}: {first}{block}: {difference}. {meaning}"
 
+    @property
+    def _have_activations(self) -> bool:
+        return bool(self.a.of("activation") and self.b.of("activation"))
+
     def _when(self) -> str:
         if self.before is None:
             return f"Step {self.a.number}, the first that both recorded"
@@ -255,7 +259,8 @@ class _Steps:
 
     def _other_networks(self) -> str:
         """Return that the layers are not the same ones, and which; empty if they are."""
-        a, b = ([t.id for t in step.of("activation", "weight")] for step in (self.a, self.b))
+        kinds = ("activation", "weight") if self._have_activations else ("weight",)
+        a, b = ([t.id for t in step.of(*kinds)] for step in (self.a, self.b))
         if set(a) == set(b):
             return ""
         only_a = [str(name) for name in a if name not in set(b)]
@@ -284,6 +289,11 @@ class _Steps:
             return "The labels are not the same ones, while the inputs are."
         if name.kind in ("weight", "master", "state"):
             return self._of_parameters(name, difference, last if between else "")
+        if name.kind in ("loss", "gradient") and not self._have_activations:
+            return (
+                "The activations of this step were not recorded in both: record them "
+                "(activations_every=1) to see the layer where this begins."
+            )
         if name.kind in ("activation", "loss"):
             return self._of_forward(name, difference)
         if name.kind in ("activation gradient", "gradient"):

@@ -14,7 +14,7 @@ from mpgluon.tools.numerics.files import NumericsStep, Recording, Tensor, Tensor
 
 import numpy as np
 
-__all__ = ["WHY", "Trend", "Trends", "trends_of"]
+__all__ = ["WHY", "Trend", "Trends", "lines_of", "trends_of"]
 
 WHY = {
     "growing activation": "an activation beyond the largest number becomes infinite",
@@ -24,13 +24,14 @@ WHY = {
 }
 """Why each kind of trend matters."""
 
-_WINDOW = 100  # steps that a growth is fitted to
-_FEWEST = 4  # recorded steps in it
+_DOUBLES = 100  # steps at most
+_GROWS = 400  # steps that a growth is fitted to, and in which it must be twofold twice
+_FEWEST = 5  # recorded steps among them
 _AHEAD = 1000  # steps: growth that overflows later is not a warning
 _NEAR = 4.0  # how near to the smallest number the median of a gradient may come
 _LOST = 0.5  # share of the updates
 _FEWEST_NUMBERS = 30  # of a tensor that a share or a median is computed of
-_SINKS, _SKIPS = 8.0, 3  # the loss scale within the window, and skipped steps
+_WINDOW, _SINKS, _SKIPS = 100, 8.0, 3  # steps in which a loss scale sinks, and skipped ones
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,6 @@ class Trend:
     name: str
     sentence: str
     fix: str
-
-    def __str__(self) -> str:
-        return f"step {self.step}: {self.sentence}; {self.fix}"
 
 
 class Trends:
@@ -94,18 +92,19 @@ class Trends:
                 yield trend
 
     def _of_activation(self, step: int, tensor: Tensor) -> Optional[Trend]:
-        """Tell whether the largest value doubles every window, and is going to overflow."""
+        """Tell whether the largest value doubles again and again, and is going to overflow."""
         largest, limit = tensor.statistics.largest, tensor.float_format.max
         points = self._largest.setdefault(tensor.id, [])
         if not largest > 0:
             return None
         points.append((step, math.log2(largest)))
-        while points and points[0][0] < step - _WINDOW:
+        while len(points) > _FEWEST and points[0][0] < step - _GROWS:
             points.pop(0)
-        if len(points) < _FEWEST or points[-1][0] - points[0][0] < _WINDOW / 2:
+        is_half_way = largest**2 > limit  # in exponents; smaller ones grow as training begins
+        if not is_half_way or len(points) < _FEWEST or not _grows_throughout(points):
             return None
         rate = _doublings_per_step(points)
-        if rate * _WINDOW < 1 or not _grows_throughout(points):
+        if rate * _DOUBLES < 1:
             return None
         left = (math.log2(limit) - math.log2(largest)) / rate
         if left > _AHEAD:
@@ -145,6 +144,19 @@ class Trends:
             )
 
 
+def lines_of(trends: Sequence[Trend]) -> list[str]:
+    """Return trends in words: of several layers with the same at the same step the first one."""
+    alike: dict[tuple[int, str], list[Trend]] = {}
+    for trend in trends:
+        alike.setdefault((trend.step, trend.kind), []).append(trend)
+    lines = []
+    for first, *others in alike.values():
+        names = ", ".join(other.name for other in others[:3])
+        also = f" (so too {names}{f' and {len(others) - 3} more' * (len(others) > 3)})"
+        lines.append(f"step {first.step}: {first.sentence}{also * bool(others)}; {first.fix}")
+    return lines
+
+
 def trends_of(recording: Recording) -> list[Trend]:
     """Return what a recording warns of, by the step at which it could be seen first."""
     trends = Trends()
@@ -159,10 +171,11 @@ def _doublings_per_step(points: Sequence[tuple[int, float]]) -> float:
 
 
 def _grows_throughout(points: Sequence[tuple[int, float]]) -> bool:
-    """Whether both halves of the window grow, each by a fifth at least of what the rate says."""
+    """Whether the values have doubled twice, once in each half or nearly so."""
     middle = len(points) // 2
     halves = points[: middle + 1], points[middle:]
-    return all(half[-1][1] - half[0][1] >= 0.2 for half in halves)
+    doublings = [half[-1][1] - half[0][1] for half in halves]
+    return sum(doublings) >= 2 and min(doublings) >= 0.75
 
 
 def _of_gradient(step: int, tensor: Tensor) -> Optional[Trend]:
@@ -202,6 +215,7 @@ def _of_update(step: NumericsStep, tensor: Tensor) -> Optional[Trend]:
         tensor.id.name,
         f"{100 * share:.0f} % of the updates of {tensor.id.name} are lost: they are below half a "
         f"unit in the last place of its {tensor.format} weights, which stay as they were",
-        "FP32 masters (multi_precision=True), stochastic rounding or Kahan's compensation keep "
-        "them; a learning rate that is too small needs no cure but a larger one",
+        "FP32 masters (multi_precision=True), stochastic rounding or Kahan's compensation keep them"
+        if tensor.format != "float32"
+        else "the learning rate is too small for these weights",
     )

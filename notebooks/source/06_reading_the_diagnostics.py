@@ -18,7 +18,8 @@
 # - ask the layers' status flags who overflowed;
 # - find the block and the operator in which the first infinite number appeared;
 # - say why no loss scale helps against it;
-# - find out which blocks to keep in FP32, and check that it helps.
+# - find out which blocks to keep in FP32, and check that it helps;
+# - find the step and the layer in which two runs part, and say whether rounding explains it.
 #
 # You should know casting (lesson 04) and loss scaling (lesson 03).
 
@@ -26,8 +27,12 @@
 FAST = False  # the build's fast mode says True: the same code on less data
 
 # %% tags=["setup"]
+import inspect
+import tempfile
+from pathlib import Path
+
 import mpgluon
-from mpgluon import amp, kernels
+from mpgluon import amp, diagnostics, kernels
 from mpgluon.diagnostics import compare, exponents, overflow, ranges
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.tables import Table
@@ -40,7 +45,16 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 from teaching import check
-from teaching.lesson_06 import accuracy_of, loss_fn, make_net, make_sounds, make_trainer, train
+from teaching.lesson_06 import (
+    ColleaguesEnergy,
+    accuracy_of,
+    loss_fn,
+    make_net,
+    make_sounds,
+    make_trainer,
+    record_with_a_fault,
+    train,
+)
 
 steps = 60 if FAST else 150
 
@@ -404,6 +418,135 @@ assert np.abs(losses[1] - losses[0]).max() < 0.1
 # The case is closed. One operator of one layer was to blame, and one line cures it. The other three
 # layers compute in FP16.
 #
+# ## Two runs that should agree, and do not
+#
+# An overflow is easy to notice. This fault is not: a colleague trains the cured network too, with
+# the same sounds and the same seed. Her code has a class `ColleaguesEnergy` in place of `Energy`.
+# Her losses are not quite ours. Is it her code, or only her processor? Another processor may add
+# the same numbers in another order, and each order rounds otherwise. So some difference is normal.
+#
+# A `NumericsRecorder` around each step writes down its numbers, layer by layer: weights, results,
+# gradients, updates. It keeps a checksum of each array and 16 of its values. Of the first step it
+# shall keep all values (`arrays=(1, 1)`).
+
+# %%
+files = tempfile.TemporaryDirectory()  # all that this page writes
+
+
+def record(energy, name):
+    """Train the cured network for 20 steps, and record each step."""
+    net = make_net(energy)
+    mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[1]))
+    trainer = make_trainer(net, 1024)
+    folder = Path(files.name) / name
+    recorder = diagnostics.NumericsRecorder(net, trainer, folder, every=1, arrays=(1, 1))
+    for step in range(20):
+        sounds, pitches = make_sounds(32, seed=step)
+        with recorder.step(sounds, pitches) as recorded:
+            with autograd.record():
+                recorded.loss = loss_fn(net(sounds), pitches)
+                with amp.scale_loss(recorded.loss, trainer) as scaled_loss:
+                    autograd.backward(scaled_loss)
+            trainer.step(len(pitches))
+    return diagnostics.read_numerics(folder)
+
+
+def losses_of(recording):
+    return np.array([line["loss"] for line in recording.lines])
+
+
+ours, hers = record(Energy, "ours"), record(ColleaguesEnergy, "hers")
+rows = []
+for step in (1, 2, 3, 4, 6, 8, 13, 16, 19, 20):
+    pair = losses_of(ours)[step - 1], losses_of(hers)[step - 1]
+    rows.append((str(step), *(f"{loss:.4f}" for loss in (*pair, pair[1] - pair[0]))))
+print(Table(("step", "our loss", "her loss", "difference"), rows))
+
+# %% tags=["claim"]
+difference = np.abs(losses_of(hers) - losses_of(ours))
+assert 0 < difference[0] < 0.001
+assert difference[:5].max() < 0.002
+assert difference[12:].max() > 0.01
+
+# %% [markdown]
+# The first losses agree to three digits. Some steps later they do not even agree to two. The losses
+# cannot say why: training multiplies any small difference, also one of rounding.
+#
+# By hand, we can compare the layers. In step 1 both runs have the same weights. Both `filters` are
+# the same code. So we give the same numbers to both kinds of `energy`, and count the difference in
+# roundings of FP32, in which this layer computes.
+
+# %%
+results = [energy()(mx.nd.array(filtered)).asnumpy() for energy in (ColleaguesEnergy, Energy)]
+by_hand = relative_error(*results)
+print(f"energy: {by_hand:.2g} is {by_hand / 2**-24:.0f} roundings of FP32")
+
+# %% [markdown]
+# `compare_numerics` does it for two recordings. It looks for the first step in which any bit
+# differs, and in this step, in the order of the computation, for the first array. (`1` is the place
+# of a layer: `net[1]` is `energy`.)
+
+# %%
+comparison = diagnostics.compare_numerics(ours, hers)
+print(comparison.sentence)
+print(comparison.table(5))
+
+# %% tags=["claim"]
+assert comparison.step == 1
+assert comparison.difference.id[:2] == ("activation", "1")
+assert comparison.difference.is_rounding is False
+assert np.isclose(comparison.difference.relative, by_hand, rtol=0.1)
+assert by_hand > 1000 * 2**-24
+
+# %% [markdown]
+# Read the sentence above the table: step 1, in the forward pass, the result of layer `1`, `energy`.
+# All that went into it was equal. Sums in another order change such a result by a few roundings.
+# This is thousands of them, so rounding does not explain it. The other rows come later in the step:
+# they were computed from numbers that differ already.
+#
+# We look at her code:
+
+# %%
+print(inspect.getsource(ColleaguesEnergy.hybrid_forward).splitlines()[-1].strip())
+
+# %% [markdown]
+# We add 1 before the logarithm, she adds $10^{-5}$. For loud sounds that is the same. For the
+# quietest ones it is not. BatchNorm's epsilon is such a constant too, and libraries choose it
+# differently.
+#
+# And if it were only her processor? One with vector instructions adds the same numbers in parts,
+# and then the parts. We do so, too.
+
+
+# %%
+class EnergyInParts(nn.HybridBlock):
+    """The same numbers, added in another order."""
+
+    def hybrid_forward(self, F, x):
+        squares = F.broadcast_mul(x, x)
+        parts = [F.slice_axis(squares, axis=2, begin=at, end=at + 16) for at in (0, 16, 32)]
+        parts.append(F.slice_axis(squares, axis=2, begin=48, end=None))
+        return F.log(sum(F.sum(part, axis=2) for part in parts) / 61 + 1)  # 61 times
+
+
+in_parts = record(EnergyInParts, "in parts")
+of_rounding = diagnostics.compare_numerics(ours, in_parts)
+print(of_rounding.sentence)
+print(f"losses that differ: {np.sum(losses_of(in_parts) != losses_of(ours))} of 20")
+
+# %% tags=["claim"]
+assert (of_rounding.step, of_rounding.difference.id[:2]) == (1, ("activation", "1"))
+assert of_rounding.difference.is_rounding
+assert of_rounding.difference.relative < 8 * 2**-24
+assert np.abs(losses_of(in_parts) - losses_of(ours)).max() < difference.max() / 10
+
+# %% [markdown]
+# The same step and the same layer, but the other answer: rounding explains it, and there is no fault
+# to look for. Here the layers in FP16 round most of it away. In a larger network and a longer
+# training it can grow until the losses differ more than hers and ours
+# ([an example](../docs/how-to/training-got-worse.md)). So look at the first difference, and not at
+# the losses.
+#
 # ## Summary
 #
 # - A loss scale that falls to 1 says that no scale helps. A loss that is NaN says why: something
@@ -414,6 +557,8 @@ assert np.abs(losses[1] - losses[0]).max() < 0.1
 #   inside a layer.
 # - `compare_with_fp32` ranks the layers by the error that each introduces.
 # - `suggest_keep_fp32` finds by trial what to keep in FP32, and `keep_fp32` does it.
+# - Of two runs that part, the losses do not say why. `NumericsRecorder` and `compare_numerics` name
+#   the first step and array that differ, and say whether rounding explains it.
 #
 # There are more tools, for memory, for shapes and for steps that went wrong on another machine:
 # [see the numbers](../docs/diagnostics.md).
@@ -486,6 +631,25 @@ largest_scale = 1.0
 while overflow.locate_overflow(trial, batch, loss_scale=2 * largest_scale) is None:
     largest_scale *= 2
 assert check("06.3", largest_scale)
+
+# %% [markdown]
+# **06.4** `record_with_a_fault(Energy, folder)` trains and records the cured network once more, with
+# our `Energy`. But something happens to one of its layers. The losses of 13 steps are the same as
+# ours to the last bit, and those of the later steps are not. Which layer is it? Hand in its name.
+
+# %%
+faulty = record_with_a_fault(Energy, Path(files.name) / "faulty")
+other = np.flatnonzero(losses_of(faulty) != losses_of(ours))
+print(f"the first step with another loss: {other[0] + 1}")
+
+answer = ...
+check("06.4", answer)
+
+# %% tags=["solution"]
+found = diagnostics.compare_numerics(ours, faulty)
+print(found.sentence)
+place = int(found.difference.id.name.partition(".")[0])
+assert check("06.4", net[place].name)
 
 # %% [markdown]
 # ## References

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Optional, Union
 
 import mpgluon
-from mpgluon import amp
+from mpgluon import amp, diagnostics
+from mpgluon.cast import fp32
 from mpgluon.diagnostics import locate_overflow
 from mpgluon.diagnostics.observe import Batch
+from mpgluon.tools.numerics.files import Recording, read_numerics
 
 import mxnet as mx
 import numpy as np
@@ -18,11 +23,23 @@ from mxnet.ndarray import NDArray
 
 from teaching.exercises import Verdict, exercise, number_of
 
-__all__ = ["accuracy_of", "loss_fn", "make_net", "make_sounds", "make_trainer", "train"]
+__all__ = [
+    "ColleaguesEnergy",
+    "accuracy_of",
+    "loss_fn",
+    "make_net",
+    "make_sounds",
+    "make_trainer",
+    "record_with_a_fault",
+    "train",
+]
 
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
 
 _STEPS = 60  # of the trainings in the exercises
+_RECORDED = 20  # steps of the recordings
+_FAULTY_LAYER = 2  # its place in the network; the fault of exercise 06.4
+_FAULTY_STEP = 13
 
 
 def make_sounds(count: int, seed: int) -> tuple[NDArray, NDArray]:
@@ -86,6 +103,54 @@ def accuracy_of(net: gluon.Block, divisor: float = 1) -> float:
     sounds, pitches = make_sounds(400, seed=10_000)
     found = net(sounds / divisor).asnumpy().argmax(axis=1)
     return float(np.mean(found == pitches.asnumpy()))
+
+
+class ColleaguesEnergy(nn.HybridBlock):
+    """The logarithm of the mean of squares over time, as a colleague has written it."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
+        """Return a number for each filter."""
+        return F.log(F.mean(F.broadcast_mul(x, x), axis=2) + 1e-5)
+
+
+def record_with_a_fault(
+    energy: Callable[..., gluon.HybridBlock], folder: Union[str, Path]
+) -> Recording:
+    """Train the cured network for 20 steps with a hidden fault; return the recording."""
+    return _record(energy, folder, _lose_masters)
+
+
+def _record(
+    energy: Callable[..., gluon.HybridBlock],
+    folder: Union[str, Path],
+    before_step: Callable[[gluon.Block, int], None] = lambda *_: None,
+    whole: int = 1,
+) -> Recording:
+    """Train the cured network for 20 steps and record them, as the lesson does."""
+    net = make_net(energy)
+    mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[1]))
+    trainer = make_trainer(net, 1024)
+    arrays = (whole, whole)  # the step that is recorded with all values
+    recorder = diagnostics.NumericsRecorder(net, trainer, folder, every=1, arrays=arrays)
+    for step in range(1, _RECORDED + 1):
+        before_step(net, step)
+        sounds, pitches = make_sounds(32, seed=step - 1)
+        with recorder.step(sounds, pitches) as recorded:
+            with autograd.record():
+                recorded.loss = loss_fn(net(sounds), pitches)
+                with amp.scale_loss(recorded.loss, trainer) as scaled_loss:
+                    autograd.backward(scaled_loss)
+            trainer.step(len(pitches))
+    return read_numerics(folder)
+
+
+def _lose_masters(net: gluon.Block, step: int) -> None:
+    """Round a layer's masters to FP16, as a checkpoint without them would."""
+    if step == _FAULTY_STEP:
+        for parameter in net[_FAULTY_LAYER].collect_params().values():
+            master = fp32.known(parameter)
+            assert master is not None  # the Trainer has made it in step 1
+            master[:] = master.astype("float16").astype("float32")
 
 
 class _Energy(nn.HybridBlock):
@@ -186,3 +251,53 @@ def largest_loss_scale(answer: Any) -> Verdict:
     return Verdict(
         True, f"At a scale of {scale:g} all is finite. At {2 * scale:g}, {_words_of(found)}."
     )
+
+
+@exercise("06.4")
+def layer_of_the_fault(answer: Any) -> Verdict:
+    if not isinstance(answer, str):
+        raise TypeError(f'the answer is the name of a layer, such as "energy", received {answer!r}')
+    names = [layer.name for layer in make_net(_Energy)]
+    if answer not in names:
+        return Verdict(False, f"{answer!r} is not one of the layers {', '.join(names)}.")
+    with TemporaryDirectory() as folder:
+        good = _record(_Energy, Path(folder) / "good")
+        faulty = _record(_Energy, Path(folder) / "faulty", _lose_masters, whole=_FAULTY_STEP)
+        parted = _parted(good, faulty, len(names))
+        step = good.step(_FAULTY_STEP), faulty.step(_FAULTY_STEP)
+    place, first = names.index(answer), min(parted)
+    if parted[place] != first:
+        return Verdict(
+            False,
+            f"The weights and masters of {answer} differ from step {parted[place]} on, those of "
+            f"another layer from step {first} on."
+            if parted[place] < math.inf
+            else f"{answer} has no weights, and is the same code in both runs.",
+        )
+    masters = [
+        tensor.array
+        for tensor in step[1].of("master")
+        if tensor.id.name.startswith(f"{place}.") and tensor.array is not None
+    ]
+    are_fp16 = all((array == array.astype(np.float16)).all() for array in masters)
+    assert masters
+    assert are_fp16
+    losses = [f"{one.line['loss']:.4f}" for one in step]
+    return Verdict(
+        True,
+        f"Before step {first} all FP32 masters of {answer} became FP16 numbers, as if they came "
+        f"from a checkpoint that holds only the 16-bit weights. Those weights stayed the same, and "
+        f"so did the loss of step {first}: {losses[0]} and {losses[1]}. But its update began at "
+        "other masters.",
+    )
+
+
+def _parted(first: Recording, second: Recording, layers: int) -> list[float]:
+    """Return the first step in which each layer's weights or masters differ; infinity if none."""
+    steps = [math.inf] * layers
+    for number in reversed(first.numbers):
+        other = second.step(number).tensors
+        for tensor in first.step(number).of("weight", "master"):
+            if tensor.checksum != other[tensor.id].checksum:
+                steps[int(tensor.id.name.partition(".")[0])] = number
+    return steps

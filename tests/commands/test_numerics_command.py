@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers import run_python
 from numerics_runs import Run
 
 
@@ -51,3 +52,17 @@ def test_two_recordings_that_part_and_two_that_do_not(printed, tmp_path):
 )
 def test_bad_input(refused, arguments, message):
     assert message in refused("numerics", *arguments)
+
+
+def test_a_reader_that_stops_reading_is_not_an_error(tmp_path):
+    folder = Run().train(tmp_path / "numerics", steps=2)
+    code = (
+        "import subprocess, sys\n"
+        f"command = [sys.executable, '-m', 'mpgluon', 'numerics', {str(folder)!r}]\n"
+        "reader = subprocess.Popen(['true'], stdin=subprocess.PIPE)\n"
+        "reader.wait()\n"
+        "done = subprocess.run(command, stdout=reader.stdin, stderr=subprocess.PIPE)\n"
+        "print(done.returncode, done.stderr.decode().count('error'))\n"
+    )
+    done = run_python(code)
+    assert done.stdout.split() == ["0", "0"]

@@ -56,7 +56,7 @@ def test_another_epsilon_of_a_batch_norm(reference, tmp_path):
     assert found.difference.id[:2] == ("activation", "1")
     assert found.difference.block == "BatchNorm"
     assert found.difference.is_rounding is False
-    assert "its own computation does. Rounding does not explain it" in found.sentence
+    assert "so it computes something else. Rounding does not explain it" in found.sentence
 
 
 def set_epsilon(norm, epsilon):
@@ -244,6 +244,46 @@ def test_a_recording_with_activations_and_one_without_are_of_one_network(tmp_pat
     assert compare(*folders).step is None
 
 
+def test_all_values_of_one_and_some_of_the_other_compare_those_that_both_have(tmp_path):
+    other = Run()
+    other.images[1] += 1
+    folder = other.train(tmp_path / "b", arrays=(2, 2))
+    found = compare(Run().train(tmp_path / "a"), folder)
+    assert (found.difference.differing, found.difference.values) == (16, 16)
+    assert "16 of the 16 values that are kept of 864 differ" in found.sentence
+
+
+def test_a_fault_in_a_backward_pass(reference, tmp_path):
+    class Faulty(nn.Activation):
+        """The same result; its gradient is that of half of it."""
+
+        def hybrid_forward(self, F, x):
+            result = F.relu(x)
+            return result * 0.5 + F.BlockGrad(result) * 0.5
+
+    def plant(run):
+        run.net[2].__class__ = Faulty
+
+    found = compare(reference(), planted(tmp_path, plant))
+    assert found.step == 1
+    assert found.difference.id == ("activation gradient", "1", 0)
+    assert "the backward pass of what takes its result differs" in found.sentence
+
+
+def test_settings_that_differ_stand_with_the_first_difference(tmp_path):
+    folders = [
+        Run(cast=None).train(tmp_path / name, every=2, activations_every=number)
+        for name, number in (("a", 2), ("b", 4))
+    ]
+    other = Run(cast=None)
+    other.images += 1
+    found = compare(folders[0], other.train(tmp_path / "c", every=2, activations_every=4))
+    words = "The recordings also differ in: activations every 2 and 4."
+    assert found.settings == words
+    assert words in str(found)
+    assert compare(*folders).settings == ""
+
+
 def test_whole_arrays_count_every_number(tmp_path):
     def one_pixel(run):
         run.images[1, 0, 0, 0, 1] += 1e-6
@@ -256,7 +296,7 @@ def test_whole_arrays_count_every_number(tmp_path):
     assert (found.difference.differing, found.difference.values) == (1, 8 * 3 * 36)
     sampled = compare(Run().train(tmp_path / "c"), folder)
     assert sampled.difference.differing == 0
-    assert "in none of the 16 values" in sampled.sentence
+    assert "but not in the 16 values" in sampled.sentence
 
 
 def test_recordings_of_different_networks_are_named_by_layer(reference, tmp_path):

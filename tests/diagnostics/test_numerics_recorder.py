@@ -180,6 +180,34 @@ def test_a_run_that_is_continued_replaces_later_steps(tmp_path):
     assert {n: t.checksum for n, t in before.items()} == {n: t.checksum for n, t in after.items()}
 
 
+def test_a_run_that_was_continued_without_its_optimizer_is_numbered_by_hand(tmp_path, caplog):
+    first = Run()
+    first.train(tmp_path, steps=3)
+    again = Run()
+    again.train(tmp_path / "other", steps=0)
+    recorder = diagnostics.NumericsRecorder(again.net, again.trainer, tmp_path, every=1)
+    images = mx.nd.array(again.images[0])
+    with caplog.at_level(logging.WARNING), recorder.step(images, number=3) as told:
+        with autograd.record():
+            told.loss = again.net(images).sum()
+            with amp.scale_loss(told.loss, again.trainer) as scaled:
+                autograd.backward(scaled)
+        again.trainer.step(1)
+    assert "replacing the recorded steps 3 to 3, which are at or after this run's" in caplog.text
+    assert diagnostics.read_numerics(tmp_path).numbers == [1, 2, 3]
+
+
+def test_the_learning_rate_is_that_of_the_update(tmp_path):
+    class Tenths(mx.lr_scheduler.LRScheduler):
+        def __call__(self, update):
+            return update / 10
+
+    run = Run()
+    run.options["lr_scheduler"] = Tenths()
+    recording = diagnostics.read_numerics(run.train(tmp_path, steps=3))
+    assert [line["learning_rate"] for line in recording.lines] == [0.1, 0.2, 0.3]
+
+
 def test_a_block_that_is_called_twice_and_a_graph_that_changes(tmp_path):
     class Twice(gluon.Block):
         def __init__(self):

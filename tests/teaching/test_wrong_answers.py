@@ -119,6 +119,9 @@ WRONG = [
     ("06.1", energy_of_a_quarter, "Cast to FP16, it breaks: forward"),
     ("06.2", 300, "300 is not a power of two"),
     ("06.3", 65536, "is not finite: the step is skipped"),
+    ("06.4", "output", "those of another layer from step 13 on"),
+    ("06.4", "energy", "energy has no weights, and is the same code in both runs"),
+    ("06.4", "2.weight", "'2.weight' is not one of the layers filters, energy, hidden, output"),
     ("07.2", 139, "would be busy 82 % of the time"),  # as many as operations per byte
     ("07.3", 1000, "more than 8,192"),
     ("08.1", clipped_sum_and_own_flags, "Skipped steps: 1 of replica 0, 0 of replica 1"),
@@ -146,7 +149,7 @@ OF_ANOTHER_KIND = [
     *(("00.1", "2"), ("00.2", 3)),
     *(("01.2", 16), ("03.2", 250.5), ("03.3", 65536), ("04.1", "11.09"), ("04.2", 3.5)),
     *(("04.3", ("broadcast_mul",)), ("05.3", "load"), ("06.1", 3), ("06.2", "256")),
-    *(("07.1", 1.5), ("08.1", 3), ("08.3", 3), ("09.1", "64"), ("09.2", "64")),
+    *(("06.4", 2), ("07.1", 1.5), ("08.1", 3), ("08.3", 3), ("09.1", "64"), ("09.2", "64")),
     *(("10.1", 1), ("11.1", "2**24"), ("11.2", "e4m1")),
 ]
 

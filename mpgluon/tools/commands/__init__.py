@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,7 +125,12 @@ def exit_status(
     ``stopped``.
     """
     try:
-        return work() or 0
+        status = work() or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # such as of `| head`: what is still to be flushed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(stopped, file=sys.stderr)
         return 130

@@ -49,6 +49,8 @@ def run(options: argparse.Namespace, door: Door) -> int:
             raise ValueError("--html shows one recording; leave out the other one, or --html")
         found = compare_numerics(recording, read_numerics(folder_of(options.other)))
         print(found.sentence)
+        if found.settings:
+            print(f"\n{found.settings}")
         if found.differences:
             print(f"\n{found.table().fitted(width())}")
         return int(found.step is not None)
@@ -72,7 +74,7 @@ def _summary(recording: Recording) -> str:
     rows = [_row(recording.step(numbers[place])) for place in sorted(places)]
     skipped = sum(bool(line.get("skipped")) for line in recording.lines)
     headings = ("step", "loss", "loss scale", "largest activation", "its layer",
-                "gradients underflowing most", "share", "largest update / weight")  # fmt: skip
+                "gradients underflowing most", "share", "updates lost, most")  # fmt: skip
     return (
         f"{counted(len(numbers), 'recorded step')} of {len(recording.lines)}, {skipped} skipped; "
         f"{recording.folder}\n\n{Table(headings, rows).fitted(width())}"
@@ -84,7 +86,7 @@ def _row(step: NumericsStep) -> tuple[str, ...]:
     largest = max(activations, key=lambda t: (t.overflow, t.statistics.largest), default=None)
     gradients = step.of("activation gradient", "gradient")
     worst = max(gradients, key=lambda tensor: tensor.underflow, default=None)
-    loss, ratio = step.line.get("loss"), max(step.update_ratios().values(), default=math.nan)
+    loss, lost = step.line.get("loss"), max(step.lost_updates().values(), default=math.nan)
     return (
         str(step.number),
         "-" if loss is None else f"{loss:.4g}",
@@ -97,5 +99,5 @@ def _row(step: NumericsStep) -> tuple[str, ...]:
         "-" if largest is None else largest.id.name,
         "-" if worst is None or not worst.underflow else str(worst.id),
         "-" if worst is None else percent(worst.underflow),
-        "-" if math.isnan(ratio) else f"{ratio:.2g}",
+        "-" if math.isnan(lost) else percent(lost),
     )

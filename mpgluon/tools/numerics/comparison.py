@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -97,14 +97,15 @@ class Difference:
             return f"{self.formats[0]} and {self.formats[1]}"
         if math.isnan(self.units):
             return (
-                f"other bits, in none of the {self.values} values that are kept; norms "
-                f"{self.norms[0]:.6g} and {self.norms[1]:.6g}"
+                f"the bits differ, but not in the {self.values} values that are kept; norms "
+                f"{self.norms[0]:.9g} and {self.norms[1]:.9g}"
             )
         whole = self.shapes[0] == () or self.values == math.prod(self.shapes[0])
-        of = f"{self.values:,} values" if whole else f"{self.values} values that are kept"
+        size = math.prod(self.shapes[0])
+        of = f"{size:,} values" if whole else f"{self.values} values that are kept of {size:,}"
         return (
-            f"{self.differing:,} of the {of} differ, by up to {self.units:.3g} units in the last "
-            f"place ({self.relative:.2g} of their norm)"
+            f"{self.differing:,} of the {of} differ, by up to {self.units:.3g} "
+            f"unit{'s' * (self.units != 1)} in the last place ({self.relative:.2g} of their norm)"
         )
 
 
@@ -126,6 +127,8 @@ class NumericsComparison(Result):
         All tensors that differ in this step.
     compared : int
         How many steps both have.
+    settings : str
+        A sentence with what else differs, such as the processor or the rounding of updates.
     """
 
     step: Optional[int]
@@ -134,19 +137,19 @@ class NumericsComparison(Result):
     sentence: str
     differences: Sequence[Difference]
     compared: int
+    settings: str = ""
 
     def table(self, count: int = 20) -> Table:
         """Return the first tensors that differ, in the order of the step."""
         rows = [
-            (str(d.id), d.block, d.formats[0], d.units, d.relative, _yes_no(d.is_rounding))
+            (str(d.id), d.block, d.formats[0], _figure(d.units), _figure(d.relative))
             for d in self.differences[:count]
         ]
-        cells = [(*r[:3], _figure(r[3]), _figure(r[4]), r[5]) for r in rows]
-        headings = ("tensor", "layer", "format", "units in the last place", "relative", "rounding")
-        return Table(headings, cells)
+        return Table(("tensor", "layer", "format", "units in the last place", "relative"), rows)
 
     def __str__(self) -> str:
-        return f"{self.sentence}\n\n{self.table()}" if self.differences else self.sentence
+        table = str(self.table()) if self.differences else ""
+        return "\n\n".join(filter(None, [self.sentence, self.settings, table]))
 
 
 def compare_numerics(
@@ -179,10 +182,28 @@ def compare_numerics(
         if sentence:
             differences = list(found.differences())
             first_one = differences[0] if differences else None
-            return NumericsComparison(number, before, first_one, sentence, differences, len(common))
+            settings = _settings(found.a.about, found.b.about)
+            return NumericsComparison(
+                number, before, first_one, sentence, differences, len(common), settings
+            )
         before = number
     words = f"No difference in {len(common)} recorded steps, {common[0]} to {common[-1]}."
     return NumericsComparison(None, before, None, words, (), len(common))
+
+
+def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """Return what else differs between two recordings, in a sentence; empty if nothing does."""
+    found = list(_different_values(a, b))
+    return f"The recordings also differ in: {'; '.join(found)}." if found else ""
+
+
+def _different_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted({*a, *b}):
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _different_values(one, other)
+        elif one != other:
+            yield f"{key.replace('_', ' ')} {one} and {other}"
 
 
 @dataclass(frozen=True)
@@ -203,7 +224,7 @@ class _Steps:
         """Return where the step differs and what that means; empty if it is the same."""
         networks = self._other_networks()
         if networks:
-            return f"{self._when()}: {networks}"
+            return f"{self._when()}, {networks}"
         changed = [name for name in self.a.tensors if self._differs(name)]
         missing = min(
             filter(self._is_missing, {**self.a.tensors, **self.b.tensors}),
@@ -234,7 +255,7 @@ class _Steps:
 
     def _when(self) -> str:
         if self.before is None:
-            return f"Step {self.a.number}, the first that both recorded"
+            return f"Step {self.a.number} (the first that both recorded)"
         if self.before < self.a.number - 1:
             return f"Step {self.a.number} (the recorded step before it, {self.before}, is equal)"
         return f"Step {self.a.number}"
@@ -252,9 +273,11 @@ class _Steps:
         if name.kind in ("gradient", "update"):
             parameter = f"{name.name} is frozen in the other (its grad_req is 'null')"
             return f"the {name} is in the {which} recording only: {parameter}"
+        other = "second" if which == "first" else "first"
+        what = "FP32 master" if name.kind == "master" else "optimizer's array (SGD's is a momentum)"
         return (
-            f"the {name} is in the {which} recording only: the optimizers differ, or its state was "
-            "lost where the run was continued"
+            f"the {what} of {name.name} is missing in the {other} recording: the optimizers "
+            "differ, or it was lost where the run was continued"
         )
 
     def _other_networks(self) -> str:
@@ -296,10 +319,15 @@ class _Steps:
             )
         if name.kind in ("activation", "loss"):
             return self._of_forward(name, difference)
-        if name.kind in ("activation gradient", "gradient"):
+        if name.kind == "activation gradient":
             return (
-                "Forward passes and the gradients that arrived are equal; this is the first layer "
-                f"whose backward pass differs. {_rounding(difference)}"
+                "The forward passes are equal, and what arrived behind this layer: the backward "
+                f"pass of what takes its result differs. {_rounding(difference)}"
+            )
+        if name.kind == "gradient":
+            return (
+                "The forward passes and the gradients of the layers' results are equal: the "
+                f"backward pass of this parameter's layer differs. {_rounding(difference)}"
             )
         return (
             "Gradients, weights and the optimizer's arrays are equal, so the optimizers are not: "
@@ -336,8 +364,8 @@ class _Steps:
         if "Dropout" in difference.block:
             return "Its operands are equal: another random state draws another mask."
         return (
-            "Inputs and weights are equal, and this is the first layer whose result differs: its "
-            f"own computation does. {_rounding(difference)}"
+            "Inputs and weights are equal, and this is the first layer whose result differs, so "
+            f"it computes something else. {_rounding(difference)}"
         )
 
 
@@ -349,9 +377,12 @@ def _difference(a: Tensor, b: Tensor) -> Difference:
     coarser = max((a.float_format, b.float_format), key=lambda f: -f.significand_bits)
     units = relative = math.nan
     differing = 0
-    values = min(a.values.size, b.values.size)
-    if a.shape == b.shape and a.values.size == b.values.size:
-        x, y = a.values.astype(np.float64), b.values.astype(np.float64)
+    kept = [one.values for one in (a, b)]
+    if kept[0].size != kept[1].size:  # all values of one, some of the other
+        kept = [one.sample for one in (a, b)]
+    values = min(one.size for one in kept)
+    if a.shape == b.shape:
+        x, y = (one.astype(np.float64) for one in kept)
         other = (x != y) & ~(np.isnan(x) & np.isnan(y))
         differing = int(other.sum())
         if differing:
@@ -382,8 +413,8 @@ def _difference(a: Tensor, b: Tensor) -> Difference:
 def _rounding(difference: Difference) -> str:
     if difference.is_rounding is None:
         return (
-            "Too few values are kept to say whether rounding explains it: record this step with "
-            "arrays."
+            "Too few values are kept to say whether rounding explains it: record all values, "
+            "NumericsRecorder(..., arrays=(step, step))."
         )
     if difference.is_rounding:
         return (
@@ -395,10 +426,6 @@ def _rounding(difference: Difference) -> str:
 
 def _range(recording: Recording) -> str:
     return f"steps {recording.numbers[0]} to {recording.numbers[-1]}"
-
-
-def _yes_no(answer: Optional[bool]) -> str:
-    return "?" if answer is None else "yes" if answer else "no"
 
 
 def _figure(value: float) -> Any:

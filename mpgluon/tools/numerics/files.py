@@ -41,6 +41,7 @@ __all__ = [
     "TensorName",
     "folder_of",
     "read_numerics",
+    "recorded_steps",
     "step_path",
     "write_numerics",
 ]
@@ -60,6 +61,7 @@ is the difference that the step makes: of the master, where there is one.
 """
 
 _EXPONENTS, _ZEROS = 256, 256  # of statistics.h
+_FEWEST_UPDATES = 30  # that a share is computed of
 _STEPS = "steps.jsonl"
 _NO_JSON = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
@@ -128,8 +130,11 @@ class Tensor:
     @property
     def values(self) -> npt.NDArray[np.float32]:
         """All values, or the up to 16 that are always kept; shape (n,)."""
-        if self.array is not None:
-            return self.array.ravel()
+        return self.sample if self.array is None else self.array.ravel()
+
+    @property
+    def sample(self) -> npt.NDArray[np.float32]:
+        """The up to 16 values that are always kept; shape (n,)."""
         places = np.arange(SAMPLES) * self.statistics.size // SAMPLES
         _, own = np.unique(places, return_index=True)
         values: npt.NDArray[np.float32] = self.statistics.sample[own]
@@ -179,6 +184,22 @@ class NumericsStep:
     def of(self, *kinds: str) -> list[Tensor]:
         """Return the tensors of some kinds."""
         return [tensor for name, tensor in self.tensors.items() if name.kind in kinds]
+
+    def lost_updates(self) -> dict[str, float]:
+        """Return the share of each parameter's elements with a gradient that the step left alone.
+
+        Parameters with fewer than 30 such elements, and skipped steps, are left out.
+        """
+        shares = {}
+        for update in () if self.line.get("skipped") else self.of("update"):
+            gradient = self.tensors.get(TensorName("gradient", update.id.name))
+            if gradient is None:
+                continue
+            expected = gradient.statistics.size - gradient.statistics.zeros
+            if expected >= _FEWEST_UPDATES:
+                unchanged = update.statistics.zeros - gradient.statistics.zeros
+                shares[update.id.name] = max(0.0, unchanged / expected)
+        return shares
 
     def update_ratios(self) -> dict[str, float]:
         """Return the norm of each parameter's update over that of its master or weight."""
@@ -340,6 +361,12 @@ class Recording:
         return map(self.step, self.numbers)
 
 
+def recorded_steps(folder: Path) -> list[int]:
+    """Return the numbers of the steps that have a file, in order; none if there is no folder."""
+    names = (file.stem.removeprefix("step-") for file in folder.glob("step-*.npz"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
 def folder_of(name: str) -> Path:
     """Return the folder of a recording, which may be named by that of its run."""
     folder = Path(name)
@@ -355,10 +382,7 @@ def read_numerics(folder: Union[str, Path]) -> Recording:
         If no step is recorded there.
     """
     folder = Path(folder)
-    files = folder.glob("step-*.npz") if folder.is_dir() else ()
-    numbers = sorted(
-        int(name) for name in (file.stem.removeprefix("step-") for file in files) if name.isdigit()
-    )
+    numbers = recorded_steps(folder)
     if not numbers:
         raise CheckpointError(
             f"{folder} has no recorded step (step-*.npz); name the folder that was given to "

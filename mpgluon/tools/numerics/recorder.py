@@ -22,11 +22,18 @@ from mpgluon.diagnostics.observe import observing
 from mpgluon.errors import CheckpointError
 from mpgluon.kernels.dtypes import cast
 from mpgluon.machine import describe_machine, installed_versions
-from mpgluon.tools.numerics.files import NumericsStep, StepLines, step_path, write_numerics
+from mpgluon.tools.numerics.files import (
+    NumericsStep,
+    StepLines,
+    recorded_steps,
+    step_path,
+    write_numerics,
+)
 from mpgluon.tools.numerics.notes import StepNotes
 from mpgluon.tools.numerics.trends import Trend, Trends, lines_of
 from mpgluon.trainer.step import state_of
 from mpgluon.updates import gluon_trainer
+from mpgluon.updates.masters import has_master
 from mpgluon.updates.rounded_updates import NEAREST, rounding_of
 
 import numpy as np
@@ -145,24 +152,32 @@ class NumericsRecorder:
             "versions": installed_versions(),
             "machine": describe_machine(),
             "update_rounding": (rounding_of(trainer) or NEAREST).way,
+            "optimizer": type(gluon_trainer.optimizer_of(trainer)).__name__,
+            "activations_every": activations_every,
         }
 
     @contextmanager
-    def step(self, inputs: Any = (), labels: Any = ()) -> Iterator[RecordedLoss]:
+    def step(
+        self, inputs: Any = (), labels: Any = (), *, number: Optional[int] = None
+    ) -> Iterator[RecordedLoss]:
         """Record a step; put it around its forward and backward passes and ``trainer.step``.
 
         Parameters
         ----------
         inputs, labels : any
             Arrays, or tuples and lists of them, whose numbers are recorded too.
+        number : int, optional
+            The number of the step, from 1; by default one more than the optimizer's updates and the
+            skipped steps, which a checkpoint of mpgluon restores.
 
         Yields
         ------
         RecordedLoss
             Set its ``loss``.
         """
-        updates = gluon_trainer.optimizer_of(self._trainer).num_update
-        number = updates + self._state.skipped_steps + 1
+        if number is None:
+            updates = gluon_trainer.optimizer_of(self._trainer).num_update
+            number = updates + self._state.skipped_steps + 1
         self._begin(number)
         told, self._judged = RecordedLoss(), {}
         self._state.on_step.append(self._note_judgement)
@@ -187,13 +202,17 @@ class NumericsRecorder:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            found = recorded_steps(self._folder)
+            later = [step for step in found if step >= number]
+            if later:
+                _logger.warning(
+                    "%s: replacing the recorded steps %d to %d, which are at or after this run's "
+                    "first step, %d", self._folder, later[0], later[-1], number
+                )  # fmt: skip
+            for step in later:
+                step_path(self._folder, step).unlink()
             self._lines = StepLines(self._folder, number)
-            for file in self._folder.glob("step-*.npz"):
-                digits = file.stem.removeprefix("step-")
-                if digits.isdigit() and int(digits) >= number:
-                    file.unlink()
-                elif digits.isdigit():
-                    self._numbers.append(int(digits))
+            self._numbers = [step for step in found if step < number]
         except OSError as error:
             self._warn(error)
 
@@ -234,7 +253,7 @@ class NumericsRecorder:
             weights.append((name, weight, fp32.format_of(parameter).name))
             if parameter.grad_req == "null":
                 continue
-            master = fp32.known(parameter)
+            master = self._master_of(parameter)
             if master is not None:
                 masters.append((name, master, ""))
             self._before[name] = (weight if master is None else master).copy()
@@ -245,13 +264,20 @@ class NumericsRecorder:
         for kind, named in (("weight", weights), ("master", masters), ("state", states)):
             notes.note(kind, named)
 
+    def _master_of(self, parameter: gluon.Parameter) -> Optional[NDArray]:
+        """Return the FP32 values that the optimizer updates; None if it updates the weight.
+
+        Without masters the values from before the cast are known too, and no step changes them.
+        """
+        optimizer = gluon_trainer.optimizer_of(self._trainer)
+        return fp32.known(parameter) if has_master(optimizer, parameter) else None
+
     def _note_judgement(self, good: bool, scale: float) -> None:
         """Note what is known, and the gradients, before the update."""
         optimizer = gluon_trainer.optimizer_of(self._trainer)
         self._judged = {
             "skipped": not good,
             "loss_scale": scale,
-            "learning_rate": float(self._trainer.learning_rate),
             "rescale": float(optimizer.rescale_grad),
         }
         if self._now is None:
@@ -273,6 +299,7 @@ class NumericsRecorder:
             "step": number,
             "loss": _mean(losses) if losses else None,
             **self._judged,
+            "learning_rate": float(self._trainer.learning_rate),  # that of the update
             "gradient_norm": None if norm is None else float(norm),
             "flags": [str(layer) for layer in self._state.flags],
         }
@@ -303,7 +330,7 @@ class NumericsRecorder:
         """Yield the differences that the step has made, with the formats of what it changed."""
         parameters = self._net._collect_params_with_prefix()
         for name, before in self._before.items():
-            master = fp32.known(parameters[name])
+            master = self._master_of(parameters[name])
             now = as_nd(parameters[name].list_data()[0]) if master is None else master
             fmt = "float32" if master is not None else fp32.format_of(parameters[name]).name
             yield name, cast(now, "float32") - cast(before, "float32"), fmt

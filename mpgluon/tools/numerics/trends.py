@@ -81,7 +81,7 @@ class Trends:
                 for tensor in step.of("activation gradient", "gradient")
                 if not step.line.get("skipped")
             ),
-            *(_of_update(step, tensor) for tensor in step.of("update")),
+            *_of_updates(step),
         ]
         return list(self._new(found))
 
@@ -197,25 +197,22 @@ def _of_gradient(step: int, tensor: Tensor) -> Optional[Trend]:
     )
 
 
-def _of_update(step: NumericsStep, tensor: Tensor) -> Optional[Trend]:
-    """Tell whether updates are below half a unit of the weight, and change nothing."""
-    gradient = step.tensors.get(TensorName("gradient", tensor.id.name))
+def _of_updates(step: NumericsStep) -> Iterator[Trend]:
+    """Yield the parameters whose updates are below half a unit of the weight and are lost."""
     is_exact = step.about.get("update_rounding") != "nearest"  # on average, or in the long run
-    is_update = step.line.get("learning_rate") and not step.line.get("skipped")
-    if gradient is None or is_exact or not is_update:
-        return None
-    expected = gradient.statistics.size - gradient.statistics.zeros
-    unchanged = tensor.statistics.zeros - gradient.statistics.zeros
-    share = unchanged / expected if expected else 0.0
-    if expected < _FEWEST_NUMBERS or share < _LOST:
-        return None
-    return Trend(
-        step.number,
-        "lost updates",
-        tensor.id.name,
-        f"{100 * share:.0f} % of the updates of {tensor.id.name} are lost: they are below half a "
-        f"unit in the last place of its {tensor.format} weights, which stay as they were",
-        "FP32 masters (multi_precision=True), stochastic rounding or Kahan's compensation keep them"
-        if tensor.format != "float32"
-        else "the learning rate is too small for these weights",
-    )
+    if is_exact or not step.line.get("learning_rate"):
+        return
+    for name, share in step.lost_updates().items():
+        fmt = step.tensors[TensorName("update", name)].format
+        if share >= _LOST:
+            yield Trend(
+                step.number,
+                "lost updates",
+                name,
+                f"{100 * share:.0f} % of the updates of {name} are lost: they are below half a "
+                f"unit in the last place of its {fmt} weights, which stay as they were",
+                "FP32 masters (multi_precision=True), stochastic rounding or Kahan's compensation "
+                "keep them"
+                if fmt != "float32"
+                else "the learning rate is too small for these weights",
+            )

@@ -33,6 +33,7 @@ class Run:
                 nn.Dropout(dropout),
                 nn.Dense(CLASSES, in_units=6),
             )
+        self.devices = [mx.cpu()]
         self.net.initialize(mx.init.Xavier())
         self.cast, self.seed, self.scale = cast, 0, 16.0
         self.options: dict[str, Any] = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4}
@@ -45,6 +46,8 @@ class Run:
 
     def train(self, folder: Path, steps: int = 5, **options: Any) -> Path:
         """Train, and record in a folder; return it."""
+        if len(self.devices) > 1:
+            self.net.collect_params().reset_ctx(self.devices)
         if self.cast is not None:
             mpgluon.cast_block(self.net, self.cast, **self.cast_options)
         half = self.cast is not None
@@ -61,11 +64,11 @@ class Run:
 
     def one_step(self, step: int) -> None:
         mx.random.seed(self.seed + step)
-        images = mx.nd.array(self.images[step - 1])
-        labels = mx.nd.array(self.labels[step - 1])
+        images, labels = (mx.nd.array(one[step - 1]) for one in (self.images, self.labels))
+        parts = [gluon.utils.split_and_load(one, self.devices) for one in (images, labels)]
         with self.recorder.step(images, labels) as told:
             with autograd.record():
-                told.loss = self.loss_fn(self.net(images), labels)
+                told.loss = [self.loss_fn(self.net(x), y) for x, y in zip(*parts)]
                 with amp.scale_loss(told.loss, self.trainer) as scaled:
                     autograd.backward(scaled)
             self.trainer.step(BATCH)

@@ -23,6 +23,14 @@ def test_a_page_is_written(printed, tmp_path):
     assert "<html" in (tmp_path / "page.html").read_text()
 
 
+def test_a_recorded_overflow_of_the_run_is_named(printed, tmp_path):
+    Run().train(tmp_path / "run" / "numerics", steps=2)
+    overflow = tmp_path / "run" / "overflows" / "overflow-00000002.npz"
+    overflow.parent.mkdir()
+    overflow.touch()
+    assert f"again: mpgluon replay {overflow}\n" in printed("numerics", tmp_path / "run")
+
+
 def test_warnings_are_printed_and_are_the_exit_status(printed, tmp_path):
     run = Run(dropout=0.0)
     run.options["learning_rate"] = 1e-9

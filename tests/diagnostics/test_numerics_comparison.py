@@ -311,6 +311,13 @@ def test_recordings_of_different_networks_are_named_by_layer(reference, tmp_path
     )
 
 
+def test_another_number_of_devices(reference, tmp_path):
+    run = Run()
+    run.devices = [mx.cpu(0), mx.cpu(1)]
+    found = compare(reference(), run.train(tmp_path / "two"))
+    assert "the layers are called up to 1 and 2 times in a step: on another" in found.sentence
+
+
 def test_no_step_in_common(tmp_path):
     a = Run().train(tmp_path / "a", steps=1)
     run = Run()

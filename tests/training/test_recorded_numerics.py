@@ -25,6 +25,15 @@ def test_recording_changes_no_bit_and_is_that_of_each_step(shapes, tmp_path, flo
     assert shapes_of[0][0] == 3
 
 
+def test_a_run_that_loses_its_updates_is_warned_of_while_it_runs(shapes, tmp_path, caplog):
+    options = {"dtype": "params=bfloat16,compute=bfloat16", "learning_rate": 1e-5, "epochs": 1}
+    for rounding in ("kahan", "nearest"):
+        run(shapes, tmp_path / rounding, **options, update_rounding=rounding, record_numerics=1)
+        found = [one for one in caplog.messages if "of its bfloat16 weights" in one]
+        assert len(found) == (rounding == "nearest")
+    assert found[0].startswith("step 1: ")
+
+
 def test_a_continued_run_has_the_recording_of_one_that_was_not_ended(shapes, tmp_path):
     run(shapes, tmp_path / "whole", **OPTIONS)
     run_interrupted(shapes, tmp_path / "parts", after_step=3, **OPTIONS)

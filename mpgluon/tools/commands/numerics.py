@@ -59,6 +59,9 @@ def run(options: argparse.Namespace, door: Door) -> int:
     print("\nNothing is about to fail." if not trends else "")
     lines = lines_of(trends)
     print(*lines, sep="\n", end="\n" * bool(lines))
+    overflows = sorted(recording.folder.parent.glob("overflows/overflow-*.npz"))
+    if overflows:
+        print(f"\nA skipped step can be run again: mpgluon replay {overflows[-1]}")
     if options.html is not None:
         from mpgluon.tools.numerics.page import write_page
 

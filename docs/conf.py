@@ -29,6 +29,7 @@ extensions = [
     "mathml",
     "reference",
     "lessons",
+    "live_figures",
     "finished_site",
 ]
 

@@ -1,0 +1,132 @@
+// What the figures share: the package's kernels, formats as bits, and small helpers for controls.
+"use strict";
+
+const live = (() => {
+  const {formats, accumulations} = mpgluonKernels;
+  for (const format of Object.values(formats)) format.beyond = Number(format.beyond);
+  for (const [name, format] of Object.entries(formats)) format.name = name;
+
+  const bytes = Uint8Array.from(atob(mpgluonKernels.module), (letter) => letter.charCodeAt(0));
+  const {exports} = new WebAssembly.Instance(new WebAssembly.Module(bytes), {});
+  exports._initialize();
+  const buffer = new Float32Array(exports.memory.buffer, exports.buffer(), 1 << 16);
+  const gridOf = (f) => [f.significandBits, f.minExponent, f.largest, f.beyond];
+
+  // Round numbers to a format; returns a new array.
+  function round(values, format) {
+    buffer.set(values);
+    if (format.name === "FP16") exports.round_float16(values.length);
+    else exports.round_grid(values.length, ...gridOf(format));
+    return buffer.slice(0, values.length);
+  }
+
+  // Round a number stochastically, once for each draw in [0, 1).
+  function roundStochastically(value, draws, format) {
+    buffer.set(draws.map((draw) => Math.floor(draw * 2 ** 24)));
+    exports.round_stochastically(value, draws.length, ...gridOf(format));
+    return buffer.slice(0, draws.length);
+  }
+
+  // Add the products of two lists of FP16 numbers as a generation of Tensor Cores does.
+  function sumAsTensorCore(a, b, generation) {
+    a.forEach((value, place) => buffer.set([value, b[place]], 2 * place));
+    return exports.sum_as_tensor_core(a.length, ...accumulations[generation], -14);
+  }
+
+  // Return the sums so far of products, in FP32 or rounded to FP16 after each addition.
+  function runningSums(a, b, inFloat16) {
+    a.forEach((value, place) => buffer.set([value, b[place]], 2 * place));
+    exports.running_sums(a.length, inFloat16 ? 1 : 0);
+    return buffer.slice(0, a.length);
+  }
+
+  // ---- Numbers of a format as codes: sign, exponent field and fraction.
+
+  const fractionBits = (f) => f.significandBits - 1;
+  const widthOf = (f) => 1 + f.exponentBits + fractionBits(f);
+
+  // Return the code of a number of the format, as an integer without the sign.
+  function sizeCode(value, f) {
+    const size = Math.abs(value), top = 2 ** f.exponentBits - 1, one = 2 ** fractionBits(f);
+    if (Number.isNaN(value)) return f.finiteOnly ? top * one + one - 1 : top * one + one / 2;
+    if (size === Infinity) return top * one;
+    if (size < 2 ** f.minExponent) return size / 2 ** (f.minExponent - fractionBits(f));
+    let exponent = Math.floor(Math.log2(size));
+    if (2 ** exponent > size) exponent -= 1;
+    if (2 ** (exponent + 1) <= size) exponent += 1;
+    return (exponent - f.minExponent) * one + (size / 2 ** exponent) * one;
+  }
+
+  // Return the number that a code without its sign stands for.
+  function sizeOf(code, f) {
+    const top = 2 ** f.exponentBits - 1, one = 2 ** fractionBits(f);
+    const field = Math.floor(code / one), fraction = code % one;
+    if (field === top && !f.finiteOnly) return fraction ? NaN : Infinity;
+    if (field === top && f.hasNaN && fraction === one - 1) return NaN;
+    const scale = 2 ** (Math.max(field, 1) - 1 + f.minExponent);
+    return scale * ((field ? 1 : 0) + fraction / one);
+  }
+
+  const isNegative = (value) => value < 0 || Object.is(value, -0);
+
+  // Return the bits of a number of the format, the sign first.
+  function bitsOf(value, f) {
+    const code = sizeCode(value, f);
+    const bits = [isNegative(value) ? 1 : 0];
+    for (let place = widthOf(f) - 2; place >= 0; place--) bits.push(Math.floor(code / 2 ** place) % 2);
+    return bits;
+  }
+
+  function valueOf(bits, f) {
+    const code = bits.slice(1).reduce((sum, bit) => 2 * sum + bit, 0);
+    return (bits[0] ? -1 : 1) * sizeOf(code, f);
+  }
+
+  // Return the numbers below and above a finite number of the format.
+  function neighbours(value, f) {
+    const code = sizeCode(value, f), sign = isNegative(value) ? -1 : 1;
+    const outer = sign * sizeOf(code + 1, f);
+    const inner = code > 0 ? sign * sizeOf(code - 1, f) : -sign * sizeOf(1, f);
+    return sign > 0 ? [inner, outer] : [outer, inner];
+  }
+
+  // ---- Controls.
+
+  // Make an element with attributes, and children that are elements or text.
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== false) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children);
+    return element;
+  }
+
+  // Write a number so that no digit of the format is missing, and few more are there.
+  function textOf(value, digits = 9) {
+    if (Number.isNaN(value)) return "NaN";
+    if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+    return String(Number(value.toPrecision(digits))).replace("-", "−").replace("e−", "e-");
+  }
+
+  const figures = {};
+
+  // Replace what stands in the place of each figure of a name.
+  function figure(name, build) {
+    figures[name] = build;
+    const start = () => {
+      for (const box of document.querySelectorAll(`.live[data-figure="${name}"]`)) {
+        box.replaceChildren(...build());
+        box.classList.add("ready");
+      }
+    };
+    if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+    else start();
+  }
+
+  return {
+    formats, accumulations, round, roundStochastically, sumAsTensorCore, runningSums,
+    bitsOf, valueOf, neighbours, fractionBits, make, textOf, figure,
+  };
+})();

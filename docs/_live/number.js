@@ -1,0 +1,152 @@
+// A number in nine formats: type it, drag it, or flip a bit of one of them.
+"use strict";
+
+live.figure("number", () => {
+  const {make, textOf} = live;
+  const formats = Object.values(live.formats);
+  const DRAWS = 200;
+  let typed = 0.1, chosen = live.formats.FP16, draws = null;
+
+  const input = make("input", {id: "live-number", type: "text", inputmode: "decimal", size: 14, oninput: () => {
+    const value = valueOfText(input.value);
+    input.setAttribute("aria-invalid", String(value === null));
+    if (value !== null) show(value);
+  }});
+  const slider = make("input", {type: "range", min: -40, max: 20, step: 0.01, "aria-label": "Its size: drag", oninput: () => {
+    set((typed < 0 ? -1 : 1) * Number((2 ** Number(slider.value)).toPrecision(4)));
+  }});
+  const examples = ["0.1", "1/3", "2049", "65520", "2^-24", "1e-8"].map((text) =>
+    make("button", {type: "button", onclick: () => set(valueOfText(text), text)}, text));
+  const rows = new Map(formats.map((format) => [format, rowOf(format)]));
+  const status = make("p", {role: "status"});
+  const line = make("div", {class: "live-line"});
+  const again = make("button", {type: "button", onclick: () => {
+    draws = Array.from({length: DRAWS}, () => Math.random());
+    showLine();
+  }}, `Round it stochastically, ${DRAWS} times`);
+
+  // A decimal number, a fraction such as 1/3, or a power such as 2^-24.
+  function valueOfText(text) {
+    const plain = text.trim().replace(/[−–]/g, "-");
+    const parts = plain.match(/^([^/^]+)([/^])([^/^]+)$/);
+    const [a, b] = parts ? [Number(parts[1]), Number(parts[3])] : [Number(plain), 0];
+    if (plain === "" || Number.isNaN(a) || Number.isNaN(b)) return null;
+    if (!parts) return a;
+    return parts[2] === "/" ? a / b : a ** b;
+  }
+
+  function rowOf(format) {
+    const bits = live.bitsOf(0, format).map((_, place) => {
+      const part = place === 0 ? "sign" : place <= format.exponentBits ? "exponent" : "fraction";
+      const within = place <= format.exponentBits ? format.exponentBits - place
+        : format.exponentBits + live.fractionBits(format) - place;
+      const name = `${format.name}, ${part}${part === "sign" ? "" : `, bit ${within}`}`;
+      return make("button", {type: "button", class: part, "aria-label": name, onclick: () => flip(format, place)});
+    });
+    const choice = make("input", {type: "radio", name: "live-number-format", value: format.name, onchange: () => {
+      chosen = format;
+      show(typed);
+    }});
+    const cells = {value: make("td"), error: make("td"), what: make("td")};
+    const row = make("tr", {}, make("th", {scope: "row"}, make("label", {}, choice, " ", format.name)),
+      make("td", {class: "bits"}, ...bits), ...Object.values(cells));
+    return {row, bits, choice, cells};
+  }
+
+  function flip(format, place) {
+    const bits = live.bitsOf(rounded(format), format);
+    bits[place] = 1 - bits[place];
+    chosen = format;
+    set(live.valueOf(bits, format));
+  }
+
+  const rounded = (format) => live.round([typed], format)[0];
+
+  // What rounding to the format did to the number, in words.
+  function whatHappened(value, format) {
+    if (Number.isNaN(typed)) return "not a number";
+    if (!Number.isFinite(typed)) return Number.isFinite(value) ? "overflow: the largest number" : "infinite";
+    if (Number.isNaN(value)) return "overflow: NaN, as it has no infinity";
+    if (!Number.isFinite(value)) return "overflow: infinite";
+    if (Math.abs(typed) > format.largest && Math.abs(value) === format.largest) return "overflow: the largest number";
+    if (value === 0) return typed === 0 ? "exact" : "underflow: zero";
+    const subnormal = Math.abs(value) < 2 ** format.minExponent ? ", subnormal: fewer bits" : "";
+    return (value === typed ? "exact" : "rounded") + subnormal;
+  }
+
+  function errorText(value) {
+    if (!Number.isFinite(value) || !Number.isFinite(typed) || typed === 0) return value === typed ? "0 %" : "–";
+    const error = Math.abs(value - typed) / Math.abs(typed);
+    return error === 0 ? "0 %" : `${Number((100 * error).toPrecision(2))} %`;
+  }
+
+  function set(value, text) {
+    input.value = text ?? textOf(value, 17).replace("−", "-");
+    input.setAttribute("aria-invalid", "false");
+    show(value);
+  }
+
+  function show(value) {
+    typed = value;
+    draws = null;
+    const size = Math.abs(value);
+    if (size > 0 && Number.isFinite(size) && document.activeElement !== slider) slider.value = Math.log2(size);
+    for (const [format, {row, bits, choice, cells}] of rows) {
+      const result = rounded(format);
+      live.bitsOf(result, format).forEach((bit, place) => {
+        bits[place].textContent = bit;
+        bits[place].setAttribute("aria-pressed", String(bit === 1));
+      });
+      choice.checked = format === chosen;
+      row.classList.toggle("chosen", format === chosen);
+      cells.value.textContent = textOf(result);
+      cells.error.textContent = errorText(result);
+      cells.what.textContent = whatHappened(result, format);
+    }
+    const result = rounded(chosen);
+    status.textContent = `${textOf(value)} in ${chosen.name} is ${textOf(result)}: ` +
+      `${whatHappened(result, chosen)}; relative error ${errorText(result)}.`;
+    showLine();
+  }
+
+  // The two numbers of the chosen format beside the typed one, the cloud of stochastic roundings, and its mean.
+  function showLine() {
+    const nearest = rounded(chosen);
+    again.disabled = !Number.isFinite(nearest) || nearest === typed || Math.abs(typed) > chosen.largest;
+    if (again.disabled) {
+      const why = nearest === typed ? `${chosen.name} has this number: nothing is rounded.`
+        : `Beyond ${chosen.name}'s largest number, ${textOf(chosen.largest)}, there is no other to round to.`;
+      line.replaceChildren(make("p", {}, why));
+      return;
+    }
+    const [under, over] = live.neighbours(nearest, chosen);
+    const [below, above] = nearest < typed ? [nearest, over] : [under, nearest];
+    const share = (typed - below) / (above - below), place = (value) => 6 + 88 * (value - below) / (above - below);
+    const ends = [below, above].map((value) =>
+      make("span", {class: value === nearest ? "end nearest" : "end", style: `left: ${place(value)}%`}, textOf(value)));
+    const marks = [make("span", {class: "typed", style: `left: ${place(typed)}%`, title: "the number"})];
+    const words = [`Between ${textOf(below)} and ${textOf(above)}, ${textOf(above - below, 3)} apart; the nearest is ` +
+      `${textOf(nearest)}.`];
+    if (draws) {
+      const results = live.roundStochastically(typed, draws, chosen);
+      const up = results.reduce((count, value) => count + (value === Math.fround(above)), 0);
+      const mean = below + (above - below) * up / DRAWS;
+      results.forEach((value, count) => marks.push(make("span", {class: "dot",
+        style: `left: ${place(value) + 4 * (draws[count] * 7919 % 1) - 2}%; top: ${12 + 40 * (draws[count] * 104729 % 1)}%`})));
+      marks.push(make("span", {class: "mean", style: `left: ${place(mean)}%`, title: "the mean of the roundings"}));
+      words.push(`Stochastically, ${up} of ${DRAWS} went up, where ${Math.round(DRAWS * share)} were to be expected: ` +
+        `their mean is ${textOf(mean, 5)}, and rounding to the nearest always gives ${textOf(nearest, 5)}.`);
+    }
+    line.replaceChildren(make("div", {class: "axis", "aria-hidden": "true"}, ...ends, ...marks), make("p", {}, words.join(" ")));
+  }
+
+  const head = ["format", "bits: sign, exponent, fraction", "value", "error", ""].map((text) => make("th", {scope: "col"}, text));
+  set(typed, "0.1");
+  return [
+    make("p", {class: "live-controls"}, make("label", {for: "live-number"}, "A number "), input, " ", slider),
+    make("p", {class: "live-controls"}, "or ", ...examples),
+    make("div", {class: "live-wide", tabindex: 0, role: "region", "aria-label": "The number in nine formats"},
+      make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...[...rows.values()].map(({row}) => row)))),
+    status, line, make("p", {class: "live-controls"}, again),
+  ];
+});

@@ -1,0 +1,311 @@
+"""The live figures: the bits of their kernels, and their controls in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from mpgluon import kernels
+from mpgluon.formats.float_format import FLOAT16, FLOAT32
+from mpgluon.formats.tensor_core import ACCUMULATIONS
+
+import mxnet as mx
+import numpy as np
+import pytest
+from browser import EXECUTABLE, Browser
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
+
+pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
+pytest.importorskip("ziglang", reason="ziglang is in the environment of `make docs`")
+import live_figures  # noqa: E402
+
+NODE = shutil.which("node")
+PAGE = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>figures</title>
+<link rel="stylesheet" href="live.css"><main>{figures}</main>{scripts}</html>"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with the scripts and a page with all figures."""
+    folder = tmp_path_factory.mktemp("live")
+    live_figures.compile_kernels(folder / "kernels.wasm")
+    script = live_figures.kernels_script((folder / "kernels.wasm").read_bytes())
+    (folder / "kernels.js").write_text(script)
+    for source in live_figures.SOURCES.glob("*.[jc]s*"):
+        (folder / source.name).write_text(source.read_text())
+    figures = "".join(f'<div class="live" data-figure="{n}"></div>' for n in live_figures.FIGURES)
+    names = ["kernels", "live", *live_figures.FIGURES]
+    scripts = "".join(f'<script src="{name}.js"></script>' for name in names)
+    (folder / "page.html").write_text(PAGE.format(figures=figures, scripts=scripts))
+    return folder
+
+
+def test_a_figure_and_its_data_are_small(folder):
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.js")}
+    assert sum(sizes.values()) < 300_000
+
+
+# --- the kernels, in Node
+
+
+@pytest.fixture
+def computed(folder, tmp_path):
+    """Return a function that runs lines of JavaScript on an array of FP32 numbers ``given``."""
+    if NODE is None:
+        pytest.skip("there is no node to run the kernels with")
+
+    def run(given, lines):
+        (tmp_path / "given").write_bytes(np.ascontiguousarray(given, np.float32).tobytes())
+        scripts = [(folder / name).read_text() for name in ("kernels.js", "live.js")]
+        program = f"""{"".join(scripts)}
+const fs = require("fs");
+const bytes = fs.readFileSync({str(tmp_path / "given")!r});
+const given = new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
+const results = [];
+{lines}
+fs.writeFileSync({str(tmp_path / "results")!r}, Buffer.from(Float32Array.from(results).buffer));
+"""
+        (tmp_path / "program.js").write_text(program)
+        done = subprocess.run(
+            [NODE, tmp_path / "program.js"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return np.frombuffer((tmp_path / "results").read_bytes(), np.float32)
+
+    return run
+
+
+def assert_same_bits(found, expected):
+    """Assert equal bits; NaN of any kind are equal, as WebAssembly leaves their bits open."""
+    found, expected = found.copy(), expected.copy()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    for array in (found, expected):
+        array[np.isnan(array)] = 0
+    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+def numbers(count):
+    """Return FP32 numbers of all exponents, and special ones."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2**32, count, dtype=np.uint32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65520, 448, 464], np.float32)
+    return np.concatenate([codes.view(np.float32), special])
+
+
+@pytest.mark.parametrize("name", live_figures.FORMATS)
+def test_a_million_numbers_round_to_the_bits_of_the_native_library(name, computed):
+    fmt = live_figures.FORMATS[name]
+    given = numbers(1_000_000)
+    assert kernels.load()
+    expected = given
+    if fmt != FLOAT32:
+        operator = kernels.operator("plain_value", fmt)
+        expected = kernels.invoke(operator, mx.nd.array(given)).asnumpy()
+    lines = f"""
+for (let first = 0; first < given.length; first += 60000)
+  for (const one of live.round(given.slice(first, first + 60000), live.formats.{name}))
+    results.push(one);
+"""
+    assert_same_bits(computed(given, lines), expected)
+
+
+@pytest.mark.parametrize("name", live_figures.FORMATS)
+def test_every_code_is_the_number_that_it_stands_for(name, computed):
+    """All 65,536 of float16 among them; of FP32 and TF32, some thousands."""
+    fmt = live_figures.FORMATS[name]
+    width = 1 + fmt.exponent_bits + fmt.significand_bits - 1
+    step = max(1, 2**width // 2**16)
+    lines = f"""
+const format = live.formats.{name};
+for (let code = 0; code < 2 ** {width}; code += {step}) {{
+  const bits = [...code.toString(2).padStart({width}, "0")].map(Number);
+  const value = live.valueOf(bits, format);
+  results.push(value);
+  const back = live.bitsOf(value, format).join("");
+  if (!Number.isNaN(value) && back !== bits.join("")) throw `${{code}}: ${{value}} is ${{back}}`;
+}}
+"""
+    found = computed([], lines)
+    finite = found[np.isfinite(found)]
+    assert len(found) == 2**width // step
+    assert fmt.finite_only or np.isinf(found).any()
+    assert np.abs(finite).max() <= fmt.max
+    lines = f"results.push(...live.round(given, live.formats.{name}));"
+    some = finite[:: max(1, len(finite) // 60_000)][:60_000]
+    assert_same_bits(computed(some, lines), some)
+    if fmt == FLOAT16:
+        codes = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+        assert_same_bits(found, codes)
+
+
+@pytest.mark.parametrize("generation", ACCUMULATIONS)
+def test_sums_have_the_bits_of_the_native_library(generation, computed):
+    assert kernels.load()
+    rng = np.random.default_rng(1)
+    operator = kernels.accumulating_operator("on_values_FullyConnected", FLOAT16, generation)
+    given, expected, lengths = [], [], [1, 3, 4, 5, 16, 17, 64, 1000, 4608]
+    for length in lengths:
+        for spread in (0, 4, 12):
+            pairs = rng.standard_normal((2, length)) * 2.0 ** rng.integers(
+                -spread, spread + 1, (2, length)
+            )
+            a, b = pairs.astype(np.float16).astype(np.float32)
+            given.append(np.stack([a, b]).ravel())
+            options = {"num_hidden": 1, "no_bias": True}
+            one = kernels.invoke(operator, mx.nd.array([a]), mx.nd.array([b]), **options)
+            expected += one.asnumpy().ravel().tolist()
+    lines = f"""
+let at = 0;
+for (const length of {lengths}) for (let spread = 0; spread < 3; spread++) {{
+  const [a, b] = [0, 1].map((half) => given.slice(at + half * length, at + (half + 1) * length));
+  results.push(live.sumAsTensorCore(a, b, "{generation}"));
+  at += 2 * length;
+}}
+"""
+    assert_same_bits(computed(np.concatenate(given), lines), np.array(expected, np.float32))
+
+
+def test_stochastic_rounding_is_right_in_the_mean(computed):
+    lines = """
+const draws = Array.from({length: 60000}, (_, place) => place / 60000);
+results.push(...live.roundStochastically(2049, draws, live.formats.FP16));
+results.push(...live.roundStochastically(2 ** -25, draws, live.formats.FP16));
+"""
+    found = computed([], lines).reshape(2, -1)
+    assert set(found[0]) == {2048, 2050}
+    assert set(found[1]) == {0, 2.0**-24}
+    np.testing.assert_allclose(found.mean(axis=1), [2049, 2.0**-25], rtol=1e-4)
+
+
+# --- the controls, in a browser
+
+
+@pytest.fixture
+def browser(folder, tmp_path):
+    if EXECUTABLE is None:
+        pytest.skip("there is no chromium or google-chrome to open the page in")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open((folder / "page.html").as_uri())
+        ready = "document.querySelectorAll('.live.ready').length"
+        browser.wait_for(f"{ready} === {len(live_figures.FIGURES)}")
+        yield browser
+        logged = [e for e in browser.events if e.get("method") in ("Log.entryAdded",)]
+        assert logged == []
+
+
+def row(browser, name):
+    return browser.evaluate(
+        "[...document.querySelectorAll('[data-figure=number] tbody tr')]"
+        f".find((row) => row.textContent.trim().startsWith('{name}'))"
+        ".querySelectorAll('td:not(.bits)').length && "
+        "[...[...document.querySelectorAll('[data-figure=number] tbody tr')]"
+        f".find((row) => row.textContent.trim().startsWith('{name}'))"
+        ".querySelectorAll('td:not(.bits)')].map((cell) => cell.textContent)"
+    )
+
+
+def type_number(browser, text):
+    browser.evaluate(
+        f"(() => {{const box = document.querySelector('#live-number'); box.value = '{text}';"
+        "box.dispatchEvent(new Event('input'));})()"
+    )
+
+
+def status(browser, figure):
+    where = f"[data-figure={figure}] [role=status]"
+    return browser.evaluate(f"document.querySelector('{where}').textContent")
+
+
+@pytest.mark.multiprocess
+def test_a_number_is_typed_its_bits_pressed_and_its_size_dragged(browser):
+    type_number(browser, "1e-8")
+    assert row(browser, "FP16") == ["0", "100 %", "underflow: zero"]
+    assert row(browser, "BF16")[2] == "rounded"
+    type_number(browser, "65520")
+    assert row(browser, "FP16")[::2] == ["∞", "overflow: infinite"]
+    assert row(browser, "E4M3")[::2] == ["NaN", "overflow: NaN, as it has no infinity"]
+    assert row(browser, "E2M1")[::2] == ["6", "overflow: the largest number"]
+    type_number(browser, "1/3")
+    assert status(browser, "number").startswith("0.333333333 in FP16 is 0.333251953: rounded")
+    type_number(browser, "one")
+    assert browser.evaluate("document.querySelector('#live-number').ariaInvalid") == "true"
+    assert status(browser, "number").startswith("0.333333333 in FP16")
+    type_number(browser, "1")
+    press = "document.querySelector('[aria-label=\"E4M3, exponent, bit 0\"]').click()"
+    browser.evaluate(press)
+    assert browser.evaluate("document.querySelector('#live-number').value") == "0.5"
+    assert row(browser, "E4M3")[:2] == ["0.5", "0 %"]
+    browser.evaluate(
+        "(() => {const drag = document.querySelector('[data-figure=number] [type=range]');"
+        "drag.focus(); drag.value = 16; drag.dispatchEvent(new Event('input'));})()"
+    )
+    assert browser.evaluate("document.querySelector('#live-number').value") == "65540"
+
+
+@pytest.mark.multiprocess
+def test_a_number_is_rounded_stochastically(browser):
+    type_number(browser, "2049")
+    browser.evaluate("document.querySelector('[value=FP16]').click()")
+    browser.evaluate(
+        "document.querySelector('[data-figure=number] .live-controls:last-child button').click()"
+    )
+    words = browser.evaluate("document.querySelector('.live-line p').textContent")
+    assert words.startswith("Between 2048 and 2050, 2 apart; the nearest is 2048.")
+    up = int(re.search(r"Stochastically, (\d+) of 200 went up, where 100", words)[1])
+    assert 50 < up < 150
+    assert browser.evaluate("document.querySelectorAll('.live-line .dot').length") == 200
+    type_number(browser, "2048")
+    assert browser.evaluate("document.querySelector('.live-line').textContent") == (
+        "FP16 has this number: nothing is rounded."
+    )
+
+
+@pytest.mark.multiprocess
+def test_a_sum_changes_with_its_terms_their_order_and_a_large_one(browser):
+    def change(label, value):
+        browser.evaluate(
+            f"(() => {{const box = document.querySelector('[aria-label=\"{label}\"]');"
+            f"box.value = '{value}'; for (const kind of ['input', 'change'])"
+            " box.dispatchEvent(new Event(kind));})()"
+        )
+
+    assert status(browser, "sum").startswith("The sum is 341.25. In FP16 it is 328, off by 3.9 %")
+    change("Number of terms", 4)
+    stuck = status(browser, "sum")
+    assert stuck.startswith("The sum is 1365. In FP16 it is 10")
+    change("A large first term", 15)
+    assert "In FP16 it is 32768, off by" in status(browser, "sum")
+    change("Order", "smallest first")
+    assert "In FP16 it is 32768" not in status(browser, "sum")
+    change("Terms", "random, of both signs")
+    first = status(browser, "sum")
+    change("Order", "largest first")
+    assert status(browser, "sum") != first
+
+
+@pytest.mark.multiprocess
+def test_what_stands_there_without_javascript_is_what_the_figures_begin_with(browser):
+    page = (ROOT / "docs" / "play.md").read_text("utf-8")
+    tables = re.findall(r"```\{live\} (\w+)\n(.*?)```", page, re.DOTALL)
+    assert [name for name, _ in tables] == list(live_figures.FIGURES)
+    for name, text in tables:
+        rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+        for label, value, error in ([cell.strip() for cell in cells] for cells in rows[2:]):
+            shown = browser.evaluate(
+                f"[...document.querySelectorAll('[data-figure={name}] tbody tr')].map((row) =>"
+                "[...row.querySelectorAll('th, td:not(.bits)')].map((c) => c.textContent.trim()))"
+            )
+            assert [label, value, error] in [one[:3] for one in shown]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("width", [360, 700, 1600])
+def test_nothing_is_cut_off_at_any_width(browser, width):
+    with browser.window(width):
+        wide = browser.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0

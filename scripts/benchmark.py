@@ -43,7 +43,12 @@ from recipes.options import positive
 
 ROOT = Path(__file__).resolve().parents[1]
 # The names of their environments.
-PEERS = {"PyTorch": "torch", "TensorFlow": "tensorflow", "OpenVINO": "openvino"}
+PEERS = {
+    "PyTorch": "torch",
+    "zentorch": "zentorch",
+    "TensorFlow": "tensorflow",
+    "OpenVINO": "openvino",
+}
 # Cases that are run by name, and the rounds of those that do not take 11.
 LONG_CASES = {
     "zoo": zoo,
@@ -79,7 +84,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--model", default="resnet50_v1", help="a network of either model zoo (%(default)s)")
     add("--models", nargs="+", metavar="MODEL", help="networks of zoo and zoo-small (a list)")
     add("--batch-size", nargs="+", type=positive,
-        help="(8; inference 1 and 32; recurrent 25; attention 16; memory 8, 16, 32; tuning 32; "
+        help="(8; inference 1 and 8; recurrent 25; attention 16; memory 8, 16, 32; tuning 32; "
         "zoo-small 20; for CIFAR's networks in the zoo 32)")  # fmt: skip
     add("--image-size", type=positive, help="pixels (224; in the zoo the network's own)")
     add("--device", default="cpu", help="cpu or gpu:0 (%(default)s)")

@@ -103,8 +103,8 @@ def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
 @pytest.mark.parametrize(
     "make", [*cases.CASES.values(), zoo, zoo_small, memory_module.memory, tuning]
 )
-def test_every_contestant_can_be_found_and_takes_its_options(make):
-    pythons = {f"{name}_python": f"/{name}" for name in ("torch", "tensorflow", "openvino")}
+def test_every_contestant_can_be_found_and_takes_its_options(make, script):
+    pythons = {f"{name}_python": f"/{name}" for name in script.PEERS.values()}
     for case in make(cases.CaseOptions(**pythons)):
         assert len({one.name for one in case.contestants}) == len(case.contestants) >= 2
         for contestant in case.contestants:
@@ -179,12 +179,10 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     assert "does not take part" not in printed
     assert "TensorFlow has no vgg16 here: it takes part in single layers at most" in printed
     assert "OpenVINO has no" not in printed
-    asked = [
-        (settings.torch_python, settings.tensorflow_python, settings.openvino_python)
-        for settings in tiny_cases
-    ]
+    names = [f"{name}_python" for name in script.PEERS.values()]
+    asked = [tuple(getattr(settings, name) for name in names) for settings in tiny_cases]
     torch, *others = map(str, pythons)
-    assert asked == [(None, None, None), (torch, *others), (str(SCRIPT), *others)]
+    assert asked == [(None,) * len(names), (torch, *others), (str(SCRIPT), *others)]
 
 
 def test_what_fails_is_named_and_the_status_says_so(script, monkeypatch, capsys, tmp_path):

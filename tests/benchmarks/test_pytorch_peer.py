@@ -12,14 +12,19 @@ import pytest
 
 from benchmarks import cases
 from benchmarks.contestant import Contestant, Process
+from benchmarks.sequences import build_sequence_network
 from recipes.training.networks import build_network
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-torch" / "bin" / "python"
+ZENTORCH = ROOT / ".venv-zentorch" / "bin" / "python"
 PEER = Path(cases.__file__).with_name("pytorch_peer.py")
 
-pytestmark = pytest.mark.skipif(
+needs_pytorch = pytest.mark.skipif(
     not PYTHON.exists(), reason="PyTorch's own environment, .venv-torch, is not there"
+)
+needs_zentorch = pytest.mark.skipif(
+    not ZENTORCH.exists(), reason="zentorch's own environment, .venv-zentorch, is not there"
 )
 
 # Fills a network with the values in a file, in the order in which it has them, and computes.
@@ -49,6 +54,7 @@ with torch.inference_mode():
 """
 
 
+@needs_pytorch
 @pytest.mark.parametrize("model", ["resnet18_v1", "resnet50_v1"])
 def test_the_network_is_gluons_parameter_by_parameter_and_in_its_logits(model, tmp_path):
     size = 64
@@ -73,28 +79,60 @@ def test_the_network_is_gluons_parameter_by_parameter_and_in_its_logits(model, t
 NETWORK = {"model": "resnet18_v1", "batch_size": 2, "image_size": 32}
 
 
-def run_in(factory: str, dtype: str, **options) -> dict:
-    one = Contestant("PyTorch", f"{PEER}:{factory}", {"dtype": dtype, **options}, str(PYTHON))
+def run_in(factory: str, dtype: str, python: Path = PYTHON, **options) -> dict:
+    one = Contestant("PyTorch", f"{PEER}:{factory}", {"dtype": dtype, **options}, str(python))
     with Process(one, threads=2, limit_s=300) as process:
         process.wait_until_ready()
         assert process.run()["seconds"] > 0
         return process.facts
 
 
+@needs_pytorch
 @pytest.mark.parametrize(
-    ("dtype", "compiled"), [*((dtype, False) for dtype in cases.DTYPES), ("float32", True)]
+    ("dtype", "backend"), [*((dtype, None) for dtype in cases.DTYPES), ("float32", "inductor")]
 )
-def test_a_training_step_runs_in_every_format_and_has_as_many_parameters_as_gluons(dtype, compiled):
-    facts = run_in("training", dtype, compiled=compiled, **NETWORK)
+def test_a_training_step_runs_in_every_format_and_has_as_many_parameters_as_gluons(dtype, backend):
+    facts = run_in("training", dtype, backend=backend, **NETWORK)
     net = build_network("resnet18_v1", classes=1000, image_size=32, devices=[mx.cpu()])
-    learning = [p for p in net.collect_params().values() if p.grad_req != "null"]
-    assert facts["parameters"] == sum(prod(parameter.shape) for parameter in learning)
+    assert facts["parameters"] == learning(net)
     assert facts["images"] == 2
     assert facts["versions"]["torch"][0].isdigit()
 
 
+def learning(net) -> int:
+    """Return the number of a network's values that are trained."""
+    parameters = net.collect_params().values()
+    return sum(prod(parameter.shape) for parameter in parameters if parameter.grad_req != "null")
+
+
+@needs_pytorch
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_recurrent_networks_train_in_every_format_and_have_as_many_parameters_as_gluons(
+    kind, dtype
+):
+    sizes = {"layers": 2, "width": 8}
+    facts = run_in("sequence_training", dtype, kind=kind, length=3, batch_size=2, calls=5, **sizes)
+    net = build_sequence_network(kind, ctx=mx.cpu(), **sizes)
+    net(mx.nd.zeros((3, 2)))
+    assert (facts["parameters"], facts["calls"]) == (learning(net), 5)
+
+
+@needs_pytorch
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_predictions_and_layers_run_too(dtype):
-    assert run_in("inference", dtype, **NETWORK)["images"] == 2
+    assert run_in("inference", dtype, calls=2, **NETWORK)["calls"] == 2
     kind = "dense" if dtype == "float16" else "convolution"
     assert "images" not in run_in("layer", dtype, kind=kind, batch_size=2, size=4)
+
+
+@pytest.mark.parametrize(
+    ("python", "backend"),
+    [
+        pytest.param(PYTHON, "inductor", marks=needs_pytorch),
+        pytest.param(ZENTORCH, "zentorch", marks=needs_zentorch),
+    ],
+)
+def test_a_compiled_network_predicts(python, backend):
+    facts = run_in("inference", "float32", python, backend=backend, **NETWORK)
+    assert set(facts["versions"]) == {"torch", backend} - {"inductor"}

@@ -197,9 +197,11 @@ def inference(
 def _compiled(net: Any, backend: Optional[str], *, frozen: bool = False) -> Any:
     if backend is None:
         return net
+    from torch._inductor import config  # type: ignore[import-not-found]
+
     if backend != "inductor":
         importlib.import_module(backend)
-    importlib.import_module("torch._inductor.config").freezing = frozen
+    config.freezing = frozen
     return torch.compile(net, backend=backend)
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "docs" / "_live"
-FIGURES = ("number", "sum")
+FIGURES = ("number", "sum", "gradients", "hunt")
 """The figures, each with a script of its own."""
 
 FORMATS: dict[str, FloatFormat] = {
@@ -57,6 +58,12 @@ class Live(SphinxDirective):
         node = live(name=name)
         self.state.nested_parse(self.content, self.content_offset, node)
         return [node]
+
+
+def scripts_of(figures: Sequence[str]) -> list[str]:
+    """Return the names of the scripts of some figures, in the order in which a page loads them."""
+    own = [name for one in figures for name in (f"{one}.data.js", f"{one}.js")]
+    return ["kernels.js", "live.js", *(name for name in own if (SOURCES / name).exists())]
 
 
 def compile_kernels(path: Path) -> None:
@@ -125,8 +132,8 @@ def _add_scripts(
     figures = dict.fromkeys(node["name"] for node in doctree.findall(live)) if doctree else {}
     if figures:
         app.add_css_file("live/live.css")
-    for script in ["kernels", "live", *figures] if figures else []:
-        app.add_js_file(f"live/{script}.js", loading_method="defer")
+    for script in scripts_of(list(figures)) if figures else []:
+        app.add_js_file(f"live/{script}", loading_method="defer")
 
 
 def _begin(translator: Any, node: live) -> None:

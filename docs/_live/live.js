@@ -110,6 +110,61 @@ const live = (() => {
     return String(Number(value.toPrecision(digits))).replace("-", "−").replace("e−", "e-");
   }
 
+  // ---- Histograms over exponents of 2, with the range of a format.
+
+  const PARTS = ["zero", "subnormal", "normal", "overflow"];
+  let histograms = 0;
+
+  // Say what became of a number that was rounded: one of PARTS, or "none" of a zero and of what was not finite.
+  function partOf(given, result, f) {
+    if (given === 0 || !Number.isFinite(given)) return "none";
+    if (!Number.isFinite(result)) return "overflow";
+    if (result === 0) return "zero";
+    return Math.abs(result) < 2 ** f.minExponent ? "subnormal" : "normal";
+  }
+
+  // Draw numbers by their exponents from `low` to below `high`, and what became of each; `words` describe the picture.
+  function histogram(given, became, f, {low, high, axis, words, beyond = "overflow"}) {
+    const counts = new Map(), number = histograms++;
+    given.forEach((value, place) => {
+      if (became[place] === "none") return;
+      const bin = Math.min(high - 1, Math.max(low, Math.floor(Math.log2(Math.abs(value)))));
+      if (!counts.has(bin)) counts.set(bin, Object.fromEntries(PARTS.map((part) => [part, 0])));
+      counts.get(bin)[became[place]] += 1;
+    });
+    const tallest = Math.max(1, ...[...counts.values()].map((of) => PARTS.reduce((sum, part) => sum + of[part], 0)));
+    const x = (power) => 480 * (Math.min(high, Math.max(low, power)) - low) / (high - low);
+    const rect = (kind, part, left, top, right, bottom) => bottom - top < 0.01 ? "" :
+      `<rect class="${kind} ${part}" ${part === "zero" || part === "overflow" ? `style="fill: url(#live-${part}-${number})"` : ""} ` +
+      `x="${left.toFixed(2)}" y="${top.toFixed(2)}" width="${(right - left).toFixed(2)}" height="${(bottom - top).toFixed(2)}"/>`;
+    const bars = [...counts].flatMap(([bin, of]) => {
+      let bottom = 190;
+      return PARTS.map((part) => {
+        const lost = part === "zero" || part === "overflow";  // even one is to be seen
+        const height = of[part] ? Math.max(lost ? 3 : 0, 140 * of[part] / tallest) : 0;
+        bottom -= height;
+        return rect("bar", part, x(bin) + 0.3, bottom, x(bin + 1) - 0.3, bottom + height);
+      });
+    });
+    const edges = [low, f.minExponent - fractionBits(f) - 1, f.minExponent, Math.log2(f.largest), high].map(x);
+    const zones = ["zero", "subnormal", "normal", beyond].map((name, place) => {
+      const [from, to] = edges.slice(place, place + 2), middle = Math.min(440, Math.max(40, (from + to) / 2));
+      if (to - from < 1) return "";
+      return `${to < 480 ? `<path d="M${to.toFixed(2)} 42V190"/>` : ""}<text x="${middle.toFixed(2)}" y="${place % 2 ? 36 : 16}">${name}</text>`;
+    });
+    const first = Math.ceil((low + 3) / 10) * 10;
+    const marks = Array.from({length: Math.floor((high - 3 - first) / 10) + 1}, (_, count) => first + 10 * count)
+      .map((power) => `<text x="${x(power)}" y="208">${power}</text><path d="M${x(power)} 190v4"/>`);
+    const box = make("div", {class: "live-histogram"});
+    box.innerHTML = `<svg viewBox="0 0 480 236" role="img"><defs>` +
+      `<pattern id="live-zero-${number}" class="zero" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M2 0v4"/></pattern>` +
+      `<pattern id="live-overflow-${number}" class="overflow" width="4" height="4" patternUnits="userSpaceOnUse"><path d="M0 2h4M2 0v4"/></pattern>` +
+      `</defs>${bars.join("")}${zones.join("")}<path class="ground" d="M0 190h480"/>${marks.join("")}<text x="240" y="230"></text></svg>`;
+    box.querySelector("svg").setAttribute("aria-label", words);
+    box.querySelector("text:last-child").textContent = axis;
+    return box;
+  }
+
   const figures = {};
 
   // Replace what stands in the place of each figure of a name.
@@ -127,6 +182,6 @@ const live = (() => {
 
   return {
     formats, accumulations, round, roundStochastically, sumAsTensorCore, runningSums,
-    bitsOf, valueOf, neighbours, fractionBits, make, textOf, figure,
+    bitsOf, valueOf, neighbours, fractionBits, make, textOf, figure, histogram, partOf, PARTS,
   };
 })();

@@ -180,7 +180,8 @@ assert suspect is None or (suspect.layer == "energy" and suspect.forward.overflo
 # Flags see the rounding itself, not what becomes of its result. That matters, because later layers
 # can hide an overflow. MXNet's ReLU on a CPU makes 0 of NaN: behind it all looks well, and the
 # layers learn from zeros. In a cast network ReLU keeps the NaN, the loss becomes NaN, and the step
-# is skipped.
+# is skipped. Of minus infinity ReLU makes 0 there too, and then only the flag is left: a case of the
+# [overflow hunt](../docs/play.md#an-overflow-hunt), which is a figure to play with.
 
 # %%
 relu = nn.Activation("relu")

@@ -30,8 +30,8 @@ def folder(tmp_path_factory):
     for source in live_figures.SOURCES.glob("*.[jc]s*"):
         (folder / source.name).write_text(source.read_text())
     figures = "".join(f'<div class="live" data-figure="{n}"></div>' for n in live_figures.FIGURES)
-    names = ["kernels", "live", *live_figures.FIGURES]
-    scripts = "".join(f'<script src="{name}.js"></script>' for name in names)
+    names = live_figures.scripts_of(live_figures.FIGURES)
+    scripts = "".join(f'<script src="{name}"></script>' for name in names)
     (folder / "page.html").write_text(PAGE.format(figures=figures, scripts=scripts))
     return folder
 

@@ -20,9 +20,10 @@ import live_figures
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_figure_and_its_data_are_small(folder):
-    sizes = {path.name: path.stat().st_size for path in folder.glob("*.js")}
-    assert sum(sizes.values()) < 300_000
+@pytest.mark.parametrize("name", live_figures.FIGURES)
+def test_a_figure_and_its_data_are_small(name, folder):
+    sizes = [(folder / script).stat().st_size for script in live_figures.scripts_of([name])]
+    assert sum(sizes) < 300_000
 
 
 # --- the kernels, in Node

@@ -154,7 +154,9 @@ class TracedGraph:
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
                 block._flags = [flag for flag in flags if not flag[0].startswith("static")]
-            graph = keep_nan_in(graph) if on_cpu else graph
+            # What a backend fuses, such as oneDNN a ReLU into a convolution, has its own names.
+            keeps_nan = on_cpu and block._backend is None
+            graph = keep_nan_in(graph) if keeps_nan else graph
             return data, graph.as_np_ndarray() if in_numpy else graph
 
         flags = block._flags
@@ -185,7 +187,11 @@ class TracedGraph:
                 slot_of=self._forward.network_cast.layers.slot_by_name(blocks_of(self._block)),
             )
         if isinstance(arithmetic, NativeBfloat16) and not kept and kernels.available():
-            return partial(compute_natively, shapes={p.name: p.shape or () for p in parameters})
+            return partial(
+                compute_natively,
+                shapes={p.name: p.shape or () for p in parameters},
+                for_backend=self._block._backend is not None,
+            )
         return None
 
 

@@ -36,7 +36,11 @@ _NUMBERS = count()
 
 
 def compute_natively(
-    symbol: Symbol, dtypes: Mapping[str, Any], *, shapes: Mapping[str, tuple[int, ...]]
+    symbol: Symbol,
+    dtypes: Mapping[str, Any],
+    *,
+    shapes: Mapping[str, tuple[int, ...]],
+    for_backend: bool = False,
 ) -> Symbol:
     """Return a graph with native casts, and first convolutions where oneDNN is fast.
 
@@ -44,9 +48,11 @@ def compute_natively(
     ----------
     symbol : Symbol
     dtypes : mapping from name to dtype
-        Shapes of every argument and auxiliary state.
+        Of every argument and auxiliary state.
     shapes : mapping from name to shape
-        Values of the parameters.
+        Shapes of the parameters.
+    for_backend : bool
+        Whether a backend will fuse operators, which it knows by MXNet's names.
 
     Returns
     -------
@@ -70,7 +76,7 @@ def compute_natively(
         if _is_of_images(node, shapes):
             _compute_in_fp32(graph, node)
         elif node.operator == "clip":
-            _clip_in_bfloat16(graph, node)
+            _clip_in_bfloat16(graph, node, "clip" if for_backend else _CLIP)
     graph = Graph(graph.heads)
     for node in graph.nodes:
         if node.operator in (_NARROW, _WIDEN) and _may_keep_blocks(graph, node.inputs[0]):
@@ -127,13 +133,13 @@ def _compute_in_fp32(graph: Graph, node: Node) -> None:
         _replace(graph, result, _made(_NARROW, Entry(result)).node)
 
 
-def _clip_in_bfloat16(graph: Graph, node: Node) -> None:
+def _clip_in_bfloat16(graph: Graph, node: Node, operator: str) -> None:
     """Leave out the casts around a ``clip`` that they are for alone."""
     before, behind = node.inputs[0].node, _only_reader(graph, Entry(node))
     if before.operator != _WIDEN or behind is None or behind.operator != _NARROW:
         return
     if _only_reader(graph, node.inputs[0]) is node:
-        node.operator = _CLIP
+        node.operator = operator
         node.inputs = before.inputs
         _replace(graph, behind, node)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+from collections import Counter
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp, kernels, round_to
@@ -56,6 +58,58 @@ def check(name, dtype):
             assert (round_to(values, FLOAT16) == values).all()
     assert_same_bits(parameters_of(net), parameters)
     assert (logits_of(net, images) == reference).all()
+
+
+class Residual(gluon.HybridBlock):
+    """Four convolutions, normalized and activated; with ReLU, sums around the last two."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.activation = activation
+        self.body = nn.HybridSequential()
+        for channels in (3, 16, 16, 16):
+            part = nn.HybridSequential()
+            part.add(nn.Conv2D(16, 3, padding=1, in_channels=channels))
+            part.add(nn.BatchNorm(in_channels=16))
+            self.body.add(part)
+
+    def hybrid_forward(self, F, x):
+        for number, part in enumerate(self.body):
+            y = part(x)
+            if self.activation == "relu6":
+                x = F.clip(y, 0, 6)
+            else:
+                x = F.Activation(x + y if number > 1 else y, act_type="relu")
+        return x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+def test_activations_and_sums_of_a_fused_network_are_parts_of_its_convolutions(
+    activation, dtype, request, monkeypatch
+):
+    if dtype == "bfloat16":
+        request.getfixturevalue("native_bfloat16")
+    graphs, fuse_graph = [], mx.sym.Symbol.optimize_for
+
+    def noted(symbol, *args, **kwargs):
+        graphs.append(fuse_graph(symbol, *args, **kwargs))
+        return graphs[-1]
+
+    monkeypatch.setattr(mx.sym.Symbol, "optimize_for", noted)
+
+    net = Residual(activation)
+    net.initialize(mx.init.Xavier())
+    images = mx.nd.random.normal(shape=(2, 3, 16, 16))
+    assert inference_network(net, dtype, fuse_for=images).fused
+    operators = Counter(node["op"] for node in json.loads(graphs[-1].tojson())["nodes"])
+    assert operators["_sg_mkldnn_conv"] == 4
+    assert "elemwise_add" not in operators
+    apart = [name for name in operators if any(word in name for word in ("Activation", "clip"))]
+    # BF16's first convolution is computed in FP32, and its last ReLU6, which no product follows.
+    allowed = {"clip"} if (dtype, activation) == ("bfloat16", "relu6") else set()
+    assert set(apart) <= allowed
+    assert operators["clip"] <= 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

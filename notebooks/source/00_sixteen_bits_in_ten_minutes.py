@@ -453,8 +453,9 @@ files.cleanup()
 # Each answer is checked by running it. A solution is folded below each.
 
 # %% [markdown]
-# **00.1** A network's largest gradient is 3, before it is multiplied by S. FP16 ends at 65504, and S
-# begins at 65536. How many steps are skipped before the first one that is not? Hand in a number.
+# **00.1** (level 1) A network's largest gradient is 3, before it is multiplied by S. FP16 ends at
+# 65504, and S begins at 65536. How many steps are skipped before the first one that is not? Hand in
+# a number.
 
 # %%
 answer = ...
@@ -465,9 +466,9 @@ check("00.1", answer)
 assert check("00.1", 2)
 
 # %% [markdown]
-# **00.2** Write `to_fp16(net)`, which makes all three changes to an FP32 network and returns a
-# `gluon.Trainer` with Adam and a learning rate of 0.0001. Hand in the function. The check trains a
-# small network with it.
+# **00.2** (level 2) Write `to_fp16(net)`, which makes all three changes to an FP32 network and
+# returns a `gluon.Trainer` with Adam and a learning rate of 0.0001. Hand in the function. The check
+# trains a small network with it.
 
 
 # %%

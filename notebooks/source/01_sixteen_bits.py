@@ -672,8 +672,8 @@ assert correct.all()
 # a wrong one would mean.
 
 # %% [markdown]
-# **01.1** Start from 0 and add 0.001 again and again, in FP16. At which value does the sum stop?
-# (The answer is a number without a unit.)
+# **01.1** (level 1) Start from 0 and add 0.001 again and again, in FP16. At which value does the
+# sum stop? (The answer is a number without a unit.)
 
 # %%
 answer = ...
@@ -690,10 +690,10 @@ print(f"half the spacing below {float(total)} is {half_below:.6f}, above it {hal
 assert check("01.1", float(total))
 
 # %% [markdown]
-# **01.2** Design a format of 16 bits without the weaknesses of the other two: it holds 100,000
-# (which overflows in FP16), and an update of 0.002 changes a weight of 1 (in BF16 it does not). The
-# answer is a `FloatFormat`. Its bits are the sign, the exponent bits, and the significant bits
-# without the leading one. The drawing of the spacing above helps.
+# **01.2** (level 2) Design a format of 16 bits without the weaknesses of the other two: it holds
+# 100,000 (which overflows in FP16), and an update of 0.002 changes a weight of 1 (in BF16 it does
+# not). The answer is a `FloatFormat`. Its bits are the sign, the exponent bits, and the significant
+# bits without the leading one. The drawing of the spacing above helps.
 
 # %%
 answer = ...  # FloatFormat("mine", significand_bits=11, exponent_bits=5) would be FP16
@@ -707,8 +707,8 @@ print(f"largest {between_both.max:.4g}, 1 + 0.002 is {float(round_to(1.002, betw
 assert check("01.2", between_both)
 
 # %% [markdown]
-# **01.3** (From the appendix.) One FP16 number from 1 up to 4 has a wrong square root when the root
-# is first rounded to 23 significant bits and then to FP16. Which number is it?
+# **01.3** (level 3) (From the appendix.) One FP16 number from 1 up to 4 has a wrong square root
+# when the root is first rounded to 23 significant bits and then to FP16. Which number is it?
 
 # %%
 answer = ...

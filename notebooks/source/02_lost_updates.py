@@ -510,9 +510,9 @@ assert np.float16(1e-8) == 0
 # Replace `...` by your answer and run the cell.
 
 # %% [markdown]
-# **02.1** Adam keeps two running averages for each weight. How many bytes does FP16 training with
-# masters take for each weight: for the weight, its gradient, its master, and the averages? (The
-# answer is a number of bytes.)
+# **02.1** (level 1) Adam keeps two running averages for each weight. How many bytes does FP16
+# training with masters take for each weight: for the weight, its gradient, its master, and the
+# averages? (The answer is a number of bytes.)
 
 # %%
 answer = ...
@@ -539,9 +539,9 @@ print(total)
 assert check("02.1", total["float16"])
 
 # %% [markdown]
-# **02.2** The single weight above begins at 1, and its target is 1.25. How large must the learning
-# rate be at least, so that the weight moves without a master? (The answer is a learning rate, to
-# within five percent.)
+# **02.2** (level 2) The single weight above begins at 1, and its target is 1.25. How large must the
+# learning rate be at least, so that the weight moves without a master? (The answer is a learning
+# rate, to within five percent.)
 
 # %%
 answer = ...
@@ -554,8 +554,9 @@ print(f"more than {smallest_rate:.6f}")
 assert check("02.2", smallest_rate)
 
 # %% [markdown]
-# **02.3** BF16 has 8 significant bits. Below which ratio of update to weight does a BF16 weight
-# lose every update? (The answer is a ratio, to within five percent; for FP16 it would be 1/4096.)
+# **02.3** (level 2) BF16 has 8 significant bits. Below which ratio of update to weight does a BF16
+# weight lose every update? (The answer is a ratio, to within five percent; for FP16 it would be
+# 1/4096.)
 
 # %%
 answer = ...

@@ -607,9 +607,9 @@ assert max(np.diff(scales)) > 0  # ... and it grew later
 # ## Exercises
 
 # %% [markdown]
-# **03.1** A loss scale is as large as it can be: multiplied by it, the largest gradient is 60000.
-# Now you take the sum of the 40 losses of a batch instead of their mean. By which number do you
-# have to divide $S$? Hand in the smallest one that works with mpgluon.
+# **03.1** (level 1) A loss scale is as large as it can be: multiplied by it, the largest gradient
+# is 60000. Now you take the sum of the 40 losses of a batch instead of their mean. By which number
+# do you have to divide $S$? Hand in the smallest one that works with mpgluon.
 
 # %%
 answer = ...
@@ -625,8 +625,8 @@ while largest * 40 / divisor > 65504:
 assert check("03.1", divisor)
 
 # %% [markdown]
-# **03.2** A run of 3,000 steps begins with $S = 2^{16}$. Its gradients could stand $2^{20}$. With
-# the default `growth_interval=2000`, $S$ does not get there. Hand in the largest
+# **03.2** (level 2) A run of 3,000 steps begins with $S = 2^{16}$. Its gradients could stand
+# $2^{20}$. With the default `growth_interval=2000`, $S$ does not get there. Hand in the largest
 # `growth_interval` with which it does so in the first 1,000 steps.
 
 # %%
@@ -640,8 +640,8 @@ doublings = 20 - 16
 assert check("03.2", 1000 // doublings)
 
 # %% [markdown]
-# **03.3** Write one step of loss scaling by hand, without `amp`. The function below is a step
-# without it. It receives a network in FP16, a function `loss_of(net)` that returns its (very
+# **03.3** (level 3) Write one step of loss scaling by hand, without `amp`. The function below is a
+# step without it. It receives a network in FP16, a function `loss_of(net)` that returns its (very
 # small) loss, a Trainer with `multi_precision=True`, and $S$. It returns the $S$ of the next step.
 # Change it so that small gradients survive, the weights move as far as in FP32, and a step that
 # overflows is skipped and halves $S$. (Growing is not asked for.) Then hand in the function.

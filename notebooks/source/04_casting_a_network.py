@@ -659,8 +659,8 @@ assert all(map(np.array_equal, *emulated))
 # Each answer is checked by running it. A solution is folded below each.
 
 # %% [markdown]
-# **04.1** Exponentials overflow too. Which is the smallest FP16 number $x$ for which $e^x$ is
-# infinite in FP16? Hand in a number.
+# **04.1** (level 1) Exponentials overflow too. Which is the smallest FP16 number $x$ for which
+# $e^x$ is infinite in FP16? Hand in a number.
 
 # %%
 answer = ...
@@ -675,7 +675,7 @@ print(f"{smallest}; ln 65520 is {np.log(65520):.4f}")
 assert check("04.1", smallest)
 
 # %% [markdown]
-# **04.2** What if the sums of a dense layer were FP16 too? Write
+# **04.2** (level 3) What if the sums of a dense layer were FP16 too? Write
 # `dense_with_fp16_sums(inputs, weight, bias)`: like `dense_with_fp32_sums` above, but every product
 # and the sum after every addition is rounded to FP16. Hand in the function. The check compares its
 # error with that of FP32 sums, for 64 inputs and for 4,096.
@@ -701,9 +701,9 @@ def with_fp16_sums(inputs, weight, bias):
 assert check("04.2", with_fp16_sums)
 
 # %% [markdown]
-# **04.3** We kept the whole block `RootMeanSquare` in FP32: four operators. Only one of them
-# overflows. Cast the network with this one operator in FP32, and all the rest in FP16: which text
-# do you add to `keep_fp32`? Hand in the text.
+# **04.3** (level 2) We kept the whole block `RootMeanSquare` in FP32: four operators. Only one of
+# them overflows. Cast the network with this one operator in FP32, and all the rest in FP16: which
+# text do you add to `keep_fp32`? Hand in the text.
 
 # %%
 answer = ...

@@ -599,9 +599,9 @@ files.cleanup()
 # ## Exercises
 
 # %% [markdown]
-# **05.1** Two networks are right in about 70 % of the cases. You see a difference of 2 points
-# (0.02). How many test images must there be at least, so that 0.02 is three standard errors of the
-# difference? Hand in a number of test images.
+# **05.1** (level 1) Two networks are right in about 70 % of the cases. You see a difference of 2
+# points (0.02). How many test images must there be at least, so that 0.02 is three standard errors
+# of the difference? Hand in a number of test images.
 
 # %%
 answer = ...
@@ -612,10 +612,10 @@ check("05.1", answer)
 assert check("05.1", int(np.ceil(18 * 0.7 * 0.3 / 0.02**2)))
 
 # %% [markdown]
-# **05.2** A run has 2,000 steps. Its gradients overflow whenever S is above $2^{13}$, where it
-# starts. In steps 1,000 to 1,002 the batches are bad: there they overflow whenever S is above
-# $2^{10}$. Which `growth_interval` skips at most 2 % of the steps, and has S back at $2^{13}$ by
-# step 1,300? Hand in a number of steps.
+# **05.2** (level 3) A run has 2,000 steps. Its gradients overflow whenever S is above $2^{13}$,
+# where it starts. In steps 1,000 to 1,002 the batches are bad: there they overflow whenever S is
+# above $2^{10}$. Which `growth_interval` skips at most 2 % of the steps, and has S back at $2^{13}$
+# by step 1,300? Hand in a number of steps.
 
 # %%
 answer = ...
@@ -628,7 +628,7 @@ check("05.2", answer)
 assert check("05.2", 75)
 
 # %% [markdown]
-# **05.3** Write a function of a network and the path of a file with its FP32 parameters
+# **05.3** (level 2) Write a function of a network and the path of a file with its FP32 parameters
 # (`net.save_parameters` wrote it). Afterwards the network is FP16, and its masters start with the
 # very numbers of the file. Hand in the function.
 

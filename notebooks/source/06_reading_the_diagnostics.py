@@ -569,7 +569,7 @@ assert np.abs(losses_of(in_parts) - losses_of(ours)).max() < difference.max() / 
 # Each answer is checked by running it. A solution is folded below each.
 
 # %% [markdown]
-# **06.1** Cure the layer itself. Write `energy(F, x)`, which computes the same as
+# **06.1** (level 3) Cure the layer itself. Write `energy(F, x)`, which computes the same as
 # `Energy.hybrid_forward` and does not overflow in a cast network, without `keep_fp32`. (Which
 # operators compute in FP32 in a cast network? [This table](../docs/reference/operators.md) says.)
 # Hand in the function. The check casts the network with it, and trains it.
@@ -598,9 +598,9 @@ check("06.1", energy_of_small_numbers)
 assert check("06.1", energy_of_square)
 
 # %% [markdown]
-# **06.2** Cure the data instead: divide the sounds by a power of two before they go into the FP16
-# network, which stays as it was. Which is the smallest power of two with which no step of the first
-# 60 is skipped, if the loss scale begins at 256? Hand in the number.
+# **06.2** (level 2) Cure the data instead: divide the sounds by a power of two before they go into
+# the FP16 network, which stays as it was. Which is the smallest power of two with which no step of
+# the first 60 is skipped, if the loss scale begins at 256? Hand in the number.
 
 # %%
 answer = ...
@@ -617,9 +617,10 @@ while not check("06.2", divisor):
 assert check("06.2", divisor)
 
 # %% [markdown]
-# **06.3** The recommended loss scale leaves a factor of 2 for gradients that are larger than those
-# of this batch. Which power of two is the largest loss scale at which **this** batch (`sounds`, as
-# above) does not overflow in the cured network before its training? Hand in the number.
+# **06.3** (level 2) The recommended loss scale leaves a factor of 2 for gradients that are larger
+# than those of this batch. Which power of two is the largest loss scale at which **this** batch
+# (`sounds`, as above) does not overflow in the cured network before its training? Hand in the
+# number.
 
 # %%
 answer = ...
@@ -634,9 +635,10 @@ while overflow.locate_overflow(trial, batch, loss_scale=2 * largest_scale) is No
 assert check("06.3", largest_scale)
 
 # %% [markdown]
-# **06.4** `record_with_a_fault(Energy, folder)` trains and records the cured network once more, with
-# our `Energy`. But something happens to one of its layers. The losses of 13 steps are the same as
-# ours to the last bit, and those of the later steps are not. Which layer is it? Hand in its name.
+# **06.4** (level 1) `record_with_a_fault(Energy, folder)` trains and records the cured network once
+# more, with our `Energy`. But something happens to one of its layers. The losses of 13 steps are
+# the same as ours to the last bit, and those of the later steps are not. Which layer is it? Hand in
+# its name.
 
 # %%
 faulty = record_with_a_fault(Energy, Path(files.name) / "faulty")

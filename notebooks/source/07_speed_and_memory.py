@@ -712,9 +712,9 @@ assert all(abs(mixed - fp32) < 0.3 for fp32, mixed in accuracies.values())
 # ## Exercises
 
 # %% [markdown]
-# **07.1** `a()` and `b()` ask a machine for work and return at once; `wait()` returns when all of
-# it is done. The machine gets slower from call to call. Write a function of these three that
-# returns how many times as long the work of `b` takes as that of `a`. Hand in the function.
+# **07.1** (level 3) `a()` and `b()` ask a machine for work and return at once; `wait()` returns
+# when all of it is done. The machine gets slower from call to call. Write a function of these three
+# that returns how many times as long the work of `b` takes as that of `a`. Hand in the function.
 
 
 # %%
@@ -736,9 +736,9 @@ def in_turns(a, b, wait):
 assert check("07.1", in_turns)
 
 # %% [markdown]
-# **07.2** From which batch size on does the last layer of ResNet-50 (2048 inputs, 1000 outputs) do
-# enough operations per byte to keep a V100 busy in FP16? Hand in the smallest such batch size, in
-# images.
+# **07.2** (level 2) From which batch size on does the last layer of ResNet-50 (2048 inputs, 1000
+# outputs) do enough operations per byte to keep a V100 busy in FP16? Hand in the smallest such
+# batch size, in images.
 
 # %%
 answer = ...
@@ -750,9 +750,10 @@ enough = (b for b in range(1, 10_000) if dense_intensity(b, 2048, 1000) >= neede
 assert check("07.2", next(enough))
 
 # %% [markdown]
-# **07.3** A process that trains ResNet-50 in FP16 on images of 224 pixels has a peak of 1,055 MiB
-# with batches of 8 images, and of 2,409 MiB with 32 (docs/performance.md). How many images may a
-# batch have where 8 GiB are left for the process? Hand in the largest batch size, in images.
+# **07.3** (level 1) A process that trains ResNet-50 in FP16 on images of 224 pixels has a peak of
+# 1,055 MiB with batches of 8 images, and of 2,409 MiB with 32 (docs/performance.md). How many
+# images may a batch have where 8 GiB are left for the process? Hand in the largest batch size, in
+# images.
 
 # %%
 answer = ...

@@ -529,12 +529,12 @@ for weights in weights_of_ranks:
 # Each exercise checks your answer by running it. A solution is folded below it.
 
 # %% [markdown]
-# **08.1** Some systems add gradients in a format without an infinity (FP8's E4M3, for example).
-# An overflow then becomes the largest number, and a check of the sum finds nothing. The function
-# below has this fault. Write an `agree(gradients)` for `two_replicas` that returns the same clipped
-# sum, but lets *both* replicas skip if *any* gradient has an infinity, and lets both step
-# otherwise. `gradients` is a list of two FP32 arrays, in which an overflow is still `inf`. Hand in
-# the function.
+# **08.1** (level 3) Some systems add gradients in a format without an infinity (FP8's E4M3, for
+# example). An overflow then becomes the largest number, and a check of the sum finds nothing. The
+# function below has this fault. Write an `agree(gradients)` for `two_replicas` that returns the
+# same clipped sum, but lets *both* replicas skip if *any* gradient has an infinity, and lets both
+# step otherwise. `gradients` is a list of two FP32 arrays, in which an overflow is still `inf`.
+# Hand in the function.
 
 
 # %%
@@ -559,9 +559,9 @@ def agree_by_message(gradients):
 assert check("08.1", agree_by_message)
 
 # %% [markdown]
-# **08.2** Every worker has the same gradient, $2^{-18}$, in FP16. A library divides it by the
-# number of workers, rounds to FP16, and then adds all of them in FP32. From which number of workers
-# on, a power of two, is the result 0? Hand in the number.
+# **08.2** (level 1) Every worker has the same gradient, $2^{-18}$, in FP16. A library divides it by
+# the number of workers, rounds to FP16, and then adds all of them in FP32. From which number of
+# workers on, a power of two, is the result 0? Hand in the number.
 
 # %%
 answer = ...
@@ -576,10 +576,10 @@ print(f"{workers} workers")
 assert check("08.2", workers)
 
 # %% [markdown]
-# **08.3** Write `share(epoch, rank, world_size, count)`. It returns the numbers of the images that
-# the process `rank` sees in an epoch, in their order. Together the `world_size` processes must see
-# each of the `count` images once, the processes must get equally many, and each epoch must have
-# another order. Hand in the function.
+# **08.3** (level 2) Write `share(epoch, rank, world_size, count)`. It returns the numbers of the
+# images that the process `rank` sees in an epoch, in their order. Together the `world_size`
+# processes must see each of the `count` images once, the processes must get equally many, and each
+# epoch must have another order. Hand in the function.
 
 # %%
 answer = ...

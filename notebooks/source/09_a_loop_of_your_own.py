@@ -797,8 +797,8 @@ assert in_nd.tobytes() == in_np.tobytes()
 # ## Exercises
 
 # %% [markdown]
-# **09.1** A batch of 64 images is cut into 4 parts of 16. Each part goes backward with one loss for
-# each image, and the gradients accumulate. Which number do `amp.clip_global_norm` and
+# **09.1** (level 1) A batch of 64 images is cut into 4 parts of 16. Each part goes backward with
+# one loss for each image, and the gradients accumulate. Which number do `amp.clip_global_norm` and
 # `trainer.step` receive as batch size?
 
 # %%
@@ -811,9 +811,9 @@ check("09.1", answer)
 assert check("09.1", 4 * 16)
 
 # %% [markdown]
-# **09.2** A function for your log returns the largest gradient, without its sign, of the *mean*
-# loss. It is called after `backward`, before the step. The one below looks right. Hand it in, read
-# what `check` says to it, and repair it.
+# **09.2** (level 2) A function for your log returns the largest gradient, without its sign, of the
+# *mean* loss. It is called after `backward`, before the step. The one below looks right. Hand it
+# in, read what `check` says to it, and repair it.
 
 
 # %%
@@ -836,9 +836,9 @@ def largest_true_gradient(_, trainer, batch_size):
 assert check("09.2", largest_true_gradient)
 
 # %% [markdown]
-# **09.3** This step of two losses came from another library, where gradients always add up. Hand
-# it in, read what `check` says to it, and repair it. `losses_of(net)` returns two losses of the
-# batch, each with one number for each image.
+# **09.3** (level 3) This step of two losses came from another library, where gradients always add
+# up. Hand it in, read what `check` says to it, and repair it. `losses_of(net)` returns two losses
+# of the batch, each with one number for each image.
 
 
 # %%

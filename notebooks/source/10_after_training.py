@@ -539,11 +539,11 @@ work.cleanup()
 # Each exercise checks your answer by running it. A solution is folded below it.
 
 # %% [markdown]
-# **10.1** In this network BatchNorm comes *before* a dense layer: $y = W\,\mathrm{norm}(x) + b$,
-# where $x$ has 8 features, $W$ has the shape (4, 8), and $\gamma, \beta, \mu, \sigma^2$ have a
-# number for each feature. Write `fold(weight, bias, gamma, beta, mean, variance, epsilon)` in NumPy
-# that returns the weight and the bias of *one* dense layer that computes the same. Hand in the
-# function.
+# **10.1** (level 2) In this network BatchNorm comes *before* a dense layer:
+# $y = W\,\mathrm{norm}(x) + b$, where $x$ has 8 features, $W$ has the shape (4, 8), and
+# $\gamma, \beta, \mu, \sigma^2$ have a number for each feature. Write
+# `fold(weight, bias, gamma, beta, mean, variance, epsilon)` in NumPy that returns the weight and
+# the bias of *one* dense layer that computes the same. Hand in the function.
 
 # %%
 answer = ...
@@ -560,10 +560,10 @@ def fold_into_the_next(weight, bias, gamma, beta, mean, variance, epsilon):
 assert check("10.1", fold_into_the_next)
 
 # %% [markdown]
-# **10.2** In inference in FP16 you measured that no logit of any image was wrong by more than 0.25.
-# How large must the lead of the largest logit be (no unit), so that FP16 cannot change the
-# decision? Hand in the smallest number for which this is sure: with any larger lead the decision
-# stays.
+# **10.2** (level 1) In inference in FP16 you measured that no logit of any image was wrong by more
+# than 0.25. How large must the lead of the largest logit be (no unit), so that FP16 cannot change
+# the decision? Hand in the smallest number for which this is sure: with any larger lead the
+# decision stays.
 
 # %%
 answer = ...
@@ -574,11 +574,11 @@ check("10.2", answer)
 assert check("10.2", 2 * 0.25)
 
 # %% [markdown]
-# **10.3** Autocast in BF16 rounds the weights of convolutions and dense layers, and rounds again
-# between the layers. How large is the share of the weights alone, in percent? Measure two mean
-# errors (of each test image, the largest error of a logit): one with autocast to BF16, one in FP32
-# with weights that were rounded by `mpgluon.round_to(master, mpgluon.BFLOAT16)`, BatchNorm's left
-# alone. Hand in 100 times the second over the first.
+# **10.3** (level 3) Autocast in BF16 rounds the weights of convolutions and dense layers, and
+# rounds again between the layers. How large is the share of the weights alone, in percent? Measure
+# two mean errors (of each test image, the largest error of a logit): one with autocast to BF16, one
+# in FP32 with weights that were rounded by `mpgluon.round_to(master, mpgluon.BFLOAT16)`,
+# BatchNorm's left alone. Hand in 100 times the second over the first.
 
 # %%
 answer = ...

@@ -645,8 +645,8 @@ assert all(comparison.sums.largest(name)[0] < 1.5 for name in ACCUMULATIONS)
 # ## Exercises
 
 # %% [markdown]
-# **11.1** The largest absolute value of a gradient is 0.003. By which scale does `mixed_float8`
-# multiply it, before it rounds to E5M2? Hand in a number.
+# **11.1** (level 1) The largest absolute value of a gradient is 0.003. By which scale does
+# `mixed_float8` multiply it, before it rounds to E5M2? Hand in a number.
 
 # %%
 answer = ...
@@ -658,9 +658,9 @@ scale = 2.0 ** np.floor(np.log2(FLOAT8_E5M2.max / 0.003))
 assert check("11.1", scale)
 
 # %% [markdown]
-# **11.2** A tensor's values spread evenly over 12 powers of two, and share one scale. With which
-# format of six bits is the largest of the relative errors smallest? Hand in a `FloatFormat`. (The
-# sign takes one bit; significant bits include one that is not stored.)
+# **11.2** (level 3) A tensor's values spread evenly over 12 powers of two, and share one scale.
+# With which format of six bits is the largest of the relative errors smallest? Hand in a
+# `FloatFormat`. (The sign takes one bit; significant bits include one that is not stored.)
 
 # %%
 answer = ...  # such as FloatFormat("mine", significand_bits=3, exponent_bits=3)
@@ -674,8 +674,9 @@ largest_errors = [np.abs(round_scaled(values, f) / values - 1).max() for f in ca
 assert check("11.2", candidates[np.argmin(largest_errors)])
 
 # %% [markdown]
-# **11.3** A BF16 weight stands at 1, and each step adds $2^{-12}$, rounded stochastically. After
-# how many steps does it move for the first time, on average? Hand in a number of steps.
+# **11.3** (level 2) A BF16 weight stands at 1, and each step adds $2^{-12}$, rounded
+# stochastically. After how many steps does it move for the first time, on average? Hand in a number
+# of steps.
 
 # %%
 answer = ...

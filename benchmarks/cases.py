@@ -107,6 +107,8 @@ class CaseOptions:
 Variants = tuple[tuple[str, str, str, dict[str, Any]], ...]
 
 _PYTORCH: Variants = tuple((f"PyTorch {dtype}", "pytorch", dtype, {}) for dtype in DTYPES)
+# PyTorch's float16 takes twenty to a hundred times as long on a CPU: single layers show it.
+_PYTORCH_NETWORKS = tuple(one for one in _PYTORCH if one[2] != "float16")
 _COMPILED: Variants = tuple(
     (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"backend": "inductor"})
     for dtype in ("float32", "bfloat16")
@@ -144,7 +146,7 @@ _TRAINING: Variants = (
     # bfloat16 needs no loss scale, but contrib.amp's own way to prepare a Trainer always adds one.
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", _STOCK),
     ("contrib.amp bfloat16, scaled", "contrib.amp", "bfloat16", _DYNAMIC),
-    *_PYTORCH,
+    *_PYTORCH_NETWORKS,
     *_COMPILED,
     *_TENSORFLOW,
 )
@@ -159,8 +161,7 @@ _PREDICTING: Variants = (
 _INFERENCE: Variants = (
     *_PREDICTING,
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", {}),
-    # PyTorch's float16 takes a hundred times as long, and would take the others' time.
-    *(one for one in _PYTORCH if one[2] != "float16"),
+    *_PYTORCH_NETWORKS,
     *_COMPILED,
     *_ZENTORCH,
     *_TENSORFLOW,
@@ -237,7 +238,7 @@ def recurrent(options: CaseOptions) -> list[Case]:
     sizes = {"layers": 2, "width": 256, "length": 35}
     networks = [{"kind": kind, **sizes} for kind in ("lstm", "gru")]
     networks.append({"kind": "lstm", "layers": 1, "width": 64, "length": 21})
-    return _sequences("recurrent", networks, 25, options, (*_FORMATS, *_PYTORCH))
+    return _sequences("recurrent", networks, 25, options, (*_FORMATS, *_PYTORCH_NETWORKS))
 
 
 def attention(options: CaseOptions) -> list[Case]:

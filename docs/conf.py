@@ -29,6 +29,7 @@ extensions = [
     "mathml",
     "reference",
     "lessons",
+    "concept_map",
     "live_figures",
     "finished_site",
 ]
@@ -99,7 +100,7 @@ html_theme = "furo"
 html_title = "mpgluon"
 templates_path = ["_templates"]
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_css_files = ["site.css", "print.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["_root"]
 html_copy_source = False

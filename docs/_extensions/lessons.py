@@ -1,4 +1,4 @@
-"""The page of lessons, and what their pictures say to a reader who cannot see them."""
+"""The page of lessons, what each of them needs, and descriptions of their pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nbformat
 from docutils import nodes
@@ -19,8 +19,23 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
+INDEX = NOTEBOOKS / "README.md"
 _THUMBNAIL_PIXELS = (480, 270)
-_ROW = re.compile(r"^\| \[(\d\d) ([^]]+)\]\(([^)]+)\) \| (.*) \| (\d+) \|$", re.M)
+_ROW = re.compile(r"^\| \[(\d\d) ([^]]+)\]\(([^)]+)\) \| (.*) \| ([\d, -]+) \| (\d+) \|$", re.M)
+_WORDS_PER_MINUTE = 200  # of a reader
+_ABILITIES = re.compile(r"## What you will be able to do\n\n((?:- .+\n?(?:  .+\n?)*)+)")
+_EXERCISE = re.compile(r"^\*\*(\d\d\.\d)\*\* \(level ([123])\)", re.M)
+
+
+class Lesson(NamedTuple):
+    """A row of the table in notebooks/README.md."""
+
+    number: str
+    title: str
+    file: str
+    teaches: str
+    needs: tuple[str, ...]  # numbers of the lessons before it that it builds on
+    minutes: int  # to run it on two cores
 
 
 class Lessons(SphinxDirective):
@@ -28,28 +43,86 @@ class Lessons(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return the cards, in the table's order."""
-        index = NOTEBOOKS / "README.md"
-        self.env.note_dependency(str(index))
+        self.env.note_dependency(str(INDEX))
         items = []
-        for number, title, file, teaches, minutes in _ROW.findall(index.read_text("utf-8")):
-            self.env.note_dependency(str(NOTEBOOKS / file))
-            page = f"../notebooks/{file.removesuffix('.ipynb')}.html"
-            unit = "minute" if minutes == "1" else "minutes"
-            items.append(
-                f'<li><a href="{page}">{_thumbnail(file)}<span class="title">{number} '
-                f"{html.escape(title)}</span></a>"
-                f"<p>{_inline_code(teaches)}</p><p>{minutes} {unit} on two cores</p></li>"
-            )
+        for lesson in read_lessons():
+            self.env.note_dependency(str(NOTEBOOKS / lesson.file))
+            items.append(_card(lesson, nbformat.read(NOTEBOOKS / lesson.file, as_version=4)))
         return [nodes.raw("", f'<ul class="lessons">{"".join(items)}</ul>', format="html")]
+
+
+class LessonPicture(SphinxDirective):
+    """``{lesson-picture} 03 2``: the second picture of lesson 03, with its description."""
+
+    required_arguments = 2
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture as the stored notebook has it."""
+        number, place = self.arguments[0], int(self.arguments[1])
+        path = NOTEBOOKS / next(one.file for one in read_lessons() if one.number == number)
+        self.env.note_dependency(str(path))
+        cell, png = list(pictures(nbformat.read(path, as_version=4)))[place - 1]
+        text = html.escape(_description_of(cell))
+        data = base64.b64encode(png).decode()
+        picture = f'<img alt="{text}" src="data:image/png;base64,{data}">'
+        return [nodes.raw("", f"<p>{picture}</p>", format="html")]
+
+
+def read_lessons() -> list[Lesson]:
+    """Return the rows of the table in notebooks/README.md."""
+    rows = _ROW.findall(INDEX.read_text("utf-8"))
+    return [
+        Lesson(*row[:4], tuple(re.findall(r"\d\d", needs)), int(minutes))
+        for *row, needs, minutes in rows
+    ]
+
+
+def exercises(notebook: Any) -> dict[str, int]:
+    """Return the numbers of a lesson's exercises and their levels."""
+    return {number: int(level) for number, level in _EXERCISE.findall(_text_of(notebook))}
+
+
+def abilities(notebook: Any) -> list[str]:
+    """Return what a lesson says that one can do after it."""
+    found = _ABILITIES.search(_text_of(notebook))
+    if found is None:
+        raise ValueError("a lesson does not say what one will be able to do")
+    return [" ".join(one.split()) for one in re.split(r"^- ", found[1], flags=re.M)[1:]]
+
+
+def times(lesson: Lesson, notebook: Any) -> str:
+    """Return how long a lesson takes, in words."""
+    reading = max(1, round(len(_text_of(notebook).split()) / _WORDS_PER_MINUTE))
+    minutes = "1 minute" if lesson.minutes == 1 else f"{lesson.minutes} minutes"
+    return f"{reading} minutes to read, {minutes} to run on two cores"
+
+
+def _text_of(notebook: Any) -> str:
+    """Return the Markdown of a notebook."""
+    return "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def _card(lesson: Lesson, notebook: Any) -> str:
+    page = f"../notebooks/{lesson.file.removesuffix('.ipynb')}.html"
+    after = "".join(f"<li>{_inline_code(one)}</li>" for one in abilities(notebook))
+    needed = (
+        f"Needed before: {', '.join(lesson.needs)}" if lesson.needs else "Nothing needed before"
+    )
+    return (
+        f'<li><a href="{page}">{_thumbnail(notebook)}<span class="title">{lesson.number} '
+        f"{html.escape(lesson.title)}</span></a>"
+        f"<p>{_inline_code(lesson.teaches)}</p><p>{needed}; {times(lesson, notebook)}</p>"
+        f"<details><summary>Afterwards you can</summary><ul>{after}</ul></details></li>"
+    )
 
 
 def _inline_code(text: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
-def _thumbnail(file: str) -> str:
+def _thumbnail(notebook: Any) -> str:
     """Return the first picture of a notebook, small; decoration, since the title is beside it."""
-    for _, png in pictures(nbformat.read(NOTEBOOKS / file, as_version=4)):
+    for _, png in pictures(notebook):
         picture, small = Image.open(io.BytesIO(png)), io.BytesIO()
         picture.thumbnail(_THUMBNAIL_PIXELS)
         picture.convert("RGB").quantize(64).save(small, "png", optimize=True)
@@ -98,23 +171,48 @@ def _text(node: ast.expr) -> list[str]:
     return []
 
 
+def _description_of(cell: Any) -> str:
+    return str(cell.metadata.get("alt") or describe_picture(cell.source))
+
+
 def describe_pictures(_: Sphinx, docname: str, source: list[str]) -> None:
     """Give each cell that draws a text for its picture: ``alt``, or what its code names."""
-    if (
-        not docname.startswith("notebooks/")
-        or not (NOTEBOOKS / f"{Path(docname).name}.ipynb").exists()
-    ):
+    if not _is_lesson(docname):
         return
     notebook = nbformat.reads(source[0], as_version=4)
     for cell, _ in pictures(notebook):
-        text = cell.metadata.get("alt") or describe_picture(cell.source)
+        text = _description_of(cell)
         if text:
             cell.metadata.setdefault("mystnb", {})["image"] = {"alt": text}
     source[0] = nbformat.writes(notebook)
 
 
+def say_what_is_needed(_: Sphinx, docname: str, source: list[str]) -> None:
+    """Write below a lesson's title how long it takes, what it needs, and its exercises' levels."""
+    if not _is_lesson(docname):
+        return
+    lessons = {lesson.number: lesson for lesson in read_lessons()}
+    lesson = lessons[Path(docname).name[:2]]
+    notebook = nbformat.reads(source[0], as_version=4)
+    links = ", ".join(f"[{one}]({lessons[one].file})" for one in lesson.needs)
+    levels = ", ".join(map(str, sorted(set(exercises(notebook).values()))))
+    title, _, text = notebook.cells[0].source.partition("\n")
+    notebook.cells[0].source = (
+        f"{title}\n\n*{times(lesson, notebook)}. "
+        f"Lessons needed before: {links or 'none'}. "
+        f"Exercises of [levels](../docs/lessons.md#exercises) {levels}.*\n{text}"
+    )
+    source[0] = nbformat.writes(notebook)
+
+
+def _is_lesson(docname: str) -> bool:
+    return docname.startswith("notebooks/") and (NOTEBOOKS / f"{Path(docname).name}.ipynb").exists()
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Add the directive, and the texts of pictures."""
+    """Add the directives, the texts of pictures, and what is said of each lesson."""
     app.add_directive("lessons", Lessons)
+    app.add_directive("lesson-picture", LessonPicture)
     app.connect("source-read", describe_pictures)
+    app.connect("source-read", say_what_is_needed)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -90,8 +90,7 @@ def test_each_picture_of_a_lesson_has_a_description(path):
 
 
 def test_each_lesson_has_a_card():
-    rows = lessons._ROW.findall((ROOT / "notebooks" / "README.md").read_text("utf-8"))
-    files = {file for _, _, file, _, _ in rows}
+    files = {lesson.file for lesson in lessons.read_lessons()}
     assert files == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
 
 

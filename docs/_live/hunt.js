@@ -330,7 +330,7 @@ live.figure("hunt", () => {
     status.textContent = `${verdict}${where}${cause} ${current.why} The cure: ${current.cure}.`;
   }
 
-  const head = ["layer", "should compute", "results", "", "flags, forward", "flags, backward", ""].map((text) => make("th", {scope: "col"}, text));
+  const head = ["layer", "should compute", "results", "look", "flags, forward", "flags, backward", "guess"].map((text) => make("th", {scope: "col"}, text));
   begin(0);
   return [
     symptom,

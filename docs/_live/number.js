@@ -94,7 +94,7 @@ live.figure("number", () => {
     for (const [format, {row, bits, choice, cells}] of rows) {
       const result = rounded(format);
       live.bitsOf(result, format).forEach((bit, place) => {
-        bits[place].textContent = bit;
+        bits[place].dataset.bit = bit;  // shown by the style sheet; the name and aria-pressed say it
         bits[place].setAttribute("aria-pressed", String(bit === 1));
       });
       choice.checked = format === chosen;

@@ -236,7 +236,7 @@ notebooks-check: environment
 # Formats and libraries side by side; a record and a plot for this machine. PyTorch, zentorch, TensorFlow and
 # OpenVINO take part if .venv-torch and so on are there, which `make test-torch` and so on make.
 benchmark: environment
-	$(RUN) scripts/benchmark.py all --rounds 7 --output results
+	$(RUN) scripts/benchmark.py all --rounds 3 --output results
 
 # The experiments behind docs/results.md, for hours; what has a record is not run again. With all of
 # Caltech 101 in DATA (make DATA=/where/it/is evidence), those that need it too.

@@ -107,7 +107,8 @@ class CaseOptions:
 Variants = tuple[tuple[str, str, str, dict[str, Any]], ...]
 
 _PYTORCH: Variants = tuple((f"PyTorch {dtype}", "pytorch", dtype, {}) for dtype in DTYPES)
-# PyTorch's float16 takes twenty to a hundred times as long on a CPU: single layers show it.
+# PyTorch's float16 takes twenty to a hundred times as long on a CPU, TensorFlow's six times: single
+# layers show PyTorch's.
 _PYTORCH_NETWORKS = tuple(one for one in _PYTORCH if one[2] != "float16")
 _COMPILED: Variants = tuple(
     (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"backend": "inductor"})
@@ -117,7 +118,9 @@ _ZENTORCH: Variants = tuple(
     (f"zentorch {dtype}", "zentorch", dtype, {"backend": "zentorch"})
     for dtype in ("float32", "bfloat16")
 )
-_TENSORFLOW: Variants = tuple((f"TensorFlow {dtype}", "tensorflow", dtype, {}) for dtype in DTYPES)
+_TENSORFLOW: Variants = tuple(
+    (f"TensorFlow {dtype}", "tensorflow", dtype, {}) for dtype in ("float32", "bfloat16")
+)
 _LAYERS: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
     ("mpgluon float16", "mpgluon", "float16", {}),

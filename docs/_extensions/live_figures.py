@@ -27,8 +27,8 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "docs" / "_live"
-FIGURES = ("number", "sum", "gradients", "hunt")
-"""The figures, each with a script of its own."""
+FIGURES = ("number", "sum", "gradients", "hunt", "training")
+"""The figures, each with a script of its own, and perhaps more, NAME.*.js, which come before it."""
 
 FORMATS: dict[str, FloatFormat] = {
     "FP32": format_named("float32"),
@@ -62,8 +62,12 @@ class Live(SphinxDirective):
 
 def scripts_of(figures: Sequence[str]) -> list[str]:
     """Return the names of the scripts of some figures, in the order in which a page loads them."""
-    own = [name for one in figures for name in (f"{one}.data.js", f"{one}.js")]
-    return ["kernels.js", "live.js", *(name for name in own if (SOURCES / name).exists())]
+    more = {one: sorted(path.name for path in SOURCES.glob(f"{one}.*.js")) for one in figures}
+    return [
+        "kernels.js",
+        "live.js",
+        *(name for one in figures for name in (*more[one], f"{one}.js")),
+    ]
 
 
 def compile_kernels(path: Path) -> None:

@@ -82,3 +82,31 @@ EXPORT(running_sums) void running_sums(int n, int in_float16) {
     numbers[i] = sum;
   }
 }
+
+// Round n numbers stochastically, each with a draw of its own, in 2^-24ths, that lies n numbers behind it.
+EXPORT(round_each_stochastically) void round_each_stochastically(int n, int significand_bits,
+                                                                 int min_exponent, float largest,
+                                                                 float beyond) {
+  const mpgluon::Grid format(significand_bits, min_exponent, largest, beyond);
+  for (int i = 0; i < n; ++i) {
+    const int32_t draw = static_cast<int32_t>(numbers[n + i]);
+    numbers[i] = format.has_subnormals() ? format.cut_one<true, true>(numbers[i], draw)
+                                         : format.cut_one<true, false>(numbers[i], draw);
+  }
+}
+
+// Multiply the matrices (rows, inner) and (inner, columns) at the buffer's beginning; the product follows
+// them. Each of its numbers is a sum in FP32, from zero on and in order.
+EXPORT(product) void product(int rows, int inner, int columns) {
+  const float* a = numbers;
+  const float* b = a + rows * inner;
+  float* sums = numbers + rows * inner + inner * columns;
+  for (int row = 0; row < rows; ++row, sums += columns) {
+    for (int column = 0; column < columns; ++column) sums[column] = 0;
+    for (int place = 0; place < inner; ++place) {
+      const float factor = a[row * inner + place];
+      for (int column = 0; column < columns; ++column)
+        sums[column] += factor * b[place * columns + column];
+    }
+  }
+}

@@ -27,6 +27,23 @@ const live = (() => {
     return buffer.slice(0, draws.length);
   }
 
+  // Round numbers stochastically, each with a draw of its own from 0 to 2^24 - 1; returns a new array.
+  function roundEachStochastically(values, draws, format) {
+    buffer.set(values);
+    buffer.set(draws, values.length);
+    exports.round_each_stochastically(values.length, ...gridOf(format));
+    return buffer.slice(0, values.length);
+  }
+
+  // Multiply matrices, (rows, inner) and (inner, columns), each sum in FP32 and in order.
+  function product(a, b, inner) {
+    const rows = a.length / inner, columns = b.length / inner, before = a.length + b.length;
+    buffer.set(a);
+    buffer.set(b, a.length);
+    exports.product(rows, inner, columns);
+    return buffer.slice(before, before + rows * columns);
+  }
+
   // Add the products of two lists of FP16 numbers as a generation of Tensor Cores does.
   function sumAsTensorCore(a, b, generation) {
     a.forEach((value, place) => buffer.set([value, b[place]], 2 * place));
@@ -181,7 +198,7 @@ const live = (() => {
   }
 
   return {
-    formats, accumulations, round, roundStochastically, sumAsTensorCore, runningSums,
+    formats, accumulations, round, roundStochastically, roundEachStochastically, product, sumAsTensorCore, runningSums,
     bitsOf, valueOf, neighbours, fractionBits, make, textOf, figure, histogram, partOf, PARTS,
   };
 })();

@@ -137,9 +137,9 @@ _FORMATS: Variants = (
 )
 _SIMULATED = {
     "mixed_float8": "mixed_float8",
-    "mixed_float8, a scale for 32 numbers": "params=float32,compute=float8_e4m3,"
+    "mixed_float8, MX": "params=float32,compute=float8_e4m3,"
     "gradient=float8_e5m2,between=bfloat16,scaling=mx",
-    "float16, sums of Ampere": "params=float32,compute=float16,accumulation=ampere",
+    "float16 as Ampere adds": "params=float32,compute=float16,accumulation=ampere",
 }
 _TRAINING: Variants = (
     _FORMATS[0],

@@ -59,7 +59,7 @@ live.figure("training", () => {
       write(box, value);
       tell();
     };
-    const element = type === "checkbox" ? make("label", {}, box, ` ${label}`) : make("label", {}, `${label} `, box, " ", text);
+    const element = type === "checkbox" ? make("label", {}, box, ` ${label}`) : make("label", {}, `${label} `, text, " ", box);
     return {box, set, element};
   }
 
@@ -189,13 +189,14 @@ live.figure("training", () => {
   // The state of a training: what its next step would find.
   function stateOf(run) {
     const found = run.gradients(), format = run.stored, {last} = run;
-    const became = [...found.rounded].map((result, place) => partOf(found.given[place], result, format));
+    const drawn = [...found.givenAtOutput, ...found.given];  // what the histogram shows
+    const became = [...found.atOutput, ...found.rounded].map((result, place) => partOf(drawn[place], result, format));
     const right = Training.right(found.output, run.labels), zeros = found.rounded.reduce((sum, value) => sum + (value === 0), 0);
     const overflows = found.rounded.reduce((sum, value) => sum + !Number.isFinite(value), 0);
     const measures = [textOf(found.loss, 3), `${right} of ${POINTS}`, run.settings.scaling === "none" ? "off" : power(Math.log2(run.scale)),
       String(run.skips.length), last && !last.skipped ? percent(last.lostUpdates, last.updates) : "–",
       percent(zeros, found.rounded.length), percent(overflows, found.rounded.length)];
-    return {...found, became, right, measures, overflows, allZero: zeros === found.rounded.length,
+    return {...found, drawn, became, right, measures, overflows, allZero: zeros === found.rounded.length,
       infinite: found.deviation.reduce((sum, value) => sum + (value === Infinity), 0)};
   }
 
@@ -217,12 +218,12 @@ live.figure("training", () => {
   // Draw what A and B had at each step, on a logarithmic scale; A as a solid line, B dashed.
   function drawCurves(box, series, {low, high, by = 1, scale, text, title, words, skips = [[], []]}) {
     const steps = Math.max(2, ...series.map((values) => values.length)), every = Math.ceil(steps / 500);
-    const x = (step) => 44 + 400 * step / (steps - 1);
+    const x = (step) => 44 + 276 * step / (steps - 1);
     const y = (value) => 24 + 140 * (high - Math.min(high, Math.max(low, scale(value)))) / (high - low);
     const lines = [];
     for (let power = low; power <= high; power += by) {
       const height = 24 + 140 * (high - power) / (high - low);
-      lines.push(`<path class="grid" d="M44 ${height}h400"/><text class="end" x="38" y="${height + 4}">${text(power)}</text>`);
+      lines.push(`<path class="grid" d="M44 ${height}h276"/><text class="end" x="38" y="${height + 4}">${text(power)}</text>`);
     }
     const paths = series.map((values, which) => {
       let pen = "M";
@@ -245,8 +246,8 @@ live.figure("training", () => {
     const ticks = skips.map((list, which) => list.length
       ? `<path class="run-${NAMES[which]} skip" d="${list.filter((_, place) => place % Math.ceil(list.length / 500) === 0)
         .map((step) => `M${x(step - 1).toFixed(1)} ${168 + 7 * which}v5`).join("")}"/>` : "");
-    box.innerHTML = `<svg viewBox="0 0 480 204" role="img">${lines.join("")}${paths.join("")}${ticks.join("")}${labels.join("")}` +
-      `<text x="44" y="14">${title}</text><text x="44" y="198">step 1</text><text class="end" x="444" y="198">step ${steps}</text></svg>`;
+    box.innerHTML = `<svg viewBox="0 0 360 204" role="img">${lines.join("")}${paths.join("")}${ticks.join("")}${labels.join("")}` +
+      `<text x="44" y="14">${title}</text><text x="44" y="198">step 1</text><text class="end" x="320" y="198">step ${steps}</text></svg>`;
     box.firstChild.setAttribute("aria-label", `${title} at each step: ${series.map((values, which) =>
       `${NAMES[which]} is at ${words(values)}${skips[which].length ? ` and skipped ${skips[which].length} steps` : ""}`).join(", ")}`);
   }
@@ -288,7 +289,7 @@ live.figure("training", () => {
         beyond: shown.finiteOnly ? "NaN" : "overflow"});
     };
     return [draw(run.weights, weights, run.settings.masters ? "masters" : "weights"),
-      draw(state.given, state.became, "gradients × loss scale")];
+      draw(state.drawn, state.became, "gradients of output and weights × loss scale")];
   }
 
   const table = (head, rows) => make("table", {}, make("thead", {}, make("tr", {}, ...head.map((text) => make("th", {scope: "col"}, text)))),

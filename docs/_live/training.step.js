@@ -176,7 +176,7 @@ const smallTraining = (() => {
       const factor = this.scale * 2 ** this.settings.loss / POINTS, ones = new Float32Array(POINTS).fill(1);
       const open = (gradient, h) => gradient.map((value, place) => h[place] > 0 ? value : 0 * h[place]);  // NaN stays NaN
 
-      const atOutput = this.round(errors.map((error) => error * factor));
+      const givenAtOutput = errors.map((error) => error * factor), atOutput = this.round(givenAtOutput);
       const of = {W3: this.product(transposed(h2, HIDDEN), atOutput, POINTS), b3: live.product(ones, atOutput, POINTS)};
       const atH2 = open(this.round(this.product(atOutput, transposed(W3, 1), 1)), h2);
       [of.W2, of.b2] = [this.product(transposed(h1, HIDDEN), atH2, POINTS), live.product(ones, atH2, POINTS)];
@@ -186,7 +186,7 @@ const smallTraining = (() => {
       of.W1 = this.product(transposed(this.inputs, 2), atZ, POINTS);
       const given = new Float32Array(this.weights.length);
       Object.entries(parts(given)).forEach(([name, part]) => part.set(of[name]));
-      return {loss, given, rounded: this.round(given), output, deviation: normalized.deviation};
+      return {loss, given, rounded: this.round(given), givenAtOutput, atOutput, output, deviation: normalized.deviation};
     }
 
     // Train one step; returns what it was.

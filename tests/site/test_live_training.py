@@ -480,6 +480,10 @@ def test_nan_is_drawn_and_said(still):
         press(still, "One step")
     assert "A (FP16): loss NaN, 0 of 128 points on the right side; weights are NaN" in status(still)
     assert "each step is skipped, as gradients overflow" in status(still)
+    picture = "box.querySelectorAll('.live-histogram svg')[3]"
+    words = evaluate(still, f"return {picture}.ariaLabel;")
+    assert re.search(r"B: histogram of gradients .* \d+ % overflow$", words)
+    assert evaluate(still, f"return {picture}.querySelectorAll('.bar.overflow').length;") > 0
     text = "return box.querySelector('.live-curves').textContent;"
     assert "A: NaN" in evaluate(still, text)
 
@@ -507,10 +511,10 @@ def test_nothing_is_cut_off_at_any_width(still, width):
         cut = evaluate(
             still,
             """
-const edge = box.getBoundingClientRect();
+const right = (one) => one.getBoundingClientRect().right;
 return [...box.querySelectorAll("button, input, select, canvas, svg, fieldset, p, td")]
   .filter((one) => !one.closest(".live-wide"))
-  .filter((one) => one.getBoundingClientRect().right > edge.right + 0.5)
+  .filter((one) => right(one) > right(one.parentElement.closest("fieldset") || box) - 4)
   .map((one) => one.outerHTML.slice(0, 80));""",
         )
         assert cut == []

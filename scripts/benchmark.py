@@ -7,8 +7,8 @@
     python scripts/benchmark.py memory --memory-limit 8GiB # the largest batch that fits, too
     python scripts/benchmark.py tuning --output results    # one measure on top of the other
 
-"all" takes about a quarter of an hour on two cores with all peers. The others are run by name, one at a time, and have
-records of their own (zoo takes about 25 minutes).
+"all" takes about a quarter of an hour on two cores with all peers. The others are run by name, one
+at a time, and have records of their own (zoo takes about 25 minutes).
 
 Ratios are per round to the first contestant, so what slows down a whole round cancels. With
 --output a record (JSON) and a plot (PNG) are written.

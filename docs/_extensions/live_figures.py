@@ -2,7 +2,8 @@
 
 Their arithmetic is the package's own C++, compiled to WebAssembly (`docs/_live/kernels.cc`), and is
 stored in a script with the formats' numbers, so that pages opened from a disk work too. The content
-of the directive is shown where scripts do not run.
+of the directive is shown where scripts do not run. In the site, a lesson's link to a figure of
+docs/play.md is followed by the figure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from typing import Any
 from mpgluon.formats.float_format import SMALL, TFLOAT32, FloatFormat, format_named
 from mpgluon.formats.tensor_core import ACCUMULATIONS
 
+import nbformat
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
@@ -27,6 +30,8 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "docs" / "_live"
+PLAY = ROOT / "docs" / "play.md"
+_LINK = re.compile(r"\(\.\./docs/play\.md#([a-z0-9-]+)\)")
 FIGURES = ("number", "sum", "gradients", "hunt", "training")
 """The figures, each with a script of its own, and perhaps more, NAME.*.js, which come before it."""
 
@@ -116,6 +121,34 @@ def _text(number: float) -> str:
     return {math.inf: "Infinity"}.get(number, "NaN" if math.isnan(number) else str(number))
 
 
+def figures_by_anchor() -> dict[str, str]:
+    """Return the text of each figure of docs/play.md, by the anchor of its section."""
+    figures = {}
+    for section in PLAY.read_text("utf-8").split("\n## ")[1:]:
+        heading, _, text = section.partition("\n")
+        figure = re.search(r"^```{live} .*?^```$", text, re.M | re.S)
+        if figure is not None:
+            figures[re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")] = figure[0]
+    return figures
+
+
+def embed_figures(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Show a figure below each paragraph of a lesson that links to it."""
+    if not docname.startswith("notebooks/") or not source[0].startswith("{"):
+        return
+    app.env.note_dependency(str(PLAY))
+    figures = figures_by_anchor()
+    notebook = nbformat.reads(source[0], as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            paragraphs = cell.source.split("\n\n")
+            for place, paragraph in reversed(list(enumerate(paragraphs))):
+                for anchor in reversed(_LINK.findall(paragraph)):
+                    paragraphs.insert(place + 1, figures[anchor])
+            cell.source = "\n\n".join(paragraphs)
+    source[0] = nbformat.writes(notebook)
+
+
 def _make_scripts(app: Sphinx, config: Config) -> None:
     """Write the scripts into a folder of static files."""
     folder = Path(app.outdir).parent / "live"
@@ -153,5 +186,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_node(live, html=(_begin, _end))
     app.add_directive("live", Live)
     app.connect("config-inited", _make_scripts)
+    app.connect("source-read", embed_figures)
     app.connect("html-page-context", _add_scripts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -154,7 +154,7 @@ class TracedGraph:
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
                 block._flags = [flag for flag in flags if not flag[0].startswith("static")]
-            # What a backend fuses, such as oneDNN a ReLU into a convolution, has its own names.
+            # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
             keeps_nan = on_cpu and block._backend is None
             graph = keep_nan_in(graph) if keeps_nan else graph
             return data, graph.as_np_ndarray() if in_numpy else graph

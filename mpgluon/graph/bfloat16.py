@@ -48,7 +48,7 @@ def compute_natively(
     ----------
     symbol : Symbol
     dtypes : mapping from name to dtype
-        Of every argument and auxiliary state.
+        Dtypes of every argument and auxiliary state.
     shapes : mapping from name to shape
         Shapes of the parameters.
     for_backend : bool

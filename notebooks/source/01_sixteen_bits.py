@@ -271,6 +271,9 @@ print(Table(headings, rows))
 # "largest" is where overflow begins. BF16 has steps that are eight times as coarse as those of
 # FP16, so it loses more updates. Its range is almost that of FP32.
 #
+# Press the bits of a number in nine formats in this
+# [figure to play with](../docs/play.md#a-number-in-nine-formats).
+#
 # (E4M3 does not follow the rules above in one point. It has no infinity, and uses those patterns
 # for larger numbers. This is why it ends at 448.)
 #

@@ -170,6 +170,9 @@ plt.show()
 # Two things about the start make the failure so complete. The hidden units come in pairs that
 # cancel in the output, so the network knows nothing at first. And no weight begins near zero. A
 # section below shows what happens from an ordinary start.
+#
+# This failure, and what repairs it, can be watched while a network learns in a
+# [figure to play with](../docs/play.md#a-training-that-you-can-break).
 
 # %% tags=["claim"]
 assert not mx.optimizer.create("sgd").multi_precision

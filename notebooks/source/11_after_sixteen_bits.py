@@ -557,6 +557,9 @@ plt.show()
 # A Tensor Core adds a few products and the sum so far at a time. It shifts them to the largest
 # exponent among them, cuts off what does not fit, and adds the rest. How many at a time, and how
 # many bits are kept, depends on the generation.
+#
+# The terms of such a sum, and their order, can be changed in a
+# [figure to play with](../docs/play.md#a-sum).
 
 # %%
 print("generation: (products at a time, fraction bits):", ACCUMULATIONS)

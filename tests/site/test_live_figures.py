@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 from mpgluon import kernels
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
@@ -24,6 +25,23 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_figure_and_its_data_are_small(name, folder):
     sizes = [(folder / script).stat().st_size for script in live_figures.scripts_of([name])]
     assert sum(sizes) < 300_000
+
+
+def test_each_figure_is_shown_in_the_lesson_that_teaches_its_idea():
+    figures = live_figures.figures_by_anchor()
+    names = [re.match(r"```{live} (\w+)\n", text)[1] for text in figures.values()]
+    assert names == list(live_figures.FIGURES)
+    shown = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        source = [path.read_text("utf-8")]
+        application = SimpleNamespace(env=SimpleNamespace(note_dependency=str))
+        live_figures.embed_figures(application, f"notebooks/{path.stem}", source)
+        found = re.findall(r"```{live} (\w+)\\n", source[0])
+        shown.update(dict.fromkeys(found, path.stem[:2]))
+        assert len(set(found)) == len(found)
+    assert shown == {
+        "number": "01", "training": "02", "gradients": "03", "hunt": "06", "sum": "11"
+    }  # fmt: skip
 
 
 # --- the kernels, in Node

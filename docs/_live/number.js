@@ -49,7 +49,7 @@ live.figure("number", () => {
     }});
     const cells = {value: make("td"), error: make("td"), what: make("td")};
     const row = make("tr", {}, make("th", {scope: "row"}, make("label", {}, choice, " ", format.name)),
-      make("td", {class: "bits"}, ...bits), ...Object.values(cells));
+      ...Object.values(cells), make("td", {class: "bits"}, ...bits));
     return {row, bits, choice, cells};
   }
 
@@ -140,7 +140,7 @@ live.figure("number", () => {
     line.replaceChildren(make("div", {class: "axis", "aria-hidden": "true"}, ...ends, ...marks), make("p", {}, words.join(" ")));
   }
 
-  const head = ["format", "bits: sign, exponent, fraction", "value", "error", ""].map((text) => make("th", {scope: "col"}, text));
+  const head = ["format", "value", "error", "what happened", "bits: sign, exponent, fraction"].map((text) => make("th", {scope: "col"}, text));
   set(typed, "0.1");
   return [
     make("p", {class: "live-controls"}, make("label", {for: "live-number"}, "A number "), input, " ", slider),

@@ -8,9 +8,9 @@ live.figure("sum", () => {
   const WAYS = {
     "FP16, rounded after each addition": (a, b) => live.runningSums(a, b, true).at(-1),
     "FP32, one after the other": (a, b) => live.runningSums(a, b, false).at(-1),
-    "Volta: 4 at a time": (a, b) => live.sumAsTensorCore(a, b, "volta"),
-    "Ampere: 8 at a time": (a, b) => live.sumAsTensorCore(a, b, "ampere"),
-    "Hopper: 16 at a time": (a, b) => live.sumAsTensorCore(a, b, "hopper"),
+    "Tensor Core, Volta: 4 at a time": (a, b) => live.sumAsTensorCore(a, b, "volta"),
+    "Tensor Core, Ampere: 8 at a time": (a, b) => live.sumAsTensorCore(a, b, "ampere"),
+    "Tensor Core, Hopper: 16 at a time": (a, b) => live.sumAsTensorCore(a, b, "hopper"),
   };
   const sorted = (terms, sign) => [...terms].sort((x, y) => sign * (Math.abs(x[0] * x[1]) - Math.abs(y[0] * y[1])));
 

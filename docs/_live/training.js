@@ -203,7 +203,7 @@ live.figure("training", () => {
   function sentence(name, run, state) {
     const {last, skips, losses, settings} = run, words = [];
     const latest = skips.filter((step) => step > losses.length - 20).length;
-    if (Number.isNaN(state.loss)) words.push("weights are NaN");
+    if (Number.isNaN(state.loss)) words.push("its outputs are NaN");
     else if (state.infinite) words.push(`the normalization divides ${state.infinite} of its ${HIDDEN} units by infinity, which leaves zeros`);
     else if (state.allZero) words.push("all gradients are zero");
     if (latest >= Math.min(20, losses.length) && latest > 0) words.push("each step is skipped, as gradients overflow");

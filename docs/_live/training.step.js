@@ -240,8 +240,8 @@ const smallTraining = (() => {
       B: {stochastic: true}, losses: ["0.0241", "0.00896"], words: "Neither has masters. A rounds its weights to the nearest number, and soon " +
         "loses nearly all updates. B rounds stochastically: most updates are lost there too, but those that remain are larger, and right in the mean."},
     {name: "FP16 gradients underflow without loss scaling", both: {loss: -20}, A: {scaling: "none"}, B: {}, losses: ["0.51", "0.000533"],
-      words: "The loss is in units in which it is a million times smaller. In FP16 all gradients of A are zero. B multiplies the loss by 2^16, " +
-        "and divides the gradients by it in FP32."},
+      words: "The loss is in units in which it is a million times smaller. In FP16 all gradients of A are zero. The loss scale of B begins at 2^16, " +
+        "and its gradients are divided by it in FP32."},
     {name: "BF16 needs no loss scaling", both: {loss: -20, scaling: "none"}, A: {}, B: {format: "BF16"}, losses: ["0.51", "0.00278"],
       words: "The same small loss, and neither has a loss scale. BF16 has the exponents of FP32, so no gradient of B is lost."},
     {name: "The loss scale is too large", both: {scale: 24}, A: {scaling: "static"}, B: {}, losses: ["0.51", "0.000606"],

@@ -11,6 +11,7 @@ live.figure("number", () => {
     const value = valueOfText(input.value);
     input.setAttribute("aria-invalid", String(value === null));
     if (value !== null) show(value);
+    else status.textContent = `Not a number: write 0.1, 1/3 or 2^-24. The table is that of ${textOf(typed)}.`;
   }});
   const slider = make("input", {type: "range", min: -40, max: 20, step: 0.01, "aria-label": "Its size: drag", oninput: () => {
     set((typed < 0 ? -1 : 1) * Number((2 ** Number(slider.value)).toPrecision(4)));

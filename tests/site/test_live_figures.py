@@ -188,7 +188,8 @@ def test_a_number_is_typed_its_bits_pressed_and_its_size_dragged(browser):
     assert status(browser, "number").startswith("0.333333333 in FP16 is 0.333251953: rounded")
     type_number(browser, "one")
     assert browser.evaluate("document.querySelector('#live-number').ariaInvalid") == "true"
-    assert status(browser, "number").startswith("0.333333333 in FP16")
+    assert status(browser, "number").startswith("Not a number: write 0.1, 1/3")
+    assert row(browser, "FP16")[0] == "0.333251953"
     type_number(browser, "1")
     press = "document.querySelector('[aria-label=\"E4M3, exponent, bit 0\"]').click()"
     browser.evaluate(press)
@@ -234,6 +235,11 @@ def test_a_sum_changes_with_its_terms_their_order_and_a_large_one(browser):
     assert stuck.startswith("The sum is 1365. In FP16 it is 10")
     change("A large first term", 15)
     assert "In FP16 it is 32768, off by" in status(browser, "sum")
+    sums = browser.evaluate(
+        "[...document.querySelectorAll('[data-figure=sum] tbody td:nth-child(2)')]"
+        ".map((cell) => cell.textContent.split('.')[0])"
+    )
+    assert sums == ["34133", "32768", "34128", "34128", "34128", "34131"]
     change("Order", "smallest first")
     assert "In FP16 it is 32768" not in status(browser, "sum")
     change("Terms", "random, of both signs")

@@ -476,7 +476,9 @@ def test_controls_of_both_change_both(still):
     move(still, "Loss in other units: times", 24)
     for _ in range(2):
         press(still, "One step")
-    assert "A (FP16): loss NaN, 0 of 128 points on the right side; its outputs are NaN" in status(still)
+    assert "A (FP16): loss NaN, 0 of 128 points on the right side; its outputs are NaN" in status(
+        still
+    )
     assert "each step is skipped, as gradients overflow" in status(still)
     picture = "box.querySelectorAll('.live-histogram svg')[3]"
     words = evaluate(still, f"return {picture}.ariaLabel;")

@@ -177,7 +177,7 @@ def _description_of(cell: Any) -> str:
 
 def describe_pictures(_: Sphinx, docname: str, source: list[str]) -> None:
     """Give each cell that draws a text for its picture: ``alt``, or what its code names."""
-    if not _is_lesson(docname):
+    if not is_lesson(docname):
         return
     notebook = nbformat.reads(source[0], as_version=4)
     for cell, _ in pictures(notebook):
@@ -189,7 +189,7 @@ def describe_pictures(_: Sphinx, docname: str, source: list[str]) -> None:
 
 def say_what_is_needed(_: Sphinx, docname: str, source: list[str]) -> None:
     """Write below a lesson's title how long it takes, what it needs, and its exercises' levels."""
-    if not _is_lesson(docname):
+    if not is_lesson(docname):
         return
     lessons = {lesson.number: lesson for lesson in read_lessons()}
     lesson = lessons[Path(docname).name[:2]]
@@ -205,7 +205,8 @@ def say_what_is_needed(_: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = nbformat.writes(notebook)
 
 
-def _is_lesson(docname: str) -> bool:
+def is_lesson(docname: str) -> bool:
+    """Return whether a page is made from a lesson's notebook."""
     return docname.startswith("notebooks/") and (NOTEBOOKS / f"{Path(docname).name}.ipynb").exists()
 
 

@@ -23,6 +23,7 @@ from mpgluon.formats.tensor_core import ACCUMULATIONS
 
 import nbformat
 from docutils import nodes
+from lessons import is_lesson
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.errors import ExtensionError
@@ -59,7 +60,7 @@ class Live(SphinxDirective):
         """Return the figure around the content."""
         name = self.arguments[0]
         if name not in FIGURES:
-            raise self.error(f"there is no live figure {name!r}; there are {', '.join(FIGURES)}")
+            raise self.error(f"unknown live figure {name!r}; choose one of {', '.join(FIGURES)}")
         node = live(name=name)
         self.state.nested_parse(self.content, self.content_offset, node)
         return [node]
@@ -134,7 +135,7 @@ def figures_by_anchor() -> dict[str, str]:
 
 def embed_figures(app: Sphinx, docname: str, source: list[str]) -> None:
     """Show a figure below each paragraph of a lesson that links to it."""
-    if not docname.startswith("notebooks/") or not source[0].startswith("{"):
+    if not is_lesson(docname):
         return
     app.env.note_dependency(str(PLAY))
     figures = figures_by_anchor()

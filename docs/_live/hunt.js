@@ -3,6 +3,7 @@
 
 // The network, and a step of it. Products are summed in FP32 and rounded once to FP16, by the package's kernel.
 const faultyNetwork = (() => {
+  const {product, transposed} = live;
   const SOUNDS = 16, SAMPLES = 32, PITCHES = 4, GATE = 16, LOSS_SCALE = 2 ** 10;
   const INITIAL = {filters: 0.6, hidden: 1, output: 0.2};  // weights are drawn from -a to a
 
@@ -17,12 +18,6 @@ const faultyNetwork = (() => {
     {name: "exponential", computes: "exp(x)", size: 32},
     {name: "output", computes: "dense, 32 to 4", size: 4},
   ];
-
-  // Random numbers in (0, 1) that are the same for every reader (Park and Miller's generator).
-  function random(seed) {
-    let state = seed;
-    return () => (state = state * 48271 % 2147483647) / 2147483647;
-  }
 
   // Return sounds from quiet to loud as whole numbers of 16 bits, and the pitch of each.
   function sounds(draw) {
@@ -60,28 +55,11 @@ const faultyNetwork = (() => {
     }
   }
 
-  // Compute a matrix product (rows, inner) x (inner, columns), each sum in FP32 and in order.
-  function product(a, b, inner) {
-    const rows = a.length / inner, columns = b.length / inner, sums = new Float32Array(rows * columns);
-    for (let row = 0; row < rows; row++) for (let column = 0; column < columns; column++) {
-      let sum = 0;
-      for (let place = 0; place < inner; place++)
-        sum = Math.fround(sum + Math.fround(a[row * inner + place] * b[place * columns + column]));
-      sums[row * columns + column] = sum;
-    }
-    return sums;
-  }
-
-  function transposed(a, columns) {
-    const rows = a.length / columns;
-    return Float32Array.from(a, (_, place) => a[place % rows * columns + Math.floor(place / rows)]);
-  }
-
   // Run one step. Options say what differs from the sound network; returns the passes of each layer, and the loss.
   function step(options) {
     const {seed, scaled = true, weights = INITIAL, normalized = true, energyInFP32 = true, lossScale = LOSS_SCALE,
       inFP16 = true} = options;
-    const draw = random(seed), {values, labels} = sounds(draw);
+    const draw = live.random(seed), {values, labels} = sounds(draw);
     const to16 = (numbers) => inFP16 ? live.round(numbers, live.formats.FP16) : Float32Array.from(numbers);
     const drawn = (count, a) => to16(Array.from({length: count}, () => a * (2 * draw() - 1)));
     const W = {filters: drawn(32 * 32, weights.filters), hidden: drawn(16 * 32, weights.hidden), output: drawn(32 * 4, weights.output)};

@@ -24,6 +24,13 @@ namespace {
 constexpr int kNumbers = 1 << 16;
 float numbers[kNumbers];
 
+// Round stochastically, by a draw in 2^-24ths.
+float cut(const mpgluon::Grid& format, float x, float draw) {
+  const int32_t bits = static_cast<int32_t>(draw);
+  return format.has_subnormals() ? format.cut_one<true, true>(x, bits)
+                                 : format.cut_one<true, false>(x, bits);
+}
+
 float rounded_to_half(float x) { return mpgluon::Float16().round_one(x); }
 
 }  // namespace
@@ -48,11 +55,7 @@ EXPORT(round_stochastically) void round_stochastically(float x, int n, int signi
                                                        int min_exponent, float largest,
                                                        float beyond) {
   const mpgluon::Grid format(significand_bits, min_exponent, largest, beyond);
-  for (int i = 0; i < n; ++i) {
-    const int32_t draw = static_cast<int32_t>(numbers[i]);
-    numbers[i] = format.has_subnormals() ? format.cut_one<true, true>(x, draw)
-                                         : format.cut_one<true, false>(x, draw);
-  }
+  for (int i = 0; i < n; ++i) numbers[i] = cut(format, x, numbers[i]);
 }
 
 // Add n products of the buffer's pairs as a Tensor Core does, so many at a time; return the FP32 sum.
@@ -88,11 +91,7 @@ EXPORT(round_each_stochastically) void round_each_stochastically(int n, int sign
                                                                  int min_exponent, float largest,
                                                                  float beyond) {
   const mpgluon::Grid format(significand_bits, min_exponent, largest, beyond);
-  for (int i = 0; i < n; ++i) {
-    const int32_t draw = static_cast<int32_t>(numbers[n + i]);
-    numbers[i] = format.has_subnormals() ? format.cut_one<true, true>(numbers[i], draw)
-                                         : format.cut_one<true, false>(numbers[i], draw);
-  }
+  for (int i = 0; i < n; ++i) numbers[i] = cut(format, numbers[i], numbers[n + i]);
 }
 
 // Multiply the matrices (rows, inner) and (inner, columns) at the buffer's beginning; the product follows

@@ -44,6 +44,26 @@ const live = (() => {
     return buffer.slice(before, before + rows * columns);
   }
 
+  // Return the columns of a matrix, given their number, as rows.
+  function transposed(a, columns) {
+    const rows = a.length / columns, result = new Float32Array(a.length);
+    for (let row = 0; row < rows; row++)
+      for (let column = 0; column < columns; column++) result[rows * column + row] = a[columns * row + column];
+    return result;
+  }
+
+  // Whole random numbers from 1 to 2^31 - 2, the same for every reader (Park and Miller's generator).
+  function randomIntegers(seed) {
+    let state = seed;
+    return () => (state = state * 48271 % 2147483647);
+  }
+
+  // The same as numbers in (0, 1).
+  function random(seed) {
+    const draw = randomIntegers(seed);
+    return () => draw() / 2147483647;
+  }
+
   // Add the products of two lists of FP16 numbers as a generation of Tensor Cores does.
   function sumAsTensorCore(a, b, generation) {
     a.forEach((value, place) => buffer.set([value, b[place]], 2 * place));
@@ -198,7 +218,8 @@ const live = (() => {
   }
 
   return {
-    formats, accumulations, round, roundStochastically, roundEachStochastically, product, sumAsTensorCore, runningSums,
+    formats, accumulations, round, roundStochastically, roundEachStochastically, product, transposed,
+    randomIntegers, random, sumAsTensorCore, runningSums,
     bitsOf, valueOf, neighbours, fractionBits, make, textOf, figure, histogram, partOf, PARTS,
   };
 })();

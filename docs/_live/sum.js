@@ -27,14 +27,8 @@ live.figure("sum", () => {
   curve.setAttribute("role", "img");
   let terms = [];
 
-  // Random numbers that are the same for every reader (Park and Miller's generator).
-  function random(seed) {
-    let state = seed;
-    return () => (state = state * 48271 % 2147483647) / 2147483647;
-  }
-
   function renew() {
-    const n = LEVELS[count.value], draw = random(7);
+    const n = LEVELS[count.value], draw = live.random(7);
     const number = {"all 1/3": () => 1 / 3, "random, positive": draw, "random, of both signs": () => 2 * draw() - 1}[kind.value];
     const values = live.round(Array.from({length: 2 * n}, (_, place) => (place % 2 && kind.value === "all 1/3" ? 1 : number())), live.formats.FP16);
     terms = Array.from({length: n}, (_, place) => [values[2 * place], values[2 * place + 1]]);

@@ -5,6 +5,7 @@
 "use strict";
 
 const smallTraining = (() => {
+  const {transposed} = live;
   const POINTS = 128, HIDDEN = 24, MOMENTUM = Math.fround(0.9), EPSILON = 2 ** -16, PAIRS = 4;
   const INTERVAL = 50, LARGEST_SCALE = 2 ** 24;  // of dynamic loss scaling: finite steps until the scale grows, and how far
   const FORMATS = ["FP32", "TF32", "BF16", "FP16", "E4M3", "E5M2"];
@@ -13,12 +14,6 @@ const smallTraining = (() => {
   // What differs between two trainings; the last three are powers of two, as exponents.
   const DEFAULTS = {format: "FP16", masters: true, scaling: "dynamic", scale: 16, normalization: "FP32", stochastic: false,
     start: "random", rate: -4, inputs: 0, loss: 0};
-
-  // Whole random numbers from 1 to 2^31 - 2, the same for every reader (Park and Miller's generator).
-  function random(seed) {
-    let state = seed;
-    return () => (state = state * 48271 % 2147483647);
-  }
 
   // Two spirals of 64 points, as rows x, y; the second is the first turned by half a turn. Labels are 1 and -1.
   function spirals() {
@@ -36,8 +31,8 @@ const smallTraining = (() => {
   // He's initialization; a sum of four uniform numbers has nearly a normal distribution. Or lesson 02's: all weights are large, and the
   // hidden units of the second layer come in pairs with opposite output weights, so that the network's output is 0.
   function initialWeights(start) {
-    const draw = random(1), uniform = () => draw() / 2147483647, half = HIDDEN / 2;
-    for (let warm = 0; warm < 8; warm++) draw();
+    const uniform = live.random(1), half = HIDDEN / 2;
+    for (let warm = 0; warm < 8; warm++) uniform();
     const weights = Float32Array.from(Object.entries(SHAPES).flatMap(([name, [inner, columns]]) => Array.from({length: inner * columns}, () =>
       name.startsWith("b") ? 0 : (uniform() + uniform() + uniform() + uniform() - 2) * Math.sqrt(6 / inner))));
     if (start === "random") return weights;
@@ -58,13 +53,6 @@ const smallTraining = (() => {
       [name, weights.subarray(end, end += inner * columns)]));
   }
 
-  function transposed(a, columns) {
-    const rows = a.length / columns, result = new Float32Array(a.length);
-    for (let row = 0; row < rows; row++)
-      for (let column = 0; column < columns; column++) result[rows * column + row] = a[columns * row + column];
-    return result;
-  }
-
   // One network that is trained, with settings that may change between steps.
   class Training {
     constructor(settings) {
@@ -74,7 +62,7 @@ const smallTraining = (() => {
       this.scale = 2 ** this.settings.scale;
       this.finiteSteps = 0;  // in a row, since the scale changed
       this.skips = [];  // numbers of the steps that were skipped
-      this.draw = random(2);  // for stochastic rounding
+      this.draw = live.randomIntegers(2);  // for stochastic rounding
       this.losses = [];
       this.scales = [];
       this.prepare();

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 def computed(folder, tmp_path):
     """Return a function that runs lines of JavaScript on an array of FP32 numbers ``given``."""
     if NODE is None:
-        pytest.skip("there is no node to run the kernels with")
+        pytest.skip("needs node, which runs the kernels")
 
     def run(given, lines):
         (tmp_path / "given").write_bytes(np.ascontiguousarray(given, np.float32).tobytes())
@@ -68,7 +68,7 @@ def browser(folder, tmp_path):
     import live_figures
 
     if EXECUTABLE is None:
-        pytest.skip("there is no chromium or google-chrome to open the page in")
+        pytest.skip("needs chromium or google-chrome, which opens the page")
     with Browser(tmp_path / "profile") as browser:
         browser.open((folder / "page.html").as_uri())
         ready = "document.querySelectorAll('.live.ready').length"

@@ -13,6 +13,7 @@ from mpgluon.formats.tensor_core import ACCUMULATIONS
 import mxnet as mx
 import numpy as np
 import pytest
+from live_page import assert_same_bits, status
 
 pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
 pytest.importorskip("ziglang", reason="ziglang is in the environment of `make docs`")
@@ -45,15 +46,6 @@ def test_each_figure_is_shown_in_the_lesson_that_teaches_its_idea():
 
 
 # --- the kernels, in Node
-
-
-def assert_same_bits(found, expected):
-    """Assert equal bits; NaN of any kind are equal, as WebAssembly leaves their bits open."""
-    found, expected = found.copy(), expected.copy()
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
-    for array in (found, expected):
-        array[np.isnan(array)] = 0
-    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
 
 
 def numbers(count):
@@ -154,9 +146,6 @@ results.push(...live.roundStochastically(2 ** -25, draws, live.formats.FP16));
 
 def row(browser, name):
     return browser.evaluate(
-        "[...document.querySelectorAll('[data-figure=number] tbody tr')]"
-        f".find((row) => row.textContent.trim().startsWith('{name}'))"
-        ".querySelectorAll('td:not(.bits)').length && "
         "[...[...document.querySelectorAll('[data-figure=number] tbody tr')]"
         f".find((row) => row.textContent.trim().startsWith('{name}'))"
         ".querySelectorAll('td:not(.bits)')].map((cell) => cell.textContent)"
@@ -168,11 +157,6 @@ def type_number(browser, text):
         f"(() => {{const box = document.querySelector('#live-number'); box.value = '{text}';"
         "box.dispatchEvent(new Event('input'));})()"
     )
-
-
-def status(browser, figure):
-    where = f"[data-figure={figure}] [role=status]"
-    return browser.evaluate(f"document.querySelector('{where}').textContent")
 
 
 @pytest.mark.multiprocess

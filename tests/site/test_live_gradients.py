@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import re
+from functools import partial
 
 from mpgluon.formats.float_format import BFLOAT16, FLOAT16, round_to
 from mpgluon.formats.scaling import round_scaled, scale_exponents
 from mpgluon.tools.zoo import build_network
 
+import live_page
 import mxnet as mx
 import numpy as np
 import pytest
@@ -135,11 +137,8 @@ def limits(gradients, fmt):
 # --- the controls, in a browser
 
 
-def evaluate(browser, expression):
-    """Evaluate with ``box``, the figure."""
-    return browser.evaluate(
-        f"(() => {{const box = document.querySelector('[data-figure=gradients]'); {expression}}})()"
-    )
+evaluate = partial(live_page.evaluate, figure="gradients")
+status = partial(live_page.status, figure="gradients")
 
 
 def move(browser, exponent):
@@ -160,10 +159,6 @@ def choose_layers(browser, name):
         f"const menu = box.querySelector('select'); menu.value = '{name}';"
         "menu.dispatchEvent(new Event('change'));",
     )
-
-
-def status(browser):
-    return evaluate(browser, "return box.querySelector('[role=status]').textContent")
 
 
 def table(browser):

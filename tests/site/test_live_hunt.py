@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import mpgluon  # noqa: F401 - before MXNet
 
+import live_page
 import mxnet as mx
 import numpy as np
 import pytest
@@ -231,11 +233,8 @@ def test_half_of_the_loss_scale_is_still_too_large(runs):
 # --- the controls, in a browser
 
 
-def evaluate(browser, expression):
-    """Evaluate with ``box``, the figure."""
-    return browser.evaluate(
-        f"(() => {{const box = document.querySelector('[data-figure=hunt]'); {expression}}})()"
-    )
+evaluate = partial(live_page.evaluate, figure="hunt")
+status = partial(live_page.status, figure="hunt")
 
 
 def press(browser, name):
@@ -248,10 +247,6 @@ def press(browser, name):
 
 def cure(browser):
     evaluate(browser, "box.querySelector('[type=checkbox]').click()")
-
-
-def status(browser):
-    return evaluate(browser, "return box.querySelector('[role=status]').textContent")
 
 
 def symptom(browser):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
+import live_page
 import numpy as np
 import pytest
+from live_page import assert_same_bits
 
 pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
 pytest.importorskip("ziglang", reason="ziglang is in the environment of `make docs`")
@@ -50,15 +53,6 @@ PRESETS = {  # the settings of A and B
         {"scaling": "static", "scale": 12, "format": name} for name in ("E4M3", "E5M2")
     ),
 }
-
-
-def assert_same_bits(found, expected):
-    """Assert equal bits; NaN of any kind are equal, as JavaScript leaves their bits open."""
-    found, expected = np.array(found, np.float32), np.array(expected, np.float32)
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
-    for array in (found, expected):
-        array[np.isnan(array)] = 0
-    np.testing.assert_array_equal(found.view(np.int32), expected.view(np.int32))
 
 
 @pytest.fixture
@@ -260,10 +254,8 @@ def test_units_make_no_difference_in_fp32():
 FIGURE = "[data-figure=training]"
 
 
-def evaluate(browser, lines):
-    return browser.evaluate(
-        f"(() => {{const box = document.querySelector('{FIGURE}'); {lines}}})()"
-    )
+evaluate = partial(live_page.evaluate, figure="training")
+status = partial(live_page.status, figure="training")
 
 
 def press(browser, text):
@@ -286,10 +278,6 @@ else {{
   for (const kind of ["input", "change"]) control.dispatchEvent(new Event(kind));
 }}""",
     )
-
-
-def status(browser):
-    return evaluate(browser, "return box.querySelector('[role=status]').textContent;")
 
 
 def measures(browser):

@@ -70,6 +70,8 @@ def prepare_network(
         fresh = load_pretrained(net, Path(config.pretrained), classes=classes)
         if fresh:
             _logger.info("new head, not from %s: %s", config.pretrained, ", ".join(fresh))
+    if config.test_image_size is None:
+        _average_in_one_window(net, config.image_size, devices[0])
     if config.sync_batch_norm and len(devices) > 1:
         synchronize_batch_norm(net, len(devices))
     arithmetic = "native"
@@ -77,6 +79,28 @@ def prepare_network(
         arithmetic = apply_policy(net, config.policy).arithmetic
     net.hybridize(static_alloc=True, static_shape=True)
     return PreparedNetwork(net, arithmetic, fresh, normalizes_input)
+
+
+def _average_in_one_window(net: gluon.Block, image_size: int, device: mx.Context) -> None:
+    """Give global averages the window that their input fills at this image size.
+
+    The averages are the same. For the gradient of a global one, whose stride is 1, oneDNN 2.4 may
+    choose a layout that it has no fast code for, neither here nor in the BatchNorms that the
+    gradient reaches: a step of ``cifar_resnet20_v1`` takes half as long again in FP32.
+    """
+
+    def fill(layer: gluon.Block, inputs: tuple[mx.nd.NDArray, ...]) -> None:
+        window = inputs[0].shape[2:]
+        layer._kwargs.update(kernel=window, stride=window, global_pool=False)
+
+    hooks = [
+        layer.register_forward_pre_hook(fill)
+        for layer in blocks_of(net)
+        if isinstance(layer, gluon.nn.GlobalAvgPool2D)
+    ]
+    net(mx.nd.zeros((1, 3, image_size, image_size), ctx=device))
+    for hook in hooks:
+        hook.detach()
 
 
 def has_input_normalization(net: gluon.Block) -> bool:

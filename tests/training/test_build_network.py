@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpgluon import CheckpointError
+from mpgluon.blocks import blocks_of
 
 import mxnet as mx
 import numpy as np
@@ -11,7 +12,13 @@ from helpers import assert_same_bits
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from recipes.training.networks import build_network, has_input_normalization, load_pretrained
+from recipes.training.config import TrainingConfig
+from recipes.training.networks import (
+    build_network,
+    has_input_normalization,
+    load_pretrained,
+    prepare_network,
+)
 
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 
@@ -55,6 +62,25 @@ def test_a_network_of_either_zoo_is_ready_on_every_device(name, image_size, devi
         assert all(copy.tobytes() == copies[0].tobytes() for copy in copies)
     for device in devices:
         assert net(mx.nd.zeros((2, 3, image_size, image_size), ctx=device)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("test_image_size", [None, 48])
+@pytest.mark.parametrize("model", ["cifar_resnet20_v1", "mobilenetv3_small"])
+def test_averages_have_one_window_where_all_images_have_one_size(model, test_image_size):
+    config = TrainingConfig(model=model, image_size=32, test_image_size=test_image_size)
+    net = prepare_network(config, classes=7, devices=ONE).net
+    global_ones = [
+        layer._kwargs["global_pool"]
+        for layer in blocks_of(net)
+        if isinstance(layer, nn.GlobalAvgPool2D)
+    ]
+    assert global_ones
+    assert set(global_ones) == {test_image_size is not None}
+    plain = build_network(model, classes=7, image_size=32, devices=ONE)
+    for name, parameter in plain._collect_params_with_prefix().items():
+        net._collect_params_with_prefix()[name].set_data(parameter.data())
+    images = mx.nd.random.normal(shape=(2, 3, 32, 32))
+    assert_same_bits(net(images).asnumpy(), plain(images).asnumpy())
 
 
 def test_a_network_with_an_input_normalization_learns_its_statistics():

@@ -319,9 +319,10 @@ def gradient_norm(trainer: gluon.Trainer) -> Optional[float]:
     Returns
     -------
     float or None
-        What ``clip_global_norm`` returned or, with the step's batch size, would have: the norm
-        before clipping of gradients divided by S and by the batch size. On devices whose
-        gradients are not summed, that of the largest. Infinite or NaN if the step was skipped.
+        What ``clip_global_norm`` returned or, with the step's batch size, would have, up to
+        rounding: the norm before clipping of gradients divided by S and by the batch size. On
+        devices whose gradients are not summed, that of the largest. Infinite or NaN if the step
+        was skipped.
         ``None`` before the first step, and where nothing was looked at: with the loss scale
         ``"none"`` and no clipping.
 

@@ -36,7 +36,8 @@ def clip(state: TrainerState, max_norm: float, batch_size: float) -> float:
     state.gradients.sum_ahead()
     rescale = gluon_trainer.scale_of(state.trainer) / batch_size
     gradients = state.gradients.fresh(parameters)
-    outcome = look(state.trainer, parameters, gradients, rescale / state.gradients.now.divisor)
+    factor = rescale / state.gradients.now.divisor
+    outcome = look(state.trainer, parameters, gradients, factor, for_clipping=True)
     for one in outcome.stale_masters:
         one.follow()
     norm = outcome.norm

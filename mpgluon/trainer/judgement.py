@@ -33,6 +33,8 @@ def look(
     parameters: Sequence[gluon.Parameter],
     gradients: Iterable[NDArray],
     factor: float,
+    *,
+    for_clipping: bool = False,
 ) -> Look:
     """Look at gradients, and at the masters of parameters.
 
@@ -45,6 +47,9 @@ def look(
         On all devices.
     factor : float
         Factor of the norm.
+    for_clipping : bool
+        Whether weights will depend on the norm: without native BF16, its bits are then the same
+        with native operators and without.
 
     Returns
     -------
@@ -56,7 +61,7 @@ def look(
     for gradient in gradients:
         per_device.setdefault(gradient.context, []).append(gradient)
     compared = compare_masters(trainer, parameters)
-    in_any_order = _is_native_bfloat16(parameters)
+    in_any_order = not for_clipping or _is_native_bfloat16(parameters)
     sums = [sums_of_squares(a, in_any_order=in_any_order) for a in per_device.values()]
     numbers = numbers_of([*sums, *(one.difference for one in compared)])
     norms = []

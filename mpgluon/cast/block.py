@@ -36,7 +36,7 @@ from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy, as_policy
-from mpgluon.kernels.reductions import numbers_of
+from mpgluon.kernels.reductions import sums_of_squares
 from mpgluon.machine import give_memory_back
 
 import mxnet as mx
@@ -326,16 +326,14 @@ def _parameters_that_stay_fp32(
 
 def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:
     """Log which finite weights have become infinite."""
-    pairs = [(parameter, fp32.known(parameter)) for parameter in narrowed]
-    values = [(parameter, value) for parameter, value in pairs if value is not None]
-    # A copy of a large array to NumPy would start OpenMP threads for this thread too, with those
-    # that compute; with more threads than cores GCC's runtime lets all of them sleep between loops.
-    largest = numbers_of([mx.nd.max(value) for _, value in values])
-    smallest = numbers_of([mx.nd.min(value) for _, value in values])
-    infinite = {}
+    values = {p: value for p in narrowed if (value := fp32.known(p)) is not None}
+    if not values:
+        return
+    sums = sums_of_squares([p.list_data()[0] for p in values], in_any_order=True).asnumpy()
     infinite_from = fmt.max + fmt.epsilon / 2 * 2.0**fmt.max_exponent
-    for (parameter, value), most, least in zip(values, largest, smallest):
-        if not -infinite_from < least <= most < infinite_from:
+    infinite = {}
+    for (parameter, value), has_finite_sum in zip(values.items(), np.isfinite(sums)):
+        if not has_finite_sum:
             size = np.abs(value.asnumpy())
             count = int((np.isfinite(size) & (size >= infinite_from)).sum())
             if count:

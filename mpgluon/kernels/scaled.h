@@ -20,18 +20,19 @@ class ScaledFormat {
   ScaledFormat(const float* numbers, Sharing sharing)
       : significand_bits_(numbers[0]), min_exponent_(numbers[1]), largest_(numbers[2]),
         sharing_(sharing) {
-    fraction_ = std::frexp(largest_, &exponent_);
+    std::memcpy(&largest_bits_, &largest_, sizeof largest_);
   }
 
   Sharing sharing() const { return sharing_; }
 
-  // Return the exponent of the scale for values of which this, a finite one, is the largest.
-  int scale_for(float largest) const {
-    if (sharing_ == kNoScale || largest == 0) return 0;
+  // Return the exponent of the scale for values of which the largest, a finite one, has these bits.
+  int scale_for(int32_t largest) const {
     constexpr int kMost = 100;  // in either direction, so that FP32 holds the numbers
-    int exponent;
-    const float fraction = std::frexp(largest, &exponent);
-    return std::min(std::max(exponent_ - exponent - (fraction > fraction_), -kMost), kMost);
+    // That of a subnormal counts as -127, and its scale is the largest one as it would be anyway.
+    const int exponent = (largest_bits_ >> kFraction) - (largest >> kFraction) -
+                         ((largest & kFractionMask) > (largest_bits_ & kFractionMask));
+    const int within = std::min(std::max(exponent, -kMost), kMost);
+    return sharing_ == kNoScale || largest == 0 ? 0 : within;
   }
 
   // Return the numbers divided by a scale.
@@ -43,13 +44,18 @@ class ScaledFormat {
   // Return them for values of which this is the largest. Larger ones saturate; if it is infinite or NaN,
   // every value becomes NaN: a scale would hide it.
   Grid grid_for(float largest) const {
-    if (largest <= FLT_MAX) return divided(scale_for(largest));
+    int32_t bits;
+    std::memcpy(&bits, &largest, sizeof bits);
+    if (largest <= FLT_MAX) return divided(scale_for(bits));
     return Grid(significand_bits_, min_exponent_, -1, NAN);
   }
 
  private:
-  int significand_bits_, min_exponent_, exponent_;
-  float largest_, fraction_;
+  static constexpr int32_t kFraction = 23, kFractionMask = (1 << kFraction) - 1;
+
+  int significand_bits_, min_exponent_;
+  float largest_;
+  int32_t largest_bits_;
   Sharing sharing_;
 };
 
@@ -105,35 +111,51 @@ struct View {
   int64_t outer, length, inner;
 };
 
+// A scale and its inverse, or NaN, from the bits of the largest magnitude.
+struct Scale {
+  Scale(const ScaledFormat& scaled, int32_t largest) {
+    constexpr int32_t kInfiniteBits = 0x7f800000, kNan = 0x7fc00000;
+    const bool finite = largest < kInfiniteBits;
+    const int32_t exponent = finite ? scaled.scale_for(largest) : 0;
+    const int32_t bits = finite ? (127 + exponent) << 23 : kNan, inverse = (127 - exponent) << 23;
+    std::memcpy(&up, &bits, sizeof up);
+    std::memcpy(&down, &inverse, sizeof down);
+  }
+  float up, down;
+};
+
 inline void round_blocks(const ScaledFormat& scaled, const View& view, float* all) {
   constexpr int64_t kBlock = 32;
+  constexpr int32_t kMagnitude = 0x7fffffff;
   const int64_t blocks = (view.length + kBlock - 1) / kBlock, lanes = view.inner;
   share(view.outer * blocks, [&](int64_t first, int64_t last) {
-    const Grid format = scaled.divided(0);
+    const ScaledFormat values = scaled;  // which no write changes, so that several are done at a time
+    const Grid format = values.divided(0);
     std::vector<int32_t> largest(lanes);
     std::vector<float> scale(lanes), inverse(lanes);
+    int32_t* most = largest.data();
+    float *up = scale.data(), *down = inverse.data();
     for (int64_t number = first; number < last; ++number) {
       const int64_t start = number % blocks * kBlock;
       const int64_t count = std::min(kBlock, view.length - start);
       float* x = all + (number / blocks * view.length + start) * lanes;
       const int32_t* bits = reinterpret_cast<const int32_t*>(x);
-      std::fill(largest.begin(), largest.end(), 0);
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t lane = 0; lane < lanes; ++lane)
-          largest[lane] = std::max(largest[lane], bits[i * lanes + lane] & 0x7fffffff);
-      for (int64_t lane = 0; lane < lanes; ++lane) {
-        float most;
-        std::memcpy(&most, &largest[lane], sizeof most);
-        const int exponent = most <= FLT_MAX ? scaled.scale_for(most) : 0;
-        scale[lane] = most <= FLT_MAX ? std::ldexp(1.0f, exponent) : NAN;
-        inverse[lane] = std::ldexp(1.0f, -exponent);
-      }
       // A product that is too small for FP32's normal numbers is nothing to the format either.
-      const float *up = scale.data(), *down = inverse.data();
       if (lanes == 1) {
-        const float s = *up, t = *down;
-        for (int64_t i = 0; i < count; ++i) x[i] = format.round_one(x[i] * s) * t;
+        int32_t found = 0;
+        for (int64_t i = 0; i < count; ++i) found = std::max(found, bits[i] & kMagnitude);
+        const Scale one(values, found);
+        for (int64_t i = 0; i < count; ++i) x[i] = format.round_one(x[i] * one.up) * one.down;
         continue;
+      }
+      std::fill(largest.begin(), largest.end(), 0);
+      for (int64_t i = 0; i < count; ++i, bits += lanes)
+        for (int64_t lane = 0; lane < lanes; ++lane)
+          most[lane] = std::max(most[lane], bits[lane] & kMagnitude);
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const Scale one(values, most[lane]);
+        up[lane] = one.up;
+        down[lane] = one.down;
       }
       for (int64_t i = 0; i < count; ++i, x += lanes)
         for (int64_t lane = 0; lane < lanes; ++lane)

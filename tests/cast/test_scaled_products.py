@@ -105,6 +105,26 @@ def test_a_dense_layer_multiplies_its_rounded_operands_exactly(
         np.testing.assert_array_equal(one, round_to(other, BFLOAT16))
 
 
+@pytest.mark.filterwarnings("ignore:Parameter .* is not used")
+@native_operators
+@SCALINGS
+def test_scales_are_those_of_the_reference_for_every_magnitude(scaling):
+    # A product with the identity shows the rounded operand. The largest numbers of rows are on both
+    # sides of each border between two scales, which is at 1.75 times a power of two in E4M3; the
+    # smallest become its subnormals, or nothing.
+    exponents = np.repeat(np.arange(-128, 126), 3)
+    rows = random_values(np.random.RandomState(0), len(exponents), 32) * 0.75
+    rows[:, 0] = np.tile([1.7421875, 1.75, 1.7578125], len(rows) // 3)
+    exponents = np.maximum(exponents[:, None] - np.arange(32) // 1.5, -133).astype(int)
+    data = round_to(np.ldexp(rows, exponents).astype(np.float32), BFLOAT16)
+    for part in (data, data[:1], np.zeros_like(data)):
+        layer = nn.Dense(32, in_units=32, use_bias=False)
+        arriving = np.zeros_like(part)
+        policy = FLOAT8 + scaling
+        found, _, _ = computed(layer, policy, part, np.eye(32), arriving, hybridize=False)
+        np.testing.assert_array_equal(found, operand(part, scaling, 1))
+
+
 def convolution(data, weight, arriving, groups):
     """Return MXNet's FP32 convolution and its gradients."""
     x, w = mx.nd.array(data), mx.nd.array(weight)

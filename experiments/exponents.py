@@ -13,7 +13,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
+from mpgluon import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FloatFormat
 from mpgluon.blocks import blocks_of
 from mpgluon.diagnostics.exponents import EMPTY, ExponentHistogram, batch_exponents
 
@@ -117,9 +117,9 @@ class _Exponents:
             rows.append([_WORDS[kind], *(percent(one["lost"]) for one in shares)])
         return rows
 
-    def share_lost(self, epoch: int, kind: str = "activation_gradients") -> float:
-        """Return the share of one kind of numbers, over all layers, that FP16 would lose."""
-        return sum(self.histograms(epoch, kind).values(), EMPTY).shares(FLOAT16)["lost"]
+    def share_lost(self, kind: str, fmt: FloatFormat) -> float:
+        """Return the share of one kind of numbers after the last epoch that a format would lose."""
+        return sum(self.histograms(EPOCHS[-1], kind).values(), EMPTY).shares(fmt)["lost"]
 
     def lowest(self, direction: str) -> int:
         """Return the smallest exponent of a direction's numbers in all epochs."""
@@ -139,10 +139,18 @@ class _Exponents:
 
     @property
     def gradients_are_smallest(self) -> bool:
-        """Whether FP16 loses most of the activations' gradients, and more of them at the end."""
-        first, last = (self.share_lost(epoch) for epoch in (EPOCHS[0], EPOCHS[-1]))
-        forward = [self.share_lost(EPOCHS[-1], kind) for kind in _DIRECTIONS["forward"]]
-        return last > first > max(forward)
+        """Whether FP16 and both of eight bits lose most of the activations' gradients."""
+        *others, of_activations = ("weights", "activations", "gradients", "activation_gradients")
+        return all(
+            self.share_lost(of_activations, fmt) > 2 * self.share_lost(kind, fmt)
+            for fmt in (FLOAT16, FLOAT8_E5M2, FLOAT8_E4M3)
+            for kind in others
+        )
+
+    def of_activation_gradients(self) -> list[str]:
+        """Return in words the shares of them that FP16, E5M2 and E4M3 would lose."""
+        formats = (FLOAT16, FLOAT8_E5M2, FLOAT8_E4M3)
+        return [percent(self.share_lost("activation_gradients", fmt)) for fmt in formats]
 
 
 def _draw(direction: str, epoch: int, figure: Any, records: Records) -> None:

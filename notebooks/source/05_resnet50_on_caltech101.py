@@ -31,7 +31,7 @@ CATEGORIES = (
     *("Leopards", "Motorbikes", "airplanes", "bonsai", "butterfly"),
     *("chandelier", "grand_piano", "ketch", "sunflower", "watch"),
 )
-MODEL, IMAGE_SIZE = ("cifar_resnet20_v1", 32) if FAST else ("resnet50_v2", 64)  # pixels
+MODEL, IMAGE_SIZE = ("resnet18_v1", 32) if FAST else ("resnet50_v2", 64)  # pixels
 IMAGES_PER_CLASS, TRAIN_PER_CLASS = (12, 8) if FAST else (60, 40)
 BATCH_SIZE, EPOCHS, SEED = (10, 3, 0) if FAST else (20, 8, 0)
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-4

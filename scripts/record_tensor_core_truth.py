@@ -1,9 +1,10 @@
-"""Record what a GPU's Tensor Cores compute in float16, for the tests to compare with.
+"""Record what a GPU's Tensor Cores compute in FP16 and FP8, for the tests to compare with.
 
     python scripts/record_tensor_core_truth.py --output tests/cast/tensor_core_truth
 
 It needs PyTorch, NumPy and an NVIDIA GPU that PyTorch supports, and neither mpgluon nor MXNet.
-Commit the file (about 700 kB): it holds operands, results and the device's name.
+Commit the file (about 2 MB): it holds operands, results and the device's name. FP8 needs a GPU of
+Ada's or a later generation, and is left out elsewhere.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             result = _compute(torch, kind, data, weight, device)
             for part, values in (("data", data), ("weight", weight), ("output", result)):
                 recorded[f"{kind}/{character}/{part}"] = values
+            if kind != "convolution" and device.type == "cuda":
+                recorded[f"{kind}/{character}/sums"] = _sums(torch, data, weight, device)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
+        recorded.update(_of_eight_bits(torch, device))
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.npz"
     np.savez_compressed(path, **recorded)
@@ -95,6 +100,38 @@ def _compute(torch: Any, kind: str, data: Any, weight: Any, device: Any) -> Any:
     if kind != "convolution":
         return functional.linear(*tensors).cpu().numpy()
     return functional.conv2d(*tensors, padding=1).cpu().numpy()
+
+
+def _sums(torch: Any, data: Any, weight: Any, device: Any) -> Any:
+    """Return the FP32 sums of float16 products, before they are rounded."""
+    one, other = (torch.from_numpy(values).to(device) for values in (data, weight))
+    return torch.mm(one, other.T, out_dtype=torch.float32).cpu().numpy()
+
+
+def _of_eight_bits(torch: Any, device: Any) -> dict[str, Any]:
+    """Return FP8 operands, in float16, and the FP32 sums of both ways in which cuBLAS adds."""
+    found = {}
+    formats = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+    scale = torch.ones((), device=device)
+    for terms in (32, 256, 4608):
+        for character, pair in operands((32, terms), (32, terms)).items():
+            if character in ("subnormal", "overflow"):  # of float16
+                continue
+            for first in formats:
+                kinds = (formats[first], formats["e4m3"])
+                one, other = (
+                    torch.from_numpy(values).to(device).to(kind)
+                    for values, kind in zip(pair, kinds)
+                )
+                case = f"{first}/{terms}/{character}"
+                results = {"data": one.half(), "weight": other.half()}
+                for part, fast in (("fast", True), ("precise", False)):
+                    results[part] = torch._scaled_mm(
+                        *(one, other.T, scale, scale), out_dtype=torch.float32, use_fast_accum=fast
+                    )
+                for part, values in results.items():
+                    found[f"{case}/{part}"] = values.cpu().numpy()
+    return found
 
 
 if __name__ == "__main__":

@@ -4,7 +4,12 @@
 
     .venv-torch/bin/python tests/kernels/mmasim_side.py tests/kernels/mmasim_cases.npz 8
 
-``make test-torch`` computes a million per kind again.
+``make test-torch`` computes a million per kind again. ``h100_cases.npz`` holds what an NVIDIA H100
+computed, written there by
+
+    python tests/kernels/gpu_side.py tests/kernels/h100_cases.npz 32
+
+with the same operands; of a million for each format (SIZE 320) all had our bits, too.
 """
 
 from __future__ import annotations
@@ -66,6 +71,15 @@ def test_dot_products_have_the_bits_of_recorded_ones_of_mma_sim(case):
     with np.load(HERE / "mmasim_cases.npz") as recorded:
         theirs = recorded["/".join(case)]
     np.testing.assert_array_equal(ours(case, len(theirs)), theirs)
+
+
+@pytest.mark.parametrize("character", mmasim_side.CHARACTERS)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_dot_products_have_the_bits_of_an_h100(dtype, character):
+    with np.load(HERE / "h100_cases.npz") as recorded:
+        assert "H100" in str(recorded["device"])
+        theirs = recorded[f"{dtype}/{character}"]
+    np.testing.assert_array_equal(ours(("hopper", dtype, character), len(theirs)), theirs)
 
 
 @pytest.fixture(scope="module", params=EACH_KIND_OF_PROCESSOR, ids="-".join)

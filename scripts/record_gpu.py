@@ -61,6 +61,12 @@ def steps(output: Path) -> list[Step]:
         Step("scaling", "mxnet", 120, _tests("scaling")),
         Step("checkpoints", "mxnet", 120, _tests("checkpoint")),
         Step("runs", "mxnet", 300, _tests("training")),
+        Step(
+            "torch-times",
+            "torchvision",
+            360,
+            ("scripts/record_tensor_core_times.py", "--output", str(output)),
+        ),
     ]
 
 

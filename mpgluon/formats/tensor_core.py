@@ -10,7 +10,7 @@ References
 ----------
 Xie, Wang, Yang, Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores",
 arXiv 2511.10909, 2025, and its package ``mmasim``, with which the native operators are compared bit
-for bit. They are not compared with a GPU.
+for bit. Those of ``hopper`` have the bits of an H100, too (docs/gpu.md).
 """
 
 from dataclasses import dataclass

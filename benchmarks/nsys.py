@@ -2,6 +2,7 @@
 
 The name of a kernel says whether it uses Tensor Cores, as NVIDIA's guides read it: cuDNN and cuBLAS
 put the instruction's shape into it (``884`` on Volta, ``1688`` on Turing, ``16816`` on Ampere).
+Hopper's have ``warpgroup`` or ``nvjet`` in them, as an H100 showed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from mpgluon.tables import Table
 __all__ = ["Kernel", "TensorCoreShare", "read_export", "uses_tensor_cores"]
 
 _TENSOR_CORE = re.compile(
-    r"(?<!\d)(884|1688|16816|16832|16864)(?!\d)|tensor|hmma|imma|wgmma", re.IGNORECASE
+    r"(?<!\d)(884|1688|16816|16832|16864)(?!\d)|tensorop|tensor\d+x\d+x\d+|[hi]mma|wgmma"
+    r"|warpgroup|nvjet",
+    re.IGNORECASE,
 )
 _PUSH_POP = 59  # the type of an NVTX event that has a beginning and an end on one thread
 

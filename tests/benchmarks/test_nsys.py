@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -131,3 +132,33 @@ def test_the_script_refuses_what_is_not_an_export(tmp_path, capsys):
 
 def test_no_kernels_at_all_are_a_share_of_zero():
     assert TensorCoreShare(()).share == 0
+
+
+# Kernels of an H100, with microseconds, from PyTorch 2.11's profiler: products of 4,096 x 4,096
+# numbers and N columns, and forward and backward passes of ResNet-50 with 64 images.
+H100 = json.loads(Path(__file__).with_name("h100_kernels.json").read_text())
+
+
+@pytest.mark.parametrize("case", H100)
+def test_fp32_never_and_sixteen_bits_always_compute_products_on_tensor_cores(case):
+    kernels = [Kernel(name, int(1000 * time), None) for name, time in H100[case].items()]
+    share = TensorCoreShare(tuple(kernels)).share
+    if case.startswith("float32"):
+        assert share == 0
+    elif case.endswith("resnet50"):  # most of the time goes to BatchNorm, ReLU and sums
+        assert 0.25 < share < 0.4
+    else:
+        assert share > 0.99
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "void mshadow::cuda::MapPlanKernel<mshadow::sv::saveto, 8, mshadow::expr::Plan<mshadow::"
+        "Tensor<mshadow::gpu, 2, float>, float> >",
+        "void cudnn::ops::scalePackedTensor_kernel<float, float>(long, float*, float)",
+        "void tensorTransformGeneric<__half, __half, float, true, false, false>",
+    ],
+)
+def test_the_word_tensor_does_not_mean_tensor_cores(kernel):
+    assert not uses_tensor_cores(kernel)

@@ -202,11 +202,11 @@ def plan(options: argparse.Namespace) -> None:
         print(f"\nAll gradients in one message\n{EXCHANGE_COLUMNS}\n\n{tables['exchange']}")
         print(f"\nThe batch at 95 % efficiency\n{BATCH_COLUMNS}\n\n{tables['batches']}")
         return
-    tables["sums"] = sum_table()
     text = document.read_text(encoding="utf-8")
-    marks = [name for _, name, _ in PLACE.findall(text)]
-    if sorted(marks) != sorted(tables):
-        raise ValueError(f"{document} needs marks for {sorted(tables)}, received {sorted(marks)}")
+    marks, needed = sorted(name for _, name, _ in PLACE.findall(text)), sorted([*tables, "sums"])
+    if marks != needed:
+        raise ValueError(f"{document} needs marks for {needed}, received {marks}")
+    tables["sums"] = sum_table()
     text = PLACE.sub(lambda place: f"{place[1]}{tables[place[2]].to_markdown()}\n{place[3]}", text)
     document.write_text(text, encoding="utf-8")
     save_efficiency(document.with_suffix(".png"), options.model, work, found)

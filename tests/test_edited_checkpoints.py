@@ -66,7 +66,7 @@ def refused_or_usable(path, training, original):
     ("way", "optimizer", "averaged", "schedule"),
     [
         ("float16", SGD, True, False),
-        ("float32", NADAM, False, False),
+        pytest.param("float32", NADAM, False, False, marks=pytest.mark.slow),
         pytest.param("bfloat16 weights kahan", ADAM, False, True, marks=pytest.mark.slow),
     ],
 )

@@ -77,7 +77,10 @@ def test_one_is_built_by_name_for_images_of_other_sizes(name, block, image_size)
     assert net(mx.nd.zeros((2, 3, image_size, image_size))).shape == (2, 7)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", *(pytest.param(one, marks=pytest.mark.slow) for one in ("float32", "bfloat16"))],
+)
 @pytest.mark.parametrize("name", ["bn_inception", "efficientnet_lite0"])
 def test_a_network_learns_its_batch_in_each_format(name, dtype):
     mx.random.seed(0)

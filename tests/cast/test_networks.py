@@ -50,7 +50,6 @@ NETWORKS = {
 _IN_EVERY_WAY = [
     "resnet18_v1",
     "mobilenet0.25",
-    "mobilenetv2_0.25",
     "mobilenetv3_small",
     "cifar_resnet20_v1",
 ]
@@ -61,6 +60,7 @@ _IN_ONE_WAY = [
     "cifar_resnet20_v2",
     "squeezenet1.1",
     "googlenet",
+    "mobilenetv2_0.25",
 ]
 
 

@@ -113,7 +113,11 @@ def test_a_shape_is_made_of_positive_integers(capsys, text):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     ("command", "package", "extra"),
-    [("diagnose", "jinja2", "report"), ("export", "onnx", "onnx"), ("serve", "flask", "serve")],
+    [
+        ("diagnose", "jinja2", "report"),
+        pytest.param("export", "onnx", "onnx", marks=pytest.mark.slow),
+        pytest.param("serve", "flask", "serve", marks=pytest.mark.slow),
+    ],
 )
 def test_a_missing_extra_is_named(started, folder, command, package, extra):
     (folder / f"{package}.py").write_text(

@@ -191,7 +191,7 @@ def fuse(name, dtype):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("resnet18_v1", "float32"),
+        pytest.param("resnet18_v1", "float32", marks=pytest.mark.slow),
         ("resnet18_v1", "bfloat16"),
         ("cifar_resnet20_v1", "float32"),
         ("cifar_resnet20_v1", "bfloat16"),

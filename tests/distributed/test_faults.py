@@ -38,7 +38,7 @@ def test_without_a_fault_every_rank_comes_to_the_end(tmp_path):
     [
         ("kill", "process rank 1 with PID [0-9]+ on node .* exited on signal 9"),
         ("raise", "rank 1 of 2 failed and ends the job .*RuntimeError: the roof is on fire"),
-        ("exit", "MPI_ABORT was invoked on rank 1"),
+        pytest.param("exit", "MPI_ABORT was invoked on rank 1", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_ends_takes_the_others_with_it_at_once(tmp_path, kind, words):

@@ -61,7 +61,9 @@ def test_tensorboard_reads_what_the_history_says(shapes, tmp_path, dtype, reques
     assert ("step/gradient_norm" in scalars) == (dtype == "float16")
 
 
-@pytest.mark.parametrize("after_step", [1, 4, 6])
+@pytest.mark.parametrize(
+    "after_step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 6))]
+)
 def test_a_run_that_was_interrupted_has_each_step_once(shapes, tmp_path, after_step, float16_run):
     resumed = run_interrupted(
         shapes, tmp_path, after_step=after_step, dtype="float16", tensorboard=True

@@ -83,7 +83,13 @@ def test_a_twin_computes_what_torchvisions_network_does(tmp_path, name):
     assert distance(found, expected) <= bound
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenet_v2", "efficientnet_lite0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("resnet18", "mobilenet_v2", "efficientnet_lite0"),
+        pytest.param("vgg11", marks=pytest.mark.slow),
+    ],
+)
 def test_a_head_of_another_size_is_new_and_the_rest_is_loaded(tmp_path, name):
     state = random_state(CASES[name][1])  # with a bias in MobileNetV2's head too
     net = network_of(name, classes=CLASSES + 2)
@@ -145,9 +151,9 @@ def test_every_difference_is_listed_by_name_and_shape_and_nothing_is_loaded(tmp_
             "resnet34_v1b",
             r"layer1\.2\.conv1\.weight \(64, 64, 3, 3\) is in the network",
         ),
-        ("vgg11", "vgg13", "in the network only"),
+        pytest.param("vgg11", "vgg13", "in the network only", marks=pytest.mark.slow),
         ("vgg11", "vgg11_bn", r"features\.1\.gamma \(64,\) is in the network only"),
-        ("vgg13_bn", "vgg13", "is in the file only"),
+        pytest.param("vgg13_bn", "vgg13", "is in the file only", marks=pytest.mark.slow),
         (
             "mobilenet_v2",
             "efficientnet_lite0",

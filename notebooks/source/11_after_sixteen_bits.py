@@ -599,9 +599,9 @@ for name, total in by_hand.items():
 
 # %% [markdown]
 # All sums are too small: cutting off has one direction. The more bits a generation keeps, the
-# closer it comes. `accumulation=` in a policy makes a layer on a CPU add in this way; Hopper's sums
-# have the bits of an H100, which was asked ([docs/gpu.md](../docs/gpu.md#compared-with-an-h100)).
-# FP8 products it adds with 13 fraction bits only. What no GPU has is refused. That is the failure
+# closer it comes. `accumulation=` in a policy makes a layer on a CPU add in this way; with `hopper`
+# it has the bits that an H100 computed ([docs/gpu.md](../docs/gpu.md#compared-with-an-h100)). Of
+# FP8 products an H100 keeps 13 fraction bits only. What no GPU has is refused. That is the failure
 # of this lesson that we provoke.
 
 # %%

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,12 @@ def test_steps_name_files_that_exist_most_valuable_first(tmp_path, capsys):
     assert sum(step.seconds for step in planned if step.name in ("truth", "times")) < 600
     assert script.main(["--list", "--only", "truth"]) == 0
     assert capsys.readouterr().out == "truth                90 s at most, needs torch\n"
+
+
+def test_the_times_need_pytorch_and_the_script_says_so(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert module_from(ROOT / "scripts" / "record_tensor_core_times.py").main([]) == 2
+    assert "error: this needs PyTorch and torchvision" in capsys.readouterr().err
 
 
 def test_a_step_that_fails_does_not_stop_the_next(tmp_path, capsys, monkeypatch):

@@ -1,6 +1,6 @@
-"""Every network of the two zoos trains in 16 bits, and to the same bits hybridized or not.
+"""Every network of the zoos and of ours trains in 16 bits, to the same bits hybridized or not.
 
-The default run trains small networks of five families in four ways to 16 bits, and those built
+The default run trains small networks of four families in four ways to 16 bits, and those built
 from other blocks in one way, imperative and hybridized; ``slow`` is the rest of the matrix: other
 ways, and deeper, wider and larger ones of the same blocks.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import gc
 
 from mpgluon import BFLOAT16, FLOAT16, round_to
+from mpgluon.tools.bn_inception import BNInception
+from mpgluon.tools.efficientnet_lite import EfficientNetLite0
 
 import mxnet as mx
 import numpy as np
@@ -46,6 +48,8 @@ _GLUONCV = """
 NETWORKS = {
     **dict.fromkeys(_GLUON.split(), vision.get_model),
     **dict.fromkeys(_GLUONCV.split(), gluoncv_zoo.get_model),
+    "bn_inception": lambda _, classes: BNInception(classes=classes),
+    "efficientnet_lite0": lambda _, classes: EfficientNetLite0(classes=classes),
 }
 _IN_EVERY_WAY = [
     "resnet18_v1",
@@ -58,6 +62,7 @@ _IN_ONE_WAY = [
     "resnet50_v1",
     "alexnet",
     "cifar_resnet20_v2",
+    "efficientnet_lite0",
     "squeezenet1.1",
     "googlenet",
     "mobilenetv2_0.25",
@@ -77,7 +82,7 @@ def image_size(name: str) -> int:
         return 299
     if name.startswith(("densenet", "squeezenet", "googlenet")):
         return 224
-    if name.startswith("mobile"):
+    if name.startswith(("mobile", "efficientnet")):
         return 128  # with fewer pixels the statistics of a batch make a chaotic network
     return 32 if name.startswith(("vgg", "cifar")) else 64
 
@@ -106,7 +111,7 @@ def build(name: str, images: mx.nd.NDArray) -> gluon.Block:
     net = NETWORKS[name](name, classes=CLASSES)
     net.initialize(mx.init.Xavier())
     net(images)
-    if name.startswith(("mobile", "google", "inception")):
+    if name.startswith(("mobile", "google", "inception", "efficientnet")):
         # Without this their values shrink to subnormal numbers.
         take_statistics_of(net, images)
     return net

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import signal
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,23 @@ import numpy as np
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.hookimpl(tryfirst=True)  # before those of `-m` are chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the variants of a test with ``sampled(n)`` as slow, except every n-th.
+
+    Which ones follows from their names alone, in no pattern.
+    """
+    variants = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            variants[item.function].append(item)
+    for found in variants.values():
+        (share,) = found[0].get_closest_marker("sampled").args
+        found.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in found[math.ceil(len(found) / share) :]:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -177,6 +177,7 @@ def assert_refused(path, training: Training, message: str) -> None:
     assert training.everything() == before
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("scaled", [True, False], ids=["loss scale", "no loss scale"])
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, NADAM], ids=lambda optimizer: optimizer[0])
 @pytest.mark.parametrize("way", ALL_WAYS)
@@ -583,6 +584,7 @@ def fp32_everything(training) -> dict[str, bytes]:
 WAYS = ["float32", "float16", "autocast float16"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda optimizer: optimizer[0])
 @pytest.mark.parametrize("target", WAYS)

@@ -62,12 +62,13 @@ def refused_or_usable(path, training, original):
 
 
 # The loss scale and the average are in the first, Nadam's schedule in the second.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "optimizer", "averaged", "schedule"),
     [
         ("float16", SGD, True, False),
-        pytest.param("float32", NADAM, False, False, marks=pytest.mark.slow),
-        pytest.param("bfloat16 weights kahan", ADAM, False, True, marks=pytest.mark.slow),
+        ("float32", NADAM, False, False),
+        ("bfloat16 weights kahan", ADAM, False, True),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*learning rate:UserWarning")

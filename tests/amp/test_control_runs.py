@@ -44,6 +44,7 @@ from mxnet import autograd
 from mxnet.gluon import nn
 
 
+@pytest.mark.sampled(4)
 @each_optimizer
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("where", GRADIENTS)
@@ -110,6 +111,7 @@ def test_without_a_loss_scale_an_infinite_gradient_reaches_the_weights_as_in_pla
     assert not any(skipped)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kvstore", ["device", "local", None])
 @each_dtype
 @pytest.mark.parametrize("bad_device", [0, 1])
@@ -132,6 +134,7 @@ def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_dev
     assert_same_bits(with_overflow, run(1, leave_out=BAD_BATCH))
 
 
+@pytest.mark.sampled(4)
 @each_optimizer
 @each_dtype
 @pytest.mark.parametrize("value", [math.inf, math.nan])

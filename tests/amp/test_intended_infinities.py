@@ -97,6 +97,7 @@ def trainer_of(net, loss_scale):
     return trainer
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("way", WAYS)
 @BOTH

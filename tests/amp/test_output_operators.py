@@ -101,6 +101,7 @@ def train(loss_of, loss_scale, kind="float32", *, hybridize=False, steps=3):
     return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
 
 
+@pytest.mark.sampled(4)
 @BOTH
 @pytest.mark.parametrize("loss_scale", [2.0**-3, 1024, "dynamic"])
 @pytest.mark.parametrize("name", REACHED)
@@ -112,6 +113,7 @@ def test_scaling_fp32_training_by_a_power_of_two_changes_no_bit(name, loss_scale
     assert_same_bits(train(REACHED[name], loss_scale, hybridize=hybridize), control)
 
 
+@pytest.mark.sampled(4)
 @BOTH
 @pytest.mark.parametrize("kind", ["cast", "autocast"])
 @pytest.mark.parametrize("name", REACHED)

@@ -55,6 +55,7 @@ def train(net, trainer, *, bad=None, factor=OVERFLOW, left_out=None, steps=BATCH
         assert amp.step_was_skipped(trainer) == (number == bad)
 
 
+@pytest.mark.sampled(4)
 @BOTH
 @pytest.mark.parametrize("bad", [0, BAD_BATCH])
 @pytest.mark.parametrize("loss_scale", [128, "dynamic"])

@@ -81,6 +81,7 @@ def run(dtype, scales, *, bad=None, leave_out=None, kvstore="device", devices=ON
 # --- one loss, two Trainers ------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @each_dtype
 @pytest.mark.parametrize("kind", ["own scales", "one object", "static"])
 @pytest.mark.parametrize("bad_layer", [0, 2])

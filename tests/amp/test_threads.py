@@ -69,6 +69,7 @@ def train(seed, net, trainer, steps=15):
     return [*values, np.array([amp.loss_scale(trainer), amp.skipped_steps(trainer)])]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 @pytest.mark.parametrize("made", ["in the main thread", "in its own thread"])
 def test_each_of_several_threads_trains_to_the_bits_of_a_training_alone(made, hybridize):
@@ -164,6 +165,7 @@ def test_in_each_thread_a_step_on_gradients_of_another_trainers_loss_raises():
     run_in_threads(*(lambda pair=pair: work(*pair) for pair in pairs))
 
 
+@pytest.mark.slow
 def test_a_loss_of_a_hybridized_network_leaves_tuples_alone_that_another_thread_is_making():
     ended = Event()
 

@@ -94,6 +94,7 @@ def values(net):
     return found + [one.asnumpy() for one in known if one is not None]
 
 
+@pytest.mark.sampled(4)
 @each_way
 @pytest.mark.parametrize("trained", [0, 3], ids=["untrained", "trained"])
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
@@ -294,6 +295,7 @@ def test_a_network_around_a_cast_one_and_a_part_of_it_are_copied_too():
     assert_same_bits([part(images(0)[0]).asnumpy()], [net[0](images(0)[0]).asnumpy()])
 
 
+@pytest.mark.slow
 def test_another_process_computes_the_same_bits(tmp_path):
     expected = []
     for cast, hybridize in itertools.product(CASTS, (False, True)):

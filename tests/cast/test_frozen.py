@@ -96,6 +96,7 @@ def assert_the_rest_is_unchanged(frozen_gradients, all_gradients):
     assert_same_bits(frozen_gradients, {name: all_gradients[name] for name in frozen_gradients})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("with_native", [False, True], ids=["mxnet", "native"], indirect=True)
 @BOTH
 @EACH_WAY

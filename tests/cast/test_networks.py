@@ -206,6 +206,7 @@ _DEFAULT = {(name, way) for name in _IN_EVERY_WAY for way in WAYS} | {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "way"),
     [

@@ -387,6 +387,7 @@ def lines(*groups):
     return [line for group in groups for line in group.strip().splitlines()]
 
 
+@pytest.mark.sampled(4)
 @BOTH
 @pytest.mark.parametrize(
     "policy", ["float16", pytest.param("emulated_bfloat16", marks=pytest.mark.slow)]

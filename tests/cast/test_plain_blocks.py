@@ -145,6 +145,7 @@ def run(kind, way=None, hybridize=False, inside=False):
     return block.returned, result, gradients_of(net), report
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
 @BOTH
 @EACH_WAY

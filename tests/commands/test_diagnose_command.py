@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_network_of_the_zoo_is_looked_at_on_noise(printed, folder, dtype):
     options = ("--image-size=32", "--classes=10", "--batch-size=4", f"--dtype={dtype}")
@@ -17,6 +18,7 @@ def test_a_network_of_the_zoo_is_looked_at_on_noise(printed, folder, dtype):
     assert "cifar_resnet20_v1 in" in (folder / "report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_what_is_printed_fits_the_width_except_for_python(printed, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)

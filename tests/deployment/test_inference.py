@@ -112,6 +112,7 @@ def test_activations_and_sums_of_a_fused_network_are_parts_of_its_convolutions(
     assert operators["clip"] <= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @every_network
 def test_a_network_for_inference_is_as_close_to_fp32_as_its_format_allows(name, dtype):
@@ -188,10 +189,11 @@ def fuse(name, dtype):
     return net, images, plain, fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        pytest.param("resnet18_v1", "float32", marks=pytest.mark.slow),
+        ("resnet18_v1", "float32"),
         ("resnet18_v1", "bfloat16"),
         ("cifar_resnet20_v1", "float32"),
         ("cifar_resnet20_v1", "bfloat16"),
@@ -237,6 +239,7 @@ def test_a_network_that_mxnet_fuses_wrongly_is_left_as_it_was():
     assert distance(logits_of(plain, images), reference) > 0.1 * np.linalg.norm(reference)
 
 
+@pytest.mark.slow
 def test_a_network_that_mxnet_cannot_fuse_is_left_as_it_was_and_the_log_says_so(caplog):
     caplog.set_level(logging.INFO, "mpgluon.deployment.inference")
     _, images, plain, fused = fuse("se_resnext50_32x4d", "float32")

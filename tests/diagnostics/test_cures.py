@@ -134,6 +134,7 @@ CASTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("native_operators")
 @pytest.mark.parametrize("cast", CASTS.values(), ids=list(CASTS))
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def test_one_operator_is_tried_before_its_layer_and_written_with_its_place(tmp_p
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("power", [4, 12, 20, 27, 40])
 def test_the_largest_loss_scale_that_fits_is_found_down_to_a_tiny_one(power, tmp_path):
     def loss_fn(y, _):

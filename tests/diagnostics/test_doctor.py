@@ -327,6 +327,7 @@ def test_the_report_on_this_machine_agrees_with_what_its_parts_say(monkeypatch):
     assert "1 " in by_topic["threads"].what or "=1" in by_topic["threads"].what
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_without_avx512_bfloat16_is_emulated_as_the_finding_says():
     code = """

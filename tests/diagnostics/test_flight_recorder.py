@@ -544,6 +544,7 @@ def places_in(value, place=()):
             yield from places_in(value[key], (*place, key))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

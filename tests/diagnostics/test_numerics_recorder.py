@@ -239,6 +239,7 @@ def test_a_block_that_is_called_twice_and_a_graph_that_changes(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_without_native_operators_the_numbers_are_the_same(tmp_path):
     code = """
         import sys
@@ -278,6 +279,7 @@ def disk_full(*_):
     raise CheckpointError("the disk is full")
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_recorded_can_be_read(tmp_path):
     code = """
         import os, signal, sys

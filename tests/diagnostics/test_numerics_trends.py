@@ -44,6 +44,7 @@ def dense(*widths):
     return net
 
 
+@pytest.mark.slow
 def test_an_activation_that_doubles_is_seen_long_before_it_overflows(tmp_path):
     net = dense(8, 8, 8)
     mpgluon.cast_block(net)

@@ -89,6 +89,7 @@ def test_gradients_are_those_of_training_bit_for_bit_and_the_network_is_left_as_
         assert_same_bits(gradients_of(net, batch), expected)
 
 
+@pytest.mark.slow
 def test_a_deep_residual_network_has_its_own_gradients_while_it_is_watched():
     # MXNet's autograd.Function returns garbage here: oneDNN's layouts pass through it unchanged.
     net = build_network("resnet18_v2", classes=10, image_size=32, devices=[mx.cpu()])
@@ -153,6 +154,7 @@ def test_parameters_that_the_batch_does_not_use_have_no_gradient():
     assert net(batch.inputs).shape == (1, 1)  # by the user's own forward, as before
 
 
+@pytest.mark.slow
 def test_running_statistics_of_a_step_that_is_still_running_are_not_rolled_back():
     images = mx.nd.array(np.random.RandomState(0).standard_normal((40, 3, 32, 32)))
     batch = Batch(images, mx.nd.zeros(40), gluon.loss.SoftmaxCrossEntropyLoss())

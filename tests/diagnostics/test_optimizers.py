@@ -36,6 +36,7 @@ def test_every_optimizer_of_mxnet_is_in_the_table():
     assert len(own) == 19
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", optimizer_names())
 def test_each_optimizer_is_exact_with_masters_and_bfloat16_and_documented_as_it_is(name, script):
     report = report_on_optimizer(name)

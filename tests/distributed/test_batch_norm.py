@@ -13,6 +13,7 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SyncBatchNorm
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_running_statistics_are_averaged_over_processes(scenarios):
     ranks, results = scenarios

@@ -27,6 +27,7 @@ def in_one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
+@pytest.mark.slow
 def test_without_a_fault_every_rank_comes_to_the_end(tmp_path):
     job = mpirun(2, HERE / "ranks_fail.py", "nothing", -1, NEVER_S, tmp_path / "moment")
     assert job.status == 0, job.output
@@ -36,7 +37,11 @@ def test_without_a_fault_every_rank_comes_to_the_end(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("kill", "process rank 1 with PID [0-9]+ on node .* exited on signal 9"),
+        pytest.param(
+            "kill",
+            "process rank 1 with PID [0-9]+ on node .* exited on signal 9",
+            marks=pytest.mark.slow,
+        ),
         ("raise", "rank 1 of 2 failed and ends the job .*RuntimeError: the roof is on fire"),
         pytest.param("exit", "MPI_ABORT was invoked on rank 1", marks=pytest.mark.slow),
     ],
@@ -47,28 +52,17 @@ def test_a_rank_that_ends_takes_the_others_with_it_at_once(tmp_path, kind, words
     assert re.search(words, in_one_line(job.output)), job.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "ranks", "culprit", "words"),
     [
+        ("hang", 2, 0, "Rank 0 did not arrive within 3 s at: sum of 2 gradients, 10 numbers"),
+        ("stop", 3, 1, "Rank 1 did not arrive within 3 s at: sum of 2 gradients, 10 numbers"),
         (
-            "hang",
-            2,
-            0,
-            "Rank 0 did not arrive within 3 s at: sum of 2 gradients, 10 numbers",
-        ),
-        pytest.param(
-            "stop",
-            3,
-            1,
-            "Rank 1 did not arrive within 3 s at: sum of 2 gradients, 10 numbers in all",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             "standstill",
             3,
             2,
             "Rank 2 did not arrive within 2 s at: a roll call, after 3 s of stands",
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -80,6 +74,7 @@ def test_a_rank_that_hangs_ends_the_job_after_the_set_time_and_is_named(
     assert words in in_one_line(job.output)
 
 
+@pytest.mark.slow
 def test_a_layer_frozen_on_one_rank_ends_the_job_instead_of_a_sum_of_other_gradients(tmp_path):
     job = fail(tmp_path, "freeze")
     words = "Rank 0: sum of 2 gradients, 10 numbers .*; rank 1: sum of 1 gradients, 8 numbers"

@@ -19,8 +19,9 @@ from references import numbers_of, train_part_after_part
 WORKERS = 2
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_workers_that_begin_in_time_add_their_gradients(tmp_path, dtype):
     # One rounding of the sum of two float16 numbers is the same on the server as in float32.
     program = [str(HERE / "ps_lite_job.py"), str(WORKERS), str(HERE / "worker_ps_lite.py")]

@@ -25,7 +25,7 @@ from recipes.training import TrainingConfig, train
 from recipes.training.dataset import open_dataset
 from recipes.training.networks import build_network
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 SCRIPT = HERE.parents[1] / "scripts" / "train_caltech.py"
 AT_ONCE_S = 10
@@ -146,7 +146,6 @@ def test_the_test_accuracy_is_that_of_the_saved_network_on_all_test_images(two_r
     assert two_ranks.results["test_accuracy"] == accuracy_of(two_ranks.folder, shapes)
 
 
-@pytest.mark.slow
 def test_batches_that_accumulate_and_the_average_of_the_weights_are_those_of_all_processes(
     shapes, tmp_path
 ):
@@ -169,7 +168,6 @@ def test_the_learning_rate_is_scaled_to_the_global_batch_and_warmed_up(two_ranks
     assert max(rates) == pytest.approx(peak, rel=1e-12)
 
 
-@pytest.mark.slow
 def test_a_run_whose_rank_was_killed_goes_on_to_the_same_bits(two_ranks, shapes, tmp_path):
     job = run_with_fault("kill", 1, 7, 2, shapes, tmp_path / "run")
     killed = Left(tmp_path / "run")
@@ -184,7 +182,6 @@ def test_a_run_whose_rank_was_killed_goes_on_to_the_same_bits(two_ranks, shapes,
         assert np.array_equal(killed.parameters[name], value), name
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_other_numbers_of_ranks(
     shapes, tmp_path
 ):

@@ -64,6 +64,7 @@ def machine_of_made_up_records(script, monkeypatch):
     monkeypatch.setattr(script, "describe_machine", lambda: machine)
 
 
+@pytest.mark.slow
 def test_records_from_another_kind_of_processor_are_not_mixed_with_new_ones(
     evidence, recorded, capsys, tmp_path
 ):
@@ -77,6 +78,7 @@ def test_records_from_another_kind_of_processor_are_not_mixed_with_new_ones(
     assert evidence("run", "other/differs") == 0  # another group
 
 
+@pytest.mark.slow
 def test_all_is_run_that_can_be_and_what_has_a_record_is_not_run_again(
     evidence, recorded, capsys, tmp_path
 ):
@@ -153,9 +155,8 @@ def test_the_page_is_written_and_checked(evidence, capsys, tmp_path):
     assert "README.md needs one place for results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_processes_and_is_said_in_one_line(number, tmp_path):
     (tmp_path / "slow_groups.py").write_text(
         "import time\n"

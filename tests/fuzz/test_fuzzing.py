@@ -238,6 +238,7 @@ def test_a_forward_pass_that_rounds_more_often_than_it_should_is_not_near_fp32(m
     assert said.startswith("output 0 is ")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("interface", ["nd", "np"])
 @pytest.mark.parametrize("way", checking.WAYS)
 def test_every_property_holds_for_a_small_network(way, interface):

@@ -169,6 +169,7 @@ def with_native(request):
     return request.param
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast], ids=["cast", "autocast"])
 @settings(
@@ -367,6 +368,7 @@ def emulated_bfloat16(net):
     amp.autocast(net, Policy.parse("emulated_bfloat16"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -413,6 +415,7 @@ def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many
     assert np.array_equal(gradient(**STATIC), gradient())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("native_operators")
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ def test_a_compiled_library_that_does_not_load_is_not_kept(place, monkeypatch):
     assert not list(records.cache_folder().glob("*.so"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [

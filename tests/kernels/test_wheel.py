@@ -56,6 +56,7 @@ def ask(python, installed, tmp_path, path, pythonpath=""):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_a_package_with_prebuilt_libraries_needs_no_compiler(good_library, tmp_path):
     installed = tmp_path / "installed"
     package = installed / "mpgluon"

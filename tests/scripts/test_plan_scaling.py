@@ -147,6 +147,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(script, capsys, options, mes
 # --- measuring a link ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_measurement_over_mpi_prints_times_and_the_link_that_fits_them(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "distributed"))

@@ -61,21 +61,19 @@ def _replayed(options: list[str], data: Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--dtype=float16"], marks=pytest.mark.slow),
-        pytest.param(["--dtype=float16", "--amp", "--ema=0.9"], marks=pytest.mark.slow),
+        ["--dtype=float16"],
+        ["--dtype=float16", "--amp", "--ema=0.9"],
         ["--dtype=float16", "--dataset=folder", "--accumulate=2"],
-        pytest.param(["--dtype=mixed_float16"], marks=pytest.mark.slow),
-        pytest.param(["--dtype=float16", "--sync-batch-norm"], marks=pytest.mark.slow),
-        pytest.param(
-            [
-                "--dtype=params=float32,compute=float8_e4m3,scaling=tensor,between=float16,"
-                "amax_history=4"
-            ],
-            marks=pytest.mark.slow,
-        ),
+        ["--dtype=mixed_float16"],
+        ["--dtype=float16", "--sync-batch-norm"],
+        [
+            "--dtype=params=float32,compute=float8_e4m3,scaling=tensor,between=float16,"
+            "amax_history=4"
+        ],
     ],
     ids=" ".join,
 )
@@ -95,22 +93,17 @@ def test_a_step_whose_loss_scale_was_too_large_names_the_scale_that_fits(options
     assert saves["bfloat16, no loss scale"] == saves["all in FP32, no loss scale"] == "yes"
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--dtype=float32"], marks=pytest.mark.slow),
+        ["--dtype=float32"],
         ["--dtype=bfloat16"],
-        pytest.param(["--dtype=bfloat16", "--amp"], marks=pytest.mark.slow),
-        pytest.param(["--dtype=emulated_bfloat16"], marks=pytest.mark.slow),
-        pytest.param(
-            ["--dtype=mixed_float8"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(["--dtype=params=bfloat16,compute=bfloat16"], marks=pytest.mark.slow),
-        pytest.param(
-            ["--dtype=params=bfloat16,compute=bfloat16", "--update-rounding=stochastic"],
-            marks=pytest.mark.slow,
-        ),
+        ["--dtype=bfloat16", "--amp"],
+        ["--dtype=emulated_bfloat16"],
+        ["--dtype=mixed_float8"],
+        ["--dtype=params=bfloat16,compute=bfloat16"],
+        ["--dtype=params=bfloat16,compute=bfloat16", "--update-rounding=stochastic"],
     ],
     ids=" ".join,
 )

@@ -96,6 +96,7 @@ def test_a_step_of_several_batches_is_the_loop_by_hand_bit_for_bit(way, devices)
 HALVES = {"batch_size": 5, "accumulate": 2, "dtype": "float16"}
 
 
+@pytest.mark.slow
 def test_steps_of_a_run_are_real_steps(shapes, tmp_path, float16_run):
     done = run(shapes, tmp_path, **HALVES, growth_interval=2)
     steps, others = done.events("step"), float16_run.events("step")

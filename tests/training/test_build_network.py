@@ -216,6 +216,7 @@ def test_other_files_than_parameter_files_are_refused(tmp_path, content):
     assert_same_bits(values_of(net), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "image_size", "nominal"),
     [("googlenet", 32, 224), ("inceptionv3", 75, 299), ("densenet121", 32, 224)],

@@ -119,6 +119,7 @@ def test_the_same_config_gives_the_same_weights_and_another_seed_others(
     assert (other.parameters["output.weight"] != again.parameters["output.weight"]).any()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "weights"),
     [

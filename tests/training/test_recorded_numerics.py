@@ -25,6 +25,7 @@ def test_recording_changes_no_bit_and_is_that_of_each_step(shapes, tmp_path, flo
     assert shapes_of[0][0] == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_its_updates_is_warned_of_while_it_runs(shapes, tmp_path, caplog):
     options = {"dtype": "params=bfloat16,compute=bfloat16", "learning_rate": 1e-5, "epochs": 1}
     for rounding in ("kahan", "nearest"):

@@ -13,6 +13,7 @@ REPLAY = Path(__file__).resolve().parents[2] / "scripts" / "replay.py"
 ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warmup_epochs": 0}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("accumulate", "smoothing"), [(1, 0.0), (2, 0.1)])
 def test_overflows_of_a_run_are_replayed_from_their_files_alone(
     accumulate, smoothing, shapes, tmp_path, capsys, caplog

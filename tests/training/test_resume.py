@@ -56,22 +56,17 @@ WAYS = [
     {"dtype": "float32"},
     {"dtype": "float16", "amp": True},
     {"dtype": BFLOAT16_WEIGHTS},
-    *({"dtype": EMULATED, "update_rounding": w} for w in ("stochastic", "kahan")),
-    *(
-        pytest.param(options, marks=pytest.mark.slow)
-        for options in ({"dtype": "bfloat16"}, {"dtype": EMULATED, "update_rounding": "nearest"})
-    ),
+    *({"dtype": EMULATED, "update_rounding": w} for w in ("nearest", "stochastic", "kahan")),
+    {"dtype": "bfloat16"},
     ADAM,
     {"dtype": "float16", "ema": 0.75, "loss_scale": "128"},  # at which no step is skipped
     {"dtype": "float16", "batch_size": 5, "accumulate": 2},
     {"model": "mobilenetv3_small", "image_size": 32},  # with dropout
-    *(
-        pytest.param({**ADAM, "optimizer": name}, marks=pytest.mark.slow)
-        for name in ("nadam", "nag", "rmsprop")
-    ),
+    *({**ADAM, "optimizer": name} for name in ("nadam", "nag", "rmsprop")),
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("options", WAYS, ids=lambda options: " ".join(map(str, options.values())))
 def test_every_way_to_train_can_be_interrupted(shapes, tmp_path, options):
     whole = run(shapes, tmp_path / "whole", **options)
@@ -103,14 +98,11 @@ def wait_for_steps(process: subprocess.Popen, history: Path, steps: int) -> None
 LONGER = {"images_per_class": 12, "train_per_class": 10, "dtype": "float16"}
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
     "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
-    ],
+    [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1],
     ids=lambda n: n.name,
 )
 def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_resume_from(tmp_path, number):

@@ -213,6 +213,7 @@ def trajectory(name, options, dtype, scale):
     return weights, layer.weight.data().asnumpy()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "options"), list(optimizers()))
 @pytest.mark.parametrize("scale", [1, 2.0**13])
 def test_masters_of_every_optimizer_are_the_weights_of_fp32_training_bit_for_bit(

@@ -108,6 +108,7 @@ def regression(way, steps=600):
     return distance.mean(), np.abs(start - target).mean()
 
 
+@pytest.mark.slow
 def test_a_layer_learns_its_weights_except_where_updates_are_rounded_to_nearest():
     spacing = BFLOAT16.epsilon  # of weights between 1 and 2
     left, before = {}, 0.0

@@ -63,6 +63,7 @@ def values_in(net):
     return {k: p.data().asnumpy() for k, p in net._collect_params_with_prefix().items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -141,6 +142,7 @@ def test_every_difference_is_listed_by_name_and_shape_and_nothing_is_loaded(tmp_
     assert all((after[key] == before[key]).all() for key in before)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("theirs", "ours", "message"),
     [

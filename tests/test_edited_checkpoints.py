@@ -109,6 +109,7 @@ def test_reading_extra_alone_refuses_a_header_without_it(tmp_path, value):
         read_extra(path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["float32", "float16", "bfloat16 weights stochastic"])
 def test_any_array_of_another_shape_or_dtype_is_refused_and_changes_nothing(tmp_path, way):
     training = Training(way, devices=TWO)

@@ -46,6 +46,7 @@ def train(net, trainer, steps=6):
     return losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Accumulating with float16")  # MXNet, of weights without masters
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)

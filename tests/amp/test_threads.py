@@ -69,7 +69,7 @@ def train(seed, net, trainer, steps=15):
     return [*values, np.array([amp.loss_scale(trainer), amp.skipped_steps(trainer)])]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "hybridized"])
 @pytest.mark.parametrize("made", ["in the main thread", "in its own thread"])
 def test_each_of_several_threads_trains_to_the_bits_of_a_training_alone(made, hybridize):
@@ -89,6 +89,7 @@ def test_each_of_several_threads_trains_to_the_bits_of_a_training_alone(made, hy
             assert_same_bits(values, alone)
 
 
+@pytest.mark.slow
 def test_the_main_thread_and_another_one_may_train_at_once_with_trainers_of_the_main_thread():
     expected = [train(seed, *make(seed, "float16 weights", False)) for seed in range(2)]
     for _ in range(5):

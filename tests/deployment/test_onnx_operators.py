@@ -228,6 +228,7 @@ def model_of(net, shape, dtype="float32"):
     return onnx_model(record(net), [shape], dtype)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("_interface_of")
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):

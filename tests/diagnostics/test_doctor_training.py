@@ -403,6 +403,7 @@ def test_other_kinds_of_arguments_are_refused(arguments, error, message):
         check_training(**arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_contrib_amp_that_was_initialized_is_found():
     code = """

@@ -64,7 +64,7 @@ def cast_network(one: Planted) -> gluon.Block:
     return net
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("locate", [by_locate_overflow, by_locator, by_replay])
 def test_the_layer_that_overflows_first_is_named(locate: Locate, seed, tmp_path):
@@ -73,7 +73,7 @@ def test_the_layer_that_overflows_first_is_named(locate: Locate, seed, tmp_path)
     assert (report.direction, report.block) == ("forward", one.layer)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.usefixtures("native_operators")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_layer_that_overflows_first_raises_its_flag_and_is_finite_in_fp32(seed):

@@ -215,6 +215,7 @@ def test_an_error_is_a_failure_unless_plain_mxnet_raises_it():
     assert failure.sentence == "native, imperative: ValueError: no"
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_replaced_by_another():
     with Workers() as workers:
         crash = ({"": "import os\nos._exit(3)"}, "float32", ["imperative"], [])
@@ -252,6 +253,7 @@ def test_every_property_holds_for_a_small_network(way, interface):
     assert found["properties"] == dict.fromkeys(names, "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("seed", "interface"), [(0, "nd"), (2, "np")])
 def test_a_failing_seed_prints_a_program_that_runs_by_itself(
     monkeypatch, capsys, tmp_path, seed, interface

@@ -251,6 +251,7 @@ def test_a_damaged_prebuilt_library_gives_way_to_the_next(
     assert kernels.build().level == "x86-64-v2"
 
 
+@pytest.mark.slow
 def test_without_a_good_prebuilt_library_one_is_compiled(with_prebuilt, monkeypatch, good_library):
     for path in with_prebuilt.glob("*.so"):
         truncate(path)

@@ -68,6 +68,7 @@ def accumulated_by_hand(net, trainer, devices, count):
     return fates
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
 @pytest.mark.parametrize("way", ["float32", *WAYS])
 def test_a_step_of_several_batches_is_the_loop_by_hand_bit_for_bit(way, devices):

@@ -35,6 +35,7 @@ def test_a_run_that_loses_its_updates_is_warned_of_while_it_runs(shapes, tmp_pat
     assert found[0].startswith("step 1: ")
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_the_recording_of_one_that_was_not_ended(shapes, tmp_path):
     run(shapes, tmp_path / "whole", **OPTIONS)
     run_interrupted(shapes, tmp_path / "parts", after_step=3, **OPTIONS)

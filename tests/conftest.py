@@ -21,7 +21,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.hookimpl(tryfirst=True)  # before those of `-m` are chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the variants of a test with ``sampled(n)`` as slow, except every n-th.
+    """Mark the variants of a test with ``sampled(n)`` as left out, except every n-th.
 
     Which ones follows from their names alone, in no pattern.
     """
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         (share,) = found[0].get_closest_marker("sampled").args
         found.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         for item in found[math.ceil(len(found) / share) :]:
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.left_out)
 
 
 def pytest_collection_finish() -> None:

@@ -57,7 +57,12 @@ def test_a_rank_that_ends_takes_the_others_with_it_at_once(tmp_path, kind, words
     ("kind", "ranks", "culprit", "words"),
     [
         ("hang", 2, 0, "Rank 0 did not arrive within 3 s at: sum of 2 gradients, 10 numbers"),
-        ("stop", 3, 1, "Rank 1 did not arrive within 3 s at: sum of 2 gradients, 10 numbers"),
+        (
+            "stop",
+            3,
+            1,
+            "Rank 1 did not arrive within 3 s at: sum of 2 gradients, 10 numbers in all",
+        ),
         (
             "standstill",
             3,

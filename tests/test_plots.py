@@ -11,6 +11,7 @@ from mpgluon.diagnostics.exponents import BatchExponents
 from mpgluon.diagnostics.scales import loss_scales
 from mpgluon.diagnostics.sums import Change, SumsReport
 from mpgluon.tools import plots
+from mpgluon.tools.plots.results import DRAWINGS
 
 import mxnet as mx
 import numpy as np
@@ -352,7 +353,7 @@ def results():
     return {type(one): one for one in found}
 
 
-DRAWN = [kind for kind in plots._DRAWINGS if kind is not SumsReport]
+DRAWN = [kind for kind in DRAWINGS if kind is not SumsReport]
 
 
 @pytest.mark.parametrize("kind", DRAWN, ids=lambda kind: kind.__name__)

@@ -51,7 +51,7 @@ const gradientsUnderScale = (() => {
 })();
 
 live.figure("gradients", () => {
-  const {make, formats, partOf, PARTS} = live;
+  const {make, formats, partOf, percent, PARTS} = live;
   const {layers, scaledBlocks} = gradientsUnderScale;
   const MOST = 40;  // the largest exponent of the loss scale
   const WAYS = {
@@ -108,12 +108,6 @@ live.figure("gradients", () => {
 
   const countOf = (became, part) => became.reduce((count, one) => count + (one === part), 0);
 
-  // Shares are of the gradients that are not zero in FP32 already.
-  function percent(count, total) {
-    const rounded = Number((100 * count / total).toPrecision(2));
-    return `${count < total ? Math.min(99.9, rounded) : rounded} %`;
-  }
-
   // Return the exponents of the smallest scale that makes no gradient zero, and of the largest without an overflow.
   function limits() {
     const way = WAYS[chosen], sizes = [...gradients()].map(Math.abs).filter((size) => size > 0);
@@ -138,6 +132,7 @@ live.figure("gradients", () => {
   }
 
   function show() {
+    // Shares are of the gradients that are not zero in FP32 already.
     const exponent = Number(slider.value), total = gradients().filter((value) => value !== 0).length;
     scaleText.textContent = `2^${exponent} = ${(2 ** exponent).toLocaleString("en")}`;
     for (const [name, {row, choice, cells}] of rows) {

@@ -147,6 +147,12 @@ const live = (() => {
     return String(Number(value.toPrecision(digits))).replace("-", "−").replace("e−", "e-");
   }
 
+  // A part in percent, with two digits; only the whole is 100 %.
+  function percent(part, of = 1) {
+    const rounded = Number((100 * part / of).toPrecision(2));
+    return !Number.isFinite(rounded) ? "–" : `${part < of ? Math.min(99.9, rounded) : rounded} %`;
+  }
+
   // ---- Histograms over exponents of 2, with the range of a format.
 
   const PARTS = ["zero", "subnormal", "normal", "overflow"];
@@ -220,6 +226,6 @@ const live = (() => {
   return {
     formats, accumulations, round, roundStochastically, roundEachStochastically, product, transposed,
     randomIntegers, random, sumAsTensorCore, runningSums,
-    bitsOf, valueOf, neighbours, fractionBits, make, textOf, figure, histogram, partOf, PARTS,
+    bitsOf, valueOf, neighbours, fractionBits, make, textOf, percent, figure, histogram, partOf, PARTS,
   };
 })();

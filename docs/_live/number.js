@@ -2,7 +2,7 @@
 "use strict";
 
 live.figure("number", () => {
-  const {make, textOf} = live;
+  const {make, percent, textOf} = live;
   const formats = Object.values(live.formats);
   const DRAWS = 200;
   let typed = 0.1, chosen = live.formats.FP16, draws = null;
@@ -77,8 +77,7 @@ live.figure("number", () => {
 
   function errorText(value) {
     if (!Number.isFinite(value) || !Number.isFinite(typed) || typed === 0) return value === typed ? "0 %" : "–";
-    const error = Math.abs(value - typed) / Math.abs(typed);
-    return error === 0 ? "0 %" : `${Number((100 * error).toPrecision(2))} %`;
+    return percent(Math.abs(value - typed) / Math.abs(typed));
   }
 
   function set(value, text) {

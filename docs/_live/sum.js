@@ -2,7 +2,7 @@
 "use strict";
 
 live.figure("sum", () => {
-  const {make, textOf} = live;
+  const {make, percent, textOf} = live;
   const LEVELS = [16, 64, 256, 1024, 4096];
   const ORDERS = {"as they come": (terms) => terms, "largest first": (terms) => sorted(terms, -1), "smallest first": (terms) => sorted(terms, 1)};
   const WAYS = {
@@ -45,7 +45,7 @@ live.figure("sum", () => {
     for (const [way, sum] of Object.entries(WAYS)) {
       const value = sum(a, b), error = exact === 0 ? NaN : Math.abs(value - exact) / Math.abs(exact);
       cells.get(way).value.textContent = textOf(value);
-      cells.get(way).error.textContent = Number.isFinite(error) ? `${Number((100 * error).toPrecision(2))} %` : "–";
+      cells.get(way).error.textContent = percent(error);
       errors.push(error);
     }
     exactCell.textContent = textOf(exact);

@@ -2,7 +2,7 @@
 "use strict";
 
 live.figure("training", () => {
-  const {make, textOf, formats, partOf, PARTS} = live;
+  const {make, textOf, formats, partOf, percent, PARTS} = live;
   const {POINTS, HIDDEN, INTERVAL, FORMATS, DEFAULTS, PRESETS, STEPS, Training, spirals} = smallTraining;
   const NAMES = ["A", "B"], SPEEDS = {"10 steps a second": 10, "60 steps a second": 60, "as fast as possible": 10000};
   const SIDE = 40, PIXELS = 200, EDGE = 1.15;  // of the picture of the plane: cells, pixels, largest coordinate
@@ -162,8 +162,6 @@ live.figure("training", () => {
   }
 
   // ---- What is shown.
-
-  const percent = (part, of) => of ? `${Number((100 * part / of).toPrecision(2))} %` : "–";
 
   function show(speak = true) {
     own.forEach(({stochastic, masters, scaling, scale}) => {

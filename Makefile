@@ -204,10 +204,10 @@ $(NEWEST)/.complete: pyproject.toml
 # and says why.
 ifeq ($(shell command -v nvidia-smi),)
 test-gpu: environment
-	$(RUN) -m pytest tests/gpu
+	NVIDIA_TF32_OVERRIDE=0 $(RUN) -m pytest tests/gpu
 else
 test-gpu: $(GPU)/.complete
-	$(GPU)/bin/python -m pytest tests/gpu
+	NVIDIA_TF32_OVERRIDE=0 $(GPU)/bin/python -m pytest tests/gpu
 endif
 
 $(GPU)/.complete: requirements/dev.txt pyproject.toml

@@ -113,6 +113,8 @@ def _run(step: Step, output: Path, end: float) -> str:
     else:
         with log.open("wb") as file:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            if step.needs == "mxnet":  # cuDNN may otherwise take TF32 for its FP32, from Ampere on
+                environment["NVIDIA_TF32_OVERRIDE"] = "0"
             try:
                 done = subprocess.run(
                     [sys.executable, *step.arguments],

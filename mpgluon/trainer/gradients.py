@@ -15,6 +15,7 @@ from mpgluon.cast.fp32 import fp32_value
 from mpgluon.errors import TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import global_norm
+from mpgluon.trainer.device_sums import reduce_in_fp32
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, with_flag, without
 from mpgluon.updates import gluon_trainer
 
@@ -312,7 +313,7 @@ class Gradients:
     def sum_unless_done(self, reduce: Callable[[], None]) -> None:
         """Sum gradients over devices, unless that was done ahead of this step."""
         if not self.now.reduced_ahead:
-            reduce()
+            reduce_in_fp32(self._trainer, reduce)
             self.change(reduced=True)
 
     def sum_ahead(self) -> None:

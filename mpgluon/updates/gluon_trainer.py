@@ -6,6 +6,7 @@ Each function reads one fact about a Trainer or makes one small change to it.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Callable
 
 from mpgluon.errors import TrainerStateError
@@ -93,6 +94,23 @@ def reduces_gradients(trainer: gluon.Trainer) -> bool:
 def processes_of(trainer: gluon.Trainer) -> int:
     """Return over how many processes a kvstore sums gradients; known once the Trainer has begun."""
     return 1 if trainer._kvstore is None else int(trainer._kvstore.num_workers)
+
+
+def sums_locally(trainer: gluon.Trainer) -> bool:
+    """Whether MXNet's own kvstore sums gradients in this process, without NCCL or compression."""
+    kind = getattr(trainer._kvstore, "type", None)
+    return kind in ("local", "device") and not trainer._compression_params
+
+
+@contextmanager
+def kvstore_replaced(trainer: gluon.Trainer, replace: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside the block, let the Trainer use what ``replace`` makes of its kvstore."""
+    kvstore = trainer._kvstore
+    trainer._kvstore = replace(kvstore)
+    try:
+        yield
+    finally:
+        trainer._kvstore = kvstore
 
 
 def updates_in_kvstore(trainer: gluon.Trainer) -> bool:

@@ -83,9 +83,9 @@ def on_masters(trainer: gluon.Trainer, rounding: str) -> Iterator[Finding]:
     optimizer = gluon_trainer.optimizer_of(trainer)
     parameters = gluon_trainer.parameters_of(trainer)
     trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
-    for weights, dtype, lost in (
-        (grid_weights(parameters), "bfloat16", "2^-9"),
-        (float16_parameters(trained), "float16", "2^-12"),
+    for weights, dtype, part in (
+        (grid_weights(parameters), "bfloat16", 512),
+        (float16_parameters(trained), "float16", 4096),
     ):
         if not weights:
             continue
@@ -94,7 +94,7 @@ def on_masters(trainer: gluon.Trainer, rounding: str) -> Iterator[Finding]:
             f"{type(optimizer).__name__} updates {counted} without FP32 masters, "
             f"{weights[0].name} first"
         )
-        why = f"updates below half a unit in a weight's last place are lost, {lost} at 1.0"
+        why = f"updates below 1/{part} of their weight are lost"
         fix = "create the Trainer's optimizer with multi_precision=True"
         obstacle = obstacle_without_masters(optimizer) if dtype == "float16" else None
         if optimizer.multi_precision:

@@ -330,8 +330,8 @@ assert np.isnan(round_to(1e6, FLOAT8_E4M3))
 #
 # On NVIDIA GPUs since Ampere, FP32 products may be computed in TF32: 8 exponent bits as in FP32, and
 # 11 significant bits as in FP16, 19 bits with the sign. It is a format of operands only, stored in
-# 32 bits. So it saves no memory, and needs no loss scale. We round a thousand random numbers of
-# each magnitude to the three formats, and draw the largest relative error.
+# 32 bits, so it saves no memory. With FP32's exponents it needs no loss scale. We round a thousand
+# random numbers of each magnitude to the three formats, and draw the largest relative error.
 
 # %% tags=["plot"] alt="Largest error by magnitude: FP16 equals TF32 from 2^-14 to 2^15"
 exponents = np.arange(-32, 24)

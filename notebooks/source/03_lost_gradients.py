@@ -67,8 +67,8 @@ IMAGES_PER_CLASS, EPOCHS = (8, 8) if FAST else (16, 10)
 # |---|---|---|
 # | below $2^{-24}$ | lost | makes it 0 (or $2^{-24}$, if that is nearer) |
 # | $2^{-24}$ to $2^{-14}$ | subnormal | keeps it, with fewer digits the smaller it is |
-# | $2^{-14}$ to $2^{16}$ | normal | keeps it with 11 binary digits |
-# | from $2^{16}$ | too large | makes it infinite: it **overflows** (65504 is the last number) |
+# | $2^{-14}$ to 65520 | normal | keeps it with 11 binary digits |
+# | from 65520 | too large | makes it infinite: it **overflows** (65504 is the last number) |
 #
 # We take one number in each power of two, $1.3 \times 2^e$, and let FP16 round it.
 
@@ -353,8 +353,9 @@ assert master == -true_gradient == -divided_in_fp32
 #
 # ## The scale can find its own level
 #
-# An overflow is easy to see: infinities and NaN pass through everything that follows and end in
-# the gradients. So we can afford to try. *Dynamic* loss scaling keeps $S$ as large as possible:
+# An overflow is easy to see: an infinity in the backward pass goes on through what follows, and
+# ends in the gradients as itself or as NaN. So we can afford to try. *Dynamic* loss scaling keeps
+# $S$ as large as possible:
 #
 # - The gradients are not all finite: **skip** this step, and halve $S$ for the next one.
 # - They were finite for `growth_interval` steps in a row: double $S$.

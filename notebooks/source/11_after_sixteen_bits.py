@@ -226,10 +226,11 @@ print(Table(("output gradient of", "largest", "becomes zero in E5M2"), rows))
 assert np.mean([array.underflow_fraction for array in arrays]) > 0.8
 
 # %% [markdown]
-# Nearly all output gradients become zero in E5M2, which has as many exponents as FP16. Where the
-# gradient is zero, a layer and all layers before it stand still. Mostly the last layer learns
-# here, from the BF16 gradient that it receives. One loss scale would help this network, as in
-# lesson 03. But E4M3 has to hold weights and data too, and no loss scale moves those.
+# Nearly all output gradients become zero in E5M2. It has as many exponent bits as FP16, but its
+# smallest number is $2^{-16}$, and FP16's $2^{-24}$. Where the gradient is zero, a layer and all
+# layers before it stand still. Mostly the last layer learns here, from the BF16 gradient that it
+# receives. One loss scale would help this network, as in lesson 03. But E4M3 has to hold weights and
+# data too, and no loss scale moves those.
 #
 # ## A scale for each tensor moves its values to where the format has its numbers
 #

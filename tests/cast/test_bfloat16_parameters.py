@@ -188,4 +188,4 @@ def test_check_training_reports_the_policy():
         report = str(check_training(net, trainer))
         assert "parameters bfloat16, computation bfloat16" in report
         assert expected in report
-        assert ("are lost, 2^-9 at 1.0" in report) == ("SGD" in expected)
+        assert ("below 1/512 of their weight are lost" in report) == ("SGD" in expected)

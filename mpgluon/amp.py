@@ -158,7 +158,9 @@ def scale_loss(
     step that would divide others by S is refused. Several losses may be scaled before one ``step``:
     their gradients add up or, with ``grad_req='add'``, accumulate, float16 ones in FP32. A step
     that was given up is discarded when the next loss is scaled; gradients that accumulate must be
-    emptied first (``net.collect_params().zero_grad()``).
+    emptied first (``net.collect_params().zero_grad()``, before this block: inside it float16
+    gradients are those of the latest loss alone, and are added to their sums at its end, by
+    ``trainer.step`` or by clipping).
 
     Parameters
     ----------

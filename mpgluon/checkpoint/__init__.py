@@ -174,7 +174,8 @@ def save_checkpoint(
     Raises
     ------
     CheckpointError
-        If the disk is full or the folder cannot be written; an existing file stays as it was.
+        If the disk is full, the folder cannot be written, or the Trainer has what a file cannot
+        hold, such as parameters that are not in ``net``; an existing file stays as it was.
     TypeError
         If JSON cannot hold ``extra``, or an argument is of another kind.
     ValueError
@@ -186,6 +187,7 @@ def save_checkpoint(
     _check_arguments(net, trainer)
     require_values(net)
     path, run = Path(path), Run(net, trainer, extra)
+    _refuse_what_is_trained_elsewhere(run, f"{path} was not written")
     mx.nd.waitall()  # a running inference may change the layout of a weight that is being read
     keep_masters(trainer)  # as the run does that goes on from the file
     contents = {name: part.export(run) for name, part in PARTS.items()}
@@ -194,6 +196,10 @@ def save_checkpoint(
     for name, part in PARTS.items():
         section = header.setdefault(part.section, {}) if part.section else header
         section.update(contents[name].fields)
+        try:
+            check_fields(contents[name].fields, part.fields, part.section)
+        except ValueError as error:
+            raise CheckpointError(f"{path} was not written: {error}") from error
         for kind, by_name in contents[name].arrays.items():
             before, after = _around(part.arrays[kind])
             arrays.update({f"{before}{key}{after}": array for key, array in by_name.items()})
@@ -236,8 +242,9 @@ def load_checkpoint(
     Raises
     ------
     CheckpointError
-        If the file is missing, damaged, of another kind, or of another network or Trainer. All
-        of it is read and compared before anything is changed.
+        If the file is missing, damaged, of another kind, or of another network or Trainer, or the
+        Trainer trains parameters that are not in ``net``. All of it is read and compared before
+        anything is changed.
     TrainerStateError
         If a `mpgluon.WeightAverage` is in the network.
     TypeError, ValueError
@@ -246,6 +253,7 @@ def load_checkpoint(
     _check_arguments(net, trainer)
     require_values(net, with_shapes=False)
     path, contents = Path(path), _read(Path(path))
+    _refuse_what_is_trained_elsewhere(Run(net, trainer), f"{path} was not loaded")
     parameters = net._collect_params_with_prefix()
     in_file = contents["parameters"].arrays["value"]
     grids = contents["FP32 values"].fields["grids"] or {}
@@ -310,6 +318,16 @@ def _check_arguments(net: Any, trainer: Any) -> None:
                 f"received {type(value).__name__}; for parameters alone, net.save_parameters and "
                 "net.load_parameters"
             )
+
+
+def _refuse_what_is_trained_elsewhere(run: Run, fate: str) -> None:
+    elsewhere = run.trained_elsewhere
+    if elsewhere:
+        raise CheckpointError(
+            f"{fate}: this Trainer trains {len(elsewhere)} parameters that are not in the network "
+            f"({elsewhere[0]} first), and a file has the values of the network's; give all blocks "
+            "that it trains a common one, nn.HybridSequential() for instance, and save that"
+        )
 
 
 def _around(pattern: str) -> tuple[str, str]:

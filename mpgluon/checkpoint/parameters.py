@@ -16,7 +16,7 @@ from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.formats.float_format import FLOAT32, format_named, round_to
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.masters import MasterWeights
+from mpgluon.updates.masters import current_masters
 
 import mxnet as mx
 import numpy as np
@@ -92,7 +92,7 @@ def prepare_values(run: Run, saved: Content) -> Apply:
 def export_fp32_values(run: Run) -> Content:
     """Return the known FP32 values of 16-bit parameters, where no master in the file has them."""
     updater = gluon_trainer.updaters_of(run.trainer)[0]
-    masters = updater.masters if isinstance(updater, MasterWeights) else {}
+    masters = current_masters(run.trainer)
     with_master = {run.names[index] for index in updater.states if index in masters}
     values, grids = {}, {}
     for name, parameter in run.parameters.items():

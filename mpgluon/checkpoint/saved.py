@@ -62,6 +62,13 @@ class Run:
         parameters = enumerate(gluon_trainer.parameters_of(self.trainer))
         return {i: places.get(id(p), p.name) for i, p in parameters}
 
+    @property
+    def trained_elsewhere(self) -> list[str]:
+        """The names of parameters that the Trainer trains and the network does not have."""
+        own = {id(parameter) for parameter in self.parameters.values()}
+        parameters = gluon_trainer.parameters_of(self.trainer)
+        return [p.name for p in parameters if p.grad_req != "null" and id(p) not in own]
+
     @cached_property
     def indices(self) -> dict[str, int]:
         """The indices of the Trainer's parameters by their names."""

@@ -6,6 +6,7 @@ Export and preparation change nothing. This module knows nothing of files.
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any, Optional
 
 from mpgluon.archive import Arrays
@@ -14,11 +15,17 @@ from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_number, is_text,
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
-from mpgluon.formats.loss_scale import NoLossScale
+from mpgluon.formats.loss_scale import NUMBERS, NoLossScale
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.masters import MasterWeights, has_master, keep_masters, new_state
+from mpgluon.updates.masters import (
+    MasterWeights,
+    current_masters,
+    has_master,
+    keep_masters,
+    new_state,
+)
 from mpgluon.updates.rounded_updates import (
     RoundedUpdates,
     grid_weights,
@@ -41,6 +48,8 @@ __all__ = [
     "prepare_optimizer",
 ]
 
+_logger = logging.getLogger(__name__)
+
 _MASTER, _COMPENSATION = MasterWeights.extra_name, RoundedUpdates.extra_name
 
 OPTIMIZER_FIELDS: dict[str, Kind] = {
@@ -48,8 +57,9 @@ OPTIMIZER_FIELDS: dict[str, Kind] = {
     "num_update": is_count,
     "update_counts": {str: {str: is_count}},
     "m_schedule": Maybe(is_number),  # Nadam's running product
-    "learning_rate": is_number,
+    "learning_rate": Maybe(is_number),  # none where only the schedule has one
     "lr_scheduler": {str: is_number},
+    "lr_scheduler_kind": Maybe(is_text),
     "states": is_texts,
     "rounding": Maybe(
         {"way": is_text, "seed": is_count, "steps": is_count, "numbers": {str: is_count}}
@@ -76,7 +86,7 @@ def export_optimizer(run: Run) -> Content:
     trainer, names = run.trainer, run.names
     _refuse_kvstore(trainer)
     optimizer = gluon_trainer.optimizer_of(trainer)
-    updater = gluon_trainer.updaters_of(trainer)[0]
+    schedule, updater = optimizer.lr_scheduler, gluon_trainer.updaters_of(trainer)[0]
     fields: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
         "num_update": optimizer.num_update,
@@ -85,15 +95,18 @@ def export_optimizer(run: Run) -> Content:
             for device, counts in optimizer._all_index_update_counts.items()
         },
         "m_schedule": getattr(optimizer, "m_schedule", None),
-        "learning_rate": optimizer.lr,
-        "lr_scheduler": _numbers_in(optimizer.lr_scheduler),
+        "learning_rate": None if optimizer.lr is None else float(optimizer.lr),
+        "lr_scheduler": _numbers_in(schedule),
+        "lr_scheduler_kind": None if schedule is None else type(schedule).__name__,
         "states": [names[index] for index in updater.states],
         "rounding": None,
     }
     if isinstance(updater, RoundedUpdates) and rounding_of(trainer) is not None:
         fields["rounding"] = updater.export_rounding(names)
     extra, kind = {}, _MASTER
-    if isinstance(updater, Updates):
+    if isinstance(updater, MasterWeights):
+        extra = current_masters(trainer)
+    elif isinstance(updater, Updates):
         extra, kind = updater.extra, updater.extra_name
     arrays: dict[str, Arrays] = {}
     for (of_kind, name), array in _keyed(updater.states, extra, names, kind).items():
@@ -154,8 +167,11 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
         "_all_index_update_counts": counts,
         "_index_update_count": counts[gluon_trainer.devices_of(trainer)[0].device_id],
     }
-    if optimizer.lr_scheduler is None:
+    schedule, kind_of_file = optimizer.lr_scheduler, fields["lr_scheduler_kind"]
+    has_schedule = bool(kind_of_file or fields["lr_scheduler"])
+    if schedule is None and not has_schedule and fields["learning_rate"] is not None:
         attributes["lr"] = fields["learning_rate"]
+    continues = schedule is not None and kind_of_file in (None, type(schedule).__name__)
     if fields["m_schedule"] is not None:
         attributes["m_schedule"] = fields["m_schedule"]
 
@@ -170,8 +186,15 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
                 updater.rounding = rounding
                 updater.numbers.update(numbers)
         vars(optimizer).update(attributes)
-        if optimizer.lr_scheduler is not None:
-            vars(optimizer.lr_scheduler).update(fields["lr_scheduler"])
+        if continues:
+            vars(schedule).update(fields["lr_scheduler"])
+        elif has_schedule:
+            own = "no schedule" if schedule is None else f"a {type(schedule).__name__}"
+            _logger.warning(
+                "the file's learning rate follows a %s, and this Trainer has %s; it keeps its own",
+                kind_of_file or "schedule",
+                own,
+            )
 
     return apply
 
@@ -253,7 +276,11 @@ def _keyed(
 def _numbers_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, Any]:
     """Return what a schedule has counted so far, as far as it is numbers."""
     attributes = vars(lr_scheduler) if lr_scheduler is not None else {}
-    return {name: value for name, value in attributes.items() if isinstance(value, (int, float))}
+    return {
+        name: np.asarray(value).item()
+        for name, value in attributes.items()
+        if isinstance(value, NUMBERS)
+    }
 
 
 def _fill(

@@ -19,7 +19,8 @@ class Factors:
 
     divisor: float = 1.0
     coefficient: float = 1.0
-    updates_before: Optional[int] = None  # ``None`` if the step was skipped
+    # Two counts of the Trainer's updates; ``None`` if the step was skipped.
+    updates_before: Optional[tuple[int, int]] = None
 
     def fit(self, rescale: float, *, can_shrink: bool) -> bool:
         """Whether MXNet's operators can read the product of all factors.

@@ -133,6 +133,7 @@ class _GradientSums:
     def __init__(self, trainer: gluon.Trainer) -> None:
         self._trainer = trainer
         self._sums: dict[int, tuple[NDArray, NDArray]] = {}  # by the gradient's ``id``
+        self._are_aside = False
 
     def set_aside(self) -> None:
         """Empty the gradients, before a backward pass. Does not wait.
@@ -149,10 +150,16 @@ class _GradientSums:
                 value = mx.nd.where(cast(gradient, "float32") == 0, mx.nd.zeros_like(value), value)
                 sums[id(gradient)] = (gradient, value)
                 gradient[:] = 0
-        self._sums = sums
+        self._sums, self._are_aside = sums, True
 
     def add(self) -> None:
-        """Add the gradients to their sums, after a backward pass. Does not wait."""
+        """Add the gradients to their sums, after a backward pass. Does not wait.
+
+        Whatever reads gradients calls it first: the block of their loss may not have ended.
+        """
+        if not self._are_aside:
+            return
+        self._are_aside = False
         with autograd.pause():
             for gradient, value in self._sums.values():
                 value += cast(gradient, "float32")
@@ -193,6 +200,7 @@ class Gradients:
     def fresh(self, parameters: Iterable[gluon.Parameter]) -> list[NDArray]:
         """Return the gradients, on all devices, that were written since the latest step."""
         self.flags.use()
+        self.complete()
         written = self.written
         return [
             gradient.as_nd_ndarray()
@@ -200,6 +208,11 @@ class Gradients:
             for weight, gradient in zip(parameter.list_data(), parameter.list_grad())
             if id(weight) in written or weight._fresh_grad
         ]
+
+    def complete(self) -> None:
+        """Let gradients that accumulate be their sums, also inside the block of a scaled loss."""
+        with self._lock:
+            self._sums.add()
 
     def written_outside(self) -> Weights:
         """Return weights with gradients that no scaled loss wrote, as far as that can be known."""
@@ -239,6 +252,13 @@ class Gradients:
         """Raise if gradients of a loss times ``scale`` would mix with others; changes nothing."""
         reason = self._why_anew(scale)
         gradients = list(gluon_trainer.accumulated_gradients(self._trainer)) if reason else []
+        if reason is None and self.now.scale is None and scale != 1:
+            reason = (
+                "gradients were written by a loss that was not scaled, before one that is; scale "
+                "each loss with amp.scale_loss"
+            )
+            accumulating = gluon_trainer.trained_weights(self._trainer, ("add",))
+            gradients = [weight.grad for weight in with_flag(accumulating).values()]
         if gradients and global_norm(gradients) != 0:
             raise TrainerStateError(
                 f"{reason}; or, to give up what has accumulated (grad_req='add'), empty it: "
@@ -312,6 +332,7 @@ class Gradients:
 
     def sum_unless_done(self, reduce: Callable[[], None]) -> None:
         """Sum gradients over devices, unless that was done ahead of this step."""
+        self.complete()
         if not self.now.reduced_ahead:
             reduce_in_fp32(self._trainer, reduce)
             self.change(reduced=True)

@@ -40,6 +40,7 @@ from mpgluon.updates.rounded_updates import (
     grid_weights,
     rounding_of,
 )
+from mpgluon.updates.updater import calls_of
 from mpgluon.updates.weight_findings import check_weights
 
 import mxnet as mx
@@ -203,7 +204,8 @@ class TrainerState(ChecksWeights):
                 f"{now.clip.rescale:g} there, {rescale:g} here; call the step "
                 "again with that batch size"
             )
-        updates = gluon_trainer.update_counts(self.trainer)
+        # trainer.load_states sets the first number back, and not the second.
+        updates = gluon_trainer.update_counts(self.trainer), calls_of(self.trainer)
         if now.scale is None and self.latest.updates_before == updates:
             return self.latest  # that step was refused for stale gradients, and is repeated
         self.gradients.refuse_unscaled(self.scale)

@@ -14,6 +14,7 @@ from mpgluon.formats.loss_scale import NUMBERS
 from mpgluon.kernels.dtypes import cast, round_array
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import MasterWeights, keep_masters
+from mpgluon.updates.updater import calls_of
 
 import mxnet as mx
 import numpy as np
@@ -98,7 +99,7 @@ class WeightAverage:
         self._trainer = trainer
         self._indices = {p: index for index, p in enumerate(gluon_trainer.parameters_of(trainer))}
         self.arrays: dict[int, NDArray] = {}
-        self._counted = gluon_trainer.update_counts(trainer)
+        self._counted = calls_of(trainer)
         self._is_swapped_in = False
         gluon_trainer.set_average(trainer, self)
         gluon_trainer.call_before_steps(
@@ -133,7 +134,7 @@ class WeightAverage:
             If the average is in the network.
         """
         self.refuse_while_swapped_in("average.update")
-        counted = gluon_trainer.update_counts(self._trainer)
+        counted = calls_of(self._trainer)
         if counted == self._counted:
             return
         self._counted = counted
@@ -211,7 +212,7 @@ class WeightAverage:
     def set_all(self, arrays: dict[int, NDArray], updates: int) -> None:
         """Put other averages in place of all; the Trainer's steps so far count as included."""
         self.arrays, self.updates = dict(arrays), updates
-        self._counted = gluon_trainer.update_counts(self._trainer)
+        self._counted = calls_of(self._trainer)
 
     def _value(self, index: int, parameter: gluon.Parameter) -> NDArray:
         """Return what is averaged: the master, the FP32 weight, or statistics of all devices."""
@@ -220,9 +221,8 @@ class WeightAverage:
             differences = [one.as_in_context(first.ctx) - first for one in others]
             return first + mx.nd.add_n(*differences) / (1 + len(others))  # exact if they agree
         updater = gluon_trainer.updaters_of(self._trainer)[0]
-        if isinstance(updater, MasterWeights):
-            return updater.masters.get(index, cast(first, "float32"))
-        return cast(first, "float32")
+        master = updater.current(index, first) if isinstance(updater, MasterWeights) else None
+        return cast(first, "float32") if master is None else master
 
 
 class _Former(NamedTuple):

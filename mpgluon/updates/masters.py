@@ -36,6 +36,7 @@ __all__ = [
     "ComparedMaster",
     "MasterWeights",
     "compare_masters",
+    "current_masters",
     "has_master",
     "keep_masters",
     "make_masters",
@@ -156,6 +157,13 @@ class MasterWeights(Updates):
         """Give a master the elements of a weight that was written outside of the updater."""
         value = fp32_value(weight, self.masters[index], format_of(self._parameters[index]))
         self._set_master(index, value)
+
+    def current(self, index: int, weight: NDArray) -> Optional[NDArray]:
+        """Return a weight's master, with what was written to the weight since; ``None`` without."""
+        if index not in self.masters or not has_master(self.optimizer, self._parameters[index]):
+            return None
+        self.follow(index, weight)
+        return self.masters[index]
 
     def set_all(self, states: dict[int, Any], extra: dict[int, NDArray]) -> None:
         """Put states and masters in place of all others."""
@@ -291,6 +299,16 @@ def compare_masters(
                 if difference is not None:
                     compared.append(ComparedMaster(updater, index, weight, difference))
     return compared
+
+
+def current_masters(trainer: gluon.Trainer) -> dict[int, NDArray]:
+    """Return a Trainer's masters on the first device, with what was written to weights since."""
+    updater = gluon_trainer.updaters_of(trainer)[0]
+    if not isinstance(updater, MasterWeights):
+        return {}
+    parameters = gluon_trainer.parameters_of(trainer)
+    found = {i: updater.current(i, arrays_of(parameters[i])[0]) for i in list(updater.masters)}
+    return {index: master for index, master in found.items() if master is not None}
 
 
 def make_masters(trainer: gluon.Trainer) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Optional
 
+from mpgluon.updates import gluon_trainer
+
 import mxnet as mx
 import numpy as np
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["Updates"]
+__all__ = ["Updates", "calls_of"]
 
 
 class Updates(mx.optimizer.Updater):
@@ -31,6 +34,8 @@ class Updates(mx.optimizer.Updater):
         A further FP32 array of the weight's shape, which subclasses keep for each state.
     extra_name : str
         The name of these arrays in checkpoints.
+    calls : int
+        How many steps it has updated weights in; ``trainer.load_states`` does not set it back.
     """
 
     extra_name = ""
@@ -39,6 +44,7 @@ class Updates(mx.optimizer.Updater):
         super().__init__(former.optimizer)
         self.states, self.states_synced = dict(former.states), dict(former.states_synced)
         self.extra: dict[int, NDArray] = {}
+        self.calls = 0
 
     def set_all(self, states: dict[int, Any], extra: dict[int, NDArray]) -> None:
         """Replace all states and further arrays."""
@@ -49,6 +55,7 @@ class Updates(mx.optimizer.Updater):
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
     ) -> None:
         """Update weights; neither waits nor changes a gradient."""
+        self.calls += 1
         grad, weight = ([array.as_nd_ndarray() for array in arrays] for arrays in (grad, weight))
         together = max(1, self.optimizer.aggregate_num)
         for start in range(0, len(index), together):
@@ -94,6 +101,12 @@ class Updates(mx.optimizer.Updater):
             options["clip_gradient"] = optimizer.clip_gradient
         rates, decays = optimizer._get_lrs(index), optimizer._get_wds(index)
         return [{**options, "lr": rate, "wd": decay} for rate, decay in zip(rates, decays)]
+
+
+def calls_of(trainer: gluon.Trainer) -> int:
+    """Return how many times a Trainer has updated weights on a device; a skipped step does not."""
+    updaters = gluon_trainer.updaters_of(trainer)
+    return sum(updater.calls for updater in updaters if isinstance(updater, Updates))
 
 
 def _is_plain(array: NDArray) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mpgluon import DynamicLossScale, amp
+from mpgluon import DynamicLossScale, TrainerStateError, amp
 from mpgluon.kernels.dtypes import cast
 
 import mxnet as mx
@@ -140,3 +140,47 @@ def test_an_exception_in_the_block_keeps_the_sum():
         with pytest.raises(ZeroDivisionError):
             fail(goes_backward)
         assert weight.grad().asscalar() == total
+
+
+@pytest.mark.parametrize("loss_scale", [8, "none"])
+def test_what_reads_gradients_inside_the_block_has_the_sums(loss_scale):
+    def accumulate_and(read):
+        with autograd.record():
+            loss = (cast(weight.data(), "float32") + 1) * 2.0**-12
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+            return read()
+
+    total = 1 + 2.0**-12
+    weight, trainer = accumulating_weight(loss_scale)
+    give_gradient(weight, trainer, 1.0)
+    (copy,) = accumulate_and(lambda: amp.unscaled_gradients(trainer)).values()
+    assert copy.asscalar() == 1.0  # rounded once, as the gradient itself
+    norm = accumulate_and(lambda: amp.clip_global_norm(trainer, 10.0, 1))
+    assert norm == pytest.approx(total + 2.0**-12, abs=2.0**-11)
+    trainer.step(1)
+    weight.zero_grad()
+    before = weight.data().asscalar()
+    give_gradient(weight, trainer, 1.0)
+    accumulate_and(lambda: trainer.step(1))
+    assert weight.data().asscalar() == before - 1
+    weight.zero_grad()
+    give_gradient(weight, trainer, 0.25)
+    trainer.step(1)
+    assert weight.data().asscalar() == before - 1.25
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_loss_that_was_not_scaled_before_one_that_is_is_refused(dtype):
+    weight = one_weight(dtype, grad_req="add")
+    trainer = weight_trainer(weight)
+    with autograd.record():
+        loss = cast(weight.data(), "float32") * 3
+    loss.backward()
+    with pytest.raises(TrainerStateError, match=r"not scaled, before one that is; .*zero_grad"):
+        give_gradient(weight, trainer, 1.0)
+    weight.zero_grad()
+    for _ in range(2):
+        give_gradient(weight, trainer, 1.0)
+        trainer.step(1)  # leaves its gradient there, as Gluon does
+    assert weight.data().asscalar() == -3

@@ -488,3 +488,23 @@ def test_copies_of_gradients_are_fp32_and_in_true_units_by_name(devices, when):
     copies["weight"][:] = 7
     summed = when != "before the step"
     assert weight.grad().asscalar() == 2.0**-10 / (1 if summed else len(devices))
+
+
+def test_a_step_after_a_rollback_has_no_factor_of_the_step_that_was_undone(tmp_path):
+    weight, states = one_weight(), str(tmp_path / "states")
+    trainer = weight_trainer(weight, "none")
+
+    def step(max_norm=None):
+        with autograd.record():
+            loss = weight.data() * 2
+        loss.backward()
+        if max_norm is not None:
+            amp.clip_global_norm(trainer, max_norm, 1)
+        trainer.step(1)
+
+    step()
+    trainer.save_states(states)
+    step(max_norm=0.5)
+    trainer.load_states(states)
+    step()
+    assert weight.data().asscalar() == -4.5

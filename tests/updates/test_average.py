@@ -389,3 +389,26 @@ def test_weights_that_are_stored_as_rows_are_refused():
     trainer = gluon.Trainer([weight], "sgd")
     with pytest.raises(TrainerStateError, match=r"1 are stored as rows \(rows: row_sparse\)"):
         WeightAverage(trainer, 0.9)
+
+
+@each_way
+def test_weights_that_were_clipped_after_a_step_are_averaged_as_they_are(way):
+    training, average = averaged(way)
+    training.train(1)
+    weight = training.net[4].weight
+    weight.set_data(weight.data().clip(-0.25, 0.25))
+    average.update()
+    assert abs(average.value_of(weight).asnumpy()).max() == 0.25
+
+
+def test_a_step_after_a_rollback_counts_and_the_rollback_does_not(tmp_path):
+    states = str(tmp_path / "states")
+    training, average = averaged("float16", steps=1)
+    training.trainer.save_states(states)
+    train(training, average, 1)
+    training.trainer.load_states(states)
+    average.update()
+    assert average.updates == 2
+    training.train(1)  # skipped
+    train(training, average, 1)
+    assert average.updates == 3

@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser, config: type) -> None:
             kind = (*get_args(annotations[one.name]), annotations[one.name])[0]
             how = {name: one.metadata[name] for name in ("choices", "metavar")}
             how["type"] = kind if one.metadata["check"] is None else _checked(one.metadata["check"])
-        shown = "" if one.default in (None, False) else f" (default: {one.default})"
+        shown = "" if one.default is None or one.default is False else f" (default: {one.default})"
         parser.add_argument(
             _option_of(one.name), default=one.default, help=one.metadata["help"] + shown, **how
         )
@@ -117,7 +117,7 @@ def in_options(message: str, config: type, values: Mapping[str, Any]) -> str:
     config : type
         The dataclass whose fields are the options.
     values : mapping from a field's name to its value
-        Where a message names no field, it is about the option whose value it contains.
+        Where a message names no field, it is about the option whose text it contains.
     """
     names = {one.name: one for one in fields(config)}
     words = "|".join(names)
@@ -126,10 +126,20 @@ def in_options(message: str, config: type, values: Mapping[str, Any]) -> str:
     pattern = rf"(?<![\w-])(?:({long})(?!\w)|({words})(?={verbs})|(?<=choose )({words})(?= ))"
     told = re.sub(pattern, lambda match: _option_of(match[0]), message)
     if "--" not in told:
-        for name, value in values.items():
-            if name in names and value != names[name].default and str(value) in message:
-                return f"{_option_of(name)}: {message}"
+        found = [
+            name
+            for name, value in values.items()
+            if name in names and value != names[name].default and _is_told(value, message)
+        ]
+        if found:  # the longest one: a folder rather than the word that is a part of its name
+            return f"{_option_of(max(found, key=lambda name: len(values[name])))}: {message}"
     return told
+
+
+def _is_told(value: Any, message: str) -> bool:
+    """Whether a message is about a text, such as a path: it has it as a whole word."""
+    pattern = rf"(?<![\w.-]){re.escape(value)}(?![\w-])" if isinstance(value, str) else None
+    return bool(value) and pattern is not None and re.search(pattern, message) is not None
 
 
 def _option_of(name: str) -> str:

@@ -136,7 +136,9 @@ def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
             print(stop, file=sys.stderr)
         return 128 + int(stop.signal)
     except KeyboardInterrupt:
-        print(f"{who}stopped before the first step; nothing to resume", file=sys.stderr)
+        kept = any((config.output_path / "checkpoints").glob("step-*.npz"))
+        advice = "continue with --resume" if kept else "there is no checkpoint to resume"
+        print(f"{who}stopped; {advice}", file=sys.stderr)
         processes.end_all(130)
         return 130
     if not processes.is_first:

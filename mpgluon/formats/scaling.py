@@ -38,7 +38,8 @@ class ScaledOperands:
     shared_by : {"none", "tensor", "mx"}
         Which values are multiplied by one power of two before they are rounded: those of an
         operand, by its largest one, or each block of 32 along the dimension that the product sums
-        over.
+        over. With ``"none"`` a value that is too large becomes infinite or NaN, as the format has
+        it, so that dynamic loss scaling skips the step.
     amax_history : int
         With ``"tensor"``: from the largest values of how many earlier steps the scale of an operand
         follows ("delayed scaling": what is larger saturates); 0: from its own ("current scaling").

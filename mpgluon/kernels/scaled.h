@@ -19,7 +19,7 @@ class ScaledFormat {
  public:
   ScaledFormat(const float* numbers, Sharing sharing)
       : significand_bits_(numbers[0]), min_exponent_(numbers[1]), largest_(numbers[2]),
-        sharing_(sharing) {
+        beyond_(numbers[3]), sharing_(sharing) {
     std::memcpy(&largest_bits_, &largest_, sizeof largest_);
   }
 
@@ -32,7 +32,7 @@ class ScaledFormat {
     const int exponent = (largest_bits_ >> kFraction) - (largest >> kFraction) -
                          ((largest & kFractionMask) > (largest_bits_ & kFractionMask));
     const int within = std::min(std::max(exponent, -kMost), kMost);
-    return sharing_ == kNoScale || largest == 0 ? 0 : within;
+    return largest == 0 ? 0 : within;
   }
 
   // Return the numbers divided by a scale.
@@ -42,8 +42,10 @@ class ScaledFormat {
   }
 
   // Return them for values of which this is the largest. Larger ones saturate; if it is infinite or NaN,
-  // every value becomes NaN: a scale would hide it.
+  // every value becomes NaN: a scale would hide it. Without a scale larger ones become what the format
+  // says, so that a loss scale that is too large is seen.
   Grid grid_for(float largest) const {
+    if (sharing_ == kNoScale) return Grid(significand_bits_, min_exponent_, largest_, beyond_);
     int32_t bits;
     std::memcpy(&bits, &largest, sizeof bits);
     if (largest <= FLT_MAX) return divided(scale_for(bits));
@@ -54,7 +56,7 @@ class ScaledFormat {
   static constexpr int32_t kFraction = 23, kFractionMask = (1 << kFraction) - 1;
 
   int significand_bits_, min_exponent_;
-  float largest_;
+  float largest_, beyond_;
   int32_t largest_bits_;
   Sharing sharing_;
 };

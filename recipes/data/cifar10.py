@@ -77,7 +77,7 @@ def unpack_cifar10(
         number, mean or labels; if ``target`` is something else, or the disk is full. Nothing is
         left then.
     """
-    archive, target = Path(archive), Path(target)
+    archive, target = Path(archive), Path(target).resolve()
     if is_complete(target):
         return target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -111,8 +111,7 @@ def _reasons(archive: Path) -> Iterator[None]:
         ) from error
     except (*DAMAGED, OSError, SyntaxError) as error:
         raise DataError(
-            f"{archive} is damaged or not one of {' and '.join(ARCHIVES)}: {error}; delete it and "
-            "fetch it again"
+            f"{archive} is damaged or not one of {' and '.join(ARCHIVES)}: {error}; fetch it again"
         ) from error
 
 

@@ -66,9 +66,13 @@ def download(
             pooch.retrieve(url, f"sha256:{sha256}", path.name, staging, downloader=fetch)
             os.replace(staging / path.name, path)
     except (requests.RequestException, ValueError) as error:  # ValueError: a wrong hash
+        there = ""
+        if path.is_file():
+            there = f"; the file there has {path.stat().st_size:,} bytes in place of {size:,}"
+            there += "" if path.stat().st_size != size else ", and another SHA-256"
         raise DataError(
             f"cannot fetch {url} ({error}): check the network and run the same command again, or "
-            f"fetch the file in another way and place it at {path}"
+            f"fetch the file in another way and place it at {path}{there}"
         ) from error
     except OSError as error:
         raise disk_error(error, path, "run the same command again") from error

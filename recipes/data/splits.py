@@ -71,6 +71,11 @@ def stratified_split(
         if count <= train_per_class
     ]
     if too_small:
+        if counts.min() == 1:
+            raise ValueError(
+                f"each class needs two images or more, one to test on; too few: "
+                f"{', '.join(too_small)}"
+            )
         raise ValueError(
             f"train_per_class={train_per_class} leaves nothing to test on in {len(too_small)} of "
             f"{len(classes)} classes: {', '.join(too_small)} images; give at most "

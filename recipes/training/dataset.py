@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
@@ -39,6 +41,32 @@ class Dataset:
             "train_images": len(self.train_indices),
             "test_images": len(self.test_indices),
         }
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a run has to find again when it is resumed: classes, and which images."""
+        root, paths = self.folder.root, self.folder.paths
+        names = [os.fsencode(path.relative_to(root).as_posix()) for path in paths]
+        labels = self.folder.labels.astype("<i4").tobytes()
+        digest = hashlib.sha256(b"\0".join([*names, labels])).hexdigest()
+        return {
+            "classes": list(self.folder.classes),
+            "images": len(self.folder.labels),
+            "sha256": digest,
+        }
+
+    def differences(self, before: dict[str, Any]) -> list[str]:
+        """Return how the classes or the images of an earlier :meth:`identity` differ, in words."""
+        now = self.identity()
+        if now["classes"] != before["classes"]:
+            words = [", ".join(one["classes"][:5]) for one in (before, now)]
+            counts = [len(one["classes"]) for one in (before, now)]
+            return [f"the {counts[0]} classes were {words[0]}, are {counts[1]}: {words[1]}"]
+        if now["sha256"] != before["sha256"]:
+            return [
+                f"images were added, removed or renamed ({before['images']} then, {now['images']} "
+                "now), so that others would be left for testing"
+            ]
+        return []
 
     def loaders(
         self, config: TrainingConfig, devices: int, *, rank: int = 0, world_size: int = 1

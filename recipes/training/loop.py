@@ -28,7 +28,8 @@ from mpgluon.distributed import (
     devices_of_process,
     share_state,
 )
-from mpgluon.files import atomic_write
+from mpgluon.errors import DataError
+from mpgluon.files import atomic_write, replace
 from mpgluon.tables import counted
 from mpgluon.tools.plots import save_training_curves
 from mpgluon.updates.average import WeightAverage
@@ -223,6 +224,8 @@ class _Run:
                 f"({self.config.accumulate} times {self.config.batch_size} on each of "
                 f"{len(self.devices)} devices in each of {self.processes.world_size} processes)"
             )
+        if "dataset" in before:  # files of 0.2.0 have none
+            differences += self.dataset.differences(before["dataset"])
         if differences:
             raise ValueError(
                 f"{path} was written by a run with another config: {'; '.join(differences)}; "
@@ -307,6 +310,9 @@ class _Run:
     def _end_epoch(self, epoch: int) -> None:
         steps = [event for event in self.history.of("step") if event["epoch"] == epoch]
         images = sum(event["images"] for event in steps)
+        if not images:
+            first = self.train_batches.unreadable[0]
+            raise DataError(f"no image for training can be read, {first} first; see data_dir")
         using = self.devices, self.processes, self.average
         test = evaluate(self.net, self.test_batches, self.classes, *using)
         self.position.epoch, self.position.batch = epoch + 1, 0
@@ -349,15 +355,21 @@ class _Run:
                 config=self.config.as_dict(),
                 global_batch_size=self.global_batch_size,
                 position=asdict(self.position),
+                dataset=self.dataset.identity(),
             )
             checkpoints.remove_old()
         return path
 
     def finish(self) -> dict[str, Any]:
-        """Return the results; rank 0 writes results.json, the pictures and the parameters."""
+        """Return the results; rank 0 writes parameters, results.json and then the pictures."""
         results = self._results()
         if self.processes.is_first:
             folder, config = self.config.output_path, self.config
+            at_test = nullcontext if self.average is None else self.average.swapped_in
+            with at_test():
+                self._save_parameters(folder / "final.params")
+            with atomic_write(folder / "results.json") as file:
+                file.write(to_json(results, indent=2).encode() + b"\n")
             how = f"{config.dtype} amp" if config.amp else config.dtype
             save_training_curves(
                 folder / "curves.png",
@@ -365,9 +377,8 @@ class _Run:
                 self.history.of("epoch"),
                 title=f"{config.model}, {how}, {config.dataset}",
             )
-            with nullcontext() if self.average is None else self.average.swapped_in():
-                self.net.save_parameters(str(folder / "final.params"))
-                if config.dataset != "synthetic":
+            if config.dataset != "synthetic":
+                with at_test():
                     save_predictions(
                         folder / "predictions.jpg",
                         self.net,
@@ -376,10 +387,21 @@ class _Run:
                         self.devices[0],
                         unreadable=self.test_batches.unreadable,
                     )
-            with atomic_write(folder / "results.json") as file:
-                file.write(to_json(results, indent=2).encode() + b"\n")
         self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])
         return results
+
+    def _save_parameters(self, path: Path) -> None:
+        part = path.with_name(f".{path.name}.part")
+        try:
+            self.net.save_parameters(str(part))
+            replace(part, path)
+        except mx.MXNetError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise DataError(
+                f"cannot write {path}: {reason}; free some space, then resume"
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
 
     def _results(self) -> dict[str, Any]:
         steps, epochs = self.history.of("step"), self.history.of("epoch")

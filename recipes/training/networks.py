@@ -133,7 +133,9 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
         says what ``classes`` and the result are, and which errors are raised.
     """
     if not path.is_file():
-        raise CheckpointError(f"there is no parameter file {path}")
+        raise CheckpointError(
+            f"there is no parameter file {path}; data/README.md says how to get weights"
+        )
     if is_state_dict_file(path):
         return _load_state_dict(net, path, classes)
     return load_parameter_file(net, path, classes=classes)

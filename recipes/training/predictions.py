@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def save_predictions(
 
     Nobody chose them by the answers: the classes are evenly spaced in their order, and the image is
     the first test image of each. Below it is the most probable class with its probability, and,
-    where that is wrong, the right one.
+    where that is wrong, the right one. Without a readable image, there is no file.
 
     Parameters
     ----------
@@ -61,6 +62,8 @@ def save_predictions(
         from matplotlib.figure import Figure  # no pyplot: nothing global, no display needed
 
     shown = _choose(dataset, unreadable)
+    if not shown:
+        return
     folder, size = dataset.folder, config.size_in_use
     pixels = [
         read_crop(folder.paths[index], size, None, epoch=0, index=index, whole=config.shifts)
@@ -81,7 +84,8 @@ def save_predictions(
         answer, right = (_short(folder.classes[one]) for one in (answers.argmax(), label))
         mark = "\N{CHECK MARK}" if answer == right else "\N{BALLOT X}"
         words = f"{mark} {answer}, {answers.max():.2f}"
-        axes.set_xlabel(words if answer == right else f"{words}\n({right})", fontsize=10)
+        label = words if answer == right else f"{words}\n({right})"
+        axes.set_xlabel(label, fontsize=10, parse_math=False)
     figure.savefig(path, dpi=120, pil_kwargs={"quality": 90})
 
 
@@ -96,5 +100,5 @@ def _choose(dataset: Dataset, unreadable: Collection[Path]) -> list[int]:
 
 
 def _short(name: str) -> str:
-    words = name.replace("_", " ")
+    words = os.fsencode(name).decode("utf-8", "replace").replace("_", " ")
     return words if len(words) <= _MOST_LETTERS else f"{words[: _MOST_LETTERS - 1]}…"

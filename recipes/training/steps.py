@@ -10,6 +10,7 @@ from typing import Any, Optional
 from mpgluon import amp
 from mpgluon.cast.status_flags import LayerFlags
 from mpgluon.distributed import Processes
+from mpgluon.errors import DataError
 from mpgluon.tools.numerics.recorder import NumericsRecorder, RecordedLoss
 from mpgluon.tools.recorder.flight_recorder import FlightRecorder
 from mpgluon.updates.average import WeightAverage
@@ -264,6 +265,8 @@ def _accuracies(
         np.add.at(right, truth, predicted == truth)
     sums = np.array(processes.sum([*right, *total], "the figures of a test"))
     right, total = sums[:classes], sums[classes:]
+    if not total.any():
+        raise DataError("no image for testing can be read; see data_dir")
     present = total > 0
     return float(right.sum() / total.sum()), float((right[present] / total[present]).mean())
 

@@ -131,6 +131,10 @@ def _read_pickled(path: Path) -> StateDict:
         entries = loaded if isinstance(loaded, dict) else {"all of it": loaded}
         tensors = {name: one for name, one in entries.items() if isinstance(one, _Tensor)}
         arrays = {name: tensor.to_array(values[tensor.storage]) for name, tensor in tensors.items()}
+    except EOFError as error:
+        raise CheckpointError(
+            f"{path} is incomplete, as a download that broke off; fetch it again"
+        ) from error
     except _DAMAGE as error:
         raise CheckpointError(
             f"{path} cannot be read as a state dict: {error}. It may contain named tensors only, "
@@ -288,6 +292,8 @@ def _load_sequence(path: Path) -> tuple[Any, _Values]:
     storages by key.
     """
     stream = io.BytesIO(path.read_bytes())
+    if stream.getvalue().startswith(b"PK"):
+        raise EOFError  # an archive ends with its table of contents
     if stream.read(len(_MAGIC)) != _MAGIC:
         raise ValueError("it does not begin as PyTorch's files do")
     version, system = (_Unpickler(_one_pickle(stream)).load() for _ in range(2))
@@ -303,7 +309,10 @@ def _load_sequence(path: Path) -> tuple[Any, _Values]:
                 f"a storage of another length than the {storage.elements} elements told"
             )
         size = storage.elements * np.dtype(_DTYPES[storage.dtype][0]).itemsize
-        values[storage] = _to_array(stream.read(size), storage.dtype, (storage.elements,))
+        content = stream.read(size)
+        if len(content) < size:
+            raise EOFError
+        values[storage] = _to_array(content, storage.dtype, (storage.elements,))
     return loaded, values
 
 

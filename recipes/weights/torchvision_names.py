@@ -30,6 +30,7 @@ __all__ = ["values_for"]
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
+_AT_EACH_END = 10  # of a list of differences
 _COUNTERPARTS = (
     "torchvision's resnet50 fits gluoncv's resnet50_v1b (18 to 152 alike), vgg16 fits vgg16, "
     "vgg16_bn fits vgg16_bn, mobilenet_v2 fits mobilenetv2_1.0, efficientnet_lite_pytorch's "
@@ -127,7 +128,11 @@ def values_for(
             else:
                 values[wanted[word]] = found[word].array
     if differences:
-        listed = "\n  ".join(differences)
+        shown, more = differences, len(differences) - 2 * _AT_EACH_END
+        if more > 0:
+            ends = differences[:_AT_EACH_END], differences[-_AT_EACH_END:]
+            shown = [*ends[0], f"… {more} more …", *ends[1]]
+        listed = "\n  ".join(shown)
         raise CheckpointError(
             f"{len(differences)} differences between file and network:\n  {listed}\n{_COUNTERPARTS}"
         )

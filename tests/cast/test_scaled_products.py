@@ -6,6 +6,7 @@ from mpgluon import (
     BFLOAT16,
     FLOAT8_E4M3,
     FLOAT8_E5M2,
+    DynamicLossScale,
     Policy,
     PrecisionError,
     amp,
@@ -33,7 +34,7 @@ SCALINGS = pytest.mark.parametrize("scaling", ["none", "tensor", "mx"])
 def operand(values, scaling, axis, fmt=FLOAT8_E4M3):
     """Round an operand whose product sums over an axis, without the code under test."""
     if scaling == "none":
-        return round_to(np.clip(values, -fmt.max, fmt.max), fmt)
+        return round_to(values, fmt)
     return round_scaled(values, fmt, block=32 if scaling == "mx" else None, axis=axis)
 
 
@@ -117,12 +118,42 @@ def test_scales_are_those_of_the_reference_for_every_magnitude(scaling):
     rows[:, 0] = np.tile([1.7421875, 1.75, 1.7578125], len(rows) // 3)
     exponents = np.maximum(exponents[:, None] - np.arange(32) // 1.5, -133).astype(int)
     data = round_to(np.ldexp(rows, exponents).astype(np.float32), BFLOAT16)
+    if scaling == "none":  # what is too large makes NaN of a row
+        data = data[np.abs(data).max(axis=1) <= FLOAT8_E4M3.max]
     for part in (data, data[:1], np.zeros_like(data)):
         layer = nn.Dense(32, in_units=32, use_bias=False)
         arriving = np.zeros_like(part)
         policy = FLOAT8 + scaling
         found, _, _ = computed(layer, policy, part, np.eye(32), arriving, hybridize=False)
         np.testing.assert_array_equal(found, operand(part, scaling, 1))
+
+
+@native_operators
+@pytest.mark.parametrize(("value", "too_large"), [("float8_e5m2", 2.0**16), ("float8_e4m3", 480)])
+def test_without_a_scale_what_is_too_large_is_not_hidden(value, too_large):
+    data = np.array([[1.0], [too_large], [-too_large]], np.float32)
+    layer = nn.Dense(1, in_units=1, use_bias=False)
+    policy = f"compute={value},between=bfloat16"
+    found, _, _ = computed(layer, policy, data, np.ones((1, 1)), data * 0, hybridize=False)
+    np.testing.assert_array_equal(found, round_to(data, Policy.parse(policy).scaled_operands.value))
+    assert not np.isfinite(found[1:]).any()
+
+
+@native_operators
+def test_a_loss_scale_that_is_too_large_for_gradients_of_eight_bits_shrinks():
+    net = Middle(nn.Dense(1, in_units=1, use_bias=False))
+    net.initialize(mx.init.One())
+    amp.autocast(net, Policy.parse("compute=float8_e5m2,between=bfloat16"))
+    trainer = gluon.Trainer(net.layer.collect_params(), "sgd", {"learning_rate": 0.0})
+    amp.init_trainer(trainer, DynamicLossScale(init_scale=2.0**18))
+    for skipped in (True, True, True, False):  # E5M2 ends below 2^16
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(1)
+        assert amp.step_was_skipped(trainer) == skipped
+    assert amp.loss_scale(trainer) == 2.0**15
 
 
 def convolution(data, weight, arriving, groups):
@@ -210,7 +241,7 @@ def test_the_first_and_the_last_product_compute_in_the_format_between(hybridize)
 @native_operators
 @SCALINGS
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_operand_that_is_not_finite_gives_nan_which_a_loss_scale_sees(scaling, bad):
+def test_an_operand_that_is_not_finite_is_seen_by_a_loss_scale(scaling, bad):
     data, weight = np.ones((40, 64), np.float32), np.ones((8, 64), np.float32)
     arriving = np.ones((40, 8), np.float32)
     arriving[39, 7] = bad
@@ -219,8 +250,9 @@ def test_an_operand_that_is_not_finite_gives_nan_which_a_loss_scale_sees(scaling
         layer, FLOAT8 + scaling, data, weight, arriving, hybridize=True
     )
     assert np.isfinite(result).all()
-    assert np.isnan(of_data[39]).all()
-    assert np.isnan(of_weight[7]).all()
+    for one in (of_data[39], of_weight[7]):
+        assert not np.isfinite(one).any()
+        assert np.isnan(one).all() or scaling == "none"  # a scale makes NaN of all that share it
 
 
 @native_operators

@@ -104,7 +104,7 @@ def damaged(name, parts, how):
 )
 def test_other_archives_are_refused_and_nothing_is_left(tmp_path, parts, name, how):
     archive = archive_of(tmp_path / name, damaged(name, parts, how))
-    with pytest.raises(DataError, match=f"{name} is damaged or not one of .*delete it and fetch"):
+    with pytest.raises(DataError, match=f"{name} is damaged or not one of .*fetch it again"):
         unpack_cifar10(archive, tmp_path / "cifar10")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

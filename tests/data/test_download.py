@@ -73,3 +73,13 @@ def test_a_killed_download_is_not_complete_and_the_next_one_clears_it(
     fetch(server.url, path)
     assert os.listdir(tmp_path) == ["file.bin"]
     assert path.read_bytes() == BODY
+
+
+def test_a_wrong_file_in_the_place_is_named(serve, tmp_path):
+    path = tmp_path / "archive.zip"
+    path.write_bytes(b"junk")
+    server = serve(BODY)
+    server.statuses = [404]
+    with pytest.raises(DataError, match=r"the file there has 4 bytes in place of 1,000,000"):
+        fetch(server.url, path)
+    assert path.read_bytes() == b"junk"

@@ -38,6 +38,10 @@ def test_a_class_with_too_few_images_is_named_with_its_count():
         stratified_split(LABELS, 31, seed=0, class_names=["inline_skate", "b", "c", "d"])
     with pytest.raises(ValueError, match=r"2 of 4 classes: 0 \(31\), 2 \(45\) images"):
         stratified_split(LABELS, 45, seed=0)
+    with pytest.raises(
+        ValueError, match=r"each class needs two images or more, .* too few: 1 \(1\)"
+    ):
+        stratified_split(np.array([0, 0, 1]), 1, seed=0)
 
 
 @pytest.mark.parametrize("most", [1, 3, 7, 100])

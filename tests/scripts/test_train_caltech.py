@@ -126,6 +126,10 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
         (["--loss-scale=big"], "--loss-scale: a loss scale is"),
         (["--train-per-class=3"], "--train-per-class=3 leaves nothing to test on in 10 of 10"),
         (
+            ["--dataset=folder", "--data-dir=/no/folder"],
+            "error: --data-dir: ",
+        ),
+        (
             ["--pretrained=nowhere.params"],
             "--pretrained: there is no parameter file nowhere",
         ),

@@ -5,6 +5,7 @@ docs/migration.md has a test of its own, tests/test_migration.py, which checks w
 
 from __future__ import annotations
 
+import codeop
 import contextlib
 import io
 import logging
@@ -223,3 +224,16 @@ def test_only_an_output_right_after_its_block_is_compared_and_a_diff_is_two_bloc
         Block("x = 1\ny = x\n\nx + y\n", 25, None),
         Block("x = 1\ny = 2\n\nx + y\n", 25, None),
     ]
+
+
+@pytest.mark.parametrize("path", with_python(), ids=name_of)
+def test_a_block_can_be_pasted_into_an_interactive_python(path):
+    for block in blocks_of(path.read_text("utf-8")):
+        if re.search(r"^class ", block.code, re.MULTILINE):
+            continue  # its methods are apart: for a notebook or a file
+        lines: list[str] = []
+        for line in [*block.code.splitlines(), ""]:
+            lines.append(line)
+            if codeop.compile_command("\n".join(lines)) is not None:
+                lines = []
+        assert not any(lines), f"line {block.line}: a statement does not end"

@@ -71,3 +71,45 @@ def test_an_unreadable_photograph_is_named_or_left_out(photographs, tmp_path):
         run(tree, tmp_path / "ends", dataset="folder")
     results = run(tree, tmp_path / "skips", dataset="folder", skip_unreadable=True).results
     assert results["unreadable_images"] == [str(damaged)]
+
+
+@pytest.mark.parametrize("change", ["removed", "renamed", "another category"])
+def test_a_run_does_not_continue_on_other_images(change, photographs, tmp_path):
+    tree, output = tmp_path / "photographs", tmp_path / "run"
+    shutil.copytree(photographs, tree)
+    options = {"dataset": "folder", "epochs": 1, "warmup_epochs": 0}
+    run(tree, output, **options)
+    moved = tmp_path / "moved"
+    tree.rename(moved)
+    run(moved, output, resume=True, **options)
+    first = sorted(path for path in moved.rglob("*") if path.is_file())[0]
+    if change == "removed":
+        first.unlink()
+    elif change == "renamed":
+        first.rename(first.with_name(f"Z{first.name}"))
+    else:
+        category = next(path for path in sorted(moved.iterdir()))
+        category.rename(moved / "ZZ")
+    message = (
+        "the 10 classes were My .*, are 10: My"
+        if change == "another category"
+        else ("images were added, removed or renamed")
+    )
+    with pytest.raises(ValueError, match=message):
+        run(moved, output, resume=True, **options)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_part_of_which_no_image_can_be_read_is_refused(part, tmp_path):
+    for folder in ("train", "test"):
+        for category in ("a", "b"):
+            (tmp_path / folder / category).mkdir(parents=True)
+            for number in range(6):
+                path = tmp_path / folder / category / f"{number}.png"
+                if folder == part:
+                    path.write_bytes(b"x")
+                else:
+                    Image.new("RGB", (32, 32)).save(path)
+    options = {"dataset": "folder", "skip_unreadable": True, "epochs": 1, "warmup_epochs": 0}
+    with pytest.raises(DataError, match=f"no image for {part}ing can be read"):
+        run(tmp_path, tmp_path / "run", **options)

@@ -204,3 +204,17 @@ def test_what_is_not_there_is_refused_before_the_first_step(
         run(shapes, tmp_path, **changes)
     assert not (tmp_path / "history.jsonl").exists()
     RunCheckpoints(quick_config(shapes, tmp_path), resume=False)  # the folder can be used again
+
+
+def test_parameters_that_cannot_be_written_leave_no_half_file(shapes, tmp_path, monkeypatch):
+    def half(_, path):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise mx.MXNetError("FileStream.Write incomplete")
+
+    monkeypatch.setattr("mxnet.gluon.Block.save_parameters", half)
+    with pytest.raises(
+        DataError, match=r"cannot write .*final.params: FileStream.Write incomplete"
+    ):
+        run(shapes, tmp_path, epochs=1, warmup_epochs=0)
+    assert not [path for path in tmp_path.iterdir() if "params" in path.name]

@@ -1,5 +1,6 @@
 """The picture of test images with what a network says to them."""
 
+import os
 from pathlib import Path
 
 import mxnet as mx
@@ -81,3 +82,32 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, words):
     net = SaysClassOfBrightness(3)
     save_predictions(tmp_path / "out.jpg", net, config, dataset, mx.cpu(), unreadable=[unreadable])
     assert len(words) == 2
+
+
+@pytest.mark.parametrize("name", [r"$\frac{$", "a$b$", os.fsdecode(b"\xff\xfe"), "\u732b"])
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_any_name_of_a_folder_can_be_drawn(tmp_path, name):
+    folder = tmp_path / "images" / name
+    folder.mkdir(parents=True)
+    for number in range(2):
+        Image.new("RGB", (40, 30)).save(folder / f"{number}.png")
+    net = SaysClassOfBrightness(1)
+    found = Dataset("folder", list_images(tmp_path / "images"), (0,), (1,))
+    config = TrainingConfig(image_size=32, dataset="folder")
+    save_predictions(tmp_path / "p.jpg", net, config, found, mx.cpu())
+    assert (tmp_path / "p.jpg").stat().st_size > 0
+
+
+def test_without_a_readable_image_there_is_no_picture(tmp_path):
+    dataset = dataset_of(tmp_path, 2)
+    unreadable = [dataset.folder.paths[index] for index in dataset.test_indices]
+    config = TrainingConfig(image_size=32, dataset="folder")
+    save_predictions(
+        tmp_path / "p.jpg",
+        SaysClassOfBrightness(2),
+        config,
+        dataset,
+        mx.cpu(),
+        unreadable=unreadable,
+    )
+    assert not (tmp_path / "p.jpg").exists()

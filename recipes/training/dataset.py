@@ -45,7 +45,7 @@ class Dataset:
     def identity(self) -> dict[str, Any]:
         """Return what a run has to find again when it is resumed: classes, and which images."""
         root, paths = self.folder.root, self.folder.paths
-        names = [os.fsencode(path.relative_to(root).as_posix()) for path in paths]
+        names = [os.fsencode(os.path.relpath(path, root)) for path in paths]
         labels = self.folder.labels.astype("<i4").tobytes()
         digest = hashlib.sha256(b"\0".join([*names, labels])).hexdigest()
         return {

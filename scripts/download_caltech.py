@@ -30,6 +30,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         tree = download_caltech101(data_dir, progress=True)
         folder = list_images(tree)
         print(f"Caltech 101 is in {tree}: {len(folder):,} images, {len(folder.classes)} categories")
+        expected = CALTECH101.contents.category_images
+        if len(folder) != expected:
+            print(
+                f"warning: the archive has {expected:,} in its categories, and this folder was "
+                "there before; for all of them, give another --data-dir",
+                file=sys.stderr,
+            )
 
     return exit_status(download, "interrupted: run the same command again to continue")
 

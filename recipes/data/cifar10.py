@@ -109,7 +109,7 @@ def _reasons(archive: Path) -> Iterator[None]:
         raise DataError(
             f"there is no archive {archive}; data/README.md says where to get it"
         ) from error
-    except (*DAMAGED, OSError, SyntaxError) as error:
+    except (*DAMAGED, OSError, SyntaxError, TypeError, Image.DecompressionBombError) as error:
         raise DataError(
             f"{archive} is damaged or not one of {' and '.join(ARCHIVES)}: {error}; fetch it again"
         ) from error

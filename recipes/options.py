@@ -138,8 +138,9 @@ def in_options(message: str, config: type, values: Mapping[str, Any]) -> str:
 
 def _is_told(value: Any, message: str) -> bool:
     """Whether a message is about a text, such as a path: it has it as a whole word."""
-    pattern = rf"(?<![\w.-]){re.escape(value)}(?![\w-])" if isinstance(value, str) else None
-    return bool(value) and pattern is not None and re.search(pattern, message) is not None
+    if not isinstance(value, str) or not value:
+        return False
+    return re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-])", message) is not None
 
 
 def _option_of(name: str) -> str:

@@ -16,7 +16,6 @@ from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.formats.float_format import FLOAT32, format_named, round_to
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.masters import current_masters
 
 import mxnet as mx
 import numpy as np
@@ -92,8 +91,7 @@ def prepare_values(run: Run, saved: Content) -> Apply:
 def export_fp32_values(run: Run) -> Content:
     """Return the known FP32 values of 16-bit parameters, where no master in the file has them."""
     updater = gluon_trainer.updaters_of(run.trainer)[0]
-    masters = current_masters(run.trainer)
-    with_master = {run.names[index] for index in updater.states if index in masters}
+    with_master = {run.names[index] for index in updater.states if index in run.masters}
     values, grids = {}, {}
     for name, parameter in run.parameters.items():
         value, fmt = fp32.known(parameter), fp32.format_of(parameter)

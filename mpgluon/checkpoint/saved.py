@@ -8,8 +8,10 @@ from typing import Any, Callable, NamedTuple
 
 from mpgluon.archive import Arrays
 from mpgluon.updates import gluon_trainer
+from mpgluon.updates.masters import current_masters
 
 from mxnet import gluon
+from mxnet.ndarray import NDArray
 
 __all__ = ["Apply", "Content", "Run"]
 
@@ -61,6 +63,11 @@ class Run:
         places = {id(parameter): name for name, parameter in self.parameters.items()}
         parameters = enumerate(gluon_trainer.parameters_of(self.trainer))
         return {i: places.get(id(p), p.name) for i, p in parameters}
+
+    @cached_property
+    def masters(self) -> dict[int, NDArray]:
+        """The Trainer's masters by their parameters' indices, as the weights are now."""
+        return current_masters(self.trainer)
 
     @property
     def trained_elsewhere(self) -> list[str]:

@@ -21,7 +21,6 @@ from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import (
     MasterWeights,
-    current_masters,
     has_master,
     keep_masters,
     new_state,
@@ -105,7 +104,7 @@ def export_optimizer(run: Run) -> Content:
         fields["rounding"] = updater.export_rounding(names)
     extra, kind = {}, _MASTER
     if isinstance(updater, MasterWeights):
-        extra = current_masters(trainer)
+        extra = run.masters
     elif isinstance(updater, Updates):
         extra, kind = updater.extra, updater.extra_name
     arrays: dict[str, Arrays] = {}

@@ -185,7 +185,8 @@ NDArray fill_scaled(const Format& format, const ScaledFormat& scaled, const View
                     const ToScaleBy& to_scale_by) {
   if (scaled.sharing() != kBlocks) {
     const NDArray from = holds_codes(in) ? in : plain(in);
-    const Grid grid = scaled.grid_for(to_scale_by(largest_of(format, from)));
+    const bool has_scale = scaled.sharing() != kNoScale;
+    const Grid grid = scaled.grid_for(has_scale ? to_scale_by(largest_of(format, from)) : 0);
     fill(Twice<Format>{format, grid}, from, layout, made);
     return made;
   }

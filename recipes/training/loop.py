@@ -29,7 +29,7 @@ from mpgluon.distributed import (
     share_state,
 )
 from mpgluon.errors import DataError
-from mpgluon.files import atomic_write, replace
+from mpgluon.files import atomic_write
 from mpgluon.tables import counted
 from mpgluon.tools.plots import save_training_curves
 from mpgluon.updates.average import WeightAverage
@@ -391,17 +391,14 @@ class _Run:
         return results
 
     def _save_parameters(self, path: Path) -> None:
-        part = path.with_name(f".{path.name}.part")
         try:
-            self.net.save_parameters(str(part))
-            replace(part, path)
+            with atomic_write(path) as file:
+                self.net.save_parameters(file.name)
         except mx.MXNetError as error:
             reason = str(error).strip().splitlines()[-1]
             raise DataError(
                 f"cannot write {path}: {reason}; free some space, then resume"
             ) from error
-        finally:
-            part.unlink(missing_ok=True)
 
     def _results(self) -> dict[str, Any]:
         steps, epochs = self.history.of("step"), self.history.of("epoch")

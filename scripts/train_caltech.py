@@ -43,7 +43,7 @@ from mpgluon.tables import counted
 
 from recipes.options import add_options, in_options
 from recipes.training import InterruptedRunError, TrainingConfig, train
-from recipes.training.checkpoints import Resume
+from recipes.training.checkpoints import Resume, checkpoints_of
 
 
 class _Parser(argparse.ArgumentParser):
@@ -136,7 +136,7 @@ def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
             print(stop, file=sys.stderr)
         return 128 + int(stop.signal)
     except KeyboardInterrupt:
-        kept = any((config.output_path / "checkpoints").glob("step-*.npz"))
+        kept = checkpoints_of(config.output_path)
         advice = "continue with --resume" if kept else "there is no checkpoint to resume"
         print(f"{who}stopped; {advice}", file=sys.stderr)
         processes.end_all(130)

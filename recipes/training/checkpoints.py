@@ -10,13 +10,18 @@ from mpgluon.errors import CheckpointError
 
 from recipes.training.config import TrainingConfig
 
-__all__ = ["Resume", "RunCheckpoints"]
+__all__ = ["Resume", "RunCheckpoints", "checkpoints_of"]
 
 Resume = Union[bool, Literal["auto"]]
 
 _logger = logging.getLogger(__name__)
 
 Loaded = TypeVar("Loaded")
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """Return the checkpoints in the folder of a run, the oldest first."""
+    return sorted((run / "checkpoints").glob("step-*.npz"))
 
 
 class RunCheckpoints:
@@ -85,4 +90,4 @@ class RunCheckpoints:
             path.unlink()
 
     def _newest_first(self) -> list[Path]:
-        return sorted(self._folder.glob("step-*.npz"), reverse=True)
+        return checkpoints_of(self._folder.parent)[::-1]

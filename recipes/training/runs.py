@@ -19,6 +19,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
+from recipes.training.checkpoints import checkpoints_of
 from recipes.training.config import TrainingConfig
 from recipes.training.networks import build_network
 
@@ -83,7 +84,7 @@ def newest_checkpoint(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    checkpoints = sorted((path / "checkpoints").glob("step-*.npz"))
+    checkpoints = checkpoints_of(path)
     if not checkpoints:
         raise CheckpointError(f"{path} holds no checkpoints/step-*.npz of a run")
     return checkpoints[-1]

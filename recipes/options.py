@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import re
 import textwrap
 from collections.abc import Mapping
@@ -103,7 +104,8 @@ def check_options(config: Any) -> None:
             raise ValueError(f"{one.name} must be one of {', '.join(choices)}; received {value!r}")
         interval = one.metadata["within"]
         if interval and not _is_within(value, interval):
-            raise ValueError(f"{one.name} must be {_in_words(interval)}, received {value}")
+            words = _in_words(interval) + " and finite" * (value == math.inf)
+            raise ValueError(f"{one.name} must be {words}, received {value}")
         if one.metadata["check"] is not None:
             one.metadata["check"](value)
 

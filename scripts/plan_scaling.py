@@ -76,7 +76,10 @@ def rings(
 ) -> list[Ring]:
     """Return a ring for each number of GPUs and network; one machine's GPUs need no network."""
     if not (min(networks.values()) > 0 and latency_us >= 0):
-        raise ValueError(f"a link needs Gbit/s and latency, received {networks}, {latency_us} us")
+        raise ValueError(
+            "a link's Gbit/s must be positive and its latency at least 0, received "
+            f"{', '.join(f'{speed:g} Gbit/s' for speed in networks.values())} and {latency_us:g} us"
+        )
     found = []
     for count in gpus:
         machines = -(-count // per_machine)

@@ -168,4 +168,5 @@ def _gluoncv_network(name: str, classes: int) -> gluon.HybridBlock:
         ) from None
     # Detectors and pose networks take other options, or download a backbone.
     except (TypeError, KeyError, OSError) as error:
-        raise ValueError(f"{name!r} is not an image classifier: {error}") from None
+        reason = f"gluoncv answers with {type(error).__name__}, {error}"
+        raise ValueError(f"{name!r} is not an image classifier: {reason}") from None

@@ -80,6 +80,7 @@ def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folde
         ([NAME, "--parameters=weights.params", "--class-names=nowhere.txt"], "nowhere.txt"),
         (["resnet18_v1", "--parameters=weights.params", "--classes=3"], "does not fit this netw"),
         (["no_such_network", "--parameters=weights.params"], "no model zoo has a network called"),
+        (["runs/latest"], "runs/latest is a path; a network is named as in a model zoo"),
         (["mine:two", "--input-shape=1,4", "--input-shape=1,3"], "cannot express two_embedding0"),
         (["mine:small", "--output=no/folder/net.onnx"], "no/folder/net.onnx"),
     ],

@@ -122,9 +122,9 @@ def test_a_users_cluster_is_in_the_tables(script, capsys):
     ("options", "message"),
     [
         (["--gpus", "12"], "12 GPUs do not fill machines of 8"),
-        (["--link-gbit-per-s", "0"], "a link needs Gbit/s and latency, received"),
-        (["--latency-us", "-1"], "a link needs Gbit/s and latency, received"),
-        (["--link-gbit-per-s", "nan"], "a link needs Gbit/s and latency, received"),
+        (["--link-gbit-per-s", "0"], "positive and its latency at least 0, received 0 Gbit/s and"),
+        (["--latency-us", "-1"], "Gbit/s and -1 us"),
+        (["--link-gbit-per-s", "nan"], "received nan Gbit/s and"),
         (["--images-per-second", "float16"], "as in float16=2180 float32=1022; received float16"),
         (["--images-per-second", "float16=10"], "for both formats"),
         (["--images-per-second", "float16=10", "float32=-1"], "takes a positive number"),

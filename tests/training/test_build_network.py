@@ -113,7 +113,7 @@ def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
     ("name", "message"),
     [
         # Takes other options, has no option "classes", ignores it, and gives two results.
-        ("ssd_512_resnet50_v1_voc", "is not an image classifier: 'classes'"),
+        ("ssd_512_resnet50_v1_voc", "is not an image classifier: .* KeyError, 'classes'"),
         (
             "simple_pose_resnet18_v1b",
             "is not an image classifier: .*unexpected .*'classes'",

@@ -46,7 +46,7 @@ BETWEEN = "compute=float8_e4m3,between=float16"
         ("min_crop_area", math.nan, "min_crop_area must be .* nan"),
         ("learning_rate", 0.0, "learning_rate must be positive, received 0.0"),
         ("learning_rate", math.nan, "learning_rate must be positive, received nan"),
-        ("learning_rate", math.inf, "learning_rate must be positive, received inf"),
+        ("learning_rate", math.inf, "learning_rate must be positive and finite, received inf"),
         ("momentum", -0.1, r"momentum must be in \[0, 1\), received -0.1"),
         ("momentum", 1.0, r"momentum must be in \[0, 1\), received 1.0"),
         ("momentum", math.nan, r"momentum must be in \[0, 1\), received nan"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,11 @@ def open_network(
         if batch is not None:
             about.append(f"Its own batch: {', '.join(str(x.shape) for x in batch.arguments)}.")
     else:
+        if os.sep in name:
+            found = f"there is no run {name}" if door.open_run else f"{name} is a path"
+            raise ValueError(
+                f"{found}; a network is named as in a model zoo, or as module:function"
+            )
         if all_values and not parameters:
             kind = "a run" if door.open_run else "module:function"
             raise ValueError(

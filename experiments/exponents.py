@@ -117,9 +117,10 @@ class _Exponents:
             rows.append([_WORDS[kind], *(percent(one["lost"]) for one in shares)])
         return rows
 
-    def share_lost(self, kind: str, fmt: FloatFormat) -> float:
-        """Return the share of one kind of numbers after the last epoch that a format would lose."""
-        return sum(self.histograms(EPOCHS[-1], kind).values(), EMPTY).shares(fmt)["lost"]
+    def share_lost(self, kind: str, fmt: FloatFormat, scale: float = 1.0) -> float:
+        """Return the share of scaled numbers after the last epoch that a format would lose."""
+        all_layers = sum(self.histograms(EPOCHS[-1], kind).values(), EMPTY)
+        return all_layers.times(scale).shares(fmt)["lost"]
 
     def lowest(self, direction: str) -> int:
         """Return the smallest exponent of a direction's numbers in all epochs."""
@@ -147,10 +148,10 @@ class _Exponents:
             for kind in others
         )
 
-    def of_activation_gradients(self) -> list[str]:
+    def of_activation_gradients(self, scale: float = 1.0) -> list[str]:
         """Return in words the shares of them that FP16, E5M2 and E4M3 would lose."""
         formats = (FLOAT16, FLOAT8_E5M2, FLOAT8_E4M3)
-        return [percent(self.share_lost("activation_gradients", fmt)) for fmt in formats]
+        return [percent(self.share_lost("activation_gradients", fmt, scale)) for fmt in formats]
 
 
 def _draw(direction: str, epoch: int, figure: Any, records: Records) -> None:

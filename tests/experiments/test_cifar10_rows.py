@@ -51,7 +51,7 @@ def test_a_row_with_one_seed_shows_the_difference_of_that_seed(record_of):
     here = {row[0]: row[2] for row in view.published_table()}
     assert here["He et al. 2016, table 6"] == "FP32: 92.00 ± 1.00"
     assert (
-        "without scales: 61.00 (one seed), FP32 -30.00; the same"
+        "without scales: 61.00 (one seed), FP32 -30.00; products of E5M2, dynamic loss scale"
         in (here["Cambier et al. 2020, introduction"])
     )
     assert cifar10.GROUP.view({}).table() == cifar10.GROUP.view({}).published_table() == []
@@ -100,4 +100,6 @@ def test_shares_that_formats_lose_are_those_below_their_smallest_number(numbers)
     # One of four numbers is infinite, two are below 2^-24, and one more below 2^-16.
     assert rows["gradients of activations"] == ["50.0 %", "0 %", "75.0 %", "75.0 %"]
     assert rows["weights"] == ["0 %"] * 4
+    # Of the mean of 32 losses, 2^-20 has become 2^-25.
+    assert view.of_activation_gradients(1 / 32) == ["75.0 %"] * 3
     assert view.ranges(exponents.EPOCHS[-1])["activations"] == "$2^{0}$ to $2^{3}$"

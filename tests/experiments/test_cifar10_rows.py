@@ -100,6 +100,6 @@ def test_shares_that_formats_lose_are_those_below_their_smallest_number(numbers)
     # One of four numbers is infinite, two are below 2^-24, and one more below 2^-16.
     assert rows["gradients of activations"] == ["50.0 %", "0 %", "75.0 %", "75.0 %"]
     assert rows["weights"] == ["0 %"] * 4
-    # Of the mean of 32 losses, 2^-20 has become 2^-25.
+    # The mean of 32 losses turns 2^-20 into 2^-25.
     assert view.of_activation_gradients(1 / 32) == ["75.0 %"] * 3
     assert view.ranges(exponents.EPOCHS[-1])["activations"] == "$2^{0}$ to $2^{3}$"

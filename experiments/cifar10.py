@@ -132,7 +132,7 @@ _NAMES = {
 _PUBLISHED = (
     ("He et al. 2016, table 6", "this network in FP32: 91.25 points after 64,000 steps",
      ("float32",), f"{RECIPE.epochs} epochs with a cosine schedule, not 164 with three rates"),
-    ("Zamirai et al. 2021, abstract",
+    ("Zamirai et al. 2020, abstract",
      "weights of BF16 lose accuracy if updates are rounded to nearest, and with the other two are "
      "0.1 points below to 0.2 above 32 bits; seven tasks",
      ("weights-nearest", "weights-stochastic", "weights-kahan"),
@@ -193,7 +193,9 @@ class _Cifar10(ComparedRows):
         pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
         if row == self.base or not pairs:
             return "-"
-        return mean_and_interval(compare(pairs)) if len(pairs) > 1 else signed(pairs[0])
+        if len(pairs) > 1:
+            return mean_and_interval(compare(pairs))
+        return signed(pairs[0]) + ("" if len(ours) == 1 else " (one pair)")
 
     def _accuracy(self, row: str) -> str:
         return plus_minus(list(self.points(row).values()), 2)

@@ -37,7 +37,7 @@ __all__ = ["Status", "build", "check_library", "fingerprint", "status"]
 _logger = logging.getLogger(__name__)
 _PREBUILT = Path(__file__).parent / "prebuilt"
 _CHECK = Path(__file__).parent / "check.py"
-_WITHOUT = "16 bits on a CPU run with MXNet's own operators, float16 two to three times more slowly"
+_WITHOUT = "16 bits on a CPU run with MXNet's own operators, float16 about three times more slowly"
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@
 # loss times S: the same histogram, moved to the right, lies within the range. They are divided by S
 # in FP32, inside the update.](figures/03_loss_scale.svg)
 #
-# The drawing is the whole lesson. Above, most gradients lie in front of FP16's range: they are too
-# small for it. Multiply the loss by a **loss scale** $S$, and all gradients move into the range
+# The drawing, a sketch, is the whole lesson. Above, most gradients lie in front of FP16's range:
+# they are too small for it. Multiply the loss by a **loss scale** $S$, and all gradients move into the range
 # together. The backward pass happens there. Then the optimizer divides by $S$ in FP32, which holds
 # the small numbers as well.
 
@@ -338,13 +338,16 @@ assert master == -true_gradient == -divided_in_fp32
 
 # %% [markdown]
 # You know `rescale_grad` already: `trainer.step(n)` sets it to $1/n$. **Loss scaling by hand** is
-# therefore two changed lines:
+# therefore a new line and two changed ones. The product has to be recorded, as the loss is:
 #
 # ```diff
+#  with autograd.record():
+#      loss = mean_loss(net(images), labels)
+# +    scaled_loss = S * loss
 # -loss.backward()
 # -trainer.step(1)
-# +(S * loss).backward()
-# +trainer.step(1 * S)
+# +scaled_loss.backward()
+# +trainer.step(S)
 # ```
 #
 # With a fixed $S$ this is *static* loss scaling. It has worked with scales from 8 to 32768, and

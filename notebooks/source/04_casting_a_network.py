@@ -606,8 +606,8 @@ assert errors["float16"] < 4 * 2.0**-11
 
 # %% [markdown]
 # BF16 has three significant bits less than FP16, so each of its roundings is $2^3 = 8$ times as
-# coarse. (Native BF16 rounds less often: what is between products stays FP32.) In return it has
-# FP32's range: nothing overflows at 65504, and no loss scale is needed.
+# coarse. (Native BF16, run imperatively as here, rounds less often: what is between products stays
+# FP32.) In return it has FP32's range: nothing overflows at 65504, and no loss scale is needed.
 #
 # ## You may debug imperatively what you train hybridized
 #

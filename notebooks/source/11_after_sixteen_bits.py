@@ -147,7 +147,7 @@ plt.show()
 # What to notice: all of E4M3 lies within 18 powers of two, and the gradients of one network may
 # spread over more. So the question is where on this axis the numbers of a network are.
 #
-# ## Without a scale, layers in eight bits learn nothing
+# ## Without a scale, layers with small gradients learn nothing in eight bits
 #
 # A network of four dense layers squeezes images of ten shapes through 32 numbers, and draws them
 # again. The loss is a mean over all pixels of all images, so its gradients are small.

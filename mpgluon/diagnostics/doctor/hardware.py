@@ -215,7 +215,7 @@ def _native_operators(facts: MachineFacts) -> Iterator[Finding]:
         "note" if state == "switched off" else "warning",
         "operators",
         sentence or state,
-        "16 bits on a CPU run with MXNet's own operators, two to three times more slowly",
+        "16 bits on a CPU run with MXNet's own operators, about three times more slowly",
         fixes.get(state, "python -m mpgluon.kernels tries again and shows the compiler's words"),
     )
 

@@ -364,7 +364,8 @@ def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
     -------
     dict from the name of each trained parameter to NDArray
         Summed over the devices of this process, on the first of them; without a kvstore, which
-        never sums them, those of the first device.
+        never sums them, those of the first device. A gradient that this step did not write is
+        what an earlier step left, whose scale may have been another.
 
     Raises
     ------

@@ -170,7 +170,8 @@ def convert_arrays(value: Any, convert: Convert) -> Any:
     if is_array(value):
         return convert(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(convert_arrays(item, convert) for item in value)
+        made_of = getattr(value, "_make", type(value))  # a namedtuple's takes an iterable
+        return made_of(convert_arrays(item, convert) for item in value)
     return value
 
 

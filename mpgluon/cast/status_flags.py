@@ -36,6 +36,8 @@ __all__ = [
     "at_layer",
     "joined",
     "layer_option",
+    "muted",
+    "muted_run",
 ]
 
 
@@ -145,14 +147,30 @@ def joined(flags: Sequence[StepFlags]) -> StepFlags:
     return StepFlags(layers, frozenset().union(*(one.usual for one in flags)), unnoted)
 
 
-_here = threading.local()  # its ``slot``: of the layer that this thread computes, or nothing
+_here = threading.local()  # its ``slot``: of the layer that this thread computes; its ``run``
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Let this thread's passes through networks raise no flags: they are of no step."""
+    before = muted_run()
+    _here.run = object()
+    try:
+        yield
+    finally:
+        _here.run = before
+
+
+def muted_run() -> Optional[object]:
+    """Return what tells one block of `muted` from others; ``None`` outside of them."""
+    return vars(_here).get("run")
 
 
 @contextmanager
 def at_layer(slot: Optional[int]) -> Iterator[None]:
     """Let arrays that this thread rounds raise the flags of a layer, until the block ends."""
     before = vars(_here).get("slot")
-    _here.slot = slot
+    _here.slot = slot if muted_run() is None else None
     try:
         yield
     finally:
@@ -217,8 +235,9 @@ class Layers:
 
     def finished(self, block: gluon.Block, *, imperatively: bool) -> None:
         """Note that a block has finished a forward pass."""
-        self._order[block] = None
-        self._ran_imperatively |= imperatively
+        if muted_run() is None:
+            self._order[block] = None
+            self._ran_imperatively |= imperatively
 
     def slot_by_name(self, blocks: Iterable[gluon.Block]) -> Callable[[str], Optional[int]]:
         """Return a function from the name of a graph's node to the slot of the block that made it.

@@ -21,6 +21,7 @@ from mpgluon.cast.forward import forward_of
 from mpgluon.cast.numpy_arrays import as_nd, in_current_interface
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.cast.stand_in import OperatorNamespace
+from mpgluon.cast.status_flags import muted_run
 from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.errors import PrecisionError
 from mpgluon.kernels.dtypes import cast, dtype_name
@@ -228,7 +229,9 @@ def observed_batch(
 
     watching = observing(net, observer, operators=operators, handed_on=handed_on, tap=tap)
     with untouched(net), watching:
-        trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        trained = [
+            p for p in net.collect_params().values() if p.grad_req != "null" and p._data is not None
+        ]
         for parameter in trained:
             parameter.data(context)._fresh_grad = False
             if parameter.grad_req == "add":
@@ -257,6 +260,8 @@ def observed_batch(
 def complete(net: gluon.Block, batch: Batch) -> None:
     """Let a network whose shapes are not all known take them from a batch, in a forward pass.
 
+    A second one, as in training, follows if parts that only training uses are left.
+
     Raises
     ------
     TypeError, ValueError
@@ -270,8 +275,15 @@ def complete(net: gluon.Block, batch: Batch) -> None:
             f"{type(batch).__name__}"
         )
     require_values(net, with_shapes=False)
-    if any(parameter._deferred_init for parameter in net.collect_params().values()):
+    if _has_unknown_shapes(net):
         net(*batch.arguments)
+    if _has_unknown_shapes(net):
+        with untouched(net), autograd.train_mode():
+            net(*batch.arguments)
+
+
+def _has_unknown_shapes(net: gluon.Block) -> bool:
+    return any(parameter._deferred_init for parameter in net.collect_params().values())
 
 
 @contextmanager
@@ -293,7 +305,7 @@ def observing(
         with ungoverned():  # the network at work must not have the observer's operators
             observer(seen)
 
-    watch = _Watch(show, operators, handed_on, tap)
+    watch = _Watch(show, operators, handed_on, tap, muted_run())
     blocks = list(blocks_of(net))
     hybridized = [b for b in blocks if isinstance(b, gluon.HybridBlock) and b._active]
     with ExitStack() as stack:
@@ -320,6 +332,7 @@ class _Watch:
     operators: bool
     handed_on: bool
     tap: Optional[Tap]
+    run: Optional[object]
     calls: list[BlockCall] = field(default_factory=list)  # at work, the innermost last
 
     def note_arguments(self, inner: gluon.Block, arguments: tuple[Any, ...]) -> None:
@@ -346,6 +359,8 @@ class _Watch:
         self, block: gluon.Block, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Call a block's own forward method, and show its results."""
+        if muted_run() is not self.run:  # of another diagnosis, while this one waits for a step
+            return original(*args, **kwargs)
         inputs, in_numpy = args, mx.util.is_np_array()
         if is_hybrid(block):
             namespace, inputs = args[0], args[1:]

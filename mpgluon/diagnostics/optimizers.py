@@ -79,6 +79,8 @@ def optimizer_names() -> list[str]:
 def report_on_optimizer(name: str) -> OptimizerReport:
     """Run one optimizer with its default options in every way and return the errors.
 
+    MXNet's random numbers begin anew, as after ``mx.random.seed``.
+
     Raises
     ------
     ValueError

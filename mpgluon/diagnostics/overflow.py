@@ -13,6 +13,7 @@ from typing import Any, Optional
 from mpgluon.cast.arrays import format_of
 from mpgluon.cast.block import blocks_of
 from mpgluon.cast.network_cast import cast_of
+from mpgluon.cast.status_flags import muted_run
 from mpgluon.diagnostics.observe import (
     Batch,
     LossFunction,
@@ -201,14 +202,15 @@ class OverflowLocator:
     def detach(self) -> None:
         """Stop waiting."""
         self._hook.detach()
-        self._state.on_skip.remove(self._look)
+        if self._look in self._state.on_skip:
+            self._state.on_skip.remove(self._look)
 
     def locate(self, batch: Batch) -> Optional[OverflowReport]:
         """Return where a batch overflows with the loss scale as it is now; ``None`` if nowhere."""
         return locate_overflow(self._net, batch, loss_scale=self._state.loss_scale.scale)
 
     def _remember(self, _: gluon.Block, inputs: tuple[Any, ...]) -> None:
-        if not autograd.is_recording():
+        if not autograd.is_recording() or muted_run() is not None:
             return
         updates = update_counts(self._trainer)
         if updates != self._updates:
@@ -376,6 +378,7 @@ class _Watch:
 def _key(array: NDArray) -> int:
     """Return what tells arrays apart: the memory, which several objects for one array share."""
     address = ctypes.c_void_p()
+    array.wait_to_read()  # what is still computed may get other memory
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value or 0
 

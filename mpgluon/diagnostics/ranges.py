@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from mpgluon.diagnostics.exponents import ExponentHistogram, exponent_histogram
 from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, round_to
+from mpgluon.formats.loss_scale import LARGEST_SCALE
 from mpgluon.formats.scaling import scale_exponents
 from mpgluon.tables import Result, Table, percent
 
@@ -91,22 +92,24 @@ class RangeReport(Result):
         Returns
         -------
         float
-            A power of two, or 1 if every gradient is zero.
+            A power of two, at most 2^126, or 1 if every gradient is zero.
 
         Raises
         ------
         ValueError
-            If ``headroom`` is less than 1, or a gradient is infinite whatever the scale.
+            If ``headroom`` is not a finite number from 1 on, or a gradient is infinite whatever
+            the scale.
         """
-        if not headroom >= 1:
-            raise ValueError(f"headroom must be at least 1, received {headroom!r}")
+        if not 1 <= headroom < math.inf:
+            raise ValueError(f"headroom must be at least 1 and finite, received {headroom!r}")
         broken = self.broken_gradients()
         if broken:
             raise ValueError(f"gradients are not finite without any scale: {', '.join(broken[:5])}")
         largest = max((array.largest for array in self.gradients()), default=0.0)
         if largest == 0:
             return 1.0
-        return 2.0 ** math.floor(math.log2(self.fmt.max / headroom / largest))
+        power = math.floor(math.log2(self.fmt.max / headroom / largest))
+        return min(2.0**power, LARGEST_SCALE)
 
     def worst(self, count: int) -> list[ArrayRange]:
         """Return the arrays that overflow most, then those that lose most."""

@@ -27,6 +27,7 @@ from mpgluon.diagnostics.observe import (
 from mpgluon.diagnostics.temporarily import temporarily, untouched
 from mpgluon.formats.policy import Policy
 from mpgluon.kernels.dtypes import cast, dtype_name
+from mpgluon.updates.gluon_trainer import loss_scaler_of, set_loss_scaler
 
 import mxnet as mx
 import numpy as np
@@ -281,6 +282,8 @@ def sixteen_bits(
     """Yield the forward methods of a cast network; an FP32 network is autocast inside."""
     complete(net, batch)  # before its values are rounded
     already = any(forward_of(block) is not None for block in blocks_of(net))
+    trainers = {p._trainer for p in net.collect_params().values()} - {None}
+    scalers = {trainer: loss_scaler_of(trainer) for trainer in trainers}
     if not already:
         autocast(net, dtype)
     dropouts = [block for block in blocks_of(net) if isinstance(block, nn.Dropout)]
@@ -290,3 +293,5 @@ def sixteen_bits(
     finally:
         if not already:
             restore(net)
+            for trainer, scaler in scalers.items():
+                set_loss_scaler(trainer, scaler)  # not the keeper of masters that a cast adds

@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, Optional, Union
 
 __all__ = [
+    "LARGEST_SCALE",
     "NUMBERS",
     "DynamicLossScale",
     "LossScale",
@@ -26,7 +27,7 @@ NUMBERS: tuple[type, ...] = (int, float, Real)
 """Python's numbers and NumPy's, of which only float64 is a subclass of Python's."""
 
 # 1 / S must be a normal FP32 number: MXNet's operators read it as text, and no subnormal.
-_LARGEST_SCALE = 2.0**126
+LARGEST_SCALE = 2.0**126
 _POWERS_OF_TWO = {"scale", "min_scale", "max_scale", "growth_factor", "backoff_factor"}
 
 
@@ -194,7 +195,7 @@ class DynamicLossScale(LossScale):
         self.min_scale = _power_of_two("min_scale", min_scale)
         if max_scale is None:
             max_scale = max(2.0**24, self.scale)
-        self.max_scale = min(_power_of_two("max_scale", max_scale), _LARGEST_SCALE)
+        self.max_scale = min(_power_of_two("max_scale", max_scale), LARGEST_SCALE)
         if self.growth_factor <= 1:
             raise ValueError(f"growth_factor must be larger than 1, received {growth_factor!r}")
         if self.backoff_factor >= 1:
@@ -228,7 +229,7 @@ class DynamicLossScale(LossScale):
             return
         self.growth_tracker += 1
         if self.growth_tracker >= self.growth_interval:  # above it if that was lowered on the way
-            self.scale = min(self.scale * self.growth_factor, self.max_scale, _LARGEST_SCALE)
+            self.scale = min(self.scale * self.growth_factor, self.max_scale, LARGEST_SCALE)
             self.growth_tracker = 0
 
 

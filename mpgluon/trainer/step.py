@@ -280,12 +280,13 @@ class TrainerState(ChecksWeights):
         self.gradients.flags.discard_others()
         self.gradient_norm = outcome.norm
         self.step_was_skipped = not good
+        # A step that a callback's error ended, and is repeated, needs the same factors.
+        self.latest = factors if good else replace(factors, updates_before=None)
         for callback in self.on_step:
             callback(good, factors.divisor)
         if good:
-            self.latest, self.skips_at_the_floor = factors, 0
+            self.skips_at_the_floor = 0
             return
-        self.latest = replace(factors, updates_before=None)
         self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
         self.skipped_steps += 1
         self._stuck += not could_shrink

@@ -6,6 +6,7 @@ import math
 
 from mpgluon import DynamicLossScale, amp
 from mpgluon.errors import PrecisionError, TrainerStateError
+from mpgluon.trainer.step import state_of
 
 import mxnet as mx
 import numpy as np
@@ -105,6 +106,22 @@ def test_a_step_repeated_with_stale_gradients_ignored_is_still_divided_and_clipp
         trainer.step(1)
     trainer.step(1, ignore_stale_grad=True)
     assert used.weight.data().asscalar() == 1 - (max_norm or 1)  # 1 - rate * gradient
+
+
+def test_a_step_repeated_after_the_error_of_a_callback_is_still_divided():
+    (_, used), trainer = two_layers(1024)
+    used.bias.grad_req = "null"
+    backward_through(trainer, used)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    state_of(trainer).on_step.append(stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(1, ignore_stale_grad=True)
+    state_of(trainer).on_step.remove(stop)
+    trainer.step(1, ignore_stale_grad=True)
+    assert used.weight.data().asscalar() == 0  # 1 - rate * gradient
 
 
 # --- scale_loss and the questions ------------------------------------------------------------

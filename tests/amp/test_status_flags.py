@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.diagnostics import OverflowLocator
+from mpgluon.diagnostics import Batch, OverflowLocator, locate_overflow
 
 import mxnet as mx
 import numpy as np
@@ -285,3 +285,37 @@ def test_slots_of_deleted_networks_are_used_again():
     for _ in range(3):
         train()
     assert Layers._made <= before + 8 * 2
+
+
+def test_what_a_diagnosis_overflows_is_no_flag_of_the_next_step():
+    net = make()
+    trainer = trainer_of(net)
+    step(net, trainer)
+    order = [flags.layer for flags in flags_of_a_bad_step(net, trainer)]
+    images = LARGE * np.random.default_rng(0).standard_normal((4, 3, 8, 8))
+    batch = Batch(mx.nd.array(images), mx.nd.zeros(4), gluon.loss.SoftmaxCrossEntropyLoss())
+    for _ in range(2):
+        assert locate_overflow(net, batch) is not None
+        step(net, trainer)
+        assert not amp.step_flags(trainer)
+        assert not amp.step_flags(trainer).usual
+    assert [flags.layer for flags in flags_of_a_bad_step(net, trainer)] == order
+
+
+def flags_of_a_bad_step(net, trainer):
+    step(net, trainer, LARGE)
+    assert amp.step_was_skipped(trainer)
+    return amp.step_flags(trainer)
+
+
+def test_the_run_of_a_locator_raises_no_flag():
+    net = make()
+    trainer = trainer_of(net)
+    locator = OverflowLocator(net, trainer)
+    step(net, trainer, LARGE)
+    assert locator.report is not None
+    first = amp.step_flags(trainer).first("forward")
+    step(net, trainer)
+    assert not amp.step_flags(trainer)
+    step(net, trainer, LARGE)
+    assert amp.step_flags(trainer).first("forward") == first is not None

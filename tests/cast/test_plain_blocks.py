@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import mpgluon
-from mpgluon import amp
+from mpgluon import amp, diagnostics
 from mpgluon.cast.arrays import format_of
 from mpgluon.formats.float_format import format_named, round_to
 
@@ -412,3 +414,26 @@ def test_an_error_in_a_forward_pass_leaves_mxnets_own_operators():
     with pytest.raises(mx.MXNetError):
         net(nd.ones((4, 7))).wait_to_read()
     assert nd.register._imperative_invoke.__module__ == "mxnet._ctypes.ndarray"
+
+
+def test_a_namedtuple_of_results_stays_one():
+    Results = namedtuple("Results", "first second")
+
+    class Two(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Dense(2, in_units=3)
+
+        def forward(self, x):
+            result = self.inner(x)
+            return Results(result, result * 2)
+
+    net = Two()
+    net.initialize()
+    mpgluon.cast_block(net)
+    results = net(nd.ones((1, 3)))
+    assert isinstance(results, Results)
+    assert_same_bits(results.second.asnumpy(), 2 * results.first.asnumpy())
+    assert not diagnostics.range_report(
+        net, diagnostics.Batch(nd.ones((1, 3)), None, lambda both, _: both.first)
+    ).broken_gradients()

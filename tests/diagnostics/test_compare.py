@@ -376,3 +376,10 @@ def test_under_a_policy_the_products_of_eight_bits_err_most():
     (middle,) = (one for one in scaled.layers if one.block is net[1].convolution)
     assert middle.introduced == max(one.introduced for one in scaled.layers)
     assert forward_of(net) is None
+
+
+def test_a_trainer_of_the_compared_fp32_network_stays_plain():
+    net = make_net()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    compare_with_fp32(net, make_batch())
+    assert getattr(trainer, "_amp_loss_scaler", None) is None

@@ -225,3 +225,33 @@ def test_what_a_block_makes_and_hands_on_is_seen_when_asked_for(way, hybridize):
     observed_batch(net, batch, note)
     assert "handed on" not in {kind for kind, *_ in seen}
     assert not any(block._forward_hooks or block._forward_pre_hooks for block in (net, net[0]))
+
+
+class WithAuxiliaryHead(gluon.HybridBlock):
+    """Has a layer that only training uses, as Inception v3 and some detectors have."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.auxiliary = nn.Dense(4), nn.Dense(5), nn.Dense(5)
+
+    def hybrid_forward(self, F, x):
+        hidden = self.body(x)
+        result = self.head(hidden)
+        return result + self.auxiliary(hidden) if autograd.is_training() else result
+
+
+def test_shapes_of_parts_that_only_training_uses_come_from_the_batch():
+    net = WithAuxiliaryHead()
+    net.initialize()
+    gradients = observed_batch(net, make_batch(), lambda _: None)
+    assert set(gradients) == set(net.collect_params().values())
+    assert net.auxiliary.weight.shape == (5, 4)
+
+
+def test_a_parameter_that_no_pass_uses_is_left_out():
+    net = WithAuxiliaryHead()
+    net.unused = nn.Dense(3)
+    net.initialize()
+    gradients = observed_batch(net, make_batch(), lambda _: None)
+    unused = set(net.unused.collect_params().values())
+    assert set(gradients) == set(net.collect_params().values()) - unused

@@ -7,6 +7,7 @@ import math
 
 import mpgluon
 from mpgluon import DynamicLossScale, Policy, TrainerStateError, amp
+from mpgluon.diagnostics.observe import observing
 from mpgluon.diagnostics.overflow import OverflowLocator, locate_overflow
 
 import mxnet as mx
@@ -311,3 +312,30 @@ def test_a_parameter_of_no_block_is_named_with_the_network():
     net.scales[0].grad()[:] = math.inf
     trainer.step(1)
     assert (locator.report.block, locator.report.what) == ("loose", "the gradient of loose_scale")
+
+
+def test_another_observer_does_not_see_the_run_of_a_locator():
+    net = make_net(Times(2.0**10, "times_"), way="float16")
+    trainer = scaled_trainer(net, DynamicLossScale(2.0**20))
+    locator, seen = OverflowLocator(net, trainer), []
+    with observing(net, lambda one: seen.append(one.block)):
+        backward(net, trainer, make_batch())
+        in_the_step = list(seen)
+        trainer.step(1)
+    assert locator.report is not None
+    assert seen == in_the_step != []
+
+
+def test_a_diagnosis_between_two_steps_is_not_taken_for_a_step():
+    net = make_net(way="float16")
+    trainer = scaled_trainer(net, 2.0**4)
+    locator = OverflowLocator(net, trainer)
+    locate_overflow(net, make_batch())
+    assert locator._inputs == []
+
+
+def test_a_locator_may_be_detached_twice():
+    net = make_net(way="float16")
+    locator = OverflowLocator(net, scaled_trainer(net, 2.0**4))
+    locator.detach()
+    locator.detach()

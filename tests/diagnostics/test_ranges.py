@@ -133,6 +133,7 @@ def test_what_a_block_with_blocks_in_it_makes_is_listed_once_and_containers_are_
         ([math.inf], 2, "not finite without any scale: constants"),
         ([1.0, math.inf], 2, "not finite without any scale: constants"),
         ([1.0], 0.5, "headroom must be at least 1"),
+        ([1.0], math.inf, "headroom must be at least 1 and finite"),
     ],
 )
 def test_no_scale_is_recommended_for_infinite_gradients_or_less_headroom_than_one(
@@ -140,6 +141,12 @@ def test_no_scale_is_recommended_for_infinite_gradients_or_less_headroom_than_on
 ):
     with pytest.raises(ValueError, match=message):
         range_report(*constants(values)).recommended_loss_scale(headroom)
+
+
+def test_the_recommended_scale_is_one_that_a_trainer_takes():
+    recommended = range_report(*constants([2.0**-140])).recommended_loss_scale()
+    assert recommended == 2.0**126
+    assert DynamicLossScale(recommended).scale == recommended
 
 
 def test_a_dynamic_scale_settles_within_two_doublings_of_the_recommended_one():

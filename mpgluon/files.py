@@ -80,7 +80,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(part, "wb") as file:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # another machine does not see this process
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)  # another machine does not see this process
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -702,6 +702,53 @@ def test_a_constant_may_be_infinite(tmp_path, caplog):
     assert caplog.messages == []
 
 
+class OneWeight(nn.HybridBlock):
+    """Multiplies by a parameter of its own, which has a chosen name."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name_of_weight = name
+        with self.name_scope():
+            setattr(self, name, self.params.get(name, shape=(3,), init="ones"))
+
+    def hybrid_forward(self, F, x, **weights):
+        return F.broadcast_mul(x, weights[self.name_of_weight].reshape((1, 3)))
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda optimizer: optimizer[0])
+@pytest.mark.parametrize("cast", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("name", ["master", "average", "compensation"])
+def test_a_weight_may_have_the_name_of_a_kind_of_array(tmp_path, name, cast, optimizer):
+    def make():
+        net = OneWeight(name)
+        net.initialize()
+        if cast:
+            mpgluon.cast_block(net)
+        kind, options = optimizer
+        options = {**options, "multi_precision": cast}
+        trainer = gluon.Trainer(net.collect_params(), kind, options)
+        amp.init_trainer(trainer, "none")
+        return net, trainer
+
+    def train(net, trainer):
+        for _ in range(2):
+            with autograd.record():
+                loss = net(mx.nd.ones((2, 3)))
+            loss.backward()
+            trainer.step(2)
+
+    first, second = make(), make()
+    train(*first)
+    save_checkpoint(tmp_path / "c.npz", *first)
+    load_checkpoint(tmp_path / "c.npz", *second)
+    for net, trainer in (first, second):
+        train(net, trainer)
+    assert_same_bits(parameters_of(second[0]), parameters_of(first[0]))
+    load_checkpoint(tmp_path / "c.npz", *second)
+    mpgluon.restore(second[0])
+    assert_same_bits(read_parameters(tmp_path / "c.npz"), parameters_of(second[0]))
+
+
 @pytest.mark.parametrize("source", ["float32", "float16"])
 def test_frozen_parameters_have_their_fp32_values_on_every_level(tmp_path, source):
     def make(way, seed):
@@ -890,6 +937,22 @@ def test_a_network_whose_shapes_wait_for_the_first_call_takes_them_from_the_file
     assert_same_bits(*ended)
 
 
+def test_a_shape_of_which_nothing_is_known_is_taken_from_the_file(tmp_path):
+    def make():
+        net = OneWeight("weight")
+        net.weight._shape = None
+        net.weight._allow_deferred_init = True
+        net.initialize()
+        return net, gluon.Trainer(net.collect_params(), "sgd")
+
+    first, second = make(), make()
+    first[0].weight.shape = (3,)
+    first[0](mx.nd.ones((2, 3)))
+    save_checkpoint(tmp_path / "c.npz", *first)
+    load_checkpoint(tmp_path / "c.npz", *second)
+    assert_same_bits(parameters_of(second[0]), parameters_of(first[0]))
+
+
 def test_a_refused_file_leaves_deferred_shapes_unknown(tmp_path):
     first, other = deferred("cast float16"), deferred("cast float16", units=6)
     deferred_steps(*first, range(1))
@@ -935,6 +998,30 @@ def test_numbers_of_numpy_are_kept_like_python_s(way, tmp_path):
     resumed = with_schedule(factor_schedule(), way)
     load_checkpoint(path, resumed.net, resumed.trainer)
     assert resumed.trainer._optimizer.lr_scheduler.factor == 0.25
+
+
+def test_the_steps_of_a_schedule_are_the_files(tmp_path):
+    def make(steps):
+        schedule = mx.lr_scheduler.MultiFactorScheduler(steps, factor=0.5, base_lr=0.125)
+        return with_schedule(schedule), schedule
+
+    path, (whole, _) = tmp_path / "c.npz", make([2, 5])
+    whole.train(SAVED_AFTER)
+    save_checkpoint(path, whole.net, whole.trainer)
+    resumed, schedule = make([50, 60, 70])
+    load_checkpoint(path, resumed.net, resumed.trainer)
+    assert schedule.step == [2, 5]
+    resumed.step = SAVED_AFTER
+    for training in (whole, resumed):
+        training.train(STEPS - SAVED_AFTER)
+    assert whole.arrays() == resumed.arrays()
+    # A file of mpgluon 0.2.0 has no lists.
+    fields, arrays = read_file(path)
+    del fields["trainer"]["lr_scheduler_lists"]
+    write_file(path, fields, arrays)
+    resumed, schedule = make([50, 60, 70])
+    load_checkpoint(path, resumed.net, resumed.trainer)
+    assert schedule.step == [50, 60, 70]
 
 
 def test_another_kind_of_schedule_keeps_its_own_settings_and_says_so(tmp_path, caplog):

@@ -8,8 +8,11 @@ import mpgluon
 from mpgluon import WeightAverage
 from mpgluon.checkpoint import load_checkpoint, read_parameters, save_checkpoint
 
+import mxnet as mx
 import numpy as np
 import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 from test_checkpoint import ADAM, ONE, TWO, Training, assert_refused, read_file, write_file
 
 DECAY, SAVED_AFTER, STEPS = 0.75, 4, 7
@@ -156,3 +159,42 @@ def test_parameters_are_read_from_a_file_as_their_averages(tmp_path, way):
         mpgluon.restore(training.net)
     assert frozen.tobytes() == training.net[0].weight.data().asnumpy().tobytes()
     assert {name: value.tobytes() for name, value in values.items()} == training.averages()
+
+
+@pytest.mark.parametrize("names", [["0.weight", "1.weight"], ["0.weight"], ["1.weight"]])
+@pytest.mark.parametrize("cast", [False, True], ids=["float32", "float16"])
+def test_a_shared_weight_has_its_average_under_each_of_its_names(tmp_path, cast, names):
+    def make(seed):
+        mx.random.seed(seed)
+        first = nn.Dense(4, in_units=4, use_bias=False)
+        net = nn.HybridSequential()
+        net.add(first, nn.Dense(4, in_units=4, use_bias=False, params=first.params))
+        net.initialize(mx.init.Normal(0.5))
+        if cast:
+            mpgluon.cast_block(net)
+        options = {"learning_rate": 2.0**-6, "multi_precision": cast}
+        trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+        return net, trainer, WeightAverage(trainer, DECAY)
+
+    path = tmp_path / "c.npz"
+    net, trainer, average = make(seed=0)
+    for _ in range(3):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 4))).astype("float32").square()
+        loss.backward()
+        trainer.step(2)
+        average.update()
+    save_checkpoint(path, net, trainer)
+    expected = average.value_of(net[0].weight).asnumpy().tobytes()
+    assert expected != net[0].weight.data().astype("float32").asnumpy().tobytes()
+    values = read_parameters(path)
+    assert {name: value.tobytes() for name, value in values.items()} == dict.fromkeys(
+        ["0.weight", "1.weight"], expected
+    )
+    fields, arrays = read_file(path)  # a file of mpgluon 0.2.0 has one of the names
+    for name in {"0.weight", "1.weight"} - set(names):
+        del arrays[f"trainer/{name}/average"]
+    write_file(path, fields, arrays)
+    net, trainer, average = make(seed=1)
+    load_checkpoint(path, net, trainer)
+    assert average.value_of(net[0].weight).asnumpy().tobytes() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -79,6 +80,22 @@ def test_the_file_of_a_writer_on_another_machine_stays(tmp_path):
     writer.communicate()
     write(path, b"third")
     assert names_in(tmp_path) == ["run.npz"]
+
+
+def test_a_file_system_without_locks_is_written_and_parts_of_others_stay(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def unsupported(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.communicate()
+    part = tmp_path / f".run.npz.{ended.pid}.part"
+    part.write_bytes(b"half")
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    write(tmp_path / "run.npz", b"whole")
+    assert (tmp_path / "run.npz").read_bytes() == b"whole"
+    assert names_in(tmp_path) == [part.name, "run.npz"]
 
 
 @pytest.mark.parametrize("existing", [True, False], ids=["a file", "a missing file"])

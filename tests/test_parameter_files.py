@@ -11,11 +11,12 @@ import json
 
 import mpgluon
 from mpgluon import amp
+from mpgluon.tools.parameter_files import load_parameter_file
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, run_python
+from helpers import BOTH, assert_same_bits, run_python
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -231,3 +232,50 @@ def test_plain_mxnet_loads_parameters_and_exports_of_all_kinds_without_mpgluon(t
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines() == expected
     assert len(set(expected)) == 4  # FP32 of FP32 and of float16 values, float16, bfloat16
+
+
+# The option --parameters
+
+
+def waiting(classes: int, units: int = 6) -> nn.HybridSequential:
+    """Return a network whose shapes wait for its first call."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(units, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(classes))
+    net.initialize()
+    return net
+
+
+def test_shapes_that_wait_for_the_first_call_are_those_of_the_file(files):
+    net = waiting(classes=4)
+    assert load_parameter_file(net, files / "plain.params", classes=4) == []
+    assert_holds(net, in_formats_of("plain", VALUES))
+
+
+def test_a_head_of_another_size_waits_as_before(files):
+    net = waiting(classes=5)
+    fresh = load_parameter_file(net, files / "plain.params", classes=5)
+    assert sorted(fresh) == ["3.bias", "3.weight"]
+    assert net[3].weight.shape == (5, 0)
+    assert net(images()).shape == (2, 5)
+    kept = {name: p.data().asnumpy() for name, p in net._collect_params_with_prefix().items()}
+    expected = in_formats_of("plain", VALUES)
+    rest = expected.keys() - fresh
+    assert_same_bits({name: kept[name] for name in rest}, {name: expected[name] for name in rest})
+
+
+def test_a_file_that_does_not_fit_leaves_shapes_unknown(files):
+    net = waiting(classes=4, units=7)
+    with pytest.raises(mpgluon.CheckpointError, match=r"0\.weight is .*\(7, 0, 3, 3\)"):
+        load_parameter_file(net, files / "plain.params", classes=4)
+    assert net[3].weight.shape == (4, 0)
+    assert net(images()).shape == (2, 4)
+
+
+def test_a_shape_of_which_nothing_is_known_is_that_of_the_file(files):
+    net = waiting(classes=4)
+    net[3].bias._shape = None
+    net[3].bias._deferred_init = net[3].weight._deferred_init
+    net[3].bias._data = net[3].bias._grad = None
+    assert load_parameter_file(net, files / "plain.params", classes=4) == []
+    assert_holds(net, in_formats_of("plain", VALUES))

@@ -79,7 +79,7 @@ class Arithmetic(ABC):
         if rule is Rule.NORMALIZE:
             return self.normalize(call)
         if rule is Rule.FLOAT32:
-            return mark(_run_product(call, widen), "float32")
+            return mark(_run_product(call, widen), call.requested_format() or "float32")
         if rule is Rule.FOLLOW:
             return self.follow(call)
         if rule is Rule.MOVE:

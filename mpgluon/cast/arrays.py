@@ -9,6 +9,7 @@ graph), or a :class:`FloatFormat` where its values are held on its grid, as FP32
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 from numbers import Number
 from typing import Any, Callable, Optional, Union
@@ -166,12 +167,16 @@ def format_of(array: Array) -> Optional[Format]:
 
 
 def convert_arrays(value: Any, convert: Convert) -> Any:
-    """Return ``value`` with every array in it, and in lists and tuples in it, converted."""
+    """Return ``value`` with all arrays converted, also in lists, tuples and dicts in it."""
     if is_array(value):
         return convert(value)
     if isinstance(value, (list, tuple)):
         made_of = getattr(value, "_make", type(value))  # a namedtuple's takes an iterable
         return made_of(convert_arrays(item, convert) for item in value)
+    if isinstance(value, dict):
+        changed = copy(value)  # of the same class, such as a defaultdict
+        changed.update({key: convert_arrays(item, convert) for key, item in value.items()})
+        return changed
     return value
 
 

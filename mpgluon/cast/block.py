@@ -34,7 +34,7 @@ from mpgluon.cast.plan import (
 )
 from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.errors import PrecisionError
-from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
+from mpgluon.formats.float_format import FloatFormat, format_named
 from mpgluon.formats.policy import Policy, as_policy
 from mpgluon.kernels.reductions import sums_of_squares
 from mpgluon.machine import give_memory_back
@@ -128,7 +128,8 @@ def cast_block(
     ``hybridize`` again on a larger block that contains ``net``. In a ``hybrid_forward``,
     ``F is mx.nd`` is false. A block that is added later is not cast: restore, and cast again.
     ``net.export`` keeps the casts, unlike Gluon's own default (``remove_amp_cast=True``); the
-    exported graph needs MXNet only.
+    exported graph needs MXNet only. Under a policy whose formats MXNet does not have it raises
+    PrecisionError; :func:`mpgluon.deployment.export_mxnet` writes such a network.
     """
     keep = with_normalization_layers(keep_fp32)
     return apply_policy(net, as_policy(dtype), keep, compute_16)
@@ -221,7 +222,7 @@ def apply_policy(
             for parameter in parameters
             if parameter not in stay_fp32
             and np.dtype(parameter.dtype) == np.float32
-            and (fmt == FLOAT16 or parameter._stype == "default")
+            and parameter._stype == "default"  # not rows, which Gluon does not hand out
         ]
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)

@@ -9,10 +9,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, widen
-from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of
+from mpgluon.cast.arrays import (
+    Convert,
+    Format,
+    arrays_in,
+    convert_arrays,
+    format_of,
+    mark,
+    widen,
+)
+from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of, sends_zeros
+from mpgluon.kernels.dtypes import Array
 
+import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.symbol import Symbol
 
 __all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "rule_here", "ungoverned"]
@@ -26,7 +37,13 @@ LOOPS = {
     "contrib.while_loop": ("func", "loop_vars"),
 }
 _CASTS = frozenset({"Cast", "cast"})
-_CREATORS = frozenset({"zeros", "ones", "full"})
+_NAME_A_FORMAT = _CASTS | {
+    *("zeros", "ones", "full"),
+    *("softmax", "log_softmax", "softmin", "cumsum"),
+}
+
+
+_NO_OPTIONS: Mapping[str, Any] = {}
 
 
 @contextmanager
@@ -63,10 +80,10 @@ def ungoverned() -> AbstractContextManager[None]:
     return at_work(arithmetic=None)
 
 
-def rule_here(name: str) -> Rule:
+def rule_here(name: str, options: Mapping[str, Any] = _NO_OPTIONS) -> Rule:
     """Return the rule of an operator in the block at work: the user's, else the table's."""
     rules: Optional[Mapping[str, Rule]] = vars(AT_WORK).get("rules")
-    return rules.get(one_name(name)) or rule_of(name) if rules else rule_of(name)
+    return (rules or {}).get(one_name(name)) or rule_of(name, options)
 
 
 class OperatorCall(NamedTuple):
@@ -85,6 +102,7 @@ class OperatorCall(NamedTuple):
     def run(self, convert: Optional[Convert] = None) -> Any:
         """Call the operator, with its operands converted if ``convert`` is given."""
         call = self if convert is None else self.converted(convert)
+        call = call._behind_barriers()
         return call.function(*call.args, **call.kwargs)
 
     def converted(self, convert: Convert) -> OperatorCall:
@@ -98,6 +116,28 @@ class OperatorCall(NamedTuple):
             for key, arg in self.kwargs.items()
         }
         return self._replace(args=args, kwargs=kwargs)
+
+    def _behind_barriers(self) -> OperatorCall:
+        """Return the call with a barrier before each array that it sends zeros for gradients.
+
+        While MXNet 1.9.1 records arrays, it hands zeros on through operators such as a cast, of
+        arrays that it has not kept, and ends the process where they reach a product.
+        """
+        if not autograd.is_recording():
+            return self
+        places = None if sends_zeros(self.name) else self.excluded
+        if places is not None and (not places or rule_of(self.name) is Rule.NORMALIZE):
+            return self
+        return self._replace(
+            args=tuple(
+                convert_arrays(arg, _barrier) if places is None or i in places else arg
+                for i, arg in enumerate(self.args)
+            ),
+            kwargs={
+                key: convert_arrays(arg, _barrier) if places is None or key in places else arg
+                for key, arg in self.kwargs.items()
+            },
+        )
 
     def with_fp32_states(self) -> OperatorCall:
         """Return a loop whose states are FP32 before and after each round of its body.
@@ -141,11 +181,18 @@ class OperatorCall(NamedTuple):
         return all(map(format_of, arrays_in([*self.args, *self.kwargs.values()])))
 
     def requested_format(self) -> Optional[str]:
-        """Return the format that a cast or a creation names, ``None`` where it names none."""
-        dtype = self.kwargs.get("dtype") if self.name in _CASTS | _CREATORS else None
+        """Return the format that a call names for its result, ``None`` where it names none."""
+        dtype = self.kwargs.get("dtype") if self.name in _NAME_A_FORMAT else None
         if self.name in _CASTS and len(self.args) > 1:
             dtype = self.args[1]
-        return None if dtype is None else np.dtype(dtype).name
+        return None if dtype in (None, "None") else np.dtype(dtype).name
+
+
+def _barrier(array: Array) -> Array:
+    """Return an equal array whose operator computes the zeros that it sends back."""
+    if isinstance(array, Symbol) or not array.ndim or np.dtype(array.dtype).kind != "f":
+        return array
+    return mark(mx.nd.concat(array, dim=0), format_of(array))
 
 
 def _inferred(symbol: Symbol) -> Optional[str]:

@@ -228,7 +228,7 @@ def _apply(
         run = keeping_nan(name, getattr(namespace, name))
         operands = {**operands, **options}
     dtype = dtype_in_numpy(in_f) if is_numpy else None
-    rule = Rule.FLOAT32 if dtype else rule_here(in_f)
+    rule = Rule.FLOAT32 if dtype else rule_here(in_f, options)
     call = OperatorCall(in_f, run, tuple(args), operands)
     with ungoverned():
         result = arithmetic.apply(rule, call)

@@ -210,7 +210,19 @@ class PolicyForward:
         """Export as Gluon does, but keep the casts unless told otherwise.
 
         Without them a graph computes in FP32 and says nothing, or cannot be computed at all.
+
+        Raises
+        ------
+        PrecisionError
+            If the graph has operators that MXNet alone does not have.
         """
+        graph = self.block._cached_graph
+        if graph and '"op": "_mpgluon_' in graph[1].tojson():
+            raise PrecisionError(
+                f"the graph of {self.block.name} has operators of mpgluon's, which a program that "
+                "loads the exported files with MXNet does not know; write the network in float32, "
+                "float16 or bfloat16 with mpgluon.deployment.export_mxnet(net, path, dtype=...)"
+            )
         type(self.block).export(self.block, path, epoch, remove_amp_cast)
 
     def explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:

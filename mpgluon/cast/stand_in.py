@@ -76,7 +76,7 @@ class OperatorNamespace:
             if name in RUN_BODIES:
                 return arithmetic.apply(Rule.OTHER, call)
             with ungoverned():
-                return arithmetic.apply(rule_here(name), call)
+                return arithmetic.apply(rule_here(name, kwargs), call)
 
         return operator
 

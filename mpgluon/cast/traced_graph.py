@@ -154,6 +154,9 @@ class TracedGraph:
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
                 block._flags = [flag for flag in flags if not flag[0].startswith("static")]
+            elif any(node.has_subgraph for node in Graph.read(graph).nodes):
+                # With static_shape, operators behind a loop, such as casts, read other values.
+                block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
             keeps_nan = on_cpu and block._backend is None
             graph = keep_nan_in(graph) if keeps_nan else graph

@@ -356,8 +356,9 @@ def _read(path: Path) -> dict[str, Content]:
     places.sort(key=lambda place: -len(place[0]) - len(place[1]))  # "trainer/<…>" comes last
     for key, array in arrays.items():
         for before, after, by_name in places:
-            if key.startswith(before) and key.endswith(after):
-                by_name[key.removeprefix(before).removesuffix(after)] = array
+            name = key.removeprefix(before).removesuffix(after)
+            if key == f"{before}{name}{after}":  # not "trainer/average", the state of "average"
+                by_name[name] = array
                 break
     return contents
 

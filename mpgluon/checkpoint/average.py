@@ -20,7 +20,11 @@ def export_average(run: Run) -> Content:
     if average is None:
         return Content({"average": None}, {})
     average.refuse_while_swapped_in("save_checkpoint")
-    arrays = {run.names[index]: to_numpy(array) for index, array in average.arrays.items()}
+    arrays = {
+        name: to_numpy(average.arrays[index])
+        for name, index in run.indices.items()
+        if index in average.arrays
+    }
     fields = {"decay": average.decay, "updates": average.updates}
     return Content({"average": fields}, {"average": arrays})
 

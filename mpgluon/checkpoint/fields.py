@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Union
 
-__all__ = ["Kind", "Maybe", "check_fields", "is_count", "is_number", "is_text", "is_texts"]
+__all__ = [
+    "Kind",
+    "Maybe",
+    "check_fields",
+    "is_count",
+    "is_number",
+    "is_numbers",
+    "is_text",
+    "is_texts",
+]
 
 
 def is_count(value: Any) -> bool:
@@ -16,6 +25,11 @@ def is_count(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a number, truth values and infinity included."""
     return isinstance(value, (int, float))
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers."""
+    return isinstance(value, list) and all(map(is_number, value))
 
 
 def is_text(value: Any) -> bool:

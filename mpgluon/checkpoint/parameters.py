@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from mpgluon.archive import Arrays
 from mpgluon.blocks import arrays_of, set_value
@@ -28,6 +28,7 @@ __all__ = [
     "converted",
     "export_fp32_values",
     "export_values",
+    "is_possible_shape",
     "prepare_fp32_values",
     "prepare_values",
 ]
@@ -181,31 +182,37 @@ def converted(
 
 
 @contextmanager
-def completed(parameters: Mapping[str, gluon.Parameter], in_file: Arrays) -> Iterator[None]:
+def completed(
+    parameters: Mapping[str, gluon.Parameter], in_file: Mapping[str, Any]
+) -> Iterator[None]:
     """Give parameters whose shapes wait for the first call those of a file's arrays, and zeros.
 
     If the block raises an error, they wait as before.
     """
-    waiting: dict[gluon.Parameter, tuple[Any, Any]] = {}
+    waiting: dict[gluon.Parameter, tuple[Any, Any, Any]] = {}
     for name, parameter in parameters.items():
         if parameter._deferred_init and name in in_file:
             shape, new_shape = parameter._shape, in_file[name].shape
-            if len(shape) == len(new_shape) and all(
-                n in (m, 0, -1) for n, m in zip(shape, new_shape)
-            ):
-                waiting[parameter] = (parameter._deferred_init, shape)
+            if is_possible_shape(shape, new_shape):
+                waiting[parameter] = (parameter._deferred_init, shape, new_shape)
     try:
-        for parameter, ((_, devices, default, _), _) in waiting.items():
-            (new_shape,) = {in_file[n].shape for n, p in parameters.items() if p is parameter}
+        for parameter, ((_, devices, default, _), _, new_shape) in waiting.items():
             parameter._shape = new_shape
             parameter._deferred_init = (mx.init.Zero(), devices, default, None)
             parameter._finish_deferred_init()
         yield
     except BaseException:
-        for parameter, (initialization, shape) in waiting.items():
+        for parameter, (initialization, shape, _) in waiting.items():
             parameter._data = parameter._grad = None
             parameter._deferred_init, parameter._shape = initialization, shape
         raise
+
+
+def is_possible_shape(shape: Optional[tuple[int, ...]], other: tuple[int, ...]) -> bool:
+    """Whether a parameter's shape, of which all or a part may be unknown, may turn out as other."""
+    return shape is None or (
+        len(shape) == len(other) and all(n in (m, 0, -1) for n, m in zip(shape, other))
+    )
 
 
 def check_parameters(

@@ -78,5 +78,11 @@ class Run:
 
     @cached_property
     def indices(self) -> dict[str, int]:
-        """The indices of the Trainer's parameters by their names."""
-        return {name: index for index, name in self.names.items()}
+        """The indices of the Trainer's parameters by their names; shared ones have several."""
+        numbers = {id(p): i for i, p in enumerate(gluon_trainer.parameters_of(self.trainer))}
+        places = {
+            name: numbers[id(parameter)]
+            for name, parameter in self.parameters.items()
+            if id(parameter) in numbers
+        }
+        return {name: index for index, name in self.names.items()} | places

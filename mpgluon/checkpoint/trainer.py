@@ -11,7 +11,15 @@ from typing import Any, Optional
 
 from mpgluon.archive import Arrays
 from mpgluon.blocks import arrays_of
-from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_number, is_text, is_texts
+from mpgluon.checkpoint.fields import (
+    Kind,
+    Maybe,
+    is_count,
+    is_number,
+    is_numbers,
+    is_text,
+    is_texts,
+)
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
@@ -58,6 +66,7 @@ OPTIMIZER_FIELDS: dict[str, Kind] = {
     "m_schedule": Maybe(is_number),  # Nadam's running product
     "learning_rate": Maybe(is_number),  # none where only the schedule has one
     "lr_scheduler": {str: is_number},
+    "lr_scheduler_lists": Maybe({str: is_numbers}),
     "lr_scheduler_kind": Maybe(is_text),
     "states": is_texts,
     "rounding": Maybe(
@@ -96,6 +105,7 @@ def export_optimizer(run: Run) -> Content:
         "m_schedule": getattr(optimizer, "m_schedule", None),
         "learning_rate": None if optimizer.lr is None else float(optimizer.lr),
         "lr_scheduler": _numbers_in(schedule),
+        "lr_scheduler_lists": _lists_in(schedule),
         "lr_scheduler_kind": None if schedule is None else type(schedule).__name__,
         "states": [names[index] for index in updater.states],
         "rounding": None,
@@ -186,7 +196,7 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
                 updater.numbers.update(numbers)
         vars(optimizer).update(attributes)
         if continues:
-            vars(schedule).update(fields["lr_scheduler"])
+            vars(schedule).update(fields["lr_scheduler"], **(fields["lr_scheduler_lists"] or {}))
         elif has_schedule:
             own = "no schedule" if schedule is None else f"a {type(schedule).__name__}"
             _logger.warning(
@@ -273,12 +283,22 @@ def _keyed(
 
 
 def _numbers_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, Any]:
-    """Return what a schedule has counted so far, as far as it is numbers."""
+    """Return the settings and counts of a schedule that are numbers."""
     attributes = vars(lr_scheduler) if lr_scheduler is not None else {}
     return {
         name: np.asarray(value).item()
         for name, value in attributes.items()
         if isinstance(value, NUMBERS)
+    }
+
+
+def _lists_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, list[Any]]:
+    """Return the settings of a schedule that are lists of numbers, such as its steps."""
+    attributes = vars(lr_scheduler) if lr_scheduler is not None else {}
+    return {
+        name: [np.asarray(one).item() for one in value]
+        for name, value in attributes.items()
+        if isinstance(value, list) and all(isinstance(one, NUMBERS) for one in value)
     }
 
 

@@ -28,9 +28,10 @@ FP32Array = npt.NDArray[np.float32]
 def fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
     """Return a recording without the BatchNorms that alone use the result of a layer.
 
-    Others stay, such as those of ResNet v2, which come before their convolutions; and those whose
-    folded values would become infinite in ``fmt``, the format that values will be rounded to, as
-    with a channel of almost no variance.
+    Others stay, such as those of ResNet v2, which come before their convolutions; those with a
+    weight, bias or gamma that the network computes; and those whose folded values would become
+    infinite in ``fmt``, the format that values will be rounded to, as with a channel of almost no
+    variance.
     """
     folded = {
         layer: (norm, *both)
@@ -73,7 +74,6 @@ def _pairs(recording: Recording) -> Iterator[tuple[Node, Node]]:
             and options.get("flatten", True)
             and uses[norm.inputs[0].key] == 1
             and uses[layer.inputs[1].key] == 1
-            and _name_of_weight(layer) in recording.values
         ):
             yield layer, norm
 
@@ -85,12 +85,16 @@ def _name_of_weight(layer: Node) -> str:
 def _folded(
     recording: Recording, layer: Node, norm: Node, fmt: FloatFormat
 ) -> Optional[tuple[FP32Array, FP32Array]]:
-    """Return the weight and bias of both together, or ``None`` if ``fmt`` cannot hold them."""
-    weight, *bias = recording.values_of_inputs(layer)
+    """Return the weight and bias of both together.
+
+    ``None`` if an operand is computed, or ``fmt`` cannot hold the result.
+    """
+    of_layer, of_norm = (recording.values_after_data(node) for node in (layer, norm))
+    if of_layer is None or of_norm is None:
+        return None
+    weight, *bias = of_layer
     options = norm.options
-    gamma, beta, mean, variance = (
-        value.astype(np.float64) for value in recording.values_of_inputs(norm)
-    )
+    gamma, beta, mean, variance = (value.astype(np.float64) for value in of_norm)
     scale = 1 / np.sqrt(variance + options["eps"])
     if not options["fix_gamma"]:
         scale = scale * gamma

@@ -79,8 +79,8 @@ class InferenceNetwork(gluon.HybridBlock):
         used = {entry.node for entry in recording.graph.heads}
         with self.name_scope():
             for node in recording.graph.nodes:
-                values = recording.values_of_inputs(node)
-                if node.operator != "BatchNorm" or len(values) != 4:
+                values = recording.values_after_data(node)
+                if node.operator != "BatchNorm" or values is None:
                     used.update(entry.node for entry in node.inputs)
                     continue
                 used.add(node.inputs[0].node)

@@ -7,15 +7,18 @@ computed at all. Here casts are part of the graph.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Optional, Union
 
 from mpgluon.blocks import arrays_of, put_into_numpy
 from mpgluon.deployment.inference import inference_network
 from mpgluon.errors import CheckpointError, PrecisionError
-from mpgluon.files import disk_error
+from mpgluon.files import atomic_write, disk_error
 from mpgluon.graph.description import symbol_of
 from mpgluon.graph.nodes import Graph
 from mpgluon.kernels import bfloat16
@@ -31,6 +34,10 @@ _PRODUCTS = frozenset({"Convolution", "Deconvolution", "FullyConnected", "dot", 
 # The attribute of an input that names all of them in the order of the network's arguments: a graph
 # has them in the order of their first use, and not those without a use.
 _INPUTS = "__mpgluon_inputs__"
+# The attribute of a graph with the CRC-32 of its parameter file. MXNet ignores it, and does not
+# write it again: an imported network may have other parameters by then.
+_CHECKSUM = "mpgluon_parameters"
+_LIST_OF_ARRAYS = 0x112  # the first number in a parameter file of MXNet
 
 
 def export_mxnet(
@@ -44,7 +51,8 @@ def export_mxnet(
     """Write a network for inference as files that MXNet runs without mpgluon.
 
     BatchNorms are folded as in :func:`mpgluon.deployment.inference_network`. The graph takes and
-    returns FP32, and computes in ``dtype``.
+    returns FP32, and computes in ``dtype``. Each file is complete or as it was before; of a new one
+    and an old one, :func:`import_mxnet` says that they do not belong together.
 
     Parameters
     ----------
@@ -96,13 +104,35 @@ def export_mxnet(
         f"aux:{name}": arrays_of(parameters[name])[0] for name in symbol.list_auxiliary_states()
     }
     symbol_path, parameter_path = _paths(path)
-    try:
-        symbol_path.write_text(symbol.tojson(remove_amp_cast=False))
-        parameter_path.touch()  # raises an OSError that names the problem, unlike MXNet
-        mx.nd.save(str(parameter_path), values)
-    except OSError as error:
-        raise disk_error(error, symbol_path, "export again") from error
+    checksum = _write(parameter_path, _parameter_file(values))
+    graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    graph["attrs"][_CHECKSUM] = ["str", f"{checksum:08x}"]
+    # MXNet cannot read the \u of JSON.
+    _write(symbol_path, [json.dumps(graph, indent=2, ensure_ascii=False).encode()])
     return symbol_path, parameter_path
+
+
+def _parameter_file(values: Mapping[str, mx.nd.NDArray]) -> Iterator[bytes]:
+    """Yield the parts of the file that ``mx.nd.save`` writes, which does not notice a full disk."""
+    yield struct.pack("<QQQ", _LIST_OF_ARRAYS, 0, len(values))
+    for value in values.values():
+        yield bytes(value.__getstate__()["handle"])
+    yield struct.pack("<Q", len(values))
+    for name in map(str.encode, values):
+        yield struct.pack("<Q", len(name)) + name
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> int:
+    """Write a file, or leave it as it is and raise DataError; return the CRC-32."""
+    checksum = 0
+    try:
+        with atomic_write(path) as file:
+            for part in parts:
+                file.write(part)
+                checksum = zlib.crc32(part, checksum)
+    except OSError as error:
+        raise disk_error(error, path, "export again") from error
+    return checksum
 
 
 def import_mxnet(
@@ -129,8 +159,8 @@ def import_mxnet(
     Raises
     ------
     CheckpointError
-        If a file is missing or damaged, a parameter is missing, or the order of the inputs is
-        unknown.
+        If a file is missing or damaged, a parameter is missing, the files are of two exports, or
+        the order of the inputs is unknown.
     PrecisionError
         If ``ctx`` is a CPU, and the graph has operators in float16 or bfloat16 that it lacks.
     """
@@ -151,6 +181,12 @@ def import_mxnet(
                 f"{parameter_path} has no values of {', '.join(missing)}, and the inputs are "
                 f"{', '.join(inputs)}; the files are not of one export, or inputs is wrong"
             )
+        of_graph = json.loads(symbol_path.read_text("utf-8")).get("attrs", {}).get(_CHECKSUM)
+        if of_graph not in (None, ["str", f"{zlib.crc32(parameter_path.read_bytes()):08x}"]):
+            raise CheckpointError(
+                f"{symbol_path} and {parameter_path} are not of one export; the latest may have "
+                "been stopped between the two: export again"
+            )
         if ctx.device_type == "cpu":
             _refuse_products_without_kernels(symbol, inputs, symbol_path)
         if not mx.util.is_np_array():
@@ -163,7 +199,10 @@ def import_mxnet(
         for parameter in parameters.values():
             put_into_numpy(parameter)
         return block
-    except (MXNetError, AttributeError, AssertionError, UnicodeDecodeError) as error:
+    except (
+        *(MXNetError, AttributeError, AssertionError),
+        *(UnicodeDecodeError, json.JSONDecodeError),
+    ) as error:
         reason = str(error).strip().splitlines()[-1]
         if "np shape semantics" in reason:
             reason = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Optional
 
 from mpgluon.blocks import blocks_of, require_values
 from mpgluon.cast import fp32
@@ -53,10 +54,12 @@ class Recording:
         """Return how often each output of a node is an operand or a result."""
         return self.graph.uses() + Counter(entry.key for entry in self.graph.heads)
 
-    def values_of_inputs(self, node: Node) -> list[npt.NDArray[np.float32]]:
-        """Return the values of those operands that are parameters, in their order."""
-        names = (entry.node.name for entry in node.inputs)
-        return [self.values[name] for name in names if name in self.values]
+    def values_after_data(self, node: Node) -> Optional[list[npt.NDArray[np.float32]]]:
+        """Return the values of all operands but the first, or ``None`` if one is computed."""
+        operands = [entry.node for entry in node.inputs[1:]]
+        if all(operand.is_variable and operand.name in self.values for operand in operands):
+            return [self.values[operand.name] for operand in operands]
+        return None
 
     def refuse_overflow(self, fmt: FloatFormat) -> None:
         """Raise PrecisionError if a weight or bias would become infinite in ``fmt``.

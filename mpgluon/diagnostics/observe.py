@@ -6,6 +6,7 @@ A hybridized network is observed in an imperative run: the same operators on the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -333,7 +334,13 @@ class _Watch:
     handed_on: bool
     tap: Optional[Tap]
     run: Optional[object]
-    calls: list[BlockCall] = field(default_factory=list)  # at work, the innermost last
+    _local: threading.local = field(default_factory=threading.local)
+
+    @property
+    def calls(self) -> list[BlockCall]:
+        """The calls at work in this thread, the innermost last."""
+        calls: list[BlockCall] = vars(self._local).setdefault("calls", [])
+        return calls
 
     def note_arguments(self, inner: gluon.Block, arguments: tuple[Any, ...]) -> None:
         """Note what a block passes to an inner one."""

@@ -79,7 +79,7 @@ def optimizer_names() -> list[str]:
 def report_on_optimizer(name: str) -> OptimizerReport:
     """Run one optimizer with its default options in every way and return the errors.
 
-    MXNet's random numbers begin anew, as after ``mx.random.seed``.
+    MXNet's random numbers are then those after ``mx.random.seed``.
 
     Raises
     ------

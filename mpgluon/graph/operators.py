@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
 
@@ -81,7 +82,8 @@ _ALWAYS_FLOAT32 = """
     contrib.MultiBoxPrior contrib.MultiBoxTarget contrib.MultiBoxDetection
     contrib.MultiProposal contrib.Proposal contrib.box_iou contrib.box_nms
     contrib.box_non_maximum_suppression contrib.box_encode contrib.box_decode
-    contrib.bipartite_matching contrib.fft contrib.ifft contrib.allclose
+    contrib.bipartite_matching contrib.fft contrib.ifft contrib.allclose contrib.arange_like
+    GridGenerator
 """
 
 _MOVE = """
@@ -93,7 +95,7 @@ _MOVE = """
 
 _OTHER = """
     Cast cast amp_cast amp_multicast cast_storage shape_array size_array one_hot Custom
-    contrib.isfinite contrib.isinf contrib.isnan contrib.arange_like contrib.index_array
+    contrib.isfinite contrib.isinf contrib.isnan contrib.index_array
     contrib.getnnz contrib.foreach contrib.while_loop contrib.cond all_finite multi_all_finite
     array zeros ones full arange linspace eye empty load save waitall Variable var Group
 """
@@ -203,6 +205,10 @@ def _operands(position: int, *names: str) -> dict[str, Any]:
 _PARAMETERS = frozenset({1, 2, 3, 4, "gamma", "beta", "moving_mean", "moving_var"})
 _MOVES = {"moves": True}
 _NO_GRADIENT = {"has_gradient": False}
+_SEND_ZEROS = """
+    topk argmax_channel shape_array size_array isfinite isinf isnan arange_like index_array
+    MultiBoxPrior MultiBoxTarget MultiBoxDetection Proposal MultiProposal
+"""
 _ON_COPIES = """
     clip elemwise_mul _mul_scalar _div_scalar _plus_scalar _minus_scalar _rminus_scalar
 """
@@ -379,7 +385,7 @@ def listed_operators() -> frozenset[str]:
     return frozenset(_RULES) | {name for name, one in _OPERATORS.items() if one.not_cast}
 
 
-def rule_of(name: str) -> Rule:
+def rule_of(name: str, options: Optional[Mapping[str, Any]] = None) -> Rule:
     """Return the rule of an operator.
 
     Parameters
@@ -388,12 +394,16 @@ def rule_of(name: str) -> Rule:
         Its name in ``F``, with its namespace: ``"Convolution"``,
         ``"contrib.SyncBatchNorm"``, ``"linalg.gemm2"``. Names in ``sparse`` are those of ``F``.
         Random generators (``random.…``) have no operands to follow.
+    options : mapping, optional
+        Its options, of which the ``pool_type`` of a pooling matters: some are sums.
 
     Returns
     -------
     Rule
         ``FOLLOW`` for operators that the table does not list.
     """
+    if options and options.get("pool_type") in ("sum", "lp"):
+        return Rule.FLOAT32
     return _RULES.get(name.removeprefix("sparse."), Rule.FOLLOW)
 
 
@@ -408,6 +418,18 @@ def one_name(name: str) -> str:
     ``x + y`` broadcasts arrays and does not broadcast symbols.
     """
     return name.removeprefix("sparse.").replace("elemwise_", "broadcast_")
+
+
+@cache
+def sends_zeros(name: str) -> bool:
+    """Whether what the operands of an operator receive for gradients are zeros.
+
+    ``name`` is that in ``F`` or in a graph. True also of ``topk``, whose values have gradients.
+    """
+    name = name.rpartition(".")[2].removeprefix("_contrib").removeprefix("_")
+    name = name.removeprefix("broadcast_").removesuffix("_scalar")
+    facts = _OPERATORS.get(name) or _OPERATORS.get(f"_{name}")
+    return name in _SEND_ZEROS.split() or (facts is not None and not facts.has_gradient)
 
 
 def excluded_operands(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:

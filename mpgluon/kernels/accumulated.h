@@ -328,8 +328,9 @@ struct Operands {
     const mxnet::TShape &x = a.shape(), &y = b.shape();
     for (int i = 0; i < batch_dimensions; ++i) batch *= x[i];
     terms = left_transposed ? x[batch_dimensions] : x[x.ndim() - 1];
-    rows = x.Size() / batch / terms;
-    columns = y.Size() / batch / terms;
+    const bool empty = batch * terms == 0;
+    rows = empty ? 0 : x.Size() / batch / terms;
+    columns = empty ? 0 : y.Size() / batch / terms;
     one = address(a), other = address(b);
   }
   View left(int64_t i) const { return view(one + i * rows * terms, rows, terms, left_transposed); }

@@ -35,8 +35,8 @@ template <class Format>
 class Bounds {
  public:
   Bounds(const Format& format, const NodeAttrs& attrs) {
-    const float least = std::strtof(option(attrs, "a_min").c_str(), nullptr);
-    const float most = std::strtof(option(attrs, "a_max").c_str(), nullptr);
+    const float least = number_option(attrs, "a_min");
+    const float most = number_option(attrs, "a_max");
     fit_ = fits(format, least) && fits(format, most);
     least_ = format.narrow_one(least);
     most_ = format.narrow_one(most);

@@ -1,11 +1,16 @@
 // Settings of a node, read from its name, and its options.
 //
 // kernels/__init__.py writes each behind a "|", as the bits of a double in 16 hexadecimal digits. So
-// neither the locale nor a "|" in a layer's own name changes what is read here.
+// neither the locale nor a "|" in a layer's own name changes what is read here. MXNet writes numbers
+// among the options as text; they are read as in the locale "C", whatever that of the process is.
 #ifndef MPGLUON_SETTINGS_H_
 #define MPGLUON_SETTINGS_H_
 
 #include <array>
+#include <clocale>
+#ifdef __APPLE__
+#include <xlocale.h>
+#endif
 
 #include "bridge.h"
 
@@ -41,6 +46,12 @@ inline std::string option(const nnvm::NodeAttrs& attrs, const char* name) {
   for (const auto& entry : attrs.dict)
     if (entry.first == name) return entry.second;
   return "";
+}
+
+// Return an option of a node as a number; 0 if it has none.
+inline float number_option(const nnvm::NodeAttrs& attrs, const char* name) {
+  static const locale_t c = newlocale(LC_ALL_MASK, "C", nullptr);
+  return strtof_l(option(attrs, name).c_str(), nullptr, c);
 }
 
 }  // namespace mpgluon

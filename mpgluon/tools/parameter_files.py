@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from mpgluon.blocks import set_value
-from mpgluon.checkpoint import check_parameters
+from mpgluon.checkpoint.parameters import check_parameters, completed, is_possible_shape
 from mpgluon.errors import CheckpointError
 
 import mxnet as mx
@@ -21,7 +21,7 @@ def load_parameter_file(net: gluon.Block, path: Path, *, classes: int) -> list[s
     Parameters
     ----------
     net : gluon.Block
-        Initialized, FP32.
+        Initialized, FP32; shapes that wait for the first call are taken from the file.
     path : Path
         Written by ``save_parameters`` or ``export``; 16-bit values are widened.
     classes : int
@@ -53,19 +53,22 @@ def load_parameter_file(net: gluon.Block, path: Path, *, classes: int) -> list[s
         parameters = {p.name: p for p in parameters.values()}  # an exported network's names
     fresh = [
         name
-        for name, p in parameters.items()
-        if name in values
-        and values[name].shape != p.shape
-        and p.shape[0] == classes
-        and values[name].shape[1:] == p.shape[1:]
+        for name, parameter in parameters.items()
+        if name in values and _is_another_head(parameter.shape, values[name].shape, classes)
     ]
-    widened = {name: value.astype("float32") for name, value in values.items()}
-    check_parameters(
-        path,
-        {name: p for name, p in parameters.items() if name not in fresh},
-        {name: value for name, value in widened.items() if name not in fresh},
-    )
-    for name, parameter in parameters.items():
-        if name not in fresh:
-            set_value(parameter, widened[name])
+    old = {name: p for name, p in parameters.items() if name not in fresh}
+    widened = {n: value.astype("float32") for n, value in values.items() if n not in fresh}
+    with completed(old, widened):
+        check_parameters(path, old, widened)
+    for name, parameter in old.items():
+        set_value(parameter, widened[name])
     return fresh
+
+
+def _is_another_head(
+    shape: Optional[tuple[int, ...]], of_file: tuple[int, ...], classes: int
+) -> bool:
+    """Whether shapes differ in the number of classes, and there alone."""
+    if not shape or not of_file:
+        return False
+    return shape[0] == classes != of_file[0] and is_possible_shape(shape[1:], of_file[1:])

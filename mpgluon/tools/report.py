@@ -252,14 +252,14 @@ def diagnose(
 
 
 def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list[tuple[bytes, str]]:
-    """Draw the histograms of weights and activations, of gradients, and of each layer."""
+    """Draw the histograms of weights and activations, of gradients, and of each layer with one."""
     overall = exponents.overall()
     gradients = {"gradients": overall["gradients"]}
     values = {name: overall[name] for name in ("weights", "activations")}
     weights = {p.name for p in net.collect_params().values() if len(p.shape) > 1}
     layers = {name: one for name, one in exponents.gradients.items() if name in weights}
     names, histograms = list(layers), list(layers.values())
-    return [
+    pictures = [
         (
             plots.png(lambda axes: plots.draw_exponents(axes, values)),
             "Exponents of weights and activations",
@@ -268,11 +268,13 @@ def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list
             plots.png(lambda axes: plots.draw_exponents(axes, gradients, loss_scale=scale)),
             "Exponents of the parameters' gradients, and what the loss scale makes of them",
         ),
-        (
-            plots.png(
-                lambda axes: plots.draw_exponent_heatmap(axes, names, histograms),
-                height=1.5 + 0.17 * len(layers),
-            ),
-            "Exponents of the gradient of each weight, first layer at the top",
-        ),
     ]
+    if layers:
+        heatmap = plots.png(
+            lambda axes: plots.draw_exponent_heatmap(axes, names, histograms),
+            height=1.5 + 0.17 * len(layers),
+        )
+        pictures.append(
+            (heatmap, "Exponents of the gradient of each weight, first layer at the top")
+        )
+    return pictures

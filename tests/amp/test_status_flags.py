@@ -287,7 +287,7 @@ def test_slots_of_deleted_networks_are_used_again():
     assert Layers._made <= before + 8 * 2
 
 
-def test_what_a_diagnosis_overflows_is_no_flag_of_the_next_step():
+def test_the_next_step_has_none_of_the_flags_of_a_diagnosis():
     net = make()
     trainer = trainer_of(net)
     step(net, trainer)

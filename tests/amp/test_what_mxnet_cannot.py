@@ -172,3 +172,12 @@ def test_an_operator_with_a_gradient_of_its_own_added_to_a_penalty_is_refused():
         loss = loss + mx.nd.SoftmaxOutput(scores, mx.nd.zeros(5)).sum(axis=1)
         with pytest.raises(mpgluon.PrecisionError, match="and a gradient of a gradient"):
             amp.scale_loss(loss, trainer).__enter__()
+
+
+def test_a_cast_leaves_initialized_row_sparse_weights_in_fp32():
+    net, _ = with_embedding("sparse weight")
+    before = net(mx.nd.array([1, 2])).asnumpy()
+    report = mpgluon.cast_block(net)
+    assert (report.parameters_cast, report.parameters_kept) == (2, 1)
+    assert net[0].weight.dtype == "float32"
+    np.testing.assert_allclose(net(mx.nd.array([1, 2])).asnumpy(), before, rtol=0.01)

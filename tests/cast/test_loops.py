@@ -138,3 +138,39 @@ def test_branches_may_be_computed_in_different_formats(other, by_name, way):
         # Four roundings of numbers below the largest, which a matrix may magnify.
         unit = 2.0**-8 if "bfloat16" in way else 2.0**-11
         assert np.abs(imperative - exact).max() <= 16 * unit * np.abs(exact).max()
+
+
+class LoopAtTheEnd(gluon.HybridBlock):
+    """Its results are a loop's, and a cast puts operators behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(4, in_units=4, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        def step(row, total):
+            total = self.dense(row.expand_dims(0)) + total
+            return total, total
+
+        return F.contrib.foreach(step, x, F.zeros((1, 4)))[0]
+
+
+@EACH_WAY
+def test_a_loop_at_the_end_of_a_static_graph_has_the_values_of_an_imperative_run(way):
+    mx.random.seed(0)
+    net = LoopAtTheEnd()
+    net.initialize(mx.init.Normal(1.0))
+    WAYS[way](net)
+    images = mx.nd.array(np.tile(X, (4, 1)))
+    results = []
+    for options in ({"active": False}, STATIC):
+        net.hybridize(**options)
+        for _ in range(3):
+            with autograd.record():
+                result = net(images)
+                loss = (result * result).sum()
+            loss.backward()
+            results.append((result.asnumpy(), net.dense.weight.grad().asnumpy()))
+    for outputs, gradient in results[1:]:
+        np.testing.assert_allclose(outputs, results[0][0], rtol=0.05, atol=0.05)
+        np.testing.assert_allclose(gradient, results[0][1], rtol=0.05, atol=0.5)

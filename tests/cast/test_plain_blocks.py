@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
+from functools import partial
 
 import mpgluon
 from mpgluon import amp, diagnostics
@@ -437,3 +438,24 @@ def test_a_namedtuple_of_results_stays_one():
     assert not diagnostics.range_report(
         net, diagnostics.Batch(nd.ones((1, 3)), None, lambda both, _: both.first)
     ).broken_gradients()
+
+
+@pytest.mark.parametrize("container", [dict, OrderedDict, partial(defaultdict, list)])
+def test_arrays_in_a_dict_of_results_are_fp32_for_the_loss(container):
+    class ByName(gluon.Block):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Dense(2, in_units=3)
+
+        def forward(self, x):
+            results = container()
+            results.update(logits=self.inner(x) * 2.0**14, more=[self.inner(x)])
+            return results
+
+    net = ByName()
+    net.initialize(mx.init.One())
+    mpgluon.cast_block(net)
+    results = net(nd.ones((1, 3)))
+    assert type(results) is type(container())
+    assert results["logits"].dtype == results["more"][0].dtype == np.float32
+    assert results["logits"].sum().asscalar() == 2 * 3 * 2.0**14

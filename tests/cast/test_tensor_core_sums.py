@@ -181,3 +181,24 @@ def test_the_report_says_how_products_are_summed():
     assert "rounded once, summed as Hopper's Tensor Cores do" in str(report)
     amp.restore(net)
     assert "Tensor Cores" not in str(amp.autocast(net, "float16"))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4)])
+def test_products_of_empty_arrays_are_empty(shape):
+    class Product(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.batch_dot(x, x, transpose_b=True)
+
+    with mx.util.np_shape(active=True):
+        net = Product()
+        amp.autocast(net, policy_of("float16 hopper"))
+        with autograd.record():
+            assert net(mx.nd.zeros(shape)).shape == (shape[0], shape[1], shape[1])
+
+
+def test_an_export_that_only_mpgluon_could_load_is_refused(tmp_path):
+    net = make_net(Policy.parse("params=float32,compute=float8_e4m3"), hybridize=True)
+    net(mx.nd.ones((1, 4, 8, 8)))
+    with pytest.raises(PrecisionError, match=r"export_mxnet\(net, path, dtype="):
+        net.export(str(tmp_path / "net"))
+    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import onnxruntime
 import pytest
+from mxnet.gluon import nn
 
 NAME, SIZE = "cifar_resnet20_v1", 32
 
@@ -55,6 +56,21 @@ def test_a_zoos_network_gets_the_parameters_and_names_that_are_given(printed, fo
     expected = weights(mx.nd.array(images)).asnumpy()
     # FP32 on both sides; gamma of the longest sum, 576 terms, is 3.4e-5 in each of 20 layers.
     np.testing.assert_allclose(served("network.onnx", images)[0], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_function_may_leave_shapes_to_the_parameter_file(printed, folder):
+    (folder / "deferred.py").write_text(
+        "from mxnet.gluon import nn\n\n\ndef dense():\n    net = nn.Dense(5)\n"
+        "    net.initialize()\n    return net\n"
+    )
+    trained = nn.Dense(5, in_units=4)
+    trained.initialize(mx.init.Xavier())
+    trained.save_parameters("dense.params")
+    options = ("--parameters=dense.params", "--input-shape=1,4", "--output=dense.onnx")
+    assert "Parameters from dense.params." in printed("export", "deferred:dense", *options)
+    inputs = noise(2, 4)
+    expected = trained(mx.nd.array(inputs)).asnumpy()
+    np.testing.assert_allclose(served("dense.onnx", inputs)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_network_of_other_input_is_compared_by_its_numbers(printed):

@@ -9,7 +9,13 @@ from collections import Counter
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp, kernels, round_to
-from mpgluon.deployment import agreement, inference_network
+from mpgluon.deployment import (
+    agreement,
+    export_mxnet,
+    export_onnx,
+    import_mxnet,
+    inference_network,
+)
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
 from mpgluon.kernels.dtypes import dtype_name
 
@@ -22,6 +28,7 @@ from deployment_helpers import (
     every_network,
     fp32_bound,
     logits_of,
+    served,
     sixteen_bit_bound,
     small_network,
     some_images,
@@ -128,6 +135,43 @@ def test_as_many_batch_norms_are_left_as_stand_before_a_convolution(name, left):
     result = inference_network(build(name, images), "float32")
     norms = [block for block in result._children.values() if isinstance(block, nn.BatchNorm)]
     assert len(norms) == left
+
+
+class Unusual(gluon.HybridBlock):
+    """A dense layer and a BatchNorm, with an operand that is computed, or with constant data."""
+
+    def __init__(self, operand):
+        super().__init__()
+        self.operand = operand
+        shapes = {"weight": (4, 3), "bias": (4,), "gamma": (4,), "beta": (4,)}
+        shapes.update(running_mean=(4,), running_var=(4,), constant=(2, 3))
+        with self.name_scope():
+            for name, shape in shapes.items():
+                is_trained = not name.startswith("running")
+                setattr(self, name, self.params.get(name, shape=shape, differentiable=is_trained))
+
+    def hybrid_forward(self, F, x, constant, **values):
+        if self.operand in values:
+            values[self.operand] = values[self.operand] * 2
+        data = constant if self.operand == "data" else x
+        weight, bias, *of_norm = (
+            values[name]
+            for name in ("weight", "bias", "gamma", "beta", "running_mean", "running_var")
+        )
+        layer = F.FullyConnected(data, weight, bias, num_hidden=4)
+        return F.concat(F.BatchNorm(layer, *of_norm, fix_gamma=False), x, dim=1)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")
+@pytest.mark.parametrize("operand", ["weight", "bias", "gamma", "beta", "data"])
+def test_a_computed_operand_and_constant_data_count_in_every_result(operand, tmp_path):
+    net, x = with_random_values(Unusual(operand)), some_images(2, 3)
+    reference, bound = logits_of(net, x), fp32_bound(net, x)
+    assert distance(logits_of(inference_network(net, "float32"), x), reference) <= bound
+    export_mxnet(net, tmp_path / "net", dtype="float32")
+    assert distance(logits_of(import_mxnet(tmp_path / "net"), x), reference) <= bound
+    path = export_onnx(net, tmp_path / "net.onnx", input_shapes=[(2, 3)])
+    assert distance(served(str(path), x), reference) <= bound
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 
 import mpgluon
-from mpgluon import CheckpointError, PrecisionError
+from mpgluon import CheckpointError, DataError, PrecisionError
 from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
 from mpgluon.deployment.mxnet_export import operators_for_gpu_only
 
@@ -148,6 +150,72 @@ def test_a_graph_for_a_gpu_is_refused_on_a_cpu_with_what_to_do(tmp_path):
         imported_by_gluon(tmp_path / "net")(some_images(*IMAGES)).asnumpy()
 
 
+# Two files of one export
+
+
+def test_the_parameter_file_has_the_bytes_that_mxnet_writes(tmp_path):
+    for dtype in DTYPES:
+        _, parameters = export_mxnet(small_network(), tmp_path / "net", dtype=dtype)
+        mx.nd.save(str(tmp_path / "by_mxnet"), mx.nd.load(str(parameters)))
+        assert parameters.read_bytes() == (tmp_path / "by_mxnet").read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["-0000.params", "-symbol.json"])
+@pytest.mark.parametrize("units", [2, 500])  # a file that one buffer holds, and a larger one
+def test_a_full_disk_is_named_and_the_files_from_before_stay(tmp_path, units, suffix):
+    net = with_random_values(nn.Dense(units, in_units=3))
+    files = export_mxnet(net, tmp_path / "net", dtype="float32")
+    before = [path.read_bytes() for path in files]
+    # Where the new file is written first: a device on which every write fails.
+    (tmp_path / f".net{suffix}.{os.getpid()}.part").symlink_to("/dev/full")
+    with pytest.raises(DataError, match=rf"disk is full .*net{suffix}: .*then export again"):
+        export_mxnet(net, tmp_path / "net", dtype="float32")
+    assert [path.read_bytes() for path in files] == before
+    assert sorted(os.listdir(tmp_path)) == sorted(path.name for path in files)
+
+
+def test_an_export_that_was_stopped_between_its_files_is_refused(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def stopped_at_the_graph(source, target):
+        if str(target).endswith("-symbol.json"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    net = small_network()
+    symbol, _ = export_mxnet(net, tmp_path / "net", dtype="float32")
+    net[0].weight.set_data(2 * net[0].weight.data())
+    monkeypatch.setattr(os, "replace", stopped_at_the_graph)
+    with pytest.raises(KeyboardInterrupt):
+        export_mxnet(net, tmp_path / "net", dtype="float32")
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"are not of one export; .*: export again"):
+        import_mxnet(tmp_path / "net")
+    graph = json.loads(symbol.read_text())
+    del graph["attrs"]["mpgluon_parameters"]  # a file of mpgluon 0.2.0
+    symbol.write_text(json.dumps(graph))
+    import_mxnet(tmp_path / "net")
+
+
+def test_an_import_with_other_parameters_can_be_exported_by_gluon(tmp_path):
+    images = some_images(*IMAGES)
+    export_mxnet(small_network(), tmp_path / "net", dtype="float32")
+    net = import_mxnet(tmp_path / "net")
+    weight = next(p for name, p in net.collect_params().items() if name.endswith("weight"))
+    weight.set_data(2 * weight.data())
+    net.hybridize()
+    expected = logits_of(net, images)
+    net.export(str(tmp_path / "again"), remove_amp_cast=False)
+    assert (logits_of(import_mxnet(tmp_path / "again"), images) == expected).all()
+
+
+def test_mxnet_reads_names_in_any_script(tmp_path):
+    net = Lambda(lambda F, x: F.square(x))
+    symbol, parameters = export_mxnet(net, tmp_path / "net", dtype="float32", inputs=("größe",))
+    imported = gluon.SymbolBlock.imports(str(symbol), ["größe"], str(parameters))
+    assert imported(mx.nd.array([3])).asnumpy().tolist() == [9]
+
+
 # The order of inputs
 
 
@@ -231,3 +299,8 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         path.write_bytes(content[: len(content) // 2])
         with pytest.raises(CheckpointError, match="cannot be loaded"):
             import_mxnet(tmp_path / "net")
+        path.write_bytes(content)
+    with symbol.open("a") as file:  # MXNet reads the first object
+        file.write("}")
+    with pytest.raises(CheckpointError, match="cannot be loaded: Extra data"):
+        import_mxnet(tmp_path / "net")

@@ -119,7 +119,7 @@ def test_a_layer_takes_over_what_the_batch_norm_behind_it_does(kind, scale):
     (product,) = (node for node in recording.graph.nodes if not node.is_variable)
     assert product.operator == ("FullyConnected" if "dense" in kind else "Convolution")
     assert product.options["no_bias"] is False
-    folded_weight, folded_bias = recording.values_of_inputs(product)
+    folded_weight, folded_bias = recording.values_after_data(product)
     # One rounding from float64; a sum of numbers up to 4 in float64 adds 2**-50 to it.
     assert (folded_weight == weight.astype(np.float32)).all()
     np.testing.assert_allclose(folded_bias, bias, rtol=2.0**-24, atol=2.0**-48)

@@ -177,6 +177,33 @@ def test_one_operator_is_tried_before_its_layer_and_written_with_its_place(tmp_p
     )
 
 
+class WithADot(nn.HybridBlock):
+    """Has a child whose name has a dot in it, as those of networks from PyTorch do."""
+
+    def __init__(self):
+        super().__init__(prefix="dotted_")
+        with self.name_scope():
+            setattr(self, "layer1.0", Square(prefix="square_"))
+
+    def hybrid_forward(self, F, x):
+        return getattr(self, "layer1.0")(x)
+
+
+def test_a_layer_whose_name_has_a_dot_is_found_and_cured(tmp_path):
+    def make():
+        return network(lambda: Times(2.0**9, "large_"), WithADot)
+
+    again = recorded(make, tmp_path, mpgluon.cast_block)
+    assert again.layer == "net[2]._children['layer1.0']"
+    saving = [cure for cure in again.cures if cure.saves]
+    assert [cure.name for cure in saving[:2]] == [
+        f"broadcast_mul of {again.layer} in FP32",
+        f"{again.layer} in FP32",
+    ]
+    for cure in saving:
+        assert pasted(cure, make, mpgluon.cast_block), cure
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("power", [4, 12, 20, 27, 40])
 def test_the_largest_loss_scale_that_fits_is_found_down_to_a_tiny_one(power, tmp_path):

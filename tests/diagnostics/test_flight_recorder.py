@@ -215,6 +215,17 @@ def test_gradients_that_were_accumulated_come_back(tmp_path, devices):
     assert {len(gradients) for gradients in again.gradients.values()} == {len(devices)}
 
 
+def test_a_pass_whose_block_raised_is_not_part_of_the_step(tmp_path):
+    training = Training(tmp_path, grad_req="add")
+    training.net.collect_params().zero_grad()
+    with pytest.raises(ZeroDivisionError), training.recorder.step(*training.batch()):
+        raise ZeroDivisionError
+    training.blow_up()
+    assert training.step()
+    assert len(read_step(training.newest).passes) == 1
+    assert replay(training.newest, cures=False).same_bits
+
+
 def test_another_dropout_mask_gives_other_bits_and_the_script_says_so(
     recorded, monkeypatch, capsys
 ):
@@ -404,6 +415,70 @@ def test_a_resumed_run_draws_the_same_masks(tmp_path):
     assert_same_bits(parameters_of(rest.net), parameters_of(whole.net))
 
 
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+def test_the_seed_follows_from_the_updates_and_the_skipped_steps(tmp_path, devices):
+    training = Training(tmp_path, way="float32", scale="none", devices=devices)
+    for _ in range(2):
+        training.step()
+    training.step(check=True, factor=float("inf"))
+    assert training.files == ["overflow-00000003.npz"]
+    seed = int(np.random.SeedSequence((2, 0)).generate_state(1)[0] >> 1)
+    assert read_step(training.newest).random_states.mxnet_seed == seed
+
+
+class InTurn:
+    """A run whose steps train one of two layers each, so that MXNet counts half as many updates."""
+
+    def __init__(self, folder, grad_req="write"):
+        self.net = nn.Sequential()
+        self.net.add(nn.Dense(2, in_units=3), nn.Dense(2, in_units=3))
+        self.net.initialize()
+        self.net.collect_params().setattr("grad_req", grad_req)
+        self.trainer = gluon.Trainer(self.net.collect_params(), "sgd")
+        amp.init_trainer(self.trainer, "none")
+        self.recorder = FlightRecorder(self.net, self.trainer, folder, loss="L2Loss", keep=9)
+        self.draws = []
+
+    def train(self, *layers, factor=1.0):
+        for layer in layers:
+            with self.recorder.step(mx.nd.ones((2, 3)), mx.nd.zeros((2, 2))):
+                self.draws.append(mx.nd.random.uniform().asscalar())
+                with autograd.record():
+                    loss = self.net[layer](mx.nd.ones((2, 3))).sum()
+                loss.backward()
+                self.recorder.check_loss(loss * factor)
+            self.trainer.step(1, ignore_stale_grad=True)
+
+
+def test_steps_that_update_only_some_parameters_have_seeds_and_files_of_their_own(tmp_path):
+    run = InTurn(tmp_path)
+    run.train(0, 1, 0, 1, factor=float("inf"))
+    assert len(set(run.draws)) == 4
+    names = [f"overflow-{number:08d}.npz" for number in (1, 2, 3, 4)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_a_resumed_run_draws_the_same_masks_if_steps_update_only_some_parameters(tmp_path):
+    whole, rest = InTurn(tmp_path), InTurn(tmp_path)
+    whole.train(0, 1, 0)
+    mpgluon.save_checkpoint(tmp_path / "checkpoint", whole.net, whole.trainer)
+    mpgluon.load_checkpoint(tmp_path / "checkpoint", rest.net, rest.trainer)
+    for run in (whole, rest):
+        run.train(1, 0)
+    assert whole.draws[3:] == rest.draws
+
+
+def test_a_pass_that_accumulates_belongs_to_its_own_step_if_others_update_other_parameters(
+    tmp_path,
+):
+    run = InTurn(tmp_path, grad_req="add")
+    run.train(0, 1)
+    run.train(0, factor=float("inf"))
+    (path,) = tmp_path.iterdir()
+    assert read_step(path).step == 3
+    assert len(read_step(path).passes) == 1
+
+
 def test_running_statistics_are_those_from_before_the_step(tmp_path):
     training = Training(tmp_path, scale=2.0**24)  # overflows in the gradients
     assert training.step()
@@ -444,7 +519,8 @@ def test_a_step_that_the_recorder_was_not_told_of_is_warned_of(tmp_path, caplog)
         training.trainer.step(8)
     assert sum("whose batch recorder.step was not told" in m for m in caplog.messages) == 1
     assert not training.folder.exists()
-    training.recorder.detach()
+    for _ in range(2):
+        training.recorder.detach()
     training.step()
     assert not training.folder.exists()
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
-from numerics_runs import Run
+from numerics_runs import CLASSES, Run
 
 compare = diagnostics.compare_numerics
 
@@ -154,6 +154,21 @@ def test_a_frozen_layer(reference, tmp_path):
     assert found.step == 1
     assert "the gradient of 3.weight is in the first recording only" in found.sentence
     assert "3.weight is frozen in the other (its grad_req is 'null')" in found.sentence
+
+
+def test_a_parameter_that_no_step_uses(reference, tmp_path):
+    def without_bias(F, x, weight, **_):
+        return F.FullyConnected(x, weight, no_bias=True, num_hidden=CLASSES)
+
+    @at(1)
+    def leave_out(run):
+        run.net[5].hybrid_forward = without_bias
+        run.trainer.step = functools.partial(run.trainer.step, ignore_stale_grad=True)
+
+    found = compare(reference(cast=None), planted(tmp_path, before_step=leave_out, cast=None))
+    assert found.step == 1
+    assert "the gradient of 5.bias is in the first recording only" in found.sentence
+    assert "(its grad_req is 'null'), or not used" in found.sentence
 
 
 def test_momentum_lost_where_the_run_was_continued(reference, tmp_path):

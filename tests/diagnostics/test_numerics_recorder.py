@@ -10,11 +10,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mpgluon
 from mpgluon import amp, diagnostics
 from mpgluon.errors import CheckpointError, TrainerStateError
+from mpgluon.tools.numerics import notes
+from mpgluon.tools.numerics.page import write_page
 
 import mxnet as mx
 import numpy as np
@@ -161,6 +165,12 @@ def test_whole_arrays_of_a_window_of_steps(tmp_path):
     assert all(tensor.array is None for tensor in recording.step(4).tensors.values())
 
 
+def test_a_window_of_whole_arrays_may_be_longer_than_the_number_of_files(tmp_path):
+    options = {"steps": 20, "every": 1, "arrays": (1, 8), "keep": 2}
+    recording = diagnostics.read_numerics(Run().train(tmp_path, **options))
+    assert recording.numbers == [*range(1, 9), 16]
+
+
 def test_a_run_that_is_continued_replaces_later_steps(tmp_path):
     run = Run()
     run.train(tmp_path / "numerics", steps=2)
@@ -178,6 +188,182 @@ def test_a_run_that_is_continued_replaces_later_steps(tmp_path):
     assert [line["step"] for line in recording.lines] == [1, 2, 3]
     after = recording.step(3).tensors
     assert {n: t.checksum for n, t in before.items()} == {n: t.checksum for n, t in after.items()}
+
+
+def test_a_run_that_loads_a_checkpoint_goes_on_from_there(tmp_path, caplog):
+    run = Run()
+    run.train(tmp_path / "numerics", steps=2)
+    mpgluon.save_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
+    for step in (3, 4):
+        run.one_step(step)
+    before = diagnostics.read_numerics(tmp_path / "numerics").step(3).tensors
+    mpgluon.load_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
+    with caplog.at_level(logging.WARNING):
+        run.one_step(3)
+    assert "replacing the recorded steps 3 to 4, which are at or after this run's" in caplog.text
+    recording = diagnostics.read_numerics(tmp_path / "numerics")
+    assert recording.numbers == [1, 2, 3]
+    assert [line["step"] for line in recording.lines] == [1, 2, 3]
+    after = recording.step(3).tensors
+    assert {n: t.checksum for n, t in before.items()} == {n: t.checksum for n, t in after.items()}
+
+
+def test_a_line_that_is_not_text_is_left_out(tmp_path):
+    run = Run()
+    run.train(tmp_path, steps=2)
+    with open(tmp_path / "steps.jsonl", "ab") as file:
+        file.write(b"\xff\x00\n")
+    run.recorder = diagnostics.NumericsRecorder(run.net, run.trainer, tmp_path, every=1)
+    run.one_step(3)
+    assert [line["step"] for line in diagnostics.read_numerics(tmp_path).lines] == [1, 2, 3]
+
+
+class Branches(gluon.Block):
+    """A network of two layers, of which each step uses one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Dense(16, in_units=4), nn.Dense(16, in_units=4)
+
+    def forward(self, x, branch):
+        return getattr(self, branch)(x)
+
+
+class InTurn:
+    """A run that records which layers of ``Branches`` its steps use."""
+
+    def __init__(self, folder):
+        self.net = Branches()
+        self.net.initialize()
+        self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.1})
+        amp.init_trainer(self.trainer, "none")
+        self.recorder = diagnostics.NumericsRecorder(self.net, self.trainer, folder, every=1)
+
+    def train(self, *branches):
+        for branch in branches:
+            with self.recorder.step() as told:
+                with autograd.record():
+                    told.loss = self.net(mx.nd.ones((2, 4)), branch).mean()
+                    with amp.scale_loss(told.loss, self.trainer) as scaled:
+                        scaled.backward()
+                self.trainer.step(1, ignore_stale_grad=True)
+
+
+def test_steps_have_different_numbers_if_each_updates_only_some_parameters(tmp_path):
+    run = InTurn(tmp_path)
+    run.train(*("first", "second") * 3)
+    recording = diagnostics.read_numerics(tmp_path)
+    assert recording.numbers == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in recording.lines] == recording.numbers
+
+
+def test_a_loaded_step_is_replaced_also_if_it_updated_only_some_parameters(tmp_path):
+    run = InTurn(tmp_path / "numerics")
+    run.train("first")
+    mpgluon.save_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
+    run.train("second")
+    mpgluon.load_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
+    run.train("second", "first")
+    assert diagnostics.read_numerics(tmp_path / "numerics").numbers == [1, 2, 3]
+
+
+def test_parameters_that_a_step_does_not_use_have_no_gradient_and_lose_no_update(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        InTurn(tmp_path).train("first", "second", "first")
+    assert caplog.messages == []
+    recording = diagnostics.read_numerics(tmp_path)
+    for step, used in zip(recording, ("first", "second", "first")):
+        both = [f"{used}.weight", f"{used}.bias"]
+        assert [tensor.id.name for tensor in step.of("gradient")] == both
+        assert [tensor.id.name for tensor in step.of("update")] == both
+        assert step.lost_updates() == {f"{used}.weight": 0.0}
+        assert len(step.of("weight")) == 4
+    write_page(recording, tmp_path / "page.html")
+
+
+def test_the_gradients_of_another_trainer_are_recorded_before_its_step(tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.Dense(1, in_units=3))
+    net.initialize()
+    trainers = [gluon.Trainer(layer.collect_params(), "sgd") for layer in net]
+    for trainer in trainers:
+        amp.init_trainer(trainer, 8.0)
+    recorder = diagnostics.NumericsRecorder(net, trainers[0], tmp_path)
+    with recorder.step() as told:
+        with autograd.record():
+            told.loss = net(mx.nd.ones((1, 2)))
+            with amp.scale_loss(told.loss, trainers) as scaled:
+                scaled.backward()
+        for trainer in trainers:
+            trainer.step(1)
+    step = diagnostics.read_numerics(tmp_path).step(1)
+    assert len(step.of("gradient")) == len(step.of("update")) == 4
+
+
+def test_masters_from_before_the_cast_are_taken_to_the_device_of_the_weights(tmp_path):
+    device = mx.cpu(1)
+    net = nn.Dense(2, in_units=3)
+    net.initialize(ctx=device)
+    mpgluon.cast_block(net)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.init_trainer(trainer, 8.0)
+    recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path, every=1)
+    for _ in range(2):
+        with recorder.step() as told:
+            before = list(recorder._before.values())
+            with autograd.record():
+                told.loss = net(mx.nd.ones((2, 3), ctx=device)).astype("float32")
+                with amp.scale_loss(told.loss, trainer) as scaled:
+                    scaled.backward()
+            trainer.step(2)
+        masters = map(recorder._master_of, net.collect_params().values())
+        assert [array.context for array in (*before, *masters)] == [device] * 4
+
+
+def test_forward_passes_in_several_threads_are_recorded(tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net.initialize(ctx=devices)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, "none")
+
+    def backward(device):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 3), ctx=device)).sum()
+        loss.backward()
+        return loss
+
+    recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path)
+    with recorder.step() as told, ThreadPoolExecutor(2) as pool:
+        told.loss = list(pool.map(backward, devices))
+        trainer.step(4)
+    step = diagnostics.read_numerics(tmp_path).step(1)
+    for kind in ("activation", "activation gradient"):
+        names = {tensor.id[1:] for tensor in step.of(kind)}
+        assert names == {("0", 0), ("0", 1), ("1", 0), ("1", 1)}
+
+
+def test_threads_that_take_statistics_at_once_do_not_mix_them_up(monkeypatch):
+    begun, ended = threading.Event(), threading.Event()
+    statistics = notes.statistics
+
+    def slow_in_a_thread(*arrays):
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert ended.wait(30)
+        return statistics(*arrays)
+
+    monkeypatch.setattr(notes, "statistics", slow_in_a_thread)
+    both = notes.StepNotes(nn.Dense(1), keeps_arrays=False)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(both.note, "loss", [("of 3", mx.nd.ones(3), "")])
+        assert begun.wait(30)
+        both.note("loss", [("of 2", mx.nd.ones(2), "")])
+        ended.set()
+        slow.result()
+    sizes = {name.name: tensor.statistics.size for name, tensor in both.tensors().items()}
+    assert sizes == {"of 2": 2, "of 3": 3}
 
 
 def test_a_run_that_was_continued_without_its_optimizer_is_numbered_by_hand(tmp_path, caplog):

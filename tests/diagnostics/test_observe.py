@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import mpgluon
-from mpgluon.diagnostics.observe import observed_batch
+from mpgluon.diagnostics.observe import observed_batch, observing
 
 import mxnet as mx
 import numpy as np
@@ -255,3 +258,24 @@ def test_a_parameter_that_no_pass_uses_is_left_out():
     gradients = observed_batch(net, make_batch(), lambda _: None)
     unused = set(net.unused.collect_params().values())
     assert set(gradients) == set(net.collect_params().values()) - unused
+
+
+def test_calls_in_several_threads_are_kept_apart():
+    barrier = Barrier(2)
+
+    class Meeting(gluon.Block):
+        def __init__(self, inner=None):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            barrier.wait(30)
+            return x + 1 if self.inner is None else self.inner(x)
+
+    net = Meeting(inner=Meeting())
+    made = []
+    note = observing(net, lambda seen: made.append((seen.block, seen.made)))
+    with note, ThreadPoolExecutor(2) as pool:
+        list(pool.map(net, [mx.nd.zeros(1), mx.nd.ones(1)]))
+    assert sorted(is_made for block, is_made in made if block is net) == [False, False]
+    assert [is_made for block, is_made in made if block is not net] == [True, True]

@@ -11,9 +11,12 @@ from pathlib import Path
 import mpgluon
 from mpgluon.tools.report import diagnose
 
+import mxnet as mx
 import pytest
 from diagnostics_helpers import Times, make_batch, make_net
 from helpers import module_from
+from mxnet import gluon
+from mxnet.gluon import nn
 
 from recipes.training import TrainingConfig, train
 
@@ -91,6 +94,19 @@ def test_the_file_is_complete_html_that_needs_no_other_file(page, tmp_path):
     assert all(address.startswith("data:image/png;base64,") for address in outline.addresses)
     assert page.sections[0].lines in html.unescape(text)
     assert "net_dense0" in outline.cells
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.BatchNorm(in_channels=3), lambda: nn.Activation("relu")]
+)
+def test_a_network_without_matrices_has_no_picture_of_them(make, tmp_path):
+    net = make()
+    net.initialize()
+    images, labels = mx.nd.random.normal(shape=(64, 3)), mx.nd.zeros((64, 3))
+    page = diagnose(net, mpgluon.diagnostics.Batch(images, labels, gluon.loss.L2Loss()), title="t")
+    (pictures,) = [section.pictures for section in page.sections if section.pictures]
+    assert len(pictures) == 2
+    page.write(tmp_path / "report.html")
 
 
 # The script

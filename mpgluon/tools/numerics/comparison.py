@@ -16,7 +16,7 @@ from mpgluon.tools.numerics.files import NumericsStep, Recording, TensorName, re
 __all__ = ["NumericsComparison", "compare_numerics"]
 
 _SETTINGS = ("loss_scale", "learning_rate", "rescale")
-_TRAINED = ("gradient", "update", "master", "state")  # what a frozen parameter has not
+_TRAINED = ("gradient", "update", "master", "state")  # a frozen parameter has none of these
 _PLACES = {
     "input": "before the forward pass",
     "label": "before the forward pass",
@@ -193,7 +193,7 @@ class _Steps:
     def _of_missing(self, name: TensorName) -> str:
         which = "first" if name in self.a.tensors else "second"
         if name.kind in ("gradient", "update"):
-            parameter = f"{name.name} is frozen in the other (its grad_req is 'null')"
+            parameter = f"{name.name} is frozen in the other (its grad_req is 'null'), or not used"
             return f"the {name} is in the {which} recording only: {parameter}"
         other = "second" if which == "first" else "first"
         what = "FP32 master" if name.kind == "master" else "optimizer's array (SGD's is a momentum)"

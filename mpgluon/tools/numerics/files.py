@@ -57,7 +57,8 @@ KINDS = (
 ``weight`` is what the network computes with, running statistics included, ``master`` its FP32
 value in the optimizer, ``state`` any other array of the optimizer: all before the step.
 ``gradient`` is that of a parameter as the optimizer receives it, times the loss scale. ``update``
-is the difference that the step makes: of the master, where there is one.
+is the difference that the step makes: of the master, where there is one. A parameter that the step
+does not use has neither.
 """
 
 _EXPONENTS, _ZEROS = 256, 256  # of statistics.h
@@ -299,10 +300,10 @@ class StepLines:
 
 
 def _lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines that are complete; of a process that was killed the last one may not be."""
+    """Yield the lines that are complete; a killed process or a damaged disk leaves others."""
     if not path.exists():
         return
-    for text in path.read_text("utf-8").splitlines():
+    for text in path.read_text("utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:

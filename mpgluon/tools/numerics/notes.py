@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from threading import Lock
 from typing import NamedTuple, Optional
 
 from mpgluon import kernels
@@ -37,7 +38,7 @@ class _Noted(NamedTuple):
 
 
 class StepNotes:
-    """The tensors of a step that is being recorded.
+    """The tensors of a step that is being recorded; its forward passes may be in several threads.
 
     Parameters
     ----------
@@ -48,14 +49,14 @@ class StepNotes:
 
     def __init__(self, net: gluon.Block, *, keeps_arrays: bool) -> None:
         self._paths, self._keeps_arrays = paths_of(net), keeps_arrays
-        self._noted: list[_Noted] = []
-        self._rows: list[NDArray] = []  # statistics of one or more of them each
+        self._noted: list[tuple[list[_Noted], NDArray]] = []  # with their rows of statistics
         self._taps: list[tuple[_Noted, NDArray]] = []  # of activation gradients, forward order
         self._calls: Counter[tuple[str, str]] = Counter()
+        self._lock = Lock()  # held while a call is counted
 
     def note(self, kind: str, named: Iterable[tuple[str, NDArray, str]], block: str = "") -> None:
         """Take the statistics of arrays, each with its name and its format, if that is known."""
-        arrays = []
+        noted, arrays = [], []
         for name, array, fmt in named:
             array = as_nd(array)
             if array.stype != "default":
@@ -64,10 +65,10 @@ class StepNotes:
             if dtype_name(array) not in _FLOATS:
                 array = array.astype("float32")
             kept = array.copy() if self._keeps_arrays else None
-            self._noted.append(_Noted(self._named(kind, name), fmt, array.shape, block, kept))
+            noted.append(_Noted(self._named(kind, name), fmt, array.shape, block, kept))
             arrays.append(array)
         if arrays:
-            self._rows.append(statistics(*arrays))
+            self._noted.append((noted, statistics(*arrays)))
 
     def observe(self, seen: Seen) -> None:
         """Take the statistics of a result that a layer computed itself."""
@@ -99,15 +100,16 @@ class StepNotes:
         for noted, receiver in reversed(self._taps):
             gradient = receiver.grad
             is_probe = gradient.dtype == np.float64
-            self._rows.append(gradient.reshape((1, LENGTH)) if is_probe else statistics(gradient))
+            row = gradient.reshape((1, LENGTH)) if is_probe else statistics(gradient)
             kept = gradient.copy() if self._keeps_arrays else None
-            self._noted.append(noted._replace(array=kept))
+            self._noted.append(([noted._replace(array=kept)], row))
         self._taps = []
 
     def tensors(self) -> dict[TensorName, Tensor]:
         """Wait for the statistics, and return the tensors in the order of their kinds."""
-        rows = mx.nd.concat(*(rows.as_in_context(mx.cpu()) for rows in self._rows), dim=0)
-        tensors = [_tensor(noted, row) for noted, row in zip(self._noted, rows.asnumpy())]
+        rows = mx.nd.concat(*(rows.as_in_context(mx.cpu()) for _, rows in self._noted), dim=0)
+        noted = [one for together, _ in self._noted for one in together]
+        tensors = [_tensor(one, row) for one, row in zip(noted, rows.asnumpy())]
         tensors.sort(key=lambda tensor: KINDS.index(tensor.id.kind))
         return {tensor.id: tensor for tensor in tensors}
 
@@ -116,8 +118,9 @@ class StepNotes:
         return self._paths.get(block, "") or type(block).__name__
 
     def _named(self, kind: str, name: str) -> TensorName:
-        call = self._calls[kind, name]
-        self._calls[kind, name] += 1
+        with self._lock:
+            call = self._calls[kind, name]
+            self._calls[kind, name] += 1
         return TensorName(kind, name, call)
 
 

@@ -78,7 +78,8 @@ class NumericsRecorder:
     trainer : gluon.Trainer
         The network's Trainer, after ``amp.init_trainer``.
     folder : str or Path
-        Made at the first step. Of a run that is continued, later steps that it holds are replaced.
+        Made at the first step. Of a run that is continued, or that loads a checkpoint, later steps
+        that it holds are replaced.
     every : int
         Steps 1, ``every``, 2 ``every``, ... are recorded.
     activations_every : int, optional
@@ -87,8 +88,8 @@ class NumericsRecorder:
     arrays : (int, int), optional
         The first and the last of the steps that are recorded with all values, each of them.
     keep : int
-        The largest number of recorded steps: beyond it every second one is removed, and half as
-        many are recorded from then on.
+        The largest number of recorded steps, without those of ``arrays``: beyond it every second
+        one is removed, and half as many are recorded from then on.
 
     Attributes
     ----------
@@ -145,6 +146,8 @@ class NumericsRecorder:
         self._before: dict[str, NDArray] = {}  # what updates change, before the step
         self._judged: dict[str, Any] = {}  # what is known when a step is judged
         self._numbers: list[int] = []  # of the recorded steps
+        self._latest = 0  # the number of the latest step, recorded or not
+        self._counts_then = (0, 0)  # after it
         self._trends = Trends()
         self.on_record: list[Callable[[NumericsStep], None]] = []
         self._has_warned = False
@@ -168,7 +171,9 @@ class NumericsRecorder:
             Arrays, or tuples and lists of them, whose numbers are recorded too.
         number : int, optional
             The number of the step, from 1; by default one more than the optimizer's updates and the
-            skipped steps, which a checkpoint of mpgluon restores.
+            skipped steps, which a checkpoint of mpgluon restores. If a step updates only some of
+            the parameters, MXNet counts fewer updates than steps: the steps of one process still
+            have different numbers, but pass the numbers of a continued run.
 
         Yields
         ------
@@ -176,8 +181,7 @@ class NumericsRecorder:
             Set its ``loss``.
         """
         if number is None:
-            updates = gluon_trainer.optimizer_of(self._trainer).num_update
-            number = updates + self._state.skipped_steps + 1
+            number = self._next_number()
         self._begin(number)
         told, self._judged = RecordedLoss(), {}
         self._state.on_step.append(self._note_judgement)
@@ -194,12 +198,26 @@ class NumericsRecorder:
             self._state.on_step.remove(self._note_judgement)
         if self._judged:
             self._finish(number, told.loss)
+            self._latest, self._counts_then = number, self._counts()
         self._now = None
 
+    def _next_number(self) -> int:
+        """Return a number that no step before has, unless a checkpoint was loaded."""
+        updates: int = gluon_trainer.optimizer_of(self._trainer).num_update
+        number = updates + self._state.skipped_steps + 1
+        if any(now < then for now, then in zip(self._counts(), self._counts_then)):
+            return number
+        return max(number, self._latest + 1)
+
+    def _counts(self) -> tuple[int, int]:
+        """Return the numbers of updates of single parameters, and of skipped steps."""
+        return gluon_trainer.update_counts(self._trainer), self._state.skipped_steps
+
     def _begin(self, number: int) -> None:
-        """Make the folder at the first step; what is there of it and later ones will be new."""
-        if self._lines is not None or self._has_warned:
+        """Make the folder, or go back after a load: remove this step and later ones from it."""
+        if self._has_warned or (self._lines is not None and number > self._latest):
             return
+        self._trends = Trends()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             found = recorded_steps(self._folder)
@@ -207,7 +225,7 @@ class NumericsRecorder:
             if later:
                 _logger.warning(
                     "%s: replacing the recorded steps %d to %d, which are at or after this run's "
-                    "first step, %d", self._folder, later[0], later[-1], number
+                    "next step, %d", self._folder, later[0], later[-1], number
                 )  # fmt: skip
             for step in later:
                 step_path(self._folder, step).unlink()
@@ -268,9 +286,11 @@ class NumericsRecorder:
         """Return the FP32 values that the optimizer updates; None if it updates the weight.
 
         Without masters the values from before the cast are known too, and no step changes them.
+        The first step begins with those values, which are on the CPU.
         """
         optimizer = gluon_trainer.optimizer_of(self._trainer)
-        return fp32.known(parameter) if has_master(optimizer, parameter) else None
+        master = fp32.known(parameter) if has_master(optimizer, parameter) else None
+        return None if master is None else master.as_in_context(parameter.list_ctx()[0])
 
     def _note_judgement(self, good: bool, scale: float) -> None:
         """Note what is known, and the gradients, before the update."""
@@ -283,12 +303,16 @@ class NumericsRecorder:
         if self._now is None:
             return
         self._now.note_activation_gradients()
-        parameters = self._net._collect_params_with_prefix().items()
-        gradients = [
-            (name, parameter.list_grad()[0], "")
-            for name, parameter in parameters
-            if parameter.grad_req != "null" and parameter._grad is not None
-        ]
+        own = set(gluon_trainer.parameters_of(self._trainer))
+        gradients = []
+        for name, parameter in self._net._collect_params_with_prefix().items():
+            if parameter.grad_req == "null" or parameter._grad is None:
+                continue
+            # Another Trainer's flags may be down until its own step.
+            if parameter in own and not parameter.list_data()[0]._fresh_grad:
+                self._before.pop(name, None)
+            else:
+                gradients.append((name, parameter.list_grad()[0], ""))
         self._now.note("gradient", gradients)
 
     def _finish(self, number: int, loss: Any) -> None:
@@ -338,7 +362,8 @@ class NumericsRecorder:
 
     def _thin_out(self) -> None:
         """Remove every second recorded step if there are too many."""
-        if len(self._numbers) <= self._keep:
+        first, last = self._arrays
+        if sum(not first <= number <= last for number in self._numbers) <= self._keep:
             return
         self._every, self._activations_every = 2 * self._every, 2 * self._activations_every
         for number in self._numbers:

@@ -94,7 +94,7 @@ class _Writer:
     def translate(self, node: Node) -> None:
         """Add the ONNX nodes of an operator, or note why ONNX cannot express its options."""
         inputs = [entry.key for entry in node.inputs]
-        rule = rule_of(name_in_f(node.operator))
+        rule = rule_of(name_in_f(node.operator), node.options)
         dtype = self._format_of(rule, inputs)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
         call = OperatorCall(

@@ -111,15 +111,17 @@ class FlightRecorder:
         self._histories: Arrays = {}  # of scales, before the first pass too
         self._passes: list[list[tuple[Any, Any]]] = []  # inputs and labels by device
         self._loss_scale = 1.0
-        self._position = (-1, -1)
+        self._position = (-1, -1, -1)
+        self._number = 0  # of the step
         self._random_states: dict[str, Any] = {}
         self._is_recorded = False
         self._warned_of: set[str] = set()
         self._state.on_skip.append(self._on_skip)
 
     def detach(self) -> None:
-        """Stop recording."""
-        self._state.on_skip.remove(self._on_skip)
+        """Stop recording; a second call does nothing."""
+        if self._on_skip in self._state.on_skip:
+            self._state.on_skip.remove(self._on_skip)
         self._passes = []
 
     @contextmanager
@@ -127,8 +129,8 @@ class FlightRecorder:
         """Tell the recorder the batch of a forward and backward pass; put it around them.
 
         ``trainer.step`` may be inside the block or after it; if gradients accumulate
-        (``grad_req="add"``), each pass has a block of its own. The arrays are not copied: do not
-        overwrite them before the step.
+        (``grad_req="add"``), each pass has a block of its own, and does not count if the block
+        raises. The arrays are not copied: do not overwrite them before the step.
 
         Parameters
         ----------
@@ -164,10 +166,13 @@ class FlightRecorder:
             check_values("inputs", one)
             check_values("labels", label)
         self._begin(seed)
+        before, position = len(self._passes), self._position
         self._passes.append(list(zip(inputs, labels)))
-        position = self._position
         try:
             yield
+        except BaseException:
+            del self._passes[before:]
+            raise
         finally:
             if self._now() != position:  # the step was inside
                 self._passes = []
@@ -184,8 +189,14 @@ class FlightRecorder:
             self._record("loss", skipped=False)
         return finite
 
-    def _now(self) -> tuple[int, int]:
-        return gluon_trainer.optimizer_of(self._trainer).num_update, self._state.skipped_steps
+    def _now(self) -> tuple[int, int, int]:
+        """Return the numbers of updates, of skipped steps, and of updates of single parameters.
+
+        The first one stands still while steps update parameters that were updated less often.
+        """
+        updates = gluon_trainer.optimizer_of(self._trainer).num_update
+        counts = gluon_trainer.update_counts(self._trainer)
+        return updates, self._state.skipped_steps, counts
 
     def _begin(self, seed: Optional[int]) -> None:
         """Begin a step, unless the next pass adds to the gradients of those before it."""
@@ -193,13 +204,26 @@ class FlightRecorder:
         adds = any(parameter.grad_req == "add" for parameter in self._parameters.values())
         if now == self._position and adds and self._passes:
             return
+        if now != self._position:
+            is_set_back = any(one < then for one, then in zip(now, self._position))
+            number = now[0] + now[1] + 1
+            self._number = number if is_set_back else max(number, self._number + 1)
         self._passes, self._position, self._is_recorded = [], now, False
         self._loss_scale = self._state.scale
-        if seed is None:
-            seed = int(np.random.SeedSequence(now).generate_state(1)[0] >> 1)
-        self._random_states = random_states(seed)
+        self._random_states = random_states(self._seed(now) if seed is None else seed)
         self._before = self._statistics.copy()
         self._histories = scale_histories(self._net)
+
+    def _seed(self, now: tuple[int, int, int]) -> int:
+        """Return the seed of a step, which is the same in a resumed run."""
+        trainer = self._trainer
+        trained = sum(p.grad_req != "null" for p in gluon_trainer.parameters_of(trainer))
+        in_kvstore = gluon_trainer.will_update_in_kvstore(trainer)
+        copies = 1 if in_kvstore else len(gluon_trainer.devices_of(trainer))
+        updates, _, counts = now
+        # The first two numbers are enough where each step has updated all parameters.
+        numbers = now[:2] if counts == updates * trained * copies else now
+        return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
     def _on_skip(self, _: float) -> None:
         self._record("skipped", skipped=True)
@@ -214,17 +238,16 @@ class FlightRecorder:
             )
             return
         self._is_recorded = True
-        updates, skips = self._position
-        path = self._folder / f"overflow-{updates + skips + 1:08d}.npz"
+        path = self._folder / f"overflow-{self._number:08d}.npz"
         header, arrays = self._content(reason, skipped=skipped)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_step(path, {**header, "step": updates + skips + 1}, arrays)
+            write_step(path, {**header, "step": self._number}, arrays)
             self._remove_old()
         except (CheckpointError, OSError) as error:
             self._warn_once("file", f"a step could not be recorded, and training goes on: {error}")
         else:
-            _logger.info("step %d: recorded in %s", updates + skips + 1, path)
+            _logger.info("step %d: recorded in %s", self._number, path)
         self._passes = []
 
     def _content(self, reason: str, *, skipped: bool) -> tuple[dict[str, Any], Arrays]:

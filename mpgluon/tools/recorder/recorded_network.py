@@ -202,17 +202,19 @@ def paths_of(net: gluon.Block) -> dict[gluon.Block, str]:
 
 def code_of(net: gluon.Block, path: str) -> str:
     """Return the expression for a block of ``net`` in Python, such as ``net.features[3]``."""
-    code, block = "net", net
-    for name in path.split(".") if path else ():
-        child = block._children[name]
-        if name.isdigit() and hasattr(block, "__getitem__"):
-            code += f"[{name}]"
-        elif name.isidentifier() and getattr(block, name, None) is child:
-            code += f".{name}"
-        else:
-            code += f"._children[{name!r}]"
-        block = child
-    return code
+    codes = {net: "net"}
+    for block in blocks_of(net):
+        for name, child in block._children.items():
+            codes.setdefault(child, f"{codes[block]}{_code_of_child(block, name, child)}")
+    return next(codes[block] for block, place in paths_of(net).items() if place == path)
+
+
+def _code_of_child(block: gluon.Block, name: str, child: gluon.Block) -> str:
+    if name.isdigit() and hasattr(block, "__getitem__"):
+        return f"[{name}]"
+    if name.isidentifier() and getattr(block, name, None) is child:
+        return f".{name}"
+    return f"._children[{name!r}]"
 
 
 def lies_in(path: str, block: str) -> bool:

@@ -1,0 +1,67 @@
+"""Layers whose results reach only operators that send zeros back, which can end the process."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import EACH_WAY, SAME_BITS_HYBRIDIZED, WAYS, assert_same_bits, gradients_of
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+USES = {
+    "comparison": lambda F, z, y: F.elemwise_mul(z > 0, y),
+    "broadcast_greater": lambda F, z, y: F.broadcast_greater(z, F.zeros_like(y)) * y,
+    "round": lambda F, z, y: F.round(z) * y,
+    "floor": lambda F, z, y: F.floor(z) * y,
+    "zeros_like": lambda F, z, y: F.zeros_like(z) + y,
+    "BlockGrad": lambda F, z, y: F.BlockGrad(z) * y,
+    "argmax": lambda F, z, y: F.broadcast_mul(F.expand_dims(F.argmax(z, axis=1), 1), y),
+    "one_hot": lambda F, z, y: F.one_hot(F.argmax(z, axis=1), depth=8) * y,
+    "argsort": lambda F, z, y: F.argsort(z) * y,
+    "topk": lambda F, z, y: F.broadcast_mul(F.topk(z), y),
+    "where": lambda F, z, y: F.where(z, y, y * 2),
+    "pick": lambda F, z, y: F.broadcast_mul(y, F.expand_dims(F.pick(y, first_of(F, z)), 1)),
+}
+
+
+def first_of(F, z):
+    return F.slice_axis(z, axis=1, begin=0, end=1)
+
+
+class Gated(gluon.HybridBlock):
+    def __init__(self, use):
+        super().__init__()
+        self._use = use
+        self.gate, self.layer = nn.Dense(8, in_units=8), nn.Dense(8, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        return self._use(F, self.gate(x), self.layer(x))
+
+
+def train_once(way, use, *, hybridize=False):
+    """Return the gradients of a gated network."""
+    np.random.seed(0)
+    mx.random.seed(0)
+    net = Gated(USES[use])
+    net.initialize(mx.init.Normal(1.0))
+    WAYS[way](net)
+    net.hybridize(hybridize)
+    images = mx.nd.array(np.random.RandomState(0).standard_normal((4, 8)))
+    with autograd.record():
+        loss = (net(images) ** 2).sum()
+    loss.backward()
+    mx.nd.waitall()
+    return gradients_of(net)
+
+
+@EACH_WAY
+@pytest.mark.parametrize("use", USES)
+def test_weights_before_such_an_operator_receive_zeros_as_in_a_graph(way, use):
+    gradients = train_once(way, use)
+    assert {name: bool(gradient.any()) for name, gradient in gradients.items()} == {
+        **{"gate.weight": False, "gate.bias": False},
+        **{"layer.weight": True, "layer.bias": True},
+    }
+    if way in SAME_BITS_HYBRIDIZED:
+        assert_same_bits(gradients, train_once(way, use, hybridize=True))

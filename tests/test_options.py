@@ -75,7 +75,7 @@ def test_a_parser_refuses_values_that_an_option_does_not_allow(capsys, arguments
         ({"share": 0.0}, "share must be in (0, 1], received 0.0"),
         ({"share": math.nan}, "share must be in (0, 1], received nan"),
         ({"steps": 1}, "steps must be at least 2, received 1"),
-        ({"rate": math.inf}, "rate must be positive, received inf"),
+        ({"rate": math.inf}, "rate must be positive and finite, received inf"),
         ({"kind": "c"}, "kind must be one of a, b; received 'c'"),
     ],
 )

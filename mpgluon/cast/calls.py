@@ -21,6 +21,7 @@ from mpgluon.cast.arrays import (
 from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of, sends_zeros
 from mpgluon.kernels.dtypes import Array
 
+import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.symbol import Symbol
@@ -100,9 +101,7 @@ class OperatorCall(NamedTuple):
 
     def run(self, convert: Optional[Convert] = None) -> Any:
         """Call the operator, with its operands converted if ``convert`` is given."""
-        call = self._cut_off()
-        if convert is not None:
-            call = call.converted(convert)
+        call = (self if convert is None else self.converted(convert))._behind_barriers()
         return call.function(*call.args, **call.kwargs)
 
     def converted(self, convert: Convert) -> OperatorCall:
@@ -117,11 +116,12 @@ class OperatorCall(NamedTuple):
         }
         return self._replace(args=args, kwargs=kwargs)
 
-    def _cut_off(self) -> OperatorCall:
-        """Return the call with arrays detached to which it sends zeros for gradients.
+    def _behind_barriers(self) -> OperatorCall:
+        """Return the call with a barrier before each array that it sends zeros for gradients.
 
         While MXNet 1.9.1 records arrays, it hands zeros on through operators such as a cast, of
-        arrays that it has not kept, and ends the process where they reach a product.
+        arrays that it has not kept, and ends the process where they reach a product. A barrier
+        computes the zeros; where several operators take the array, they are added to the rest.
         """
         if not autograd.is_recording():
             return self
@@ -130,11 +130,11 @@ class OperatorCall(NamedTuple):
             return self
         return self._replace(
             args=tuple(
-                convert_arrays(arg, _detached) if places is None or i in places else arg
+                convert_arrays(arg, _barrier) if places is None or i in places else arg
                 for i, arg in enumerate(self.args)
             ),
             kwargs={
-                key: convert_arrays(arg, _detached) if places is None or key in places else arg
+                key: convert_arrays(arg, _barrier) if places is None or key in places else arg
                 for key, arg in self.kwargs.items()
             },
         )
@@ -188,11 +188,11 @@ class OperatorCall(NamedTuple):
         return None if dtype in (None, "None") else np.dtype(dtype).name
 
 
-def _detached(array: Array) -> Array:
-    """Return an array without its history; a parameter, which has none, as it is."""
-    if isinstance(array, Symbol) or array.grad is not None:
+def _barrier(array: Array) -> Array:
+    """Return an equal array whose gradient is computed, also where it is zero."""
+    if isinstance(array, Symbol) or not array.ndim or np.dtype(array.dtype).kind != "f":
         return array
-    return mark(array.detach(), format_of(array))
+    return mark(mx.nd.concat(array, dim=0), format_of(array))
 
 
 def _inferred(symbol: Symbol) -> Optional[str]:

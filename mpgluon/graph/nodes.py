@@ -199,7 +199,7 @@ class Graph:
             "heads": positions(self.heads),
             "attrs": {"mxnet_version": ["int", _version_number()]},
         }
-        return mx.sym.load_json(json.dumps(graph))
+        return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
 
     def infer(
         self,

@@ -901,3 +901,16 @@ def test_a_block_may_return_all_results_of_one_operator(way, hybridize):
     net.hybridize(hybridize)
     found = net(scores, anchors, labels)
     assert_same_bits([one.asnumpy() for one in found], [one.asnumpy() for one in expected])
+
+
+@EACH_WAY
+def test_names_may_have_letters_beyond_ascii(way):
+    net = nn.HybridSequential(prefix="größe_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(), nn.Dense(3))
+    net.initialize()
+    WAYS[way](net)
+    images = mx.nd.ones((1, 3, 8, 8))
+    imperative = net(images).asnumpy()
+    net.hybridize()
+    np.testing.assert_allclose(net(images).asnumpy(), imperative, rtol=0.02, atol=0.02)

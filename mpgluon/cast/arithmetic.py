@@ -43,6 +43,7 @@ from mpgluon.cast.arrays import (
     arrays_in,
     cast_here,
     convert_arrays,
+    format_of,
     mark,
     onto_grid,
     widen,
@@ -57,6 +58,7 @@ from mpgluon.graph.operators import Rule
 from mpgluon.kernels.dtypes import Array, cast
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.symbol import Symbol
 
 __all__ = ["Arithmetic", "arithmetic_of", "each_output", "emulated", "policy_arithmetic"]
@@ -111,6 +113,21 @@ class Arithmetic(ABC):
         """Run in the widest format of the operands, and round to it once."""
 
 
+def _sealed(result: Any) -> Any:
+    """Return a rounded result so that zeros that come back are computed before its operator's turn.
+
+    Of operators that take them as they take any gradient: MXNet would hand zeros on through the
+    rounding as those of an array that it has not kept (see `OperatorCall.run`).
+    """
+    return convert_arrays(result, _seal) if autograd.is_recording() else result
+
+
+def _seal(array: Array) -> Array:
+    if isinstance(array, Symbol) or not array.ndim or not array.size:
+        return array
+    return mark(mx.nd.concat(array, dim=0), format_of(array))  # whose gradient is a copy
+
+
 def _run_product(call: OperatorCall, convert: Convert) -> Any:
     """Run an operator on converted operands in FP32, or float64 where MXNet leaves no choice."""
     if call.name != "Deconvolution":
@@ -127,6 +144,7 @@ class Emulated(Arithmetic):
 
     # Several operands, no arithmetic, forward or backward: nothing to gain from FP32.
     _EXACT = frozenset({"Concat", "concat", "stack"})
+    _LAYERS = frozenset({"Activation", "LeakyReLU", "Pooling"})
     _ACCUMULATED = frozenset({"Convolution", "FullyConnected", "dot", "batch_dot"})
 
     def __init__(self, fmt: FloatFormat, accumulation: str = "float32") -> None:
@@ -149,8 +167,8 @@ class Emulated(Arithmetic):
 
     def compute(self, call: OperatorCall) -> Any:
         if self.accumulation != "float32" and call.name in self._ACCUMULATED:
-            return self._rounded(self._accumulate(call.converted(self._as_operand)))
-        return self._rounded(_run_product(call, self._as_operand))
+            return _sealed(self._rounded(self._accumulate(call.converted(self._as_operand))))
+        return _sealed(self._rounded(_run_product(call, self._as_operand)))
 
     def _as_operand(self, array: Array) -> Array:
         return widen(self.narrow(array))
@@ -166,7 +184,7 @@ class Emulated(Arithmetic):
         return kernels.invoke_as(name, call.function, call.args, call.kwargs)
 
     def normalize(self, call: OperatorCall) -> Any:
-        return self._rounded(call.run(widen))
+        return _sealed(self._rounded(call.run(widen)))
 
     def follow(self, call: OperatorCall) -> Any:
         formats = call.formats()
@@ -181,7 +199,8 @@ class Emulated(Arithmetic):
         """Run an operator all of whose operands have the format, and round its result once."""
         if call.name in self._EXACT:
             return mark(call.run(), self._marked)
-        return self._rounded(call.run(widen))
+        result = self._rounded(call.run(widen))
+        return _sealed(result) if call.name in self._LAYERS else result
 
     def _rounded(self, result: Any) -> Any:
         """Return an operator's FP32 result, rounded."""
@@ -255,7 +274,7 @@ class NativeBfloat16(Arithmetic):
         # oneDNN casts no array without dimensions or elements, which products of mx.np may have.
         rounded = _round_any if call.name.startswith("_np") else _round_to_bfloat16
         result = each_output(_run_product(call, rounded))
-        return mark(convert_arrays(result, rounded), "float32")
+        return mark(_sealed(convert_arrays(result, rounded)), "float32")
 
     def normalize(self, call: OperatorCall) -> Any:
         if self._stays_bfloat16(call):
@@ -289,7 +308,7 @@ class NativeBfloat16(Arithmetic):
     def _kept_in_graph(result: Any) -> Any:
         if isinstance(result, Symbol):
             return mark(result, "bfloat16")
-        return mark(convert_arrays(result, widen), "float32")
+        return mark(_sealed(convert_arrays(result, widen)), "float32")
 
 
 _to_bfloat16 = partial(cast, dtype="bfloat16")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -15,11 +15,9 @@ from mpgluon.cast.arrays import (
     arrays_in,
     convert_arrays,
     format_of,
-    mark,
     widen,
 )
 from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of, sends_zeros
-from mpgluon.kernels.dtypes import Array
 
 import mxnet as mx
 import numpy as np
@@ -101,7 +99,8 @@ class OperatorCall(NamedTuple):
 
     def run(self, convert: Optional[Convert] = None) -> Any:
         """Call the operator, with its operands converted if ``convert`` is given."""
-        call = (self if convert is None else self.converted(convert))._behind_barriers()
+        self._keep_what_receives_zeros()
+        call = self if convert is None else self.converted(convert)
         return call.function(*call.args, **call.kwargs)
 
     def converted(self, convert: Convert) -> OperatorCall:
@@ -116,28 +115,25 @@ class OperatorCall(NamedTuple):
         }
         return self._replace(args=args, kwargs=kwargs)
 
-    def _behind_barriers(self) -> OperatorCall:
-        """Return the call with a barrier before each array that it sends zeros for gradients.
+    def _keep_what_receives_zeros(self) -> None:
+        """Let MXNet keep the arrays that receive zeros for gradients until the backward pass.
 
-        While MXNet 1.9.1 records arrays, it hands zeros on through operators such as a cast, of
-        arrays that it has not kept, and ends the process where they reach a product. A barrier
-        computes the zeros; where several operators take the array, they are added to the rest.
+        While it records arrays, MXNet 1.9.1 hands zeros on through a cast as zeros of the shape of
+        an array that it has not kept; where these are computed, the process ends. What counts
+        shapes is recorded, and lets it keep its operand.
         """
         if not autograd.is_recording():
-            return self
-        places = None if sends_zeros(self.name) else self.excluded
-        if places is not None and (not places or rule_of(self.name) is Rule.NORMALIZE):
-            return self
-        return self._replace(
-            args=tuple(
-                convert_arrays(arg, _barrier) if places is None or i in places else arg
-                for i, arg in enumerate(self.args)
-            ),
-            kwargs={
-                key: convert_arrays(arg, _barrier) if places is None or key in places else arg
-                for key, arg in self.kwargs.items()
-            },
-        )
+            return
+        operands: Iterable[Any] = (*self.args, *self.kwargs.values())
+        if not sends_zeros(self.name):
+            if rule_of(self.name) is Rule.NORMALIZE:
+                return
+            places = self.excluded
+            operands = [arg for i, arg in enumerate(self.args) if i in places]
+            operands += [arg for key, arg in self.kwargs.items() if key in places]
+        for array in arrays_in(list(operands)):
+            if not isinstance(array, Symbol):
+                mx.nd.shape_array(array.as_nd_ndarray())
 
     def with_fp32_states(self) -> OperatorCall:
         """Return a loop whose states are FP32 before and after each round of its body.
@@ -186,13 +182,6 @@ class OperatorCall(NamedTuple):
         if self.name in _CASTS and len(self.args) > 1:
             dtype = self.args[1]
         return None if dtype in (None, "None") else np.dtype(dtype).name
-
-
-def _barrier(array: Array) -> Array:
-    """Return an equal array whose gradient is computed, also where it is zero."""
-    if isinstance(array, Symbol) or not array.ndim or np.dtype(array.dtype).kind != "f":
-        return array
-    return mark(mx.nd.concat(array, dim=0), format_of(array))
 
 
 def _inferred(symbol: Symbol) -> Optional[str]:

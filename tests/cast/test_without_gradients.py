@@ -12,6 +12,7 @@ from mxnet.gluon import nn
 USES = {
     "comparison": lambda F, z, y: F.elemwise_mul(z > 0, y),
     "broadcast_greater": lambda F, z, y: F.broadcast_greater(z, F.zeros_like(y)) * y,
+    "activation": lambda F, z, y: F.elemwise_mul(F.Activation(z, act_type="sigmoid") > 0.5, y),
     "round": lambda F, z, y: F.round(z) * y,
     "floor": lambda F, z, y: F.floor(z) * y,
     "zeros_like": lambda F, z, y: F.zeros_like(z) + y,
@@ -21,12 +22,7 @@ USES = {
     "argsort": lambda F, z, y: F.argsort(z) * y,
     "topk": lambda F, z, y: F.broadcast_mul(F.topk(z), y),
     "where": lambda F, z, y: F.where(z, y, y * 2),
-    "pick": lambda F, z, y: F.broadcast_mul(y, F.expand_dims(F.pick(y, first_of(F, z)), 1)),
 }
-
-
-def first_of(F, z):
-    return F.slice_axis(z, axis=1, begin=0, end=1)
 
 
 class Gated(gluon.HybridBlock):

@@ -114,9 +114,9 @@ class Arithmetic(ABC):
 
 
 def _sealed(result: Any) -> Any:
-    """Return a rounded result so that zeros that come back are computed before its operator's turn.
+    """Return a rounded result whose gradient is computed, also where it is zero.
 
-    Of operators that take them as they take any gradient: MXNet would hand zeros on through the
+    For operators that take zeros as they take any gradient: MXNet would hand zeros on through the
     rounding as those of an array that it has not kept (see `OperatorCall.run`).
     """
     return convert_arrays(result, _seal) if autograd.is_recording() else result

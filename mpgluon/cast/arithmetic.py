@@ -125,7 +125,7 @@ def _sealed(result: Any) -> Any:
 def _seal(array: Array) -> Array:
     if isinstance(array, Symbol) or not array.ndim or not array.size:
         return array
-    return mark(mx.nd.concat(array, dim=0), format_of(array))  # whose gradient is a copy
+    return mark(mx.nd.add_n(array), format_of(array))  # whose gradient is a copy, at any order
 
 
 def _run_product(call: OperatorCall, convert: Convert) -> Any:

@@ -28,7 +28,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo finetune test test-avx2 fuzz test-slow test-torch test-zentorch test-tensorflow test-openvino test-horovod test-third-party test-gpu test-newest lint \
+.PHONY: demo finetune test test-avx2 test-sanitized fuzz test-slow test-torch test-zentorch test-tensorflow test-openvino test-horovod test-third-party test-gpu test-newest lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -85,6 +85,18 @@ test-avx2: environment
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
 		tests/commands/test_serve_command.py tests/amp/test_status_flags.py tests/amp/test_intended_infinities.py
 	$(AVX2) $(CHECK_NOTEBOOKS) 05
+
+# The native operators, compiled once more so that a read or write outside of an array, and what C++
+# leaves undefined, ends the tests. MXNet's library has no vptr tables to check, and keeps memory for good.
+SANITIZED := CXX="g++ -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all -g1" \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:handle_segv=0 XDG_CACHE_HOME=$(CURDIR)/build/sanitized OMP_NUM_THREADS=2
+
+test-sanitized: environment
+	$(SANITIZED) $(RUN) -m mpgluon.kernels
+	$(SANITIZED) $(RUN) -m pytest tests/test_kernels.py tests/graph/test_grid.py tests/kernels/test_bfloat16.py \
+		tests/kernels/test_dtypes.py tests/kernels/test_reductions.py tests/kernels/test_rounding_kernels.py \
+		tests/kernels/test_statistics_kernels.py
 
 # Random networks in every format, for MINUTES, from the seed SEED on; one that fails is printed as a
 # reduced program. docs/fuzzing.md says what is compared.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,13 +66,13 @@ class SeededRows:
         return compare([ours[seed] - others[seed] for seed in ours if seed in others])
 
 
-class ComparedRows(SeededRows):
+class ComparedRows(SeededRows, ABC):
     """Rows of which some are compared with a base; comparisons need all runs of both."""
 
     @property
+    @abstractmethod
     def compared(self) -> Mapping[str, PairedComparison]:
         """The comparisons by row."""
-        raise NotImplementedError
 
     @cached_property
     def least_p(self) -> float:

@@ -1,38 +1,92 @@
-"""Folding BatchNorm into the convolution or dense layer before it.
+"""Folding BatchNorms and other constant computation into the weights of a network.
 
 At inference a BatchNorm multiplies each channel by one number and adds another, which the layer
 before it can do with other weights and another bias. These are computed in float64 and rounded to
-FP32 once; rounding to 16 bits comes later.
+FP32 once. A weight that is computed from parameters alone, such as a standardized one, becomes a
+parameter. Rounding to 16 bits comes later.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Optional
 
 from mpgluon.deployment.recording import Recording
+from mpgluon.devices import from_numpy
 from mpgluon.formats.float_format import FloatFormat, round_to
-from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Node
+from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Key, Node
+from mpgluon.graph.operators import Rule, rule_of
+from mpgluon.graph.replay import replay
 
+import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["fold_batch_norms"]
+__all__ = ["fold"]
 
+# Operators that draw random numbers; the rule of the others that do is OTHER.
+_DRAWS = re.compile("random|sample|shuffle|dropout", re.IGNORECASE)
 _LAYERS = frozenset({"Convolution", "FullyConnected"})
 _CHANNELS_FIRST = (None, "NCW", "NCHW", "NCDHW")
 
 FP32Array = npt.NDArray[np.float32]
 
 
-def fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
-    """Return a recording without the BatchNorms that alone use the result of a layer.
+def fold(recording: Recording, fmt: FloatFormat) -> Recording:
+    """Return a recording without computed weights, and without most BatchNorms.
 
-    Others stay, such as those of ResNet v2, which come before their convolutions; those with a
-    weight, bias or gamma that the network computes; and those whose folded values would become
-    infinite in ``fmt``, the format that values will be rounded to, as with a channel of almost no
-    variance.
+    BatchNorms stay that do not alone use the result of a layer, such as those of ResNet v2, which
+    come before their convolutions; those with a weight, bias or gamma that depends on the input;
+    and those whose folded values would become infinite in ``fmt``, the format that values will be
+    rounded to, as with a channel of almost no variance.
     """
+    return _fold_batch_norms(_compute_weights(recording), fmt)
+
+
+def _compute_weights(recording: Recording) -> Recording:
+    """Replace the operands of products and normalizations that depend on parameters only."""
+    constant: set[Node] = set()
+    computed: dict[Key, Entry] = {}
+    for node in recording.graph.nodes:
+        if node.is_variable:
+            if node.name in recording.values:
+                constant.add(node)
+            continue
+        rule, operands = rule_of(node.operator), {entry.node for entry in node.inputs}
+        may_vary = rule is Rule.OTHER or _DRAWS.search(node.operator)
+        if operands and operands <= constant and not may_vary:
+            constant.add(node)
+        if rule in (Rule.COMPUTE, Rule.NORMALIZE):
+            computed.update(
+                (entry.key, entry)
+                for entry in node.inputs
+                if entry.node in constant and not entry.node.is_variable
+            )
+    if not computed:
+        return recording
+    graph = Graph(list(computed.values()))
+    names = [node.name for node in graph.nodes if node.is_variable]
+    variables = {name: from_numpy(recording.values[name]) for name in names}
+    if mx.util.is_np_array():
+        variables = {name: array.as_np_ndarray() for name, array in variables.items()}
+    results = replay(graph, mx.nd, variables)
+    values, parameters = dict(recording.values), {}
+    for number, key in enumerate(computed):
+        name = f"{key[0].name}_computed{number}"
+        values[name] = results[key].asnumpy()
+        parameters[key] = Entry(Node(VARIABLE, name))
+    new: dict[Node, Node] = {}
+    for node in recording.graph.nodes:
+        inputs = [parameters.get(e.key, Entry(new[e.node], e.number)) for e in node.inputs]
+        new[node] = replace(node, inputs=inputs)
+    heads = [Entry(new[head.node], head.number) for head in recording.graph.heads]
+    return Recording(Graph(heads), recording.inputs, values)
+
+
+def _fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
+    """Fold each BatchNorm that alone uses the result of a layer into it."""
     folded = {
         layer: (norm, *both)
         for layer, norm in _pairs(recording)

@@ -17,7 +17,7 @@ from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.arrays import arrays_in
 from mpgluon.cast.block import apply_policy
-from mpgluon.deployment.folding import fold_batch_norms
+from mpgluon.deployment.folding import fold
 from mpgluon.deployment.recording import Recording, record
 from mpgluon.devices import from_numpy
 from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32
@@ -152,9 +152,10 @@ def inference_network(
 ) -> InferenceNetwork:
     """Return a new network with the predictions of ``net``, in 16 bits and without BatchNorms.
 
-    BatchNorms that follow a convolution or dense layer are folded into it, from FP32 values; the
-    result is rounded to ``dtype`` once. Other BatchNorms stay, in FP32. Dropout is left out. The
-    new network takes FP32 input, returns FP32, is hybridized, and shares nothing with ``net``.
+    BatchNorms that follow a convolution or dense layer are folded into it, from FP32 values, and
+    weights that are computed from parameters alone are computed once; the result is rounded to
+    ``dtype`` once. Other BatchNorms stay, in FP32. Dropout is left out. The new network takes FP32
+    input, returns FP32, is hybridized, and shares nothing with ``net``.
 
     Parameters
     ----------
@@ -195,7 +196,7 @@ def inference_network(
     """
     if dtype not in _FORMATS:
         raise ValueError(f"dtype must be one of {', '.join(_FORMATS)}; received {dtype!r}")
-    recording = fold_batch_norms(record(net, inputs), _FORMATS[dtype])
+    recording = fold(record(net, inputs), _FORMATS[dtype])
     recording.refuse_overflow(_FORMATS[dtype])
     parameters = net.collect_params().values()
     if ctx is None:

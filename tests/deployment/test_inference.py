@@ -172,6 +172,9 @@ def test_a_computed_operand_and_constant_data_count_in_every_result(operand, tmp
     assert distance(logits_of(import_mxnet(tmp_path / "net"), x), reference) <= bound
     path = export_onnx(net, tmp_path / "net.onnx", input_shapes=[(2, 3)])
     assert distance(served(str(path), x), reference) <= bound
+    for fmt in (FLOAT16, BFLOAT16):
+        bound = sixteen_bit_bound(net, x, fmt)
+        assert distance(logits_of(inference_network(net, str(fmt)), x), reference) <= bound
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

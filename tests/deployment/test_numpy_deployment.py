@@ -97,6 +97,29 @@ def test_an_operator_with_several_results_is_replayed():
         assert_same_bits([inference(x).asnumpy()], [net(x).asnumpy()])
 
 
+class WithComputedWeight(gluon.HybridBlock):
+    """A dense layer of a weight that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(3, 4), init="normal")
+
+    def hybrid_forward(self, F, x, weight):
+        return F.npx.fully_connected(x, F.np.tanh(weight) * 2, num_hidden=3, no_bias=True)
+
+
+def test_a_weight_that_is_computed_from_parameters_is_computed_once():
+    with interface(in_numpy=True) as array:
+        x = array(np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32))
+        net = WithComputedWeight()
+        net.initialize()
+        inference = inference_network(net, "float32")
+        (weight,) = inference.collect_params().values()
+        expected = mx.np.tanh(net.weight.data()) * 2
+        assert_same_bits([weight.data().asnumpy()], [expected.asnumpy()])
+        assert_same_bits([inference(x).asnumpy()], [net(x).asnumpy()])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_an_onnx_file_gives_the_same_numbers(dtype, tmp_path):
     def computed(array):

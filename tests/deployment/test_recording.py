@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import FLOAT16, FLOAT32, PrecisionError, amp
-from mpgluon.deployment.folding import fold_batch_norms
+from mpgluon.deployment.folding import fold
 from mpgluon.deployment.recording import record
 
 import mxnet as mx
@@ -114,7 +114,7 @@ LAYERS = {
 def test_a_layer_takes_over_what_the_batch_norm_behind_it_does(kind, scale):
     layer, norm = LAYERS[kind](), nn.BatchNorm(in_channels=4, scale=scale, epsilon=1e-3)
     net = with_random_values(in_sequence(layer, norm))  # gamma is not 1, whether it counts or not
-    recording = fold_batch_norms(record(net), FLOAT32)
+    recording = fold(record(net), FLOAT32)
     weight, bias = folded_by_hand(layer.weight, layer.bias, norm)
     (product,) = (node for node in recording.graph.nodes if not node.is_variable)
     assert product.operator == ("FullyConnected" if "dense" in kind else "Convolution")
@@ -169,7 +169,60 @@ def norm_before_convolution():
 )
 def test_a_batch_norm_that_cannot_be_folded_stays(make):
     recording = record(with_random_values(make()))
-    folded = fold_batch_norms(recording, FLOAT32)
+    folded = fold(recording, FLOAT32)
+    assert operators(folded) == operators(recording)
+    assert folded.values.keys() == recording.values.keys()
+
+
+class WithComputedWeight(gluon.HybridBlock):
+    """A dense layer of a weight that is computed, and a BatchNorm."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.compute = weight
+        self.weight = self.params.get("weight", shape=(4, 6))
+        self.norm = nn.BatchNorm(in_channels=4)
+
+    def hybrid_forward(self, F, x, weight):
+        layer = F.FullyConnected(x, self.compute(F, weight, x), num_hidden=4, no_bias=True)
+        return self.norm(layer)
+
+
+def standardized(F, weight, _):
+    centred = F.broadcast_sub(weight, weight.mean(axis=1, keepdims=True))
+    return F.broadcast_div(centred, centred.norm(axis=1, keepdims=True))
+
+
+def test_a_weight_that_is_computed_from_parameters_is_computed_once_and_folded():
+    net = with_random_values(WithComputedWeight(standardized))
+    recording = fold(record(net), FLOAT32)
+    assert operators(recording) == ["FullyConnected"]
+    weight = standardized(mx.nd, net.weight.data(), None).asnumpy()
+    assert weight.any()
+    (product,) = (node for node in recording.graph.nodes if not node.is_variable)
+    norm = net.norm
+    scale = norm.gamma.data().asnumpy().astype(np.float64) / np.sqrt(
+        norm.running_var.data().asnumpy().astype(np.float64) + norm._kwargs["eps"]
+    )
+    folded, _ = recording.values_after_data(product)
+    assert (folded == (weight * scale[:, None]).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        lambda F, weight, _: weight + F.random.normal(shape=(4, 6)),
+        lambda F, weight, _: weight + F.random.normal_like(weight),
+        lambda F, weight, _: F.Dropout(weight, mode="always"),
+        lambda F, weight, _: F.shuffle(weight),
+        lambda F, weight, _: F.sample_normal(weight, F.abs(weight)),
+        lambda F, weight, x: F.broadcast_mul(weight, x.mean(axis=0, keepdims=True)),
+    ],
+    ids=["noise", "noise like it", "dropout", "shuffled", "drawn", "of the input"],
+)
+def test_a_weight_that_differs_from_call_to_call_is_computed_in_each(weight):
+    recording = record(with_random_values(WithComputedWeight(weight)))
+    folded = fold(recording, FLOAT32)
     assert operators(folded) == operators(recording)
     assert folded.values.keys() == recording.values.keys()
 
@@ -181,8 +234,8 @@ def test_a_batch_norm_stays_where_float16_could_not_hold_the_folded_weight():
     net[1].running_var.set_data(mx.nd.zeros(2))
     net[0].weight.set_data(mx.nd.full((2, 3, 1, 1), 300))
     recording = record(net)
-    assert operators(fold_batch_norms(recording, FLOAT16)) == ["Convolution", "BatchNorm"]
-    assert operators(fold_batch_norms(recording, FLOAT32)) == ["Convolution"]
+    assert operators(fold(recording, FLOAT16)) == ["Convolution", "BatchNorm"]
+    assert operators(fold(recording, FLOAT32)) == ["Convolution"]
 
 
 def test_a_weight_beyond_float16_is_refused_and_a_statistic_is_not():

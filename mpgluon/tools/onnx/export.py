@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from mpgluon.deployment.folding import fold_batch_norms
+from mpgluon.deployment.folding import fold
 from mpgluon.deployment.recording import record
 from mpgluon.errors import DataError
 from mpgluon.files import atomic_write, disk_error
@@ -89,7 +89,7 @@ def export_onnx(
         shapes = [(1, 3, metadata.image_size, metadata.image_size)]
     one = len(shapes) == 1
     names = ["data"] if one else [f"data{place}" for place in range(len(shapes))]
-    recording = fold_batch_norms(record(net, names), fmt)
+    recording = fold(record(net, names), fmt)
     recording.refuse_overflow(fmt)
     model: Any = onnx_model(recording, shapes, dtype)
     strings = {"dtype": f'"{dtype}"'}

@@ -46,7 +46,10 @@ def fold(recording: Recording, fmt: FloatFormat) -> Recording:
 
 
 def _compute_weights(recording: Recording) -> Recording:
-    """Replace the operands of products and normalizations that depend on parameters only."""
+    """Replace the operands of products and normalizations that depend on parameters only.
+
+    A recurrent layer keeps its parameters, which MXNet puts into one array in each call.
+    """
     constant: set[Node] = set()
     computed: dict[Key, Entry] = {}
     for node in recording.graph.nodes:
@@ -58,7 +61,7 @@ def _compute_weights(recording: Recording) -> Recording:
         may_vary = rule is Rule.OTHER or _DRAWS.search(node.operator)
         if operands and operands <= constant and not may_vary:
             constant.add(node)
-        if rule in (Rule.COMPUTE, Rule.NORMALIZE):
+        if rule in (Rule.COMPUTE, Rule.NORMALIZE) and node.operator != "RNN":
             computed.update(
                 (entry.key, entry)
                 for entry in node.inputs

@@ -13,7 +13,7 @@ import pytest
 from deployment_helpers import Lambda, small_network, some_images, with_random_values
 from helpers import WAYS, assert_same_bits, in_sequence, parameters_of, trainer_of
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
 
 def operators(recording) -> list[str]:
@@ -206,6 +206,11 @@ def test_a_weight_that_is_computed_from_parameters_is_computed_once_and_folded()
     )
     folded, _ = recording.values_after_data(product)
     assert (folded == (weight * scale[:, None]).astype(np.float32)).all()
+
+
+def test_a_recurrent_layer_keeps_its_parameters():
+    net = with_random_values(rnn.LSTM(4, num_layers=2, input_size=3))
+    assert fold(record(net), FLOAT32).values.keys() == net.collect_params().keys()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ parameter. Rounding to 16 bits comes later.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Optional
 
@@ -80,42 +80,24 @@ def _compute_weights(recording: Recording) -> Recording:
         name = f"{key[0].name}_computed{number}"
         values[name] = results[key].asnumpy()
         parameters[key] = Entry(Node(VARIABLE, name))
-    new: dict[Node, Node] = {}
-    for node in recording.graph.nodes:
-        inputs = [parameters.get(e.key, Entry(new[e.node], e.number)) for e in node.inputs]
-        new[node] = replace(node, inputs=inputs)
-    heads = [Entry(new[head.node], head.number) for head in recording.graph.heads]
-    return Recording(Graph(heads), recording.inputs, values)
+    return Recording(recording.graph.replaced(parameters), recording.inputs, values)
 
 
 def _fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
     """Fold each BatchNorm that alone uses the result of a layer into it."""
-    folded = {
-        layer: (norm, *both)
-        for layer, norm in _pairs(recording)
-        if (both := _folded(recording, layer, norm, fmt)) is not None
-    }
-    layer_of = {norm: layer for layer, (norm, *_) in folded.items()}
     values = dict(recording.values)
-    new: dict[Node, Node] = {}
-
-    def moved(entries: Sequence[Entry]) -> list[Entry]:
-        return [Entry(new[entry.node], entry.number) for entry in entries]
-
-    for node in recording.graph.nodes:
-        if node in layer_of:
-            new[node] = new[layer_of[node]]
+    folded: dict[Key, Entry] = {}
+    for layer, norm in _pairs(recording):
+        both = _folded(recording, layer, norm, fmt)
+        if both is None:
             continue
-        attributes, inputs = node.attributes, moved(node.inputs)
-        if node in folded:
-            _, weight, bias = folded[node]
-            bias_name = f"{node.name}_folded_bias"
-            values[_name_of_weight(node)] = weight
-            values[bias_name] = bias
-            inputs = [*inputs[:2], Entry(Node(VARIABLE, bias_name))]
-            attributes = {**attributes, "no_bias": "False"}
-        new[node] = Node(node.operator, node.name, attributes, inputs)
-    return Recording(Graph(moved(recording.graph.heads)), recording.inputs, values)
+        data, weight, *_ = layer.inputs
+        bias = Node(VARIABLE, f"{layer.name}_folded_bias")
+        values[weight.node.name], values[bias.name] = both
+        attributes = {**layer.attributes, "no_bias": "False"}
+        together = replace(layer, attributes=attributes, inputs=[data, weight, Entry(bias)])
+        folded[norm, 0] = Entry(together)
+    return Recording(recording.graph.replaced(folded), recording.inputs, values)
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[Node, Node]]:
@@ -133,10 +115,6 @@ def _pairs(recording: Recording) -> Iterator[tuple[Node, Node]]:
             and uses[layer.inputs[1].key] == 1
         ):
             yield layer, norm
-
-
-def _name_of_weight(layer: Node) -> str:
-    return layer.inputs[1].node.name
 
 
 def _folded(

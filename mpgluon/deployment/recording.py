@@ -18,7 +18,7 @@ from mpgluon.cast.forward import forward_of
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat, round_to
 from mpgluon.graph.description import symbol_of, unchanged
-from mpgluon.graph.nodes import Entry, Graph, Key, Node
+from mpgluon.graph.nodes import Graph, Key, Node
 
 import mxnet as mx
 import numpy as np
@@ -112,24 +112,21 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
             if forward is not None:
                 forward.detach()
         graph = Graph.read(symbol_of(net, inputs))
-    calls: Counter[str] = Counter()
-    passed: dict[Key, Entry] = {}  # what replaces the output of a node that is left out
     for node in graph.nodes:
         if node.has_subgraph:
             raise ValueError(
                 f"{node.name} is control flow ({node.operator}), which is not recorded; write the "
                 "network without F.contrib.foreach, while_loop and cond"
             )
-        node.inputs = [passed.get(entry.key, entry) for entry in node.inputs]
+    passed = {(node, 0): node.inputs[0] for node in graph.nodes if _passes_through(node)}
+    recorded = graph.replaced(passed)
+    calls: Counter[str] = Counter()
+    for node in recorded.nodes:
         if node.operator == "BatchNorm":  # a graph lacks options that were not given
             node.attributes = {"eps": "0.001", "fix_gamma": "True", **node.attributes}
-        if node.operator in _PASS_THROUGH and node.options.get("mode") != "always":
-            passed[node, 0] = node.inputs[0]
-            continue
         calls[node.name] += 1
         if calls[node.name] > 1:  # operators of a block that is called twice have the same names
             node.name = f"{node.name}_{calls[node.name]}"
-    recorded = Graph([passed.get(entry.key, entry) for entry in graph.heads])
     variables = {node.name for node in recorded.nodes if node.is_variable}
     unknown = sorted(variables - values.keys() - set(inputs))
     if unknown:
@@ -138,6 +135,10 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
             f"({', '.join(inputs)}) nor a parameter of it"
         )
     return Recording(recorded, inputs, values)
+
+
+def _passes_through(node: Node) -> bool:
+    return node.operator in _PASS_THROUGH and node.options.get("mode") != "always"
 
 
 def _values_of(net: gluon.Block) -> Values:

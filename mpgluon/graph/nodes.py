@@ -7,7 +7,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
 import mxnet as mx
@@ -234,6 +234,26 @@ class Graph:
         for entry, dtype, shape in zip(_heads(results), inferred, sizes or [()] * len(inferred)):
             self.nodes[entry].outputs.append(Value(_name(dtype), shape))
         return None not in inferred and (shapes is None or sizes is not None)
+
+    def replaced(self, new: Mapping[Key, Entry]) -> Graph:
+        """Return a copy of the graph in which other entries take the place of some.
+
+        Parameters
+        ----------
+        new : mapping from Key to Entry
+            What is put in place of an entry; in its operands, too, entries are replaced. In the
+            order in which the graph computes them.
+        """
+        copies: dict[Node, Node] = {}
+
+        def copied(entry: Entry) -> Entry:
+            while entry.key in new:
+                entry = new[entry.key]
+            return entry._replace(node=copies[entry.node])
+
+        for node in _in_order([*new.values(), *self.heads]):
+            copies[node] = replace(node, inputs=[copied(entry) for entry in node.inputs])
+        return Graph([copied(head) for head in self.heads])
 
     def uses(self) -> Counter[Key]:
         """Return how many operands take each value."""

@@ -43,6 +43,25 @@ def test_a_graph_that_is_read_and_written_is_the_same_to_mxnet(name):
     assert written == expected
 
 
+def test_entries_are_replaced_in_chains_and_in_the_operands_of_what_is_put_in_their_place():
+    x = mx.sym.var("x")
+    parts = mx.sym.SliceChannel(x, num_outputs=2, name="parts")
+    symbol = mx.sym.Group([mx.sym.exp(mx.sym.abs(parts[1], name="abs"), name="exp"), parts[0]])
+    graph = Graph.read(symbol)
+    nodes = {node.name: node for node in graph.nodes}
+    x, parts, y = Entry(nodes["x"]), nodes["parts"], Entry(Node(VARIABLE, "y"))
+    new = {
+        (parts, 0): y,
+        (parts, 1): x,
+        (nodes["abs"], 0): Entry(parts, 1),  # left out; and what it was given is replaced
+        (nodes["exp"], 0): Entry(Node("elemwise_add", "sum", {}, [Entry(nodes["abs"]), y])),
+    }
+    replaced = graph.replaced(new)
+    assert [(head.node.name, head.number) for head in replaced.heads] == [("sum", 0), ("y", 0)]
+    assert [node.name for node in replaced.nodes] == ["x", "y", "sum"]
+    assert graph.symbol().tojson() == symbol.tojson()
+
+
 def test_options_are_python_values_without_internal_attributes():
     x = mx.sym.var("x")
     layer = mx.sym.Activation(x, act_type="relu", attr={"__mine__": "1"}, name="layer")

@@ -20,12 +20,12 @@ from mpgluon.cast.block import apply_policy
 from mpgluon.deployment.folding import fold
 from mpgluon.deployment.recording import Recording, record
 from mpgluon.devices import from_numpy
-from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32
+from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
 from mpgluon.formats.policy import Policy
 from mpgluon.graph.nodes import Node
 from mpgluon.graph.replay import replay
 from mpgluon.kernels import bfloat16
-from mpgluon.kernels.dtypes import BFLOAT16_DTYPE, cast
+from mpgluon.kernels.dtypes import BFLOAT16_DTYPE, cast, round_array
 
 import mxnet as mx
 import numpy as np
@@ -107,17 +107,21 @@ class InferenceNetwork(gluon.HybridBlock):
             dtype = np.dtype(parameter.dtype).name
             set_value(parameter, cast(from_numpy(values[name]), dtype))
 
-    def keep_weights_in(self, dtype: str) -> None:
+    def keep_weights_in(self, dtype: str, *, rounded_to: FloatFormat = FLOAT32) -> None:
         """Keep weights and biases of convolutions and dense layers, rounded already, in a dtype.
 
         Parameters
         ----------
         dtype : {"float32", "float16", "bfloat16"}
             ``"bfloat16"`` rounds now, and not in each call. ``"float32"`` takes twice the memory of
-            float16, and each call takes the numbers as they are.
+            16 bits, and each call takes the numbers as they are.
+        rounded_to : FloatFormat, optional
+            Of FP32 parameters that are kept in FP32, the format of their numbers.
         """
         for parameter in self._weights:
             values = cast(arrays_of(parameter)[0], dtype)
+            if rounded_to != FLOAT32:
+                values = round_array(values, rounded_to)
             replace_value(parameter, values, BFLOAT16_DTYPE if dtype == "bfloat16" else dtype)
             fp32.mark_rounded(parameter)
 
@@ -164,8 +168,9 @@ def inference_network(
     dtype : {"bfloat16", "float16", "float32"}
         ``"bfloat16"`` is for a CPU; on one with instructions for it, weights and biases of
         convolutions and dense layers are stored in it, the others in FP32. ``"float16"``
-        parameters take half the memory on a GPU; on a CPU those of convolutions and dense layers
-        are the same numbers in FP32 arrays. ``"float32"`` folds only.
+        parameters take half the memory on a GPU. On a CPU without instructions for the format,
+        those of convolutions and dense layers are its numbers in FP32 arrays. ``"float32"`` folds
+        only.
     inputs : sequence of str
         A name for each argument of the network.
     ctx : Context or sequence of Context, optional
@@ -209,8 +214,8 @@ def inference_network(
     on_cpu = all(device.device_type == "cpu" for device in devices)
     if dtype == "bfloat16" and bfloat16.has_native_bfloat16():
         result.keep_weights_in("bfloat16")
-    elif dtype == "float16" and on_cpu and kernels.available():
-        result.keep_weights_in("float32")
+    elif dtype in _POLICIES and on_cpu and kernels.available():
+        result.keep_weights_in("float32", rounded_to=_FORMATS[dtype])
     result.hybridize(**_STATIC)
     emulated = dtype in _POLICIES and policy_arithmetic(_POLICIES[dtype], "cpu").kind == "emulated"
     if fuse_for is not None and not emulated and devices[0].device_type == "cpu":

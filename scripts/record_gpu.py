@@ -67,6 +67,12 @@ def steps(output: Path) -> list[Step]:
             360,
             ("scripts/record_tensor_core_times.py", "--output", str(output)),
         ),
+        Step(
+            "torch-training",
+            "torch",
+            900,
+            ("scripts/record_tensor_core_training.py", "--output", str(output)),
+        ),
     ]
 
 

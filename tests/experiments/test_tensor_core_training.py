@@ -34,7 +34,7 @@ needs_torch = pytest.mark.skipif(
 COMPUTE = """
 import sys
 import numpy as np, torch
-from experiments import gpu_training
+from experiments import tensor_core_training
 
 torch.manual_seed(0)
 found = {}
@@ -42,7 +42,7 @@ for kernel, stride in ((3, 1), (3, 2), (1, 2)):
     data = torch.randn(16, 16, 8, 8).to(torch.bfloat16).requires_grad_()
     weight = torch.randn(32, 16, kernel, kernel, requires_grad=True)
     for sums in ("float32", "default"):
-        result = gpu_training.Convolution8.apply(data, weight, stride, sums)
+        result = tensor_core_training.Convolution8.apply(data, weight, stride, sums)
         gradient = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
         gradient = gradient.to(torch.bfloat16)
         gradients = torch.autograd.grad(result, (data, weight), gradient)
@@ -50,9 +50,9 @@ for kernel, stride in ((3, 1), (3, 2), (1, 2)):
                           (data, weight, gradient, result, *gradients)))
         found.update({f"{kernel} {stride} {sums} {name}": one.detach().float().numpy()
                       for name, one in values.items()})
-found["parameters"] = sum(p.numel() for p in gpu_training.Network("float32").parameters())
+found["parameters"] = sum(p.numel() for p in tensor_core_training.Network("float32").parameters())
 images = torch.randint(0, 255, (128, 32, 32, 3), dtype=torch.uint8)
-run = gpu_training.Run("e4m3", 0, (images, torch.arange(128) % 10))
+run = tensor_core_training.Run("e4m3", 0, (images, torch.arange(128) % 10))
 run.step()
 found["rates"] = run.rates.numpy()
 found["losses"] = run.losses[:1].numpy()

@@ -16,6 +16,7 @@ __all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales"
 _SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
 _SMOOTHED_STEPS = 20  # an epoch
 _NETWORKS_IN_A_ROW = 3
+_MARK = "#0072B2"
 
 
 def draw_accuracies(
@@ -61,7 +62,9 @@ def draw_accuracies(
     figure.legend(handles, labels, **BELOW, ncols=3, title="mark: a seed, bar: their mean")
 
 
-def draw_rows(figure: Any, points: Mapping[str, Sequence[float]], label: str) -> None:
+def draw_rows(
+    figure: Any, points: Mapping[str, Sequence[float]], label: str, *, lowest: float
+) -> None:
     """Draw each run's figure as a mark in the line of its row, under the row's name.
 
     Parameters
@@ -71,14 +74,20 @@ def draw_rows(figure: Any, points: Mapping[str, Sequence[float]], label: str) ->
         By row; the range of the first is a band behind all.
     label : str
         The name of the axis.
+    lowest : float
+        A figure below it is written as a number at the edge, so that the others can be told apart.
     """
     figure.set_size_inches(WIDTH, 0.8 + 0.42 * len(points))
     axes = figure.subplots()
     first = next(iter(points.values()))
     axes.axvspan(min(first), max(first), color="0.88", linewidth=0)
     for place, (name, values) in enumerate(points.items()):
-        axes.plot(values, [place] * len(values), "o", color="#0072B2", markerfacecolor="none")
-        axes.text(0.01, place - 0.3, name, transform=axes.get_yaxis_transform(), va="center")
+        at_edge = {"x": 0.01, "transform": axes.get_yaxis_transform(), "va": "center"}
+        axes.text(y=place - 0.3, s=name, **at_edge)
+        shown = [one for one in values if one >= lowest]
+        axes.plot(shown, [place] * len(shown), "o", color=_MARK, markerfacecolor="none")
+        if below := ", ".join(f"{one:.1f}" for one in values if one < lowest):
+            axes.text(y=place + 0.1, s=f"\N{LEFTWARDS ARROW} {below}", color=_MARK, **at_edge)
     axes.set_ylim(len(points) - 0.5, -0.7)
     axes.set_yticks([])
     axes.set_xlabel(label)

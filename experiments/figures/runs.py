@@ -75,7 +75,7 @@ def draw_rows(
     label : str
         The name of the axis.
     lowest : float
-        A figure below it is written as a number at the edge, so that the others can be told apart.
+        A figure below it is written as a number at the edge, so that the others are not crowded.
     """
     figure.set_size_inches(WIDTH, 0.8 + 0.42 * len(points))
     axes = figure.subplots()

@@ -169,7 +169,7 @@ class _Cifar10(ComparedRows):
                     plus_minus([one["train_loss"] for one in found], 3),
                     f"{one_or_range([one['skipped_steps'] for one in found])} of "
                     f"{found[0]['steps']:,}",
-                    f"`python scripts/evidence.py run {self.group}/{row}`",
+                    f"`{self.group}/{row}`",
                 ])  # fmt: skip
         return rows
 

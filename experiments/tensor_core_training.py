@@ -15,7 +15,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found,unused-ignore]
 from torch.nn import functional  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["EPOCHS", "ROWS", "Convolution8", "Run", "read", "rounded"]
+__all__ = ["ROWS", "Convolution8", "Network", "Run", "read"]
 
 ROWS = {
     "float32": None,
@@ -242,8 +242,8 @@ class Convolution8(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @staticmethod
     def forward(context: Any, x: Any, weight: Any, stride: int, sums: str) -> Any:
         """Return the convolution of (N, C, H, W) in BF16; ``sums`` is a value of `ROWS`."""
-        data, data_scale = rounded(x, _VALUES)
-        weights, weight_scale = rounded(weight, _VALUES)
+        data, data_scale = _rounded(x, _VALUES)
+        weights, weight_scale = _rounded(weight, _VALUES)
         rows = _windows(data, weight.shape[2], stride)
         context.save_for_backward(rows, data_scale, weights, weight_scale)
         context.stride, context.sums, context.shape = stride, sums, x.shape
@@ -258,7 +258,7 @@ class Convolution8(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         rows, data_scale, weights, weight_scale = context.saved_tensors
         stride, sums = context.stride, context.sums
         filters, channels, kernel, _ = weights.shape
-        rounded_gradient, scale = rounded(gradient, _GRADIENTS)
+        rounded_gradient, scale = _rounded(gradient, _GRADIENTS)
         by_place = _reordered(rounded_gradient, (0, 2, 3, 1)).flatten(0, 2)
         of_weights = _product(
             _reordered(by_place, (1, 0)), _reordered(rows, (1, 0)), scale, data_scale, sums,
@@ -279,7 +279,7 @@ class Convolution8(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         return of_data, of_weights, None, None
 
 
-def rounded(values: Any, dtype: Any) -> tuple[Any, Any]:
+def _rounded(values: Any, dtype: Any) -> tuple[Any, Any]:
     """Return values times the largest power of two with which they fit, and its inverse.
 
     The values are rounded to ``dtype``, ties to even.

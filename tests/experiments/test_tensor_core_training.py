@@ -1,4 +1,4 @@
-"""What PyTorch trains on a GPU is the network and the recipe of ours: compared on a CPU.
+"""PyTorch on a GPU trains the same network by the same recipe as we do; compared on a CPU.
 
 PyTorch has an environment of its own, which ``make test-torch`` makes.
 """
@@ -30,7 +30,7 @@ needs_torch = pytest.mark.skipif(
     not TORCH.exists(), reason="PyTorch has no environment here; make test-torch makes one"
 )
 
-# Writes what the FP8 convolution computes, with operands that it draws, and a step of each row.
+# Writes what the FP8 convolution computes, with operands that it draws, and a step of a run in FP8.
 COMPUTE = """
 import sys
 import numpy as np, torch

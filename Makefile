@@ -75,7 +75,8 @@ $(WEIGHTS): | $(VENV)/.complete
 
 test: environment lint
 	$(PYTEST) -m "$(QUICK) and not left_out"
-	$(MAKE) notebooks-check
+	$(RUN) scripts/build_notebooks.py --compare
+	$(CHECK_NOTEBOOKS) 00 01 04 09
 
 test-avx2: environment
 	$(AVX2) $(PYTEST) -m "$(QUICK)" \

@@ -46,6 +46,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         help="write nothing: execute, and compare sources with the notebooks as they are",
     )
     parser.add_argument(
+        "--compare", action="store_true", help="compare only: write and execute nothing"
+    )
+    parser.add_argument(
         "--jobs", type=int, default=1, help="how many to check at a time (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
@@ -70,23 +73,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def _process(options: argparse.Namespace, source: Path) -> tuple[str, str]:
     """Build or check one notebook; return a line about it, and what went wrong."""
     began = time.perf_counter()
-    problem = check(source, fast=options.fast) if options.check else build(source, options.fast)
+    notebook = read(source)
+    problem = differences(source, notebook) if options.check or options.compare else ""
+    if not options.compare:
+        problem = problem or execute(notebook, fast=options.fast)
+    if not (problem or options.check or options.compare):
+        nbformat.write(normalised(notebook), product_of(source))
     seconds = time.perf_counter() - began
     return f"{'FAILED' if problem else 'ok':6} {source.stem} ({seconds:.0f} s)", problem
 
 
-def build(source: Path, fast: bool = False) -> str:
-    """Execute a source and write the notebook with its outputs; return what went wrong."""
-    notebook = read(source)
-    problem = execute(notebook, fast=fast)
-    if not problem:
-        nbformat.write(normalised(notebook), product_of(source))
-    return problem
-
-
-def check(source: Path, *, fast: bool) -> str:
-    """Execute a source, and compare it with the notebook as it is; return what went wrong."""
-    notebook = read(source)
+def differences(source: Path, notebook: Notebook) -> str:
+    """Compare what a source says with the notebook as it is; return what is wrong with it."""
     product = product_of(source)
     if not product.exists():
         return f"{product.name} is missing: make notebooks"
@@ -98,7 +96,7 @@ def check(source: Path, *, fast: bool) -> str:
     code = [cell for cell in written.cells if cell.cell_type == "code"]
     if not any(cell.outputs for cell in code) or any(_failed(cell) for cell in code):
         return f"{product.name} has no outputs or an error among them: make notebooks"
-    return execute(notebook, fast=fast)
+    return ""
 
 
 def read(source: Path) -> Notebook:

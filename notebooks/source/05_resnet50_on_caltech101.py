@@ -33,7 +33,7 @@ CATEGORIES = (
 )
 MODEL, IMAGE_SIZE = ("resnet18_v1", 32) if FAST else ("resnet50_v2", 64)  # pixels
 IMAGES_PER_CLASS, TRAIN_PER_CLASS = (12, 8) if FAST else (60, 40)
-BATCH_SIZE, EPOCHS, SEED = (10, 3, 0) if FAST else (20, 8, 0)
+BATCH_SIZE, EPOCHS, SEED = (10, 2, 0) if FAST else (20, 8, 0)
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-4
 
 # %% tags=["setup"]
@@ -544,7 +544,7 @@ print(f"{len(unharmed)} are as in the file when it is taken off")
 # %%
 TUNE = replace(
     CONFIG, dtype="float16", pretrained=str(WORK / "float32" / "final.params"),
-    epochs=2 if FAST else 3, warmup_epochs=0, learning_rate=LEARNING_RATE / 10,
+    epochs=1 if FAST else 3, warmup_epochs=0, learning_rate=LEARNING_RATE / 10,
 )  # fmt: skip
 tuned, _, tuned_epochs = run(TUNE, "tuned")
 starts = {"random weights": epochs["float16"], "trained FP32 weights": tuned_epochs}

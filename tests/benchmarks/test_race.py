@@ -122,7 +122,7 @@ def test_what_goes_wrong_is_reported_by_name_and_the_others_go_on(kind, caplog):
     assert f"a tiny case: {wrong.name} {reason}; it is left out" in caplog.messages
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "what"), [("hangs", "for a run"), ("hangs_at_once", "to start")]
 )

@@ -107,6 +107,7 @@ np.testing.assert_array_equal(net(images).asnumpy(), imperative)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native_operators")
 def test_bounds_are_read_alike_in_a_locale_with_a_decimal_comma(tmp_path):
     if shutil.which("localedef") is None or not os.path.exists("/usr/share/i18n/locales/de_DE"):

@@ -173,7 +173,7 @@ def with_native(request):
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast], ids=["cast", "autocast"])
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(networks)
 @example(RESIDUAL)
@@ -371,7 +371,7 @@ def emulated_bfloat16(net):
 @pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(networks)
 @example(RESIDUAL)

@@ -82,6 +82,7 @@ def test_a_process_that_cannot_be_started_means_emulation(monkeypatch, caplog):
     assert "bfloat16 is emulated, since trying it natively failed: no more processes" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_the_answer_of_this_machine_is_what_a_convolution_does(tmp_path):
     # Under AVX2 there is none, whatever the processor; MXNet's error stays in the other process.

@@ -91,6 +91,7 @@ def test_what_is_exposed_is_what_a_schedule_of_the_messages_leaves(
 # --- the page and the command line -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_pages_tables_and_figure_are_those_that_the_model_makes(script, tmp_path):
     source = DOCUMENT.read_text(encoding="utf-8")
     emptied = re.sub(r"(<!-- table: \w+ -->\n).*?(<!-- end)", r"\1\2", source, flags=re.S)

@@ -17,7 +17,7 @@ from mpgluon.deployment.recording import Recording
 from mpgluon.devices import from_numpy
 from mpgluon.formats.float_format import FloatFormat, round_to
 from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Key, Node
-from mpgluon.graph.operators import Rule, rule_of
+from mpgluon.graph.operators import Rule, name_in_f, rule_of
 from mpgluon.graph.replay import replay
 
 import mxnet as mx
@@ -57,7 +57,7 @@ def _compute_weights(recording: Recording) -> Recording:
             if node.name in recording.values:
                 constant.add(node)
             continue
-        rule, operands = rule_of(node.operator), {entry.node for entry in node.inputs}
+        rule, operands = rule_of(name_in_f(node.operator)), {entry.node for entry in node.inputs}
         may_vary = rule is Rule.OTHER or _DRAWS.search(node.operator)
         if operands and operands <= constant and not may_vary:
             constant.add(node)

@@ -205,6 +205,23 @@ def test_a_weight_that_is_computed_from_parameters_is_computed_once_and_folded()
     np.testing.assert_allclose(folded_bias, bias, rtol=2.0**-24, atol=2.0**-48)
 
 
+def test_the_weight_of_an_operator_with_another_name_in_graphs_is_computed_once():
+    class Deformable(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.weight = self.params.get("weight", shape=(4, 2, 1, 1))
+
+        def hybrid_forward(self, F, x, weight):
+            options = {"kernel": (1, 1), "num_filter": 4, "no_bias": True}
+            return F.contrib.DeformableConvolution(x, x, weight * 2, **options)
+
+    net = with_random_values(Deformable())
+    recording = fold(record(net), FLOAT32)
+    assert operators(recording) == ["_contrib_DeformableConvolution"]
+    (value,) = recording.values.values()
+    assert (value == 2 * net.weight.data().asnumpy()).all()
+
+
 def test_a_recurrent_layer_keeps_its_parameters():
     net = with_random_values(rnn.LSTM(4, num_layers=2, input_size=3))
     assert fold(record(net), FLOAT32).values.keys() == net.collect_params().keys()

@@ -49,6 +49,7 @@ from mpgluon.cast.arrays import (
     widen,
 )
 from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall
+from mpgluon.cast.deconvolution import deconvolution
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy
@@ -129,12 +130,10 @@ def _seal(array: Array) -> Array:
 
 
 def _run_product(call: OperatorCall, convert: Convert) -> Any:
-    """Run an operator on converted operands in FP32, or float64 where MXNet leaves no choice."""
-    if call.name != "Deconvolution":
-        return call.run(convert)
-    # The backward pass of oneDNN's deconvolution fails ("could not execute a primitive") when
-    # the weight is the result of another operator, such as a cast.
-    return call.run(lambda array: convert(array).astype("float64")).astype("float32")
+    """Run an operator on converted operands in FP32, or as MXNet can train it."""
+    if call.name == "Deconvolution":
+        call = call._replace(function=deconvolution)
+    return call.run(convert)
 
 
 class Emulated(Arithmetic):

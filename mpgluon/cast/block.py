@@ -34,7 +34,7 @@ from mpgluon.cast.plan import (
 )
 from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.errors import PrecisionError
-from mpgluon.formats.float_format import FloatFormat, format_named
+from mpgluon.formats.float_format import FloatFormat, format_named, integers_beyond
 from mpgluon.formats.policy import Policy, as_policy
 from mpgluon.kernels.reductions import sums_of_squares
 from mpgluon.machine import give_memory_back
@@ -76,6 +76,8 @@ def cast_block(
     needs; between, values are in the format. Parameters of normalization layers stay FP32. Train it
     with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
     products are exact, sums FP32, and results rounded once; see :mod:`mpgluon.cast.arithmetic`.
+    Constants, and other parameters that are not trained, stay FP32 if they hold integers that the
+    format lacks, such as positions above 2048.
 
     Parameters
     ----------
@@ -223,6 +225,7 @@ def apply_policy(
             if parameter not in stay_fp32
             and np.dtype(parameter.dtype) == np.float32
             and parameter._stype == "default"  # not rows, which Gluon does not hand out
+            and not _holds_integers_beyond(parameter, fmt)
         ]
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)
@@ -323,6 +326,15 @@ def _parameters_that_stay_fp32(
     }
     parameters.update(*(unread_parameters(entry.block) for entry in plan))
     return parameters.union(*(graph.normalization_parameters() for graph in graphs))
+
+
+def _holds_integers_beyond(parameter: gluon.Parameter, fmt: FloatFormat) -> bool:
+    """Whether it is not trained and holds integers that the format lacks, such as positions."""
+    if isinstance(parameter, gluon.Constant):
+        return integers_beyond(parameter.value.asnumpy(), fmt)
+    if parameter.grad_req != "null" or parameter._data is None:
+        return False
+    return integers_beyond(parameter.list_data()[0].asnumpy(), fmt)
 
 
 def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:

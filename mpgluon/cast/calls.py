@@ -194,6 +194,9 @@ def _inferred(symbol: Symbol) -> Optional[str]:
     dtypes = {name: fmt if isinstance(fmt, str) else "float32" for name, fmt in formats.items()}
     with warnings.catch_warnings():  # MXNet's, about what stays unknown
         warnings.simplefilter("ignore")
-        _, results, _ = symbol.infer_type_partial(**dtypes)
+        try:
+            _, results, _ = symbol.infer_type_partial(**dtypes)
+        except mx.MXNetError:  # an index that has no type yet, such as the variable of a loop
+            return None
     names = {"" if dtype is None else np.dtype(dtype).name for dtype in results or [None]}
     return None if names & {"", "void16"} or len(names) > 1 else names.pop()

@@ -38,8 +38,11 @@ from mxnet.symbol.register import _symbol_creator
 
 __all__ = ["FP32_OPERATORS", "PLAIN_OPERATORS", "governed"]
 
-# Called as functions of F with their options, since a native operator may take their place.
-_BY_FUNCTION = frozenset({"Convolution", "FullyConnected", "batch_dot", *KEPT_NAN})
+# Called as functions of F with their options, since others may take their place.
+_BY_FUNCTION = frozenset({
+    *("Convolution", "Deconvolution", "FullyConnected", "batch_dot"),
+    *KEPT_NAN,
+})  # fmt: skip
 # Write their operands, or a part of them, to an array, in its format.
 _WRITING = frozenset({
     *("_copyto", "_slice_assign", "_scatter_set_nd"),

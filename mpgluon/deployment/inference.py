@@ -20,7 +20,7 @@ from mpgluon.cast.block import apply_policy
 from mpgluon.deployment.folding import fold
 from mpgluon.deployment.recording import Recording, record
 from mpgluon.devices import from_numpy
-from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
+from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, integers_beyond
 from mpgluon.formats.policy import Policy
 from mpgluon.graph.nodes import Node
 from mpgluon.graph.replay import replay
@@ -92,11 +92,16 @@ class InferenceNetwork(gluon.HybridBlock):
                 self.register_child(norm)
             for name in (node.name for node in recording.graph.nodes if node in used):
                 if name in recording.values:
-                    shape = recording.values[name].shape
-                    parameter = self.params.get(name.removeprefix(prefix), shape=shape)
+                    parameter = self._parameter(name.removeprefix(prefix), recording.values[name])
                     self._reg_params[name] = parameter
                     self._names[parameter] = name
         self._weights = [p for p, name in self._names.items() if name in weights]
+
+    def _parameter(self, name: str, values: npt.NDArray[np.float32]) -> gluon.Parameter:
+        """Make a parameter; a cast leaves constants in FP32 that are positions, whatever it is."""
+        if integers_beyond(values, BFLOAT16):
+            return self.params.get_constant(name, from_numpy(values))
+        return self.params.get(name, shape=values.shape)
 
     def set_values(
         self, values: Mapping[str, npt.NDArray[np.float32]], ctx: Sequence[mx.Context]

@@ -30,6 +30,7 @@ __all__ = [
     "TFLOAT32",
     "FloatFormat",
     "format_named",
+    "integers_beyond",
     "random_key",
     "round_to",
 ]
@@ -261,6 +262,11 @@ def round_to(
             beyond = np.where(finite, np.copysign(fmt.max, wide), beyond)
         rounded = np.where(np.abs(rounded) > fmt.max, beyond, rounded)  # not so for NaN
         return np.asarray(rounded.astype(values.dtype))
+
+
+def integers_beyond(values: npt.NDArray[np.float32], fmt: FloatFormat) -> bool:
+    """Whether all values are integers, and some are not in ``fmt``: positions, not weights."""
+    return bool((values == np.rint(values)).all() and (values != round_to(values, fmt)).any())
 
 
 def random_key(key: Sequence[int]) -> np.uint64:

@@ -208,6 +208,8 @@ _NO_GRADIENT = {"has_gradient": False}
 _SEND_ZEROS = """
     topk argmax_channel shape_array size_array isfinite isinf isnan arange_like index_array
     MultiBoxPrior MultiBoxTarget MultiBoxDetection Proposal MultiProposal
+    uniform_like normal_like exponential_like gamma_like poisson_like negative_binomial_like
+    generalized_negative_binomial_like
 """
 _ON_COPIES = """
     clip elemwise_mul _mul_scalar _div_scalar _plus_scalar _minus_scalar _rminus_scalar
@@ -252,6 +254,8 @@ _FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("where _npi_where_lscalar _npi_where_rscalar", _operands(0, "condition")),
     ("_npi_boolean_mask_assign_scalar _npi_boolean_mask_assign_tensor", _operands(1, "mask")),
     ("contrib.index_copy", _operands(1, "index_vector")),
+    ("broadcast_like reshape_like", _operands(1, "rhs")),
+    ("slice_like", _operands(1, "shape_like")),
     ("SequenceMask SequenceLast SequenceReverse", _operands(1, "sequence_length")),
     ("ROIPooling contrib.ROIAlign", _operands(1, "rois")),
     ("SoftmaxOutput Softmax", {"own_gradient": "grad_scale"}),
@@ -426,7 +430,9 @@ def sends_zeros(name: str) -> bool:
 
     ``name`` is that in ``F`` or in a graph. True also of ``topk``, whose values have gradients.
     """
-    name = name.rpartition(".")[2].removeprefix("_contrib").removeprefix("_")
+    name = (
+        name.rpartition(".")[2].removeprefix("_contrib").removeprefix("_random").removeprefix("_")
+    )
     name = name.removeprefix("broadcast_").removesuffix("_scalar")
     facts = _OPERATORS.get(name) or _OPERATORS.get(f"_{name}")
     return name in _SEND_ZEROS.split() or (facts is not None and not facts.has_gradient)

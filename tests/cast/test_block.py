@@ -8,6 +8,7 @@ from threading import Barrier, Thread
 import mpgluon
 from mpgluon import NORMALIZATION_LAYERS, Policy, PrecisionError, amp
 from mpgluon.cast.arrays import Float16Array
+from mpgluon.deployment import inference_network
 
 import mxnet as mx
 import numpy as np
@@ -171,6 +172,43 @@ def test_integers_and_constants_of_other_types_stay_what_they_are():
     mpgluon.restore(net)
     assert net.scale.data().dtype == np.float32
     assert net.table.data().dtype == np.int32
+
+
+class Positions(gluon.HybridBlock):
+    """Embeds as many positions as there are, which a constant or a parameter holds."""
+
+    def __init__(self, *, constant):
+        super().__init__()
+        with self.name_scope():
+            self.embedding = nn.Embedding(2100, 4)
+            if constant:
+                self.positions = self.params.get_constant("positions", mx.nd.arange(2100))
+            else:
+                self.positions = self.params.get("positions", shape=2100, grad_req="null")
+
+    def hybrid_forward(self, F, x, positions):
+        return self.embedding(positions) + x
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_positions_that_the_format_lacks_stay_fp32(dtype, constant):
+    net = Positions(constant=constant)
+    if constant:
+        mpgluon.cast_block(net, dtype)  # before it has values
+        net.initialize(mx.init.Normal(1))
+    else:
+        net.initialize(mx.init.Normal(1))
+        net.positions.set_data(mx.nd.arange(2100))
+        mpgluon.cast_block(net, dtype)
+    expected = net.embedding.weight.data().astype("float32").asnumpy()
+    zeros = mx.nd.zeros(expected.shape)
+    assert (net(zeros).asnumpy() == expected).all()
+    for deployed in ("float16", "bfloat16", "float32"):
+        result = inference_network(net, deployed)(zeros).asnumpy()
+        np.testing.assert_allclose(result, expected, rtol=2.0**-8)
+    mpgluon.restore(net)
+    assert (net.positions.data() == mx.nd.arange(2100)).asnumpy().all()
 
 
 @BOTH

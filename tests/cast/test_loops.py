@@ -56,9 +56,30 @@ class ForEach(gluon.HybridBlock):
         return F.concat(outputs.reshape((-1, 4)), total, dim=0)
 
 
+class Frames(gluon.HybridBlock):
+    """Adds a dense layer's result of one row after another, which the count of rounds chooses."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        def step(count, total):
+            total = self.dense(F.take(x, count)) + total
+            return total, (count + 1, total)
+
+        given = (F.zeros((1,)), F.zeros((1, 4)))
+        _, (_, total) = F.contrib.while_loop(
+            lambda count, _: count < 3, step, given, max_iterations=3
+        )
+        return total
+
+
 NETWORKS = {
     "while_loop": lambda: WhileLoop(by_name=False),
     "while_loop by name": lambda: WhileLoop(by_name=True),
+    "while_loop with an index": Frames,
     "foreach": ForEach,
 }
 

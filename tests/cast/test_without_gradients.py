@@ -22,6 +22,12 @@ USES = {
     "argsort": lambda F, z, y: F.argsort(z) * y,
     "topk": lambda F, z, y: F.broadcast_mul(F.topk(z), y),
     "where": lambda F, z, y: F.where(z, y, y * 2),
+    "normal_like": lambda F, z, y: F.random.normal_like(z) + y,
+    "gamma_like": lambda F, z, y: F.random.gamma_like(z) + y,
+    "broadcast_like": lambda F, z, y: F.broadcast_like(F.slice_axis(y, axis=0, begin=0, end=1), z),
+    "broadcast_like, by name": lambda F, z, y: F.broadcast_like(y, rhs=z),
+    "reshape_like": lambda F, z, y: F.reshape_like(y, z),
+    "slice_like": lambda F, z, y: F.slice_like(y, z),
 }
 
 

@@ -203,7 +203,8 @@ class MasterWeights(Updates):
             if _structure(self.states[index]) != _structure(expected):
                 raise TrainerStateError(
                     f"the optimizer's state for {parameter.name} is not that of a float16 weight: "
-                    "this Trainer has stepped before the cast; make a new Trainer after it"
+                    "this Trainer, or that of the file, has stepped before the cast; make a new "
+                    "Trainer after it (mpgluon.load_checkpoint takes files of either format)"
                 )
         master_first = bool(narrow) and _master_comes_first(self.optimizer)
         for index in narrow:

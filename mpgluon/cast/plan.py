@@ -222,7 +222,7 @@ def _other_interface_of(block: gluon.Block, is_on: bool) -> Optional[str]:
         return "has parameters that are mx.np arrays"
     for name in ("hybrid_forward", "forward") if is_hybrid(block) else ("forward",):
         method = getattr(type(block), name)
-        if inspect.unwrap(method).__module__.startswith("mxnet."):
+        if str(inspect.unwrap(method).__module__).startswith("mxnet."):
             continue  # written for both; the parameters and the switch tell
         if any(_switches_on(layer) for layer in _layers(method)):
             return "is decorated with use_np"

@@ -33,7 +33,7 @@ class BeyondReach:
         """Yield the lines of a block's own forward method that hand its values to other code."""
         method = getattr(type(block), "hybrid_forward" if is_hybrid(block) else "forward")
         method = inspect.unwrap(method)
-        if method.__module__.startswith("mxnet."):
+        if str(method.__module__).startswith("mxnet."):
             return
         try:
             source, first = inspect.getsourcelines(method)

@@ -67,7 +67,7 @@ def obstacle_without_masters(optimizer: mx.optimizer.Optimizer) -> Optional[str]
 
     Only updates that are MXNet's own are judged: another one may compute in FP32.
     """
-    if not type(optimizer).update.__module__.startswith("mxnet."):
+    if not str(type(optimizer).update.__module__).startswith("mxnet."):
         return None
     if isinstance(optimizer, _WITH_FP32_STATE):
         return "its state is FP32, which MXNet's operators refuse together with float16 weights"

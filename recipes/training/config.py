@@ -215,6 +215,11 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if any("\udc80" <= character <= "\udcff" for character in self.output_dir):
+            raise ValueError(
+                "output_dir must be a name in UTF-8, since MXNet writes no other files; received "
+                f"{self.output_dir!r}"
+            )
         if self.amp and self.dtype not in ("float16", "bfloat16"):
             raise ValueError("amp computes in 16 bits: choose dtype float16 or bfloat16 with it")
         if self.update_rounding is not None and self.policy.param_dtype != "bfloat16":

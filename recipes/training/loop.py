@@ -411,7 +411,7 @@ class _Run:
             **{name: value for name, value in epochs[-1].items() if name.startswith("test")},
             "best_test_accuracy": max(event["test_accuracy"] for event in epochs),
             "train_loss": epochs[-1]["train_loss"],
-            "steps": len(steps),
+            "steps": self.position.step,
             "skipped_steps": amp.skipped_steps(self.trainer),
             "final_loss_scale": amp.loss_scale(self.trainer),
             "training_seconds": self.position.seconds,

@@ -174,6 +174,17 @@ def test_integers_and_constants_of_other_types_stay_what_they_are():
     assert net.table.data().dtype == np.int32
 
 
+def test_a_class_from_text_may_have_no_module():
+    made = {"HybridBlock": gluon.HybridBlock}
+    exec(
+        "class Twice(HybridBlock):\n    def hybrid_forward(self, F, x):\n        return x * 2",
+        made,
+    )
+    net = made["Twice"]()
+    mpgluon.cast_block(net)
+    assert net(mx.nd.ones(2)).asnumpy().tolist() == [2, 2]
+
+
 class Positions(gluon.HybridBlock):
     """Embeds as many positions as there are, which a constant or a parameter holds."""
 

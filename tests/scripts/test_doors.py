@@ -74,6 +74,15 @@ def test_other_folders_than_runs_get_one_line_and_status_2(door, capsys, script,
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("script", ["export_onnx", "serve", "diagnose"])
+def test_a_run_is_not_given_what_belongs_to_other_networks(door, run_folder, capsys, script):
+    options = ["--parameters=other.params", "--classes=7", "--image-size=16"]
+    assert door(script, run_folder[0], *options) == 2
+    said = capsys.readouterr().err
+    assert "is a run, whose parameters, categories and image size are its own" in said
+    assert said.endswith("; leave out --parameters, --classes, --image-size\n")
+
+
 @pytest.mark.parametrize("script", ["export_onnx", "serve"])
 def test_a_name_of_a_zoo_needs_parameters_which_may_be_a_state_dict(door, capsys, script, tmp_path):
     assert door(script, NAME) == 2

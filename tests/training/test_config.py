@@ -58,6 +58,7 @@ BETWEEN = "compute=float8_e4m3,between=float16"
         ("loss_scale", "1000", "must be a power of two.* received 1000"),
         ("loss_scale", "0", "must be a power of two.* received 0"),
         ("loss_scale", "inf", "must be a power of two.* received inf"),
+        ("output_dir", "\udce4", "output_dir must be a name in UTF-8, .* received"),
     ],
 )
 def test_a_bad_value_is_refused_by_its_name(name, value, message):

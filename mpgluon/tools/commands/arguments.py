@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from mpgluon.tools.commands import Door
 
 __all__ = [
+    "CLASSES",
+    "IMAGE_SIZE",
     "add_classes",
     "add_image_size",
     "add_input_shape",
@@ -24,6 +26,10 @@ _NETWORK = (
     "module:function, a function without arguments that returns an initialized network{returns}; "
     "or the name of an image classifier in MXNet's or gluoncv's model zoo (extra zoo)"
 )
+
+
+CLASSES, IMAGE_SIZE = 1000, 224
+"""Defaults of a model zoo's networks: the number of categories, and the side of images."""
 
 
 def positive(text: str) -> int:
@@ -82,7 +88,7 @@ def add_classes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--classes",
         type=positive,
-        default=1000,
+        default=CLASSES,
         help="of a network of a model zoo (default: %(default)s)",
     )
 
@@ -92,7 +98,7 @@ def add_image_size(parser: argparse.ArgumentParser, about: str = "") -> None:
     parser.add_argument(
         "--image-size",
         type=positive,
-        default=224,
+        default=IMAGE_SIZE,
         help=f"pixels{about} (default: %(default)s)",
     )
 

@@ -15,6 +15,7 @@ from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.graph.description import trace
 from mpgluon.tools.commands import Door
+from mpgluon.tools.commands.arguments import CLASSES, IMAGE_SIZE
 from mpgluon.tools.named_code import call_named, file_of
 from mpgluon.tools.parameter_files import load_parameter_file
 from mpgluon.tools.zoo import build_network, is_in_mxnet
@@ -98,6 +99,7 @@ def open_network(
     if door.open_run is not None:
         run: Optional[OpenedNetwork] = door.open_run(options, device)
         if run is not None:
+            _refuse_without_effect(options)
             return run
     name, parameters = options.network, getattr(options, "parameters", None)
     names = _class_names(getattr(options, "class_names", None))
@@ -134,6 +136,24 @@ def open_network(
     elif not is_code:
         about.append("Weights as they were drawn: an untrained network.")
     return OpenedNetwork(net, name, about, options.image_size, names, batch)
+
+
+def _refuse_without_effect(options: argparse.Namespace) -> None:
+    """Raise ValueError for an option of other networks, given for a run."""
+    defaults = {
+        **{"parameters": None, "class_names": None, "input_shape": None},
+        **{"classes": CLASSES, "image_size": IMAGE_SIZE},
+    }
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, default in defaults.items()
+        if getattr(options, name, default) != default
+    ]
+    if given:
+        raise ValueError(
+            f"{options.network} is a run, whose parameters, categories and image size are its own; "
+            f"leave out {', '.join(given)}"
+        )
 
 
 def _is_code(name: str) -> bool:

@@ -133,7 +133,9 @@ def run(options: argparse.Namespace, groups: Sequence[Group]) -> int:
         return run_in_this_process(options, chosen)
     done = current_records(options.output, chosen)
     if done:
-        print(f"{len(done)} with a record: {', '.join(done)}")
+        print(
+            f"{len(done)} with a record: {', '.join([*done][:8])}{', …' if len(done) > 8 else ''}"
+        )
     waiting = possible([one for one in chosen if one.name not in done], options)
     if waiting:
         here, everything = processor_of(describe_machine()), select(groups, [])

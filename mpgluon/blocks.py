@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import mxnet as mx
 import numpy.typing as npt
@@ -16,6 +17,7 @@ __all__ = [
     "device_type_of",
     "empty_gradient",
     "interface",
+    "is_mxnets_own",
     "is_numpy",
     "put_into_numpy",
     "replace_value",
@@ -84,6 +86,11 @@ def empty_gradient(parameter: gluon.Parameter) -> None:
     for gradient in parameter.list_grad():  # MXNet's own zero_grad is for mx.nd only
         array = gradient.as_nd_ndarray()
         mx.nd.zeros_like(array, out=array)
+
+
+def is_mxnets_own(code: Any) -> bool:
+    """Whether a class or function is MXNet's own; one that was made from a text has no module."""
+    return str(code.__module__).startswith("mxnet.")
 
 
 def is_numpy(parameter: gluon.Parameter) -> bool:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from mpgluon.blocks import is_mxnets_own
+
 import numpy as np
 from mxnet import gluon
 from mxnet.gluon.parameter import ParameterDict
@@ -59,13 +61,13 @@ def learned_format(block: gluon.Block, dtype: str) -> Attributes:
     block : gluon.Block
     dtype : {"float32", "float16", "bfloat16"}
     """
-    if dtype != "float16" or type(block).__module__.startswith("mxnet."):
+    if dtype != "float16" or is_mxnets_own(type(block)):
         return {}
     learned: Attributes = {}
     if _is_fp32(vars(block).get("_dtype")):
         learned["_dtype"] = np.float16
     defined_in = next(kind for kind in type(block).__mro__ if "cast" in vars(kind))
-    if not defined_in.__module__.startswith("mxnet."):
+    if not is_mxnets_own(defined_in):
         learned |= _learned_in_cast(block)
     return learned
 

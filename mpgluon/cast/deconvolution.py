@@ -6,10 +6,10 @@ float64 has one and two dimensions only.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from typing import Any, Optional
 
+from mpgluon.graph.nodes import option_value
 from mpgluon.kernels.dtypes import Array
 
 import mxnet as mx
@@ -71,7 +71,7 @@ def deconvolution(
 
 def _numbers(options: Mapping[str, Any], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
     value = options.get(name)
-    return tuple((ast.literal_eval(value) if isinstance(value, str) else value) or default)
+    return tuple((option_value(value) if isinstance(value, str) else value) or default)
 
 
 def _spread(functions: Any, data: Array, axis: int, step: int, extra: int) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple, Optional, Union
 
-from mpgluon.blocks import blocks_of, is_numpy
+from mpgluon.blocks import blocks_of, is_mxnets_own, is_numpy
 from mpgluon.cast.operator_rules import NO_RULES, Rules, fitting, is_operator, names_of, rules_of
 from mpgluon.errors import PrecisionError
 
@@ -222,7 +222,7 @@ def _other_interface_of(block: gluon.Block, is_on: bool) -> Optional[str]:
         return "has parameters that are mx.np arrays"
     for name in ("hybrid_forward", "forward") if is_hybrid(block) else ("forward",):
         method = getattr(type(block), name)
-        if str(inspect.unwrap(method).__module__).startswith("mxnet."):
+        if is_mxnets_own(inspect.unwrap(method)):
             continue  # written for both; the parameters and the switch tell
         if any(_switches_on(layer) for layer in _layers(method)):
             return "is decorated with use_np"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from mpgluon.blocks import is_mxnets_own
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.formats.policy import Policy
 
@@ -33,7 +34,7 @@ class BeyondReach:
         """Yield the lines of a block's own forward method that hand its values to other code."""
         method = getattr(type(block), "hybrid_forward" if is_hybrid(block) else "forward")
         method = inspect.unwrap(method)
-        if str(method.__module__).startswith("mxnet."):
+        if is_mxnets_own(method):
             return
         try:
             source, first = inspect.getsourcelines(method)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from mpgluon import amp
+from mpgluon.blocks import is_mxnets_own
 from mpgluon.cast.block import cast_block, restore
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.kernels.dtypes import cast
@@ -73,7 +74,7 @@ class OptimizerReport:
 def optimizer_names() -> list[str]:
     """Return the names of MXNet's own optimizers."""
     registry = mx.optimizer.Optimizer.opt_registry
-    return sorted(name for name, kind in registry.items() if kind.__module__.startswith("mxnet."))
+    return sorted(name for name, kind in registry.items() if is_mxnets_own(kind))
 
 
 def report_on_optimizer(name: str) -> OptimizerReport:

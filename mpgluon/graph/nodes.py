@@ -25,6 +25,7 @@ __all__ = [
     "Key",
     "Node",
     "Value",
+    "option_value",
 ]
 
 VARIABLE = "null"
@@ -112,7 +113,9 @@ class Node:
     @property
     def options(self) -> dict[str, Any]:
         """The operator's options as Python values, without MXNet's internal attributes."""
-        return {k: _value(text) for k, text in self.attributes.items() if not k.startswith("__")}
+        return {
+            k: option_value(text) for k, text in self.attributes.items() if not k.startswith("__")
+        }
 
     def casts_to(self, dtype: str) -> bool:
         """Whether it is a cast to this format."""
@@ -274,7 +277,8 @@ def _heads(symbol: Symbol) -> list[int]:
     return [number for number, *_ in heads]
 
 
-def _value(text: str) -> Any:
+def option_value(text: str) -> Any:
+    """Return the Python value of an operator's option."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):  # a word, such as "relu"

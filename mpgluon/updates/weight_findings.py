@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
+from mpgluon.blocks import is_mxnets_own
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.errors import PrecisionError
 from mpgluon.findings import Finding, error, examples, ok, warning
@@ -67,7 +68,7 @@ def obstacle_without_masters(optimizer: mx.optimizer.Optimizer) -> Optional[str]
 
     Only updates that are MXNet's own are judged: another one may compute in FP32.
     """
-    if not str(type(optimizer).update.__module__).startswith("mxnet."):
+    if not is_mxnets_own(type(optimizer).update):
         return None
     if isinstance(optimizer, _WITH_FP32_STATE):
         return "its state is FP32, which MXNet's operators refuse together with float16 weights"

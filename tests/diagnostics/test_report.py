@@ -135,7 +135,6 @@ def run_folder(tmp_path_factory):
     return folder / "out"
 
 
-@pytest.mark.slow
 def test_a_run_is_looked_at_with_its_weights_on_images_of_its_own(
     diagnose_script, run_folder, tmp_path, capsys
 ):

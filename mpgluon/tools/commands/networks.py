@@ -99,7 +99,7 @@ def open_network(
     if door.open_run is not None:
         run: Optional[OpenedNetwork] = door.open_run(options, device)
         if run is not None:
-            _refuse_without_effect(options)
+            _refuse_without_effect(options, door)
             return run
     name, parameters = options.network, getattr(options, "parameters", None)
     names = _class_names(getattr(options, "class_names", None))
@@ -138,11 +138,11 @@ def open_network(
     return OpenedNetwork(net, name, about, options.image_size, names, batch)
 
 
-def _refuse_without_effect(options: argparse.Namespace) -> None:
+def _refuse_without_effect(options: argparse.Namespace, door: Door) -> None:
     """Raise ValueError for an option of other networks, given for a run."""
     defaults = {
         **{"parameters": None, "class_names": None, "input_shape": None},
-        **{"classes": CLASSES, "image_size": IMAGE_SIZE},
+        **{"classes": CLASSES, "image_size": IMAGE_SIZE, **door.defaults},
     }
     given = [
         f"--{name.replace('_', '-')}"

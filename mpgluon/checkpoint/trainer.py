@@ -29,7 +29,6 @@ from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import (
     MasterWeights,
-    has_master,
     keep_masters,
     new_state,
 )
@@ -39,7 +38,7 @@ from mpgluon.updates.rounded_updates import (
     rounding_of,
     validated_rounding,
 )
-from mpgluon.updates.updater import Updates
+from mpgluon.updates.updater import Updates, has_master
 
 import mxnet as mx
 import numpy as np

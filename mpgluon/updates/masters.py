@@ -20,12 +20,12 @@ from mpgluon import kernels
 from mpgluon.blocks import arrays_of
 from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.errors import TrainerStateError
-from mpgluon.formats.float_format import FLOAT16, FLOAT32
+from mpgluon.formats.float_format import FLOAT16
 from mpgluon.kernels.dtypes import cast, dtype_name, round_array
 from mpgluon.kernels.reductions import sums_of_squares, widened
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.rounded_updates import RoundedUpdates
-from mpgluon.updates.updater import Updates
+from mpgluon.updates.updater import Updates, has_master
 
 import mxnet as mx
 import numpy as np
@@ -37,7 +37,6 @@ __all__ = [
     "MasterWeights",
     "compare_masters",
     "current_masters",
-    "has_master",
     "keep_masters",
     "make_masters",
     "new_state",
@@ -71,9 +70,14 @@ class MasterWeights(Updates):
     extra_name = "master"
 
     def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
-        super().__init__(former)
-        self._parameters = parameters
-        self._separate()
+        super().__init__(former, parameters)
+        index = self._separate({"float16"})
+        if index is not None:
+            raise TrainerStateError(
+                f"the optimizer's state for {parameters[index].name} is not that of a float16 "
+                "weight: this Trainer, or that of the file, has stepped before the cast; make a "
+                "new Trainer after it (mpgluon.load_checkpoint takes files of either format)"
+            )
 
     @property
     def masters(self) -> dict[int, NDArray]:
@@ -188,29 +192,40 @@ class MasterWeights(Updates):
         return content
 
     def set_states(self, states: bytes) -> None:
-        """Take over what ``trainer.load_states`` reads, with or without masters."""
+        """Take over what ``trainer.load_states`` reads, of 16-bit or of FP32 weights.
+
+        Masters that the file lacks are made for the next update, as for a new Trainer.
+        """
         super().set_states(states)
         self.extra = {}
-        self._separate()
-
-    def _separate(self) -> None:
-        """Take masters out of states in MXNet's arrangement."""
-        narrow = [i for i in self.states if has_master(self.optimizer, self._parameters[i])]
-        for index in narrow:
+        index = self._separate({"float16", "float32"})
+        if index is not None:
             parameter = self._parameters[index]
-            probe = mx.nd.ones(parameter.shape, dtype="float16")
-            expected = self.optimizer.create_state_multi_precision(index, probe)
-            if _structure(self.states[index]) != _structure(expected):
-                raise TrainerStateError(
-                    f"the optimizer's state for {parameter.name} is not that of a float16 weight: "
-                    "this Trainer, or that of the file, has stepped before the cast; make a new "
-                    "Trainer after it (mpgluon.load_checkpoint takes files of either format)"
-                )
+            raise TrainerStateError(
+                f"the optimizer's state for {parameter.name} in the file is not that of a weight "
+                f"of shape {parameter.shape}: it is another network's"
+            )
+
+    def _separate(self, allowed: set[str]) -> Optional[int]:
+        """Take masters out of states in MXNet's arrangement, where there are any.
+
+        Returns the first index whose state belongs to no weight of an allowed dtype; then nothing
+        was taken.
+        """
+        kept: list[int] = [index for index in self.states if self._keeps_master(index)]
+        narrow = []
+        for index in kept:
+            made_for = self._made_for(index)
+            if not made_for & allowed:
+                return index
+            if "float16" in made_for:
+                narrow.append(index)
         master_first = bool(narrow) and _master_comes_first(self.optimizer)
         for index in narrow:
             pair = self.states[index]
             master, self.states[index] = pair if master_first else pair[::-1]
             self._set_master(index, master)
+        return None
 
     def _set_master(self, index: int, master: NDArray) -> None:
         """Keep a master, and remember it as what the parameter stands for in FP32."""
@@ -220,24 +235,12 @@ class MasterWeights(Updates):
             remember(parameter, master)
 
 
-def has_master(optimizer: mx.optimizer.Optimizer, parameter: gluon.Parameter) -> bool:
-    """Whether an optimizer wants an FP32 master of a parameter."""
-    return bool(optimizer.multi_precision) and format_of(parameter) != FLOAT32
-
-
 def new_state(optimizer: mx.optimizer.Optimizer, index: int, weight: NDArray) -> Any:
     """Return the state with which an optimizer begins: FP32, for a weight with a master."""
     narrow = optimizer.multi_precision and dtype_name(weight) == "float16"
     return optimizer.create_state_multi_precision(
         index, cast(weight, "float32") if narrow else weight
     )
-
-
-def _structure(state: Any) -> Any:
-    """Return the shapes in a state, nested as it is."""
-    if isinstance(state, (list, tuple)):
-        return [_structure(part) for part in state]
-    return getattr(state, "shape", None)
 
 
 def _master_comes_first(optimizer: mx.optimizer.Optimizer) -> bool:

@@ -114,10 +114,9 @@ class RoundedUpdates(Updates):
     extra_name = "compensation"
 
     def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
-        super().__init__(former)
+        super().__init__(former, parameters)
         self.rounding = NEAREST
         self.numbers = {index: index for index in range(len(parameters))}
-        self._parameters = parameters
 
     def __call__(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Optional
 
+from mpgluon.cast.fp32 import format_of
+from mpgluon.errors import TrainerStateError
+from mpgluon.formats.float_format import FLOAT32
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
@@ -17,7 +20,7 @@ import numpy as np
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["Updates", "calls_of"]
+__all__ = ["Updates", "calls_of", "has_master"]
 
 
 class Updates(mx.optimizer.Updater):
@@ -27,6 +30,8 @@ class Updates(mx.optimizer.Updater):
     ----------
     former : Updater
         The updater to replace; its states are taken over.
+    parameters : sequence of gluon.Parameter
+        The Trainer's parameters, by index.
 
     Attributes
     ----------
@@ -40,8 +45,9 @@ class Updates(mx.optimizer.Updater):
 
     extra_name = ""
 
-    def __init__(self, former: mx.optimizer.Updater) -> None:
+    def __init__(self, former: mx.optimizer.Updater, parameters: Sequence[gluon.Parameter]) -> None:
         super().__init__(former.optimizer)
+        self._parameters = parameters
         self.states, self.states_synced = dict(former.states), dict(former.states_synced)
         self.extra: dict[int, NDArray] = {}
         self.calls = 0
@@ -50,6 +56,52 @@ class Updates(mx.optimizer.Updater):
         """Replace all states and further arrays."""
         self.states, self.extra = dict(states), dict(extra)
         self.states_synced = dict.fromkeys(states, True)
+
+    def set_states(self, states: bytes) -> None:
+        """Take over what ``trainer.load_states`` reads.
+
+        The optimizer is that of the file, but whether there are masters stays this Trainer's
+        choice.
+
+        Raises
+        ------
+        TrainerStateError
+            If the states are those of other parameters, or of 16-bit weights with masters while
+            this Trainer keeps none.
+        """
+        masters = self.optimizer.multi_precision
+        super().set_states(states)
+        self.optimizer.multi_precision = masters
+        self.aggregate_updates = self.optimizer.aggregate_num > 0  # of the former one until here
+        for index in self.states:
+            if index >= len(self._parameters):
+                raise TrainerStateError(
+                    f"the file has a state for a parameter with index {index}, and this Trainer "
+                    f"has {len(self._parameters)} parameters: it is that of another network"
+                )
+            name = self._parameters[index].name
+            if not self._keeps_master(index) and self._made_for(index) == {"float16"}:
+                raise TrainerStateError(
+                    f"the optimizer's state for {name} is that of a 16-bit weight with its FP32 "
+                    "master, and this Trainer keeps no master of it; cast the network and create "
+                    "the Trainer with multi_precision=True, or use mpgluon.save_checkpoint and "
+                    "load_checkpoint, which go from format to format"
+                )
+
+    def _keeps_master(self, index: int) -> bool:
+        """Whether a parameter has an FP32 master here."""
+        return has_master(self.optimizer, self._parameters[index])
+
+    def _made_for(self, index: int) -> set[str]:
+        """Return the dtypes of weights, of ``float16`` and ``float32``, that have such a state."""
+        found, dtypes = _structure(self.states[index]), set()
+        masters, self.optimizer.multi_precision = self.optimizer.multi_precision, True
+        for dtype in ("float16", "float32"):
+            probe = mx.nd.ones(self._parameters[index].shape, dtype=dtype)
+            if found == _structure(self.optimizer.create_state_multi_precision(index, probe)):
+                dtypes.add(dtype)
+        self.optimizer.multi_precision = masters
+        return dtypes
 
     def __call__(
         self, index: Sequence[int], grad: Sequence[NDArray], weight: Sequence[NDArray]
@@ -103,10 +155,22 @@ class Updates(mx.optimizer.Updater):
         return [{**options, "lr": rate, "wd": decay} for rate, decay in zip(rates, decays)]
 
 
+def has_master(optimizer: mx.optimizer.Optimizer, parameter: gluon.Parameter) -> bool:
+    """Whether an optimizer wants an FP32 master of a parameter."""
+    return bool(optimizer.multi_precision) and format_of(parameter) != FLOAT32
+
+
 def calls_of(trainer: gluon.Trainer) -> int:
     """Return how many times a Trainer has updated weights on a device; a skipped step does not."""
     updaters = gluon_trainer.updaters_of(trainer)
     return sum(updater.calls for updater in updaters if isinstance(updater, Updates))
+
+
+def _structure(state: Any) -> Any:
+    """Return the shapes in a state, nested as it is."""
+    if isinstance(state, (list, tuple)):
+        return [_structure(part) for part in state]
+    return getattr(state, "shape", None)
 
 
 def _is_plain(array: NDArray) -> bool:

@@ -328,6 +328,85 @@ def test_saved_trainer_states_have_mxnets_arrangement_and_go_both_ways(optimizer
     assert value not in results
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "lamb"])
+def test_states_of_fp32_training_go_on_in_16_bits_with_masters(optimizer, dtype, tmp_path):
+    # The file's optimizer has multi_precision=False: bfloat16 weights lost their masters by it.
+    path = str(tmp_path / "trainer.states")
+    options = {} if optimizer in ("adam", "lamb") else {"momentum": 0.5}
+    layer = nn.Dense(1, in_units=1, use_bias=False)
+    layer.initialize(mx.init.One())
+    trainer = gluon.Trainer(
+        layer.collect_params(), optimizer, {"learning_rate": 2.0**-12, **options}
+    )
+    step(layer.weight, trainer, gradient=1)
+    trainer.save_states(path)
+    other = nn.Dense(1, in_units=1, use_bias=False)
+    other.initialize(mx.init.Constant(value_of(layer.weight)))
+    mpgluon.cast_block(other, dtype)
+    resumed = make_trainer(other.weight, "none", "sgd", 1.0)
+    resumed.load_states(path)
+    for weight, one in ((layer.weight, trainer), (other.weight, resumed)):
+        step(weight, one, gradient=1)
+        step(weight, one, gradient=0.5)
+    mpgluon.restore(other)
+    assert value_of(other.weight) == value_of(layer.weight)
+    assert value_of(layer.weight) < 1 - 2.0**-12
+
+
+@pytest.mark.parametrize("multi_precision", [False, True])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_states_with_masters_are_refused_where_none_are_kept(optimizer, multi_precision, tmp_path):
+    path = str(tmp_path / "trainer.states")
+    options = {"momentum": 0.5} if optimizer == "sgd" else {}
+    weight = cast_layer().weight
+    trainer = make_trainer(weight, 8, optimizer, **options)
+    step(weight, trainer)
+    trainer.save_states(path)
+    layer = nn.Dense(1, in_units=1, use_bias=False)
+    layer.initialize()
+    wanted = {"multi_precision": multi_precision}
+    trainer = gluon.Trainer(layer.collect_params(), optimizer, wanted)
+    amp.init_trainer(trainer)
+    with pytest.raises(mpgluon.TrainerStateError, match="16-bit weight with its FP32 master"):
+        trainer.load_states(path)
+
+
+@pytest.mark.parametrize(
+    ("units", "layers", "message"),
+    [(5, 1, "shape .*: it is another network's"), (1, 2, "has 1 parameters: it is that of anoth")],
+)
+def test_states_of_another_network_are_refused(units, layers, message, tmp_path):
+    path = str(tmp_path / "trainer.states")
+    net = nn.HybridSequential()
+    for _ in range(layers):
+        net.add(nn.Dense(units, in_units=units, use_bias=False))
+    net.initialize()
+    mpgluon.cast_block(net)
+    options = {"momentum": 0.5, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    with autograd.record():
+        loss = net(mx.nd.ones((2, units))).sum()
+    loss.backward()
+    trainer.step(2)
+    trainer.save_states(path)
+    trainer = make_trainer(cast_layer().weight, 8, momentum=0.5)
+    with pytest.raises(mpgluon.TrainerStateError, match=message):
+        trainer.load_states(path)
+
+
+def test_the_optimizer_of_a_file_may_be_of_another_kind(tmp_path):
+    path = str(tmp_path / "trainer.states")
+    weight = cast_layer().weight
+    trainer = make_trainer(weight, 8, "adam")  # it updates weights one by one, SGD does not
+    step(weight, trainer)
+    trainer.save_states(path)
+    trainer = make_trainer(weight, 8, "sgd", momentum=0.5)
+    trainer.load_states(path)
+    step(weight, trainer)
+    assert isinstance(trainer.optimizer, mx.optimizer.Adam)
+
+
 @pytest.mark.parametrize("kind", ["cast", "plain"])
 def test_a_trainer_that_has_stepped_keeps_its_masters_when_it_gets_a_loss_scale(kind):
     weight = cast_layer(1.0).weight if kind == "cast" else plain_weight(1.0)

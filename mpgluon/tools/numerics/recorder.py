@@ -33,8 +33,8 @@ from mpgluon.tools.numerics.notes import StepNotes
 from mpgluon.tools.numerics.trends import Trend, Trends, lines_of
 from mpgluon.trainer.step import state_of
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.masters import has_master
 from mpgluon.updates.rounded_updates import NEAREST, rounding_of
+from mpgluon.updates.updater import has_master
 
 import numpy as np
 from mxnet import gluon

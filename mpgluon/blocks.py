@@ -16,6 +16,7 @@ __all__ = [
     "device_ids",
     "device_type_of",
     "empty_gradient",
+    "forget_symbol",
     "interface",
     "is_mxnets_own",
     "is_numpy",
@@ -52,6 +53,14 @@ def arrays_of(parameter: gluon.Parameter) -> list[mx.nd.NDArray]:
     They share the memory of those of the parameter. Raises as ``parameter.list_data`` does.
     """
     return [array.as_nd_ndarray() for array in parameter.list_data()]
+
+
+def forget_symbol(parameter: gluon.Parameter) -> None:
+    """Let a parameter make its symbol anew, which keeps the dtype that it had then."""
+    parameter._var = None
+    if isinstance(parameter.init, mx.init.Constant):
+        # The first symbol has replaced its array by a list, and the next would fail on that.
+        parameter.init._kwargs["value"] = parameter.init.value
 
 
 def set_value(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Optional
 
 from mpgluon import kernels
-from mpgluon.blocks import set_value
+from mpgluon.blocks import forget_symbol, set_value
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.kernels.dtypes import cast, round_array
@@ -131,9 +131,9 @@ def fp32_value(
 
 
 def _cast(parameter: gluon.Parameter, dtype: str) -> None:
-    """Cast as Gluon does, which keeps the symbol of before, and the dtype in it."""
+    """Cast as Gluon does, which keeps the symbol of before."""
     parameter.cast(dtype)
-    parameter._var = None
+    forget_symbol(parameter)
 
 
 def _on_cpu(parameter: gluon.Parameter) -> mx.nd.NDArray:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Optional, Union
 
-from mpgluon.blocks import blocks_of
+from mpgluon.blocks import blocks_of, forget_symbol
 from mpgluon.graph.nodes import Graph
 
 import mxnet as mx
@@ -47,8 +47,7 @@ def unchanged(net: gluon.Block) -> Iterator[None]:
     try:
         for parameter in parameters:
             parameter._data = parameter._grad = None
-            # A parameter keeps its symbol, and with it the dtype that it had then.
-            parameter._var = None
+            forget_symbol(parameter)
         yield
     finally:
         for attributes, before in saved:

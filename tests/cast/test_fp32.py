@@ -57,3 +57,16 @@ def test_elements_that_were_written_are_widened_and_the_others_keep_their_values
     value = fp32.fp32_value(weight, known)
     assert value is known
     assert value.asnumpy().tolist() == [np.float32(0.1), 0.5, np.float32(np.float16(0.1))]
+
+
+def test_a_weight_that_was_drawn_from_an_array_is_cast_after_a_hybridized_call_and_restored():
+    # MXNet's Constant of an array gives a parameter one symbol, and fails at the second.
+    values = mx.nd.arange(12).reshape((3, 4))
+    layer = nn.Dense(3, in_units=4, weight_initializer=mx.init.Constant(values))
+    layer.initialize()
+    layer.hybridize()
+    images = mx.nd.ones((2, 4))
+    expected = layer(images).asnumpy()
+    for change in (mpgluon.cast_block, mpgluon.restore, mpgluon.cast_block):
+        change(layer)
+        assert layer(images).asnumpy().tolist() == expected.tolist()

@@ -80,6 +80,20 @@ def test_a_network_that_takes_other_input_is_refused_with_the_option(refused, co
     assert "the network does not work on input of shape (2, 3)" in said
 
 
+@pytest.mark.parametrize("command", ["diagnose", "bench"])
+def test_sizes_without_effect_are_refused(refused, command):
+    said = refused(command, "mine:with_batch", "--batch-size=3", "--image-size=8")
+    assert "mine:with_batch returns its own batch; leave out --image-size, --batch-size" in said
+    said = refused(command, "mine:dense", "--input-shape=2,5", "--batch-size=3")
+    assert "--input-shape has every size; leave out --batch-size" in said
+
+
+def test_a_network_of_other_input_is_not_advised_to_use_an_option_that_the_page_lacks(refused):
+    said = refused("serve", "mine:dense", "--image-size=8", "--port=0")
+    assert "--image-size is their side" in said
+    assert "--input-shape" not in said
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -75,7 +75,7 @@ def test_a_function_may_leave_shapes_to_the_parameter_file(printed, folder):
 
 def test_a_network_of_other_input_is_compared_by_its_numbers(printed):
     output = printed("export", "mine:dense", "--input-shape=1,5", "--output=dense.onnx")
-    assert "the same category for 1 of 1 images" in output
+    assert "in FP32, on noise: largest relative error of a result " in output
     (logits,) = served("dense.onnx", noise(4, 5))
     assert logits.shape == (4, 3)
 
@@ -97,7 +97,8 @@ def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folde
         (["resnet18_v1", "--parameters=weights.params", "--classes=3"], "does not fit this netw"),
         (["no_such_network", "--parameters=weights.params"], "no model zoo has a network called"),
         (["runs/latest"], "runs/latest is a path; a network is named as in a model zoo"),
-        (["mine:two", "--input-shape=1,4", "--input-shape=1,3"], "cannot express two_embedding0"),
+        (["mine:dense", "--input-shape=1,5"], "--input-shape is not of images; leave out --image"),
+        (["mine:small", "--classes=7"], "mine:small has its own number of classes; leave out --cl"),
         (["mine:small", "--output=no/folder/net.onnx"], "no/folder/net.onnx"),
     ],
 )
@@ -105,3 +106,15 @@ def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folde
 def test_bad_input_gets_one_line_and_status_2(refused, folder, arguments, message):
     assert message in refused("export", f"--image-size={SIZE}", *arguments)
     assert not (folder / "network.onnx").exists()
+
+
+def test_an_operator_that_onnx_lacks_is_named_with_its_layer(refused, folder):
+    said = refused("export", "mine:two", "--input-shape=1,4", "--input-shape=1,3")
+    assert "cannot express two_embedding0" in said
+    assert not (folder / "network.onnx").exists()
+
+
+def test_the_number_of_names_is_that_of_the_categories(refused, folder):
+    (folder / "names.txt").write_text("cat\ndog\n")
+    said = refused("export", NAME, "--class-names=names.txt", "--classes=3")
+    assert "names.txt has 2 names; leave out --classes" in said

@@ -144,7 +144,7 @@ def _module(name: str) -> ModuleType:
 
 
 def parser_of(name: str, door: Optional[Door] = None) -> argparse.ArgumentParser:
-    """Return the parser of a command."""
+    """Return the parser of a command; its options have a function ``default_of(name)`` too."""
     door = door or Door()
     command = _module(name)
     parser = argparse.ArgumentParser(
@@ -154,5 +154,5 @@ def parser_of(name: str, door: Optional[Door] = None) -> argparse.ArgumentParser
         epilog=f"{command.EPILOG}{_WIDTH}",
     )
     command.add_arguments(parser, door)
-    parser.set_defaults(**door.defaults)
+    parser.set_defaults(**door.defaults, default_of=parser.get_default)
     return parser

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mpgluon.tools.commands import Door
 
 __all__ = [
-    "CLASSES",
-    "IMAGE_SIZE",
     "add_classes",
     "add_image_size",
     "add_input_shape",
     "add_network",
     "add_zoo_network",
     "positive",
+    "refuse_given",
     "shape",
     "width",
 ]
@@ -26,10 +26,6 @@ _NETWORK = (
     "module:function, a function without arguments that returns an initialized network{returns}; "
     "or the name of an image classifier in MXNet's or gluoncv's model zoo (extra zoo)"
 )
-
-
-CLASSES, IMAGE_SIZE = 1000, 224
-"""Defaults of a model zoo's networks: the number of categories, and the side of images."""
 
 
 def positive(text: str) -> int:
@@ -62,6 +58,27 @@ def shape(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def refuse_given(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise ValueError if options without effect were given, and say why they have none.
+
+    Parameters
+    ----------
+    options : Namespace
+        Of :func:`mpgluon.tools.commands.parser_of`.
+    names : sequence of str
+        Attributes of the options; some may belong to other commands.
+    why : str
+        The beginning of the message.
+    """
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if getattr(options, name, None) != options.default_of(name)
+    ]
+    if given:
+        raise ValueError(f"{why}; leave out {', '.join(given)}")
+
+
 def width() -> int:
     """Return how many characters a line of a table may have."""
     return max(40, shutil.get_terminal_size().columns)
@@ -88,7 +105,7 @@ def add_classes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--classes",
         type=positive,
-        default=CLASSES,
+        default=1000,
         help="of a network of a model zoo (default: %(default)s)",
     )
 
@@ -98,7 +115,7 @@ def add_image_size(parser: argparse.ArgumentParser, about: str = "") -> None:
     parser.add_argument(
         "--image-size",
         type=positive,
-        default=IMAGE_SIZE,
+        default=224,
         help=f"pixels{about} (default: %(default)s)",
     )
 

@@ -118,7 +118,7 @@ def _training_step(
     """
     import mpgluon
     from mpgluon import amp
-    from mpgluon.tools.commands.networks import example_batch, one_device, open_network
+    from mpgluon.tools.commands.networks import batch_of, one_device, open_network
 
     import mxnet as mx
     import numpy as np
@@ -128,9 +128,7 @@ def _training_step(
     mx.random.seed(0)
     np.random.seed(0)
     opened = open_network(options, door, device)
-    net, size = opened.net, options.image_size
-    shapes = options.input_shape or [(options.batch_size, 3, size, size)]
-    batch = opened.batch or example_batch(net, shapes, device)[0]
+    net, (batch, _) = opened.net, batch_of(opened, options, device)
     net(*batch.arguments)  # which completes shapes
     optimizer = {"learning_rate": 1e-4, "momentum": 0.9}
     trainer = mpgluon.prepare(net, _POLICIES[dtype], "sgd", optimizer)

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
 def run(options: argparse.Namespace, door: Door) -> int:
     """Examine the network, print the tables, and write the page."""
     door.import_all_of_mpgluon()
-    from mpgluon.tools.commands.networks import example_batch, one_device, open_network
+    from mpgluon.tools.commands.networks import batch_of, one_device, open_network
     from mpgluon.tools.report import diagnose
 
     import mxnet as mx
@@ -61,20 +61,15 @@ def run(options: argparse.Namespace, door: Door) -> int:
     device = one_device(options.device)
     mx.random.seed(options.seed)
     np.random.seed(options.seed)
-    size = options.image_size
-    shapes = options.input_shape or [(options.batch_size, 3, size, size)]
     with progress_line(_STEPS + 1) as show:
         show("the network and its batch")
         opened = open_network(options, door, device)
-        batch, about = opened.batch, [*opened.about]
-        if batch is None:
-            batch, words = example_batch(opened.net, shapes, device)
-            about.append(words)
+        batch, about_batch = batch_of(opened, options, device)
         page = diagnose(
             opened.net,
             batch,
             title=f"{options.network} in {options.dtype}",
-            about=about,
+            about=[*opened.about, *about_batch],
             dtype=options.dtype,
             progress=show,
         )

@@ -15,7 +15,7 @@ from mpgluon.devices import parse_devices
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.graph.description import trace
 from mpgluon.tools.commands import Door
-from mpgluon.tools.commands.arguments import CLASSES, IMAGE_SIZE
+from mpgluon.tools.commands.arguments import refuse_given
 from mpgluon.tools.named_code import call_named, file_of
 from mpgluon.tools.parameter_files import load_parameter_file
 from mpgluon.tools.zoo import build_network, is_in_mxnet
@@ -23,9 +23,13 @@ from mpgluon.tools.zoo import build_network, is_in_mxnet
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["OpenedNetwork", "example_batch", "one_device", "open_network"]
+__all__ = ["OpenedNetwork", "batch_of", "example_batch", "one_device", "open_network"]
 
 _RETURNS = "an initialized network, or (network, mpgluon.diagnostics.Batch(inputs, labels, loss))"
+_ADVICE = (
+    "Give --input-shape, once for each input, or let the function return (network, "
+    "mpgluon.diagnostics.Batch(inputs, labels, loss))"
+)
 # Operators between an input and an Embedding, through which indices pass unchanged.
 _PASSES_INDICES = ("transpose", "Reshape", "SwapAxis", "expand_dims", "Flatten", "_copy")
 
@@ -99,12 +103,21 @@ def open_network(
     if door.open_run is not None:
         run: Optional[OpenedNetwork] = door.open_run(options, device)
         if run is not None:
-            _refuse_without_effect(options, door)
+            refuse_given(
+                options,
+                ("parameters", "classes", "class_names", "image_size", "input_shape"),
+                f"{options.network} is a run, whose parameters, categories and image size are its "
+                "own",
+            )
             return run
     name, parameters = options.network, getattr(options, "parameters", None)
     names = _class_names(getattr(options, "class_names", None))
+    if names:
+        refuse_given(options, ("classes",), f"{options.class_names} has {len(names)} names")
     classes = len(names) if names else options.classes
     batch, is_code = None, _is_code(name)
+    if is_code and not parameters:
+        refuse_given(options, ("classes",), f"the network of {name} has its own number of classes")
     if is_code:
         net, batch = _from_function(name)
         about = [f"{type(net).__name__} from {name}."]
@@ -136,24 +149,6 @@ def open_network(
     elif not is_code:
         about.append("Weights as they were drawn: an untrained network.")
     return OpenedNetwork(net, name, about, options.image_size, names, batch)
-
-
-def _refuse_without_effect(options: argparse.Namespace, door: Door) -> None:
-    """Raise ValueError for an option of other networks, given for a run."""
-    defaults = {
-        **{"parameters": None, "class_names": None, "input_shape": None},
-        **{"classes": CLASSES, "image_size": IMAGE_SIZE, **door.defaults},
-    }
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name, default in defaults.items()
-        if getattr(options, name, default) != default
-    ]
-    if given:
-        raise ValueError(
-            f"{options.network} is a run, whose parameters, categories and image size are its own; "
-            f"leave out {', '.join(given)}"
-        )
 
 
 def _is_code(name: str) -> bool:
@@ -196,8 +191,42 @@ def _from_function(name: str) -> tuple[gluon.HybridBlock, Optional[Batch]]:
     return net, batch
 
 
+def batch_of(
+    opened: OpenedNetwork, options: argparse.Namespace, device: mx.Context
+) -> tuple[Batch, list[str]]:
+    """Return a network's own batch, or one of noise, and sentences about it.
+
+    Parameters
+    ----------
+    opened : OpenedNetwork
+    options : Namespace
+        With ``input_shape``, ``image_size`` and ``batch_size``.
+    device : Context
+
+    Raises
+    ------
+    ValueError
+        If sizes are given that have no effect, or the network does not work on such input.
+    """
+    if opened.batch is not None:
+        if _is_code(options.network):
+            sizes = ("input_shape", "image_size", "batch_size")
+            refuse_given(options, sizes, f"{options.network} returns its own batch")
+        return opened.batch, []
+    if options.input_shape:
+        refuse_given(options, ("image_size", "batch_size"), "--input-shape has every size")
+    size = options.image_size
+    shapes = options.input_shape or [(options.batch_size, 3, size, size)]
+    batch, about = example_batch(opened.net, shapes, device)
+    return batch, [about]
+
+
 def example_batch(
-    net: gluon.HybridBlock, shapes: Sequence[tuple[int, ...]], device: mx.Context
+    net: gluon.HybridBlock,
+    shapes: Sequence[tuple[int, ...]],
+    device: mx.Context,
+    *,
+    advice: str = _ADVICE,
 ) -> tuple[Batch, str]:
     """Return a batch of noise with labels for each output, and a sentence about it.
 
@@ -212,6 +241,8 @@ def example_batch(
     shapes : sequence of tuple of int
         The shape of each input, the batch included.
     device : Context
+    advice : str
+        A sentence for a network that does not work on such input.
 
     Raises
     ------
@@ -233,8 +264,7 @@ def example_batch(
     except (mx.MXNetError, ValueError, TypeError, AssertionError) as error:
         raise ValueError(
             f"the network does not work on input of shape {', '.join(map(str, shapes))}: "
-            f"{str(error).strip().splitlines()[-1]}. Give --input-shape, once for each input, or "
-            "let the function return (network, mpgluon.diagnostics.Batch(inputs, labels, loss))"
+            f"{str(error).strip().splitlines()[-1]}. {advice}"
         ) from error
     pairs = [_labels_and_loss(output) for output in outputs]
     labels = in_current_interface([one for one, _ in pairs])

@@ -87,7 +87,8 @@ def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) ->
         opened = open_network(options, door, mx.cpu(), all_values=True)
         size = opened.image_size or options.image_size
         classes = opened.classes
-        batch, _ = example_batch(opened.net, [(1, 3, size, size)], mx.cpu())  # completes shapes
+        advice = "The page is for photographs of three colours; --image-size is their side"
+        batch, _ = example_batch(opened.net, [(1, 3, size, size)], mx.cpu(), advice=advice)
         if classes is None:
             classes = tuple(map(str, range(opened.net(*batch.arguments).shape[1])))
         show("the network in each format")

@@ -113,7 +113,8 @@ def read_export(path: Path) -> TensorCoreShare:
         If it is missing, not such a file, or has no kernels.
     """
     if not path.is_file():
-        raise DataError(f"{path} does not exist; make it with nsys export --type sqlite")
+        found = "is not a file" if path.exists() else "does not exist"
+        raise DataError(f"{path} {found}; make it with nsys export --type sqlite")
     try:
         with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}

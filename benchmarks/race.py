@@ -68,7 +68,7 @@ class Conditions:
         if self.rounds < 1 or self.threads < 1 or self.warm_up < 0 or not self.limit_s > 0:
             raise ValueError(
                 "rounds, threads and limit_s must be positive and warm_up not negative; received "
-                f"{self}"
+                f"{self.rounds}, {self.threads}, {self.limit_s:g} and {self.warm_up}"
             )
 
 

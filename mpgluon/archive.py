@@ -104,6 +104,8 @@ def _read_arrays(path: Path, only: Optional[str], kind: Kind) -> Arrays:
             }
     except FileNotFoundError:
         raise CheckpointError(f"there is no {kind.name} {path}") from None
+    except IsADirectoryError:
+        raise CheckpointError(f"{path} is a folder, not a {kind.name}") from None
     # RuntimeError: a damaged entry can claim to be encrypted, or of a method unknown to zipfile.
     except (
         *(OSError, ValueError, EOFError, KeyError, RuntimeError),

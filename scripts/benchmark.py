@@ -24,9 +24,12 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
 
+from mpgluon.errors import MpgluonError
 from mpgluon.files import disk_error
 from mpgluon.tables import counted
 from mpgluon.tools.commands import exit_status
+from mpgluon.tools.commands.networks import one_device
+from mpgluon.tools.zoo import refuse_unknown_network
 
 from benchmarks.cases import CASES, DTYPES, PEER_MODELS, CaseOptions
 from benchmarks.figures import save_figure
@@ -66,7 +69,8 @@ TABLES = {"zoo": networks_table, "zoo-small": networks_table, "memory": memory_t
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Parse the command line, time, print, and write; return the exit status."""
     options = parse(arguments)
-    return exit_status(lambda: run(options), "stopped; nothing is written")
+    bad_input = (ValueError, ImportError, MpgluonError)
+    return exit_status(lambda: run(options), "stopped; nothing is written", bad_input)
 
 
 def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -118,6 +122,9 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Time the cases; the status is 1 if a contestant has no result."""
+    one_device(options.device)
+    for model in (options.model, *(options.models or ())):
+        refuse_unknown_network(model)
     by_itself = options.cases[0] if options.cases[0] in LONG_CASES else None
     conditions = Conditions(
         threads=options.threads or usable_cores(),

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # experiments/ is 
 
 from mpgluon.errors import MpgluonError
 from mpgluon.tables import counted
+from mpgluon.tools.commands import exit_status
 
 from benchmarks.machine import describe_machine, usable_cores
 from experiments.experiment import Experiment, Group, Place
@@ -56,16 +57,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run a command and return the exit status."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, _as_ctrl_c)
-    try:
+
+    def work() -> int:
         groups: Sequence[Group] = importlib.import_module(options.groups).GROUPS
-        status: int = options.do(options, groups)
-    except (ValueError, MpgluonError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, InterruptedRunError):
-        print("stopped; `run` resumes from here", file=sys.stderr)
-        return 130
-    return status
+        try:
+            status: int = options.do(options, groups)
+        except InterruptedRunError:
+            raise KeyboardInterrupt from None
+        return status
+
+    bad_input = (ValueError, OSError, MpgluonError)
+    return exit_status(work, "stopped; `run` resumes from here", bad_input)
 
 
 def _as_ctrl_c(_number: int, _frame: object) -> NoReturn:

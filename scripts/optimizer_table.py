@@ -14,6 +14,8 @@ from mpgluon.diagnostics.optimizers import (
     report_on_optimizer,
 )
 from mpgluon.tables import Table
+from mpgluon.tools.commands import exit_status
+from mpgluon.tools.commands.arguments import width
 
 from tqdm import tqdm
 
@@ -41,15 +43,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         names = options.optimizers or optimizer_names()
         reports = [report_on_optimizer(name) for name in tqdm(names, leave=False, disable=None)]
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    table = Table(HEADINGS, [_row(report) for report in reports])
-    print(table.to_markdown() if options.markdown else table)
-    return 0
+        table = Table(HEADINGS, [_row(report) for report in reports])
+        print(table.to_markdown() if options.markdown else table.fitted(width()))
+
+    return exit_status(work)
 
 
 def _row(report: OptimizerReport) -> tuple[str, ...]:

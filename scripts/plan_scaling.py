@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not 
 
 from mpgluon.diagnostics import alignment_report
 from mpgluon.tables import Table
+from mpgluon.tools.commands import exit_status
+from mpgluon.tools.commands.arguments import width
 
 import mxnet as mx
 
@@ -202,8 +204,9 @@ def plan(options: argparse.Namespace) -> None:
     document = options.document
     if document is None:
         print(f"{options.model}, {work.gradients / 1e6:.1f} million gradients")
-        print(f"\nAll gradients in one message\n{EXCHANGE_COLUMNS}\n\n{tables['exchange']}")
-        print(f"\nThe batch at 95 % efficiency\n{BATCH_COLUMNS}\n\n{tables['batches']}")
+        exchange, batches = (table.fitted(width()) for table in tables.values())
+        print(f"\nAll gradients in one message\n{EXCHANGE_COLUMNS}\n\n{exchange}")
+        print(f"\nThe batch at 95 % efficiency\n{BATCH_COLUMNS}\n\n{batches}")
         return
     text = document.read_text(encoding="utf-8")
     marks, needed = sorted(name for _, name, _ in PLACE.findall(text)), sorted([*tables, "sums"])
@@ -243,15 +246,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--rounds", type=positive, default=15, help="rounds of --measure (%(default)s)")
     add("--document", type=Path, metavar="FILE", help="fill in its tables and draw its figure")
     options = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         if options.measure:
             print(measured_link(options.rounds), end="")
         else:
             plan(options)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_status(work, errors=(ValueError, OSError))
 
 
 if __name__ == "__main__":

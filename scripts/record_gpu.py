@@ -90,6 +90,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--list", action="store_true", help="show the steps and start nothing")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="names of steps, see --list")
     options = parser.parse_args(arguments)
+    if not options.minutes >= 0:
+        parser.error(f"--minutes must not be negative, received {options.minutes:g}")
     output = options.output.resolve()
     planned = steps(output)
     unknown = set(options.only or ()) - {step.name for step in planned}

@@ -15,7 +15,7 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 
-from mpgluon.errors import MpgluonError
+from mpgluon.tools.commands import exit_status
 
 from benchmarks.nsys import read_export
 
@@ -27,12 +27,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("export", type=Path, help="a file that nsys export --type sqlite wrote")
     options = parser.parse_args(arguments)
-    try:
-        print(read_export(options.export))
-    except MpgluonError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: print(read_export(options.export)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Optional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for what is not installed
 
 from mpgluon.errors import MpgluonError
+from mpgluon.tools.commands import exit_status
 
 from benchmarks.record import BenchmarkRecord, read_record
 from benchmarks.report import heading
@@ -36,17 +37,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(arguments)
     page = options.root / "docs" / "performance.md"
-    try:
+
+    def work() -> int:
         before = page.read_text(encoding="utf-8")
         after = with_log(before, sorted((options.root / "results").glob("*-tuning.json")))
-    except (OSError, ValueError, MpgluonError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if options.check:
-        return int(before != after)
-    page.write_text(after, encoding="utf-8")
-    print(f"written: {page}")
-    return 0
+        if options.check:
+            return int(before != after)
+        page.write_text(after, encoding="utf-8")
+        print(f"written: {page}")
+        return 0
+
+    return exit_status(work, errors=(OSError, ValueError, MpgluonError))
 
 
 def with_log(page: str, records: Sequence[Path]) -> str:

@@ -139,7 +139,7 @@ def test_options_reach_the_cases_and_the_conditions(script, tiny_cases, tmp_path
     (images / "one").mkdir(parents=True)
     (images / "one" / "first.jpg").touch()
     given = ["gemm", "gemm", "--model", "vgg16", "--batch-size", "2", "4", "--image-size", "32"]
-    given += ["--device", "gpu:0", "--dtype", "bfloat16", "--no-peers", "--images", str(images)]
+    given += ["--device", "cpu:0", "--dtype", "bfloat16", "--no-peers", "--images", str(images)]
     given += ["--workers", "3", "--threads", "1", "--rounds", "1", "--warm-up", "0"]
     assert script.main([*given, "--limit", "50", "--output", str(path)]) == 0
     assert tiny_cases == [
@@ -147,7 +147,7 @@ def test_options_reach_the_cases_and_the_conditions(script, tiny_cases, tmp_path
             model="vgg16",
             batch_sizes=[2, 4],
             image_size=32,
-            device="gpu:0",
+            device="cpu:0",
             dtypes=["bfloat16"],
             peers=False,
             torch_python=None,
@@ -227,13 +227,13 @@ def test_the_zoo_has_a_table_of_all_its_networks_and_a_record_of_its_own(
     monkeypatch.setitem(
         script.LONG_CASES, "zoo", lambda options: calls.append(options) or networks_of(options)
     )
-    options = ["--models", "a", "b", "--rounds", "2", "--output", str(tmp_path)]
+    options = ["--models", "vgg11", "vgg13", "--rounds", "2", "--output", str(tmp_path)]
     assert script.main(["zoo", *options]) == 0
-    assert calls[0].models == ["a", "b"]
+    assert calls[0].models == ["vgg11", "vgg13"]
     assert calls[0].image_size is calls[0].dtypes is None  # the network's own, the case's own
     printed = capsys.readouterr().out
     table = printed[printed.index("network ") :].splitlines()
-    assert [line.split()[0] for line in table[1:5]] == ["a", "b", "geometric", "largest"]
+    assert [line.split()[0] for line in table[1:5]] == ["vgg11", "vgg13", "geometric", "largest"]
     (path,) = tmp_path.glob("*-zoo.json")
     assert is_png(path.with_suffix(".png"))
     assert [len(one.seconds) for case in read_record(path).cases for one in case.results] == [2] * 4
@@ -282,6 +282,24 @@ def test_wrong_options_are_refused(wrong, message, script, capsys):
         script.main(wrong)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["training", "--model", "nosuch"], "no model zoo has a network called 'nosuch'"),
+        (["zoo", "--models", "vgg11", "nosuch"], "no model zoo has a network called 'nosuch'"),
+        (["training", "--device", "gpu:99"], "names gpu(99), but this build of MXNet sees"),
+        (["training", "--device", "cpu:0,1"], "--device takes one device, received 'cpu:0,1'"),
+        (["gemm", "--limit", "0"], "received 11, 1, 0 and 2"),
+    ],
+)
+@pytest.mark.usefixtures("tiny_cases")
+def test_what_no_contestant_could_do_is_refused_before_one_starts(wrong, message, script, capsys):
+    assert script.main([*wrong, "--threads=1"]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
 
 
 def test_a_folder_without_images_is_refused_before_anything_is_timed(script, capsys, tmp_path):

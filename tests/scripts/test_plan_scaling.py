@@ -104,7 +104,14 @@ def test_the_pages_tables_and_figure_are_those_that_the_model_makes(script, tmp_
         assert image.width == 992  # 6.2 inches: words stay legible on a page of 420 pixels
 
 
-def test_a_users_cluster_is_in_the_tables(script, capsys):
+def test_tables_fit_into_the_terminal(script, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    assert script.main(SMALL) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 90
+
+
+def test_a_users_cluster_is_in_the_tables(script, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     # 11.7 million parameters; 8 GPUs in 8 machines at 1 Gbit/s: 2 * 7 / 8 * 46.8 MB, 0.65 s.
     options = ["--link-gbit-per-s", "1", "--gpus-per-machine", "1", "--latency-us", "0"]
     speeds = ["--images-per-second", "float16=1000", "float32=500"]

@@ -55,6 +55,13 @@ def test_steps_for_which_no_time_is_left_are_left_out(tmp_path, capsys, monkeypa
     assert "left out: no time left" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("minutes", ["nan", "-1"])
+def test_minutes_that_are_none_are_refused(minutes, capsys):
+    with pytest.raises(SystemExit):
+        script.main([f"--minutes={minutes}"])
+    assert f"--minutes must not be negative, received {minutes}" in capsys.readouterr().err
+
+
 def test_an_unknown_step_is_refused(capsys):
     with pytest.raises(SystemExit):
         script.main(["--only", "trut"])

@@ -135,7 +135,10 @@ def exit_status(
         print(stopped, file=sys.stderr)
         return 130
     except errors as error:
-        print(f"error: {error}", file=sys.stderr)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            said = f"{error.filename}: {error.strerror}"
+        print(f"error: {said}", file=sys.stderr)
         return 2
 
 

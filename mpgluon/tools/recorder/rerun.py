@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ class Replay:
         Parameters
         ----------
         width : int, optional
-            Characters of a line of the tables. Where Python does not fit into the table of cures,
-            it follows the cure's row in a line of its own, to be copied.
+            Characters of a line of the tables. Where the Python of a cure does not fit into the
+            table, it follows in a line of its own, to be copied.
         """
         parts = [f"{self._origin()}\n{self._agreement()}", self._place()]
         if self.operands:
@@ -158,9 +159,14 @@ def _cures(rows: Sequence[tuple[str, str, str]], width: Optional[int]) -> str:
     table = Table(("cure", "saves the step", "how to write it"), rows)
     if width is None or max(map(len, str(table).splitlines())) <= width:
         return str(table)
-    heading, *lines = str(Table(table.headings[:2], [row[:2] for row in rows])).splitlines()
-    placed = [f"{line}\n    {code}" if code else line for line, (_, _, code) in zip(lines, rows)]
-    return "\n".join([f"{heading}, and how to write it", *placed])
+    names, saves, codes = (list(column) for column in zip(table.headings, *rows))
+    place = min(width - len(saves[0]) - 2, max(map(len, names)))
+    lines = []
+    for name, saved, code in zip(names, saves, codes):
+        first, *rest = textwrap.wrap(name, place)
+        lines += [f"{first:<{place}}  {saved}", *rest]
+        lines += [f"    {code}"] if code != "-" else []
+    return "\n".join(lines)
 
 
 def replay(

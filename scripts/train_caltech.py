@@ -124,6 +124,9 @@ def run(config: TrainingConfig, processes: Processes, *, resume: Resume) -> int:
             f"{policy.compute_dtype}, result {policy.output_dtype}",
             file=sys.stderr,
         )
+        for sentence in config.without_effect():
+            warning = in_options(sentence, TrainingConfig, config.as_dict())
+            print(f"warning: {warning}", file=sys.stderr)
     try:
         results = train(config, resume=resume, progress=True, processes=processes)
     except (ValueError, OSError, mpgluon.MpgluonError) as error:

@@ -77,7 +77,7 @@ class Policy:
         if self.param_dtype not in ("float32", self.compute_dtype):
             raise ValueError(
                 f"{self.param_dtype} parameters with {self.compute_dtype} computation round the "
-                "weights and gain nothing; use param_dtype='float32'"
+                "weights and gain nothing; use param_dtype='float32', params=float32 in a text"
             )
         products = self.products
         if isinstance(products, TensorCoreSums) and self.compute_dtype not in products.formats:

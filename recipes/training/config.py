@@ -63,6 +63,7 @@ class TrainingConfig:
     growth_interval: Optional[int] = option(
         None,
         "finite steps before a dynamic scale grows (a tenth of the run, at most 2000)",
+        within="[1, inf)",
         metavar="STEPS",
     )
     model: str = option(
@@ -227,7 +228,26 @@ class TrainingConfig:
                 "update_rounding is for bfloat16 parameters without masters: choose dtype "
                 f"params=bfloat16,compute=bfloat16 with it, not {self.dtype!r}"
             )
-        self.make_loss_scale(total_steps=1)  # checks loss_scale
+        try:
+            self.make_loss_scale(total_steps=1)
+        except ValueError as error:
+            raise ValueError(f"loss_scale: {error}") from error
+
+    def without_effect(self) -> list[str]:
+        """Return sentences about options that were set and change nothing in this run."""
+        is_dynamic = isinstance(self.make_loss_scale(total_steps=1), DynamicLossScale)
+        reasons = {
+            "growth_interval": "" if is_dynamic else "this run has no dynamic loss scale",
+            "head_rate": "" if self.pretrained else "it is for weights of --pretrained",
+            "min_crop_area": "whole images are used, as --shifts says" if self.shifts else "",
+        }
+        if self.dataset in ("caltech101", "folder"):
+            reasons["classes"] = reasons["images_per_class"] = "the images have their own"
+        return [
+            f"{one.name}={value} has no effect: {reasons[one.name]}"
+            for one in fields(self)
+            if reasons.get(one.name) and (value := getattr(self, one.name)) != one.default
+        ]
 
     @property
     def policy(self) -> Policy:

@@ -76,8 +76,20 @@ class Dataset:
         A batch of the training loader is what a process needs for one step, however many batches
         the network computes it in. Each of several processes has its own share of every step and
         of the test images.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer training images than a step needs.
         """
         batch_size = config.batch_size * devices
+        needed = batch_size * config.accumulate * world_size
+        if len(self.train_indices) < needed:
+            raise ValueError(
+                f"a step needs {needed} training images, and there are {len(self.train_indices)}: "
+                f"batch_size={config.batch_size}, accumulate={config.accumulate}, devices in all: "
+                f"{devices * world_size}; choose a smaller batch_size or accumulate or more images"
+            )
         image_sizes = config.image_size, config.size_in_use
         if config.dataset == "synthetic":
             sizes = batch_size * config.accumulate, batch_size

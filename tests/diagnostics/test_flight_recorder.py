@@ -164,6 +164,22 @@ def test_a_fresh_process_names_the_layer_and_the_cure_that_works(recorded, tmp_p
     assert "mpgluon.cast_block(net, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, net[3]))" in text
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_table_of_cures_fits_a_width_and_python_follows_in_lines_to_be_copied(recorded, width):
+    result = replay(recorded.newest)
+    text = result.text(width)
+    lines = text[text.index("\ncure ") :].splitlines()
+    assert max(len(line) for line in lines if not line.startswith("    ")) <= width
+    for cure in result.cures:
+        assert not cure.saves or f"    {cure.code}" in lines
+    assert sum(line.endswith("yes") for line in lines) == sum(c.saves for c in result.cures)
+
+
+def test_a_folder_is_no_recorded_step(recorded):
+    with pytest.raises(mpgluon.CheckpointError, match="is a folder, not a recorded step"):
+        replay(recorded.folder)
+
+
 @pytest.mark.parametrize(
     ("way", "flags"),
     [("float16", STATIC), ("float16", None), ("auto float16", {}), ("auto float16", None)],

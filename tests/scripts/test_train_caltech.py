@@ -124,6 +124,8 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
         ),
         (["--devices=gpu:99"], "sees 0 GPUs; use --devices cpu"),
         (["--loss-scale=big"], "--loss-scale: a loss scale is"),
+        (["--loss-scale=1e400"], "--loss-scale: a static loss scale must be a power of two"),
+        (["--growth-interval=0"], "--growth-interval must be at least 1, received 0"),
         (["--train-per-class=3"], "--train-per-class=3 leaves nothing to test on in 10 of 10"),
         (
             ["--dataset=folder", "--data-dir=/no/folder"],

@@ -182,3 +182,19 @@ def test_the_peak_learning_rate_is_for_the_reference_batch():
     assert TrainingConfig(learning_rate=0.1).peak_learning_rate(512) == 0.1
     config = TrainingConfig(learning_rate=0.1, reference_batch_size=256)
     assert [config.peak_learning_rate(size) for size in (64, 256, 1024)] == [0.025, 0.1, 0.4]
+
+
+def test_options_that_change_nothing_are_named():
+    assert TrainingConfig(dtype="float16", growth_interval=5).without_effect() == []
+    assert TrainingConfig(pretrained="a.params", head_rate=10.0).without_effect() == []
+    assert TrainingConfig(dataset="shapes", classes=12, images_per_class=9).without_effect() == []
+    config = TrainingConfig(
+        **{"growth_interval": 5, "head_rate": 10.0, "min_crop_area": 0.5, "shifts": True},
+        **{"classes": 12},
+    )
+    assert config.without_effect() == [
+        "growth_interval=5 has no effect: this run has no dynamic loss scale",
+        "classes=12 has no effect: the images have their own",
+        "min_crop_area=0.5 has no effect: whole images are used, as --shifts says",
+        "head_rate=10.0 has no effect: it is for weights of --pretrained",
+    ]

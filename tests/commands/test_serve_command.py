@@ -234,6 +234,7 @@ class _NoServer:
         ([], "127.0.0.1", False),
         (["--host", "127.0.0.2", "--dtype", "float16"], "127.0.0.2", False),
         (["--host", "0.0.0.0"], "0.0.0.0", True),
+        (["--host", "localhost"], "127.0.0.1", False),
     ],
 )
 @pytest.mark.usefixtures("in_place")

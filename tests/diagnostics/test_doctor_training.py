@@ -62,6 +62,11 @@ def cast_head(operator):
     return net
 
 
+def test_a_network_without_values_is_looked_at_too():
+    (finding,) = check_training(nn.Dense(3)).findings
+    assert finding.what == "nothing is in 16 bits"
+
+
 class MyScaler:
     """An object that a Trainer can ask."""
 

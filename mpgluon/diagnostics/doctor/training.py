@@ -136,7 +136,7 @@ class _Training:
                     "little longer than FP32's",
                     "for speed train in float32 here, or in bfloat16 on a processor that has it",
                 )
-        elif not self.plain and (self.devices or self.trainer):
+        elif not self.plain and (self.parameters or self.trainer):
             yield note(
                 "cast",
                 "nothing is in 16 bits",

@@ -58,6 +58,12 @@ def run(options: argparse.Namespace, door: Door) -> int:
     import mxnet as mx
     import numpy as np
 
+    output = Path(options.output)
+    if not output.absolute().parent.is_dir():  # found before the work
+        raise ValueError(
+            f"cannot write {output}: there is no folder {output.parent}; choose a folder that can "
+            "be written"
+        )
     device = one_device(options.device)
     mx.random.seed(options.seed)
     np.random.seed(options.seed)
@@ -74,6 +80,6 @@ def run(options: argparse.Namespace, door: Door) -> int:
             progress=show,
         )
     print(page.text(width()))
-    page.write(Path(options.output))
-    print(f"\nwritten to {options.output}")
+    page.write(output)
+    print(f"\nwritten to {output}")
     return 0

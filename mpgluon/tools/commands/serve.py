@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
     )
     parser.add_argument(
         "--host",
-        type=ipaddress.IPv4Address,
+        type=_address,
         default="127.0.0.1",
         help="an IPv4 address of this machine, default: 127.0.0.1, reachable from it alone",
     )
@@ -52,6 +52,13 @@ def run(options: argparse.Namespace, door: Door) -> int:
     with _listening(str(options.host), options.port) as listening:
         _serve(options, door, listening)
     return 0
+
+
+def _address(text: str) -> ipaddress.IPv4Address:
+    try:
+        return ipaddress.IPv4Address("127.0.0.1" if text == "localhost" else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; it is like 192.0.2.1, or localhost") from error
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -172,7 +172,7 @@ class BatchDoubling(ComparedRows):
                     else "none",
                     self._measured(_MEMORY, f"{row}/own_mib", ".0f"),
                     self._measured(_TIMES, f"{row}/seconds", ".3f"),
-                    f"`python scripts/evidence.py run {_GROUP}/{row}`",
+                    f"`{_GROUP}/{row}`",
                 ])  # fmt: skip
         return rows
 

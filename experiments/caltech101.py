@@ -161,7 +161,7 @@ class _Caltech101(ProtocolRows):
                 str(config.epochs),
                 *(f"{100 * figures[name]:.1f}" for name in (PER_CLASS, "test_accuracy")),
                 number(figures["train_loss"]),
-                f"`{self.records[name].command}`",
+                f"`{name}`",
             ]
             for config, name in tried
             if name in self.records and (figures := self.records[name].outcome.figures)

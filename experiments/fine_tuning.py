@@ -85,7 +85,7 @@ class _FineTuning(SeededRows):
                     plus_minus(list(self.points(row).values()), 1),
                     f"{one_or_range([one['skipped_steps'] for one in found])} of "
                     f"{found[0]['steps']}",
-                    f"`python scripts/evidence.py run {self.group}/{row}`",
+                    f"`{self.group}/{row}`",
                 ])  # fmt: skip
         return rows
 

@@ -57,7 +57,7 @@ class _GrowingResolution:
             f"lost at {self.last} px, per million",
             f"loss at {self.last} px",
             "all weights finite",
-            "command",
+            "`python scripts/evidence.py run`",
         ]
 
     def table(self) -> list[list[str]]:
@@ -69,7 +69,7 @@ class _GrowingResolution:
                 self._both(name, f"{self.last}_lost_at_scale", _per_million),
                 self._both(name, f"{self.last}_loss", number),
                 "yes" if self._is_finite(name) else "no",
-                f"`{self.records[name].command}`",
+                f"`{name}`",
             ]
             for name in RUNS
             if name in self.records

@@ -186,7 +186,7 @@ class Parity(SeededRows):
                     str(found[0]["steps"]),
                     one_or_range([one["final_loss_scale"] for one in found]),
                     *step_time(self.records, network.name, row),
-                    f"`python scripts/evidence.py run parity/{network.name}/{row}`",
+                    f"`parity/{network.name}/{row}`",
                 ])  # fmt: skip
         return rows
 

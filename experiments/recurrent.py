@@ -71,7 +71,7 @@ class _Recurrent(ComparedRows):
                 one_or_range([one["final_scale"] for one in found])
                 if ReaderSettings(dtype=dtype).has_loss_scale
                 else "none",
-                f"`python scripts/evidence.py run recurrent/{row}`",
+                f"`recurrent/{row}`",
             ])  # fmt: skip
         return rows
 

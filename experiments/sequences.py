@@ -108,7 +108,7 @@ class _Sequences(ComparedRows):
                     one_or_range([one["final_scale"] for one in found])
                     if replace(TASKS[task].settings, dtype=row.split("/")[1]).has_loss_scale
                     else "none",
-                    f"`python scripts/evidence.py run {self.group}/{row}`",
+                    f"`{self.group}/{row}`",
                 ])  # fmt: skip
         return rows
 
@@ -123,7 +123,7 @@ class _Sequences(ComparedRows):
             "training loss, last epoch",
             "skipped steps",
             "final loss scale",
-            "command",
+            "`python scripts/evidence.py run`",
         ]
 
     def short_table(self) -> list[list[str]]:

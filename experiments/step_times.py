@@ -96,7 +96,7 @@ def _view(records: Records) -> dict[str, Any]:
                 f"{times[f'{name}/relative']:.2f}",
                 f"{times[f'{name}/relative_lower']:.2f} to {times[f'{name}/relative_upper']:.2f}",
                 "-" if memory is None else f"{memory:.0f}",
-                f"`{records[one.name].command}`",
+                f"`{one.name}`",
             ])  # fmt: skip
     return {
         "rows": rows,

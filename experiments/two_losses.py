@@ -54,7 +54,7 @@ class _TwoLosses:
                 "none" if settings.dtype == "float32" else _two(figures, "usual_scale", "g"),
                 f"{_two(figures, 'skipped_steps', 'd')} of {figures['steps']}",
                 _two(figures, "final_loss", ".2f"),
-                f"`{self.records[name].command}`",
+                f"`{name}`",
             ]
             for name, settings in RUNS.items()
             if name in self.records and (figures := self.records[name].outcome.figures)

@@ -145,7 +145,7 @@ class Variants(SeededRows):
                 mean_and_interval(compare(pairs), 1) if paired else "-",
                 plus_minus([one["train_loss"] for one in found], 3),
                 f"{one_or_range([one['skipped_steps'] for one in found])} of {found[0]['steps']}",
-                f"`python scripts/evidence.py run {self.group}/{row}`",
+                f"`{self.group}/{row}`",
             ])  # fmt: skip
         return rows
 

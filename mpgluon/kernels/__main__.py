@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 
 from mpgluon.kernels.library import build
 
+argparse.ArgumentParser(prog="python -m mpgluon.kernels", description=__doc__).parse_args()
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 outcome = build(again=True)
 if outcome.words:

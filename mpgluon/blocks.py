@@ -56,7 +56,7 @@ def arrays_of(parameter: gluon.Parameter) -> list[mx.nd.NDArray]:
 
 
 def forget_symbol(parameter: gluon.Parameter) -> None:
-    """Let a parameter make its symbol anew, which keeps the dtype that it had then."""
+    """Remove a parameter's symbol, which keeps the dtype of the time when it was made."""
     parameter._var = None
     if isinstance(parameter.init, mx.init.Constant):
         # The first symbol has replaced its array by a list, and the next would fail on that.

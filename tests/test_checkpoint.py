@@ -134,7 +134,10 @@ class Training:
 def flat(state) -> list:
     if isinstance(state, mx.nd.NDArray):
         return [state]
-    return [leaf for part in state or () for leaf in flat(part)]
+    if isinstance(state, (int, float)):
+        return [mx.nd.array([state])]
+    parts = state.values() if isinstance(state, dict) else state or ()
+    return [leaf for part in parts for leaf in flat(part)]
 
 
 def read_file(path) -> tuple[dict, dict[str, np.ndarray]]:
@@ -1081,3 +1084,128 @@ def test_weights_that_were_set_since_the_latest_step_are_what_a_file_holds(way, 
     plain = Training("float32")
     load_checkpoint(path, plain.net, plain.trainer)
     assert (plain.net[0].weight.data().asnumpy() == 0.5).all()
+
+
+# --- what optimizers and schedules keep in themselves -----------------------------------------
+
+
+@mx.optimizer.register
+class KeepsMuch(mx.optimizer.Optimizer):
+    """Its state has a dictionary, a tuple and numbers, and it has counts of its own."""
+
+    def __init__(self, decay=0.9, **options):
+        super().__init__(**options)
+        self.decay = decay
+        self.largest, self.updates = None, 0
+
+    def create_state(self, index, weight):
+        return {"master": mx.nd.zeros_like(weight), "steps": [0, (1.0, None)]}
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        self.updates += 1
+        self.largest = max(self.largest or 0.0, float(grad.abs().max().asscalar()))
+        state["steps"] = [state["steps"][0] + 1, (state["steps"][1][0] * 0.5, None)]
+        momentum = state["master"]
+        momentum[:] = self.decay * momentum + self.rescale_grad * grad
+        rate = self.lr * state["steps"][1][0] / state["steps"][0] / (1 + self.updates)
+        weight[:] = weight - rate * momentum / (1 + self.largest * self.rescale_grad)
+
+
+class WarmUp(mx.lr_scheduler.LRScheduler):
+    """Rises, then follows the schedules within it, whose rates its user lowers."""
+
+    def __init__(self, *parts):
+        super().__init__(0.1)
+        self.first, self.others, self.limits = parts[0], list(parts[1:]), (2, 5)
+
+    def __call__(self, update):
+        part = self.first if update < self.limits[1] else self.others[0]
+        return part(update) * min(1.0, update / self.limits[0])
+
+
+class Lowered(mx.lr_scheduler.LRScheduler):
+    def __call__(self, update):
+        return self.base_lr
+
+
+def nested_schedule():
+    return WarmUp(Lowered(0.1), Lowered(0.05))
+
+
+@pytest.mark.parametrize("way", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [
+        ("lars", factor_schedule),
+        ("keepsmuch", lambda: None),
+        ("sgd", nested_schedule),
+    ],
+)
+def test_what_an_optimizer_and_a_schedule_keep_in_themselves_goes_on(
+    optimizer, schedule, way, tmp_path
+):
+    # MXNet's LARS multiplies momenta by the rate over the one of the step before.
+    def make():
+        momentum = {} if optimizer == "keepsmuch" else {"momentum": 0.5}
+        options = {"learning_rate": 0.1, "lr_scheduler": schedule(), **momentum}
+        return Training(way, (optimizer, options))
+
+    path, whole, resumed = tmp_path / "c.npz", make(), make()
+
+    def train(training, steps):
+        for _ in range(steps):
+            training.train(1)
+            rates = training.trainer._optimizer.lr_scheduler
+            if isinstance(rates, WarmUp):
+                rates.first.base_lr *= 0.75
+                rates.others[0].base_lr *= 0.5
+
+    train(whole, SAVED_AFTER)
+    save_checkpoint(path, whole.net, whole.trainer)
+    train(resumed, SAVED_AFTER + 1)  # what it has kept is not the file's
+    load_checkpoint(path, resumed.net, resumed.trainer)
+    resumed.step = SAVED_AFTER
+    for training in (whole, resumed):
+        train(training, STEPS - SAVED_AFTER)
+    assert whole.arrays() == resumed.arrays()
+
+
+def test_a_state_that_a_file_cannot_hold_is_refused(tmp_path):
+    @mx.optimizer.register
+    class KeepsText(mx.optimizer.SGD):
+        def create_state(self, index, weight):
+            return super().create_state(index, weight), "text"
+
+    training = Training("float32", ("keepstext", {}))
+    for index, parameter in enumerate(training.trainer._params):
+        state = training.trainer._optimizer.create_state(index, parameter.data())
+        training.trainer._updaters[0].states[index] = state
+    with pytest.raises(mpgluon.TrainerStateError, match=r"/1 is a str, which a checkpoint"):
+        save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    assert not (tmp_path / "c.npz").exists()
+
+
+def test_arrays_and_dictionaries_in_attributes_are_said_to_be_left_out_once(tmp_path, caplog):
+    @mx.optimizer.register
+    class KeepsArrays(mx.optimizer.SGD):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.averages, self.nothing, self.words = [mx.nd.ones(2)], {}, "text"
+
+    class ByEpoch(mx.lr_scheduler.LRScheduler):
+        def __init__(self, rates):
+            super().__init__()
+            self.rates = rates
+
+        def __call__(self, update):
+            return self.rates.get(update, 0.1)
+
+    training = Training("float32", ("keepsarrays", {"lr_scheduler": ByEpoch({3: 0.2})}))
+    for _ in range(2):
+        save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    assert [message.partition(", and not")[0] for message in caplog.messages] == [
+        "a checkpoint holds the numbers that KeepsArrays keeps in its attributes",
+        "a checkpoint holds the numbers that ByEpoch keeps in its attributes",
+    ]
+    assert caplog.messages[0].endswith("begins with a new averages")

@@ -11,6 +11,14 @@ from typing import Any, Optional
 
 from mpgluon.archive import Arrays
 from mpgluon.blocks import arrays_of
+from mpgluon.checkpoint.attributes import (
+    optimizer_numbers,
+    schedule_lists,
+    schedule_numbers,
+    set_schedule,
+    state_numbers,
+    tell_what_is_not_kept,
+)
 from mpgluon.checkpoint.fields import (
     Kind,
     Maybe,
@@ -23,7 +31,7 @@ from mpgluon.checkpoint.fields import (
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
-from mpgluon.formats.loss_scale import NUMBERS, NoLossScale
+from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
@@ -64,10 +72,12 @@ OPTIMIZER_FIELDS: dict[str, Kind] = {
     "update_counts": {str: {str: is_count}},
     "m_schedule": Maybe(is_number),  # Nadam's running product
     "learning_rate": Maybe(is_number),  # none where only the schedule has one
+    "optimizer_numbers": Maybe({str: Maybe(is_number)}),
     "lr_scheduler": {str: is_number},
     "lr_scheduler_lists": Maybe({str: is_numbers}),
     "lr_scheduler_kind": Maybe(is_text),
     "states": is_texts,
+    "state_numbers": Maybe({str: is_number}),
     "rounding": Maybe(
         {"way": is_text, "seed": is_count, "steps": is_count, "numbers": {str: is_count}}
     ),
@@ -88,11 +98,13 @@ def export_optimizer(run: Run) -> Content:
     Raises
     ------
     TrainerStateError
-        If the kvstore holds the optimizer's state, where it cannot be read.
+        If the kvstore holds the optimizer's state, where it cannot be read, or a state has parts
+        that are neither arrays nor numbers.
     """
     trainer, names = run.trainer, run.names
     _refuse_kvstore(trainer)
     optimizer = gluon_trainer.optimizer_of(trainer)
+    tell_what_is_not_kept(optimizer)
     schedule, updater = optimizer.lr_scheduler, gluon_trainer.updaters_of(trainer)[0]
     fields: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
@@ -103,10 +115,12 @@ def export_optimizer(run: Run) -> Content:
         },
         "m_schedule": getattr(optimizer, "m_schedule", None),
         "learning_rate": None if optimizer.lr is None else float(optimizer.lr),
-        "lr_scheduler": _numbers_in(schedule),
-        "lr_scheduler_lists": _lists_in(schedule),
+        "optimizer_numbers": optimizer_numbers(optimizer),
+        "lr_scheduler": schedule_numbers(schedule),
+        "lr_scheduler_lists": schedule_lists(schedule),
         "lr_scheduler_kind": None if schedule is None else type(schedule).__name__,
         "states": [names[index] for index in updater.states],
+        "state_numbers": state_numbers(updater.states, names),
         "rounding": None,
     }
     if isinstance(updater, RoundedUpdates) and rounding_of(trainer) is not None:
@@ -160,7 +174,14 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
     stepped = [run.indices[name] for name in fields["states"]]
     for device in range(len(gluon_trainer.updaters_of(trainer))):
         weights = {i: arrays_of(trained[i])[device] for i in stepped}
-        states.append({i: new_state(optimizer, i, weight) for i, weight in weights.items()})
+        new = {i: new_state(optimizer, i, weight) for i, weight in weights.items()}
+        numbers_of = fields.get("state_numbers") or {}
+        states.append(
+            {
+                i: gluon_trainer.with_numbers(state, run.names[i], numbers_of)
+                for i, state in new.items()
+            }
+        )
         extra.append(
             {
                 i: mx.nd.empty(weight.shape, ctx=weight.ctx, dtype="float32")
@@ -182,6 +203,9 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
     continues = schedule is not None and kind_of_file in (None, type(schedule).__name__)
     if fields["m_schedule"] is not None:
         attributes["m_schedule"] = fields["m_schedule"]
+    numbers_now = optimizer_numbers(optimizer)
+    of_file = fields.get("optimizer_numbers") or {}
+    attributes.update((name, of_file[name]) for name in numbers_now.keys() & of_file.keys())
 
     def apply() -> None:
         gluon_trainer.begin(trainer)
@@ -195,7 +219,8 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
                 updater.numbers.update(numbers)
         vars(optimizer).update(attributes)
         if continues:
-            vars(schedule).update(fields["lr_scheduler"], **(fields["lr_scheduler_lists"] or {}))
+            lists = fields["lr_scheduler_lists"] or {}
+            set_schedule(schedule, {**fields["lr_scheduler"], **lists})
         elif has_schedule:
             own = "no schedule" if schedule is None else f"a {type(schedule).__name__}"
             _logger.warning(
@@ -279,26 +304,6 @@ def _keyed(
         if index in extra:
             by_key[kind, names[index]] = extra[index]
     return by_key
-
-
-def _numbers_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, Any]:
-    """Return the settings and counts of a schedule that are numbers."""
-    attributes = vars(lr_scheduler) if lr_scheduler is not None else {}
-    return {
-        name: np.asarray(value).item()
-        for name, value in attributes.items()
-        if isinstance(value, NUMBERS)
-    }
-
-
-def _lists_in(lr_scheduler: Optional[mx.lr_scheduler.LRScheduler]) -> dict[str, list[Any]]:
-    """Return the settings of a schedule that are lists of numbers, such as its steps."""
-    attributes = vars(lr_scheduler) if lr_scheduler is not None else {}
-    return {
-        name: [np.asarray(one).item() for one in value]
-        for name, value in attributes.items()
-        if isinstance(value, list) and all(isinstance(one, NUMBERS) for one in value)
-    }
 
 
 def _fill(

@@ -5,7 +5,7 @@ Each function reads one fact about a Trainer or makes one small change to it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
 
@@ -238,9 +238,27 @@ def accumulated_gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
 
 def arrays_of_state(state: Any, place: str = "") -> dict[str, NDArray]:
     """Return the arrays in an optimizer's state for one parameter, by their places in it."""
-    if isinstance(state, NDArray):
+    leaves = leaves_of_state(state, place)
+    return {place: one for place, one in leaves.items() if isinstance(one, NDArray)}
+
+
+def leaves_of_state(state: Any, place: str = "") -> dict[str, Any]:
+    """Return what is in a state, of any type but None, by its place in lists and dictionaries."""
+    if state is None:
+        return {}
+    if not isinstance(state, (list, tuple, dict)):
         return {place: state}
-    arrays = {}
-    for position, part in enumerate(state if isinstance(state, (list, tuple)) else ()):
-        arrays.update(arrays_of_state(part, f"{place}/{position}"))
-    return arrays
+    leaves = {}
+    for key, part in state.items() if isinstance(state, dict) else enumerate(state):
+        leaves.update(leaves_of_state(part, f"{place}/{key!r}"))
+    return leaves
+
+
+def with_numbers(state: Any, place: str, numbers: Mapping[str, Any]) -> Any:
+    """Return a state of the same arrays, with numbers by their places."""
+    if isinstance(state, dict):
+        return {k: with_numbers(part, f"{place}/{k!r}", numbers) for k, part in state.items()}
+    if isinstance(state, (list, tuple)):
+        parts = [with_numbers(part, f"{place}/{i}", numbers) for i, part in enumerate(state)]
+        return parts if isinstance(state, list) else tuple(parts)
+    return numbers.get(place, state)

@@ -175,7 +175,7 @@ def test_the_table_of_cures_fits_a_width_and_python_follows_in_lines_to_be_copie
     assert sum(line.endswith("yes") for line in lines) == sum(c.saves for c in result.cures)
 
 
-def test_a_folder_is_no_recorded_step(recorded):
+def test_a_folder_is_refused(recorded):
     with pytest.raises(mpgluon.CheckpointError, match="is a folder, not a recorded step"):
         replay(recorded.folder)
 

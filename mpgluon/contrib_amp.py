@@ -10,11 +10,14 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Optional
 
 from mpgluon import amp
+from mpgluon.blocks import blocks_of
 from mpgluon.cast.block import autocast, cast_block, restore
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.numpy_arrays import in_current_interface
@@ -129,10 +132,12 @@ def _cast_networks_of(trainer: gluon.Trainer, wishes: _Wishes) -> None:
         return
     gc.collect()  # networks that are still in memory only because they refer to themselves
     blocks = [thing for thing in gc.get_objects() if isinstance(thing, gluon.Block)]
-    parts = {child for block in blocks for child in block._children.values()}
+    # One that only holds networks, such as a GAN's class, is none of its own.
+    callable_blocks = [block for block in blocks if _can_be_called(block)]
+    parts = {child for block in callable_blocks for child in _parts_of(block)}
     networks = [
         block
-        for block in blocks
+        for block in callable_blocks
         if block not in parts and trained & set(block.collect_params().values())
     ]
     if not networks:
@@ -140,8 +145,24 @@ def _cast_networks_of(trainer: gluon.Trainer, wishes: _Wishes) -> None:
             "amp.init was called, and no network with the Trainer's parameters is left to cast; "
             "keep a reference to the network, or call amp.autocast(net) and leave amp.init out"
         )
-    for net in networks:
-        wishes.apply(net)
+    with ExitStack() as undone:
+        for net in networks:
+            wishes.apply(net)
+            undone.callback(restore, net)  # if the next one is refused
+        undone.pop_all()
+
+
+def _can_be_called(block: gluon.Block) -> bool:
+    """Whether the class of a block defines what a call computes."""
+    kind = type(block)
+    if kind.forward is gluon.HybridBlock.forward:
+        return kind.hybrid_forward is not gluon.HybridBlock.hybrid_forward
+    return kind.forward is not gluon.Block.forward
+
+
+def _parts_of(block: gluon.Block) -> Iterator[gluon.Block]:
+    """Yield the blocks within a block."""
+    return islice(blocks_of(block), 1, None)
 
 
 def convert_hybrid_block(

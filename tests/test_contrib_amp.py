@@ -105,6 +105,39 @@ def test_each_network_is_cast_when_its_own_trainer_comes():
     assert not computes_in_16_bits(untrained)
 
 
+class Adversaries(gluon.Block):
+    """Holds two networks and computes nothing itself."""
+
+    def __init__(self, generator, discriminator):
+        super().__init__()
+        self.generator, self.discriminator = generator, discriminator
+
+
+def test_a_block_that_only_holds_networks_is_not_cast_in_their_place():
+    amp.init()
+    both = Adversaries(make_net(), make_net())
+    amp.init_trainer(trainer := trainer_of(both.generator))
+    assert computes_in_16_bits(both.generator)
+    assert not computes_in_16_bits(both.discriminator)
+    assert both.generator(batch()[0]).dtype == np.float32
+    train(both.generator, trainer, steps=1)
+
+
+def test_networks_that_share_a_block_are_refused_and_left_in_fp32():
+    amp.init()
+    first = make_net()
+    second = in_sequence(first[0], nn.GlobalAvgPool2D(), nn.Dense(4, in_units=6))
+    second[2].initialize()
+    parameters = first.collect_params()
+    parameters.update(second.collect_params())
+    images, _ = batch()
+    before = [net(images).asnumpy() for net in (first, second)]
+    with pytest.raises(mpgluon.PrecisionError, match="is already cast as a part of"):
+        amp.init_trainer(gluon.Trainer(parameters, "sgd"))
+    for net, expected in zip((first, second), before):
+        np.testing.assert_array_equal(net(images).asnumpy(), expected)
+
+
 def test_a_network_that_is_cast_already_is_left_as_it_is():
     amp.init("bfloat16")
     net = make_net()

@@ -212,6 +212,7 @@ def apply_policy(
         {block: tell(block, attributes) for block, attributes in learned.items()}
     )
     parameters = list(net.collect_params().values())
+    _warn_of_float64(parameters)
     for parameter in parameters:
         network_cast.adopt(parameter)
         _leave_inference_layout(parameter)
@@ -335,6 +336,17 @@ def _holds_integers_beyond(parameter: gluon.Parameter, fmt: FloatFormat) -> bool
     if parameter.grad_req != "null" or parameter._data is None:
         return False
     return integers_beyond(parameter.list_data()[0].asnumpy(), fmt)
+
+
+def _warn_of_float64(parameters: list[gluon.Parameter]) -> None:
+    """Log which parameters no policy makes narrower."""
+    names = [one.name for one in parameters if np.dtype(one.dtype) == np.float64]
+    if names:
+        _logger.warning(
+            "%d of %d parameters are float64, the first is %s: a cast leaves them as they are, and "
+            "what is computed from them is float64; call net.cast('float32') before the cast",
+            *(len(names), len(parameters), names[0]),
+        )
 
 
 def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:

@@ -53,8 +53,8 @@ class Batch:
 
     Attributes
     ----------
-    inputs : NDArray or tuple of NDArray
-        The arguments of the network.
+    inputs : NDArray or tuple
+        The arguments of the network, of which at least one is an array or has one.
     labels : any
         The second argument of ``loss_fn``.
     loss_fn : callable
@@ -63,7 +63,7 @@ class Batch:
     Raises
     ------
     TypeError
-        If there is no NDArray among the inputs, or ``loss_fn`` cannot be called.
+        If the inputs are of another kind, or ``loss_fn`` cannot be called.
     """
 
     inputs: Union[NDArray, tuple[NDArray, ...]]
@@ -71,10 +71,10 @@ class Batch:
     loss_fn: LossFunction
 
     def __post_init__(self) -> None:
-        if not arrays_in(self.inputs):
+        if not isinstance(self.inputs, (NDArray, tuple)) or not arrays_in(self.inputs):
             raise TypeError(
-                "a Batch has NDArrays as its inputs, mx.nd.array(images), received "
-                f"{type(self.inputs).__name__}"
+                "a Batch has NDArrays as its inputs, mx.nd.array(images), or the network's "
+                f"arguments in a tuple, (x, y); received {type(self.inputs).__name__}"
             )
         if not callable(self.loss_fn):
             raise TypeError(

@@ -224,6 +224,9 @@ class TrainerState(ChecksWeights):
             message = advice.LOSS_NOT_SCALED
         else:
             return
+        self._warn_once(message)
+
+    def _warn_once(self, message: str) -> None:
         if message not in self._logged:
             self._logged.add(message)
             _logger.warning(message)
@@ -342,8 +345,9 @@ class TrainerState(ChecksWeights):
             if ends:
                 raise LossScaleCollapseError(message)
             _logger.warning(message)
-        if self._stuck == _STUCK and isinstance(scale, DynamicLossScale):
-            _logger.warning(advice.scale_too_large(self._stuck, scale.scale))
+        # Where no step between is good, the warning above has said why.
+        if skips == 1 and self._stuck >= _STUCK and isinstance(scale, DynamicLossScale):
+            self._warn_once(advice.scale_too_large(_STUCK, scale.scale))
 
 
 def _repair_statistics() -> None:

@@ -139,6 +139,8 @@ class MasterWeights(Updates):
             self._set_master(index, value.copy() if value is weight else value)
         elif self.masters[index].context != weight.context:  # loaded from a file
             self._set_master(index, self.masters[index].as_in_context(weight.context))
+        elif known(parameter) is not self.masters[index]:  # after a restore and another cast
+            self._set_master(index, self.masters[index])
         return self.masters[index]
 
     def difference(self, index: int, weight: NDArray) -> Optional[NDArray]:

@@ -84,6 +84,16 @@ def test_a_scale_that_is_stuck_at_its_smallest_warns_once_with_the_cure(caplog):
     assert "DynamicLossScale(min_scale=2.0**-10)" in caplog.messages[0]
 
 
+def test_where_no_step_is_good_a_smaller_scale_is_not_advised(caplog):
+    net = make_net()
+    trainer = make_trainer(net, DynamicLossScale(1.0))
+    with caplog.at_level(logging.WARNING, "mpgluon"):
+        for _ in range(9):
+            step(net, trainer, bad=[3])
+    (message,) = caplog.messages
+    assert "2 steps in a row" in message
+
+
 def test_a_finite_step_ends_the_count_and_a_second_collapse_warns_again(caplog):
     net = make_net()
     trainer = make_trainer(net, 8, max_consecutive_skips=3)

@@ -915,6 +915,16 @@ def test_weights_that_become_infinite_are_logged_with_names_and_counts(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
+def test_float64_parameters_are_logged(cast, caplog):
+    net = layers_with([[1, 2], [3, 4], [5, 6]])
+    net.cast("float64")
+    cast(net)
+    (message,) = caplog.messages
+    assert message.startswith("2 of 2 parameters are float64, the first is dense")
+    assert net(mx.nd.ones((1, 2), dtype="float64")).dtype == np.float64
+
+
 def test_many_layers_with_such_weights_are_logged_in_one_line(caplog):
     net = layers_with(*[np.full((3, 2), 1e6)] * 7)
     mpgluon.cast_block(net)

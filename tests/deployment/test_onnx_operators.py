@@ -98,6 +98,27 @@ NUMPY_CASES = {
     "mx.np: products": (lambda: Product(), VECTOR),
 }
 
+NUMPY_CASES["heads of attention, before the batch"] = (
+    lambda: Lambda(
+        lambda F, x: F.np.mean(
+            F.npx.reshape(
+                F.np.transpose(F.npx.reshape(x, (-2, -2, -6, 3, 3, -2)), (2, 0, 1, 3, 4)),
+                (-2, -2, -1),
+            ),
+            axis=0,
+        )
+    ),
+    IMAGE,
+)
+NUMPY_CASES["the batch as the second axis"] = (
+    lambda: Lambda(
+        lambda F, x: F.np.mean(
+            F.npx.reshape(F.np.transpose(x, (1, 0, 2, 3)), (-1, -2, -2, -2)), axis=0
+        )
+    ),
+    IMAGE,
+)
+
 CASES = {
     **NUMPY_CASES,
     "convolution": (lambda: nn.Conv2D(4, 3, in_channels=6), IMAGE),
@@ -251,6 +272,24 @@ def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
     assert np.linalg.norm(result - expected) <= 64 * 2**-11 * np.linalg.norm(expected)
 
 
+def test_an_operator_may_have_the_name_of_the_result():
+    data = mx.sym.var("data")
+    logits = mx.sym.relu(mx.sym.FullyConnected(data, num_hidden=3, name="logits"))
+    net = gluon.SymbolBlock(mx.sym.FullyConnected(logits, num_hidden=2, name="logits_"), data)
+    net.initialize(mx.init.One())
+    images = some_images(*VECTOR)
+    expected = net(images).asnumpy()
+    result = served(model_of(net, VECTOR).SerializeToString(), images)
+    np.testing.assert_allclose(result, expected, rtol=6e-5, atol=6e-5)
+
+
+def test_sizes_of_a_result_are_open_where_the_batch_changes_them():
+    net = Lambda(lambda F, x: F.dot(x, F.transpose(x)))
+    (output,) = model_of(net, VECTOR).graph.output
+    sizes = output.type.tensor_type.shape.dim
+    assert [(size.dim_param, size.dim_value) for size in sizes] == [("batch", 0), ("logits_1", 0)]
+
+
 def test_every_translation_is_among_the_cases():
     written = set()
     for name in CASES:
@@ -297,6 +336,13 @@ REFUSED = {
         ),
         "whose last window reaches beyond the padding",
     ),
+    "pooling whose last window lies in the padding": (
+        lambda F, x: F.Pooling(
+            x, kernel=(1, 1), stride=(3, 3), pool_type="max", pooling_convention="full"
+        ),
+        "last window lies in the padding",
+    ),
+    "a sum of every axis": (lambda F, x: F.sum(x, axis=(0, 1, 2, 3)), "it reduces every axis"),
     "adaptive pooling to several pixels": (
         lambda F, x: F.contrib.AdaptiveAvgPooling2D(x, output_size=3),
         r"its output has \(3, 3\) pixels",

@@ -279,3 +279,10 @@ def test_calls_in_several_threads_are_kept_apart():
         list(pool.map(net, [mx.nd.zeros(1), mx.nd.ones(1)]))
     assert sorted(is_made for block, is_made in made if block is net) == [False, False]
     assert [is_made for block, is_made in made if block is not net] == [True, True]
+
+
+@pytest.mark.parametrize("inputs", [[mx.nd.ones(2)] * 2, {"x": mx.nd.ones(2)}, (), (None,), "x"])
+def test_a_batch_has_an_array_or_a_tuple_of_arguments(inputs):
+    with pytest.raises(TypeError, match=f"in a tuple, .x, y.; received {type(inputs).__name__}"):
+        Batch(inputs, mx.nd.ones(2), gluon.loss.L2Loss())
+    assert len(Batch((mx.nd.ones(2), None, [mx.nd.ones(1)]), None, print).arguments) == 3

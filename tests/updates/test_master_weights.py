@@ -448,6 +448,26 @@ def test_one_element_that_is_written_leaves_the_masters_of_the_others():
     assert layer.weight.data().asnumpy().ravel().tolist() == [0.25, 1 + 8 * 2.0**-12]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_network_that_was_restored_for_a_while_is_restored_with_its_masters_in_the_end(dtype):
+    results = []
+    for evaluates in (False, True):
+        layer = nn.Dense(1, in_units=1, use_bias=False)
+        layer.initialize(mx.init.One())
+        mpgluon.cast_block(layer, dtype)
+        trainer = make_trainer(layer.weight, 8)
+        for _ in range(2):
+            step(layer.weight, trainer, gradient=2.0**-15)
+            if evaluates:
+                mpgluon.restore(layer)
+                layer(mx.nd.ones((1, 1)))
+                mpgluon.cast_block(layer, dtype)
+        step(layer.weight, trainer, gradient=2.0**-15)
+        mpgluon.restore(layer)
+        results.append(value_of(layer.weight))
+    assert results == [1 - 3 * 2.0**-15] * 2
+
+
 @pytest.mark.parametrize("skipped", [False, True])
 def test_save_states_keeps_masters_even_if_every_step_was_skipped(tmp_path, skipped):
     path = str(tmp_path / "states")

@@ -60,6 +60,7 @@ class OperatorCall:
     inputs: list[str]  # names of the operands in ONNX
     shapes: list[tuple[int, ...]]  # of the operands; data begins with the batch, of any size
     output_shape: tuple[int, ...]
+    larger_shape: tuple[int, ...]  # of the output for a larger batch
     values: list[Optional[npt.NDArray[np.float32]]]  # of the operands that are parameters
     dtype: str  # of the operands: "float32" or "float16"
 
@@ -164,6 +165,8 @@ def _pooling(call: OperatorCall) -> str:
             call.output_shape[2:], call.shapes[0][2:], kernel, stride, pad
         )
     ]
+    inside = all(p + lack < k for k, p, lack in zip(kernel, pad, lacks))
+    _require(inside, "pooling whose last window lies in the padding; use ceil_mode=False")
     attributes = {"kernel_shape": kernel, "strides": stride}
     attributes["pads"] = [*pad, *(p + lack for p, lack in zip(pad, lacks))]
     if kind == "max":
@@ -205,7 +208,7 @@ def _reshape(call: OperatorCall) -> str:
 
 
 def _reshape_in_numpy(call: OperatorCall) -> str:
-    """Write a shape whose first size is open; MXNet has inferred the others."""
+    """Write a shape whose size that depends on the batch is open; MXNet has inferred the others."""
     shape, order = call.options["newshape"], call.options.get("order", "C")
     sizes = shape if isinstance(shape, tuple) else (shape,)
     keeps_batch = sizes[0] in (-2, -4) and call.output_shape[:1] == call.shapes[0][:1]
@@ -214,8 +217,13 @@ def _reshape_in_numpy(call: OperatorCall) -> str:
         keeps_batch or sizes[0] in (-1, -5),
         f"newshape={shape} fixes or removes the size of the batch; begin with -1, in npx with -2",
     )
-    sizes = (0 if keeps_batch else -1, *call.output_shape[1:])
-    return call.node("Reshape", [*call.inputs, call.constant("shape", np.array(sizes), "int64")])
+    pairs = enumerate(zip(call.output_shape, call.larger_shape))
+    varying = [axis for axis, (size, larger) in pairs if size != larger]
+    _require(len(varying) < 2, f"newshape={shape} has two sizes that depend on the batch")
+    target = np.array(call.output_shape)
+    open_axis = varying[0] if varying else 0
+    target[open_axis] = 0 if keeps_batch and open_axis == 0 else -1
+    return call.node("Reshape", [*call.inputs, call.constant("shape", target, "int64")])
 
 
 def _product(call: OperatorCall, *, matrices: bool) -> str:
@@ -247,6 +255,9 @@ def _reduction(operator: str, call: OperatorCall) -> str:
     _require(bool(axes) and not options.get("exclude", False), "it names no axes")
     _require(options.get("dtype") is None, f"dtype={options.get('dtype')}")
     keep = int(options.get("keepdims", False))
+    # Of every axis, MXNet makes an array with one, and ONNX one with none.
+    whole = len(axes or ()) == len(call.shapes[0]) and not keep and call.output_shape == (1,)
+    _require(not whole, "it reduces every axis, the batch too")
     if operator != "ReduceSum":  # which alone takes them as an operand
         return call.node(operator, axes=axes, keepdims=keep)
     operands = [*call.inputs, call.constant("axes", np.array(axes), "int64")]

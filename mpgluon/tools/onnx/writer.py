@@ -7,6 +7,8 @@ Input and output are FP32 in both models.
 
 from __future__ import annotations
 
+from typing import Optional
+
 from mpgluon.deployment.recording import Recording
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Key, Node
@@ -49,8 +51,7 @@ def onnx_model(
     unknown = [f"{n.name} ({n.operator})" for n in nodes if n.operator not in TRANSLATIONS]
     if unknown:
         raise _refusal(unknown, f". The operators that it knows: {', '.join(sorted(TRANSLATIONS))}")
-    _infer_shapes(recording, input_shapes)
-    writer = _Writer(recording, dtype)
+    writer = _Writer(recording, dtype, _infer_shapes(recording, input_shapes))
     for node in nodes:
         writer.translate(node)
     if writer.problems:
@@ -65,12 +66,29 @@ def _refusal(problems: list[str], known: str = "") -> PrecisionError:
     )
 
 
-def _infer_shapes(recording: Recording, input_shapes: list[tuple[int, ...]]) -> None:
-    """Let MXNet fill in the shape of every output."""
+def _infer_shapes(
+    recording: Recording, input_shapes: list[tuple[int, ...]]
+) -> dict[Key, tuple[int, ...]]:
+    """Let MXNet fill in the shape of every output, and return those for a larger batch.
+
+    Empty if the network does not work on a larger batch.
+    """
     shapes = {name: value.shape for name, value in recording.values.items()}
-    shapes.update(zip(recording.inputs, input_shapes))
+    dtypes = dict.fromkeys([*shapes, *recording.inputs], "float32")
+    graph, larger = recording.graph, {}
     try:
-        recording.graph.infer(dict.fromkeys(shapes, "float32"), shapes)
+        batches = [(2 * shape[0] + 1, *shape[1:]) for shape in input_shapes]
+        graph.infer(dtypes, {**shapes, **dict(zip(recording.inputs, batches))})
+        larger = {
+            (node, place): output.shape
+            for node in graph.nodes
+            for place, output in enumerate(node.outputs)
+        }
+    except MXNetError:
+        pass  # such as a reshape to a fixed batch, which is refused by its name
+    try:
+        graph.infer(dtypes, {**shapes, **dict(zip(recording.inputs, input_shapes))})
+        return larger
     except MXNetError as error:
         raise ValueError(
             f"the network does not work on input of shape {input_shapes}: "
@@ -81,9 +99,13 @@ def _infer_shapes(recording: Recording, input_shapes: list[tuple[int, ...]]) -> 
 class _Writer:
     """Translates operations one by one, each into the format that it computes in."""
 
-    def __init__(self, recording: Recording, dtype: str) -> None:
+    def __init__(
+        self, recording: Recording, dtype: str, larger: dict[Key, tuple[int, ...]]
+    ) -> None:
         self.problems: list[str] = []
-        self._recording, self._dtype = recording, dtype
+        self._recording, self._dtype, self._larger = recording, dtype, larger
+        count = len(recording.graph.heads)
+        self._results = ["logits"] if count == 1 else [f"logits{place}" for place in range(count)]
         self._model = Nodes()
         self._formats: dict[Key, str] = {}
         self._names: dict[tuple[Key, str], str] = {}  # of an output in a format
@@ -99,11 +121,12 @@ class _Writer:
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
         call = OperatorCall(
             model=self._model,
-            name=node.name,
+            name=self._free(node.name),
             options=node.options,
             inputs=[self._in_format(key, dtype) for key in inputs],
             shapes=self._recording.graph.shapes(node),
             output_shape=node.outputs[0].shape,
+            larger_shape=self._larger.get((node, 0), node.outputs[0].shape),
             values=[self._recording.values.get(self._variable(key)) for key in inputs],
             dtype=dtype,
         )
@@ -116,15 +139,21 @@ class _Writer:
         if result_dtype != dtype:
             self._set((node, 0), result_dtype, self._in_format((node, 0), result_dtype))
 
+    def _free(self, name: str) -> str:
+        """Return an operator's name, or a longer one if it is that of a result of the model."""
+        if name in self._results:
+            taken = {node.name for node in self._recording.graph.nodes}
+            while name in taken:
+                name += "_"
+        return name
+
     def model(self) -> onnx.ModelProto:
         """Return the model, after onnx's own checks."""
         recording = self._recording
         outputs = []
-        heads = recording.graph.heads
-        for place, entry in enumerate(heads):
-            name = "logits" if len(heads) == 1 else f"logits{place}"
+        for name, entry in zip(self._results, recording.graph.heads):
             self._model.add("Identity", [self._in_format(entry.key, "float32")], name)
-            outputs.append(_described(name, entry.value.shape))
+            outputs.append(_described(name, entry.value.shape, self._larger.get(entry.key)))
         used = {name for node in self._model.nodes for name in node.input}
         shapes = {n.name: n.outputs[0].shape for n in recording.graph.nodes if n.is_variable}
         graph = helper.make_graph(
@@ -176,6 +205,18 @@ class _Writer:
         return key[0].name if key[0].is_variable else ""
 
 
-def _described(name: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
-    """Return the type of an input or output, whose first axis is a batch of any size."""
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape[1:]])
+def _described(
+    name: str, shape: tuple[int, ...], larger: Optional[tuple[int, ...]] = None
+) -> onnx.ValueInfoProto:
+    """Return the type of an input or output.
+
+    Its first axis is a batch of any size; for a result, each size is open that a larger batch
+    changes.
+    """
+    if larger is None:
+        larger = (-1, *shape[1:])
+    sizes = [
+        size if size == other else f"{name}_{axis}" if axis else "batch"
+        for axis, (size, other) in enumerate(zip(shape, larger))
+    ]
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)

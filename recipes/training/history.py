@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from mpgluon.errors import DataError
 from mpgluon.files import atomic_write
 from mpgluon.machine import describe_machine, installed_versions
 
@@ -49,6 +51,11 @@ class History:
         The step from which a run continues: later events are dropped, since they will happen
         again. Zero starts a new file.
 
+    Raises
+    ------
+    DataError
+        If the file lacks a step before.
+
     Attributes
     ----------
     events : list of dict
@@ -63,10 +70,17 @@ class History:
         self._path = path
         if path is None:
             return
-        if steps_done and path.exists():
-            lines = path.read_text().splitlines()
+        if steps_done:
+            lines = path.read_text().splitlines() if path.exists() else []
             complete = (_parse(line) for line in lines)
             self.events = [e for e in complete if e and e.get("step", 0) <= steps_done]
+            missing = set(range(1, steps_done + 1)) - {e["step"] for e in self.of("step")}
+            if missing:
+                raise DataError(
+                    f"{path} lacks {len(missing)} of the {steps_done} steps before the checkpoint, "
+                    f"step {min(missing)} first: the figures of the whole run cannot be computed; "
+                    "put the file back, or begin again with another output_dir"
+                )
         with atomic_write(path) as file:
             file.writelines(f"{to_json(event)}\n".encode() for event in self.events)
 
@@ -78,6 +92,12 @@ class History:
                 file.write(to_json(self.events[-1]) + "\n")
         for listener in self.listeners:
             listener(self.events[-1])
+
+    def sync(self) -> None:
+        """Let what was added survive a power cut, as the checkpoint does that follows."""
+        if self._path is not None:
+            with open(self._path, "rb") as file:
+                os.fsync(file.fileno())
 
     def of(self, event: str) -> list[Event]:
         """Return the events of one kind, oldest first."""

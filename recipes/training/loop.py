@@ -348,6 +348,7 @@ class _Run:
         path = checkpoints.path(self.position.step)
         check_agreement(self.processes, self.net)
         if self.processes.is_first:
+            self.history.sync()
             save_checkpoint(
                 path,
                 self.net,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+from mpgluon import DataError
+
 import numpy as np
 import pytest
 from training_helpers import STEPS, run
@@ -79,3 +81,18 @@ def test_steps_that_were_skipped_name_the_layer_where_their_overflow_began(float
             direction, _, layer = event["overflow_began_in"].partition(" ")
             assert direction == "backward"
             assert any(line.startswith(f"{layer} (") for line in event["flags"])
+
+
+@pytest.mark.parametrize("steps", [(), (1, 2), (2, 3)])
+def test_a_run_does_not_continue_with_a_part_of_its_history(tmp_path, steps):
+    path = tmp_path / "history.jsonl"
+    history = History(path)
+    for step in steps:
+        history.add("step", step=step)
+    history.sync()
+    before = path.read_bytes()
+    if not steps:
+        path.unlink()
+    with pytest.raises(DataError, match=rf"history.jsonl lacks {3 - len(steps)} of the 3 steps"):
+        History(path, 3)
+    assert not steps or path.read_bytes() == before

@@ -255,7 +255,7 @@ def _reduction(operator: str, call: OperatorCall) -> str:
     _require(bool(axes) and not options.get("exclude", False), "it names no axes")
     _require(options.get("dtype") is None, f"dtype={options.get('dtype')}")
     keep = int(options.get("keepdims", False))
-    # Of every axis, MXNet makes an array with one, and ONNX one with none.
+    # MXNet's result of such a reduction has one axis, and ONNX's none.
     whole = len(axes or ()) == len(call.shapes[0]) and not keep and call.output_shape == (1,)
     _require(not whole, "it reduces every axis, the batch too")
     if operator != "ReduceSum":  # which alone takes them as an operand

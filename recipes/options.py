@@ -131,7 +131,10 @@ def in_options(message: str, config: type, values: Mapping[str, Any]) -> str:
         found = [
             name
             for name, value in values.items()
-            if name in names and value != names[name].default and _is_told(value, message)
+            if name in names
+            and names[name].metadata["choices"] is None  # words that messages have too
+            and value != names[name].default
+            and _is_told(value, message)
         ]
         if found:  # the longest one: a folder rather than the word that is a part of its name
             return f"{_option_of(max(found, key=lambda name: len(values[name])))}: {message}"

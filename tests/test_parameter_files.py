@@ -279,3 +279,10 @@ def test_a_shape_of_which_nothing_is_known_is_that_of_the_file(files):
     net[3].bias._data = net[3].bias._grad = None
     assert load_parameter_file(net, files / "plain.params", classes=4) == []
     assert_holds(net, in_formats_of("plain", VALUES))
+
+
+def test_a_name_that_is_not_text_is_refused(files, tmp_path):
+    damaged = tmp_path / "damaged.params"
+    damaged.write_bytes((files / "plain.params").read_bytes().replace(b"weight", b"w\x80ight"))
+    with pytest.raises(mpgluon.CheckpointError, match="is not an MXNet parameter file"):
+        load_parameter_file(waiting(classes=4), damaged, classes=4)

@@ -377,7 +377,7 @@ def policy_arithmetic(policy: Policy, device_type: str, *, at_edge: bool = False
         return arithmetic_of(dtype, device_type, emulate=policy.emulate)
     if not kernels.load():
         what = f"accumulation={policy.accumulation!r}" if adds_otherwise else dtype
-        raise PrecisionError(f"{what} needs the native operators. {kernels.status().sentence}")
+        raise PrecisionError(f"{what} needs the native operators. {kernels.why_not_loaded()}")
     fmt, scaled = format_named(policy.compute_dtype), policy.scaled_operands
     if scaled is None or at_edge:
         return emulated(fmt, policy.accumulation)

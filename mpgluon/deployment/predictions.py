@@ -62,17 +62,23 @@ def agreement(reference: Predict, other: Predict, batches: Iterable[Batch]) -> A
     Raises
     ------
     ValueError
-        If there are no images.
+        If there are no images, or the results are not logits of one shape.
     """
     images = same = 0
     largest = 0.0
     for batch in batches:
         pixels = batch if isinstance(batch, mx.nd.NDArray) else batch[0]
         expected, logits = _logits(reference, pixels), _logits(other, pixels)
+        if expected.ndim != 2 or expected.shape != logits.shape:
+            raise ValueError(
+                "both networks have to return logits of the same shape (N, K), received "
+                f"{expected.shape} and {logits.shape}"
+            )
         images += len(expected)
         same += int((expected.argmax(axis=1) == logits.argmax(axis=1)).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
             errors = np.abs(logits - expected).max(axis=1) / np.abs(expected).max(axis=1)
+        errors = np.where((logits == expected).all(axis=1), 0.0, errors)  # of zeros, too
         errors = np.where(np.isfinite(logits).all(axis=1), errors, math.inf)
         largest = max(largest, float(np.where(np.isnan(errors), math.inf, errors).max()))
     if not images:

@@ -82,8 +82,14 @@ class MpiProcesses(Processes):
         if error is None:
             return
         if isinstance(error, SystemExit):
-            if error.code:
-                self.end_all(error.code if isinstance(error.code, int) else 1)
+            if isinstance(error.code, int):
+                status = error.code
+            else:  # words, which Python would print later
+                status = int(error.code is not None)
+                if status:
+                    sys.stderr.write(f"rank {self.rank}: {error.code}\n")
+            if status:
+                self.end_all(status)
             return
         _logger.critical(
             "rank %d of %d failed and ends the job", self.rank, self.world_size, exc_info=error

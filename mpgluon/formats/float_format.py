@@ -61,6 +61,8 @@ class FloatFormat:
 
     Raises
     ------
+    TypeError
+        If a width is not an integer.
     ValueError
         If a width is out of range, or float64 cannot hold the numbers, or if overflow has no code:
         a format without NaN has to be finite only and to saturate.
@@ -79,6 +81,11 @@ class FloatFormat:
     has_nan: bool = True
 
     def __post_init__(self) -> None:
+        for width in ("significand_bits", "exponent_bits"):
+            if not isinstance(getattr(self, width), (int, np.integer)):
+                raise TypeError(
+                    f"{width} must be an int, received {getattr(self, width)!r} for {self.name}"
+                )
         if not 2 <= self.significand_bits <= 53:
             raise ValueError(
                 "significand_bits counts the hidden bit and is 2 to 53 (float64's); received "
@@ -219,7 +226,7 @@ def round_to(
     ------
     TypeError
         If ``x`` has a dtype other than float32, float64 or an integer, in particular one that
-        cannot hold the result.
+        cannot hold the result; or ``fmt`` is not a format.
     ValueError
         If ``mode`` is unknown, or ``key`` is not what it needs.
 
@@ -233,14 +240,9 @@ def round_to(
             f"the rounding mode is one of {', '.join(_MODES)}, and stochastic with a key "
             f"such as (seed, step); received {mode!r} with key={key!r}"
         )
-    values = np.asarray(x)
-    if values.dtype.kind in "iub":
-        values = values.astype(np.float64)
-    if values.dtype not in (np.float32, np.float64):
-        raise TypeError(
-            f"round_to takes float32 or float64 values, received {values.dtype}; "
-            "convert with .astype('float32') first"
-        )
+    if not isinstance(fmt, FloatFormat):
+        raise TypeError(f"fmt must be a FloatFormat such as mpgluon.FLOAT16, received {fmt!r}")
+    values = as_floats(x, "round_to")
     if values.dtype == np.float32 and not fmt.fits_float32:
         raise TypeError(f"float32 cannot hold every {fmt} number; pass float64 values")
     # Work in float64: the product with a power of two and np.rint are then exact for every
@@ -264,6 +266,19 @@ def round_to(
         return np.asarray(rounded.astype(values.dtype))
 
 
+def as_floats(x: npt.ArrayLike, function: str) -> npt.NDArray[Any]:
+    """Return values as an array of float32 or float64, or raise TypeError; integers are float64."""
+    values = np.asarray(x)
+    if values.dtype.kind in "iub":
+        values = values.astype(np.float64)
+    if values.dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"{function} takes float32 or float64 values, received {values.dtype}; "
+            "convert with .astype('float32') first"
+        )
+    return values
+
+
 def integers_beyond(values: npt.NDArray[np.float32], fmt: FloatFormat) -> bool:
     """Whether all values are integers, and some are not in ``fmt``: positions, not weights."""
     return bool((values == np.rint(values)).all() and (values != round_to(values, fmt)).any())
@@ -271,7 +286,8 @@ def integers_beyond(values: npt.NDArray[np.float32], fmt: FloatFormat) -> bool:
 
 def random_key(key: Sequence[int]) -> np.uint64:
     """Return the word that a key's random bits are made from, or refuse a bad key."""
-    if len(key) == 0 or not all(isinstance(one, (int, np.integer)) and one >= 0 for one in key):
+    is_sequence = isinstance(key, (Sequence, np.ndarray)) and len(key) > 0
+    if not is_sequence or not all(isinstance(one, (int, np.integer)) and one >= 0 for one in key):
         raise ValueError(f"a key is integers from 0 on, such as (seed, step); received {key!r}")
     return np.uint64(np.random.SeedSequence([len(key), *key]).generate_state(1, np.uint64)[0])
 

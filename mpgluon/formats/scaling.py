@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-from mpgluon.formats.float_format import FloatFormat, round_to
+from mpgluon.formats.float_format import FloatFormat, as_floats, round_to
 
 import numpy as np
 import numpy.typing as npt
@@ -97,14 +97,26 @@ def round_scaled(
         How many values along ``axis`` share a scale, 32 in MX formats; the last block may be
         shorter. Without it, all values do.
 
+    Raises
+    ------
+    TypeError
+        If ``x`` has a dtype other than float32, float64 or an integer.
+    ValueError
+        If ``block`` is below 1, or ``x`` has no such axis.
+
     References
     ----------
     Open Compute Project, "OCP Microscaling Formats (MX) Specification", version 1.0, 2023, 6.3;
     Mishra et al., "Recipes for pre-training LLMs with MXFP8", 2025, for the scale.
     """
-    values = np.asarray(x)
+    values = as_floats(x, "round_scaled")
     if block is None:
         return _rounded(values, fmt, shared_axis=None)
+    if block < 1 or not -values.ndim <= axis < values.ndim:
+        raise ValueError(
+            f"block counts values along an axis of x and is at least 1; received block={block} "
+            f"and axis={axis} for values of shape {values.shape}"
+        )
     parts = np.split(values, range(block, values.shape[axis], block), axis)
     return np.concatenate([_rounded(part, fmt, shared_axis=axis) for part in parts], axis)
 

@@ -60,6 +60,7 @@ __all__ = [
     "scaled_operator",
     "status",
     "take_flags",
+    "why_not_loaded",
 ]
 
 LAYER = "__mpgluon_layer__"
@@ -74,6 +75,7 @@ _OF_THE_LIBRARY = ("Status", "build", "status")  # imported when one of them is 
 
 _logger = logging.getLogger(__name__)
 _loaded: list[ctypes.CDLL] = []
+_reasons: list[str] = []  # for which load has found none
 
 
 def __getattr__(name: str) -> Any:
@@ -118,13 +120,20 @@ def load() -> bool:
     outcome = build()
     _logger.log(logging.WARNING if outcome.is_news else logging.INFO, "%s", outcome.sentence)
     if outcome.path is None:
+        _reasons.append(outcome.sentence)
         return False
     try:
         load_library(str(outcome.path))
     except OSError as error:  # it was removed in the meantime
-        _logger.warning("No native operators: %s cannot be loaded: %s", outcome.path, error)
+        _reasons.append(f"No native operators: {outcome.path} cannot be loaded: {error}")
+        _logger.warning("%s", _reasons[-1])
         return False
     return True
+
+
+def why_not_loaded() -> str:
+    """Return the reason for which :func:`load` has found no operators."""
+    return _reasons[-1] if _reasons else ""
 
 
 def load_library(path: str) -> None:

@@ -61,7 +61,11 @@ class CompilationError(MpgluonError):
 
 def compiler() -> list[str]:
     """Return the command of the C++ compiler, from ``CXX`` or the PATH; empty if there is none."""
-    by_user = shlex.split(os.environ.get("CXX", ""))
+    text = os.environ.get("CXX", "")
+    try:
+        by_user = shlex.split(text)
+    except ValueError:  # a quotation without an end: there is no such command
+        by_user = [text]
     return by_user or [path for path in map(shutil.which, ("g++", "c++", "clang++")) if path][:1]
 
 

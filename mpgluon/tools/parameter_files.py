@@ -43,7 +43,7 @@ def load_parameter_file(net: gluon.Block, path: Path, *, classes: int) -> list[s
         raise CheckpointError(f"there is no parameter file {path}")
     try:
         values: Any = mx.nd.load(str(path))
-    except mx.MXNetError as error:
+    except (mx.MXNetError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not an MXNet parameter file") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds arrays without names; save with net.save_parameters")

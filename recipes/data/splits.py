@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from recipes.data.draws import Purpose, permutation
 from recipes.options import at_least
 
-__all__ = ["stratified_split"]
+__all__ = ["some_of_each_class", "stratified_split"]
 
 
 def stratified_split(
@@ -83,9 +83,20 @@ def stratified_split(
         )
     is_train, is_test = np.zeros((2, len(labels)), dtype=bool)
     end = None if test_per_class is None else train_per_class + test_per_class
-    for label in classes.tolist():
-        members = np.flatnonzero(labels == label)
-        order = permutation(len(members), Purpose.SPLIT, seed, label)
-        is_train[members[order[:train_per_class]]] = True
-        is_test[members[order[train_per_class:end]]] = True
+    for members in _shuffled_classes(labels, seed):
+        is_train[members[:train_per_class]] = True
+        is_test[members[train_per_class:end]] = True
     return np.flatnonzero(is_train), np.flatnonzero(is_test)
+
+
+def some_of_each_class(labels: Any, per_class: int, *, seed: int) -> NDArray[np.int64]:
+    """Return the positions, ascending, of at most ``per_class`` images of every class."""
+    classes = _shuffled_classes(np.asarray(labels), seed)
+    return np.sort(np.concatenate([members[:per_class] for members in classes]))
+
+
+def _shuffled_classes(labels: NDArray[Any], seed: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the positions of each class in an order that the seed and the class decide."""
+    for label in np.unique(labels).tolist():
+        members = np.flatnonzero(labels == label)
+        yield members[permutation(len(members), Purpose.SPLIT, seed, label)]

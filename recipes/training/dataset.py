@@ -14,6 +14,7 @@ import numpy as np
 from recipes.data import ImageFolder, caltech101, find_tree, images, render_shapes, stratified_split
 from recipes.data.loaders import ImageLoader, eval_loader, train_loader
 from recipes.data.own_images import list_own_images, summary
+from recipes.data.splits import some_of_each_class
 from recipes.data.synthetic import SyntheticLoader
 from recipes.training.config import TrainingConfig
 
@@ -162,6 +163,9 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
         _logger.info(summary(folder))
         if is_test is not None:
             train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+            if config.test_per_class is not None:
+                labels = np.asarray(folder.labels)[test]
+                test = test[some_of_each_class(labels, config.test_per_class, seed=config.seed)]
             return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))
     else:
         folder = caltech101.list_images(find_tree(config.data_dir))

@@ -41,4 +41,8 @@ def make_optimizer(
     }
     if "momentum" in inspect.signature(registry[name].__init__).parameters:
         options["momentum"] = config.momentum
+    if name == "dcasgd" and config.momentum:
+        raise ValueError(
+            f"MXNet's DCASGD fails with momentum={config.momentum}; choose momentum 0 with it"
+        )
     return mx.optimizer.create(name, **options)

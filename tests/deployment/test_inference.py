@@ -332,3 +332,16 @@ def test_agreement_counts_categories_and_measures_by_the_largest_logit_of_each_i
 def test_a_logit_that_is_not_finite_is_an_infinite_error(bad):
     result = agreement(lambda _: np.ones((1, 2)), lambda _: np.array([[1, bad]]), [mx.nd.zeros(1)])
     assert result.largest_relative_error == math.inf
+
+
+def test_results_that_are_not_logits_of_one_shape_are_refused():
+    for first, second in (((4, 3, 2), (4, 3, 2)), ((4, 3), (4, 1)), ((4,), (4,))):
+        with pytest.raises(ValueError, match=r"logits of the same shape \(N, K\), received \(4"):
+            agreement(
+                lambda _, a=first: np.ones(a), lambda _, b=second: np.ones(b), [mx.nd.ones(4)]
+            )
+
+
+def test_equal_logits_of_zero_have_no_error():
+    result = agreement(lambda _: np.zeros((2, 3)), lambda _: np.zeros((2, 3)), [mx.nd.zeros(2)])
+    assert (result.same_category, result.largest_relative_error) == (2, 0)

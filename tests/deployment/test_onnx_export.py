@@ -188,6 +188,8 @@ def test_another_file_is_refused(tmp_path, content, message):
     ("options", "message"),
     [
         ({"image_size": 0}, "image_size must be at least 1"),
+        ({"image_size": 16.5}, "image_size must be at least 1 pixel, an int, received 16.5"),
+        ({"image_size": "16"}, "image_size must be at least 1 pixel, an int, received '16'"),
         ({"centre_crop": 0.0}, r"centre_crop must be in \(0, 1\]"),
         ({"centre_crop": 1.5}, r"centre_crop must be in \(0, 1\]"),
         ({"std": (1.0, 0.0, 1.0)}, "those of std positive"),

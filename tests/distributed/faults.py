@@ -32,6 +32,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "stop": send(signal.SIGSTOP),
     "raise": raise_error,
     "exit": lambda: sys.exit(3),
+    "exit with words": lambda: sys.exit("there are no images"),
     "hang": lambda: time.sleep(FOR_EVER_S),
 }
 

@@ -44,6 +44,7 @@ def test_without_a_fault_every_rank_comes_to_the_end(tmp_path):
         ),
         ("raise", "rank 1 of 2 failed and ends the job .*RuntimeError: the roof is on fire"),
         pytest.param("exit", "MPI_ABORT was invoked on rank 1", marks=pytest.mark.slow),
+        pytest.param("exit with words", "rank 1: there are no images", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_ends_takes_the_others_with_it_at_once(tmp_path, kind, words):

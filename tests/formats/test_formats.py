@@ -429,3 +429,24 @@ def test_float32_values_are_refused_for_a_finite_only_format_beyond_float32():
     assert round_to(np.float64(2.0**128), wide) == 2.0**128
     with pytest.raises(TypeError, match="float32 cannot hold every wide number"):
         round_to(np.float32(1), wide)
+
+
+@pytest.mark.parametrize("widths", [(4.0, 4), (4, 4.0), (4.5, 4), ("4", 4)])
+def test_widths_are_integers(widths):
+    with pytest.raises(TypeError, match=r"must be an int, received .* for x"):
+        FloatFormat("x", *widths)
+    assert FloatFormat("x", np.int64(4), 4).max == FloatFormat("x", 4, 4).max
+
+
+def test_a_format_is_not_a_name():
+    with pytest.raises(TypeError, match=r"fmt must be a FloatFormat .*, received 'float16'"):
+        round_to(0.3, "float16")
+
+
+@pytest.mark.parametrize("key", [5, None, (), (1.5,)])
+def test_a_key_is_a_sequence_of_integers(key):
+    with pytest.raises(ValueError, match="key"):
+        round_to(0.3, FLOAT16, "stochastic", key=key)
+    assert round_to(0.3, FLOAT16, "stochastic", key=np.array([5, 1])) == pytest.approx(
+        0.3, rel=1e-3
+    )

@@ -92,3 +92,23 @@ def test_scales_end_where_fp32_could_not_hold_the_numbers():
     huge = np.float32([2.0**127, -(2.0**100)])
     largest = FLOAT8_E4M3.max * 2.0**100
     np.testing.assert_array_equal(round_scaled(huge, FLOAT8_E4M3), [largest, -(2.0**100)])
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "error", "message"),
+    [
+        (np.float16([60000, 65504]), {}, TypeError, "round_scaled takes float32 or float64 values"),
+        (["a"], {}, TypeError, "round_scaled takes float32 or float64 values"),
+        (np.ones(4), {"block": 0}, ValueError, "at least 1; received block=0 and axis=-1"),
+        (np.ones(4), {"block": -1}, ValueError, "at least 1; received block=-1 and axis=-1"),
+        (np.ones(4), {"block": 2, "axis": 1}, ValueError, r"axis=1 for values of shape \(4,\)"),
+        (0.5, {"block": 2}, ValueError, r"for values of shape \(\)"),
+    ],
+)
+def test_values_and_blocks_that_cannot_be_scaled_are_refused(values, options, error, message):
+    with pytest.raises(error, match=message):
+        round_scaled(values, FLOAT8_E4M3, **options)
+
+
+def test_integers_are_scaled_as_float64():
+    assert round_scaled([1, 3], FLOAT8_E4M3).tolist() == [1, 3]

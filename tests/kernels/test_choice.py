@@ -144,6 +144,14 @@ def test_a_compiler_that_does_not_exist_is_named(monkeypatch):
     assert "/no/such/compiler cannot be run: No such file or directory" in found.sentence
 
 
+@pytest.mark.usefixtures("place")
+def test_a_compiler_whose_quotation_has_no_end_is_named(monkeypatch):
+    monkeypatch.setenv("CXX", 'g++ "-O')
+    found = kernels.build()
+    assert found.state == "failed"
+    assert 'g++ "-O cannot be run: No such file or directory' in found.sentence
+
+
 @pytest.mark.slow
 def test_a_compiled_library_that_does_not_load_is_not_kept(place, monkeypatch):
     nonsense = place.parent / "nonsense"

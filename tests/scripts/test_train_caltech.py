@@ -125,10 +125,15 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
         (["--devices=gpu:99"], "sees 0 GPUs; use --devices cpu"),
         (["--loss-scale=big"], "--loss-scale: a loss scale is"),
         (["--loss-scale=1e400"], "--loss-scale: a static loss scale must be a power of two"),
+        (["--optimizer=dcasgd"], "DCASGD fails with --momentum=0.9; choose --momentum 0 with it"),
         (["--growth-interval=0"], "--growth-interval must be at least 1, received 0"),
         (["--train-per-class=3"], "--train-per-class=3 leaves nothing to test on in 10 of 10"),
         (
             ["--dataset=folder", "--data-dir=/no/folder"],
+            "error: --data-dir: ",
+        ),
+        (
+            ["--dataset=folder", "--data-dir=pets"],
             "error: --data-dir: ",
         ),
         (

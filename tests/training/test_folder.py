@@ -56,6 +56,24 @@ def test_a_folder_named_train_is_trained_on_as_a_whole(photographs, tmp_path):
     assert len(found.train_indices) + len(found.test_indices) == len(found.folder)
 
 
+def test_test_images_may_be_fewer_than_a_folder_named_test_has(tmp_path):
+    for kind, count in (("train", 2), ("test", 5)):
+        for category in ("a", "b"):
+            (tmp_path / kind / category).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (8, 8)).save(tmp_path / kind / category / f"{number}.png")
+    options = {"dataset": "folder", "test_per_class": 3}
+    chosen = [
+        open_dataset(quick_config(tmp_path, tmp_path / "run", seed=seed, **options))
+        for seed in (0, 0, 1)
+    ]
+    for one in chosen:
+        paths = [one.folder.paths[number].parts[-3:-1] for number in one.test_indices]
+        assert sorted(paths) == [("test", "a")] * 3 + [("test", "b")] * 3
+        assert len(one.train_indices) == 4
+    assert chosen[0].test_indices == chosen[1].test_indices != chosen[2].test_indices
+
+
 def test_too_few_photographs_are_refused_by_the_category(photographs, tmp_path):
     config = quick_config(photographs, tmp_path, dataset="folder", train_per_class=1000)
     with pytest.raises(ValueError, match=r"leaves nothing to test on in .* My "):

@@ -52,8 +52,14 @@ class ServingMetadata:
     std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1 pixel, received {self.image_size}")
+        if not isinstance(self.image_size, int) or self.image_size < 1:
+            raise ValueError(
+                f"image_size must be at least 1 pixel, an int, received {self.image_size!r}"
+            )
+        if isinstance(self.classes, str):
+            raise TypeError(
+                f"classes must be a sequence of names, received the text {self.classes!r}"
+            )
         if not 0 < self.centre_crop <= 1:
             raise ValueError(f"centre_crop must be in (0, 1], received {self.centre_crop}")
         if len(self.mean) != 3 or len(self.std) != 3 or not all(std > 0 for std in self.std):

@@ -73,8 +73,8 @@ class Batch:
     def __post_init__(self) -> None:
         if not isinstance(self.inputs, (NDArray, tuple)) or not arrays_in(self.inputs):
             raise TypeError(
-                "a Batch has NDArrays as its inputs, mx.nd.array(images), or the network's "
-                f"arguments in a tuple, (x, y); received {type(self.inputs).__name__}"
+                "a Batch has NDArrays as its inputs, mx.nd.array(images), received "
+                f"{type(self.inputs).__name__}; several arguments are a tuple, (x, y)"
             )
         if not callable(self.loss_fn):
             raise TypeError(

@@ -283,6 +283,6 @@ def test_calls_in_several_threads_are_kept_apart():
 
 @pytest.mark.parametrize("inputs", [[mx.nd.ones(2)] * 2, {"x": mx.nd.ones(2)}, (), (None,), "x"])
 def test_a_batch_has_an_array_or_a_tuple_of_arguments(inputs):
-    with pytest.raises(TypeError, match=f"in a tuple, .x, y.; received {type(inputs).__name__}"):
+    with pytest.raises(TypeError, match=f"received {type(inputs).__name__}; several arguments"):
         Batch(inputs, mx.nd.ones(2), gluon.loss.L2Loss())
     assert len(Batch((mx.nd.ones(2), None, [mx.nd.ones(1)]), None, print).arguments) == 3

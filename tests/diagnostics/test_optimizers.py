@@ -52,7 +52,10 @@ def test_known_failures_without_masters_have_names(name, failure):
     assert report_on_optimizer("sgd").without_masters > 1
 
 
-def test_the_script_prints_the_named_optimizers_and_refuses_unknown_ones(script, capsys):
+def test_the_script_prints_the_named_optimizers_and_refuses_unknown_ones(
+    script, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
     assert script.main(["sgd", "adam"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["optimizer", "sgd", "adam"]

@@ -10,10 +10,9 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Optional
 
 from mpgluon import amp
@@ -132,9 +131,9 @@ def _cast_networks_of(trainer: gluon.Trainer, wishes: _Wishes) -> None:
         return
     gc.collect()  # networks that are still in memory only because they refer to themselves
     blocks = [thing for thing in gc.get_objects() if isinstance(thing, gluon.Block)]
-    # One that only holds networks, such as a GAN's class, is none of its own.
+    # A block that only holds networks, such as a GAN's class, is not a network.
     callable_blocks = [block for block in blocks if _can_be_called(block)]
-    parts = {child for block in callable_blocks for child in _parts_of(block)}
+    parts = {child for block in callable_blocks for child in list(blocks_of(block))[1:]}
     networks = [
         block
         for block in callable_blocks
@@ -158,11 +157,6 @@ def _can_be_called(block: gluon.Block) -> bool:
     if kind.forward is gluon.HybridBlock.forward:
         return kind.hybrid_forward is not gluon.HybridBlock.hybrid_forward
     return kind.forward is not gluon.Block.forward
-
-
-def _parts_of(block: gluon.Block) -> Iterator[gluon.Block]:
-    """Yield the blocks within a block."""
-    return islice(blocks_of(block), 1, None)
 
 
 def convert_hybrid_block(

@@ -21,9 +21,9 @@ except ImportError:  # pragma: no cover - not on Unix: nothing to lock with
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` survive a power cut, where the system supports it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or what was renamed in a folder, survive a power cut where the system can."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -114,7 +114,7 @@ def _is_running(process: int) -> bool:
 def replace(part: Path, path: Path) -> None:
     """Rename a complete file; the new name survives a power cut."""
     os.replace(part, path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 @contextmanager

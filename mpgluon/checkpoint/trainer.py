@@ -35,11 +35,7 @@ from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.trainer.shared_scale import next_scale
 from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
-from mpgluon.updates.masters import (
-    MasterWeights,
-    keep_masters,
-    new_state,
-)
+from mpgluon.updates.masters import MasterWeights, keep_masters, new_state
 from mpgluon.updates.rounded_updates import (
     RoundedUpdates,
     grid_weights,
@@ -174,12 +170,12 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
     stepped = [run.indices[name] for name in fields["states"]]
     for device in range(len(gluon_trainer.updaters_of(trainer))):
         weights = {i: arrays_of(trained[i])[device] for i in stepped}
-        new = {i: new_state(optimizer, i, weight) for i, weight in weights.items()}
-        numbers_of = fields.get("state_numbers") or {}
         states.append(
             {
-                i: gluon_trainer.with_numbers(state, run.names[i], numbers_of)
-                for i, state in new.items()
+                i: gluon_trainer.with_numbers(
+                    new_state(optimizer, i, weight), run.names[i], fields["state_numbers"] or {}
+                )
+                for i, weight in weights.items()
             }
         )
         extra.append(
@@ -204,7 +200,7 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
     if fields["m_schedule"] is not None:
         attributes["m_schedule"] = fields["m_schedule"]
     numbers_now = optimizer_numbers(optimizer)
-    of_file = fields.get("optimizer_numbers") or {}
+    of_file = fields["optimizer_numbers"] or {}
     attributes.update((name, of_file[name]) for name in numbers_now.keys() & of_file.keys())
 
     def apply() -> None:

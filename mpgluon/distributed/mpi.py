@@ -82,12 +82,11 @@ class MpiProcesses(Processes):
         if error is None:
             return
         if isinstance(error, SystemExit):
-            if isinstance(error.code, int):
-                status = error.code
-            else:  # words, which Python would print later
-                status = int(error.code is not None)
-                if status:
-                    sys.stderr.write(f"rank {self.rank}: {error.code}\n")
+            status = error.code
+            if status is not None and not isinstance(status, int):
+                # Words, which Python would print later.
+                sys.stderr.write(f"rank {self.rank}: {status}\n")
+                status = 1
             if status:
                 self.end_all(status)
             return

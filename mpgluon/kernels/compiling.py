@@ -64,7 +64,7 @@ def compiler() -> list[str]:
     text = os.environ.get("CXX", "")
     try:
         by_user = shlex.split(text)
-    except ValueError:  # a quotation without an end: there is no such command
+    except ValueError:  # a quotation mark is not closed: the text is named when it cannot be run
         by_user = [text]
     return by_user or [path for path in map(shutil.which, ("g++", "c++", "clang++")) if path][:1]
 

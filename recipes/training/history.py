@@ -25,12 +25,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from mpgluon.errors import DataError
-from mpgluon.files import atomic_write
+from mpgluon.files import atomic_write, sync
 from mpgluon.machine import describe_machine, installed_versions
 
 __all__ = ["Event", "History", "describe_machine", "installed_versions", "to_json"]
@@ -96,8 +95,7 @@ class History:
     def sync(self) -> None:
         """Let what was added survive a power cut, as the checkpoint does that follows."""
         if self._path is not None:
-            with open(self._path, "rb") as file:
-                os.fsync(file.fileno())
+            sync(self._path)
 
     def of(self, event: str) -> list[Event]:
         """Return the events of one kind, oldest first."""

@@ -114,7 +114,7 @@ def test_a_file_of_names_that_cannot_be_used_is_named(refused, folder, command, 
 def test_a_report_that_cannot_be_written_says_where(refused):
     options = ("--image-size=8", "--batch-size=2", "--output=absent/report.html")
     said = refused("diagnose", "mine:small", *options)
-    assert "cannot write absent/report.html: there is no folder absent; choose a folder" in said
+    assert "cannot write absent/report.html: No such file or directory; choose a folder" in said
     said = refused("diagnose", "mine:small", *options, "--output=/dev/full")
     assert "the disk is full while writing /dev/full" in said
 

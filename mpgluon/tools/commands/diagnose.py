@@ -10,8 +10,10 @@ its own batch; otherwise the input is noise, and each output has a loss of its o
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
+from mpgluon.files import disk_error
 from mpgluon.tools.commands import Door
 from mpgluon.tools.commands.arguments import (
     add_input_shape,
@@ -59,11 +61,10 @@ def run(options: argparse.Namespace, door: Door) -> int:
     import numpy as np
 
     output = Path(options.output)
-    if not output.absolute().parent.is_dir():  # found before the work
-        raise ValueError(
-            f"cannot write {output}: there is no folder {output.parent}; choose a folder that can "
-            "be written"
-        )
+    try:
+        os.scandir(output.parent).close()
+    except OSError as error:  # found before the work
+        raise disk_error(error, output, "examine the network again") from error
     device = one_device(options.device)
     mx.random.seed(options.seed)
     np.random.seed(options.seed)

@@ -88,12 +88,12 @@ def _infer_shapes(
         pass  # such as a reshape to a fixed batch, which is refused by its name
     try:
         graph.infer(dtypes, {**shapes, **dict(zip(recording.inputs, input_shapes))})
-        return larger
     except MXNetError as error:
         raise ValueError(
             f"the network does not work on input of shape {input_shapes}: "
             f"{str(error).strip().splitlines()[-1]}"
         ) from error
+    return larger
 
 
 class _Writer:

@@ -31,12 +31,16 @@ __all__ = [
     "FormatArray",
     "FormatSymbol",
     "GridArray",
+    "WidenedArray",
+    "WidenedSymbol",
     "arrays_in",
     "borrow",
     "cast_here",
     "convert_arrays",
     "format_of",
+    "leave",
     "mark",
+    "narrow_again",
     "number_in_float16",
     "onto_grid",
     "widen",
@@ -123,6 +127,27 @@ class GridArray(FormatArray):
         mx.nd.NDArray.__setitem__(self, key, value)
         rounded = onto_grid(self.detach(), self.format)
         mx.nd.NDArray.__setitem__(self, slice(None), rounded)
+
+
+class WidenedArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
+    """An FP32 array of float16's numbers, which a part of a cast network gave to code outside."""
+
+    __slots__ = ()
+
+    def as_np_ndarray(self) -> Any:
+        """Return the array for MXNet's NumPy interface, of the same kind."""
+        return _as_np(self)
+
+
+class WidenedSymbol(Symbol):
+    """The symbol of such an array."""
+
+    __slots__ = ()
+    dtype_of_values = "float32"
+
+    def as_np_ndarray(self) -> Any:
+        """Return the symbol for MXNet's NumPy interface, of the same kind."""
+        return _as_np(self)
 
 
 class FormatSymbol(Symbol):
@@ -222,13 +247,36 @@ def mark(result: Any, fmt: Optional[Format]) -> Any:
 
 
 def borrow(array: Array) -> Array:
-    """Return a float16 array of the user's as one that follows the operator table.
+    """Return an array of the user's as one that follows the operator table.
 
-    It is the same array to MXNet: no copy, and gradients are written to the user's. The user's own
-    object keeps its class.
+    A float16 array is the same array to MXNet: no copy, and gradients are written to the user's.
+    The user's own object keeps its class.
     """
+    array = narrow_again(array)
     if type(array) is mx.nd.NDArray and dtype_name(array) == "float16":
         return _BorrowedFloat16Array(array.handle, array.writable, owner=array)
+    return array
+
+
+def narrow_again(array: Array) -> Array:
+    """Return what :func:`leave` has widened in float16, and other arrays as they are."""
+    if isinstance(array, (WidenedArray, WidenedSymbol)):
+        return mark(cast_here(array, "float16"), "float16")
+    return array
+
+
+def leave(array: Array) -> Array:
+    """Return 16-bit values as FP32, for code that is not cast.
+
+    Operators outside read them as FP32, and a block of a cast network as the 16-bit numbers that
+    they are: the parts of a network, called one after the other, have the bits of the whole.
+    """
+    fmt = format_of(array)
+    if fmt not in ("float16", "bfloat16"):
+        return array
+    array = widen(array)
+    if fmt == "float16":
+        array.__class__ = WidenedSymbol if isinstance(array, Symbol) else WidenedArray
     return array
 
 

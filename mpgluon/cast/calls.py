@@ -24,7 +24,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.symbol import Symbol
 
-__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "rule_here", "ungoverned"]
+__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "is_inside", "rule_here", "ungoverned"]
 
 AT_WORK = threading.local()
 """What :func:`at_work` says of the block whose ``hybrid_forward`` this thread is in."""
@@ -61,6 +61,8 @@ def at_work(**about: Any) -> Iterator[None]:
     have_one_shape : callable
         Whether two symbols of the NumPy interface have one shape, in the graph that is being
         traced.
+    is_inside : bool
+        Present while a block of a cast network computes; see :func:`is_inside`.
     observer : callable
         Receives each :class:`OperatorCall` of a Python operator, and its result.
     """
@@ -71,6 +73,11 @@ def at_work(**about: Any) -> Iterator[None]:
     finally:
         vars(AT_WORK).clear()
         vars(AT_WORK).update(before)
+
+
+def is_inside() -> bool:
+    """Whether this thread is in the forward pass of a cast network's block."""
+    return "is_inside" in vars(AT_WORK)
 
 
 def ungoverned() -> AbstractContextManager[None]:

@@ -21,10 +21,12 @@ from mpgluon.cast.arrays import (
     arrays_in,
     borrow,
     convert_arrays,
+    leave,
     mark,
     onto_grid,
     widen,
 )
+from mpgluon.cast.calls import is_inside
 from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.dispatch import FP32_OPERATORS, governed
 from mpgluon.cast.frozen import attach_gradients
@@ -138,7 +140,7 @@ class PolicyForward:
             return self._compute(args, kwargs)
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        about: dict[str, Any] = {}
+        about: dict[str, Any] = {"is_inside": True}
         is_plain = self.method == "forward"
         imperatively = (is_plain or args[0] is mx.nd) and autograd.is_training()
         in_numpy = self._in_numpy_interface()
@@ -179,13 +181,25 @@ class PolicyForward:
             self.traced.is_traced_now
         ):  # what leaves a graph is an array, and those are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
-        if self.block is self.network_cast.root:
+        is_root = self.block is self.network_cast.root
+        if is_root:
             self.network_cast.has_computed = True
             result = mark(convert_arrays(result, self._as_output), None)
         if self.traced.is_traced_now:
             self.traced.note_outputs(result)
+        elif not (is_root or is_inside()):
+            result = self.leaving(result)
         self.network_cast.layers.finished(self.block, imperatively=imperatively)
         return as_np(result) if in_numpy else result
+
+    def leaving(self, result: Any) -> Any:
+        """Return what a part of the network gives to code outside, by the policy's output format.
+
+        Takes arrays of ``mx.nd``.
+        """
+        if self.network_cast.policy.output_dtype != "float32":
+            return result
+        return convert_arrays(result, leave)
 
     def _in_numpy_interface(self) -> bool:
         """Whether this call computes with MXNet's NumPy interface; raise if the cast did not."""

@@ -9,7 +9,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Optional
 
-from mpgluon.cast.arrays import Format, convert_arrays, format_of, mark, onto_grid
+from mpgluon.cast.arrays import (
+    Format,
+    WidenedArray,
+    WidenedSymbol,
+    convert_arrays,
+    format_of,
+    mark,
+    onto_grid,
+)
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.kernels.dtypes import Array
 
@@ -50,6 +58,22 @@ class _NumPyFormatSymbol(NumPySymbol):
         return as_nd(self)
 
 
+class _NumPyWidenedArray(mx.np.ndarray):
+    """The counterpart of :class:`WidenedArray`."""
+
+    def as_nd_ndarray(self) -> mx.nd.NDArray:
+        """Return the array for operators of ``mx.nd``, of the same kind."""
+        return as_nd(self)
+
+
+class _NumPyWidenedSymbol(NumPySymbol):
+    """The counterpart of :class:`WidenedSymbol`."""
+
+    def as_nd_ndarray(self) -> Symbol:
+        """Return the symbol for operators of ``mx.sym``, of the same kind."""
+        return as_nd(self)
+
+
 def is_numpy(array: Any) -> bool:
     """Whether an array or a symbol belongs to the NumPy interface."""
     return isinstance(array, (mx.np.ndarray, NumPySymbol))
@@ -65,7 +89,10 @@ def as_nd(value: Any) -> Any:
         if not is_numpy(array):
             return array
         kind = NumPySymbol if isinstance(array, Symbol) else mx.np.ndarray
-        return mark(kind.as_nd_ndarray(array), getattr(array, "format", None))
+        converted = mark(kind.as_nd_ndarray(array), getattr(array, "format", None))
+        if isinstance(array, (_NumPyWidenedArray, _NumPyWidenedSymbol)):
+            converted.__class__ = WidenedSymbol if kind is NumPySymbol else WidenedArray
+        return converted
 
     return convert_arrays(value, convert)
 
@@ -78,7 +105,9 @@ def as_np(value: Any) -> Any:
             return array
         kind = Symbol if isinstance(array, Symbol) else mx.nd.NDArray
         fmt, converted = format_of(array), kind.as_np_ndarray(array)
-        if isinstance(array, Symbol) or isinstance(fmt, FloatFormat):
+        if isinstance(array, (WidenedArray, WidenedSymbol)):
+            converted.__class__ = _NumPyWidenedSymbol if kind is Symbol else _NumPyWidenedArray
+        elif isinstance(array, Symbol) or isinstance(fmt, FloatFormat):
             converted.__class__ = _class_of(fmt, isinstance(array, Symbol))
         return converted
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Union
 
 from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray, number_in_float16
-from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall, rule_here, ungoverned
+from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall, is_inside, rule_here, ungoverned
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.graph.nan import keeping_nan
@@ -133,6 +133,8 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
 
     @wraps(plain)
     def method(self: Union[FormatArray, FormatSymbol], *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.format, FloatFormat) and not is_inside():
+            return plain(self, *args, **kwargs)
         rule = rule_here(operator)
         call = OperatorCall(operator, plain, (self, *args), kwargs)
         if unreflected is not None and is_array(args[0]):

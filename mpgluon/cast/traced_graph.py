@@ -15,10 +15,11 @@ from mpgluon import kernels
 from mpgluon.blocks import blocks_of
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Emulated, NativeBfloat16
-from mpgluon.cast.arrays import Format, arrays_in, convert_arrays, format_of, mark
-from mpgluon.cast.calls import ungoverned
+from mpgluon.cast.arrays import Format, arrays_in, convert_arrays, format_of, mark, narrow_again
+from mpgluon.cast.calls import is_inside, ungoverned
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
+from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.sums import SumsOfOneShape
 from mpgluon.graph.nan import keep_nan_in
 from mpgluon.graph.nodes import Graph
@@ -78,15 +79,21 @@ class TracedGraph:
 
     def run(self, *args: Any) -> Any:
         """Compute with the graph, traced for the formats of ``args``."""
+        forward, network_cast = self._forward, self._forward.network_cast
+        is_part = self._block is not network_cast.root and not is_inside()
         try:
-            with _TRACING, ungoverned():
-                output_formats = self._prepare(args)
-                result = type(self._block)._call_cached_op(self._block, *args)
-            # Its outputs are new objects, which may change their class.
-            marked = convert_arrays(as_nd(result), lambda array: mark(array, next(output_formats)))
-            return as_np(marked) if self._forward.network_cast.in_numpy else marked
+            with at_layer(network_cast.layers.slot_of(self._block)):
+                args = convert_arrays(as_nd(args), narrow_again)
+                args = as_np(args) if network_cast.in_numpy else args
+                with _TRACING, ungoverned():
+                    output_formats = self._prepare(args)
+                    result = as_nd(type(self._block)._call_cached_op(self._block, *args))
+                # Its outputs are new objects, which may change their class.
+                result = convert_arrays(result, lambda array: mark(array, next(output_formats)))
+                result = forward.leaving(result) if is_part else result
+            return as_np(result) if network_cast.in_numpy else result
         except MXNetError as error:
-            self._forward.explain(error, args)
+            forward.explain(error, args)
             raise
 
     def trace_inputs(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -16,6 +16,7 @@ import pytest
 from helpers import (
     BOTH,
     EACH_WAY,
+    SAME_BITS_HYBRIDIZED,
     STATIC,
     WAYS,
     assert_same_bits,
@@ -23,6 +24,7 @@ from helpers import (
     parameters_of,
     train,
 )
+from interfaces import IN_NUMPY, interface
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -396,9 +398,54 @@ def test_parts_that_are_called_one_by_one_compute_what_the_network_does(kind, dt
     x, found = IMAGES, []
     for child in net:
         x = child(x)
-        assert x.dtype == (np.float16 if dtype == "float16" else np.float32)
+        assert x.dtype == np.float32
         found.append(x.astype("float32").asnumpy())
     assert_same_bits(expected, found)
+
+
+class Joins(gluon.HybridBlock):
+    """A network that is not cast, with two parts of one that is, and operators of MXNet between."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.first, self.last = first, last
+
+    def hybrid_forward(self, F, x):
+        part = self.first(x)
+        if mx.util.is_np_array():
+            return (
+                F.np.concatenate([part, x], axis=1),
+                F.np.tanh(part) + 1.1 * part,
+                self.last(part),
+            )
+        return F.concat(part, x, dim=1), F.tanh(part) + 1.1 * part, self.last(part)
+
+
+@BOTH
+@IN_NUMPY
+@EACH_WAY
+@pytest.mark.parametrize("outer_hybridized", [False, True], ids=["plain", "plain hybridized"])
+def test_operators_outside_read_the_result_of_a_part_as_fp32(
+    outer_hybridized, way, in_numpy, hybridize
+):
+    values = np.random.RandomState(0).standard_normal((4, 6)).astype(np.float32)
+    with interface(in_numpy) as array:
+        x, net = array(values), initialized(in_sequence(nn.Dense(5, in_units=6), nn.Dense(3)))
+        net(x)
+        WAYS[way](net)
+        part, whole = net[0](x).asnumpy(), net(x).asnumpy()
+        net.hybridize(hybridize)
+        joins = Joins(*net)
+        joins.hybridize(outer_hybridized)
+        found = joins(x)
+        assert [one.dtype for one in found] == 3 * [np.float32]
+    joined, sums, last = (one.asnumpy() for one in found)
+    if way in SAME_BITS_HYBRIDIZED:
+        assert_same_bits([np.concatenate([part, values], axis=1), whole], [joined, last])
+    else:  # a product is rounded from another sum now and then
+        np.testing.assert_allclose(last, whole, atol=2**-7 * np.abs(whole).max())
+    expected = np.tanh(joined[:, :5]) + np.float32(1.1) * joined[:, :5]  # of the same sign
+    np.testing.assert_allclose(sums, expected, rtol=2**-20)
 
 
 def test_a_weight_shared_by_two_cast_blocks_is_cast_and_restored_once():

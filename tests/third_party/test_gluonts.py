@@ -164,13 +164,16 @@ class OnNetwork(Callback):
         self.function(training_network)
 
 
-def forecast(name: str, function: Callable[[mx.gluon.Block], Any]) -> np.ndarray:
-    """Let GluonTS train and forecast, and call a function with the network of each."""
+def forecast(
+    name: str, function: Callable[[mx.gluon.Block], Any], *, casts_both: bool = True
+) -> np.ndarray:
+    """Let GluonTS train and forecast, and call a function with the network of each, or one."""
     mx.random.seed(0)
     np.random.seed(0)
     trainer = Trainer(epochs=2, num_batches_per_epoch=5, callbacks=[OnNetwork(function)])
     predictor = ESTIMATORS[name](trainer=trainer).train(series())
-    function(predictor.prediction_net)
+    if casts_both:
+        function(predictor.prediction_net)
     mx.random.seed(0)
     return np.stack([one.mean for one in predictor.predict(series())])
 
@@ -184,3 +187,15 @@ def test_gluonts_own_trainer_trains_and_forecasts_in_16_bits_like_fp32(name, way
     # third_party_helpers.check says why 4; and each forecast is a value that is rounded itself.
     bound = 4 * distance(changed, fp32) + format_of(way).unit_roundoff
     assert 0 < distance(found, fp32) < bound
+
+
+@pytest.mark.parametrize("name", ["MQ-CNN", "Transformer"])
+def test_forecasts_by_a_plain_network_that_shares_the_trained_ones_blocks_are_like_fp32(name):
+    fp32 = forecast(name, lambda _: None, casts_both=False)
+    changed = forecast(name, change_a_little, casts_both=False)
+    found = forecast(name, WAYS["autocast"], casts_both=False)
+    assert (
+        0
+        < distance(found, fp32)
+        < 4 * distance(changed, fp32) + format_of("autocast").unit_roundoff
+    )

@@ -81,9 +81,9 @@ def make_style_transfer():
 def style_losses(net, step):
     images = nd.array(np.random.default_rng(step).standard_normal((2, 3, 16, 16)))
     features = net(images)
-    with autograd.pause():  # a part of a cast network, called by itself, gives its own format
-        content = net.features(images).astype("float32")
-        style = gram_matrix(net.features(nd.flip(images, axis=3)).astype("float32"))
+    with autograd.pause():  # a part of a cast network, called by itself, gives FP32 too
+        content = net.features(images)
+        style = gram_matrix(net.features(nd.flip(images, axis=3)))
     content_loss = nd.mean((features - content) ** 2, axis=0, exclude=True)
     return [content_loss, 10 * nd.sum((gram_matrix(features) - style) ** 2, axis=0, exclude=True)]
 

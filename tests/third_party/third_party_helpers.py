@@ -28,6 +28,7 @@ def change_a_little(net: gluon.Block, fmt: FloatFormat = mpgluon.FLOAT16) -> Non
     for parameter in net.collect_params().values():
         if parameter.grad_req != "null":
             noise = mx.nd.random.uniform(-1, 1, parameter.shape)
+            parameter.reset_ctx(parameter.list_ctx())  # out of the layout that inference left
             parameter.set_data(parameter.data() * (1 + fmt.unit_roundoff / 2 * noise))
 
 

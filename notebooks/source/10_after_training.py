@@ -441,14 +441,14 @@ SERVER = """
 import json, sys
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 
 model, photograph = sys.argv[1:]
 session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 strings = session.get_modelmeta().custom_metadata_map
 about = {key: json.loads(text) for key, text in strings.items()}
 
-image = Image.open(photograph).convert("RGB")
+image = ImageOps.exif_transpose(Image.open(photograph)).convert("RGB")
 side = min(image.size) * about["centre_crop"]
 left, top = (image.width - side) / 2, (image.height - side) / 2
 size = (about["image_size"], about["image_size"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import logging
 import os
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Union
 
 from mpgluon.errors import DataError
-from mpgluon.tools.serving.photographs import MAX_IMAGE_PIXELS, to_rgb
+from mpgluon.tools.serving.photographs import opened, to_rgb
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from PIL import Image
 
 _logger = logging.getLogger(__name__)
 
@@ -157,8 +156,8 @@ def is_image_name(name: str) -> bool:
 def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
     """Decode one image to RGB.
 
-    Grayscale, palette, CMYK and 16-bit PNG images are converted; transparency is dropped; an EXIF
-    orientation is ignored.
+    Grayscale, palette, CMYK and 16-bit PNG images are converted; transparency is dropped; the
+    image is rotated by its EXIF orientation.
 
     Parameters
     ----------
@@ -184,19 +183,11 @@ def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
 def open_image(path: Union[str, Path]) -> Iterator[Image.Image]:
     """Open an image for the block, whose exceptions become a `DataError` that names the file.
 
-    Only the header is read at first; pixels are decoded when the block needs them. The block should
-    contain calls of Pillow only.
+    It is rotated by its EXIF orientation, see `mpgluon.tools.serving.photographs.opened`. The block
+    should contain calls of Pillow only.
     """
     try:
-        with warnings.catch_warnings():
-            # MAX_IMAGE_PIXELS is lower, and its error names the file.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(path)
-        with image:
-            pixels = image.width * image.height
-            ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
-            if pixels > MAX_IMAGE_PIXELS:
-                raise ValueError(f"{pixels:,} pixels, over the limit of {MAX_IMAGE_PIXELS:,}")
+        with opened(path) as image:
             yield image
     except MemoryError:
         raise

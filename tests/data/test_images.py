@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from recipes.data import images
-from recipes.data.augment import read_crop
+from recipes.data.augment import Augmentation, read_crop
 from recipes.data.images import list_images, read_image
 
 
@@ -160,6 +160,77 @@ def test_a_png_of_16_bits_keeps_its_upper_eight(tmp_path, channels):
     crop = read_crop(path, 56, None, epoch=0, index=0)  # the central 56 pixels
     assert (crop == colours[4:60, 4:60] >> 8).all()
     assert (read_photograph(path.read_bytes(), 56) == crop).all()
+
+
+# Where the first row and the first column of a file are to be shown: Exif 2.32, table 6.
+ORIENTATIONS = {
+    1: ("top", "left"),
+    2: ("top", "right"),
+    3: ("bottom", "right"),
+    4: ("bottom", "left"),
+    5: ("left", "top"),
+    6: ("right", "top"),
+    7: ("right", "bottom"),
+    8: ("left", "bottom"),
+}
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "16 bits", "XMP", "TIFF", "odd tags"])
+def test_every_reader_shows_a_photograph_as_its_exif_orientation_says(tmp_path, orientation, kind):
+    pixels = np.random.default_rng(orientation).integers(0, 256, (48, 72, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"exif": exif, "format": kind}
+    if kind == "WEBP":
+        options["lossless"] = True
+    elif kind == "16 bits":
+        image, options["format"] = Image.fromarray(pixels[..., 0].astype(np.uint16) << 8), "PNG"
+    elif kind == "XMP":
+        xmp = f'<x tiff:Orientation="{orientation}"/>'.encode()
+        options = {"xmp": xmp, "format": "JPEG"}
+    elif (
+        kind == "odd tags"
+    ):  # Pillow reads a resolution that is said to be text, and cannot write it
+        exif[0x011A] = 72.0
+        as_text = exif.tobytes().replace(b"\x01\x1a\0\5", b"\x01\x1a\0\2")
+        options = {"exif": as_text, "format": "PNG"}
+    image.save(tmp_path / "stored", **options)
+    stored = pixels
+    if options["format"] == "JPEG":  # lossy
+        image.save(tmp_path / "plain", format="JPEG")
+        stored = np.asarray(Image.open(tmp_path / "plain"))
+    elif kind == "16 bits":
+        stored = pixels[..., [0, 0, 0]]
+    rows, columns = ORIENTATIONS[orientation]
+    turned = stored.swapaxes(0, 1) if rows in ("left", "right") else stored
+    turned = turned[:, ::-1] if "right" in (rows, columns) else turned
+    turned = turned[::-1] if "bottom" in (rows, columns) else turned
+    assert (read_image(tmp_path / "stored") == turned).all()
+    Image.fromarray(turned).save(tmp_path / "upright", format="PNG")
+    for shown in (
+        lambda path: read_crop(path, 28, None, epoch=0, index=0),
+        lambda path: read_crop(path, 28, None, epoch=0, index=0, whole=True),
+        lambda path: read_crop(path, 28, Augmentation(0), epoch=0, index=0),
+        lambda path: read_crop(path, 28, Augmentation(0, shifts=True), epoch=0, index=0),
+        *([lambda path: read_photograph(path.read_bytes(), 28)] * (kind != "TIFF")),
+    ):
+        assert (shown(tmp_path / "stored") == shown(tmp_path / "upright")).all()
+
+
+def test_an_upright_photograph_is_not_decoded_before_its_size_is_known(tmp_path):
+    path = save(tmp_path / "large.jpg", Image.new("RGB", (640, 480)))
+    with images.open_image(path) as image:
+        image.draft(None, (80, 60))
+        assert image.size == (80, 60)
+
+
+@pytest.mark.parametrize("tags", [b"no tags", b"MM", b"MM\0*\0\0", b"II*\0\xff\xff\xff\xff"])
+def test_an_image_with_damaged_exif_data_is_read_as_it_is_stored(tmp_path, tags):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    path = save(tmp_path / "a.png", Image.fromarray(pixels), exif=tags)
+    assert (read_image(path) == pixels).all()
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])

@@ -103,14 +103,6 @@ def test_the_guesses_are_what_the_weights_say_of_the_crop_that_tests_see(
         assert_right(other, logits, in_fp32 + 3.1 * half_a_unit * magnitude + lost)
 
 
-def test_a_photograph_is_turned_the_way_up_that_its_exif_data_says():
-    upright = some_image()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be shown turned clockwise by a quarter
-    turned = file_of(upright.transpose(Image.Transpose.ROTATE_90), exif=exif)
-    assert np.array_equal(read_photograph(turned, SIZE), read_photograph(file_of(upright), SIZE))
-
-
 @pytest.mark.parametrize(
     "data",
     [

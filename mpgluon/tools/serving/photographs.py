@@ -6,7 +6,12 @@ The bytes may be untrusted: the size of the image is checked before it is decode
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Optional, Union
 
 from mpgluon.errors import DataError
 from mpgluon.tools import extra
@@ -24,6 +29,7 @@ __all__ = [
     "NotAPhotographError",
     "centre_crop",
     "normalized_levels",
+    "opened",
     "read_photograph",
     "resized",
     "to_rgb",
@@ -37,6 +43,7 @@ _EIGHT_BIT_MODES = frozenset(
 # Few formats, since untrusted bytes reach each decoder; one of Pillow's others (EPS) starts a
 # program.
 _FORMATS = ("JPEG", "PNG", "WEBP")
+_REDUCIBLE = ("JPEG", "MPO")  # can be decoded at a reduced size, if they are not yet
 # The usual protocol: the shorter side is resized to 256, then the central 224 x 224 are taken.
 _CENTRE_SHARE = 224 / 256
 # A first, cheap reduction leaves an image at least this many times larger; Pillow's default.
@@ -52,7 +59,7 @@ class NotAPhotographError(DataError):
 def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     """Return the central square of a JPEG, PNG or WebP file, rotated by its EXIF orientation.
 
-    Not thread-safe, since it temporarily makes a warning an error.
+    Not thread-safe, since it temporarily silences warnings.
 
     Parameters
     ----------
@@ -64,7 +71,7 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     Returns
     -------
     ndarray, shape (size, size, 3), uint8
-        As an evaluation takes it, if the file is stored upright.
+        As an evaluation takes it.
 
     Raises
     ------
@@ -75,18 +82,7 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
         (32 million) pixels; then nothing is decoded.
     """
     try:
-        with warnings.catch_warnings():
-            # For an image above its own limit, Pillow only warns.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=_FORMATS)
-        with image:
-            pixels = image.width * image.height
-            if pixels > MAX_IMAGE_PIXELS:
-                raise Image.DecompressionBombError(f"{pixels:,} pixels")
-            ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
-            # Rotation decodes the whole image; an upright one may be decoded at a reduced size.
-            if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-                ImageOps.exif_transpose(image, in_place=True)
+        with opened(io.BytesIO(data), _FORMATS) as image:
             return centre_crop(image, size)
     except MemoryError:
         raise
@@ -94,7 +90,7 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
         raise NotAPhotographError(
             f"cannot read this image: formats are {', '.join(_FORMATS)}"
         ) from error
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError as error:
         raise DataError(
             f"the image has more than {MAX_IMAGE_PIXELS // 10**6} million pixels; give a smaller "
             "copy of it"
@@ -103,6 +99,43 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     # struct.error, IndexError, ...
     except Exception as error:
         raise DataError(f"the image is damaged or cut short: {error}") from error
+
+
+@contextmanager
+def opened(
+    source: Union[str, Path, IO[bytes]], formats: Optional[tuple[str, ...]] = None
+) -> Iterator[Image.Image]:
+    """Open an image for the block, rotated by its EXIF orientation; all photographs are read so.
+
+    The pixels of a JPEG that is stored upright are not decoded until the block needs them. Errors
+    are Pillow's, among them a ``DecompressionBombError`` above ``MAX_IMAGE_PIXELS``. Not
+    thread-safe.
+    """
+    with warnings.catch_warnings():
+        # Warnings tell of many pixels, which are refused here, and of damaged tags.
+        warnings.simplefilter("ignore")
+        with Image.open(source, formats=formats) as image:
+            pixels = image.width * image.height
+            if pixels > MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(
+                    f"{pixels:,} pixels, over the limit of {MAX_IMAGE_PIXELS:,}"
+                )
+            ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
+            _turn_upright(image)
+            yield image
+
+
+def _turn_upright(image: Image.Image) -> None:
+    if image.format not in _REDUCIBLE:
+        image.load()  # the orientation may come after the pixels
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except (SyntaxError, ValueError, struct.error):  # damaged tags say nothing of the pixels
+        return
+    if orientation != 1:
+        image.load()
+        image.info.clear()  # else Pillow writes the other tags again, and fails at unusual ones
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def centre_crop(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:

@@ -1,7 +1,10 @@
-"""A user's own photographs: one folder per category, or such folders for training and testing."""
+"""Photographs in one folder per category, or in such folders for training and for testing."""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Optional, Union
 
@@ -14,17 +17,24 @@ from recipes.data.images import ImageFolder, list_images
 
 __all__ = ["TEST_FOLDERS", "list_own_images", "summary"]
 
+_logger = logging.getLogger(__name__)
+
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
-def list_own_images(data_dir: Union[str, Path]) -> tuple[ImageFolder, Optional[NDArray[np.bool_]]]:
-    """List the images below one folder per category, at any depth.
+def list_own_images(
+    data_dir: Union[str, Path], *, exclude: Collection[str] = (), nested: bool = True
+) -> tuple[ImageFolder, Optional[NDArray[np.bool_]]]:
+    """List the images below one folder per category, and say which are for testing.
 
     Parameters
     ----------
     data_dir : str or Path
-        With a folder per category; or with a folder ``train`` of such folders and another one whose
-        name is the first in ``TEST_FOLDERS`` that exists.
+        With a folder per category, and perhaps a folder beside it of the same name and ``_test``;
+        or with a folder ``train`` of such folders and another one whose name is the first in
+        ``TEST_FOLDERS`` that exists.
+    exclude, nested
+        As for `recipes.data.images.list_images`.
 
     Returns
     -------
@@ -37,26 +47,39 @@ def list_own_images(data_dir: Union[str, Path]) -> tuple[ImageFolder, Optional[N
     DataError
         If there is no image, or one category only, or the two folders have not the same categories.
     """
-    data_dir = Path(data_dir)
-    names = [name for name in TEST_FOLDERS if (data_dir / name).is_dir()]
-    if not (data_dir / "train").is_dir() or not names:
-        folder = list_images(data_dir, nested=True)
-        _refuse_one_category(folder)
-        return folder, None
-    train = list_images(data_dir / "train", nested=True)
+    train_dir, test_dir = _parts(Path(data_dir))
+    train = list_images(train_dir, exclude=exclude, nested=nested)
     _refuse_one_category(train)
-    test = list_images(data_dir / names[0], nested=True)
+    if test_dir is None:
+        return train, None
+    test = list_images(test_dir, exclude=exclude, nested=nested)
     for one, other in ((test, train), (train, test)):
         only = [name for name in one.classes if name not in other.classes]
         if only:
             raise DataError(
                 f"{one.root} has {'a category' if len(only) == 1 else f'{len(only)} categories'} "
                 f"without an image in {other.root}: {', '.join(only[:5])}; both folders need the "
-                "same categories"
+                f"same categories (rename {test_dir} if it is not for testing)"
             )
+    _logger.info(
+        "all %d images in %s are for training, and %d in %s for testing",
+        len(train),
+        train_dir,
+        len(test),
+        test_dir,
+    )
     labels = np.concatenate([train.labels, test.labels])
-    folder = ImageFolder(data_dir, train.classes, (*train.paths, *test.paths), labels)
+    folder = ImageFolder(test_dir.parent, train.classes, (*train.paths, *test.paths), labels)
     return folder, np.arange(len(folder)) >= len(train)
+
+
+def _parts(data_dir: Path) -> tuple[Path, Optional[Path]]:
+    """Return the folder for training, and the one for testing if there is one."""
+    whole = Path(os.path.abspath(data_dir))  # which has a name, unlike "."
+    pairs = [(data_dir / "train", data_dir / name) for name in TEST_FOLDERS]
+    pairs.append((data_dir, whole.parent / f"{whole.name}_test"))
+    there = [pair for pair in pairs if all(folder.is_dir() for folder in pair)]
+    return there[0] if there else (data_dir, None)
 
 
 def _refuse_one_category(folder: ImageFolder) -> None:

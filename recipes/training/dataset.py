@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recipes.data import ImageFolder, caltech101, find_tree, images, render_shapes, stratified_split
 from recipes.data.loaders import ImageLoader, eval_loader, train_loader
@@ -137,7 +138,10 @@ class Dataset:
 
 
 def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
-    """Find the photographs that the config names, or render the stand-in.
+    """Find the photographs that the config names, or render the stand-in; split them for testing.
+
+    Photographs with a folder of their own for testing, which `list_own_images` finds, are not
+    split.
 
     Raises
     ------
@@ -146,6 +150,7 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
     ValueError
         If a class has too few images for ``config.train_per_class``.
     """
+    is_test = None
     if config.dataset == "synthetic":
         folder = _noise(config)
         _logger.info("one batch of noise again and again: speeds mean something, accuracies do not")
@@ -161,14 +166,11 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
     elif config.dataset == "folder":
         folder, is_test = list_own_images(config.data_dir)
         _logger.info(summary(folder))
-        if is_test is not None:
-            train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-            if config.test_per_class is not None:
-                labels = np.asarray(folder.labels)[test]
-                test = test[some_of_each_class(labels, config.test_per_class, seed=config.seed)]
-            return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))
     else:
-        folder = caltech101.list_images(find_tree(config.data_dir))
+        tree = find_tree(config.data_dir)
+        folder, is_test = list_own_images(tree, exclude=(caltech101.BACKGROUND,), nested=False)
+    if is_test is not None:
+        return _as_the_folders_say(config, folder, is_test)
     train, test = stratified_split(
         folder.labels,
         config.train_per_class,
@@ -176,6 +178,23 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
         test_per_class=config.test_per_class,
         class_names=folder.classes,
     )
+    return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))
+
+
+def _as_the_folders_say(
+    config: TrainingConfig, folder: ImageFolder, is_test: NDArray[np.bool_]
+) -> Dataset:
+    """Return images in folders of their own for training and for testing."""
+    if config.train_per_class != TrainingConfig.train_per_class:
+        _logger.warning(
+            "train_per_class=%d has no effect: there is a folder for testing, and all images of "
+            "the other one are for training",
+            config.train_per_class,
+        )
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    if config.test_per_class is not None:
+        some = some_of_each_class(folder.labels[test], config.test_per_class, seed=config.seed)
+        test = test[some]
     return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))
 
 

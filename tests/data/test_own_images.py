@@ -36,13 +36,16 @@ def test_images_are_found_in_any_letter_case_format_and_depth(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", TEST_FOLDERS)
-def test_a_folder_for_testing_says_which_images_are_tested(tmp_path, name):
-    for kind, count in (("train", 3), (name, 2)):
+@pytest.mark.parametrize(
+    ("name", "place", "data_dir"),
+    [*((name, "train", "") for name in TEST_FOLDERS), ("mine_test", "mine", "mine")],
+)
+def test_a_folder_for_testing_says_which_images_are_tested(tmp_path, name, place, data_dir):
+    for kind, count in ((place, 3), (name, 2)):
         for category in ("a", "b"):
             for number in range(count):
                 draw(tmp_path / kind / category / f"{number}.png")
-    folder, is_test = list_own_images(tmp_path)
+    folder, is_test = list_own_images(tmp_path / data_dir)
     assert folder.classes == ("a", "b")
     assert is_test.tolist() == [False] * 6 + [True] * 4
     assert folder.labels.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]

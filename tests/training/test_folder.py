@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import shutil
+from dataclasses import replace
 
 from mpgluon.errors import DataError
 
@@ -72,6 +75,45 @@ def test_test_images_may_be_fewer_than_a_folder_named_test_has(tmp_path):
         assert sorted(paths) == [("test", "a")] * 3 + [("test", "b")] * 3
         assert len(one.train_indices) == 4
     assert chosen[0].test_indices == chosen[1].test_indices != chosen[2].test_indices
+
+
+@pytest.mark.parametrize("data_dir", ["{}", "{}/101_ObjectCategories", "."])
+def test_a_folder_beside_caltech_101_is_its_test_set_and_no_run_changes_to_it(
+    tmp_path, monkeypatch, caplog, data_dir
+):
+    def opened(**options):
+        config = quick_config(data_dir.format(tmp_path), tmp_path / "run", dataset="caltech101")
+        found = open_dataset(replace(config, **options))
+        paths = [os.path.realpath(path) for path in found.folder.paths]
+        parts = found.train_indices, found.test_indices
+        return found, *([paths[number] for number in part] for part in parts)
+
+    def put(tree, count):
+        paths = [tree / kind / f"{n}.jpg" for kind in ("Zebra", "ant") for n in range(count)]
+        for path in (*paths, tree / "BACKGROUND_Google" / "0.jpg"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(path)
+        return [str(path) for path in paths]
+
+    train = put(tmp_path / "101_ObjectCategories", 3)
+    monkeypatch.chdir(tmp_path / "101_ObjectCategories")
+    split, _, split_test = opened(train_per_class=1)
+    assert set(split_test) < set(train)
+
+    test = put(tmp_path / "101_ObjectCategories_test", 2)
+    with caplog.at_level(logging.INFO):
+        found, *parts = opened(train_per_class=1)
+    assert parts == [train, test]
+    assert found.folder.classes == split.folder.classes == ("Zebra", "ant")
+    assert re.search(r"all 6 images .*, and 4 in \S*101_ObjectCategories_test", caplog.text)
+    assert "train_per_class=1 has no effect" in caplog.text
+    assert len(opened(test_per_class=1)[2]) == 2
+    assert found.differences(split.identity())
+    assert split.differences(found.identity())
+
+    shutil.rmtree(tmp_path / "101_ObjectCategories_test" / "ant")
+    with pytest.raises(DataError, match="101_ObjectCategories_test: ant;"):
+        opened()
 
 
 def test_too_few_photographs_are_refused_by_the_category(photographs, tmp_path):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from mpgluon import kernels
 from mpgluon.blocks import device_ids
 from mpgluon.cast import fp32
-from mpgluon.cast.arithmetic import Arithmetic, Emulated, policy_arithmetic
+from mpgluon.cast.arithmetic import Arithmetic, Emulated, each_output, policy_arithmetic
 from mpgluon.cast.arrays import (
     GridArray,
     arrays_in,
@@ -169,7 +169,7 @@ class PolicyForward:
             args, kwargs = as_np(args), {name: as_np(kwargs[name]) for name in kwargs}
         try:
             with governed(rules=self.plan.rules, arithmetic=arithmetic, **about):
-                result = as_nd(self.original(*args, **kwargs))
+                result = convert_arrays(as_nd(self.original(*args, **kwargs)), each_output)
         except MXNetError as error:
             self.explain(error, args)
             raise

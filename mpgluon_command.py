@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Callable, Optional
 
-__all__ = ["begin_without_mxnet", "main"]
+__all__ = ["begin_without_mxnet", "import_mpgluon", "main"]
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -24,7 +24,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def begin_without_mxnet() -> Callable[[], None]:
     """Make modules of mpgluon importable without MXNet; return a function that imports the rest.
 
-    The package is empty at first, and has only the place of its modules.
+    The package is empty at first, and has only the place of its modules. MXNet is then imported to
+    compute with all cores, unless the environment says with how many.
     """
     if "mpgluon" in sys.modules:
         return lambda: None
@@ -36,7 +37,19 @@ def begin_without_mxnet() -> Callable[[], None]:
         )
     loader, package = spec.loader, importlib.util.module_from_spec(spec)
     sys.modules["mpgluon"] = package
-    return lambda: loader.exec_module(package)
+
+    def import_the_rest() -> None:
+        from mpgluon.processor import use_every_core
+
+        use_every_core()
+        loader.exec_module(package)
+
+    return import_the_rest
+
+
+def import_mpgluon() -> None:
+    """Import all of mpgluon as the command does, whose threads a script is to have."""
+    begin_without_mxnet()()
 
 
 if __name__ == "__main__":

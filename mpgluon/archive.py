@@ -18,7 +18,7 @@ from mpgluon.files import atomic_write
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CHECKPOINT", "Arrays", "Kind", "read_archive", "write_archive"]
+__all__ = ["CHECKPOINT", "RECORDED_STEP", "Arrays", "Kind", "read_archive", "write_archive"]
 
 _npy: Any = np.lib.format  # untyped in NumPy
 
@@ -38,6 +38,7 @@ class Kind(NamedTuple):
 
 
 CHECKPOINT = Kind("checkpoint", 2)
+RECORDED_STEP = Kind("recorded step", 1)  # read before MXNet is imported, too
 
 
 def write_archive(

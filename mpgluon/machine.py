@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from mpgluon.processor import processor
+from mpgluon.processor import computing_threads, processor
 
 import mxnet as mx
 
@@ -24,12 +24,13 @@ def installed_versions() -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the system, the processor and the numbers of its cores and of GPUs."""
+    """Return the system, the processor and the numbers of its cores, of threads and of GPUs."""
     name, _ = processor()
     return {
         "system": platform.platform(),
         "processor": name or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
+        "threads": computing_threads(),
         "gpus": mx.context.num_gpus(),
     }
 

@@ -9,6 +9,10 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
+from mpgluon_command import import_mpgluon
+
+import_mpgluon()  # with a thread for each core
+
 from mpgluon.tools.commands import Door, run
 
 from recipes.opened_runs import RUNS, open_a_run_with_images

@@ -18,24 +18,9 @@ from typing import NoReturn, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
+from mpgluon_command import import_mpgluon
 
-def _use_every_core() -> None:
-    """Let MXNet compute with all cores; it reads the number when it is imported.
-
-    Unasked, it takes every second one for another core's hyperthread, and leaves it out. Processes
-    that mpirun starts share the cores.
-    """
-    threads = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    try:
-        cores = {Path(threads.format(one)).read_text() for one in os.sched_getaffinity(0)}
-    except (AttributeError, OSError):  # not Linux
-        return
-    others = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))  # Open MPI's
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(cores) // others)))
-
-
-if __name__ == "__main__":
-    _use_every_core()
+import_mpgluon()  # with a thread for each core
 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes

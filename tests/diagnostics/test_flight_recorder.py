@@ -23,6 +23,7 @@ from mpgluon import (
 )
 from mpgluon.archive import read_archive, write_archive
 from mpgluon.diagnostics import FlightRecorder, replay
+from mpgluon.processor import computing_threads, recorded_threads
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.tools.recorder.recorded_step import RECORDED_STEP, GradientMark, read_step
 
@@ -270,6 +271,23 @@ def test_another_dropout_mask_gives_other_bits_and_the_script_says_so(
     text = str(written(processes=2, reduced=True))
     assert "recorded were sums over 2 processes" in text
     assert "another of the 2 processes overflowed" in text
+    threads = computing_threads() + 1
+    said = f"recorded with {threads} threads, replayed with {threads - 1}, "
+    assert said in str(written(machine={"threads": threads}))
+    assert "thread" not in str(written(machine={}, environment={}))
+
+
+@pytest.mark.parametrize(
+    ("record", "threads"),
+    [
+        ({"machine": {"threads": 3}, "environment": {"OMP_NUM_THREADS": "2"}}, 3),
+        ({"machine": {"cores": 4}, "environment": {"OMP_NUM_THREADS": "2,1"}}, 2),  # version 0.2.0
+        ({"machine": {"cores": 4}, "environment": {}}, None),
+        ({"machine": {"threads": 10**400}}, None),
+    ],
+)
+def test_files_say_with_how_many_threads_their_step_was_computed(record, threads):
+    assert recorded_threads(record) == threads
 
 
 def test_what_follows_the_layer_is_kept_in_fp32_too_and_so_is_what_was(tmp_path):

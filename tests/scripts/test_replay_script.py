@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from mpgluon.processor import have_hyperthreads, usable_cores
+from mpgluon.tools.recorder.recorded_step import read_step
 
 import pytest
 
@@ -27,11 +31,27 @@ QUICK = [
 pytestmark = pytest.mark.multiprocess
 
 
-def run(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-W", "ignore", SCRIPTS / script, *arguments]
+def run(*command: object, cwd: Path) -> subprocess.CompletedProcess:
+    """Run a script, or a module with -m, where no number of threads is set as in these tests."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     return subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
+        [sys.executable, "-W", "ignore", *map(str, command)],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_both_commands_replay_with_the_threads_that_the_training_had(rendered, tmp_path):
+    data = [f"--data-dir={rendered}", "--dataset=shapes", f"--output-dir={tmp_path}"]
+    finite_in_part = ["--dtype=float16", "--loss-scale=32768", "--epochs=1"]
+    trained = run(SCRIPTS / "train_caltech.py", *QUICK, *data, *finite_in_part, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    (file,) = (tmp_path / "overflows").iterdir()
+    assert read_step(file).threads == usable_cores() // (2 if have_hyperthreads() else 1)
+    for command in ([SCRIPTS / "replay.py"], ["-m", "mpgluon", "replay"]):
+        done = run(*command, "--no-cures", file, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert re.search(r"the same bits in all 65 gradients, of which \d\d? are", done.stdout)
+        assert "thread" not in done.stdout
 
 
 @pytest.fixture
@@ -51,10 +71,10 @@ def _replayed(options: list[str], data: Path, folder: Path) -> str:
     if dataset == "folder":
         (data,) = data.glob("shapes-*")
     options = [f"--dataset={dataset}", f"--data-dir={data}", f"--output-dir={folder}", *options]
-    trained = run("train_caltech.py", *QUICK, *options, cwd=folder)
+    trained = run(SCRIPTS / "train_caltech.py", *QUICK, *options, cwd=folder)
     assert trained.returncode == 0, trained.stderr
     (file,) = (folder / "overflows").iterdir()
-    done = run("replay.py", file, cwd=folder)
+    done = run(SCRIPTS / "replay.py", file, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "replayed: the same bits in all 65 gradients" in done.stdout
     assert "not run" not in done.stdout

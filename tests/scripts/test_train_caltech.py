@@ -223,11 +223,10 @@ def test_a_run_on_photographs_in_float16_ends_with_its_accuracy(caltech101_mini,
     assert "\r" not in done.stderr
 
 
-AFTER_ITS_IMPORTS = f"""
+AFTER_ITS_IMPORTS = """
 import os, runpy, sys
-sys.argv[1:] = ["--help"]
 try:
-    runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+    runpy.run_path(sys.argv.pop(1), run_name="__main__")
 except SystemExit:
     print(os.environ["OMP_NUM_THREADS"])
 """
@@ -237,17 +236,18 @@ except SystemExit:
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells the cores")
 @pytest.mark.parametrize(
-    ("environment", "threads"),
+    ("script", "environment", "threads"),
     [
-        ({}, usable_cores() // (2 if have_hyperthreads() else 1)),
-        ({"OMP_NUM_THREADS": "3"}, 3),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "999"}, 1),
+        ("train_caltech", {}, usable_cores() // (2 if have_hyperthreads() else 1)),
+        ("train_caltech", {"OMP_NUM_THREADS": "3"}, 3),
+        ("diagnose", {}, usable_cores() // (2 if have_hyperthreads() else 1)),
+        ("train_caltech", {"OMPI_COMM_WORLD_LOCAL_SIZE": "999"}, 1),
     ],
 )
-def test_it_computes_with_all_cores_unless_told_otherwise(environment, threads):
+def test_scripts_compute_with_all_cores_unless_told_otherwise(script, environment, threads):
     others = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", AFTER_ITS_IMPORTS],
+        [sys.executable, "-W", "ignore", "-c", AFTER_ITS_IMPORTS, SCRIPT.with_stem(script), "-h"],
         env={**others, **environment}, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == str(threads)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from mpgluon.cuda_libraries import INSTALL_FOR_CPU, INSTALL_FOR_CUDA
 from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, numbers_in
 from mpgluon.findings import Finding, error, note, ok, warning
+from mpgluon.processor import first_number, unasked_threads
 from mpgluon.tables import counted
 
 __all__ = ["hardware"]
@@ -223,12 +224,10 @@ def _native_operators(facts: MachineFacts) -> Iterator[Finding]:
 def _threads(facts: MachineFacts) -> Iterator[Finding]:
     cores = counted(facts.cores, "usable core")
     threads, workers = (
-        _number(facts.environment.get(name, ""))
+        first_number(facts.environment.get(name, ""))
         for name in ("OMP_NUM_THREADS", "MXNET_CPU_WORKER_NTHREADS")
     )
-    unasked = facts.cores
-    if facts.architecture == "x86_64":  # where MXNet takes every second core for a hyperthread
-        unasked = max(1, facts.cores // 2)
+    unasked = unasked_threads(facts.cores, facts.architecture)
     if (threads or unasked) * (workers or 1) > facts.cores:
         yield warning(
             "threads",
@@ -260,12 +259,6 @@ def _threads(facts: MachineFacts) -> Iterator[Finding]:
             "only Intel's OpenMP reads it; MXNet's wheels load GNU's (libgomp)",
             "use OMP_PROC_BIND and OMP_PLACES to pin threads",
         )
-
-
-def _number(text: str) -> int:
-    """Return the first number of a variable such as OMP_NUM_THREADS, 0 if it has none."""
-    first = text.split(",")[0].strip()
-    return int(first) if first.isdigit() else 0
 
 
 def _shared_memory(facts: MachineFacts) -> Iterator[Finding]:

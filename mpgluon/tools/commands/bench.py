@@ -164,7 +164,7 @@ def _peak_of_process(options: argparse.Namespace, dtype: str) -> str:
         f"--{name.replace('_', '-')}={getattr(options, name)}"
         for name in ("classes", "image_size", "batch_size")
     ]
-    command = [sys.executable, "-W", "ignore", "-m", "mpgluon", "bench", options.network]
+    command = [sys.executable, "-W", "ignore", "-m", "mpgluon_command", "bench", options.network]
     done = subprocess.run(
         [*command, *shapes, *numbers, f"--memory-of={dtype}"],
         capture_output=True,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import sys
+from pathlib import Path
 
+from mpgluon.processor import recorded_threads, unasked_threads, usable_cores
 from mpgluon.tools.commands import Door
 from mpgluon.tools.commands.arguments import width
 from mpgluon.tools.progress import progress_line
@@ -36,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
 
 def run(options: argparse.Namespace, door: Door) -> int:
     """Run the step again, and print what was found; return 1 if gradients have other bits."""
+    from mpgluon.archive import RECORDED_STEP, read_archive
+
+    header, _ = read_archive(Path(options.file), only_header=True, kind=RECORDED_STEP)
+    threads = recorded_threads(header) or unasked_threads(usable_cores(), platform.machine())
+    if "mxnet" not in sys.modules:  # which reads it at its import
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     door.import_all_of_mpgluon()
     from mpgluon.diagnostics import replay
 

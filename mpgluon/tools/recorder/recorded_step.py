@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from mpgluon.archive import Arrays, Kind, read_archive, write_archive
+from mpgluon.archive import RECORDED_STEP, Arrays, read_archive, write_archive
 from mpgluon.cast.arrays import arrays_in
 from mpgluon.checkpoint.random_states import RandomStates, validated_random_states
 from mpgluon.checkpoint.scale_histories import validated_scale_histories
 from mpgluon.errors import CheckpointError
 from mpgluon.formats.loss_scale import StaticLossScale
 from mpgluon.machine import describe_machine, installed_versions
+from mpgluon.processor import recorded_threads
 from mpgluon.tools.recorder.recorded_network import NetworkSettings
 from mpgluon.trainer.step import TrainerState
 
@@ -30,7 +31,6 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 __all__ = [
-    "RECORDED_STEP",
     "GradientMark",
     "Part",
     "RecordedStep",
@@ -41,7 +41,6 @@ __all__ = [
     "write_step",
 ]
 
-RECORDED_STEP = Kind("recorded step", 1)
 _MOST_DEVICES = 2**10
 _REASONS = ("skipped", "loss")
 _ENVIRONMENT = ("OMP_NUM_THREADS", "DNNL_MAX_CPU_ISA", "MPGLUON_NATIVE")  # and MXNet's
@@ -101,6 +100,7 @@ class RecordedStep:
     scale_histories: Arrays  # largest values of earlier steps, for scales of eight-bit operands
     gradients: dict[str, list[GradientMark]]  # of the parameters that the step used, by device
     in_numpy: bool = False  # whether the network computes with MXNet's NumPy interface
+    threads: Optional[int] = None  # that it was computed with; None: the file does not say so
     flags: tuple[str, ...] = ()  # a line for each layer; none in files of version 0.2.0
     versions: dict[str, Any] = field(default_factory=dict)  # of the recording process
     machine: dict[str, Any] = field(default_factory=dict)
@@ -211,6 +211,7 @@ def _step_of(path: Path, header: dict[str, Any], arrays: Arrays) -> RecordedStep
             for name, marks in dict(header["gradients"]).items()
         },
         in_numpy=bool(header.get("in_numpy", False)),
+        threads=recorded_threads(header),
         flags=tuple(map(str, header.get("flags", ()))),
         versions=dict(header["versions"]),
         machine=dict(header["machine"]),

@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 
 from mpgluon.blocks import interface
 from mpgluon.diagnostics.overflow import OverflowReport, ValueRange
+from mpgluon.processor import computing_threads
 from mpgluon.tables import Table, counted
 from mpgluon.tools.recorder.cures import Cure, Cures
 from mpgluon.tools.recorder.named import named_loss, named_network
@@ -50,6 +51,9 @@ class Replay:
     operands : tuple of ValueRange
         The ranges of what went into the operator, or of the gradient that came before.
     cures : tuple of Cure
+    threads : int
+        With how many it was run again: with another number than the recorded one sums have another
+        order, and gradients other bits.
     """
 
     recorded: RecordedStep
@@ -61,6 +65,7 @@ class Replay:
     layer: str
     operands: tuple[ValueRange, ...]
     cures: tuple[Cure, ...]
+    threads: int
 
     @property
     def same_bits(self) -> bool:
@@ -107,9 +112,16 @@ class Replay:
         step = self.recorded
         what = "skipped" if step.reason == "skipped" else "with a loss that is not finite,"
         versions = ", ".join(f"{n} {step.versions.get(n)}" for n in ("mpgluon", "mxnet", "numpy"))
+        threads = ""
+        if step.threads not in (None, self.threads):
+            threads = (
+                f"\nrecorded with {counted(step.threads, 'thread')}, replayed with {self.threads}, "
+                "which add in another order: set "
+                f"OMP_NUM_THREADS={step.threads} before MXNet is imported, or use mpgluon replay"
+            )
         return (
             f"step {step.step}, {what} at a loss scale of {step.loss_scale:g}\n"
-            f"recorded with {versions} on {step.machine.get('processor')}"
+            f"recorded with {versions} on {step.machine.get('processor')}{threads}"
         )
 
     def _agreement(self) -> str:
@@ -238,6 +250,7 @@ def replay(
             layer="" if overflow is None else code_of(net, paths_of(net)[overflow.block]),
             operands=() if overflow is None else overflow.operands,
             cures=tuple(Cures(bench, overflow)) if cures else (),
+            threads=computing_threads(),
         )
 
 

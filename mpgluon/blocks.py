@@ -76,7 +76,7 @@ def replace_value(parameter: gluon.Parameter, value: mx.nd.NDArray, dtype: npt.D
     """
     devices, in_numpy = parameter.list_ctx(), is_numpy(parameter)
     parameter._data = parameter._grad = None
-    parameter.dtype = dtype
+    parameter._dtype = dtype
     with mx.util.np_array(active=False):
         parameter.initialize(mx.init.Zero(), ctx=devices, force_reinit=True)
         parameter.set_data(value)

@@ -21,6 +21,7 @@ from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block_formats import learned_format, tell, untell
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.frozen import remove_gradients
+from mpgluon.cast.guards import guard, unguard
 from mpgluon.cast.network_cast import NetworkCast, release
 from mpgluon.cast.plan import (
     NORMALIZATION_LAYERS,
@@ -239,6 +240,7 @@ def apply_policy(
             graphs[block].attach()
         if entry.needs_forward or block is net:
             PolicyForward(entry, network_cast, graphs.get(block))
+    guard(blocks_of(net), parameters, network_cast, restore)
     return CastReport(
         policy=policy,
         cast=tuple(e.block.name for e in plan if e.is_governed and not e.keeps_parameters),
@@ -270,7 +272,8 @@ def restore(net: gluon.Block) -> None:
     Parameters get their FP32 values back, bit for bit: those from before the cast, or after
     training those of the optimizer's master weights. Elements that were written otherwise since
     then are widened. A network that was never cast is left as it is. A Trainer made for the
-    cast network holds state for float16 parameters: make a new one.
+    cast network holds state for float16 parameters: make a new one. ``net.cast("float32")`` does
+    the same.
 
     Parameters
     ----------
@@ -287,7 +290,9 @@ def restore(net: gluon.Block) -> None:
         raise TypeError(f"net must be a gluon.Block, received {type(net).__name__}")
     blocks = list(blocks_of(net))
     forwards = [forward for forward in map(forward_of, blocks) if forward is not None]
-    for parameter in net.collect_params().values():
+    parameters = list(net.collect_params().values())
+    unguard([*blocks, *parameters])
+    for parameter in parameters:
         release(parameter)
         fp32.restore(parameter)
     for forward in forwards:

@@ -132,7 +132,7 @@ def fp32_value(
 
 def _cast(parameter: gluon.Parameter, dtype: str) -> None:
     """Cast as Gluon does, which keeps the symbol of before."""
-    parameter.cast(dtype)
+    type(parameter).cast(parameter, dtype)  # its own refuses that to users
     forget_symbol(parameter)
 
 

@@ -164,8 +164,7 @@ class TracedGraph:
             elif any(map(_is_of_no_static_shape, Graph.read(graph).nodes)):
                 block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
-            keeps_nan = on_cpu and block._backend is None
-            graph = keep_nan_in(graph) if keeps_nan else graph
+            graph = graph if block._backend else keep_nan_in(graph, device_type)
             return data, graph.as_np_ndarray() if in_numpy else graph
 
         flags = block._flags

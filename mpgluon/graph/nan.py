@@ -1,18 +1,22 @@
-"""Keeping NaN where MXNet's operators on a CPU return a number for it.
+"""Keeping NaN where MXNet's operators on a CPU return a number for it, and PReLU's gradient.
 
 ReLU and max pooling by oneDNN return 0, or the largest of the other numbers, for NaN, and so hide
 an overflow of an earlier layer: in 16 bits, a value too large becomes infinite, a normalization
 makes NaN of that, and a ReLU makes 0 of the NaN. In a cast network these operators keep NaN, as
 ``F.relu`` does; all other numbers have the same bits. What is compared, selected or masked
 (``sign``, ``where``, ``argmax``) may still drop NaN, as in FP32.
+
+Within a graph, the backward pass of MXNet's PReLU writes its input's gradient over the arriving
+one and computes that of the slope from it. Here other operators compute PReLU.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import wraps
 from itertools import count
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from mpgluon import kernels
 from mpgluon.graph.nodes import Entry, Graph, Node
@@ -66,6 +70,14 @@ def _recurrent(F: Any, operands: Sequence[Any], options: Mapping[str, Any]) -> A
     return [_with(F, results[number], sequences) for number in range(2)]
 
 
+def _prelu(F: Any, operands: Sequence[Any], options: Mapping[str, Any]) -> Any:  # noqa: N803
+    """Return ``relu(x) + slope * min(x, 0)``; the gradient at 0 is the slope's, as MXNet's is."""
+    data, slope = operands
+    # At every place, whichever shape the slope has. This PReLU's input has no gradient to write.
+    negative_slopes = F.LeakyReLU(F.negative(F.ones_like(F.BlockGrad(data))), slope, **options)
+    return F.elemwise_sub(F.relu(data), F.elemwise_mul(negative_slopes, F.minimum(data, 0)))
+
+
 # The operators, when they drop NaN, and what keeps it.
 _KEEPING: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[..., Any]]] = {
     "Activation": (lambda options: options.get("act_type") == "relu", _relu),
@@ -82,6 +94,16 @@ KEPT_NAN = frozenset(_KEEPING)
 """Names of the operators that return a number for NaN, with some options at least."""
 
 
+def _substitute(
+    name: str, options: Mapping[str, Any], device_type: str
+) -> Optional[Callable[..., Any]]:
+    """Return what computes a call in an operator's place; ``None``: the operator itself."""
+    if name == "LeakyReLU" and options.get("act_type") == "prelu":
+        return _prelu
+    drops, composed = _KEEPING[name]
+    return composed if device_type == "cpu" and drops(options) else None
+
+
 def keeping_nan(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator of ``mx.nd`` that keeps NaN; ``function`` itself where nothing drops it.
 
@@ -90,17 +112,17 @@ def keeping_nan(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     name : str
         Its name in ``F``.
     function : callable
-        Arrays on other devices than a CPU, and symbols, it receives as they are: a graph is
-        rewritten as a whole by :func:`keep_nan_in`.
+        Symbols it receives as they are: a graph is rewritten as a whole by :func:`keep_nan_in`. So
+        do arrays on other devices than a CPU, except for PReLU.
     """
     if name not in _KEEPING or function is not getattr(mx.nd, name):
         return function
-    drops, composed = _KEEPING[name]
 
     @wraps(function)
     def operator(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         operands, options = kernels.operands_and_options(function, args, kwargs)
-        if not drops(options) or operands[0].ctx.device_type != "cpu":
+        composed = _substitute(name, options, operands[0].ctx.device_type)
+        if composed is None:
             return function(*args, out=out, **kwargs)
         if name == "Pooling" and kernels.available():
             return kernels.invoke(_NATIVE + name, *operands, out=out, **options)
@@ -110,50 +132,42 @@ def keeping_nan(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return operator
 
 
-def keep_nan_in(symbol: Symbol) -> Symbol:
-    """Return a graph for a CPU with the same results, except that its operators keep NaN.
-
-    In the body of a loop, without native operators, only ReLU does.
-    """
+def keep_nan_in(symbol: Symbol, device_type: str = "cpu") -> Symbol:
+    """Return a graph for a kind of device with the same results, whose operators keep NaN there."""
     graph = Graph.read(symbol)
+    return Graph(graph.heads).symbol() if _keep_nan_in(graph, device_type) else symbol
+
+
+def _keep_nan_in(graph: Graph, device_type: str) -> bool:
+    """Let operators of a graph and of its loops' bodies keep NaN; return whether there are any."""
     changed = False
     for node in graph.nodes:
-        for body in node.rest.get("subgraphs", ()):
-            changed |= _rename_in(body)
-        if node.operator not in _KEEPING or not _KEEPING[node.operator][0](node.options):
+        bodies = node.rest.get("subgraphs", ())
+        for number, body in enumerate(bodies):
+            inner = Graph.from_json(json.dumps(body))
+            if _keep_nan_in(inner, device_type):
+                text = Graph(inner.heads).symbol().tojson(remove_amp_cast=False)
+                bodies[number], changed = json.loads(text), True
+        known = node.operator in _KEEPING
+        if not known or _substitute(node.operator, node.options, device_type) is None:
             continue
         changed = True
         if kernels.available() and node.operator in _NATIVE_OPERATORS:
             node.operator = _NATIVE + node.operator
         else:
-            _compose(graph, node)
-    return Graph(graph.heads).symbol() if changed else symbol
-
-
-def _rename_in(graph: dict[str, Any]) -> bool:
-    """Let the operators of a loop's body, as MXNet's JSON has it, keep NaN; return whether any."""
-    changed = False
-    for record in graph["nodes"]:
-        for body in record.get("subgraphs", ()):
-            changed |= _rename_in(body)
-        name, options = record["op"], record.get("attrs", {})
-        if name not in _KEEPING or not _KEEPING[name][0](options):
-            continue
-        if kernels.available() and name in _NATIVE_OPERATORS:
-            record["op"], changed = _NATIVE + name, True
-        elif name == "Activation":
-            record["op"], changed = "relu", True
-            del options["act_type"]
+            _compose(graph, node, device_type)
     return changed
 
 
-def _compose(graph: Graph, node: Node) -> None:
+def _compose(graph: Graph, node: Node, device_type: str) -> None:
     """Replace a node by operators that keep NaN together."""
     number = next(_NUMBERS)
     names = [f"kept_nan{number}_{position}" for position in range(len(node.inputs))]
     operands = [mx.sym.var(name) for name in names]
+    composed = _substitute(node.operator, node.options, device_type)
+    assert composed is not None
     with mx.name.Prefix(f"{node.name}_kept_nan{number}_"):
-        result = _KEEPING[node.operator][1](mx.sym, operands, node.options)
+        result = composed(mx.sym, operands, node.options)
     result = mx.sym.Group(result) if isinstance(result, list) else result
     entries = dict(zip(names, node.inputs))
     inner = Graph.read(result)

@@ -8,13 +8,17 @@ together with the casts around them, and what becomes of a value's gradients, is
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Optional
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Optional, Union
 
-from mpgluon.graph.nodes import Graph, Key, Node
+from mpgluon.formats.float_format import FLOAT16, FloatFormat
+from mpgluon.graph.nodes import ROUNDING, Entry, Graph, Key, Node
 from mpgluon.graph.operators import PACKED, PLAIN, Kernel, facts_in_graph, name_in_f
 from mpgluon.kernels.dtypes import CAST_NUMBER
 
 __all__ = [
+    "CODES",
     "WITHOUT_ROUNDING",
     "CastGraph",
     "Consumer",
@@ -23,10 +27,14 @@ __all__ = [
     "kernel_of",
     "narrows",
     "widens",
+    "with_codes",
 ]
 
 Consumer = tuple[Optional[Node], int]
 """Consumer of a value: a node (``None``: the graph's results) and the position of the operand."""
+
+CODES = "codes"
+"""The dtype of a graph's values in the format that it is rewritten for; no dtype of MXNet's."""
 
 WITHOUT_ROUNDING = "__mpgluon_without_rounding__"
 """The attribute of a cast of a value on a grid that was not known to be there.
@@ -38,6 +46,52 @@ _POOLING = {
     "max": Kernel("on_packed_copies_Pooling", PACKED),
     "avg": Kernel("on_copies_Pooling", PLAIN),
 }
+
+
+def with_codes(
+    graph: Graph, dtypes: Mapping[str, Union[str, FloatFormat]], fmt: FloatFormat
+) -> Graph:
+    """Return a graph in which :data:`CODES` is the dtype of the format's values.
+
+    MXNet infers which those are from casts to float16 in place of the format's. What is float16
+    without them, in another format's graph, was asked for by name: it remains MXNet's float16.
+    """
+    asked_for = set() if fmt == FLOAT16 else _float16_in(graph, dtypes)
+    if fmt != FLOAT16:
+        graph = _marked_as_float16(graph)
+        dtypes = {name: "float16" if dtype == fmt else dtype for name, dtype in dtypes.items()}
+    for node, number in _float16_in(graph, dtypes) - asked_for:
+        node.outputs[number] = replace(node.outputs[number], dtype=CODES)
+    return graph
+
+
+def _float16_in(graph: Graph, dtypes: Mapping[str, Union[str, FloatFormat]]) -> set[Key]:
+    """Infer dtypes, those of arrays on a grid are FP32, and return what is float16."""
+    graph.infer({n: dtype if isinstance(dtype, str) else "float32" for n, dtype in dtypes.items()})
+    outputs = ((node, number) for node in graph.nodes for number in range(len(node.outputs)))
+    return {key for key in outputs if Entry(*key).value.dtype == "float16"}
+
+
+def _marked_as_float16(graph: Graph) -> Graph:
+    """Return a graph with float16 values in place of those on a grid, so that dtypes tell them.
+
+    There, casts to the format and back to FP32 round (``arrays.onto_grid``, ``arrays.widen``).
+    """
+    for node in graph.nodes:
+        what = node.attributes.get(ROUNDING)
+        if what is None:
+            node.attributes.update({WITHOUT_ROUNDING: "1"} if node.casts_to("float32") else {})
+            continue
+        if node.mxnet_operator != node.operator:  # a format that MXNet has no casts for
+            node.operator = node.mxnet_operator
+        elif node.casts_to("float32"):
+            copy = node.inputs[0].node  # an identity is in front of each of the two casts
+            narrow = copy.inputs[0].node
+            node.inputs = narrow.inputs[0].node.inputs
+        else:
+            continue
+        node.attributes["dtype"] = "float16" if what == "both" else "float32"
+    return Graph(graph.heads)
 
 
 def kernel_of(node: Node) -> Optional[Kernel]:
@@ -62,15 +116,16 @@ def _name(node: Node) -> str:
 
 
 def narrows(node: Node) -> bool:
-    """Whether a node is a cast from FP32 to float16."""
-    return node.casts_to("float16") and node.inputs[0].value.dtype == "float32"
+    """Whether a node is a cast from FP32 to the format."""
+    is_cast = node.operator == "amp_cast" and node.outputs[0].dtype == CODES
+    return is_cast and node.inputs[0].value.dtype == "float32"
 
 
 def widens(node: Optional[Node]) -> bool:
-    """Whether a node is a cast from float16 to FP32, which rounds the gradient."""
+    """Whether a node is a cast from the format to FP32, which rounds the gradient."""
     if node is None or WITHOUT_ROUNDING in node.attributes:
         return False
-    return node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
+    return node.casts_to("float32") and node.inputs[0].value.dtype == CODES
 
 
 def copies(node: Node) -> bool:
@@ -89,7 +144,7 @@ class CastGraph:
     Parameters
     ----------
     graph : Graph
-        Its dtypes were inferred. "float16" stands for the format.
+        Its dtypes were inferred; :data:`CODES` are the format's values.
     in_arrays : bool
         Whether MXNet has arrays of the format, and rounds the sum of each two gradients in them.
 

@@ -34,6 +34,7 @@ from mpgluon import kernels
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.graph.cast_graph import (
+    CODES,
     WITHOUT_ROUNDING,
     CastGraph,
     Consumer,
@@ -42,8 +43,9 @@ from mpgluon.graph.cast_graph import (
     kernel_of,
     narrows,
     widens,
+    with_codes,
 )
-from mpgluon.graph.nodes import ACCUMULATION, ADDED_IN_PLACE, ROUNDING, Entry, Graph, Key, Node
+from mpgluon.graph.nodes import ACCUMULATION, ADDED_IN_PLACE, Entry, Graph, Key, Node
 from mpgluon.graph.operators import PACKED, PLAIN
 
 import numpy as np
@@ -115,14 +117,9 @@ def hold_on_grid(
                 f"{node.name} is a loop or a branch: its products are summed as in a Tensor Core "
                 "in imperative runs only; do not hybridize the block, or leave accumulation out"
             )
-    if has_codes and fmt != FLOAT16:
-        graph = _marked_as_float16(graph)
-    on_grid = {name for name, dtype in dtypes.items() if not isinstance(dtype, str)}
-    if fmt != FLOAT16:  # "float16" stands for the format now; MXNet's casts widen its own float16
-        dtypes = {n: "float32" if dtype == "float16" else dtype for n, dtype in dtypes.items()}
     tells_16_bits = has_codes or fmt == FLOAT16
     if tells_16_bits:
-        graph.infer({name: "float16" if name in on_grid else str(dtypes[name]) for name in dtypes})
+        graph = with_codes(graph, dtypes, fmt)
     uses = graph.uses()
     for node in graph.nodes:
         # MXNet refuses some graphs in which it adds gradients in place, so it may merge there.
@@ -131,13 +128,13 @@ def hold_on_grid(
             _keep_apart(node)
     if not has_codes:
         return graph.symbol()
+    on_grid = {name for name, dtype in dtypes.items() if dtype == fmt}
     return Graph(_Rewriting(graph, fmt, on_grid, rounded, slot_of).heads()).symbol()
 
 
 def _is_of_16_bits(node: Node) -> bool:
-    return any(
-        value.dtype == "float16" for value in (*node.outputs, *(e.value for e in node.inputs))
-    )
+    values = (*node.outputs, *(entry.value for entry in node.inputs))
+    return any(value.dtype in ("float16", CODES) for value in values)
 
 
 def _keep_apart(node: Node) -> None:
@@ -146,35 +143,13 @@ def _keep_apart(node: Node) -> None:
         node.attributes[_NUMBER] = str(next(_NUMBERS))
 
 
-def _marked_as_float16(graph: Graph) -> Graph:
-    """Return a graph with float16 values in place of those on a grid, so that dtypes tell them.
-
-    There, casts to the format and back to FP32 round (``arrays.onto_grid``, ``arrays.widen``).
-    """
-    for node in graph.nodes:
-        what = node.attributes.get(ROUNDING)
-        if what is None:
-            node.attributes.update({WITHOUT_ROUNDING: "1"} if node.casts_to("float32") else {})
-            continue
-        if node.mxnet_operator != node.operator:  # a format that MXNet has no casts for
-            node.operator = node.mxnet_operator
-        elif node.casts_to("float32"):
-            copy = node.inputs[0].node  # an identity is in front of each of the two casts
-            narrow = copy.inputs[0].node
-            node.inputs = narrow.inputs[0].node.inputs
-        else:
-            continue
-        node.attributes["dtype"] = "float16" if what == "both" else "float32"
-    return Graph(graph.heads)
-
-
 class _Rewriting:
     """One rewriting, operands first.
 
     Parameters
     ----------
     graph : Graph
-        Its dtypes were inferred. "float16" stands for the format.
+        Its dtypes were inferred; :data:`CODES` are the format's values.
     fmt : FloatFormat
     on_grid : set of str
         The variables of the format whose arrays are FP32.
@@ -198,7 +173,7 @@ class _Rewriting:
         # Whether MXNet has arrays of the format, and rounds the sum of each two gradients in them.
         self.in_arrays = fmt == FLOAT16
         self.graph = CastGraph(graph, in_arrays=self.in_arrays)
-        self.new: dict[Key, Entry] = {}  # what replaces a value that was not float16
+        self.new: dict[Key, Entry] = {}  # what replaces a value that was not one of the format
         self.results: dict[Node, _Value] = {}  # of native operators, rounded already
         self.operands: dict[Consumer, _Value] = {}  # what a consumer of a 16-bit value takes
 
@@ -208,7 +183,7 @@ class _Rewriting:
             self._rewrite(node)
         return [
             self._take((None, position), PLAIN if self.in_arrays else WIDE)
-            if entry.value.dtype == "float16"
+            if entry.value.dtype == CODES
             else self.new[entry.key]
             for position, entry in enumerate(self.graph.heads)
         ]
@@ -231,7 +206,7 @@ class _Rewriting:
                 self.results[node] = self.results[node.inputs[0].node]
         elif self.graph.is_native(node):
             self.results[node] = self._native(node)
-        elif any(entry.value.dtype == "float16" for entry in node.inputs):
+        elif any(entry.value.dtype == CODES for entry in node.inputs):
             if WITHOUT_ROUNDING in node.attributes:
                 self.new[node, 0] = self._take((node, 0), WIDE)
             elif self.in_arrays and node.operator.endswith("_scalar") and kernel_of(node):
@@ -248,7 +223,7 @@ class _Rewriting:
     # ---- Nodes of each kind.
 
     def _rewrite_variable(self, node: Node) -> None:
-        if node.outputs[0].dtype != "float16":
+        if node.outputs[0].dtype != CODES:
             self.new[node, 0] = Entry(node)
             return
         held = WIDE if node.name in self.on_grid else PLAIN
@@ -273,7 +248,7 @@ class _Rewriting:
             held = WIDE
         inputs = [
             self._take((node, position), held)
-            if entry.value.dtype == "float16"
+            if entry.value.dtype == CODES
             else self.new[entry.key]
             for position, entry in enumerate(node.inputs)
         ]
@@ -297,7 +272,7 @@ class _Rewriting:
     def _provide(self, node: Node, new: Node, held: str = PLAIN) -> None:
         """Let a node's outputs be those of a new one."""
         for number, output in enumerate(node.outputs):
-            if output.dtype == "float16":
+            if output.dtype == CODES:
                 self._supply((node, number), _Value(Entry(new, number), held))
             else:
                 self.new[node, number] = Entry(new, number)

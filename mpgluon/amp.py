@@ -246,7 +246,8 @@ def step_flags(trainer: gluon.Trainer) -> StepFlags:
     StepFlags
         ``print`` it, or iterate over its layers: each has ``layer`` (the name of the block),
         ``device``, ``forward`` and ``backward``, and these ``overflow``, ``invalid`` and
-        ``underflow``. It is false if no layer raised a flag. An infinity may be intended, such as a
+        ``underflow``; after a step that several processes have skipped, the layers of all, and
+        ``rank``. It is false if no layer raised a flag. An infinity may be intended, such as a
         mask of -1e9 that a softmax turns into zeros: a flag alone skips no step.
 
     Raises

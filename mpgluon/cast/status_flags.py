@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 from mpgluon import kernels
@@ -38,6 +38,7 @@ __all__ = [
     "layer_option",
     "muted",
     "muted_run",
+    "of_processes",
 ]
 
 
@@ -76,6 +77,8 @@ class LayerFlags:
     device : str
         Such as ``"cpu(0)"``.
     forward, backward : Raised
+    rank : int or None
+        Rank of its process, after a step that several processes skipped together.
     """
 
     layer: str
@@ -83,11 +86,13 @@ class LayerFlags:
     device: str
     forward: Raised
     backward: Raised
+    rank: Optional[int] = None
 
     def __str__(self) -> str:
         raised = (f"{name}: {getattr(self, name)}" for name in ("forward", "backward"))
         words = "; ".join(text for text in raised if not text.endswith(": "))
-        return f"{self.layer} ({self.kind}, {self.device}) {words}"
+        rank = "" if self.rank is None else f", rank {self.rank}"
+        return f"{self.layer} ({self.kind}, {self.device}{rank}) {words}"
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,21 @@ def joined(flags: Sequence[StepFlags]) -> StepFlags:
     layers = tuple(layer for one in flags for layer in one.layers)
     unnoted = "" if layers else next((one.unnoted for one in flags if one.unnoted), "")
     return StepFlags(layers, frozenset().union(*(one.usual for one in flags)), unnoted)
+
+
+def of_processes(flags: Sequence[StepFlags]) -> StepFlags:
+    """Return the flags of several processes, by rank, as one value; one process's own unchanged."""
+    if len(flags) == 1:
+        return flags[0]
+    ranked = [
+        replace(one, layers=tuple(replace(layer, rank=rank) for layer in one.layers))
+        for rank, one in enumerate(flags)
+    ]
+    together = joined(ranked)
+    if together.layers:
+        return together
+    why = f"the sum of the processes' gradients overflowed, or {together.unnoted}"
+    return replace(together, unnoted=why)
 
 
 _here = threading.local()  # its ``slot``: of the layer that this thread computes; its ``run``
@@ -294,6 +314,7 @@ class Layers:
                 blocks, kernels.take_flags(slots, device.device_id)
             ):
                 if any(forward) or any(backward):
-                    flags = (Raised(bool(r & 1), bool(r & 2), n) for r, n in (forward, backward))
-                    layers.append(LayerFlags(block.name, type(block).__name__, str(device), *flags))
+                    passes = [Raised(bool(r & 1), bool(r & 2), n) for r, n in (forward, backward)]
+                    of_layer = block.name, type(block).__name__, str(device)
+                    layers.append(LayerFlags(*of_layer, passes[0], passes[1]))
         return tuple(layers)

@@ -7,7 +7,7 @@
         trainer = gluon.Trainer(params, "sgd", options, kvstore=store)
         store.attach(trainer)  # rank 0's weights everywhere; a few large messages per step
         ...
-        trainer.step(batch_size * processes.world_size)
+        trainer.step(processes.total(batch_size))  # images of all processes
 
 It has no name for ``kvstore="..."``: with one device, a Trainer ignores a name that it does not
 know and exchanges nothing. Loss scales are not handled here: an infinite or NaN gradient of one
@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Callable, Optional, Union
 
+from mpgluon.cast.status_flags import of_processes
 from mpgluon.distributed.buckets import Bucket, Gradient, make_buckets
 from mpgluon.distributed.processes import Processes
-from mpgluon.distributed.state import begin
+from mpgluon.distributed.state import begin, numbers_of_step, refuse_different_numbers
 from mpgluon.errors import DistributedError
+from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
@@ -55,9 +58,13 @@ class MpiKVStore(KVStoreBase):
     def attach(self, trainer: gluon.Trainer) -> None:
         """Share rank 0's weights now, and send the gradients of a step in a few messages.
 
+        Each step then raises DistributedError, on all processes, if it would use other numbers on
+        one of them: another batch size, learning rate, loss scale or clip factor, for example.
+        After a skipped step, ``amp.step_flags`` has the layers of all processes.
+
         Call it once, on all processes, before the first forward pass. Without it, weights are
-        shared in the first step, after its gradients were computed, and every parameter is sent in
-        its own message.
+        shared in the first step, after its gradients were computed, every parameter is sent in
+        its own message, and no numbers are compared.
 
         Raises
         ------
@@ -65,16 +72,22 @@ class MpiKVStore(KVStoreBase):
             If a parameter has no value yet because its shape is not known.
         """
         begin(trainer)
-        gluon_trainer.put_before_reduction(
-            trainer, lambda reduce: lambda: self._reduce_together(reduce)
-        )
+        step = _Step(self, self._processes, trainer)
+        gluon_trainer.call_before_steps(trainer, step.begin)
+        gluon_trainer.put_before_reduction(trainer, lambda reduce: partial(step.reduce, reduce))
+        gluon_trainer.put_around_updates(trainer, lambda update: partial(step.update, update))
 
-    def _reduce_together(self, reduce: Callable[[], None]) -> None:
+    def _sum_together(self, reduce: Callable[[], None], numbers: Optional[dict[str, Any]]) -> bool:
+        """Sum the gradients of a Trainer in a few messages; return whether there are any.
+
+        Unless they are None, ``numbers`` are compared with those of the other processes first.
+        """
         self._collected = {}
         try:
             reduce()
             if self._collected:
-                self._exchange(self._collected)
+                self._exchange(self._collected, numbers)
+            return bool(self._collected)
         finally:
             self._collected = None
 
@@ -96,9 +109,11 @@ class MpiKVStore(KVStoreBase):
         if self._collected is not None:
             self._collected[key] = gradients
         else:
-            self._exchange({key: gradients})
+            self._exchange({key: gradients}, None)
 
-    def _exchange(self, gradients: dict[int, Sequence[NDArray]]) -> None:
+    def _exchange(
+        self, gradients: dict[int, Sequence[NDArray]], numbers: Optional[dict[str, Any]]
+    ) -> None:
         plan = tuple(Gradient.of(key, arrays[0]) for key, arrays in gradients.items())
         if plan not in self._plans:
             self._plans[plan] = make_buckets(plan)
@@ -106,7 +121,10 @@ class MpiKVStore(KVStoreBase):
         for bucket in buckets:
             bucket.pack(gradients)
         purpose = _in_words(plan)
-        self._processes.gather(None, purpose)
+        if numbers is None:
+            self._processes.gather(None, purpose)
+        else:
+            refuse_different_numbers(self._processes, numbers, f"{purpose}, in a step")
         for bucket in buckets:
             bucket.wait()
             self._processes.sum_in_place(bucket.values, purpose)
@@ -145,6 +163,40 @@ class MpiKVStore(KVStoreBase):
     def num_workers(self) -> int:
         """How many processes there are."""
         return self._processes.world_size
+
+
+class _Step:
+    """The collective calls in each step of an attached Trainer.
+
+    The step's numbers are compared where gradients are exchanged, or, where that was done before
+    the step, for clipping, before the update.
+    """
+
+    def __init__(self, store: MpiKVStore, processes: Processes, trainer: gluon.Trainer) -> None:
+        self._store, self._processes, self._trainer = store, processes, trainer
+        self._is_open = False  # whether numbers were set that are not compared yet
+
+    def begin(self) -> None:
+        """Note that the Trainer sets the numbers of a step."""
+        self._is_open = True
+
+    def reduce(self, reduce: Callable[[], None]) -> None:
+        """Sum gradients."""
+        numbers = numbers_of_step(self._trainer) if self._is_open else None
+        if self._store._sum_together(reduce, numbers):
+            self._is_open = False
+
+    def update(self, update: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Update weights; after a skip, collect the flags of all processes."""
+        if self._is_open:
+            numbers = numbers_of_step(self._trainer)
+            refuse_different_numbers(self._processes, numbers, "the numbers of a step")
+            self._is_open = False
+        update(*arguments, **options)
+        state = gluon_trainer.loss_scaler_of(self._trainer)
+        if isinstance(state, TrainerState) and state.step_was_skipped:
+            flags = self._processes.gather(state.flags, "the flags of a skipped step")
+            state.flags = of_processes(flags)
 
 
 def _in_words(plan: tuple[Gradient, ...]) -> str:

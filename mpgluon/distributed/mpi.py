@@ -2,18 +2,19 @@
 
 Every call that waits for other processes has a time limit, and its error names the late ones. They
 are found by a roll call of two short messages per process: each process reports to rank 0 with the
-purpose of its call, and rank 0 answers when all have reported. Bulk sums follow a roll call, and
-use MPI's algorithms.
+purpose of its call, and rank 0 answers when all have reported, or one with another purpose: leaving
+the ``with`` block is one. Bulk sums follow a roll call, and use MPI's algorithms.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import sys
 import time
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional, TypeVar, Union
 
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError
@@ -33,13 +34,15 @@ _EAGER_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-4, 5e-5, 2e-3
 # MPI advances a sum only while it is polled: pauses would add up over its hops.
 _EAGER_IN_SUMS_S = 1.0
 _GRACE_S = 2.0  # after a standstill, live processes answer within this time
+_LEAVING = "the end of the block of MpiProcesses"
 
 
 class MpiProcesses(Processes):
     """The processes of an MPI job.
 
     An exception that leaves the ``with`` block is logged with the rank and ends all processes,
-    since the others would wait for this one.
+    since the others would wait for this one. A process that leaves it normally waits for the
+    others, however long: if one still exchanges something, all raise DistributedError.
 
     Parameters
     ----------
@@ -78,17 +81,20 @@ class MpiProcesses(Processes):
         return self
 
     def __exit__(self, kind: Any, error: Optional[BaseException], traceback: Any) -> None:
-        """End all processes if this one has failed."""
-        if error is None:
-            return
+        """Wait until all processes leave, or end all if this one has failed."""
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            try:
+                self._gather(None, _LEAVING, math.inf)
+                return
+            except DistributedError as of_others:
+                error = of_others
         if isinstance(error, SystemExit):
             status = error.code
-            if status is not None and not isinstance(status, int):
+            if not isinstance(status, int):
                 # Words, which Python would print later.
                 sys.stderr.write(f"rank {self.rank}: {status}\n")
                 status = 1
-            if status:
-                self.end_all(status)
+            self.end_all(status)
             return
         _logger.critical(
             "rank %d of %d failed and ends the job", self.rank, self.world_size, exc_info=error
@@ -115,47 +121,47 @@ class MpiProcesses(Processes):
         return self._gather(value, purpose, self._timeout)
 
     def _gather(self, value: Value, purpose: str, timeout: float) -> list[Value]:
-        comm = self._comm
-        if self.rank:
-            return self._report(value, purpose, timeout)
-        came = self._call_roll(value, purpose, timeout)
-        elsewhere = {rank: text for rank, (text, _) in came.items() if text != purpose}
-        if elsewhere:
-            places = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(elsewhere.items()))
-            raise DistributedError(
-                f"the processes are not at the same place. Rank 0: {purpose}; {places}. All must "
-                "run the same program with the same network, and take the same number of steps"
-            )
-        values = [came[rank][1] for rank in range(self.world_size)]
-        answers = [comm.isend(values, rank, _ANSWER) for rank in range(1, self.world_size)]
-        self._finish(answers)
-        return values
+        take_part = self._report if self.rank else self._call_roll
+        answer = take_part(value, purpose, timeout)
+        if isinstance(answer, str):
+            raise DistributedError(answer)
+        return answer
 
-    def _call_roll(self, value: Any, purpose: str, timeout: float) -> dict[int, tuple[str, Any]]:
-        """Return purpose and value by rank, when all processes have reported to rank 0."""
-        notices = [self._comm.isend(None, rank, _NOTICE) for rank in range(1, self.world_size)]
+    def _call_roll(self, value: Value, purpose: str, timeout: float) -> Union[list[Value], str]:
+        """Send all processes the values of all, or words if one is elsewhere; return the same."""
+        comm, others = self._comm, range(1, self.world_size)
+        requests = [comm.isend(None, rank, _NOTICE) for rank in others]
         came = {0: (purpose, value)}
+        answer: Union[list[Value], str] = ""
         deadline = _Deadline(timeout)
         status = self._mpi.Status()
-        while len(came) < self.world_size:
-            message = self._comm.improbe(tag=_ARRIVAL, status=status)
+        while len(came) < self.world_size and not answer:
+            message = comm.improbe(tag=_ARRIVAL, status=status)
             if message is not None:
-                came[status.source] = message.recv()
+                elsewhere, _ = came[status.source] = message.recv()
+                if elsewhere != purpose:
+                    answer = (
+                        f"the processes are not at the same place. Rank 0: {purpose}; rank "
+                        f"{status.source}: {elsewhere}. All must run the same program with the "
+                        "same network, and take the same number of steps"
+                    )
             elif deadline.passed():
                 late = [rank for rank in range(self.world_size) if rank not in came]
                 raise DistributedError(
                     f"{_ranks(late)} did not arrive within {timeout:g} s at: {purpose}. "
                     f"{_ranks(list(came))} waited there"
                 )
-        self._finish(notices)
-        return came
+        answer = answer or [came[rank][1] for rank in range(self.world_size)]
+        requests += [comm.isend(answer, rank, _ANSWER) for rank in others]
+        self._finish(requests)
+        return answer
 
-    def _report(self, value: Value, purpose: str, timeout: float) -> list[Value]:
+    def _report(self, value: Value, purpose: str, timeout: float) -> Union[list[Value], str]:
         """Report to rank 0, and return its answer."""
         arrival = self._comm.isend((purpose, value), 0, _ARRIVAL)
         self._receive(_NOTICE, timeout, purpose)
         # From here on rank 0 finds the late processes; it has twice as long.
-        answer: list[Value] = self._receive(_ANSWER, 2 * timeout, purpose)
+        answer: Union[list[Value], str] = self._receive(_ANSWER, 2 * timeout, purpose)
         self._finish([arrival])
         return answer
 

@@ -43,7 +43,7 @@ class Processes:
         return self
 
     def __exit__(self, kind: Any, error: Optional[BaseException], traceback: Any) -> None:
-        """End the other processes if this one has failed: they would wait for it."""
+        """Leave together; end the other processes if this one has failed: they would wait."""
 
     def gather(self, value: Value, purpose: str) -> list[Value]:  # noqa: ARG002 - for subclasses
         """Return the value of each process, by rank; collective, for small values.
@@ -53,7 +53,7 @@ class Processes:
         Raises
         ------
         DistributedError
-            If a process is late, or calls with another purpose.
+            If a process is late or has left, or, on all of them, if one calls with another purpose.
         """
         return [value]
 
@@ -79,6 +79,13 @@ class Processes:
         """Return the sums of numbers over all processes, in float64; collective."""
         rows = self.gather(list(numbers), purpose)
         return [float(total) for total in np.sum(np.array(rows, dtype=np.float64), axis=0)]
+
+    def total(self, batch_size: int) -> int:
+        """Return the batch size of all processes together, for ``trainer.step``; collective.
+
+        Processes may have batches of different sizes: their gradients then are those of one batch.
+        """
+        return sum(self.gather(batch_size, "the batch sizes of a step"))
 
     @contextmanager
     def one_per_machine_first(self, purpose: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,12 +11,21 @@ from typing import Any
 from mpgluon.checkpoint import load_checkpoint, save_checkpoint
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import DistributedError, TrainerStateError
+from mpgluon.formats.loss_scale import NUMBERS
+from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
-__all__ = ["begin", "check_agreement", "share_state"]
+__all__ = [
+    "begin",
+    "check_agreement",
+    "numbers_of_step",
+    "refuse_different_numbers",
+    "share_state",
+]
 
 
 def begin(trainer: gluon.Trainer) -> None:
@@ -112,3 +122,51 @@ def check_agreement(processes: Processes, net: gluon.Block) -> None:
                 f"parameters differ, the first is {different[0]}. All processes must begin with "
                 "share_state, and change gradients, weights and learning rates in the same way"
             )
+
+
+def numbers_of_step(trainer: gluon.Trainer) -> dict[str, Any]:
+    """Return the numbers by which a step turns gradients into an update.
+
+    They are those of the optimizer and of the parameters, the next learning rate, the rounding of
+    updates, and the factors of the gradients.
+    """
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    numbers: dict[str, Any] = {
+        name: np.asarray(value).item()
+        for name, value in sorted(vars(optimizer).items())
+        if isinstance(value, NUMBERS) and not name.startswith("_")
+    }
+    if optimizer.lr_scheduler is not None:  # of a copy: a call may change it
+        rate = copy.copy(optimizer.lr_scheduler)(optimizer.num_update + 1)
+        numbers["learning rate of the schedule"] = float(rate)
+    for index, parameter in enumerate(gluon_trainer.parameters_of(trainer)):
+        if (parameter.lr_mult, parameter.wd_mult) != (1, 1):
+            multipliers = float(parameter.lr_mult), float(parameter.wd_mult)
+            numbers[f"(lr_mult, wd_mult) of parameter {index}"] = multipliers
+    for updater in gluon_trainer.updaters_of(trainer)[:1]:
+        numbers["update_rounding"] = str(getattr(updater, "rounding", None))
+    state = gluon_trainer.loss_scaler_of(trainer)
+    if isinstance(state, TrainerState):
+        now = state.gradients.now
+        numbers["loss scale"] = now.divisor
+        numbers["clip factor"] = 1.0 if now.clip is None else now.clip.coefficient
+    return numbers
+
+
+def refuse_different_numbers(processes: Processes, numbers: dict[str, Any], purpose: str) -> None:
+    """Raise DistributedError unless all processes have the same numbers; a roll call if they do."""
+    checksum = zlib.crc32(repr(numbers).encode())
+    if len(set(processes.gather(checksum, purpose))) == 1:
+        return
+    rows = processes.gather(numbers, "the numbers of a step that differ")
+    differences = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [repr(row.get(name)) for row in rows]
+        if len(set(values)) > 1:
+            each = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+            differences.append(f"{name} is {each}")
+    raise DistributedError(
+        f"this step would update the processes' weights differently: {'; '.join(differences)}. "
+        "Set the same on all; the batch size of a step (rescale_grad is 1 over it) is that of all "
+        "processes together: trainer.step(processes.total(len(labels)))"
+    )

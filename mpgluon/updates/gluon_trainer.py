@@ -183,6 +183,13 @@ def put_before_reduction(
     trainer._allreduce_grads = decorate(trainer._allreduce_grads)
 
 
+def put_around_updates(
+    trainer: gluon.Trainer, decorate: Callable[[Callable[..., None]], Callable[..., None]]
+) -> None:
+    """Replace the last part of a step, which judges gradients and updates, by a decorated one."""
+    trainer._update = decorate(trainer._update)
+
+
 def call_before_steps(trainer: gluon.Trainer, callback: Callable[[], None]) -> None:
     """Call a function first in each ``step`` and ``update``, which do nothing if it raises."""
     set_rescale = trainer._check_and_rescale_grad

@@ -171,7 +171,8 @@ class Stepper:
         for direction in ("forward", "backward"):
             layer = amp.step_flags(self._trainer).first(direction)
             if layer is not None:
-                return f"{direction} {self._shortly_named(layer).layer}"
+                rank = "" if layer.rank is None else f" on rank {layer.rank}"
+                return f"{direction} {self._shortly_named(layer).layer}{rank}"
         return None
 
     def _shortly_named(self, flags: LayerFlags) -> LayerFlags:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "distributed.md"
 MARK = "MPGLUON_TEST_JOB"
 LIMIT_S = 120  # of a job that is not meant to hang; they take seconds on an idle machine
 GONE_WITHIN_S = 5  # the kernel needs a moment to end what was killed
@@ -48,6 +50,12 @@ class Job:
     output: str
     ended: float
     left_behind: list[int]
+
+
+def block_of_page(language: str) -> str:
+    """Return the one block in a language on the page about several processes."""
+    (block,) = re.findall(f"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    return block
 
 
 def find_mpirun() -> str:
@@ -90,7 +98,7 @@ def run_job(command: list[str], variables: Mapping[str, str]) -> Job:
     finally:
         process.kill()
         process.wait()
-        _kill(processes_of(mark))
+        kill(processes_of(mark))
         output = log.read_text()
         log.unlink()
     return Job(status, output, ended, left_behind)
@@ -113,7 +121,8 @@ def _wait_until_gone(mark: str) -> list[int]:
     return left
 
 
-def _kill(processes: list[int]) -> None:
+def kill(processes: list[int]) -> None:
+    """End processes at once."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

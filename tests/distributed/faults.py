@@ -26,6 +26,7 @@ def ask_mpirun_to_stop() -> None:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
     "kill": send(signal.SIGKILL),
     "terminate": send(signal.SIGTERM),
     "ask": ask_mpirun_to_stop,

@@ -20,7 +20,8 @@ STEPS, BAD_STEP = 10, 3
 def main(kind: str, culprit: int, timeout: float, moment: Path) -> None:
     """Train; ``kind`` is a fault, or what else the culprit does.
 
-    ``"freeze"`` freezes a layer there alone, ``"standstill"`` hangs after the roll call.
+    ``"freeze"`` freezes a layer there alone, ``"standstill"`` hangs after the roll call,
+    ``"leave"`` ends the loop, and the block with it.
     """
     with MpiProcesses(timeout) as processes:
         mpi4py.MPI.COMM_WORLD.Barrier()  # imports may take longer on one than the time limit
@@ -34,6 +35,9 @@ def main(kind: str, culprit: int, timeout: float, moment: Path) -> None:
             if culpable and step == BAD_STEP:
                 if kind == "freeze":
                     net.bias.grad_req = "null"
+                elif kind == "leave":
+                    happen("nothing", moment)
+                    return
                 elif kind == "standstill":
                     processes.sum_in_place = lambda *_: happen("hang", moment)
                 else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
+from mpgluon import amp, cast_block
 from mpgluon.blocks import interface, set_value
 from mpgluon.distributed import (
     DistributedError,
@@ -59,6 +61,52 @@ def averaged(processes: MpiProcesses) -> np.ndarray:
     return np.stack([layer.running_mean.data().asnumpy(), layer.running_var.data().asnumpy()])
 
 
+def one_step(
+    processes: MpiProcesses, *, scale: float = 2.0, magnitude: float = 1.0, **options
+) -> Iterator[gluon.Trainer]:
+    """Yield a Trainer that is about to step, and again after its step."""
+    net = nn.Dense(4, in_units=4, use_bias=False, prefix="dense_")
+    net.initialize(mx.init.One())
+    cast_block(net, "float16")
+    store = MpiKVStore(processes)
+    options = {"learning_rate": 0.5, "multi_precision": True, **options}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store)
+    amp.init_trainer(trainer, scale)
+    store.attach(trainer)
+    with autograd.record():
+        loss = net(mx.nd.full((1, 4), magnitude)).sum()
+    with amp.scale_loss(loss, trainer) as scaled_loss:
+        scaled_loss.backward()
+    yield trainer
+    trainer.step(1)
+    yield trainer
+
+
+DIFFERENT = {
+    "rescale_grad": lambda trainer, rank: trainer.step(1 + rank),
+    "lr": lambda trainer, rank: trainer.set_learning_rate(rank / 2),
+    "wd": lambda trainer, rank: setattr(trainer.optimizer, "wd", rank / 2),
+    "lr_mult": lambda trainer, rank: setattr(trainer._params[0], "lr_mult", 1 + rank),
+    "clip factor": lambda trainer, rank: amp.clip_global_norm(trainer, 1 + rank, batch_size=1),
+}
+
+
+def refused(processes: MpiProcesses, name: str) -> np.ndarray:
+    """Return the message, if it is the same on all ranks, of a step with other numbers on one."""
+    rank = processes.rank
+    schedule = mx.lr_scheduler.PolyScheduler(2 + 2 * rank, 0.5) if name == "schedule" else None
+    scale = 2.0**rank if name == "loss scale" else 2.0
+    steps = one_step(processes, scale=scale, lr_scheduler=schedule)
+    trainer, message = next(steps), ""
+    try:
+        DIFFERENT.get(name, lambda *_: None)(trainer, rank)
+        next(steps)
+    except DistributedError as error:
+        message = str(error)
+    assert set(processes.gather(message, "messages")) == {message}
+    return np.array(message)
+
+
 def main(folder: str) -> None:
     """Run all scenarios."""
     with MpiProcesses(timeout=60) as processes:
@@ -102,6 +150,12 @@ def main(folder: str) -> None:
         with interface(in_numpy=True):
             results["batch-norm-in-numpy"] = averaged(processes)
         results["first-sum"] = first_sum(processes)
+        for name in (*DIFFERENT, "loss scale", "schedule"):
+            results[f"refused/{name}"] = refused(processes, name)
+        *_, trainer = one_step(processes, magnitude=6e4 if rank == size - 1 else 1.0)
+        flags = amp.step_flags(trainer)
+        assert set(processes.gather(str(flags), "flags")) == {str(flags)}
+        results["flags"] = np.array(str(flags))
         sign = {"both": [1, 1, -1, -1], "every other": [1, -1, 1, -1], "outer": [1, -1, -1, 1]}
         large = [6e4 * sign[kind][rank % 4] for kind in sign]
         if size == 4:

@@ -9,7 +9,6 @@ import numpy as np
 from mxnet import autograd, gluon
 from small_training import (
     FIRST_SCALE,
-    GLOBAL_BATCH,
     LEARNING_RATE,
     MOMENTUM,
     batches,
@@ -18,8 +17,20 @@ from small_training import (
 )
 
 
-def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Train in one process, with gradients that NumPy adds up in float64 and rounds once."""
+def train_part_after_part(dtype: str, parts: int) -> dict[str, np.ndarray]:
+    """Train on all batches in one process, which takes every part of a batch after the other."""
+    return train_on_parts(
+        dtype, [[(x[part::parts], y[part::parts]) for part in range(parts)] for x, y in batches()]
+    )
+
+
+def train_on_parts(
+    dtype: str, steps: list[list[tuple[np.ndarray, np.ndarray]]], seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Train in one process, with gradients that NumPy adds up in float64 and rounds once.
+
+    ``steps`` has the parts of each step's batch, which one rank after the other would take.
+    """
     net = make_net(dtype, seed)
     options = {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM}
     options["multi_precision"] = dtype == "float16"
@@ -29,14 +40,12 @@ def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np
     )
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     parameters = net.collect_params()
-    for images, labels in batches():
+    for parts in steps:
         sums = dict.fromkeys(parameters, 0.0)
-        for part in range(parts):
-            inputs = mx.nd.array(
-                images[part::parts], dtype="float16" if dtype == "float16" else "float32"
-            )
+        for images, labels in parts:
+            inputs = mx.nd.array(images, dtype="float16" if dtype == "float16" else "float32")
             with autograd.record():
-                loss = loss_fn(net(inputs), mx.nd.array(labels[part::parts], dtype="int32"))
+                loss = loss_fn(net(inputs), mx.nd.array(labels, dtype="int32"))
                 with amp.scale_loss(loss, trainer) as scaled_loss:
                     autograd.backward(scaled_loss)
             for name, parameter in parameters.items():
@@ -44,7 +53,7 @@ def train_part_after_part(dtype: str, parts: int, seed: int = 0) -> dict[str, np
         for name, parameter in parameters.items():
             gradient = parameter.grad()
             gradient[:] = mx.nd.array(sums[name].astype(gradient.dtype), dtype=gradient.dtype)
-        trainer.step(GLOBAL_BATCH)
+        trainer.step(sum(len(labels) for _, labels in parts))
     values = {f"weight/{name}": p.data().asnumpy() for name, p in parameters.items()}
     return {**values, **masters_of(trainer, net)}
 

@@ -104,6 +104,30 @@ def test_masters_that_differ_between_ranks_are_refused(scenarios):
     assert "All processes must begin with share_state" in message
 
 
+def test_a_step_with_other_numbers_on_one_rank_is_refused_on_all_with_the_numbers(scenarios):
+    ranks, results = scenarios
+    values = {
+        "rescale_grad": (1.0, 0.5),
+        "lr": (0.0, 0.5),
+        "wd": (0.0, 0.5),
+        "lr_mult": (None, (2.0, 1.0)),
+        # 16 weights, each with the gradient 1 on each rank: a norm of 4 times their number.
+        "clip factor": (1 / (4 * ranks), 2 / (4 * ranks)),
+        "loss scale": (1.0, 2.0),
+        "schedule": (0.5 * (1 - 1 / 2) ** 2, 0.5 * (1 - 1 / 4) ** 2),
+    }
+    for name, (first, second) in values.items():  # on ranks 0 and 1
+        message = str(part_of(results, "refused")[name])
+        assert name in message, message
+        assert f" is {first} on rank 0, {second} on rank 1" in message
+
+
+@pytest.mark.usefixtures("native_operators")  # which raise flags
+def test_an_overflow_of_another_rank_is_named_with_its_layer(scenarios):
+    ranks, results = scenarios
+    assert f"dense (Dense, cpu(0), rank {ranks - 1}) forward: overflow" in str(results["flags"])
+
+
 def test_float16_gradients_are_summed_in_float32(scenarios):
     ranks, results = scenarios
     if ranks < 4:

@@ -81,6 +81,16 @@ def test_a_rank_that_hangs_ends_the_job_after_the_set_time_and_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "culprit"), [(2, 1), (3, 0)])
+def test_a_rank_that_leaves_normally_ends_the_others_at_once_and_is_named(tmp_path, ranks, culprit):
+    job = fail(tmp_path, "leave", ranks=ranks, culprit=culprit)
+    assert seconds_after(tmp_path / "moment", job.ended) < AT_ONCE_S
+    assert re.search(f"[Rr]ank {culprit}: the end of the block", in_one_line(job.output)), (
+        job.output
+    )
+
+
+@pytest.mark.slow
 def test_a_layer_frozen_on_one_rank_ends_the_job_instead_of_a_sum_of_other_gradients(tmp_path):
     job = fail(tmp_path, "freeze")
     words = "Rank 0: sum of 2 gradients, 10 numbers .*; rank 1: sum of 1 gradients, 8 numbers"

@@ -107,7 +107,8 @@ def test_gradients_are_exchanged_once_when_they_are_clipped_before_the_step():
     backward(net, trainer)
     amp.clip_global_norm(trainer, 1.0, batch_size=1)
     trainer.step(1)
-    assert len(processes.rolls) == len(processes.messages) == 1
+    assert len(processes.messages) == 1
+    assert len(processes.rolls) == 2  # the numbers of the step, its clip factor too, come after
 
 
 def test_descriptions_differ_when_gradients_cannot_be_added():

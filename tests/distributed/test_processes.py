@@ -23,6 +23,7 @@ def test_one_process_gathers_its_own_value():
         assert alone.gather("value", "test") == ["value"]
         assert alone.broadcast([1], "test") == [1]
         assert alone.sum([1, 2.5], "test") == [1.0, 2.5]
+        assert alone.total(7) == 7
         values = np.arange(3.0)
         alone.sum_in_place(values, "test")
         assert values.tolist() == [0, 1, 2]

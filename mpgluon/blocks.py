@@ -15,6 +15,7 @@ __all__ = [
     "blocks_of",
     "device_ids",
     "device_type_of",
+    "empty",
     "empty_gradient",
     "forget_symbol",
     "interface",
@@ -93,8 +94,13 @@ def put_into_numpy(parameter: gluon.Parameter) -> None:
 def empty_gradient(parameter: gluon.Parameter) -> None:
     """Set a parameter's gradient to zero on each device, in either interface."""
     for gradient in parameter.list_grad():  # MXNet's own zero_grad is for mx.nd only
-        array = gradient.as_nd_ndarray()
-        mx.nd.zeros_like(array, out=array)
+        empty(gradient)
+
+
+def empty(array: mx.nd.NDArray) -> None:
+    """Set an array to zero, in either interface, of any storage."""
+    array = array.as_nd_ndarray()
+    mx.nd.zeros_like(array, out=array)
 
 
 def is_mxnets_own(code: Any) -> bool:

@@ -83,6 +83,8 @@ def unscaled_gradients(state: TrainerState) -> dict[str, NDArray]:
     stepped = not state.gradients.fresh(parameters)
     divisor = state.latest.divisor if stepped else state.gradients.now.divisor
     are_sums = state.gradients.now.reduced or not gluon_trainer.reduces_gradients(state.trainer)
+    if not (stepped or are_sums):
+        state.gradients.empty_stale()
     copies = {}
     for parameter in parameters:
         gradients = parameter.list_grad()[: 1 if stepped or are_sums else None]

@@ -112,6 +112,14 @@ class GradientFlags:
         """Return the weights, on all devices, whose gradient was written since the latest step."""
         return with_flag(gluon_trainer.trained_weights(self.trainer))
 
+    def stale(self, weights: Iterable[NDArray], written: Weights) -> Weights:
+        """Return the weights whose gradient no loss has written since the latest step.
+
+        ``written`` are those whose flags are down although one has.
+        """
+        stale = {id(weight): weight for weight in weights if not weight._fresh_grad}
+        return without(stale, {**written, **self.foreign, **self._lowered})
+
     def fresh_weights_of_another(self) -> Weights:
         """Return :meth:`fresh_weights` for a Trainer whose loss is not the one being scaled.
 

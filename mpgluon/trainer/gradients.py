@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from typing import Any, Callable, Optional
 
+from mpgluon.blocks import empty
 from mpgluon.cast.fp32 import fp32_value
 from mpgluon.errors import TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name
@@ -56,6 +58,8 @@ class GradientState:
         the step: a flag that is up there means that something else wrote the gradient.
     reduced, unscaled : bool
         Whether the gradients are sums over devices already, and whether they were divided by S.
+    idle : Weights
+        Weights whose gradient is such a sum although their own device has added nothing to it.
     clip : Clip or None
     together : tuple of TrainerState
         The Trainers that step on gradients of the same losses; empty for one alone.
@@ -71,6 +75,7 @@ class GradientState:
     written: Weights = field(default_factory=dict)
     reduced: bool = False
     unscaled: bool = False
+    idle: Weights = field(default_factory=dict)
     clip: Optional[Clip] = None
     together: tuple[Any, ...] = ()
     verdict: Optional[bool] = None
@@ -187,6 +192,12 @@ class Gradients:
         self._sums = _GradientSums(trainer)
         self._lock = Lock()
 
+    def attach(self) -> None:
+        """Take part in the Trainer's sums over devices, and in its updates."""
+        sum_unless_done, trainer = self.sum_unless_done, self._trainer
+        gluon_trainer.put_before_reduction(trainer, lambda reduce: partial(sum_unless_done, reduce))
+        gluon_trainer.put_around_updates(trainer, lambda update: partial(self.update, update))
+
     def change(self, **fields: Any) -> None:
         """Replace some fields of the state."""
         self.now = replace(self.now, **fields)
@@ -201,7 +212,7 @@ class Gradients:
         """Return the gradients, on all devices, that were written since the latest step."""
         self.flags.use()
         self.complete()
-        written = self.written
+        written = {**self.written, **self.now.idle}
         return [
             gradient.as_nd_ndarray()
             for parameter in parameters
@@ -287,7 +298,9 @@ class Gradients:
             if not self.flags.open_blocks:
                 self._sums.set_aside()
             self.flags.open_blocks += 1
-            self.now = replace(now, scale=scale, tokens={**now.tokens, **tokens}, reduced=False)
+            self.now = replace(
+                now, scale=scale, tokens={**now.tokens, **tokens}, reduced=False, idle={}
+            )
 
     def end_loss(self, all_ran: bool, *, broken: bool) -> None:
         """Note which gradients a scaled loss has written, at the end of its block."""
@@ -334,8 +347,32 @@ class Gradients:
         """Sum gradients over devices, unless that was done ahead of this step."""
         self.complete()
         if not self.now.reduced_ahead:
+            idle = self.empty_stale() if gluon_trainer.reduces_gradients(self._trainer) else {}
             reduce_in_fp32(self._trainer, reduce)
-            self.change(reduced=True)
+            self.change(reduced=True, idle=idle)
+
+    def empty_stale(self) -> Weights:
+        """Empty gradients that were not written since the latest step: they would be added again.
+
+        Returns the weights among theirs that have a new gradient on another device.
+        """
+        idle: Weights = {}
+        for parameter in gluon_trainer.parameters_of(self._trainer):
+            if parameter.grad_req == "null" or parameter._grad is None:
+                continue
+            stale = self.flags.stale(parameter.list_data(), self.now.written)
+            for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
+                if id(weight) in stale:
+                    empty(gradient)
+            if len(stale) < len(parameter.list_data()):
+                idle.update(stale)
+        return idle
+
+    def update(self, update: Callable[[bool], None], ignore_stale_grad: bool = False) -> None:
+        """Update weights; Gluon refuses those of idle devices unless it shall ignore them."""
+        if not ignore_stale_grad:
+            self.change(idle={})
+        update(ignore_stale_grad)
 
     def sum_ahead(self) -> None:
         """Sum gradients over devices ahead of the step, unless that was done."""

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Callable, Optional
 
 from mpgluon.blocks import empty_gradient
@@ -270,7 +269,7 @@ class TrainerState(ChecksWeights):
     ) -> None:
         """Do what follows from a verdict: to masters, loss scale and optimizer, or to a skip."""
         now, could_shrink = self.gradients.now, self.loss_scale.can_shrink
-        flags_up(self.gradients.written)
+        flags_up({**self.gradients.written, **now.idle})
         for one in outcome.stale_masters:
             one.follow()
         make_masters(self.trainer)
@@ -415,8 +414,7 @@ def attach(
             updater.rounding = rounding
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)
     state.is_checked = True
-    sum_unless_done = state.gradients.sum_unless_done
-    gluon_trainer.put_before_reduction(trainer, lambda reduce: partial(sum_unless_done, reduce))
+    state.gradients.attach()
     gluon_trainer.set_loss_scaler(trainer, state)
     return state
 

@@ -88,7 +88,8 @@ def begin(trainer: gluon.Trainer) -> None:
 
 def reduces_gradients(trainer: gluon.Trainer) -> bool:
     """Whether a step replaces gradients by their sum over devices; known once it has begun."""
-    return trainer._kvstore is not None
+    replaced = type(trainer)._allreduce_grads is not gluon.Trainer._allreduce_grads  # Horovod's
+    return trainer._kvstore is not None or replaced
 
 
 def processes_of(trainer: gluon.Trainer) -> int:

@@ -243,7 +243,7 @@ def convert_symbol(
     TypeError, ValueError
         If an argument is of another kind or refused.
     PrecisionError
-        If the graph holds control flow or casts of its own.
+        If the graph holds control flow, 8-bit integers, or casts of its own.
     """
     wishes = _Wishes.of(target_dtype, target_dtype_ops, conditional_fp32_ops, fp32_ops)
     if excluded_sym_names:

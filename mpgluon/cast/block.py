@@ -120,10 +120,10 @@ def cast_block(
         ``compute_16`` names a block that is not in ``net``, or an operator that MXNet does not
         have or whose format cannot be chosen.
     PrecisionError
-        If ``net`` or a part of it is already cast, or holds an imported graph with control flow
-        that ``keep_fp32`` does not name, or belongs to the interface of MXNet (``mx.nd``,
-        ``mx.np``) that is switched off, or is on a device that cannot compute in the format.
-        Nothing is changed then.
+        If ``net`` or a part of it is already cast, or holds an imported graph with control flow or
+        8-bit integers that ``keep_fp32`` does not name, or belongs to the interface of MXNet
+        (``mx.nd``, ``mx.np``) that is switched off, or is on a device that cannot compute in the
+        format. Nothing is changed then.
 
     Notes
     -----

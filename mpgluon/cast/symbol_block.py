@@ -41,8 +41,8 @@ class ImportedGraph:
     Raises
     ------
     PrecisionError
-        If an operator holds a graph of its own, as control flow does, or the graph casts to 16 bits
-        itself.
+        If an operator holds a graph of its own, as control flow and the operators of a quantized
+        network do, or asks for 16 bits itself.
     """
 
     def __init__(self, block: gluon.SymbolBlock) -> None:
@@ -52,19 +52,21 @@ class ImportedGraph:
         self.inputs = [one.name for one in inputs]
         self.graph = Graph.read(symbol)
         nodes = self.graph.nodes
-        narrow = [node for node in nodes if node.attributes.get("dtype") in _NARROW]
+        narrow = next((one for one in nodes if one.attributes.get("dtype") in _NARROW), None)
         if narrow:
             raise PrecisionError(
-                f"{block.name} is an imported graph with casts to "
-                f"{narrow[0].attributes['dtype']} of its own ({narrow[0].name}): it computes in 16 "
-                "bits as it is. Keep it so with keep_fp32=[that_block], or import a graph in FP32"
+                f"{block.name} is an imported graph with an operator that asks for "
+                f"{narrow.attributes['dtype']} itself ({narrow.operator} {narrow.name}): it "
+                "computes in 16 bits as it is. Keep it so with keep_fp32=[that_block], or import "
+                "a graph in FP32"
             )
-        nested = [node for node in nodes if node.has_subgraph]
+        nested = next((one for one in nodes if one.has_subgraph), None)
         if nested:
+            what, instead = nested.kind_of_subgraph
             raise PrecisionError(
-                f"{block.name} is an imported graph with control flow ({nested[0].operator} "
-                f"{nested[0].name}), whose body a cast cannot reach. Keep it in FP32 with "
-                "keep_fp32=[that_block], or build the network from layers"
+                f"{block.name} is an imported graph with {what} ({nested.operator} "
+                f"{nested.name}), whose inside a cast cannot reach. Keep it as it is with "
+                f"keep_fp32=[that_block], or cast {instead}"
             )
 
     def __getstate__(self) -> dict[str, Any]:

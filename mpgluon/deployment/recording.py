@@ -103,9 +103,16 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
     TypeError
         If ``net`` is not a ``HybridBlock``, or takes another number of inputs.
     ValueError
-        If a parameter has no values yet, or an operator holds other operators (control flow).
+        If a parameter has no values yet, two inputs or an input and a parameter have one name, or
+        an operator holds other operators (control flow, quantized networks).
     """
     values = _values_of(net)
+    unusable = [name for name in inputs if name in values or list(inputs).count(name) > 1]
+    if unusable:
+        raise ValueError(
+            f"inputs must be names of their own, received {', '.join(inputs)}: {unusable[0]} is "
+            f"{'a parameter of the network' if unusable[0] in values else 'there twice'}"
+        )
     with unchanged(net), mx.cpu():
         for block in blocks_of(net):
             forward = forward_of(block)
@@ -114,9 +121,9 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
         graph = Graph.read(symbol_of(net, inputs))
     for node in graph.nodes:
         if node.has_subgraph:
+            what, instead = node.kind_of_subgraph
             raise ValueError(
-                f"{node.name} is control flow ({node.operator}), which is not recorded; write the "
-                "network without F.contrib.foreach, while_loop and cond"
+                f"{node.name} is {what} ({node.operator}), which is not recorded; take {instead}"
             )
     passed = {(node, 0): node.inputs[0] for node in graph.nodes if _passes_through(node)}
     recorded = graph.replaced(passed)

@@ -107,7 +107,7 @@ class AlignmentReport(Result):
     ----------
     products : tuple of Product
     unseen : tuple of str
-        Operators that may multiply matrices and are not examined, control flow included.
+        Operators that may multiply matrices and are not examined, such as control flow.
     multiple : int
         Aligned sizes are multiples of it.
     """

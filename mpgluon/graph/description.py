@@ -7,6 +7,7 @@ initialized, hybridized, cast or none of these.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Optional, Union
@@ -21,6 +22,8 @@ from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
 __all__ = ["InputShape", "symbol_of", "trace", "unchanged"]
+
+_ADVICE = "give a name (inputs) or a shape (input_shapes) for each array that it takes"
 
 InputShape = Union[Sequence[int], Sequence[Sequence[int]]]
 
@@ -56,11 +59,48 @@ def unchanged(net: gluon.Block) -> Iterator[None]:
 
 
 def symbol_of(net: gluon.HybridBlock, inputs: Sequence[str]) -> Symbol:
-    """Return what a network computes from variables with these names, all results in one row."""
+    """Return what a network computes from variables with these names, all results in one row.
+
+    Raises
+    ------
+    TypeError
+        If the network does not take so many inputs.
+    """
+    _check_number(net, inputs)
     variables = [mx.sym.var(name) for name in inputs]
     if mx.util.is_np_array():  # the network computes with MXNet's NumPy interface
         variables = [variable.as_np_ndarray() for variable in variables]
-    return mx.sym.Group([symbol.as_nd_ndarray() for symbol in _symbols_in(net(*variables))])
+    try:
+        result = net(*variables)
+    except IndexError as error:  # it takes *inputs, or a list
+        raise TypeError(
+            f"{type(net).__name__} cannot be called with {', '.join(inputs)}, an array each: "
+            f"{error!r}; {_ADVICE}"
+        ) from error
+    return mx.sym.Group([symbol.as_nd_ndarray() for symbol in _symbols_in(result)])
+
+
+def _check_number(net: gluon.HybridBlock, inputs: Sequence[str]) -> None:
+    """Raise TypeError if a network takes another number of inputs, as far as its code says."""
+    kind = type(net)
+    if isinstance(net, gluon.SymbolBlock):
+        taken = [one.name for one in net._cached_graph[0]] if net._cached_graph else list(inputs)
+        fits = len(taken) == len(inputs)
+    elif kind.__call__ is gluon.Block.__call__ and kind.forward is gluon.HybridBlock.forward:
+        signature = inspect.signature(net.hybrid_forward)
+        others = list(signature.parameters.values())[1:]  # without F
+        taken = [str(one) for one in others if one.name not in net._reg_params]
+        try:
+            fits = bool(signature.bind(mx.sym, *inputs, **net._reg_params))
+        except TypeError:
+            fits = False
+    else:
+        return
+    if not fits:
+        raise TypeError(
+            f"{kind.__name__} takes the inputs {', '.join(taken)}, received {len(inputs)} "
+            f"({', '.join(inputs)}); {_ADVICE}"
+        )
 
 
 def trace(
@@ -89,7 +129,8 @@ def trace(
     Raises
     ------
     TypeError
-        If ``net`` is not a ``HybridBlock``: only those can be called with symbols.
+        If ``net`` is not a ``HybridBlock``: only those can be called with symbols; or takes another
+        number of inputs.
     ValueError
         If ``input_shape`` is not made of positive integers, or does not fit the network.
     """

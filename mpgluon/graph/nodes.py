@@ -107,8 +107,17 @@ class Node:
 
     @property
     def has_subgraph(self) -> bool:
-        """Whether it is control flow, whose body is a graph that is not read."""
+        """Whether it holds a graph of its own, which is not read."""
         return "subgraphs" in self.rest
+
+    @property
+    def kind_of_subgraph(self) -> tuple[str, str]:
+        """The nature of an operator with a graph of its own, and what to take instead, in words."""
+        if self.operator in ("_foreach", "_while_loop", "_cond"):
+            return "control flow", "a network without F.contrib.foreach, while_loop and cond"
+        if self.attributes.get("quantized", "").lower() == "true":
+            return "an operator of 8-bit integers", "the FP32 network that was quantized"
+        return "an operator that a backend fused", "the graph from before the backend's changes"
 
     @property
     def options(self) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _gluoncv_network(name: str, classes: int) -> gluon.HybridBlock:
             "use an environment without PyTorch"
         ) from error
     try:
-        return model_zoo.get_model(name, classes=classes)
+        net = model_zoo.get_model(name, classes=classes)
     except ValueError:
         raise ValueError(
             f"no model zoo has a network called {name!r}; see mxnet.gluon.model_zoo.vision and "
@@ -170,3 +170,9 @@ def _gluoncv_network(name: str, classes: int) -> gluon.HybridBlock:
     except (TypeError, KeyError, OSError) as error:
         reason = f"gluoncv answers with {type(error).__name__}, {error}"
         raise ValueError(f"{name!r} is not an image classifier: {reason}") from None
+    if isinstance(net, gluon.SymbolBlock):
+        raise ValueError(
+            f"{name!r} is a graph for inference in 8-bit integers; choose the network that it was "
+            f"made from, {name.removesuffix('_int8')}"
+        )
+    return net

@@ -10,6 +10,7 @@ from mpgluon import PrecisionError
 import mxnet as mx
 import numpy as np
 import pytest
+from gluoncv.model_zoo import get_model
 from gluoncv.nn.feature import FeatureExpander
 from helpers import (
     BOTH,
@@ -179,9 +180,28 @@ def in_float16_already():
     return gluon.SymbolBlock(mx.sym.amp_cast(data, dtype="float16") * 2, data)
 
 
+def with_float16_inside():
+    data = mx.sym.var("data")
+    indices = mx.sym.argmax(data, axis=1)
+    return gluon.SymbolBlock(mx.sym.one_hot(indices, 4, dtype="float16").astype("float32"), data)
+
+
+def fused_by_a_backend():
+    data = mx.sym.var("data")
+    dense = mx.sym.FullyConnected(data, num_hidden=4, name="dense")
+    return gluon.SymbolBlock(mx.sym.relu(dense).get_backend_symbol("MKLDNN"), data)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(with_control_flow, "control flow"), (in_float16_already, "casts to float16 of its own")],
+    [
+        (with_control_flow, r"control flow \(_foreach "),
+        (in_float16_already, r"asks for float16 itself \(amp_cast "),
+        (with_float16_inside, r"asks for float16 itself \(one_hot "),
+        (fused_by_a_backend, r"a backend fused \(_sg_mkldnn_fully_connected "),
+        (lambda: get_model("mobilenet1.0_int8"), r"8-bit integers \(_sg_mkldnn_conv "),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_cannot_be_cast_is_refused_and_nothing_is_changed(make, reason):
     net = in_sequence(nn.Dense(4, in_units=3), make())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import FLOAT16, FLOAT32, PrecisionError, amp
+from mpgluon.deployment import export_mxnet, inference_network
 from mpgluon.deployment.folding import fold
 from mpgluon.deployment.recording import record
+from mpgluon.diagnostics import alignment_report
+from mpgluon.tools.onnx import export_onnx
 
 import mxnet as mx
 import numpy as np
@@ -73,14 +76,71 @@ def test_a_block_that_is_called_twice_gives_operators_of_different_names():
     assert operators(record(net)) == ["FullyConnected", "Activation", "FullyConnected"]
 
 
-def test_a_network_without_values_and_control_flow_are_refused():
+def test_a_network_without_values_and_graphs_in_a_graph_are_refused():
     net = nn.Dense(3)
     net.initialize()
     with pytest.raises(ValueError, match=r"no values yet: dense\d+_weight; initialize"):
         record(net)
     loop = Lambda(lambda F, x: F.contrib.foreach(lambda row, state: (row, state), x, [])[0])
-    with pytest.raises(ValueError, match="is control flow"):
+    with pytest.raises(ValueError, match=r"is control flow \(_foreach\)"):
         record(loop)
+    data = mx.sym.var("data", dtype="float32")
+    doubled = mx.sym.FullyConnected(data, mx.sym.ones((4, 4)), no_bias=True, num_hidden=4)
+    fused = gluon.SymbolBlock(doubled.get_backend_symbol("MKLDNN"), data)
+    with pytest.raises(ValueError, match=r"a backend fused \(_sg_mkldnn_fully_connected\)"):
+        record(fused)
+
+
+class Two(nn.HybridBlock):
+    """Takes two inputs, and has a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = self.params.get("slope", shape=(1,), init="ones")
+
+    def hybrid_forward(self, F, first, second, slope):
+        return F.broadcast_mul(first, slope) + second
+
+
+def two_of_a_graph():
+    first, second = (mx.sym.var(name, dtype="float32") for name in ("first", "second"))
+    return gluon.SymbolBlock(first + second, [first, second])
+
+
+DOORS = {
+    "inference_network": lambda net, _: inference_network(net, "float32"),
+    "export_mxnet": export_mxnet,
+    "export_onnx": lambda net, path: export_onnx(net, path, input_shapes=[(2, 4)]),
+    "alignment_report": lambda net, _: alignment_report(net, (2, 4)),
+    "too many": lambda net, _: record(net, ("data", "b", "c")),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("make", [Two, two_of_a_graph])
+def test_another_number_of_inputs_is_refused_with_the_inputs(make, door, tmp_path):
+    net = make()
+    net.initialize()
+    with pytest.raises(TypeError, match=r"takes the inputs first, second, received \d \(data"):
+        DOORS[door](net, tmp_path / "net")
+    assert list(tmp_path.iterdir()) == []
+    ones = mx.nd.ones((2, 4))
+    inference = inference_network(net, "float32", inputs=("a", "b"))
+    assert (inference(ones, 2 * ones) == 3).asnumpy().all()
+
+
+def test_a_missing_input_of_any_number_is_reported_with_the_names_of_the_others():
+    net = Lambda(lambda F, *inputs: F.relu(inputs[0] + inputs[1]))
+    with pytest.raises(TypeError, match=r"cannot be called with data, .* index out of range"):
+        record(net)
+
+
+def test_an_input_needs_a_name_of_its_own():
+    net = Two()
+    net.initialize()
+    for other, why in (("a", "a is there twice"), (net.slope.name, "slope is a parameter")):
+        with pytest.raises(ValueError, match=rf"received a, \S+: \S*{why}"):
+            record(net, ("a", other))
 
 
 # Folding

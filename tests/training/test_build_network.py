@@ -118,6 +118,7 @@ def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
             "simple_pose_resnet18_v1b",
             "is not an image classifier: .*unexpected .*'classes'",
         ),
+        ("mobilenet1.0_int8", "8-bit integers; choose .* made from, mobilenet1.0$"),
         ("hrnet_w18_small_v1_c", r"for 5 classes: .* into \(1, 1000\), not \(1, 5\)"),
         ("nasnet_4_1056", r"for 5 classes: .* into \(1, 5\), \(1, 5\), not \(1, 5\)"),
     ],

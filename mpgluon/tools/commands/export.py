@@ -63,7 +63,9 @@ def run(options: argparse.Namespace, door: Door) -> int:
         opened = open_network(options, door, mx.cpu(), all_values=True)
         size = opened.image_size or options.image_size
         mx.random.seed(0)
-        batch, _ = example_batch(opened.net, shapes or [(8, 3, size, size)], mx.cpu())
+        advice = "Give --input-shape, once for each input"
+        inputs = shapes or [(8, 3, size, size)]
+        batch, _ = example_batch(opened.net, inputs, mx.cpu(), advice=advice)
         show("writing the file")
         if shapes:
             path = export_onnx(opened.net, options.output, input_shapes=shapes, dtype=options.dtype)

@@ -84,7 +84,7 @@ def read_crop(
     DataError
         If the file cannot be decoded.
     """
-    with open_image(path) as image:
+    with open_image(path, size) as image:
         if augmentation is None and whole:
             return np.asarray(resized(image, (0, 0, *image.size), size))
         if augmentation is None:

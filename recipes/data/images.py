@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 from mpgluon.errors import DataError
 from mpgluon.tools.serving.photographs import opened, to_rgb
@@ -180,14 +180,14 @@ def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def open_image(path: Union[str, Path]) -> Iterator[Image.Image]:
+def open_image(path: Union[str, Path], size: Optional[int] = None) -> Iterator[Image.Image]:
     """Open an image for the block, whose exceptions become a `DataError` that names the file.
 
-    It is rotated by its EXIF orientation, see `mpgluon.tools.serving.photographs.opened`. The block
-    should contain calls of Pillow only.
+    It is rotated by its EXIF orientation, see `mpgluon.tools.serving.photographs.opened`, also
+    for ``size``. The block should contain calls of Pillow only.
     """
     try:
-        with opened(path) as image:
+        with opened(path, size=size) as image:
             yield image
     except MemoryError:
         raise

@@ -45,12 +45,14 @@ def list_own_images(
     Raises
     ------
     DataError
-        If there is no image, or one category only, or the two folders have not the same categories.
+        If there is no image, or one category only, or the two folders have not the same categories,
+        or two categories look like such folders.
     """
     train_dir, test_dir = _parts(Path(data_dir))
     train = list_images(train_dir, exclude=exclude, nested=nested)
     _refuse_one_category(train)
     if test_dir is None:
+        _refuse_a_test_set_as_category(train)
         return train, None
     test = list_images(test_dir, exclude=exclude, nested=nested)
     for one, other in ((test, train), (train, test)):
@@ -62,11 +64,11 @@ def list_own_images(
                 f"same categories (rename {test_dir} if it is not for testing)"
             )
     _logger.info(
-        "all %d images in %s are for training, and %d in %s for testing",
+        "%s has the images for testing (%d), and all %d images in %s are for training",
+        test_dir,
+        len(test),
         len(train),
         train_dir,
-        len(test),
-        test_dir,
     )
     labels = np.concatenate([train.labels, test.labels])
     folder = ImageFolder(test_dir.parent, train.classes, (*train.paths, *test.paths), labels)
@@ -89,6 +91,17 @@ def _refuse_one_category(folder: ImageFolder) -> None:
             f"needs two categories: expected {folder.root}/CATEGORY/IMAGE, or train/ and "
             f"{'/ or '.join(TEST_FOLDERS)}/ with such folders in them"
         )
+
+
+def _refuse_a_test_set_as_category(folder: ImageFolder) -> None:
+    for name in folder.classes:
+        test = folder.root / f"{name}_test"
+        if test.name in folder.classes and all(test != path.parent for path in folder.paths):
+            raise DataError(
+                f"{folder.root} has {name} and {test.name} with folders of images in them, which "
+                f"looks like images for training and for testing: give {folder.root / name} to "
+                f"train on it, or rename {test.name} if it is a category"
+            )
 
 
 def summary(folder: ImageFolder) -> str:

@@ -219,11 +219,15 @@ def test_every_reader_shows_a_photograph_as_its_exif_orientation_says(tmp_path, 
         assert (shown(tmp_path / "stored") == shown(tmp_path / "upright")).all()
 
 
-def test_an_upright_photograph_is_not_decoded_before_its_size_is_known(tmp_path):
-    path = save(tmp_path / "large.jpg", Image.new("RGB", (640, 480)))
-    with images.open_image(path) as image:
-        image.draft(None, (80, 60))
-        assert image.size == (80, 60)
+@pytest.mark.parametrize(("orientation", "size"), [(1, (320, 240)), (6, (240, 320))])
+def test_a_large_photograph_can_be_decoded_at_a_reduced_size(tmp_path, orientation, size):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(tmp_path / "large.jpg", Image.new("RGB", (640, 480)), exif=exif)
+    with images.open_image(path, 40) as image:
+        assert image.size == ((640, 480) if orientation == 1 else size)
+        image.draft(None, (320, 240))
+        assert image.size == size
 
 
 @pytest.mark.parametrize("tags", [b"no tags", b"MM", b"MM\0*\0\0", b"II*\0\xff\xff\xff\xff"])

@@ -68,6 +68,7 @@ def test_a_folder_for_testing_says_which_images_are_tested(tmp_path, name, place
             ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/1.jpg", "val/c/1.jpg"],
             "val has a category without an image in .*train: c",
         ),
+        (["mine/a/1.jpg", "mine/b/1.jpg", "mine_test/a/1.jpg"], "give .*/mine to train on it"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused(tmp_path, files, message):

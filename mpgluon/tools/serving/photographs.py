@@ -6,6 +6,7 @@ The bytes may be untrusted: the size of the image is checked before it is decode
 from __future__ import annotations
 
 import io
+import math
 import struct
 import warnings
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
         (32 million) pixels; then nothing is decoded.
     """
     try:
-        with opened(io.BytesIO(data), _FORMATS) as image:
+        with opened(io.BytesIO(data), _FORMATS, size=size) as image:
             return centre_crop(image, size)
     except MemoryError:
         raise
@@ -103,11 +104,15 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
 
 @contextmanager
 def opened(
-    source: Union[str, Path, IO[bytes]], formats: Optional[tuple[str, ...]] = None
+    source: Union[str, Path, IO[bytes]],
+    formats: Optional[tuple[str, ...]] = None,
+    *,
+    size: Optional[int] = None,
 ) -> Iterator[Image.Image]:
     """Open an image for the block, rotated by its EXIF orientation; all photographs are read so.
 
-    The pixels of a JPEG that is stored upright are not decoded until the block needs them. Errors
+    The pixels of a JPEG that is stored upright are not decoded until the block needs them. One that
+    is rotated may be decoded at a reduced size, if ``size`` says how large a crop will be. Errors
     are Pillow's, among them a ``DecompressionBombError`` above ``MAX_IMAGE_PIXELS``. Not
     thread-safe.
     """
@@ -121,11 +126,11 @@ def opened(
                     f"{pixels:,} pixels, over the limit of {MAX_IMAGE_PIXELS:,}"
                 )
             ImageFile.LOAD_TRUNCATED_IMAGES = False  # importing gluoncv sets it
-            _turn_upright(image)
+            _turn_upright(image, size)
             yield image
 
 
-def _turn_upright(image: Image.Image) -> None:
+def _turn_upright(image: Image.Image, size: Optional[int]) -> None:
     if image.format not in _REDUCIBLE:
         image.load()  # the orientation may come after the pixels
     try:
@@ -133,6 +138,9 @@ def _turn_upright(image: Image.Image) -> None:
     except (SyntaxError, ValueError, struct.error):  # damaged tags say nothing of the pixels
         return
     if orientation != 1:
+        if size is not None:  # a random crop is at least 0.43 of the shorter side: sqrt(3 / 16)
+            least = math.ceil(_REDUCING_GAP * size / 0.43)
+            image.draft(None, (least, least))
         image.load()
         image.info.clear()  # else Pillow writes the other tags again, and fails at unusual ones
         ImageOps.exif_transpose(image, in_place=True)

@@ -58,9 +58,9 @@ def at_work(**about: Any) -> Iterator[None]:
         The inputs of the graph that is being traced.
     arithmetic : Arithmetic, optional
         That of operators which are called by name, in :mod:`mpgluon.cast.dispatch`.
-    have_one_shape : callable
+    have_one_shape, axes_of : callable
         Whether two symbols of the NumPy interface have one shape, in the graph that is being
-        traced.
+        traced, and how many axes a symbol has there.
     is_inside : bool
         Present while a block of a cast network computes; see :func:`is_inside`.
     observer : callable

@@ -51,6 +51,13 @@ _WRITING = frozenset({
 _ROUNDING = frozenset({Rule.COMPUTE, Rule.NORMALIZE, Rule.FOLLOW})  # results, whatever the dtype
 # Python's arithmetic, by the names in F; a number in it is rounded to float16 by a float16 kernel.
 _ARITHMETIC = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div", "mod"))
+# MXNet does not know the shapes of what these have joined in a graph. By the number of axes: where
+# operands get new ones, and the axis on which they are joined.
+_STACKS: dict[str, dict[int, tuple[tuple[int, ...], int]]] = {
+    "_npi_hstack": {1: ((), 0)},
+    "_npi_column_stack": {1: ((1,), 1)},
+    "_npi_dstack": {1: ((0, 2), 2), 2: ((2,), 2)},
+}
 _LOOPS = frozenset({"_foreach", "_while_loop", "_cond"})
 _numpy_library = numpy_functions._api_internal  # another door, of one operator
 _tensordot = _numpy_library.tensordot
@@ -179,6 +186,10 @@ def _create(
     have_one_shape = vars(AT_WORK).get("have_one_shape")
     if operator == "_npi_add" and have_one_shape and have_one_shape(*operands.values()):
         operator, run = "elemwise_add", partial(_add, name)  # which has native operators
+    axes_of = vars(AT_WORK).get("axes_of")
+    axes = axes_of(args[0]) if axes_of and args and operator in _STACKS else 0
+    if axes:
+        operator, run = "concat", partial(_stacked, operator, axes, name)
     options = dict(zip(keys, values))
     legacy = {key: as_nd(operand) for key, operand in operands.items()}
     received = _values_received(operator, options, legacy.values())
@@ -202,6 +213,13 @@ def _values_received(name: str, options: Mapping[str, Any], operands: Iterable[A
 
 def _add(name: str, **operands: Symbol) -> Symbol:
     return mx.sym.elemwise_add(*operands.values(), name=name)
+
+
+def _stacked(operator: str, axes: int, name: str, *operands: Symbol) -> Symbol:
+    new, axis = _STACKS[operator].get(axes, ((), 2 if operator == "_npi_dstack" else 1))
+    for place in new:
+        operands = tuple(mx.sym.expand_dims(one, axis=place) for one in operands)
+    return mx.sym.concat(*operands, dim=axis, name=name)
 
 
 def _tensordot_of_arrays(a: Any, b: Any, axes: Any) -> Any:

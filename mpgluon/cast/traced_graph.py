@@ -22,7 +22,7 @@ from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.sums import SumsOfOneShape
 from mpgluon.graph.nan import keep_nan_in
-from mpgluon.graph.nodes import Graph, Node
+from mpgluon.graph.nodes import Graph
 from mpgluon.kernels.dtypes import dtype_name
 
 import mxnet as mx
@@ -104,6 +104,7 @@ class TracedGraph:
         about = {
             "input_formats": dict(zip(names, self._formats or ())),
             "have_one_shape": self._sums.note,
+            "axes_of": self._sums.axes,
         }
         return marked, about
 
@@ -161,7 +162,8 @@ class TracedGraph:
             if falls_back and Graph.read(graph).adds_gradients_in_place():
                 # With static_alloc, MXNet loses gradients of casts that it adds in place.
                 block._flags = [flag for flag in flags if not flag[0].startswith("static")]
-            elif any(map(_is_of_no_static_shape, Graph.read(graph).nodes)):
+            elif any(node.has_subgraph for node in Graph.read(graph).nodes):
+                # With static_shape, operators behind a loop, such as casts, read other values.
                 block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
             graph = graph if block._backend else keep_nan_in(graph, device_type)
@@ -201,15 +203,6 @@ class TracedGraph:
                 for_backend=self._block._backend is not None,
             )
         return None
-
-
-def _is_of_no_static_shape(node: Node) -> bool:
-    """Whether MXNet fails, with ``static_shape``, in a graph with a node.
-
-    Operators behind a loop, such as casts, read other values then; and ``np.hstack`` and
-    ``np.dstack`` make the shapes of the values that they join unknown.
-    """
-    return node.has_subgraph or node.operator in ("_npi_hstack", "_npi_dstack")
 
 
 def _without_inputs_as_results(graph: Symbol) -> Symbol:

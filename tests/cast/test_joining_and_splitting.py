@@ -42,7 +42,7 @@ OPERATORS = """
 1 F.np.hstack([a])
 1 F.np.vstack([a, b])
 1 F.np.dstack([a, b])
-2 F.np.column_stack([a, b])
+1 F.np.column_stack([a, b])
 1 F.np.append(a, b, axis=0)
 1 F.np.append(a, b)
 1 F.np.split(a, 2)
@@ -56,7 +56,7 @@ OPERATORS = """
 2 F.np.vsplit(b, (1, 3))
 3 F.np.dsplit(a, 2)
 3 F.np.dsplit(b, (1, 3))
-"""  # MXNet's graphs cannot stack vectors that they have computed as columns, in FP32 either
+"""
 
 
 class Net(gluon.HybridBlock):
@@ -120,3 +120,25 @@ def test_joining_and_splitting_is_exact_however_a_network_is_hybridized(way, lin
             for mode in MODES:
                 for one, other in zip(found(array, way, mode, *case), expected, strict=True):
                     np.testing.assert_array_equal(one, other, str((case, mode)))
+
+
+@EACH_WAY
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_stacked_values_have_known_shapes_and_the_axis_of_the_arrays_that_come(way, mode):
+    class Stacked(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            y = F.npx.relu(x)
+            return F.np.hstack([x, y]), F.npx.fully_connected(  # whose operand has a known shape
+                F.np.dstack([x, y]), F.np.ones((1, 2)), num_hidden=1, no_bias=True, flatten=False
+            )
+
+    with interface(True) as array:
+        net = Stacked()
+        WAYS[way](net)
+        net.hybridize(**mode)
+        for shape in ((3,), (3, 2), (2, 3)):
+            x = np.arange(-2, np.prod(shape) - 2).reshape(shape)
+            both = [x, np.maximum(x, 0)]
+            stacked, summed = net(array(x, dtype="float32"))
+            np.testing.assert_array_equal(stacked.asnumpy(), np.hstack(both))
+            np.testing.assert_array_equal(summed.asnumpy()[..., 0], np.dstack(both).sum(axis=-1))

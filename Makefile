@@ -28,7 +28,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo finetune test test-avx2 test-sanitized fuzz test-slow test-torch test-zentorch test-tensorflow test-openvino test-horovod test-third-party test-gpu test-newest lint \
+.PHONY: demo finetune test test-avx2 test-sanitized fuzz test-slow test-torch test-zentorch test-tensorflow test-openvino test-horovod test-slurm test-third-party test-gpu test-newest lint \
 	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
 
 environment: $(VENV)/.complete
@@ -160,6 +160,11 @@ $(HOROVOD)/.complete:
 		$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-build-isolation horovod==0.28.1
 	touch $@
+
+# The job script of docs/distributed.md in a Slurm that the test starts on this machine; skipped, with the
+# reason, where there is none (Debian: slurm-wlm munge).
+test-slurm: environment
+	$(RUN) -m pytest tests/distributed/test_slurm.py
 
 # Networks, losses and loops that nobody here wrote. gluonnlp has no wheels, and the C file in its
 # source is too old for Python 3.11: Cython makes another one. GluonTS wants the pydantic of before 2,

@@ -191,6 +191,7 @@ def commands() -> list[tuple[str, str, list[str]]]:
                 command = re.search(r"python scripts/(\w+)\.py(.*)|^(mpgluon \w+)(.*)", line)
                 if command and fence.language in SHELL:
                     name, rest = command[1] or command[3], command[2] or command[4] or ""
+                    rest = rest.replace('"$@"', "")  # a script's own arguments
                     found.append((name_of(page), name, shlex.split(rest, comments=True)))
     return found
 

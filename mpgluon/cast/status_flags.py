@@ -156,15 +156,12 @@ def of_processes(flags: Sequence[StepFlags]) -> StepFlags:
     """Return the flags of several processes, by rank, as one value; one process's own unchanged."""
     if len(flags) == 1:
         return flags[0]
-    ranked = [
-        replace(one, layers=tuple(replace(layer, rank=rank) for layer in one.layers))
-        for rank, one in enumerate(flags)
-    ]
-    together = joined(ranked)
-    if together.layers:
-        return together
-    why = f"the sum of the processes' gradients overflowed, or {together.unnoted}"
-    return replace(together, unnoted=why)
+    return joined(
+        [
+            replace(one, layers=tuple(replace(layer, rank=rank) for layer in one.layers))
+            for rank, one in enumerate(flags)
+        ]
+    )
 
 
 _here = threading.local()  # its ``slot``: of the layer that this thread computes; its ``run``

@@ -16,12 +16,14 @@ process is in the sum of all.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Optional, Union
 
-from mpgluon.cast.status_flags import of_processes
+from mpgluon.cast.status_flags import LayerFlags, Raised, of_processes
 from mpgluon.distributed.buckets import Bucket, Gradient, make_buckets
 from mpgluon.distributed.processes import Processes
 from mpgluon.distributed.state import begin, numbers_of_step, refuse_different_numbers
@@ -30,6 +32,7 @@ from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
@@ -37,6 +40,10 @@ from mxnet.ndarray import NDArray
 __all__ = ["MpiKVStore"]
 
 Arrays = Union[NDArray, Sequence[NDArray]]
+
+_ROUNDED_SUM = LayerFlags(
+    "sum over processes", "MpiKVStore", "cpu(0)", Raised(), Raised(overflow=True)
+)
 
 
 class MpiKVStore(KVStoreBase):
@@ -54,6 +61,7 @@ class MpiKVStore(KVStoreBase):
         self._processes = processes
         self._collected: Optional[dict[int, Sequence[NDArray]]] = None
         self._plans: dict[tuple[Gradient, ...], list[Bucket]] = {}
+        self._sums: list[Bucket] = []  # the latest ones
 
     def attach(self, trainer: gluon.Trainer) -> None:
         """Share rank 0's weights now, and send the gradients of a step in a few messages.
@@ -117,7 +125,7 @@ class MpiKVStore(KVStoreBase):
         plan = tuple(Gradient.of(key, arrays[0]) for key, arrays in gradients.items())
         if plan not in self._plans:
             self._plans[plan] = make_buckets(plan)
-        buckets = self._plans[plan]
+        self._sums = buckets = self._plans[plan]
         for bucket in buckets:
             bucket.pack(gradients)
         purpose = _in_words(plan)
@@ -143,6 +151,10 @@ class MpiKVStore(KVStoreBase):
         sent = mx.nd.array(self._processes.broadcast(value.asnumpy(), what), dtype=value.dtype)
         for array in [out] if isinstance(out, NDArray) else out:
             sent.copyto(array.as_nd_ndarray())
+
+    def _are_sums_finite(self) -> bool:
+        """Whether the latest sums were finite before they were rounded to the gradients' dtype."""
+        return all(bool(np.isfinite(bucket.values).all()) for bucket in self._sums)
 
     @staticmethod
     def is_capable(capability: str) -> bool:  # noqa: ARG004 - the answer to all questions
@@ -194,9 +206,13 @@ class _Step:
             self._is_open = False
         update(*arguments, **options)
         state = gluon_trainer.loss_scaler_of(self._trainer)
-        if isinstance(state, TrainerState) and state.step_was_skipped:
-            flags = self._processes.gather(state.flags, "the flags of a skipped step")
-            state.flags = of_processes(flags)
+        if not isinstance(state, TrainerState) or not state.step_was_skipped:
+            return
+        flags = of_processes(self._processes.gather(state.flags, "the flags of a skipped step"))
+        # Gradients with a finite sum were finite themselves.
+        if not math.isfinite(state.gradient_norm or 0.0) and self._store._are_sums_finite():
+            flags = replace(flags, layers=(*flags.layers, _ROUNDED_SUM), unnoted="")
+        state.flags = flags
 
 
 def _in_words(plan: tuple[Gradient, ...]) -> str:

@@ -6,8 +6,9 @@ Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end`
 - ``learning_rate``, ``loss_scale`` (of this step), ``skipped``,
 - ``flags``, a line for each layer that overflowed or made a NaN (:func:`mpgluon.amp.step_flags`),
 - ``overflow_began_in``, of a skipped step the pass and the layer, such as ``"backward dense0"``,
-  and of several processes the rank (``"backward dense0 on rank 1"``); ``null`` if no layer raised a
-  flag; ``network`` itself rounds the gradient of its result,
+  and of several processes the rank (``"backward dense0 on rank 1"``) or ``"backward sum over
+  processes"``; ``null`` if no layer raised a flag; ``network`` itself rounds the gradient of its
+  result,
 - ``gradient_norm`` in true units, ``null`` without a loss scale or clipping,
 - ``images_per_second`` since the end of the previous step, including the wait for images,
 - ``image_wait``, the share of that time in which the step waited for images, in [0, 1].

@@ -152,10 +152,12 @@ def main(folder: str) -> None:
         results["first-sum"] = first_sum(processes)
         for name in (*DIFFERENT, "loss scale", "schedule"):
             results[f"refused/{name}"] = refused(processes, name)
-        *_, trainer = one_step(processes, magnitude=6e4 if rank == size - 1 else 1.0)
-        flags = amp.step_flags(trainer)
-        assert set(processes.gather(str(flags), "flags")) == {str(flags)}
-        results["flags"] = np.array(str(flags))
+        of_last = 6e4 if rank == size - 1 else 1.0
+        for name, how in {"layer": {"magnitude": of_last}, "sum": {"scale": 2.0**15}}.items():
+            *_, trainer = one_step(processes, **how)
+            flags = str(amp.step_flags(trainer))
+            assert set(processes.gather(flags, "flags")) == {flags}
+            results[f"flags/{name}"] = np.array(flags)
         sign = {"both": [1, 1, -1, -1], "every other": [1, -1, 1, -1], "outer": [1, -1, -1, 1]}
         large = [6e4 * sign[kind][rank % 4] for kind in sign]
         if size == 4:

@@ -123,9 +123,12 @@ def test_a_step_with_other_numbers_on_one_rank_is_refused_on_all_with_the_number
 
 
 @pytest.mark.usefixtures("native_operators")  # which raise flags
-def test_an_overflow_of_another_rank_is_named_with_its_layer(scenarios):
+def test_an_overflow_is_named_on_all_ranks_with_its_layer_and_rank_or_as_that_of_the_sum(scenarios):
     ranks, results = scenarios
-    assert f"dense (Dense, cpu(0), rank {ranks - 1}) forward: overflow" in str(results["flags"])
+    flags = part_of(results, "flags")
+    assert f"dense (Dense, cpu(0), rank {ranks - 1}) forward: overflow" in str(flags["layer"])
+    # 2**15 on each rank, which float16 holds.
+    assert str(flags["sum"]) == "sum over processes (MpiKVStore, cpu(0)) backward: overflow"
 
 
 def test_float16_gradients_are_summed_in_float32(scenarios):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
+import operator
 
 import mpgluon
 from mpgluon import CheckpointError
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 from test_checkpoint import ADAM, NADAM, SGD, TWO, Training, read_file, write_file
 
-VALUES = [None, -1, 7, 1.5, 1e30, "text", [0], {"text": 1}]
+VALUES = [None, -1, 7, 1.5, 1e30, True, math.inf, -(10**400), "text", [0], {"text": 1}]
 REMOVED = object()
 
 
@@ -97,6 +100,31 @@ def test_any_edited_field_is_refused_and_changes_nothing_or_can_be_used(
             refusals += refused_or_usable(path, training, original)
     assert ("trainer", "num_update") in places
     assert refusals > 4 * len(places)
+
+
+@pytest.mark.filterwarnings("ignore:.*learning rate:UserWarning")
+def test_a_number_of_the_header_is_finite_and_of_its_kind_and_a_count_is_not_negative(tmp_path):
+    schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.01)
+    sgd = ("sgd", {"learning_rate": 0.05, "lr_scheduler": schedule})
+    training = Training("bfloat16 weights stochastic", sgd)
+    average = mpgluon.WeightAverage(training.trainer, 0.9)
+    training.train(1)
+    average.update()
+    path = tmp_path / "saved.npz"
+    save_checkpoint(path, training.net, training.trainer)
+    header, arrays = read_file(path)
+    numbers = 0
+    for place in places_in(header):
+        number = functools.reduce(operator.getitem, place, header)
+        if not isinstance(number, (int, float)):
+            continue
+        numbers += 1
+        is_count = isinstance(number, int) and "lr" not in str(place[-1])
+        for value in [10**400, math.nan, True, *([-1] if is_count else [])]:
+            write_file(path, edited(header, place, value), arrays)
+            with pytest.raises(CheckpointError, match=r"saved\.npz"):
+                load_checkpoint(path, training.net, training.trainer)
+    assert numbers > 30
 
 
 @pytest.mark.parametrize("value", [REMOVED, None, [], 3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_number
+from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_finite
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.updates import gluon_trainer
@@ -11,7 +11,7 @@ import numpy as np
 
 __all__ = ["AVERAGE_FIELDS", "export_average", "prepare_average"]
 
-AVERAGE_FIELDS: dict[str, Kind] = {"average": Maybe({"decay": is_number, "updates": is_count})}
+AVERAGE_FIELDS: dict[str, Kind] = {"average": Maybe({"decay": is_finite, "updates": is_count})}
 
 
 def export_average(run: Run) -> Content:

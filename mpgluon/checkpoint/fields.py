@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Union
 
@@ -10,21 +11,34 @@ __all__ = [
     "Maybe",
     "check_fields",
     "is_count",
+    "is_finite",
     "is_number",
     "is_numbers",
+    "is_seed",
     "is_text",
     "is_texts",
+    "is_words",
 ]
 
 
 def is_count(value: Any) -> bool:
+    """Whether a value counts steps; MXNet's schedules take one after the other, up to it."""
+    return is_seed(value) and value < 2**31
+
+
+def is_seed(value: Any) -> bool:
     """Whether a value is an integer from 0 upward."""
     return type(value) is int and value >= 0
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a value is a finite number, and not a truth value."""
+    return is_number(value) and type(value) is not bool and math.isfinite(value)
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a number, truth values and infinity included."""
-    return isinstance(value, (int, float))
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def is_numbers(value: Any) -> bool:
@@ -35,6 +49,11 @@ def is_numbers(value: Any) -> bool:
 def is_text(value: Any) -> bool:
     """Whether a value is text."""
     return isinstance(value, str)
+
+
+def is_words(value: Any) -> bool:
+    """Whether a value is a list of integers of 32 bits."""
+    return isinstance(value, list) and all(is_seed(one) and one < 2**32 for one in value)
 
 
 def is_texts(value: Any) -> bool:
@@ -49,7 +68,7 @@ class Maybe(NamedTuple):
 
 
 Kind = Union[Callable[[Any], bool], Mapping[Any, Any], Maybe]
-"""A condition on a value; or the kinds of a dictionary's fields by name, or one for all, by str."""
+"""A condition on a value; or the kinds of a dictionary's fields by name, and of others, by str."""
 
 
 def check_fields(value: Any, kind: Kind, place: str = "") -> None:
@@ -65,7 +84,7 @@ def check_fields(value: Any, kind: Kind, place: str = "") -> None:
     if not isinstance(value, dict):
         raise ValueError(f"its {place or 'header'} should be a dictionary, not {value!r}")
     for name in value if str in kind else kind:
-        inner, expected = f"{place}/{name}".lstrip("/"), kind.get(str, kind.get(name))
+        inner, expected = f"{place}/{name}".lstrip("/"), kind.get(name, kind.get(str))
         if name not in value and not isinstance(expected, Maybe):
             raise ValueError(f"its {inner} is missing")
         check_fields(value.get(name), expected, inner)

@@ -5,10 +5,22 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple, Optional
 
+from mpgluon.checkpoint.fields import Kind, check_fields, is_count, is_finite, is_text, is_words
+
 import mxnet as mx
 import numpy as np
 
 __all__ = ["RandomStates", "random_states", "set_random_states", "validated_random_states"]
+
+_FIELDS: dict[str, Kind] = {
+    "numpy": {
+        "bit_generator": is_text,
+        "state": {"key": is_words, "pos": is_count},
+        "has_gauss": is_count,
+        "gauss": is_finite,
+    },
+    "mxnet": is_count,
+}
 
 
 class RandomStates(NamedTuple):
@@ -48,18 +60,19 @@ def validated_random_states(states: dict[str, Any]) -> RandomStates:
         If a generator refuses its state.
     """
     try:
+        check_fields(states, _FIELDS)
         version, internal, gauss = states["python"]
         python = (version, tuple(internal), gauss)
         numpy_state = states["numpy"]
         key = np.array(numpy_state["state"]["key"], dtype=np.uint32)
         numpy_state = {**numpy_state, "state": {**numpy_state["state"], "key": key}}
-        if not 0 <= int(numpy_state["state"]["pos"]) <= len(key):  # NumPy does not look
+        if numpy_state["state"]["pos"] > len(key):  # NumPy does not look
             raise ValueError(f"position {numpy_state['state']['pos']} of {len(key)}")
         if gauss is not None:
             float(gauss)  # Python does not look
         random.Random().setstate(python)
         np.random.RandomState().set_state(numpy_state)
-        return RandomStates(python, numpy_state, int(states["mxnet"]))
+        return RandomStates(python, numpy_state, states["mxnet"])
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"its random states cannot be used ({error!r})") from error
 

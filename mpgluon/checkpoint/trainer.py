@@ -10,7 +10,7 @@ import logging
 from typing import Any, Optional
 
 from mpgluon.archive import Arrays
-from mpgluon.blocks import arrays_of
+from mpgluon.blocks import arrays_of, is_mxnets_own
 from mpgluon.checkpoint.attributes import (
     optimizer_numbers,
     schedule_lists,
@@ -22,9 +22,12 @@ from mpgluon.checkpoint.attributes import (
 from mpgluon.checkpoint.fields import (
     Kind,
     Maybe,
+    check_fields,
     is_count,
+    is_finite,
     is_number,
     is_numbers,
+    is_seed,
     is_text,
     is_texts,
 )
@@ -66,8 +69,8 @@ OPTIMIZER_FIELDS: dict[str, Kind] = {
     "optimizer": is_text,
     "num_update": is_count,
     "update_counts": {str: {str: is_count}},
-    "m_schedule": Maybe(is_number),  # Nadam's running product
-    "learning_rate": Maybe(is_number),  # none where only the schedule has one
+    "m_schedule": Maybe(is_finite),  # Nadam's running product
+    "learning_rate": Maybe(is_finite),  # none where only the schedule has one
     "optimizer_numbers": Maybe({str: Maybe(is_number)}),
     "lr_scheduler": {str: is_number},
     "lr_scheduler_lists": Maybe({str: is_numbers}),
@@ -75,8 +78,14 @@ OPTIMIZER_FIELDS: dict[str, Kind] = {
     "states": is_texts,
     "state_numbers": Maybe({str: is_number}),
     "rounding": Maybe(
-        {"way": is_text, "seed": is_count, "steps": is_count, "numbers": {str: is_count}}
+        {"way": is_text, "seed": is_seed, "steps": is_count, "numbers": {str: is_count}}
     ),
+}
+# Numbers of MXNet's own schedules, which would never end with a step of 0.
+_SCHEDULE: dict[Any, Kind] = {
+    str: is_finite,
+    "step": lambda value: is_count(value) and value > 0,
+    **dict.fromkeys(("count", "cur_step_ind", "max_update", "max_steps", "warmup_steps"), is_count),
 }
 LOSS_SCALE_FIELDS: dict[str, Kind] = {
     "loss_scale": Maybe({"kind": is_text}),
@@ -197,6 +206,8 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
     if schedule is None and not has_schedule and fields["learning_rate"] is not None:
         attributes["lr"] = fields["learning_rate"]
     continues = schedule is not None and kind_of_file in (None, type(schedule).__name__)
+    if continues and is_mxnets_own(type(schedule)):
+        check_fields(fields["lr_scheduler"], _SCHEDULE, "trainer/lr_scheduler")
     if fields["m_schedule"] is not None:
         attributes["m_schedule"] = fields["m_schedule"]
     numbers_now = optimizer_numbers(optimizer)

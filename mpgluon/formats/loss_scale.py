@@ -98,7 +98,7 @@ class LossScale(ABC):
             except TypeError as error:
                 raise ValueError(str(error)) from None
         for name in expected.keys() & {"growth_interval", "growth_tracker"}:
-            if type(state[name]) is not int or state[name] < 0:
+            if type(state[name]) is not int or not 0 <= state[name] < 2**63:
                 raise ValueError(f"{name} must be an integer from 0, received {state[name]!r}")
         vars(self).update({key: value for key, value in state.items() if key != "kind"})
 

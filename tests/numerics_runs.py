@@ -35,7 +35,7 @@ class Run:
             )
         self.devices = [mx.cpu()]
         self.net.initialize(mx.init.Xavier())
-        self.cast, self.seed, self.scale = cast, 0, 16.0
+        self.cast, self.seed, self.scale, self.optimizer = cast, 0, 16.0, "sgd"
         self.options: dict[str, Any] = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4}
         rng = np.random.default_rng(1)
         self.images = rng.standard_normal((20, BATCH, 3, 6, 6)).astype(np.float32)
@@ -52,7 +52,7 @@ class Run:
             mpgluon.cast_block(self.net, self.cast, **self.cast_options)
         half = self.cast is not None
         self.trainer = gluon.Trainer(
-            self.net.collect_params(), "sgd", {**self.options, "multi_precision": half}
+            self.net.collect_params(), self.optimizer, {**self.options, "multi_precision": half}
         )
         amp.init_trainer(self.trainer, self.scale if half else "none")
         options = {"every": 1, **options}

@@ -19,7 +19,7 @@
 # - find the block and the operator in which the first infinite number appeared;
 # - say why no loss scale helps against it;
 # - find out which blocks to keep in FP32, and check that it helps;
-# - find the step and the layer in which two runs part, and say whether rounding explains it.
+# - find the step and the layer in which two runs part, and say whether rounding can explain it.
 #
 # You should know casting (lesson 04) and loss scaling (lesson 03).
 
@@ -542,9 +542,9 @@ assert of_rounding.difference.relative < 8 * 2**-24
 assert np.abs(losses_of(in_parts) - losses_of(ours)).max() < difference.max() / 10
 
 # %% [markdown]
-# The same step and the same layer, but the other answer: rounding explains it, and there is no fault
-# to look for. Here the layers in FP16 round most of it away. In a larger network and a longer
-# training it can grow until the losses differ more than hers and ours
+# The same step and the same layer, but the other answer: rounding is enough to explain it, so that
+# there need not be a fault. Here the layers in FP16 round most of it away. In a larger network and
+# a longer training it can grow until the losses differ more than hers and ours
 # ([an example](../docs/how-to/training-got-worse.md)). So look at the first difference, and not at
 # the losses.
 #
@@ -559,7 +559,7 @@ assert np.abs(losses_of(in_parts) - losses_of(ours)).max() < difference.max() / 
 # - `compare_with_fp32` ranks the layers by the error that each introduces.
 # - `suggest_keep_fp32` finds by trial what to keep in FP32, and `keep_fp32` does it.
 # - Of two runs that part, the losses do not say why. `NumericsRecorder` and `compare_numerics` name
-#   the first step and array that differ, and say whether rounding explains it.
+#   the first step and array that differ, and say whether rounding can explain it.
 #
 # There are more tools, for memory, for shapes and for steps that went wrong on another machine:
 # [see the numbers](../docs/diagnostics.md).

@@ -394,6 +394,15 @@ def test_the_learning_rate_is_that_of_the_update(tmp_path):
     assert [line["learning_rate"] for line in recording.lines] == [0.1, 0.2, 0.3]
 
 
+def test_running_statistics_are_recorded_as_the_step_leaves_them(tmp_path):
+    first, second = diagnostics.read_numerics(Run().train(tmp_path, steps=2))
+    names = [one.id.name for one in first.of("running statistic")]
+    assert names == ["1.running_mean", "1.running_var"]
+    for one in first.of("running statistic"):
+        name = one.id._replace(kind="weight")
+        assert one.checksum == second.tensors[name].checksum != first.tensors[name].checksum
+
+
 def test_a_block_that_is_called_twice_and_a_graph_that_changes(tmp_path):
     class Twice(gluon.Block):
         def __init__(self):

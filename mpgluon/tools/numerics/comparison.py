@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from mpgluon.errors import CheckpointError
-from mpgluon.tables import Result, Table
-from mpgluon.tools.numerics.differences import Difference, differ, difference_of
+from mpgluon.tables import Result, Table, counted
+from mpgluon.tools.numerics.differences import (
+    Difference,
+    differ,
+    difference_of,
+    size_of,
+    terms_of,
+)
 from mpgluon.tools.numerics.files import NumericsStep, Recording, TensorName, read_numerics
 
 __all__ = ["NumericsComparison", "compare_numerics"]
 
 _SETTINGS = ("loss_scale", "learning_rate", "rescale")
+_MOVED = 1e-3  # of the norm, differs if numbers were moved
 _TRAINED = ("gradient", "update", "master", "state")  # a frozen parameter has none of these
 _PLACES = {
     "input": "before the forward pass",
@@ -27,6 +34,7 @@ _PLACES = {
     "loss": "in the forward pass",
     "activation gradient": "in the backward pass",
     "gradient": "in the backward pass",
+    "running statistic": "after the backward pass",
     "update": "in the update",
 }
 
@@ -44,7 +52,7 @@ class NumericsComparison(Result):
     difference : Difference or None
         The first tensor that differs in this step, in the order of the step.
     sentence : str
-        Where it is and what that means, in words.
+        Where it is and what that means, in words. A cause is named only if the recordings prove it.
     differences : sequence of Difference
         All tensors that differ in this step.
     compared : int
@@ -120,8 +128,8 @@ def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def _different_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
-    for key in sorted({*a, *b}):
-        one, other = a.get(key), b.get(key)
+    for key in sorted(a.keys() & b.keys()):  # an older recording has fewer
+        one, other = a[key], b[key]
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _different_values(one, other)
         elif one != other:
@@ -137,10 +145,11 @@ class _Steps:
     before: Optional[int]
 
     def differences(self) -> Iterator[Difference]:
-        for name, tensor in self.a.tensors.items():
-            other = self.b.tensors.get(name)
-            if other is not None and differ(tensor, other):
-                yield difference_of(tensor, other)
+        return map(self._difference, filter(self._differs, self.a.tensors))
+
+    def _difference(self, name: TensorName) -> Difference:
+        terms, size = terms_of(self.a, name), size_of(self.a, name)
+        return difference_of(self.a.tensors[name], self.b.tensors[name], terms, size)
 
     def sentence(self) -> str:
         """Return where the step differs and what that means; empty if it is the same."""
@@ -165,7 +174,7 @@ class _Steps:
             return f"{self._when()}, {self._of_missing(missing)}."
         if first is None:
             return ""
-        difference = difference_of(self.a.tensors[first], self.b.tensors[first])
+        difference = self._difference(first)
         block = f" ({difference.block})" if difference.block else ""
         place = _PLACES[first.kind]
         meaning = self._meaning(first, difference)
@@ -211,8 +220,8 @@ class _Steps:
         if {name[:2] for name in a} == {name[:2] for name in b}:
             calls = (max(name.call for name in names) + 1 for names in (a, b))
             return (
-                f"the layers are called up to {next(calls)} and {next(calls)} times in a step: on "
-                "another number of devices, or of batches that accumulate."
+                f"the layers are called up to {next(calls)} and {next(calls)} times in a step, as "
+                "on another number of devices, or of batches that accumulate."
             )
         only_a = [str(name) for name in a if name not in set(b)]
         only_b = [str(name) for name in b if name not in set(a)]
@@ -233,7 +242,7 @@ class _Steps:
         last = " between the recorded steps: record each of these (every=1) to see where"
         if name.kind == "input":
             return (
-                "The images are not the same ones: another order, augmentation, decoder or "
+                "The inputs are not the same ones, as with another order, augmentation, decoder or "
                 "normalization."
             )
         if name.kind == "label":
@@ -249,17 +258,22 @@ class _Steps:
             return self._of_forward(name, difference)
         if name.kind == "activation gradient":
             return (
-                "The forward passes are equal, and what arrived behind this layer: the backward "
-                f"pass of what takes its result differs. {_rounding(difference)}"
+                "The layers' results are equal, and what arrived behind this layer: the backward "
+                f"pass of what takes its result differs.{_rounding(difference)}"
             )
         if name.kind == "gradient":
             return (
-                "The forward passes and the gradients of the layers' results are equal: the "
-                f"backward pass of this parameter's layer differs. {_rounding(difference)}"
+                "The layers' results and their gradients are equal: the backward pass of this "
+                f"parameter's layer differs.{_rounding(difference)}"
+            )
+        if name.kind == "running statistic":
+            return (
+                "Gradients are equal, and so were the running statistics before the step: this "
+                f"layer computes something else.{_rounding(difference)}"
             )
         return (
-            "Gradients, weights and the optimizer's arrays are equal, so the optimizers are not: "
-            f"another rule, weight decay or momentum. {_rounding(difference)}"
+            "Gradients, weights and the optimizer's arrays are equal, so the optimizer computes "
+            "something else."
         )
 
     def _of_parameters(self, name: TensorName, difference: Difference, between: str) -> str:
@@ -270,45 +284,65 @@ class _Steps:
         }[name.kind]
         if between:
             return f"{what} parted{between}."
-        same_numbers = math.isclose(*difference.norms, rel_tol=1e-12)
+        same_norm = math.isclose(*difference.norms, rel_tol=1e-12)
         if self.before is None:
-            began = "the runs began, or were continued, with other ones"
-        else:
+            began = "what was before it is not recorded in both"
+            if self.a.number == 1:
+                began = "the runs began, or were continued, with other ones"
+        elif self._leaves(name):
             began = (
-                f"the update of step {self.before} was equal, so they were changed after it: "
-                "loaded from a checkpoint, averaged, or written by code"
+                f"step {self.before} left equal ones, so they were changed after it, as by loading "
+                "a checkpoint, averaging, or code"
             )
+        else:
+            began = f"step {self.before} computed other ones, or they were changed after it"
         moved = (
-            " The norm is the same: the same numbers in other places, as of a transposed or "
-            "reordered weight."
-            if same_numbers and name.kind == "weight" and difference.is_rounding is False
+            " The norm is the same, as of a transposed or reordered weight."
+            if same_norm and name.kind == "weight" and difference.relative > _MOVED
             else ""
         )
         return f"{what} differ before the step: {began}.{moved}"
 
+    def _leaves(self, name: TensorName) -> bool:
+        """Whether a step records what it leaves of a parameter: by its update, or as it is."""
+        left = {name._replace(kind=kind) for kind in ("update", "running statistic")}
+        return name.kind != "state" and bool(left & self.a.tensors.keys() & self.b.tensors.keys())
+
     def _of_forward(self, name: TensorName, difference: Difference) -> str:
         if name.kind == "loss":
-            return "All layers' results are equal: the loss function, or its weights, are not."
+            return (
+                "All layers' results are equal, so the loss is computed otherwise."
+                f"{_rounding(difference)}"
+            )
+        equal = "Inputs and weights" if self.a.of("input") and self.b.of("input") else "Weights"
+        first = f"{equal} are equal, and this is the first layer whose result differs"
+        if difference.is_mask and "Dropout" in difference.block:
+            return f"{first}, in values that one of the two drops: another random state."
         if "Dropout" in difference.block:
-            return "Its operands are equal: another random state draws another mask."
-        return (
-            "Inputs and weights are equal, and this is the first layer whose result differs, so "
-            f"it computes something else. {_rounding(difference)}"
-        )
+            return f"{first}, so it draws another mask, or computes something else."
+        if equal == "Weights":
+            return (
+                f"{first}: on other inputs, which are not recorded, or it computes something else."
+            )
+        return f"{first}, so it computes something else.{_rounding(difference)}"
 
 
 def _rounding(difference: Difference) -> str:
-    if difference.is_rounding is None:
+    """Return whether rounding can explain a difference; nothing if that is not known."""
+    if difference.is_rounding is None and difference.terms:
         return (
-            "Too few values are kept to say whether rounding explains it: record all values, "
+            " Too few values are kept to say whether rounding can explain it: record all values, "
             "NumericsRecorder(..., arrays=(step, step))."
         )
+    if not difference.terms:
+        return ""
+    sums = f"sums of {counted(difference.terms, 'number')} in another order differ"
     if difference.is_rounding:
         return (
-            "Rounding explains it: sums in another order, another processor, thread count or "
-            "library."
+            f" Rounding can explain it: {sums} as much, as with another processor, library or "
+            "number of threads."
         )
-    return "Rounding does not explain it: another setting, operator or operand does."
+    return f" Rounding alone does not explain it: {sums} by less."
 
 
 def _range(recording: Recording) -> str:

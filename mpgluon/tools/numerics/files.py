@@ -50,15 +50,16 @@ NUMERICS = Kind("recording of numerics", 1)
 
 KINDS = (
     *("input", "label", "weight", "master", "state"),
-    *("activation", "loss", "activation gradient", "gradient", "update"),
+    *("activation", "loss", "activation gradient", "gradient", "running statistic", "update"),
 )
 """The kinds of tensors, in the order of a step.
 
 ``weight`` is what the network computes with, running statistics included, ``master`` its FP32
 value in the optimizer, ``state`` any other array of the optimizer: all before the step.
-``gradient`` is that of a parameter as the optimizer receives it, times the loss scale. ``update``
-is the difference that the step makes: of the master, where there is one. A parameter that the step
-does not use has neither.
+``gradient`` is that of a parameter as the optimizer receives it, times the loss scale. ``running
+statistic`` is one of a BatchNorm as the step leaves it. ``update`` is the difference that the step
+makes: of the master, where there is one. A parameter that the step does not use has neither
+gradient nor update.
 """
 
 _EXPONENTS, _ZEROS = 256, 256  # of statistics.h

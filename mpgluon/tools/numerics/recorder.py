@@ -36,6 +36,7 @@ from mpgluon.updates import gluon_trainer
 from mpgluon.updates.rounded_updates import NEAREST, rounding_of
 from mpgluon.updates.updater import has_master
 
+import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.ndarray import NDArray
@@ -333,6 +334,7 @@ class NumericsRecorder:
             self._log(self._trends.add_line(line))
             if self._now is not None:
                 self._now.note("loss", [("", one, "") for one in losses])
+                self._now.note("running statistic", self._statistics())
                 self._now.note("update", self._updates())
                 self._keep_step(NumericsStep(number, line, self._now.tensors(), self.about))
         except (OSError, CheckpointError) as error:
@@ -349,6 +351,13 @@ class NumericsRecorder:
     def _log(self, trends: Sequence[Trend]) -> None:
         for line in lines_of(trends):
             _logger.warning("%s", line)
+
+    def _statistics(self) -> Iterator[tuple[str, NDArray, str]]:
+        """Yield the running statistics that the step leaves; waits, as static graphs do not."""
+        mx.nd.waitall()
+        for name, parameter in self._net._collect_params_with_prefix().items():
+            if gluon_trainer.is_statistic(parameter) and parameter._data is not None:
+                yield name, as_nd(parameter.list_data()[0]), ""
 
     def _updates(self) -> Iterator[tuple[str, NDArray, str]]:
         """Yield the differences that the step has made, with the formats of what it changed."""

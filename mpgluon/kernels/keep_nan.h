@@ -114,13 +114,20 @@ void map_elements(OpReqType req, const NDArray& out, const Of& of, const In&... 
   else map<float>(req, out, of, in...);
 }
 
-inline void relu(const NodeAttrs&, const OpContext&, const Arrays& in, const Requests& req,
-                 const Arrays& out) {
+// Whether oneDNN has ReLU of such arrays; MXNet's own of all others keeps NaN.
+inline bool is_of_onednn(const NDArray& array) {
+  return array.dtype() == mshadow::kFloat32 || array.dtype() == mshadow::kBfloat16;
+}
+
+inline void relu(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                 const Arrays& in, const Requests& req, const Arrays& out) {
+  if (!is_of_onednn(in[0])) return call(op, attrs, ctx, in, req, out);
   map_elements(req[0], out[0], [](auto x) { return relu_of(x); }, in[0]);
 }
 
-inline void relu_backward(const NodeAttrs&, const OpContext&, const Arrays& in,
-                          const Requests& req, const Arrays& out) {
+inline void relu_backward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                          const Arrays& in, const Requests& req, const Arrays& out) {
+  if (!is_of_onednn(in[0])) return call(op, attrs, ctx, in, req, out);
   map_elements(req[0], out[0], [](auto dy, auto y) { return gradient_of(dy, y); }, in[0], in[1]);
 }
 
@@ -133,39 +140,49 @@ inline bool is_max_pooling(const NodeAttrs& attrs) {
 
 // Make the results of max pooling NaN whose window has one. They may be in any layout before, and are
 // plain then.
-inline void keep_in_pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
-                            const NDArray& data, const Arrays& out) {
+template <class X = float>
+void keep_in_pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                     const NDArray& data, const Arrays& out) {
+  const auto is_nan = [](X number) { return number != number; };
   const NDArray x = layout_of(data) == 0 ? plain(data) : data;
   const int64_t n = x.shape().Size();
-  if (!flags::holds_nan(address(x), n)) return;
+  const X* any = elements_of<const X>(x);
+  if (std::none_of(any, any + n, is_nan)) return;
   const NDArray numbers = plain(x), where = fresh(x, mshadow::kFloat32);
-  const float* from = address(numbers);
-  float* is_nan = where.data().dptr<float>();
-  for (int64_t i = 0; i < n; ++i) is_nan[i] = flags::is_nan(from[i]);
+  std::transform(elements_of<const X>(numbers), elements_of<const X>(numbers) + n, address(where),
+                 is_nan);
   Arrays results;
-  for (const NDArray& array : out) results.push_back(fresh(array, array.dtype()));
+  for (const NDArray& array : out) results.push_back(fresh(array, mshadow::kFloat32));
   call(op, attrs, ctx, {where}, Requests(out.size(), mxnet::kWriteTo), results);
   const NDArray found = plain(results[0]), made = plain(out[0]);
-  const float *windows = address(found), *before = address(made);
+  const float* windows = address(found);
+  const X* before = elements_of<const X>(made);
   const int64_t size = out[0].shape().Size();
-  std::vector<float> kept(before, before + size);
+  std::vector<X> kept(before, before + size);
   for (int64_t i = 0; i < size; ++i)
-    if (windows[i] > 0) kept[i] = NAN;
-  std::copy(kept.begin(), kept.end(), prepare(out[0], 1));
+    if (windows[i] > 0) kept[i] = X(NAN);
+  std::copy(kept.begin(), kept.end(), room_in<X>(out[0], 1));
 }
 
 inline void pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
                     const Arrays& in, const Requests& req, const Arrays& out) {
   call(op, attrs, ctx, in, req, out);
-  if (req[0] != mxnet::kNullOp && is_max_pooling(attrs))
-    keep_in_pooling(op, attrs, ctx, in[0], out);
+  if (req[0] == mxnet::kNullOp || !is_max_pooling(attrs)) return;
+  const int dtype = in[0].dtype();
+  if (dtype == mshadow::kFloat32) keep_in_pooling<float>(op, attrs, ctx, in[0], out);
+  if (dtype == mshadow::kFloat64) keep_in_pooling<double>(op, attrs, ctx, in[0], out);
+  if (dtype == mshadow::kFloat16) keep_in_pooling<mshadow::half::half_t>(op, attrs, ctx, in[0], out);
 }
 
 inline void register_keep_nan() {
-  const nnvm::Op *activation = nnvm::Op::Get("Activation"), *pool = nnvm::Op::Get("Pooling");
-  Operator back = in_place_of(nnvm::Op::Get("_backward_Activation"),
-                              "_mpgluon_keep_nan_backward_Activation", relu_backward);
-  Operator forward = in_place_of(activation, "_mpgluon_keep_nan_Activation", relu);
+  const nnvm::Op *activation = nnvm::Op::Get("Activation"), *pool = nnvm::Op::Get("Pooling"),
+                 *backward = nnvm::Op::Get("_backward_Activation");
+  Operator back =
+      in_place_of(backward, "_mpgluon_keep_nan_backward_Activation",
+                  [backward](const auto&... all) { relu_backward(backward, all...); });
+  Operator forward =
+      in_place_of(activation, "_mpgluon_keep_nan_Activation",
+                  [activation](const auto&... all) { relu(activation, all...); });
   forward.set<nnvm::FGradient>("FGradient", gradient_by(activation, &back.op()));
   Operator pooled =
       in_place_of(pool, "_mpgluon_keep_nan_Pooling",

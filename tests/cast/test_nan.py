@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from helpers import BOTH, EACH_WAY, STATIC, WAYS, in_sequence
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
 PLACES = (0, 2, 2), (1, 0, 5)  # (image, row, column) of the NaN, in every channel
@@ -70,6 +70,32 @@ def test_nan_comes_out_where_it_went_in_and_nothing_else_changes(
             without = net(images(with_nan=False)).asnumpy()
         np.testing.assert_array_equal(np.isnan(found), holes)
         assert found[~holes].tobytes() == without[~holes].tobytes()
+
+
+@BOTH
+@EACH_WAY
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("kept", [False, True], ids=["cast", "kept in FP32"])
+def test_nan_in_another_dtype_comes_out_too(kept, dtype, way, hybridize):
+    class Layers(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            x = F.cast(x, dtype)
+            relu, pooled = F.Activation(x, act_type="relu"), F.Pooling(x, kernel=(3, 3))
+            return F.cast(relu, "float32"), F.cast(pooled, "float32")
+
+    net, x = Layers(), images()
+    WAYS[way](net, keep_fp32=[Layers] if kept else ())
+    net.hybridize(hybridize, **STATIC)
+    x.attach_grad()
+    with autograd.record():
+        relu, pooled = net(x)
+    relu.backward(mx.nd.ones_like(relu))
+    values = images().asnumpy().astype(dtype).astype("float32")
+    np.testing.assert_array_equal(relu.asnumpy(), np.maximum(values, 0))
+    windows_of_3 = np.lib.stride_tricks.sliding_window_view(values, (3, 3), axis=(2, 3))
+    np.testing.assert_array_equal(pooled.asnumpy(), windows_of_3.max(axis=(4, 5)))
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(x.grad.asnumpy()[numbers], values[numbers] > 0)
 
 
 @BOTH

@@ -48,7 +48,14 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall
+from mpgluon.cast.calls import (
+    AT_WORK,
+    LOOPS,
+    ROUNDING_RULES,
+    OperatorCall,
+    each_output,
+    settled,
+)
 from mpgluon.cast.deconvolution import deconvolution
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
@@ -62,12 +69,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.symbol import Symbol
 
-__all__ = ["Arithmetic", "arithmetic_of", "each_output", "emulated", "policy_arithmetic"]
-
-
-def each_output(result: Any) -> Any:
-    """Return a list for a symbol with several outputs, so that each is cast by itself."""
-    return list(result) if isinstance(result, Symbol) and len(result) > 1 else result
+__all__ = ["Arithmetic", "arithmetic_of", "emulated", "policy_arithmetic"]
 
 
 class Arithmetic(ABC):
@@ -77,29 +79,30 @@ class Arithmetic(ABC):
 
     def apply(self, rule: Rule, call: OperatorCall) -> Any:
         """Run ``call`` as ``rule`` requires and return its result in the right format."""
+        if rule in ROUNDING_RULES and call.formats() <= {"float64"}:  # or of integers
+            return settled(call.run())
         if rule is Rule.COMPUTE:
             return self.compute(call)
         if rule is Rule.NORMALIZE:
             return self.normalize(call)
         if rule is Rule.FLOAT32:
-            return mark(_run_product(call, widen), call.requested_format() or "float32")
+            return settled(_run_product(call, widen), "float32")
         if rule is Rule.FOLLOW:
             return self.follow(call)
         if rule is Rule.MOVE:
             return self.move(call)
         if call.name in LOOPS:
-            return call.with_fp32_states().run()
-        if call.name == "contrib.cond":
-            return call.with_fp32_branches().run()
-        dtype = call.requested_format()
-        return call.run() if dtype is None else mark(call.run(), dtype)
+            call = call.with_fp32_states()
+        elif call.name == "contrib.cond":
+            call = call.with_fp32_branches()
+        return settled(call.run(), call.requested_format())
 
     def move(self, call: OperatorCall) -> Any:
         """Run an operator that does no arithmetic, on operands of any format."""
         formats = call.formats()
         # A graph may hold an FP32 symbol of MXNet's own operators on a grid; a later cast says it.
         is_known = len(formats) == 1 and (formats != {"float32"} or call.all_formats_known())
-        return mark(call.run(), formats.pop() if is_known else None)
+        return settled(call.run(), formats.pop() if is_known else None)
 
     @abstractmethod
     def compute(self, call: OperatorCall) -> Any:
@@ -190,9 +193,9 @@ class Emulated(Arithmetic):
         if formats == {self._marked}:
             return self.follow_narrow(call)
         if formats == {None}:
-            return mark(call.run(), None)
+            return settled(call.run())
         # With a known format, a symbol of unknown format is FP32: narrowing marks its result.
-        return mark(call.run(widen), "float32" if "float32" in formats else None)
+        return settled(call.run(widen), "float32" if "float32" in formats else None)
 
     def follow_narrow(self, call: OperatorCall) -> Any:
         """Run an operator all of whose operands have the format, and round its result once."""
@@ -286,10 +289,10 @@ class NativeBfloat16(Arithmetic):
         formats = call.formats()
         if formats & {"float16", "bfloat16"}:
             return mark(call.run(widen), "float32")
-        return mark(call.run(), "float32" if formats == {"float32"} else None)
+        return settled(call.run(), "float32" if formats == {"float32"} else None)
 
     def move(self, call: OperatorCall) -> Any:
-        return mark(call.run(widen), "float32" if None not in call.formats() else None)
+        return settled(call.run(widen), "float32" if None not in call.formats() else None)
 
     @staticmethod
     def _stays_bfloat16(call: OperatorCall) -> bool:

@@ -49,7 +49,10 @@ __all__ = [
 Convert = Callable[[Array], Array]
 Format = Union[str, FloatFormat]
 
-_SYMBOL_DTYPES = ("float32", "float16", "bfloat16", "bool", "int32", "int64")
+_SYMBOL_DTYPES = (
+    *("float32", "float16", "bfloat16", "float64"),
+    *("bool", "int8", "uint8", "int32", "int64"),
+)
 
 
 class _EqualToNDArray(type):

@@ -15,16 +15,29 @@ from mpgluon.cast.arrays import (
     arrays_in,
     convert_arrays,
     format_of,
+    mark,
     widen,
 )
 from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of, sends_zeros
+from mpgluon.kernels.dtypes import Array
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.symbol import Symbol
 
-__all__ = ["AT_WORK", "LOOPS", "OperatorCall", "at_work", "is_inside", "rule_here", "ungoverned"]
+__all__ = [
+    "AT_WORK",
+    "LOOPS",
+    "ROUNDING_RULES",
+    "OperatorCall",
+    "at_work",
+    "each_output",
+    "is_inside",
+    "rule_here",
+    "settled",
+    "ungoverned",
+]
 
 AT_WORK = threading.local()
 """What :func:`at_work` says of the block whose ``hybrid_forward`` this thread is in."""
@@ -35,11 +48,10 @@ LOOPS = {
     "contrib.while_loop": ("func", "loop_vars"),
 }
 _CASTS = frozenset({"Cast", "cast"})
-_NAME_A_FORMAT = _CASTS | {
-    *("zeros", "ones", "full"),
-    *("softmax", "log_softmax", "softmin", "cumsum"),
-}
+_NAME_A_FORMAT = _CASTS | {"zeros", "ones", "full"}
 
+ROUNDING_RULES = frozenset({Rule.COMPUTE, Rule.NORMALIZE, Rule.FOLLOW})
+"""Rules of operators whose results are rounded, whatever dtype is asked for."""
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 
@@ -106,12 +118,16 @@ class OperatorCall(NamedTuple):
 
     def run(self, convert: Optional[Convert] = None) -> Any:
         """Call the operator, with its operands converted if ``convert`` is given."""
-        self._keep_what_receives_zeros()
-        call = self if convert is None else self.converted(convert)
+        if convert is not None:
+            call = self.converted(convert)
+        else:
+            self._keep_what_receives_zeros()
+            call = self
         return call.function(*call.args, **call.kwargs)
 
     def converted(self, convert: Convert) -> OperatorCall:
         """Return the call with the operands converted that a format concerns."""
+        self._keep_what_receives_zeros()
         skip = self.excluded
         args = tuple(
             arg if i in skip else convert_arrays(arg, convert) for i, arg in enumerate(self.args)
@@ -189,6 +205,26 @@ class OperatorCall(NamedTuple):
         if self.name in _CASTS and len(self.args) > 1:
             dtype = self.args[1]
         return None if dtype in (None, "None") else np.dtype(dtype).name
+
+
+def each_output(result: Any) -> Any:
+    """Return a list for a symbol with several outputs, so that each is cast by itself."""
+    return list(result) if isinstance(result, Symbol) and len(result) > 1 else result
+
+
+def settled(result: Any, fmt: Optional[Format] = None) -> Any:
+    """Mark a result: a symbol with the dtype that MXNet infers, if that is certain, else ``fmt``.
+
+    FP32 values are on the grid that ``fmt`` is, or on an unknown one without it.
+    """
+
+    def settle(array: Array) -> Array:
+        dtype = _inferred(array) if isinstance(array, Symbol) else None
+        on_grid = dtype == "float32" and not isinstance(fmt, str)
+        return mark(array, fmt if on_grid else dtype or fmt)
+
+    is_mixed = isinstance(result, Symbol) and len(result) > 1 and _inferred(result) is None
+    return convert_arrays(each_output(result) if is_mixed else result, settle)
 
 
 def _inferred(symbol: Symbol) -> Optional[str]:

@@ -18,9 +18,18 @@ from functools import partial
 from typing import Any, Optional
 
 from mpgluon import kernels
-from mpgluon.cast.arithmetic import Arithmetic, each_output
+from mpgluon.cast.arithmetic import Arithmetic
 from mpgluon.cast.arrays import format_of, mark, number_in_float16
-from mpgluon.cast.calls import AT_WORK, OperatorCall, at_work, rule_here, ungoverned
+from mpgluon.cast.calls import (
+    AT_WORK,
+    ROUNDING_RULES,
+    OperatorCall,
+    at_work,
+    each_output,
+    rule_here,
+    settled,
+    ungoverned,
+)
 from mpgluon.cast.numpy_arrays import as_nd, as_np
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nan import KEPT_NAN, keeping_nan
@@ -48,7 +57,6 @@ _WRITING = frozenset({
     *("_copyto", "_slice_assign", "_scatter_set_nd"),
     *("_npi_boolean_mask_assign_scalar", "_npi_boolean_mask_assign_tensor"),
 })  # fmt: skip
-_ROUNDING = frozenset({Rule.COMPUTE, Rule.NORMALIZE, Rule.FOLLOW})  # results, whatever the dtype
 # Python's arithmetic, by the names in F; a number in it is rounded to float16 by a float16 kernel.
 _ARITHMETIC = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div", "mod"))
 # MXNet does not know the shapes of what these have joined in a graph. By the number of axes: where
@@ -254,8 +262,8 @@ def _apply(
     with ungoverned():
         result = arithmetic.apply(rule, call)
         dtype = dtype or options.get("dtype")
-        if dtype not in (None, "None") and rule not in _ROUNDING:
-            result = mark(result, str(dtype))
+        if dtype not in (None, "None") and rule not in ROUNDING_RULES:
+            result = settled(result, str(dtype))
         if "observer" in vars(AT_WORK):
             AT_WORK.observer(call, result)
         return result

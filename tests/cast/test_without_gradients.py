@@ -19,6 +19,7 @@ USES = {
     "BlockGrad": lambda F, z, y: F.BlockGrad(z) * y,
     "argmax": lambda F, z, y: F.broadcast_mul(F.expand_dims(F.argmax(z, axis=1), 1), y),
     "one_hot": lambda F, z, y: F.one_hot(F.argmax(z, axis=1), depth=8) * y,
+    "one_hot of values": lambda F, z, y: F.sum(F.one_hot(z, depth=8), axis=1) * y,
     "argsort": lambda F, z, y: F.argsort(z) * y,
     "topk": lambda F, z, y: F.broadcast_mul(F.topk(z), y),
     "where": lambda F, z, y: F.where(z, y, y * 2),

@@ -147,8 +147,10 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
                     call = call._replace(args=(self, number_in_float16(args[0])))
                 else:
                     rule = Rule.MOVE  # MXNet's kernel rounds the number too, as on a GPU
-            dtype = "bfloat16" if self.format == "bfloat16" else "float16"
-            arithmetic = arithmetic_of(dtype, mx.current_context().device_type)
+            is_narrow = self.format in ("float16", "bfloat16")  # others follow the block at work
+            here = None if is_narrow else vars(AT_WORK).get("arithmetic")
+            dtype = self.format if is_narrow else "float16"
+            arithmetic = here or arithmetic_of(dtype, mx.current_context().device_type)
         with ungoverned():
             result = arithmetic.apply(rule, call)
         observer = vars(AT_WORK).get("observer")

@@ -22,7 +22,7 @@ from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.sums import SumsOfOneShape
 from mpgluon.graph.nan import keep_nan_in
-from mpgluon.graph.nodes import Graph
+from mpgluon.graph.nodes import Entry, Graph, Node
 from mpgluon.kernels.dtypes import dtype_name
 
 import mxnet as mx
@@ -167,6 +167,8 @@ class TracedGraph:
                 block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
             graph = graph if block._backend else keep_nan_in(graph, device_type)
+            if dict(block._flags).get("static_alloc"):
+                graph = _without_variables_as_addends(graph)
             return data, graph.as_np_ndarray() if in_numpy else graph
 
         flags = block._flags
@@ -219,3 +221,20 @@ def _without_inputs_as_results(graph: Symbol) -> Symbol:
             for result in results
         ]
     )
+
+
+def _without_variables_as_addends(symbol: Symbol) -> Symbol:
+    """Return a graph whose sums take copies of variables that nothing else uses.
+
+    If such a variable, a mask as a rule, has no gradient, MXNet's backward pass with static_alloc
+    reads the other addend's gradient from memory that holds something else.
+    """
+    graph = Graph.read(symbol)
+    uses = graph.uses()
+    for node in graph.nodes:
+        if node.operator == "elemwise_add":
+            for place, one in enumerate(node.inputs):
+                if one.node.is_variable and uses[one.key] == 1:
+                    copy = Node("_copy", f"{node.name}_addend{place}", inputs=[one])
+                    node.inputs[place] = Entry(copy)
+    return Graph(graph.heads).symbol()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import EACH_WAY, SAME_BITS_HYBRIDIZED, WAYS, assert_same_bits, gradients_of
+from helpers import EACH_WAY, SAME_BITS_HYBRIDIZED, STATIC, WAYS, assert_same_bits, gradients_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -94,3 +94,36 @@ def test_a_weight_itself_still_receives_zeros(way):
     loss.backward()
     assert net.weight.data()._fresh_grad
     assert not net.weight.grad().asnumpy().any()
+
+
+class WithAddend(gluon.HybridBlock):
+    """Adds an input, or a frozen parameter with these values, to what has a gradient."""
+
+    def __init__(self, values=None):
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(1, 3), init=mx.init.One())
+        if values is not None:
+            self.frozen = self.params.get_constant("frozen", mx.nd.array(values))
+        self.initialize()
+
+    def hybrid_forward(self, F, x, mask=None, frozen=None, weight=None):
+        addend = mask if frozen is None else frozen
+        return F.abs(F.broadcast_mul(x, weight) + addend)
+
+
+@pytest.mark.parametrize("addend", ["mask", "float16 mask", "frozen"])
+@EACH_WAY
+def test_what_is_added_to_a_variable_without_gradient_has_its_own_in_a_static_graph(way, addend):
+    x, mask = np.float32([[1, 2, 3], [-2, 4, 5]]), np.float32([[2, -3, 1], [1, 2, -6]])
+    net = WithAddend(mask if addend == "frozen" else None)
+    WAYS[way](net)
+    net.hybridize(**STATIC)
+    inputs = [mx.nd.array(x)]
+    if addend != "frozen":
+        inputs.append(mx.nd.array(mask, dtype="float16" if "16" in addend else "float32"))
+    for _ in range(3):
+        with autograd.record():
+            result = net(*inputs)
+        result.backward()
+    gradient = (np.sign(x + mask) * x).sum(0, keepdims=True)
+    np.testing.assert_array_equal(net.weight.grad().asnumpy(), gradient)

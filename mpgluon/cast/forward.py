@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 from mpgluon import kernels
 from mpgluon.blocks import device_ids
 from mpgluon.cast import fp32
-from mpgluon.cast.arithmetic import Arithmetic, Emulated, each_output, policy_arithmetic
+from mpgluon.cast.arithmetic import Arithmetic, Emulated, policy_arithmetic
 from mpgluon.cast.arrays import (
     GridArray,
     arrays_in,
@@ -26,7 +26,7 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import is_inside
+from mpgluon.cast.calls import each_output, is_inside
 from mpgluon.cast.copies import make_copyable, make_uncopyable
 from mpgluon.cast.dispatch import FP32_OPERATORS, governed
 from mpgluon.cast.frozen import attach_gradients

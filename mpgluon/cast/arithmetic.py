@@ -191,6 +191,8 @@ class Emulated(Arithmetic):
     def follow(self, call: OperatorCall) -> Any:
         formats = call.formats()
         if formats == {self._marked}:
+            if call.loses_number(self.format):
+                return mark(call.run(widen), "float32")
             return self.follow_narrow(call)
         if formats == {None}:
             return settled(call.run())

@@ -21,6 +21,7 @@ from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block_formats import learned_format, tell, untell
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.frozen import remove_gradients
+from mpgluon.cast.given import is_given, warn_of_lost_values, weights_of_layers
 from mpgluon.cast.guards import guard, unguard
 from mpgluon.cast.network_cast import NetworkCast, release
 from mpgluon.cast.plan import (
@@ -35,7 +36,7 @@ from mpgluon.cast.plan import (
 )
 from mpgluon.cast.report import BeyondReach, CastReport
 from mpgluon.errors import PrecisionError
-from mpgluon.formats.float_format import FloatFormat, format_named, integers_beyond
+from mpgluon.formats.float_format import FloatFormat, format_named
 from mpgluon.formats.policy import Policy, as_policy
 from mpgluon.kernels.reductions import sums_of_squares
 from mpgluon.machine import give_memory_back
@@ -77,8 +78,8 @@ def cast_block(
     needs; between, values are in the format. Parameters of normalization layers stay FP32. Train it
     with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
     products are exact, sums FP32, and results rounded once; see :mod:`mpgluon.cast.arithmetic`.
-    Constants, and other parameters that are not trained, stay FP32 if they hold integers that the
-    format lacks, such as positions above 2048.
+    Constants whose values the format lacks, and other parameters without gradient, stay FP32, apart
+    from frozen weights of layers that are products; an operator that reads one returns FP32.
 
     Parameters
     ----------
@@ -221,17 +222,19 @@ def apply_policy(
     if policy.param_dtype != "float32":
         fmt = format_named(policy.param_dtype)
         stay_fp32 = _parameters_that_stay_fp32(plan, graphs.values())
+        weights = weights_of_layers(in_16_bits)
+        weights.update(*(graph.product_weights() for graph in graphs.values()))
         narrowed = [
             parameter
             for parameter in parameters
             if parameter not in stay_fp32
             and np.dtype(parameter.dtype) == np.float32
             and parameter._stype == "default"  # not rows, which Gluon does not hand out
-            and not _holds_integers_beyond(parameter, fmt)
+            and (parameter in weights or not is_given(parameter, fmt))
         ]
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)
-        _warn_of_infinite_weights(narrowed, fmt)
+        _warn_of_lost_weights(narrowed, fmt)
         give_memory_back()
     for entry in plan:
         block = entry.block
@@ -334,15 +337,6 @@ def _parameters_that_stay_fp32(
     return parameters.union(*(graph.normalization_parameters() for graph in graphs))
 
 
-def _holds_integers_beyond(parameter: gluon.Parameter, fmt: FloatFormat) -> bool:
-    """Whether it is not trained and holds integers that the format lacks, such as positions."""
-    if isinstance(parameter, gluon.Constant):
-        return integers_beyond(parameter.value.asnumpy(), fmt)
-    if parameter.grad_req != "null" or parameter._data is None:
-        return False
-    return integers_beyond(parameter.list_data()[0].asnumpy(), fmt)
-
-
 def _warn_of_float64(parameters: list[gluon.Parameter]) -> None:
     """Log which parameters no policy makes narrower."""
     names = [one.name for one in parameters if np.dtype(one.dtype) == np.float64]
@@ -354,30 +348,18 @@ def _warn_of_float64(parameters: list[gluon.Parameter]) -> None:
         )
 
 
-def _warn_of_infinite_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:
-    """Log which finite weights have become infinite."""
+def _warn_of_lost_weights(narrowed: list[gluon.Parameter], fmt: FloatFormat) -> None:
+    """Log which weights have become infinite, or 0 in arrays without larger ones."""
     values = {p: value for p in narrowed if (value := fp32.known(p)) is not None}
     if not values:
         return
     sums = sums_of_squares([p.list_data()[0] for p in values], in_any_order=True).asnumpy()
-    infinite_from = fmt.max + fmt.epsilon / 2 * 2.0**fmt.max_exponent
-    infinite = {}
-    for (parameter, value), has_finite_sum in zip(values.items(), np.isfinite(sums)):
-        if not has_finite_sum:
-            size = np.abs(value.asnumpy())
-            count = int((np.isfinite(size) & (size >= infinite_from)).sum())
-            if count:
-                infinite[parameter.name] = count
-    if infinite:
-        named = ", ".join(f"{count} in {name}" for name, count in list(infinite.items())[:5])
-        _logger.warning(
-            "%d weights are beyond %s's range (%g) and have become infinite: %s%s; keep "
-            "their blocks in FP32 with keep_fp32",
-            sum(infinite.values()),
-            *(fmt, fmt.max),
-            named,
-            ", …" if len(infinite) > 5 else "",
-        )
+    suspicious = {
+        parameter.name: value.asnumpy()
+        for (parameter, value), total in zip(values.items(), sums)
+        if not value.size * fmt.smallest_normal**2 <= total < np.inf
+    }
+    warn_of_lost_values(suspicious, fmt, "keep their blocks in FP32 with keep_fp32")
 
 
 def _leave_inference_layout(parameter: gluon.Parameter) -> None:

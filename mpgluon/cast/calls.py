@@ -18,7 +18,15 @@ from mpgluon.cast.arrays import (
     mark,
     widen,
 )
-from mpgluon.graph.operators import Rule, excluded_operands, one_name, rule_of, sends_zeros
+from mpgluon.formats.float_format import FloatFormat
+from mpgluon.graph.operators import (
+    Rule,
+    excluded_operands,
+    lost_numbers,
+    one_name,
+    rule_of,
+    sends_zeros,
+)
 from mpgluon.kernels.dtypes import Array
 
 import mxnet as mx
@@ -110,6 +118,7 @@ class OperatorCall(NamedTuple):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    options: Mapping[str, Any] = _NO_OPTIONS  # that ``function`` has received already
 
     @property
     def excluded(self) -> frozenset[Union[int, str]]:
@@ -194,6 +203,11 @@ class OperatorCall(NamedTuple):
         kwargs = [arg for key, arg in self.kwargs.items() if key not in skip]
         formats = {format_of(array) or _inferred(array) for array in arrays_in(args + kwargs)}
         return {fmt for fmt in formats if not isinstance(fmt, str) or "float" in fmt}
+
+    def loses_number(self, fmt: FloatFormat) -> bool:
+        """Whether one of its operands is a number that a format turns into 0 or infinity."""
+        options: dict[Any, Any] = {**dict(enumerate(self.args)), **self.kwargs, **self.options}
+        return bool(lost_numbers(fmt, self.name, options))
 
     def all_formats_known(self) -> bool:
         """Whether no operand is a symbol that one of MXNet's own operators has returned."""

@@ -32,9 +32,9 @@ from mpgluon.cast.calls import (
 )
 from mpgluon.cast.numpy_arrays import as_nd, as_np
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FLOAT16
 from mpgluon.graph.nan import KEPT_NAN, keeping_nan
-from mpgluon.graph.nodes import NUMBER
-from mpgluon.graph.operators import Rule, dtype_in_numpy, name_in_f
+from mpgluon.graph.operators import Rule, dtype_in_numpy, lost_numbers, name_in_f
 from mpgluon.kernels.dtypes import Array, cast, dtype_name
 
 import mxnet as mx
@@ -200,9 +200,7 @@ def _create(
         operator, run = "concat", partial(_stacked, operator, axes, name)
     options = dict(zip(keys, values))
     legacy = {key: as_nd(operand) for key, operand in operands.items()}
-    received = _values_received(operator, options, legacy.values())
-    if received != list(values):
-        keys, values = [*keys, NUMBER], [*received, options["scalar"]]
+    values = _values_received(operator, options, legacy.values())
     args, options["name"] = as_nd(args or ()), name
     result = _apply(arithmetic, operator, mx.sym, run, args, legacy, options, is_numpy)
     if not is_numpy:
@@ -214,7 +212,8 @@ def _create(
 def _values_received(name: str, options: Mapping[str, Any], operands: Iterable[Array]) -> list[Any]:
     """Return the values of options; a number that a float16 operand meets is rounded."""
     is_arithmetic = name.endswith("_scalar") and name_in_f(name) in _ARITHMETIC
-    if is_arithmetic and "float16" in map(format_of, operands):
+    is_lost = is_arithmetic and lost_numbers(FLOAT16, name, options)  # FP32 computes with it
+    if is_arithmetic and not is_lost and "float16" in map(format_of, operands):
         options = {**options, "scalar": number_in_float16(options["scalar"])}
     return list(options.values())
 
@@ -258,7 +257,7 @@ def _apply(
         operands = {**operands, **options}
     dtype = dtype_in_numpy(in_f) if is_numpy else None
     rule = Rule.FLOAT32 if dtype else rule_here(in_f, options)
-    call = OperatorCall(in_f, run, tuple(args), operands)
+    call = OperatorCall(in_f, run, tuple(args), operands, options)
     with ungoverned():
         result = arithmetic.apply(rule, call)
         dtype = dtype or options.get("dtype")

@@ -16,7 +16,7 @@ from mpgluon.cast.arithmetic import Arithmetic, arithmetic_of, emulated
 from mpgluon.cast.arrays import FormatArray, FormatSymbol, GridArray, number_in_float16
 from mpgluon.cast.calls import AT_WORK, LOOPS, OperatorCall, is_inside, rule_here, ungoverned
 from mpgluon.errors import PrecisionError
-from mpgluon.formats.float_format import FloatFormat
+from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.graph.nan import keeping_nan
 from mpgluon.graph.operators import Rule
 from mpgluon.kernels.dtypes import is_array
@@ -142,7 +142,8 @@ def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
         if isinstance(self.format, FloatFormat):
             arithmetic: Arithmetic = emulated(self.format)
         else:
-            if rule is Rule.FOLLOW and args and isinstance(args[0], Number):
+            has_number = rule is Rule.FOLLOW and args and isinstance(args[0], Number)
+            if has_number and not call.loses_number(FLOAT16):
                 if is_rounded_once:
                     call = call._replace(args=(self, number_in_float16(args[0])))
                 else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from mpgluon.cast.given import product_weights
 from mpgluon.errors import PrecisionError
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.replay import replay
@@ -91,6 +92,11 @@ class ImportedGraph:
             for position in _NORMALIZATIONS[node.operator]
             if position < len(node.inputs)
         }
+        return {p for p in self.block.collect_params().values() if p.name in names}
+
+    def product_weights(self) -> set[gluon.Parameter]:
+        """Return the parameters that products alone read."""
+        names = product_weights(self.graph)
         return {p for p in self.block.collect_params().values() if p.name in names}
 
     def attach(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Optional
 from mpgluon.archive import Arrays
 from mpgluon.blocks import arrays_of, set_value
 from mpgluon.cast import fp32
+from mpgluon.cast.given import warn_of_lost_values
 from mpgluon.checkpoint.fields import Kind, Maybe, is_text
 from mpgluon.checkpoint.saved import Apply, Content, Run
 from mpgluon.devices import from_numpy, to_numpy
@@ -178,6 +179,7 @@ def converted(
                 f"{path} does not fit this network: {name} has values beyond {fmt.max:g}, which "
                 f"{fmt} does not hold; keep its block in FP32 with keep_fp32"
             )
+        warn_of_lost_values({name: wide}, fmt, "keep its block in FP32 with keep_fp32")
     return values, fp32_values
 
 

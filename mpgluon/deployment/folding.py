@@ -15,7 +15,7 @@ from typing import Optional
 
 from mpgluon.deployment.recording import Recording
 from mpgluon.devices import from_numpy
-from mpgluon.formats.float_format import FloatFormat, round_to
+from mpgluon.formats.float_format import FloatFormat, lost_values
 from mpgluon.graph.nodes import VARIABLE, Entry, Graph, Key, Node
 from mpgluon.graph.operators import Rule, name_in_f, rule_of
 from mpgluon.graph.replay import replay
@@ -39,8 +39,8 @@ def fold(recording: Recording, fmt: FloatFormat) -> Recording:
 
     BatchNorms stay that do not alone use the result of a layer, such as those of ResNet v2, which
     come before their convolutions; those with a weight, bias or gamma that depends on the input;
-    and those whose folded values would become infinite in ``fmt``, the format that values will be
-    rounded to, as with a channel of almost no variance.
+    and those whose folded values would become infinite or 0 in ``fmt``, the format that values will
+    be rounded to, as with a channel of almost no variance.
     """
     return _fold_batch_norms(_compute_weights(recording), fmt)
 
@@ -80,7 +80,9 @@ def _compute_weights(recording: Recording) -> Recording:
         name = f"{key[0].name}_computed{number}"
         values[name] = results[key].asnumpy()
         parameters[key] = Entry(Node(VARIABLE, name))
-    return Recording(recording.graph.replaced(parameters), recording.inputs, values)
+    return Recording(
+        recording.graph.replaced(parameters), recording.inputs, values, recording.given
+    )
 
 
 def _fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
@@ -97,7 +99,7 @@ def _fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:
         attributes = {**layer.attributes, "no_bias": "False"}
         together = replace(layer, attributes=attributes, inputs=[data, weight, Entry(bias)])
         folded[norm, 0] = Entry(together)
-    return Recording(recording.graph.replaced(folded), recording.inputs, values)
+    return Recording(recording.graph.replaced(folded), recording.inputs, values, recording.given)
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[Node, Node]]:
@@ -122,7 +124,7 @@ def _folded(
 ) -> Optional[tuple[FP32Array, FP32Array]]:
     """Return the weight and bias of both together.
 
-    ``None`` if an operand is computed, or ``fmt`` cannot hold the result.
+    ``None`` if an operand is computed, or the result is out of the range of ``fmt``.
     """
     of_layer, of_norm = (recording.values_after_data(node) for node in (layer, norm))
     if of_layer is None or of_norm is None:
@@ -136,5 +138,5 @@ def _folded(
     new_bias = beta + ((bias[0] if bias else 0) - mean) * scale
     new_weight = weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
     folded = new_weight.astype(np.float32), new_bias.astype(np.float32)
-    fits = all(np.isfinite(round_to(array, fmt)).all() for array in folded)
+    fits = all(np.isfinite(array).all() and not any(lost_values(array, fmt)) for array in folded)
     return folded if fits else None

@@ -20,7 +20,7 @@ from mpgluon.cast.block import apply_policy
 from mpgluon.deployment.folding import fold
 from mpgluon.deployment.recording import Recording, record
 from mpgluon.devices import from_numpy
-from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, integers_beyond
+from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
 from mpgluon.formats.policy import Policy
 from mpgluon.graph.nodes import Node
 from mpgluon.graph.replay import replay
@@ -92,16 +92,15 @@ class InferenceNetwork(gluon.HybridBlock):
                 self.register_child(norm)
             for name in (node.name for node in recording.graph.nodes if node in used):
                 if name in recording.values:
-                    parameter = self._parameter(name.removeprefix(prefix), recording.values[name])
+                    shape = recording.values[name].shape
+                    # A cast leaves those without gradient in FP32.
+                    trained = {} if name not in recording.given else {"grad_req": "null"}
+                    parameter = self.params.get(name.removeprefix(prefix), shape=shape, **trained)
                     self._reg_params[name] = parameter
                     self._names[parameter] = name
-        self._weights = [p for p, name in self._names.items() if name in weights]
-
-    def _parameter(self, name: str, values: npt.NDArray[np.float32]) -> gluon.Parameter:
-        """Make a parameter; a cast leaves constants in FP32 that are positions, whatever it is."""
-        if integers_beyond(values, BFLOAT16):
-            return self.params.get_constant(name, from_numpy(values))
-        return self.params.get(name, shape=values.shape)
+        self._weights = [
+            p for p, name in self._names.items() if name in weights.difference(recording.given)
+        ]
 
     def set_values(
         self, values: Mapping[str, npt.NDArray[np.float32]], ctx: Sequence[mx.Context]
@@ -207,7 +206,7 @@ def inference_network(
     if dtype not in _FORMATS:
         raise ValueError(f"dtype must be one of {', '.join(_FORMATS)}; received {dtype!r}")
     recording = fold(record(net, inputs), _FORMATS[dtype])
-    recording.refuse_overflow(_FORMATS[dtype])
+    recording.check_range(_FORMATS[dtype])
     parameters = net.collect_params().values()
     if ctx is None:
         ctx = next(iter(parameters)).list_ctx() if parameters else [mx.current_context()]

@@ -9,14 +9,15 @@ network are the FP32 values that they stand for. :mod:`mpgluon.deployment.foldin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Optional
 
 from mpgluon.blocks import blocks_of, require_values
 from mpgluon.cast import fp32
 from mpgluon.cast.forward import forward_of
+from mpgluon.cast.given import is_given, product_weights, rounds_operands, warn_of_lost_values
 from mpgluon.errors import PrecisionError
-from mpgluon.formats.float_format import FloatFormat, round_to
+from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat, integers_beyond, lost_values
 from mpgluon.graph.description import symbol_of, unchanged
 from mpgluon.graph.nodes import Graph, Key, Node
 
@@ -43,10 +44,14 @@ class Recording:
         The variables that are given with each call.
     values : dict from name to ndarray, float32
         The other variables; those that the graph does not have are left out.
+    given : collection of str
+        Those that stay FP32 in float16, except as operands of products.
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[str], values: Values) -> None:
-        self.graph, self.inputs = graph, tuple(inputs)
+    def __init__(
+        self, graph: Graph, inputs: Sequence[str], values: Values, given: Collection[str] = ()
+    ) -> None:
+        self.graph, self.inputs, self.given = graph, tuple(inputs), given
         variables = {node.name for node in graph.nodes if node.is_variable}
         self.values = {name: value for name, value in values.items() if name in variables}
 
@@ -61,27 +66,27 @@ class Recording:
             return [self.values[operand.name] for operand in operands]
         return None
 
-    def refuse_overflow(self, fmt: FloatFormat) -> None:
-        """Raise PrecisionError if a weight or bias would become infinite in ``fmt``.
+    def check_range(self, fmt: FloatFormat) -> None:
+        """Raise PrecisionError if a weight or bias would become infinite in ``fmt``, log if 0.
 
-        Values of BatchNorms do not count: they stay FP32.
+        Values of BatchNorms do not count, nor do given ones: they stay FP32.
         """
-        too_large = [
+        names = dict.fromkeys(
             entry.node.name
             for node in self.graph.nodes
-            if node.operator != "BatchNorm"
             for entry in node.inputs
-            if not self._fits(entry.node.name, fmt)
-        ]
+            if node.operator != "BatchNorm"
+            and entry.node.name in self.values
+            and (entry.node.name not in self.given or rounds_operands(node))
+        )
+        too_large = [name for name in names if lost_values(self.values[name], fmt)[0]]
         if too_large:
             raise PrecisionError(
-                f"{', '.join(dict.fromkeys(too_large))} hold values beyond {fmt.max:g}, the "
+                f"{', '.join(too_large)} hold values beyond {fmt.max:g}, the "
                 f"largest number of {fmt}; use bfloat16 or float32"
             )
-
-    def _fits(self, name: str, fmt: FloatFormat) -> bool:
-        values = self.values.get(name)
-        return values is None or bool(np.isfinite(round_to(values, fmt)).all())
+        values = {name: self.values[name] for name in names}
+        warn_of_lost_values(values, fmt, "use bfloat16 or float32")
 
 
 def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recording:
@@ -141,7 +146,21 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
             f"the network's graph has the variable {', '.join(unknown)}, which is neither an input "
             f"({', '.join(inputs)}) nor a parameter of it"
         )
-    return Recording(recorded, inputs, values)
+    return Recording(recorded, inputs, values, _given(net, recorded, values))
+
+
+def _given(net: gluon.Block, graph: Graph, values: Values) -> set[str]:
+    """Return the names of the parameters that a cast of the network to float16 leaves in FP32.
+
+    So are positions in an imported graph, whose parameters do not say that they are not trained.
+    """
+    given = {
+        name
+        for name, parameter in net.collect_params().items()
+        if (fp32.format_of(parameter) == FLOAT32 and is_given(parameter, FLOAT16))
+        or integers_beyond(values[name], FLOAT16)
+    }
+    return given - product_weights(graph)
 
 
 def _passes_through(node: Node) -> bool:

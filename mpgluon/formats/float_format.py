@@ -31,6 +31,7 @@ __all__ = [
     "FloatFormat",
     "format_named",
     "integers_beyond",
+    "lost_values",
     "random_key",
     "round_to",
 ]
@@ -149,6 +150,13 @@ class FloatFormat:
     def unit_roundoff(self) -> float:
         """The largest relative error of one rounding in the normal range: half of ``epsilon``."""
         return self.epsilon / 2
+
+    def loses(self, x: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return which of some finite numbers other than 0 become 0, or are too large."""
+        size = np.abs(np.asarray(x, np.float64))
+        is_zero = (size != 0) & (size <= self.smallest_subnormal / 2)
+        is_beyond = size >= self.max + self.epsilon / 2 * 2.0**self.max_exponent
+        return np.asarray(np.isfinite(size) & (is_zero | is_beyond))
 
     def __str__(self) -> str:
         return self.name
@@ -282,6 +290,17 @@ def as_floats(x: npt.ArrayLike, function: str) -> npt.NDArray[Any]:
 def integers_beyond(values: npt.NDArray[np.float32], fmt: FloatFormat) -> bool:
     """Whether all values are integers, and some are not in ``fmt``: positions, not weights."""
     return bool((values == np.rint(values)).all() and (values != round_to(values, fmt)).any())
+
+
+def lost_values(values: npt.NDArray[np.float32], fmt: FloatFormat) -> tuple[int, int]:
+    """Return how many values become infinite, and how many 0 in an array without normal numbers.
+
+    In an array with normal numbers, what becomes 0 is no more than the rounding error of these.
+    """
+    size, lost = np.abs(values), fmt.loses(values)
+    infinite = int((lost & (size > 1)).sum())
+    has_normal = not size.max(initial=0) < fmt.smallest_normal
+    return infinite, 0 if has_normal else int(lost.sum())
 
 
 def random_key(key: Sequence[int]) -> np.uint64:

@@ -17,7 +17,6 @@ from mxnet.symbol import Symbol
 __all__ = [
     "ACCUMULATION",
     "ADDED_IN_PLACE",
-    "NUMBER",
     "ROUNDING",
     "VARIABLE",
     "Entry",
@@ -36,9 +35,6 @@ ADDED_IN_PLACE = 8
 
 ACCUMULATION = "__mpgluon_accumulation__"
 """The attribute of products in a graph that are not to be summed in FP32, which says how."""
-
-NUMBER = "__mpgluon_number__"
-"""The attribute of an operator with a number that was rounded to float16: the number as written."""
 
 ROUNDING = "__mpgluon_rounding__"
 """The attribute of the casts in a graph that round FP32 values to a format MXNet does not have."""

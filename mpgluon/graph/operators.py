@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
+
+from mpgluon.formats.float_format import FloatFormat
 
 __all__ = [
     "PACKED",
@@ -23,6 +26,7 @@ __all__ = [
     "excluded_operands",
     "facts_in_graph",
     "listed_operators",
+    "lost_numbers",
     "may_be_16_bit",
     "name_in_f",
     "one_name",
@@ -181,6 +185,9 @@ class Operator(NamedTuple):
     not_cast: Operands = frozenset()
     """Positions and names of operands that neither decide the result's format nor are ever cast."""
 
+    numbers: Operands = frozenset({"scalar"})
+    """Positions and names of numbers that are operands like any other."""
+
     moves: bool = False
     """Whether its results consist of elements of its operands, unchanged."""
 
@@ -198,6 +205,10 @@ class Operator(NamedTuple):
 
 def _operands(position: int, *names: str) -> dict[str, Any]:
     return {"not_cast": frozenset({position, *names})}
+
+
+def _numbers(*operands: Union[int, str]) -> dict[str, Any]:
+    return {"numbers": frozenset(operands)}
 
 
 # BatchNorm's parameters and statistics are FP32 wherever its data is float16, and MXNet allows no
@@ -258,6 +269,14 @@ _FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("slice_like", _operands(1, "shape_like")),
     ("SequenceMask SequenceLast SequenceReverse", _operands(1, "sequence_length")),
     ("ROIPooling contrib.ROIAlign", _operands(1, "rois")),
+    ("clip", _numbers(1, 2, "a_min", "a_max")),
+    ("SequenceMask _npi_boolean_mask_assign_scalar", _numbers(3, "value")),
+    ("full", {**_numbers("value"), "in_graph": "_full"}),
+    ("one_hot", _numbers("on_value", "off_value")),
+    ("Pad pad _npi_pad", _numbers(3, "constant_value")),
+    ("_npi_full_like", _numbers("fill_value")),
+    ("_npi_insert_scalar", _numbers("val")),
+    ("_npi_nan_to_num", _numbers("nan", "posinf", "neginf")),
     ("SoftmaxOutput Softmax", {"own_gradient": "grad_scale"}),
     ("LinearRegressionOutput LogisticRegressionOutput", {"own_gradient": "grad_scale"}),
     ("MAERegressionOutput", {"own_gradient": "grad_scale"}),
@@ -436,6 +455,42 @@ def sends_zeros(name: str) -> bool:
     name = name.removeprefix("broadcast_").removesuffix("_scalar")
     facts = _OPERATORS.get(name) or _OPERATORS.get(f"_{name}")
     return name in _SEND_ZEROS.split() or (facts is not None and not facts.has_gradient)
+
+
+# Functions of F and operators of Python, each of whose operands may be a number.
+_WITH_NUMBERS = """
+    add subtract multiply divide true_divide modulo maximum minimum
+    equal not_equal greater greater_equal lesser lesser_equal
+    elemwise_add broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod
+    broadcast_equal
+"""
+_OPERANDS = frozenset({0, 1, "lhs", "rhs", "scalar"})
+
+
+def lost_numbers(fmt: FloatFormat, name: str, options: Mapping[Any, Any]) -> list[float]:
+    """Return the numbers among an operator's operands that a format turns into 0 or infinity.
+
+    An operator that has any is computed in FP32, with an FP32 result, whatever its operands.
+
+    Parameters
+    ----------
+    fmt : FloatFormat
+        That of the operands that are arrays.
+    name : str
+        The operator's name in ``F`` or in a graph.
+    options : mapping
+        Its arguments, by position or name.
+    """
+    facts = _OPERATORS.get(name) or facts_in_graph(name)
+    names = _OPERANDS if name in _WITH_NUMBERS.split() else facts.numbers
+    operands = [options[key] for key in names if key in options]
+    numbers = [float(one) for one in operands if isinstance(one, Real)]
+    return [number for number in numbers if _loses(fmt, number)]
+
+
+@lru_cache(maxsize=4096)
+def _loses(fmt: FloatFormat, number: float) -> bool:
+    return bool(fmt.loses(number))
 
 
 def excluded_operands(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operands:

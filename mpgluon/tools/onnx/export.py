@@ -90,7 +90,7 @@ def export_onnx(
     one = len(shapes) == 1
     names = ["data"] if one else [f"data{place}" for place in range(len(shapes))]
     recording = fold(record(net, names), fmt)
-    recording.refuse_overflow(fmt)
+    recording.check_range(fmt)
     model: Any = onnx_model(recording, shapes, dtype)
     strings = {"dtype": f'"{dtype}"'}
     if metadata is not None:

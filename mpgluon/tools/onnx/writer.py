@@ -11,8 +11,9 @@ from typing import Optional
 
 from mpgluon.deployment.recording import Recording
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import FLOAT16
 from mpgluon.graph.nodes import Key, Node
-from mpgluon.graph.operators import Rule, name_in_f, rule_of
+from mpgluon.graph.operators import Rule, lost_numbers, name_in_f, rule_of
 from mpgluon.tools.onnx.operators import (
     TRANSLATIONS,
     Nodes,
@@ -112,12 +113,14 @@ class _Writer:
         for node in recording.graph.nodes:
             if node.is_variable and node.name not in recording.values:
                 self._set((node, 0), "float32", node.name)
+            elif node.is_variable and node.name in recording.given:
+                self._formats[node, 0] = "float32"
 
     def translate(self, node: Node) -> None:
         """Add the ONNX nodes of an operator, or note why ONNX cannot express its options."""
         inputs = [entry.key for entry in node.inputs]
         rule = rule_of(name_in_f(node.operator), node.options)
-        dtype = self._format_of(rule, inputs)
+        dtype = self._format_of(node, rule, inputs)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
         call = OperatorCall(
             model=self._model,
@@ -172,8 +175,10 @@ class _Writer:
         onnx.checker.check_model(model, full_check=True)
         return model
 
-    def _format_of(self, rule: Rule, inputs: list[Key]) -> str:
+    def _format_of(self, node: Node, rule: Rule, inputs: list[Key]) -> str:
         """Return the format that an operator computes in."""
+        if rule is Rule.FOLLOW and lost_numbers(FLOAT16, node.operator, node.options):
+            return "float32"
         if self._dtype == "float32" or rule in (Rule.NORMALIZE, Rule.FLOAT32):
             return "float32"
         if rule is Rule.COMPUTE:

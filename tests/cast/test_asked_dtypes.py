@@ -160,3 +160,30 @@ def test_float16_that_a_network_asks_for_is_that_of_numpy(asked, is_native, cast
         )
         np.testing.assert_array_equal(result, expected)
         np.testing.assert_array_equal(gradient, np.full(INPUT.shape, FRACTION**2))  # both exact
+
+
+class Scaling(gluon.HybridBlock):
+    """Multiplies by a float16 parameter."""
+
+    def __init__(self):
+        super().__init__()
+        init = mx.init.Constant(mx.nd.array(ROUNDED))
+        self.weight = self.params.get("weight", shape=INPUT.shape, dtype="float16", init=init)
+
+    def hybrid_forward(self, F, x, weight):
+        return x * weight
+
+
+@EACH_FORMAT
+def test_float16_inputs_and_parameters_keep_their_values_in_each_format(cast):
+    for hybridize in HYBRIDIZED:
+        net, x = Scaling(), mx.nd.array(ROUNDED, dtype="float16")
+        net.initialize()
+        cast(net)
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+        with autograd.record():
+            result = net(x)
+        result.backward()
+        np.testing.assert_array_equal(result.asnumpy(), ROUNDED * ROUNDED)
+        np.testing.assert_array_equal(net.weight.grad().asnumpy(), ROUNDED)

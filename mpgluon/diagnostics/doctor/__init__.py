@@ -40,14 +40,15 @@ def judge_machine(facts: MachineFacts) -> DoctorReport:
 
 
 def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorReport:
-    """Find numbers in a network's code that its format does not have, such as -1e18 in a mask.
+    """Find numbers that a network's format does not have, and faults of MXNet's that it meets.
 
     Reads the graph that the network would compute; runs nothing, and changes nothing.
 
     Parameters
     ----------
     net : gluon.HybridBlock
-        Cast or autocast; a plain network has nothing in float16.
+        Cast, autocast or plain; hybridized as in training, since some faults of MXNet's depend on
+        it. A plain network has nothing in float16.
     input_shape : tuple of int, or sequence of such tuples
         Shape of its input, batch included; or of each of its inputs, in order.
     ctx : Context, optional
@@ -56,17 +57,21 @@ def check_network(net: Any, input_shape: Any, *, ctx: Any = None) -> DoctorRepor
     Returns
     -------
     DoctorReport
-        A warning for each operator that turns a finite number into an infinite one, with its block.
+        A warning for each operator that turns a finite number into an infinite one, with its block,
+        and an error for each fault of MXNet's own operators that the network meets: wrong gradients
+        of PReLU in a hybridized FP32 network, for example.
 
     Raises
     ------
     TypeError, ValueError
         As :func:`mpgluon.graph.description.trace`.
     """
+    from mpgluon.diagnostics.doctor.known_faults import known_faults
     from mpgluon.diagnostics.doctor.scalars import scalars
     from mpgluon.graph.description import trace
 
-    return DoctorReport(tuple(scalars(trace(net, input_shape, ctx=ctx))))
+    graph = trace(net, input_shape, ctx=ctx)
+    return DoctorReport((*scalars(graph), *known_faults(net, graph)))
 
 
 def check_training(net: Any = None, trainer: Any = None, labels: Any = None) -> DoctorReport:

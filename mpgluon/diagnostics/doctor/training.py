@@ -62,6 +62,7 @@ def training(net: Any, trainer: Any, labels: Any) -> Iterator[Finding]:
     yield from subject.own_gradients()
     if trainer is not None:
         yield from subject.kvstore()
+        yield from subject.replicas()
     yield from _contrib()
     yield from _labels(arrays)
 
@@ -260,6 +261,18 @@ class _Training:
                 "raises",
                 "gluon.Trainer(…, update_on_kvstore=False), or amp.init_trainer right after "
                 "creating one that was not told (the default on several devices is True)",
+            )
+
+    def replicas(self) -> Iterator[Finding]:
+        """Yield optimizers whose updates differ from device to device."""
+        optimizer = type(self.trainer.optimizer).__name__ if self.trainer is not None else ""
+        if optimizer in ("Nadam", "SGLD") and self.device_count > 1:
+            yield error(
+                "optimizer",
+                f"{optimizer} on {self.device_count} devices",
+                "it keeps one product of momenta for all, or draws other noise on each device: the "
+                "weights of the devices drift apart",
+                "Adam or SGD, or one device",
             )
 
 

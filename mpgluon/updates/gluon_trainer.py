@@ -133,8 +133,16 @@ def will_update_in_kvstore(trainer: gluon.Trainer) -> bool:
 
 
 def refuse_a_late_beginning(trainer: gluon.Trainer) -> None:
-    """Raise TrainerStateError if the Trainer would race with other processes when it begins."""
+    """Raise TrainerStateError if the Trainer would race with other processes, or train alone."""
     kvstore = trainer._kvstore_params["kvstore"]
+    named = kvstore.lower() if isinstance(kvstore, str) else ""
+    plugged_in = {"horovod", "byteps"} | mx.kvstore.KVStoreBase.kv_registry.keys()
+    if named in plugged_in and len(trainer._contexts) == 1:
+        raise TrainerStateError(
+            f"with one device MXNet ignores the name of the kvstore, {kvstore!r}: each process "
+            "would train alone; pass the kvstore itself, such as "
+            "mpgluon.distributed.MpiKVStore(), or use Horovod's own hvd.DistributedTrainer"
+        )
     kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
     if "dist" in kind and not trainer._kv_initialized:
         raise TrainerStateError(

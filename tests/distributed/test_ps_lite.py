@@ -46,6 +46,13 @@ def test_a_trainer_that_would_begin_in_its_first_step_is_refused(options, loss_s
         amp.init_trainer(trainer, loss_scale)
 
 
+@pytest.mark.parametrize("name", ["horovod", "BytePS", "teststore"])
+def test_a_trainer_that_would_ignore_the_name_of_a_kvstore_of_processes_is_refused(name):
+    with pytest.raises(TrainerStateError, match=f"'{name}'.* train alone"):
+        amp.init_trainer(make_trainer(name))
+    amp.init_trainer(make_trainer(mx.kv.create("teststore")))
+
+
 def test_a_trainer_whose_shapes_are_not_known_cannot_begin():
     net = nn.Dense(1, prefix="late_")
     net.initialize()

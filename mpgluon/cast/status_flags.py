@@ -126,7 +126,9 @@ class StepFlags:
         return "\n".join(map(str, self.layers))
 
     def first(self, direction: str) -> Optional[LayerFlags]:
-        """Return the layer where an overflow of the step began; ``None`` if no layer raised a flag.
+        """Return the layer where an overflow that matters began; ``None`` if no flag shows one.
+
+        Results that became zero do not count, nor does, in a good step, an overflow.
 
         Parameters
         ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mpgluon
+from mpgluon import amp
 from mpgluon.graph.nan import keeping_nan
 
 import mxnet as mx
@@ -221,3 +222,48 @@ def test_all_other_operators_of_one_array_keep_nan_by_themselves():
         (kept if any(np.isnan(array).any() for array in arrays) else dropped).append(name)
     assert set(dropped) == set(DROPPING.split())
     assert len(kept) > 80
+
+
+REMOVERS = {
+    "sign": lambda F, x: F.sign(x),
+    "nansum": lambda F, x: F.nansum(x, axis=1),
+    "nanprod": lambda F, x: F.nanprod(x, axis=1),
+    "argmax": lambda F, x: F.argmax(x, axis=1),
+    "topk": lambda F, x: F.topk(x, axis=1, ret_typ="value"),
+    "comparison": lambda F, x: F.relu(x > 0),
+    "condition": lambda F, x: F.where(x > 0, x, F.zeros_like(x)),
+    "power": lambda F, x: F.relu(x**0),
+}
+
+
+class Remover(nn.HybridBlock):
+    def __init__(self, remove):
+        super().__init__()
+        self.remove = remove
+        self.weight = self.params.get("weight", shape=(1,), init="ones")
+
+    def hybrid_forward(self, F, x, weight):
+        return F.broadcast_add(self.remove(F, F.sqrt(x)), weight)
+
+
+@pytest.mark.parametrize("remove", REMOVERS)
+@BOTH
+@EACH_WAY
+def test_what_removes_a_nan_in_fp32_removes_it_and_the_step_is_made(remove, way, hybridize):
+    net = Remover(REMOVERS[remove])
+    net.initialize()
+    values = mx.nd.array([[1, -1, 4], [0.25, 4, 9]])  # the root of -1 is NaN, others are exact
+    expected = net(values).asnumpy()
+    assert np.isfinite(expected).all()
+    WAYS[way](net)
+    net.hybridize(hybridize)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.init_trainer(trainer, 16)
+    with autograd.record():
+        result = net(values)
+        with amp.scale_loss(result, trainer) as scaled:
+            scaled.backward()
+    trainer.step(1)
+    assert result.asnumpy().tolist() == expected.tolist()
+    assert not amp.step_was_skipped(trainer)
+    assert net.weight.data().asscalar() != 1

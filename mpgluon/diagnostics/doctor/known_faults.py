@@ -106,7 +106,8 @@ _FAULTS = (
         "softmax log_softmax BatchNorm",
         lambda _, node: _of_columns(node),
         "on a concatenation of single columns it ends the process, or fails with !is_view",
-        "use F.stack and F.reshape in place of F.concat, or cast",
+        "cast to float16 or an emulated format, or do not cut into columns",
+        only_plain=False,  # native bfloat16 has it
     ),
     _Fault(
         "SequenceLast",
@@ -124,8 +125,8 @@ _FAULTS = (
     _Fault(
         "Deconvolution",
         lambda _, node: _in_two_layouts(node),
-        "on a concatenation of parts of 8 channels, which oneDNN holds in blocks of 8 and of 16, "
-        "its backward pass ends the process",
+        "with AVX-512, its backward pass ends the process on a concatenation of parts of 8 channels, "
+        "which oneDNN holds in blocks of 8 and of 16",
         "give each part a multiple of 16 channels, or cast",
     ),
     _Fault(

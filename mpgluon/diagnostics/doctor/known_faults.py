@@ -125,8 +125,8 @@ _FAULTS = (
     _Fault(
         "Deconvolution",
         lambda _, node: _in_two_layouts(node),
-        "with AVX-512, its backward pass ends the process on a concatenation of parts of 8 channels, "
-        "which oneDNN holds in blocks of 8 and of 16",
+        "with AVX-512, its backward pass ends the process on a concatenation of parts of 8 "
+        "channels, which oneDNN holds in blocks of 8 and of 16",
         "give each part a multiple of 16 channels, or cast",
     ),
     _Fault(

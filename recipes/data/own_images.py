@@ -30,7 +30,7 @@ def list_own_images(
     Parameters
     ----------
     data_dir : str or Path
-        With a folder per category, and perhaps a folder beside it of the same name and ``_test``;
+        With a folder per category, and perhaps a folder next to it of the same name and ``_test``;
         or with a folder ``train`` of such folders and another one whose name is the first in
         ``TEST_FOLDERS`` that exists.
     exclude, nested

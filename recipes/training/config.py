@@ -94,7 +94,7 @@ class TrainingConfig:
     train_per_class: int = option(
         30,
         "training images per class, unless --data-dir has a folder for testing: train and test in "
-        "it, or beside it one of its name and _test; the rest is for testing",
+        "it, or next to it one of its name and _test; the rest is for testing",
         within="[1, inf)",
     )
     test_per_class: Optional[int] = option(

@@ -78,7 +78,7 @@ def test_test_images_may_be_fewer_than_a_folder_named_test_has(tmp_path):
 
 
 @pytest.mark.parametrize("data_dir", ["{}", "{}/101_ObjectCategories", "."])
-def test_a_folder_beside_caltech_101_is_its_test_set_and_no_run_changes_to_it(
+def test_a_folder_next_to_caltech_101_is_its_test_set_and_no_run_changes_to_it(
     tmp_path, monkeypatch, caplog, data_dir
 ):
     def opened(**options):

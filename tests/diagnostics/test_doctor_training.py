@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
+from mxnet.base import MXNetError
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
 
@@ -48,6 +49,24 @@ def trained(policy="float16", optimizer="sgd", multi_precision=True, scaler=None
     if scaler is not None:
         trainer._amp_loss_scaler = scaler
     return net, trainer
+
+
+def test_a_plain_network_that_shares_parameters_with_a_cast_one_is_an_error_that_names_both():
+    cast = nn.Dense(2, in_units=2, prefix="cast_")
+    plain = nn.HybridSequential(prefix="plain_")
+    plain.add(nn.Dense(2, in_units=2, prefix="layer_", params=cast.collect_params()))
+    cast.initialize()
+    amp.autocast(cast)
+    assert "sharing" not in problems(check_training(plain))
+    restore(cast)
+    cast_block(cast)
+    (found,) = check_training(plain).at_level("error")
+    assert all(name in found.what for name in ("plain", "cast_weight", "float16"))
+    with pytest.raises(MXNetError):
+        plain(mx.nd.ones((1, 2))).wait_to_read()
+    cast_block(plain)
+    assert "sharing" not in problems(check_training(plain))
+    assert plain(mx.nd.ones((1, 2))).shape == (1, 2)
 
 
 def plainly(net):
@@ -250,7 +269,7 @@ def test_an_optimizer_without_masters_is_an_error_if_it_cannot_work_in_float16(
 def test_a_batchnorm_forced_to_float16_is_found_and_does_fail():
     net = small_network()
     cast_block(net)
-    net[1].gamma.cast("float16")
+    gluon.Parameter.cast(net[1].gamma, "float16")  # its own ``cast`` refuses
     report = check_training(net)
     assert problems(report) == {"BatchNorm": "error"}
     assert net[1].name in report.at_level("error")[0].what

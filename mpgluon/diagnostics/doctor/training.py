@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import blocks_of, device_type_of
+from mpgluon.cast.forward import forward_of
 from mpgluon.cast.network_cast import NetworkCast, cast_of
 from mpgluon.cast.plan import BATCH_NORMS, is_hybrid
 from mpgluon.errors import PrecisionError
@@ -53,6 +54,7 @@ def training(net: Any, trainer: Any, labels: Any) -> Iterator[Finding]:
     arrays = _label_arrays(labels)
     subject = _Training.of(net, trainer)
     yield from subject.cast_findings()
+    yield from subject.shared_parameters()
     yield from subject.batch_norm()
     yield from subject.sync_batch_norm()
     yield from subject.output()
@@ -146,6 +148,23 @@ class _Training:
                 "made",
             )
 
+    def shared_parameters(self) -> Iterator[Finding]:
+        """Yield the first layer that is not cast although a parameter of its is."""
+        for block in self.blocks:
+            for parameter in block._reg_params.values():
+                cast = cast_of(parameter) if np.dtype(parameter.dtype) == np.float16 else None
+                if cast is None or forward_of(block) or block in blocks_of(cast.root):
+                    continue
+                yield error(
+                    "sharing",
+                    f"{block.name} in {self.blocks[0].name} is not cast, and shares "
+                    f"{parameter.name} with {cast.root.name}, which is cast to {cast.policy}",
+                    "MXNet meets FP32 data and a float16 parameter: Incompatible attr",
+                    f"mpgluon.cast_block({self.blocks[0].name}) too, or amp.autocast both, which "
+                    "leaves parameters in FP32",
+                )
+                return
+
     def batch_norm(self) -> Iterator[Finding]:
         norms = [block for block in self.blocks if isinstance(block, BATCH_NORMS)]
         names = [b.name for b in norms if float16_parameters(b._reg_params.values())]
@@ -155,8 +174,9 @@ class _Training:
                 f"float16 parameters or statistics in {examples(names)}",
                 "MXNet's operator takes FP32 ones only, and running means of small values would "
                 "stall",
-                "for each of these layers: for p in layer.collect_params().values(): "
-                'p.cast("float32"); cast_block and net.cast leave them alone',
+                "before the cast, for each of these layers: "
+                'for p in layer.collect_params().values(): p.cast("float32"); '
+                "cast_block and net.cast leave them alone",
             )
 
     def sync_batch_norm(self) -> Iterator[Finding]:

@@ -79,7 +79,10 @@ def product_weights(graph: Graph) -> set[str]:
 def warn_of_lost_values(
     values: Mapping[str, npt.NDArray[np.float32]], fmt: FloatFormat, cure: str
 ) -> None:
-    """Log which arrays have values that a format makes infinite, or 0 among small ones only."""
+    """Log which arrays have values that a format makes infinite, or 0 among small ones only.
+
+    A bias that becomes 0 is less than any sum's rounding error, and is not named.
+    """
     lost = {name: lost_values(array, fmt) for name, array in values.items()}
     for place, what in enumerate(
         (
@@ -89,6 +92,8 @@ def warn_of_lost_values(
         )
     ):
         counts = {name: count[place] for name, count in lost.items() if count[place]}
+        if place == 1:
+            counts = {name: n for name, n in counts.items() if not name.endswith("bias")}
         if counts:
             named = ", ".join(f"{count} in {name}" for name, count in list(counts.items())[:5])
             more = ", …" if len(counts) > 5 else ""

@@ -138,5 +138,6 @@ def _folded(
     new_bias = beta + ((bias[0] if bias else 0) - mean) * scale
     new_weight = weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
     folded = new_weight.astype(np.float32), new_bias.astype(np.float32)
-    fits = all(np.isfinite(array).all() and not any(lost_values(array, fmt)) for array in folded)
+    fits = all(np.isfinite(array).all() and not lost_values(array, fmt)[0] for array in folded)
+    fits &= not lost_values(folded[0], fmt)[1]  # a bias as small adds nothing
     return folded if fits else None

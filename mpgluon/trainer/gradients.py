@@ -360,6 +360,8 @@ class Gradients:
         for parameter in gluon_trainer.parameters_of(self._trainer):
             if parameter.grad_req == "null" or parameter._grad is None:
                 continue
+            if parameter._stype != "default":  # rows, which Gluon does not hand out
+                continue
             stale = self.flags.stale(parameter.list_data(), self.now.written)
             for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
                 if id(weight) in stale:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from mpgluon.findings import Finding, note, ok, warning
 from mpgluon.formats.float_format import FLOAT16
-from mpgluon.graph.cast_graph import widens
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.operators import facts_in_graph, lost_numbers, name_in_f
 
@@ -38,7 +37,7 @@ def scalars(graph: Graph) -> Iterator[Finding]:
             is_rounded = node in becoming_float16 and (is_large or not node.inputs)
             if (is_float16 or is_rounded) and not (is_large and _BOUNDS.search(node.operator)):
                 finding = _written(node, number)
-            elif any(widens(entry.node) for entry in node.inputs):
+            elif any(_widens(entry.node) for entry in node.inputs):
                 finding = _in_fp32(node, number)
             else:
                 continue
@@ -46,6 +45,10 @@ def scalars(graph: Graph) -> Iterator[Finding]:
             yield finding
     if not has_finding:
         yield ok("scalar", "every number in the code is one in the format it meets")
+
+
+def _widens(node: Node) -> bool:
+    return node.casts_to("float32") and node.inputs[0].value.dtype == "float16"
 
 
 def _written(node: Node, number: float) -> Finding:

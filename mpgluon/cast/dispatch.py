@@ -59,12 +59,13 @@ _WRITING = frozenset({
 })  # fmt: skip
 # Python's arithmetic, by the names in F; a number in it is rounded to float16 by a float16 kernel.
 _ARITHMETIC = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div", "mod"))
-# MXNet does not know the shapes of what these have joined in a graph. By the number of axes: where
-# operands get new ones, and the axis on which they are joined.
-_STACKS: dict[str, dict[int, tuple[tuple[int, ...], int]]] = {
-    "_npi_hstack": {1: ((), 0)},
-    "_npi_column_stack": {1: ((1,), 1)},
-    "_npi_dstack": {1: ((0, 2), 2), 2: ((2,), 2)},
+# In a graph MXNet no longer knows the shapes of what these join. The axis on which they do, and by
+# the number of axes that operands have: where they get new ones.
+_STACKS: dict[str, tuple[int, dict[int, tuple[int, ...]]]] = {
+    "_npi_vstack": (0, {1: (0,)}),
+    "_npi_hstack": (1, {}),
+    "_npi_column_stack": (1, {1: (1,)}),
+    "_npi_dstack": (2, {1: (0, 2), 2: (2,)}),
 }
 _LOOPS = frozenset({"_foreach", "_while_loop", "_cond"})
 _numpy_library = numpy_functions._api_internal  # another door, of one operator
@@ -144,6 +145,8 @@ def _invoke(
         return _imperative_invoke(handle, operands, keys, values, None, False, returns_list)
 
     name, legacy = kernels.name_of(handle), as_nd(arrays)
+    if name in _STACKS and arrays[0].ndim and out is None:
+        name, run = "concat", partial(_stacked, mx.nd, name, arrays[0].ndim)
     options = dict(zip(keys, values))
     values = _values_received(name, options, legacy)
     if out is not None and name in _WRITING:
@@ -197,7 +200,7 @@ def _create(
     axes_of = vars(AT_WORK).get("axes_of")
     axes = axes_of(args[0]) if axes_of and args and operator in _STACKS else 0
     if axes:
-        operator, run = "concat", partial(_stacked, operator, axes, name)
+        operator, run = "concat", partial(_stacked, mx.sym, operator, axes, name=name)
     options = dict(zip(keys, values))
     legacy = {key: as_nd(operand) for key, operand in operands.items()}
     values = _values_received(operator, options, legacy.values())
@@ -222,11 +225,11 @@ def _add(name: str, **operands: Symbol) -> Symbol:
     return mx.sym.elemwise_add(*operands.values(), name=name)
 
 
-def _stacked(operator: str, axes: int, name: str, *operands: Symbol) -> Symbol:
-    new, axis = _STACKS[operator].get(axes, ((), 2 if operator == "_npi_dstack" else 1))
+def _stacked(functions: Any, operator: str, axes: int, *operands: Array, **name: str) -> Array:
+    axis, new = _STACKS[operator][0], _STACKS[operator][1].get(axes, ())
     for place in new:
-        operands = tuple(mx.sym.expand_dims(one, axis=place) for one in operands)
-    return mx.sym.concat(*operands, dim=axis, name=name)
+        operands = tuple(functions.expand_dims(one, axis=place) for one in operands)
+    return functions.concat(*operands, dim=min(axis, axes + len(new) - 1), **name)
 
 
 def _tensordot_of_arrays(a: Any, b: Any, axes: Any) -> Any:

@@ -40,6 +40,7 @@ OPERATORS = """
 1 F.np.stack([a, b], axis=-1)
 1 F.np.hstack([a, b])
 1 F.np.hstack([a])
+1 F.np.hstack([a, a, b])
 1 F.np.vstack([a, b])
 1 F.np.dstack([a, b])
 1 F.np.column_stack([a, b])

@@ -13,16 +13,19 @@ __all__ = ["ABSENT", "in_numpy"]
 ABSENT = ("InstanceNorm", "GroupNorm", "HuberLoss", "KLDivLoss", "Cell(")
 """Parts of Gluon that fail with arrays of ``mx.np``."""
 
-_SAME_NAME = "abs arange arctan array clip cumsum exp expand_dims flip log max maximum mean sqrt"
-_SAME_NAME += " square tanh where zeros_like"
-_SAME_NAME_IN_NPX = "batch_dot log_softmax relu sigmoid smooth_l1 softmax"
+_SAME_NAME = "abs arange arctan argmax array clip cos cumsum exp expand_dims flip log max maximum"
+_SAME_NAME += " mean ones reshape sqrt square tanh where zeros zeros_like"
+_SAME_NAME_IN_NPX = "batch_dot log_softmax one_hot relu sigmoid smooth_l1 softmax topk"
 _NAMES = {
     **{name: f"np.{name}" for name in _SAME_NAME.split()},
     **{name: f"npx.{name}" for name in _SAME_NAME_IN_NPX.split()},
     "Activation": "npx.activation",
+    "FullyConnected": "npx.fully_connected",
     "LeakyReLU": "npx.leaky_relu",
+    "SequenceMask": "npx.sequence_mask",
     "broadcast_add": "np.add",
     "broadcast_div": "np.divide",
+    "broadcast_greater": "np.greater",
     "broadcast_maximum": "np.maximum",
     "broadcast_mul": "np.multiply",
     "broadcast_sub": "np.subtract",
@@ -32,6 +35,16 @@ _NAMES = {
 }
 _OTHER_ARGUMENTS = (
     (r"F\.concat\(([\w, ]+), dim=", r"F.np.concatenate([\1], axis="),
+    *(
+        (rf"F\.Concat\(([\w, ]+), dim={k}\)", rf"F.np.{letter}stack([\1])")
+        for k, letter in enumerate("vhd")
+    ),
+    *(
+        (rf"F\.SliceChannel\((\w+), num_outputs=2, axis={k}\)", rf"F.np.{letter}split(\1, 2)")
+        for k, letter in enumerate("vhd")
+    ),
+    (r"F\.SliceChannel\((\w+), num_outputs=2, ", r"F.np.split(\1, 2, "),
+    (r"F\.split_v2\(", r"F.np.split("),
     (r"F\.stack\(([\w, ]+), axis=", r"F.np.stack([\1], axis="),
     (r"F\.split\((\w+), num_outputs=2, ", r"F.np.split(\1, 2, "),
     (r"F\.cast\((\w+), ", r"F.npx.cast(\1, dtype="),
@@ -44,8 +57,9 @@ _OTHER_ARGUMENTS = (
         r"F.slice_like(\1.as_nd_ndarray(), \2.as_nd_ndarray().\3).as_np_ndarray()",
     ),
     (
-        r"F\.(L2Normalization|BlockGrad|identity|softsign)\((\w+)\)",
-        r"F.\1(\2.as_nd_ndarray()).as_np_ndarray()",
+        r"F\.(L2Normalization|BlockGrad|identity|softsign|amp_cast|argsort|shape_array|size_array)"
+        r"\((\w+)((?:, [\w=-]+'?\w*'?)*)\)",
+        r"F.\1(\2.as_nd_ndarray()\3).as_np_ndarray()",
     ),
     (
         r"F\.add_n\((\w+), (\w+), (\w+)\)",

@@ -25,14 +25,26 @@ class Input:
     shape: Shape
     below: int = 0
 
+    @property
+    def is_floating(self) -> bool:
+        return not self.below
+
 
 @dataclass(frozen=True)
 class Node:
-    """One line of the network: an expression of the values that it takes, ``{0}`` and ``{1}``."""
+    """One line of the network: an expression of the values that it takes, ``{0}`` and ``{1}``.
+
+    ``dtype`` is that of a value which is not one of the network's floating numbers.
+    """
 
     expression: str
     takes: tuple[int, ...]
     shape: Shape
+    dtype: str = ""
+
+    @property
+    def is_floating(self) -> bool:
+        return not self.dtype
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,16 @@ class Program:
         return [number for number, value in self.values.items() if isinstance(value, Node)]
 
     @property
+    def constants(self) -> list[str]:
+        """The layers that are a constant, which a HybridBlock receives as an argument."""
+        return [name for name, made in self.layers.items() if "get_constant" in made]
+
+    @property
+    def jumps(self) -> bool:
+        """Whether a small change of a value may make a large one."""
+        return any(re.search(_JUMPS, self.values[number].expression) for number in self.nodes)
+
+    @property
     def most_uses(self) -> int:
         """How often the value that is used most is an operand or a result."""
         uses = Counter(self.outputs)
@@ -137,7 +159,10 @@ class Program:
             lines.append(f"        {names[number]} = {text}")
             if noisy:
                 lines.append(f"        {names[number]} = perturbed({names[number]})")
-        arguments = ", ".join(names[number] for number in self.inputs)
+        constants = [] if self.is_plain else self.constants
+        for name in constants:
+            lines = [line.replace(f"self.{name}.data()", name) for line in lines]
+        arguments = ", ".join([*(names[number] for number in self.inputs), *constants])
         method = "forward(self" if self.is_plain else "hybrid_forward(self, F"
         results = [names[number] for number in self.outputs]
         returned = ", ".join(results)
@@ -157,7 +182,10 @@ class Program:
             else f"rng.standard_normal({one.shape})"
             for one in (self.values[number] for number in self.inputs)
         ]
-        losses = [f"        {written(_of(loss, k))}," for k, loss in enumerate(self.losses)]
+        losses = [
+            f"        {written(_of(loss, k, self.values[number]))},"
+            for k, (loss, number) in enumerate(zip(self.losses, self.outputs))
+        ]
         source = "\n".join(
             [
                 f"SEED, OPTIMIZER = {self.seed}, {self.optimizer!r}",
@@ -202,10 +230,17 @@ class Program:
         return f"{_IMPORTS}\n{switch}{written(_helpers(source))}\n\n{source}"
 
 
-def _of(loss: str, number: int) -> str:
+def _of(loss: str, number: int, value: Input | Node) -> str:
     """Return a loss with the names of one output."""
-    return re.sub(r"\bhead\b", f"heads[{number}]", re.sub(r"\bout\b", f"results[{number}]", loss))
+    result = f"results[{number}]"
+    if not value.is_floating:  # MXNet's zeros may end the process behind a cast: see OperatorCall
+        has_none = re.search(f"{_JUMPS}|zeros_like|shape_array", value.expression)
+        result += f"{'.detach()' if has_none else ''}.astype('float32')"
+    return re.sub(r"\bhead\b", f"heads[{number}]", re.sub(r"\bout\b", result, loss))
 
+
+# An expression whose value is an integer or a mask: a small change may make a large one.
+_JUMPS = r"'u?int|'bool|arg|topk|broadcast_greater|> 0\.1\)"
 
 _IMPORTS = """import mxnet as mx
 import numpy as np

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -23,14 +24,28 @@ _ELEMENTWISE = (
     *("{0} ** 2 * 0.25", "F.zeros_like({0}) + {0}", "F.arctan({0})", "F.cast({0}, 'float32')"),
     *("F.where({0} > 0, {0}, {0} * 0.25)", "F.smooth_l1({0}, scalar=1.0)", "{0}.tanh()"),
     *("F.flip({0}, axis=1)", "F.cumsum(F.tanh({0}), axis=1)", "F.maximum({0}, 0.25)"),
+    *("{0} / (F.abs({0}) + 1e-8)", "F.sqrt(F.square({0}) + 1e-8)", "{0} * 1e5 * 1e-5"),
+    *("{0} * 1e-8 * 1e8", "F.where({0} > 1e-8, {0}, {0} * 0.3)"),
 )
+# Values of each dtype, and back to the network's floating numbers: what may be negative, or not.
+_DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
+_OF_EACH_DTYPE = (
+    *("F.clip({0}, -8, 8).astype(DTYPE)", "F.abs(F.clip({0}, -8, 8)).astype(DTYPE)"),
+    *("F.broadcast_greater({0}, F.mean({0}, axis=1, keepdims=True)).astype(DTYPE)",),
+    *("({0} > 0.1).astype(DTYPE)", "F.zeros_like({0}).astype(DTYPE)"),
+)
+_OF_FLOATS = (
+    *("({0} * 1.5).astype(DTYPE)", "F.square({0}.astype(DTYPE))", "F.amp_cast({0}, dtype=DTYPE)"),
+    *("F.softmax({0}, axis=-1, dtype=DTYPE)", "F.log_softmax({0}, axis=1, dtype=DTYPE)"),
+    *("F.tanh({0}).astype('float16').astype(DTYPE)",),
+)
+_OF_NUMBERS = ("F.argsort({0}, axis=-1, dtype=DTYPE)",)
 _OF_TWO = (
     *("{0} + {1}", "{0} - {1}", "F.tanh({0}) * {1}", "F.elemwise_add({0}, {1})"),
     *("{0} / (F.abs({1}) + 1)", "F.broadcast_add({0}, {1})", "F.broadcast_maximum({0}, {1})"),
     *("F.add_n({0}, {1}, {0})", "F.exp(-F.abs({0})) + {1}", "F.where({0} > {1}, {0}, {1})"),
     *("F.stack({0}, {1}, axis=1).mean(axis=1)", "F.broadcast_mul(F.sigmoid({0}), {1})"),
 )
-# No PReLU: in a hybridized network MXNet's own gradient of its slope is wrong, in FP32 too.
 _LAYERS = ("nn.LeakyReLU(0.1)", "nn.ELU()", "nn.SELU()", "nn.GELU()", "nn.Swish()")
 
 
@@ -57,9 +72,10 @@ class _Writer:
     def shape(self, number: int) -> Shape:
         return self.values[number].shape
 
-    def add(self, expression: str, takes, shape: Shape) -> int:
+    def add(self, expression: str, takes, shape: Shape, dtype: str = "") -> int:
         number = len(self.values)
-        self.values[number] = Node(expression, tuple(takes), tuple(int(one) for one in shape))
+        shape = tuple(int(one) for one in shape)
+        self.values[number] = Node(expression, tuple(takes), shape, dtype)
         return number
 
     def add_input(self, shape: Shape, below: int = 0) -> int:
@@ -84,7 +100,7 @@ class _Writer:
         found = [
             number
             for number, value in self.values.items()
-            if not getattr(value, "below", 0) and (not dimensions or len(value.shape) == dimensions)
+            if value.is_floating and (not dimensions or len(value.shape) == dimensions)
         ]
         if not found:
             return None
@@ -94,7 +110,9 @@ class _Writer:
         return [
             number
             for number, value in self.values.items()
-            if value.shape == shape and bool(getattr(value, "below", 0)) == integers
+            if value.shape == shape
+            and value.is_floating != integers
+            and not (integers and isinstance(value, Node))
         ]
 
 
@@ -193,7 +211,8 @@ def _pooling(w: _Writer) -> int | None:
 def _elementwise(w: _Writer) -> int | None:
     x = w.any_value()
     if w.chance(0.2):
-        return w.apply(w.pick(_LAYERS), x, w.shape(x))
+        of_slopes = ("nn.PReLU()", f"nn.PReLU(in_channels={w.shape(x)[1]})")
+        return w.apply(w.pick((*_LAYERS, *of_slopes)), x, w.shape(x))
     return w.add(w.pick(_ELEMENTWISE), [x], w.shape(x))
 
 
@@ -229,7 +248,7 @@ def _joined(w: _Writer) -> int | None:
     others = [
         number
         for number, value in w.values.items()
-        if not getattr(value, "below", 0)
+        if value.is_floating
         and len(value.shape) == len(shape)
         and value.shape[:1] + value.shape[2:] == shape[:1] + shape[2:]
     ]
@@ -238,21 +257,40 @@ def _joined(w: _Writer) -> int | None:
     if channels > 64:
         return None
     names = ", ".join(f"{{{k}}}" for k in range(len(takes)))
-    return w.add(f"F.concat({names}, dim=1)", takes, (shape[0], channels, *shape[2:]))
+    join = w.pick(["concat", "Concat"])  # the second is hstack, vstack or dstack in mx.np
+    return w.add(f"F.{join}({names}, dim=1)", takes, (shape[0], channels, *shape[2:]))
+
+
+def _joined_alike(w: _Writer) -> int | None:
+    """Two values of one shape behind each other on any axis, or on a new one."""
+    x = w.any_value()
+    shape = list(w.shape(x))
+    takes, axis = [x, w.pick(w.like(w.shape(x)))], int(w.rng.integers(len(shape)))
+    if w.chance(0.4) and len(shape) < 4:
+        shape.insert(axis, 2)
+        return w.add(f"F.stack({{0}}, {{1}}, axis={axis})", takes, shape)
+    shape[axis] *= 2
+    if shape[axis] > 64:
+        return None
+    join = w.pick(["concat", "Concat"]) if axis < 3 else "concat"
+    return w.add(f"F.{join}({{0}}, {{1}}, dim={axis})", takes, shape)
 
 
 def _sliced(w: _Writer) -> int | None:
     x = w.any_value()
     shape = w.shape(x)
-    axis = int(w.rng.integers(1, len(shape)))
+    axis = int(w.rng.integers(shape[0] == BATCH, len(shape)))  # also of two joined batches
     if shape[axis] < 2:
         return None
     end = int(w.rng.integers(1, shape[axis]))
     if shape[axis] % 2 == 0 and w.chance(0.4):
         half = list(shape)
         half[axis] //= 2
-        part = w.pick(["[0]", "[1]"])
-        return w.add(f"F.split({{0}}, num_outputs=2, axis={axis}){part}", [x], half)
+        part, split = w.pick(["[0]", "[1]"]), w.pick(["split", "SliceChannel"])
+        return w.add(f"F.{split}({{0}}, num_outputs=2, axis={axis}){part}", [x], half)
+    if shape[axis] > 2 and w.chance(0.3):
+        taken = [*shape[:axis], shape[axis] - 2, *shape[axis + 1 :]]
+        return w.add(f"F.split_v2({{0}}, (1, {shape[axis] - 1}), axis={axis})[1]", [x], taken)
     if axis == len(shape) - 1 and w.chance(0.3):
         return w.add(
             f"F.slice_like({{0}}, {{0}}.slice_axis(axis={axis}, begin=0, end={end}))",
@@ -303,6 +341,81 @@ def _product(w: _Writer) -> int | None:
         ]
     )
     return w.add(expression, [x], (n, t, c))
+
+
+def _of_dtype(w: _Writer) -> int | None:
+    """A value of some dtype in the middle, or, as a result only, at the end."""
+    x, dtype = w.any_value(), w.pick(_DTYPES)
+    shape = w.shape(x)
+    kinds = [_OF_EACH_DTYPE[dtype[0] in "ub" :]] * 2
+    kinds += [_OF_FLOATS] * 2 if dtype.startswith("float") else []
+    kinds += [_OF_NUMBERS] if dtype not in ("bool", "int8", "float16") else []
+    expression = w.pick(w.pick(kinds))
+    if shape[-1] > 1 and w.chance(0.2) and dtype not in ("bool", "int8", "float16"):
+        expression, shape = "F.topk({0}, k=2, axis=-1, dtype=DTYPE)", (*shape[:-1], 2)
+    elif w.chance(0.2) and dtype != "bool":
+        expression, shape = "F.one_hot(F.argmax({0}, axis=-1), 5, dtype=DTYPE)", (*shape[:-1], 5)
+    elif w.chance(0.4) and dtype == "int64":
+        expression, shape = "F.shape_array({0})", (len(shape),)
+    expression = expression.replace("DTYPE", repr(dtype))
+    if shape == (len(w.shape(x)),) or w.chance(0.25):
+        return w.add(expression, [x], shape, dtype)
+    expression += ".astype('float32')"
+    if not re.search("clip|square|softmax|cast|\\* 1.5", expression):  # alone, its zero gradient
+        more = "F.mean(F.tanh({0}), axis=-1, keepdims=True)"  # may end the process, in FP32 too
+        expression = f"F.broadcast_add({expression}, {more})"
+    return w.add(expression, [x], shape)
+
+
+def _created(w: _Writer) -> int | None:
+    """A sum with an array of some dtype that the network makes."""
+    x, dtype = w.any_value(), w.pick([one for one in _DTYPES if one != "bool"])
+    shape = w.shape(x)
+    ones = (1,) * (len(shape) - 1)
+    made = w.pick(
+        [
+            f"F.zeros({(*ones, 1)}, dtype={dtype!r})",
+            f"F.ones({(*ones, shape[-1])}, dtype={dtype!r})",
+            f"F.reshape(F.arange({shape[-1]}, dtype={dtype!r}), {(*ones, -1)})",
+        ]
+    )
+    if w.chance(0.25):
+        size = f"F.reshape(F.size_array({{0}}), {(*ones, 1)}).astype('float32')"
+        return w.add(f"F.broadcast_div({{0}} * 32, {size})", [x], shape)
+    how = w.pick(["add", "mul"])
+    return w.add(f"F.broadcast_{how}({{0}}, {made}.astype('float32') * 0.25)", [x], shape)
+
+
+def _constant(w: _Writer) -> int | None:
+    """An operator with a constant, whose values 16 bits hold or do not hold."""
+    x = w.any_value()
+    shape = w.shape(x)
+    size, ones = shape[-1], (1,) * (len(shape) - 1)
+    one = w.pick([0.5, 1.0, 0.1, 1e-8, 1e-3, 1e5, 3e4, 65504.0])
+    table = w.pick([f"1e4 ** -np.linspace(0, 1, {size})", f"np.arange({size}) / 8 + 0.25"])
+    value = w.pick([f"np.full({(*ones, 1)}, {one})", f"({table}).reshape({(*ones, size)})"])
+    made = "self.params.get_constant('{}', np.float32({}))"  # mx.np would keep float64
+    uses = ["F.broadcast_add({0}, C)", "F.broadcast_mul({0}, C)", "F.cos(F.broadcast_mul({0}, C))"]
+    uses += ["F.broadcast_div({0}, F.broadcast_add(F.abs({0}), C))"]
+    uses += ["F.broadcast_div(F.broadcast_mul({0}, C), C)"]
+    use, result = w.pick(uses), shape
+    if w.chance(0.2):
+        units = w.pick(_CHANNELS)
+        value = f"np.sin(np.arange({units * size}).reshape(({units}, {size}))) / {size}"
+        use = f"F.FullyConnected({{0}}, C, num_hidden={units}, no_bias=True, flatten=False)"
+        result = (*shape[:-1], units)
+    elif w.chance(0.2) and len(shape) == 3:
+        value = f"np.arange({shape[0]}) % {shape[1]} + 1"
+        least = w.pick(["0", "-1e9", "-2"])
+        use = f"F.SequenceMask({{0}}, C, use_sequence_length=True, value={least}, axis=1)"
+        use = f"F.softmax({use}, axis=1)" if least == "-1e9" else use
+    elif w.chance(0.6) and len(shape) == 3 and max(shape) <= 64:
+        least = w.pick(["-np.inf", "-1e9", "-1e4"])
+        value = f"np.triu(np.full((1, {shape[1]}, {shape[1]}), {least}), 1)"
+        scores = "F.broadcast_add(F.batch_dot({0} * 0.1, {0}, transpose_b=True), C)"
+        use = f"F.batch_dot(F.softmax({scores}), {{0}})"
+    name = w.layer(made.format(f"layer{len(w.layers)}", value))
+    return w.add(re.sub(r"\bC\b", f"self.{name}.data()", use), [x], result)
 
 
 def _recurrent(w: _Writer) -> int | None:
@@ -383,9 +496,13 @@ OPERATORS: dict[Callable[[_Writer], int | None], int] = {
     _many_uses: 2,
     _scaled_by_channel: 1,
     _joined: 3,
-    _sliced: 2,
+    _joined_alike: 2,
+    _sliced: 3,
     _moved: 3,
     _product: 1,
+    _of_dtype: 4,
+    _created: 1,
+    _constant: 4,
     _recurrent: 2,
     _embedding: 2,
     _residual: 2,
@@ -445,7 +562,8 @@ def random_program(seed: int) -> Program:
         else w.pick(_LOSSES)
         for number in outputs
     ]
-    frozen = [name for name in list(w.layers)[:-1] if w.chance(0.25)] if w.chance(0.3) else []
+    trained = [name for name in list(w.layers)[:-1] if "get_constant" not in w.layers[name]]
+    frozen = [name for name in trained if w.chance(0.25)] if w.chance(0.3) else []
     program = Program(
         seed=seed,
         values=w.values,

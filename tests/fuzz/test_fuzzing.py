@@ -56,7 +56,9 @@ def test_every_kind_of_operator_occurs_and_every_source_is_python():
     wanted = """nn.Conv2D( nn.Conv2DTranspose( nn.Dense( nn.BatchNorm( nn.LayerNorm( nn.GroupNorm(
         nn.InstanceNorm( Pool2D( F.concat( .transpose( slice_axis F.split( nn.Embedding( rnn.LSTM(
         Cell( batch_dot params= accumulate( "grad_req", Halved( gluon.loss. Residual(
-        set_np() F.np.concatenate F.npx.leaky_relu mx.np.tanh mx.npx.relu mx.nd.tanh (gluon.Block)
+        set_np() F.np.concatenate F.npx.leaky_relu mx.np.tanh mx.npx. mx.nd.tanh (gluon.Block)
+        nn.PReLU() get_constant( 1e-08 1e-8 -np.inf F.np.hstack F.np.dstack topk argsort shape_array
+        one_hot SequenceMask 'float64' 'int8' 'bool' .detach() size_array(
         as_nd_ndarray()).as_np_ndarray()"""
     assert [name for name in wanted.split() if name not in together] == []
 
@@ -203,6 +205,36 @@ def test_a_difference_that_plain_mxnet_has_too_is_not_blamed_on_a_cast():
         return result
 
     assert said_of(change).is_mxnets_own
+
+
+@pytest.mark.parametrize("mode", ["imperative", "hybridized"])
+def test_plain_fp32_computes_the_slope_of_prelu_rightly_so_that_no_fault_of_ours_is_excused(mode):
+    values = {0: Input((4, 6)), 1: Node("self.layer0({0})", (0,), (4, 6))}
+    values[2] = Node("{0} * 0.5", (1,), (4, 6))  # a result behind it: MXNet's own is wrong then
+    program = by_hand(values=values, layers={"layer0": "nn.PReLU(in_channels=6)"}, outputs=(2,))
+    found = properties.trial(program.sources, "float32", [mode], [])["modes"][mode]
+    with properties.executed(program.source()) as module:
+        x = module.inputs(0)[0].asnumpy()
+        heads = np.random.default_rng(0).standard_normal((4, 6))
+    wanted = (np.minimum(x, 0) * heads * 0.5).sum(axis=0)
+    np.testing.assert_allclose(found["gradient of layer0.alpha"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("interface", ["nd", "np"])
+def test_a_constant_and_a_result_of_another_dtype_are_parts_of_a_program(interface, is_plain):
+    values = {0: Input((4, 6)), 1: Node("F.broadcast_add({0}, self.layer0.data())", (0,), (4, 6))}
+    values[2] = Node("F.argsort({0}, axis=-1, dtype='int64')", (1,), (4, 6), "int64")
+    values[3] = Node("self.layer1({0})", (1,), (4, 6))
+    layers = {"layer0": "self.params.get_constant('layer0', np.float32(np.ones((1, 6))))"}
+    layers["layer1"] = "nn.Dense(6, in_units=6)"
+    program = by_hand(values=values, layers=layers, outputs=(3, 2), losses=("out * head",) * 2)
+    program = replace(program, interface=interface, is_plain=is_plain)
+    assert program.jumps
+    with properties.executed(program.source()) as module:
+        found = properties.run(module, "cast float16", "imperative")
+        np.testing.assert_array_equal(found["value of layer0"], np.ones((1, 6)))
+        assert found["output 0.1"].dtype == np.int64
 
 
 def test_an_error_is_a_failure_unless_plain_mxnet_raises_it():

@@ -114,7 +114,7 @@ def test_a_product_with_a_number_has_one_name_in_all_reports():
     net.initialize(mx.init.One())
     mpgluon.cast_block(net)
     (finding,) = diagnostics.check_network(net, (8, 3)).findings
-    assert finding.what.startswith("broadcast_mul in times computes with 1e+06, in FP32")
+    assert finding.what.startswith("broadcast_mul in times writes 1e+06 into float16")
     batch = diagnostics.Batch(mx.nd.ones((8, 3)), mx.nd.zeros((8,)), LOSS)
     assert diagnostics.locate_overflow(net, batch).what == "what broadcast_mul returned"
     mpgluon.restore(net)

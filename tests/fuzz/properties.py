@@ -336,8 +336,7 @@ def trial(sources: dict[str, str], way: str, modes, properties) -> dict:
     (``""``), of the same with noise, and of its counterpart, which has modes of its own.
     """
     if way == "float32":
-        for pattern, replacement in _IN_PLAIN_FP32.items():
-            sources = {kind: re.sub(pattern, replacement, sources[kind]) for kind in sources}
+        sources = {kind: _for_plain_fp32(source) for kind, source in sources.items()}
     found = {"modes": {}, "properties": {}, "errors": False}
     with warnings.catch_warnings(), executed(sources[""]) as program:
         warnings.simplefilter("ignore")
@@ -355,11 +354,20 @@ def trial(sources: dict[str, str], way: str, modes, properties) -> dict:
             if name == "is near FP32":
                 with executed(sources["noisy"]) as noisy:
                     said = _or_error(is_near_fp32, program, way, mode, noisy)
+            elif name == "restores":  # to plain FP32
+                with executed(_for_plain_fp32(sources[""])) as plain:
+                    said = _or_error(restores, plain, way, mode)
             else:
                 said = _or_error(PROPERTIES[name], program, way, mode)
             found["errors"] |= isinstance(said, dict)
             found["properties"][name] = said["error"] if isinstance(said, dict) else said
     return found
+
+
+def _for_plain_fp32(source: str) -> str:
+    for pattern, replacement in _IN_PLAIN_FP32.items():
+        source = re.sub(pattern, replacement, source)
+    return source
 
 
 def _or_error(function, *args):

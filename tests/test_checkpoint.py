@@ -19,6 +19,7 @@ from mpgluon.checkpoint import (
     read_parameters,
     save_checkpoint,
 )
+from mpgluon.checkpoint.random_states import random_states, validated_random_states
 from mpgluon.formats.float_format import round_to
 
 import mxnet as mx
@@ -433,6 +434,11 @@ def test_mxnets_random_state_is_restored(tmp_path):
         mx.random.seed(6)
         load_checkpoint(path, training.net, training.trainer)
         assert mx.nd.random.uniform(shape=4).asnumpy().tolist() == expected
+
+
+@pytest.mark.parametrize("seed", [0, 2**31, 2**32 - 1])
+def test_a_seed_of_32_bits_is_one_that_a_file_may_hold(seed):
+    assert validated_random_states(random_states(seed)).mxnet_seed == seed
 
 
 def test_extra_comes_back_from_loading_and_from_reading_alone(saved):

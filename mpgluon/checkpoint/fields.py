@@ -17,6 +17,7 @@ __all__ = [
     "is_seed",
     "is_text",
     "is_texts",
+    "is_word",
     "is_words",
 ]
 
@@ -51,9 +52,14 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def is_word(value: Any) -> bool:
+    """Whether a value is an integer of 32 bits without a sign."""
+    return is_seed(value) and value < 2**32
+
+
 def is_words(value: Any) -> bool:
-    """Whether a value is a list of integers of 32 bits."""
-    return isinstance(value, list) and all(is_seed(one) and one < 2**32 for one in value)
+    """Whether a value is a list of such integers."""
+    return isinstance(value, list) and all(map(is_word, value))
 
 
 def is_texts(value: Any) -> bool:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple, Optional
 
-from mpgluon.checkpoint.fields import Kind, check_fields, is_count, is_finite, is_text, is_words
+from mpgluon.checkpoint.fields import (
+    Kind,
+    check_fields,
+    is_count,
+    is_finite,
+    is_text,
+    is_word,
+    is_words,
+)
 
 import mxnet as mx
 import numpy as np
@@ -19,7 +27,7 @@ _FIELDS: dict[str, Kind] = {
         "has_gauss": is_count,
         "gauss": is_finite,
     },
-    "mxnet": is_count,
+    "mxnet": is_word,
 }
 
 

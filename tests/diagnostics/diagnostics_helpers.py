@@ -20,14 +20,16 @@ WAYS = {
 
 
 class Times(nn.HybridBlock):
-    """Multiplies by a constant's root twice, forward and backward: float16 lacks the constant."""
+    """Multiplies by a constant, forward and backward; by its root twice if float16 lacks it."""
 
     def __init__(self, factor, prefix):
         super().__init__(prefix=prefix)
-        self._root = factor**0.5
+        self._factors = [factor] if factor < 2.0**16 else [factor**0.5] * 2
 
     def hybrid_forward(self, F, x):
-        return x * self._root * self._root
+        for factor in self._factors:
+            x = x * factor
+        return x
 
 
 class InTwoSteps(nn.HybridBlock):

@@ -1,4 +1,4 @@
-"""The program of each rank of `test_loop`: the loop of docs/distributed.md, on random batches."""
+"""The program of each rank of `test_loop_of_the_page`: docs/distributed.md's, on random batches."""
 
 from __future__ import annotations
 

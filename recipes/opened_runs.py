@@ -10,6 +10,7 @@ from typing import Optional
 from mpgluon.checkpoint import read_extra
 from mpgluon.diagnostics.observe import Batch
 from mpgluon.tools.commands.networks import OpenedNetwork
+from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD, ServingMetadata
 
 import mxnet as mx
 from mxnet import gluon
@@ -36,7 +37,19 @@ def open_a_run(options: argparse.Namespace, device: mx.Context) -> Optional[Open
         return None
     run = open_run(path, device)
     about = [f"{run.config.model} after step {run.step:,}, {run.checkpoint}"]
-    return OpenedNetwork(run.net, run.config.model, about, run.config.size_in_use, run.classes)
+    images = {
+        "centre_crop": 1.0 if run.config.shifts else ServingMetadata.centre_crop,
+        "mean": IMAGENET_MEAN,
+        "std": IMAGENET_STD,
+    }
+    return OpenedNetwork(
+        run.net,
+        run.config.model,
+        about,
+        run.config.size_in_use,
+        run.classes,
+        preprocessing=images,
+    )
 
 
 def open_a_run_with_images(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from mpgluon.tools import commands
 from mpgluon.tools.onnx import ServingMetadata, read_metadata
 from mpgluon.tools.zoo import build_network
 
@@ -38,12 +39,56 @@ def test_a_function_becomes_a_file_that_knows_its_categories(printed, folder, dt
     (folder / "names.txt").write_text("cat\ndog\nkoala\n")
     options = ("--image-size=8", "--class-names=names.txt", f"--dtype={dtype}")
     output = printed("export", "mine:small", *options, "--output=net.onnx")
-    assert output.startswith(f"HybridSequential from mine:small.\nnet.onnx: {dtype}, ")
+    assert output.startswith("HybridSequential from mine:small.\n")
+    assert f"\nnet.onnx: {dtype}, " in output
     assert "the same category for 8 of 8 images (100.00%)" in output
     expected = ServingMetadata("mine:small", 8, ("cat", "dog", "koala"))
     assert read_metadata("net.onnx") == expected
     (logits,) = served("net.onnx", noise(5, 3, 8, 8))
     assert logits.shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "assumed"),
+    [
+        ([], {}, "--mean, --std, --crop"),
+        (["--std=1,1,1"], {"std": (1, 1, 1)}, "--mean, --crop"),
+        (
+            ["--mean=0.45,0,0.5", "--std=0.25,0.25,0.2", "--crop=0.5"],
+            {"mean": (0.45, 0, 0.5), "std": (0.25, 0.25, 0.2), "centre_crop": 0.5},
+            None,
+        ),
+        (
+            ["--mean=none", "--std=none", "--crop=none"],
+            {"mean": (0, 0, 0), "std": (1 / 255, 1 / 255, 1 / 255), "centre_crop": 1},
+            None,
+        ),
+    ],
+)
+def test_how_photographs_are_prepared_is_in_the_file_and_said(printed, options, expected, assumed):
+    output = printed("export", "mine:small", "--image-size=8", *options)
+    metadata = ServingMetadata("mine:small", 8, **expected)
+    assert read_metadata("network.onnx") == metadata
+    assert metadata.preprocessing in output
+    assert (f"Without {assumed}, ImageNet's" in output) == ("assumed" in output) == bool(assumed)
+
+
+@pytest.mark.parametrize("command", ["export", "serve"])
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--mean", ["0.5", "0.5,0.5", "123.7,116.3,103.5", "0,0,nan", "-0.1,0,0", "grey", ""]),
+        ("--std", ["1,1", "1,0,1", "58.4,57.1,57.4", "nan,1,1", "1,1,inf", "1,1,none"]),
+        ("--crop", ["0", "1.01", "-0.5", "nan", "1,1", "whole"]),
+    ],
+)
+def test_numbers_that_no_photograph_has_are_refused(capsys, command, option, values):
+    for value in values:
+        with pytest.raises(SystemExit, match="2"):
+            commands.main([command, "mine:small", f"{option}={value}"])
+        said = capsys.readouterr().err
+        assert f"argument {option}: must be " in said
+        assert f"or none; received {value!r}" in said
 
 
 def test_a_zoos_network_gets_the_parameters_and_names_that_are_given(printed, folder, weights):
@@ -98,6 +143,7 @@ def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folde
         (["no_such_network", "--parameters=weights.params"], "no model zoo has a network called"),
         (["runs/latest"], "runs/latest is a path; a network is named as in a model zoo"),
         (["mine:dense", "--input-shape=1,5"], "--input-shape is not of images; leave out --image"),
+        (["mine:dense", "--input-shape=1,5", "--crop=1"], "leave out --image-size, --crop"),
         (["mine:small", "--classes=7"], "mine:small has its own number of classes; leave out --cl"),
         (["mine:small", "--output=no/folder/net.onnx"], "no/folder/net.onnx"),
     ],

@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from mpgluon.tools import commands
 from mpgluon.tools.serving.classifier import Classifier
 from mpgluon.tools.serving.page import create_app
 
+import numpy as np
 import pytest
 import requests
 from browser import EXECUTABLE, Browser
+from markupsafe import escape
 from PIL import Image, ImageDraw
 
 LIMIT = 16 * 2**20
@@ -48,6 +51,13 @@ def classifier():
     net = nn.HybridSequential()
     net.add(nn.Conv2D(8, 3, in_channels=3), nn.GlobalAvgPool2D(), nn.Dense(10, in_units=8))
     net.initialize(mx.init.Xavier(magnitude=20))
+    return net
+
+def mean_colour():
+    net = nn.HybridSequential()
+    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(3, use_bias=False, in_units=3))
+    net.initialize()
+    net[2].weight.set_data(mx.nd.eye(3))
     return net
 """
 SERVED = ["serve", "served_network:classifier", "--image-size=32", "--class-names=names.txt"]
@@ -291,6 +301,47 @@ def test_without_names_the_categories_are_numbers(monkeypatch):
     assert len(set(shown) & set(map(str, range(10)))) == 5
 
 
+@pytest.mark.parametrize(
+    ("options", "mean", "std", "crop"),
+    [
+        ([], (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 0.875),
+        (["--crop=0.5", "--std=1,1,1"], (0.485, 0.456, 0.406), (1, 1, 1), 0.5),
+        (["--mean=0.5,0,0.25", "--std=0.1,0.2,0.4"], (0.5, 0, 0.25), (0.1, 0.2, 0.4), 0.875),
+        (["--mean=none", "--std=none", "--crop=none"], (0, 0, 0), [1 / 255] * 3, 1),
+    ],
+)
+@pytest.mark.usefixtures("in_place")
+def test_photographs_are_prepared_as_the_options_and_the_page_say(
+    capsys, monkeypatch, options, mean, std, crop
+):
+    side, file = round(16 * crop), BytesIO()  # of the size that the network takes: no resizing
+    left, top = (20 - side) // 2, (16 - side) // 2
+    pixels = np.random.RandomState(0).randint(0, 256, (16, 20, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(file, "png")
+    answers = []
+
+    def create_server(app, **_):
+        client, to = app.test_client(), {"base_url": "http://127.0.0.1"}
+        answers.append(client.get("/", **to).text)
+        answers.append(client.post("/classify", data=file.getvalue(), **to).json)
+        return _NoServer()
+
+    monkeypatch.setattr(page_of_server.waitress, "create_server", create_server)
+    arguments = ["served_network:mean_colour", f"--image-size={side}", "--port=0"]
+    assert commands.main(["serve", *arguments, *options]) == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    page, answer = answers
+    assert f'<p class="note">{escape(said)}</p>' in page
+    assert f'data-centre-crop="{float(crop)}"' in page
+    assert ("assumed" in said) == (len(options) < 3)
+    colour = pixels[top : top + side, left : left + side].mean((0, 1))
+    weights = np.exp((colour / 255 - mean) / std)
+    expected = dict(zip("012", weights / weights.sum()))
+    guesses = {one["category"]: one["probability"] for one in answer["predictions"][0]["guesses"]}
+    # A mean of 256 terms up to 255 in FP32 is within 256 * 255 * 2^-24 = 0.004; two logits each.
+    assert guesses == pytest.approx(expected, rel=0.01)
+
+
 # The command itself, listening
 
 
@@ -303,8 +354,8 @@ def server(place, tmp_path_factory):
         pipes = {"stdout": subprocess.PIPE, "stderr": stderr}
         process = subprocess.Popen(command, cwd=place, text=True, **pipes)
     try:
-        lines = [process.stdout.readline(), process.stdout.readline()]
-        found = re.match(r"(http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", lines[1])
+        lines = [process.stdout.readline() for _ in range(3)]
+        found = re.match(r"(http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)", lines[2])
         assert found, [*lines, log.read_text()]
         said = log.stat().st_size
         yield found[1]

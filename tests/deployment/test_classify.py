@@ -159,9 +159,9 @@ def test_calls_from_several_threads_wait_for_each_other_and_answer_alike(monkeyp
     alone = [[prediction.guesses for prediction in classifier(data)] for data in photographs]
     inside = threading.Semaphore(1)
 
-    def read_slowly(data, size):
+    def read_slowly(*arguments):
         assert inside.acquire(blocking=False), "two photographs are looked at at once"
-        pixels = read_photograph(data, size)
+        pixels = read_photograph(*arguments)
         time.sleep(0.01)
         inside.release()
         return pixels

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from mpgluon.tools.onnx import ServingMetadata, read_metadata
 from mpgluon.tools.serving import page
 
+import mxnet as mx
 import pytest
 from helpers import module_from
+
+from recipes import opened_runs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 NAME = "cifar_resnet20_v1"
@@ -41,6 +45,15 @@ def test_a_run_becomes_a_file_that_knows_its_categories(door, run_folder, capsys
     assert "the same category for 8 of 8 images (100.00%)" in printed
     classes = tuple(results["dataset"]["classes"])
     assert read_metadata("net.onnx") == ServingMetadata(NAME, 32, classes)
+
+
+def test_a_run_that_took_whole_images_is_served_whole_ones(door, run_folder, capsys, monkeypatch):
+    run = opened_runs.open_run(run_folder[0], mx.cpu())
+    run = replace(run, config=replace(run.config, shifts=True))
+    monkeypatch.setattr(opened_runs, "open_run", lambda *_: run)
+    assert door("export_onnx", run_folder[0]) == 0
+    assert "assumed" not in capsys.readouterr().out
+    assert read_metadata("network.onnx").centre_crop == 1
 
 
 def test_a_run_is_served_with_its_name_and_step(door, run_folder, capsys, monkeypatch):
@@ -77,10 +90,13 @@ def test_other_folders_than_runs_get_one_line_and_status_2(door, capsys, script,
 @pytest.mark.parametrize("script", ["export_onnx", "serve", "diagnose"])
 def test_a_run_is_not_given_what_belongs_to_other_networks(door, run_folder, capsys, script):
     options = ["--parameters=other.params", "--classes=7", "--image-size=16"]
+    of_photographs = ["--mean", "--std", "--crop"] * (script != "diagnose")
+    options += [f"{option}=none" for option in of_photographs]
     assert door(script, run_folder[0], *options) == 2
     said = capsys.readouterr().err
-    assert "is a run, whose parameters, categories and image size are its own" in said
-    assert said.endswith("; leave out --parameters, --classes, --image-size\n")
+    assert "is a run, whose parameters, categories and images are its own" in said
+    listed = ", ".join(["--parameters, --classes, --image-size", *of_photographs])
+    assert said.endswith(f"; leave out {listed}\n")
 
 
 @pytest.mark.parametrize("script", ["export_onnx", "serve"])

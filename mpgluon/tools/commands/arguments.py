@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ __all__ = [
     "add_image_size",
     "add_input_shape",
     "add_network",
+    "add_preprocessing",
     "add_zoo_network",
     "positive",
     "refuse_given",
@@ -56,6 +57,25 @@ def shape(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"must be positive integers, the batch first, as in 8,35; received {text!r}"
         ) from None
+
+
+def _shares(count: int, none: float, *, zero: bool = False) -> Callable[[str], tuple[float, ...]]:
+    """Return what reads ``count`` numbers up to 1; the text "none" means ``none`` for each."""
+
+    def read(text: str) -> tuple[float, ...]:
+        try:
+            numbers = tuple(map(float, text.split(","))) if text != "none" else (none,) * count
+        except ValueError:
+            numbers = ()
+        if len(numbers) != count or not all(0 < x <= 1 or (zero and x == 0) for x in numbers):
+            many = "a number" if count == 1 else f"{count} numbers separated by commas, each"
+            least = "from 0" if zero else "above 0"
+            raise argparse.ArgumentTypeError(
+                f"must be {many} {least} to 1, or none; received {text!r}"
+            )
+        return numbers
+
+    return read
 
 
 def refuse_given(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
@@ -117,6 +137,32 @@ def add_image_size(parser: argparse.ArgumentParser, about: str = "") -> None:
         type=positive,
         default=224,
         help=f"pixels{about} (default: %(default)s)",
+    )
+
+
+def add_preprocessing(parser: argparse.ArgumentParser) -> None:
+    """Add the options for how photographs become the network's input."""
+    parser.add_argument(
+        "--mean",
+        type=_shares(3, 0.0, zero=True),
+        metavar="R,G,B",
+        help="what is subtracted from red, green and blue, of levels from 0 to 1 (divide a mean of "
+        "levels up to 255 by 255); none: nothing (default: ImageNet's, 0.485,0.456,0.406)",
+    )
+    parser.add_argument(
+        "--std",
+        type=_shares(3, 1 / 255),
+        metavar="R,G,B",
+        help="what they are divided by then, of levels from 0 to 1; none: by 1/255, so that with "
+        "--mean none the network takes values from 0 to 255, and with --std 1,1,1 from 0 to 1 "
+        "(default: ImageNet's, 0.229,0.224,0.225)",
+    )
+    parser.add_argument(
+        "--crop",
+        type=lambda text: _shares(1, 1.0)(text)[0],
+        metavar="SHARE",
+        help="the central square's side as a share of the photograph's shorter side; none: 1 "
+        "(default: 0.875)",
     )
 
 

@@ -5,7 +5,7 @@
     mpgluon export mymodule:make_regression --input-shape 1,35
 
 The metadata of an image classifier's file names the categories and says how a photograph becomes
-the network's input. The batch may have any size.
+the network's input: --mean, --std and --crop, else ImageNet's. The batch may have any size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mpgluon.tools.commands import Door
 from mpgluon.tools.commands.arguments import (
     add_input_shape,
     add_network,
+    add_preprocessing,
     add_zoo_network,
     refuse_given,
 )
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
     """Add the options of the command."""
     add_network(parser, door)
     add_zoo_network(parser)
+    add_preprocessing(parser)
     add_input_shape(parser, "the file has no metadata of images then")
     parser.add_argument(
         "--dtype", choices=["float32", "float16"], default="float32", help="(default: %(default)s)"
@@ -51,17 +53,19 @@ def run(options: argparse.Namespace, door: Door) -> int:
     """Write the file, and compare it with the network."""
     door.import_all_of_mpgluon()
     from mpgluon.tools.commands.networks import example_batch, open_network
-    from mpgluon.tools.onnx import ServingMetadata, export_onnx
+    from mpgluon.tools.onnx import export_onnx
 
     import mxnet as mx
 
     shapes = options.input_shape
     if shapes:
-        refuse_given(options, ("image_size", "class_names"), "--input-shape is not of images")
+        of_images = ("image_size", "class_names", "mean", "std", "crop")
+        refuse_given(options, of_images, "--input-shape is not of images")
     with progress_line(3) as show:
         show("the network")
         opened = open_network(options, door, mx.cpu(), all_values=True)
-        size = opened.image_size or options.image_size
+        metadata, preprocessing = opened.serving(options.image_size)
+        size = metadata.image_size
         mx.random.seed(0)
         advice = "Give --input-shape, once for each input"
         inputs = shapes or [(8, 3, size, size)]
@@ -70,11 +74,10 @@ def run(options: argparse.Namespace, door: Door) -> int:
         if shapes:
             path = export_onnx(opened.net, options.output, input_shapes=shapes, dtype=options.dtype)
         else:
-            metadata = ServingMetadata(opened.name, size, opened.classes)
             path = export_onnx(opened.net, options.output, metadata, dtype=options.dtype)
         show("comparing it with the network")
         compared = _compared(opened, path, batch.arguments, of_images=not shapes)
-    print("\n".join(opened.about))
+    print("\n".join(opened.about if shapes else [*opened.about, preprocessing]))
     print(f"{path}: {options.dtype}, {path.stat().st_size / 2**20:.1f} MiB")
     print(compared)
     return 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,6 +17,7 @@ from mpgluon.graph.description import trace
 from mpgluon.tools.commands import Door
 from mpgluon.tools.commands.arguments import refuse_given
 from mpgluon.tools.named_code import call_named, file_of
+from mpgluon.tools.onnx.metadata import ServingMetadata
 from mpgluon.tools.parameter_files import load_parameter_file
 from mpgluon.tools.zoo import build_network, is_in_mxnet
 
@@ -30,6 +31,7 @@ _ADVICE = (
     "Give --input-shape, once for each input, or let the function return (network, "
     "mpgluon.diagnostics.Batch(inputs, labels, loss))"
 )
+_IMAGES = {"mean": "mean", "std": "std", "crop": "centre_crop"}  # options and their meaning
 # Operators between an input and an Embedding, through which indices pass unchanged.
 _PASSES_INDICES = ("transpose", "Reshape", "SwapAxis", "expand_dims", "Flatten", "_copy")
 
@@ -51,6 +53,9 @@ class OpenedNetwork:
         Names of the categories.
     batch : Batch, optional
         Inputs, labels and loss.
+    preprocessing : mapping from str to any
+        Values of ``centre_crop``, ``mean`` and ``std`` of
+        :class:`~mpgluon.tools.onnx.ServingMetadata`, where they are known.
     """
 
     net: gluon.HybridBlock
@@ -59,6 +64,15 @@ class OpenedNetwork:
     image_size: Optional[int] = None
     classes: Optional[tuple[str, ...]] = None
     batch: Optional[Batch] = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+    def serving(self, image_size: int) -> tuple[ServingMetadata, str]:
+        """Return how photographs are served, and a sentence that says what is assumed of it."""
+        size = self.image_size or image_size
+        metadata = ServingMetadata(self.name, size, self.classes, **self.preprocessing)
+        assumed = [f"--{key}" for key, name in _IMAGES.items() if name not in self.preprocessing]
+        first = f"Without {', '.join(assumed)}, ImageNet's values are assumed. " if assumed else ""
+        return metadata, first + metadata.preprocessing
 
 
 def one_device(text: str) -> mx.Context:
@@ -105,9 +119,8 @@ def open_network(
         if run is not None:
             refuse_given(
                 options,
-                ("parameters", "classes", "class_names", "image_size", "input_shape"),
-                f"{options.network} is a run, whose parameters, categories and image size are its "
-                "own",
+                ("parameters", "classes", "class_names", "image_size", "input_shape", *_IMAGES),
+                f"{options.network} is a run, whose parameters, categories and images are its own",
             )
             return run
     name, parameters = options.network, getattr(options, "parameters", None)
@@ -148,7 +161,9 @@ def open_network(
         about.append(f"Parameters from {parameters}.")
     elif not is_code:
         about.append("Weights as they were drawn: an untrained network.")
-    return OpenedNetwork(net, name, about, options.image_size, names, batch)
+    asked = {name: getattr(options, key, None) for key, name in _IMAGES.items()}
+    preprocessing = {name: value for name, value in asked.items() if value is not None}
+    return OpenedNetwork(net, name, about, options.image_size, names, batch, preprocessing)
 
 
 def _is_code(name: str) -> bool:

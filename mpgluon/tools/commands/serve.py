@@ -18,7 +18,7 @@ import socket
 import sys
 
 from mpgluon.tools.commands import Door
-from mpgluon.tools.commands.arguments import add_network, add_zoo_network
+from mpgluon.tools.commands.arguments import add_network, add_preprocessing, add_zoo_network
 from mpgluon.tools.progress import progress_line
 
 __all__ = ["EPILOG", "add_arguments", "run"]
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
     """Add the options of the command."""
     add_network(parser, door)
     add_zoo_network(parser)
+    add_preprocessing(parser)
     parser.add_argument(
         "--dtype",
         action="append",
@@ -92,20 +93,23 @@ def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) ->
     with progress_line(2) as show:
         show("the network")
         opened = open_network(options, door, mx.cpu(), all_values=True)
-        size = opened.image_size or options.image_size
-        classes = opened.classes
+        metadata, preprocessing = opened.serving(options.image_size)
+        size, classes = metadata.image_size, metadata.classes
         advice = "The page is for photographs of three colours; --image-size is their side"
         batch, _ = example_batch(opened.net, [(1, 3, size, size)], mx.cpu(), advice=advice)
         if classes is None:
             classes = tuple(map(str, range(opened.net(*batch.arguments).shape[1])))
         show("the network in each format")
         dtypes = options.dtype or ["float16", "bfloat16"]
-        classifier = Classifier(opened.net, classes, image_size=size, dtype=dtypes)
+        classifier = Classifier(
+            opened.net, classes, image_size=size, dtype=dtypes, **opened.preprocessing
+        )
     local = options.host.is_loopback
     app = page.create_app(
         classifier,
         title=opened.name,
         about=" ".join(opened.about),
+        preprocessing=preprocessing,
         # Against DNS rebinding: another site's name that resolves to this machine's address.
         trusted_hosts=[str(options.host), "localhost"] if local else None,
     )
@@ -117,5 +121,6 @@ def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) ->
         )
     host, port = listening.getsockname()
     print(f"{opened.name}: {' '.join(opened.about)}")
+    print(preprocessing)
     print(f"http://{host}:{port}/ (Ctrl-C ends it)", flush=True)
     page.run_server(app, listening)

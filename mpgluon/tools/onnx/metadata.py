@@ -6,6 +6,7 @@ They are text in the file, so that a server needs neither mpgluon nor MXNet.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Optional
@@ -62,11 +63,19 @@ class ServingMetadata:
             )
         if not 0 < self.centre_crop <= 1:
             raise ValueError(f"centre_crop must be in (0, 1], received {self.centre_crop}")
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(std > 0 for std in self.std):
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != 3 or len(self.std) != 3 or not finite or min(self.std) <= 0:
             raise ValueError(
                 "mean and std have a number for each of red, green and blue, those of std "
                 f"positive; received {self.mean} and {self.std}"
             )
+
+    @property
+    def preprocessing(self) -> str:
+        """A sentence: how a photograph becomes the input."""
+        mean, std = (", ".join(f"{one:.4g}" for one in three) for three in (self.mean, self.std))
+        square = f"the central square of {self.centre_crop:.4g} of the shorter side"
+        return f"Pixels from 0 to 1, minus {mean}, divided by {std}; {square}."
 
     def to_strings(self) -> dict[str, str]:
         """Return keys and values in JSON, as in a file's metadata."""

@@ -14,6 +14,7 @@ from mpgluon.blocks import interface
 from mpgluon.cast.arithmetic import arithmetic_of
 from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.deployment.inference import inference_network
+from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD, ServingMetadata
 from mpgluon.tools.serving.photographs import normalized_levels, read_photograph
 
 import mxnet as mx
@@ -84,16 +85,21 @@ class Classifier:
         Side of the network's input in pixels.
     dtype : {"bfloat16", "float16"} or sequence of these
         The 16-bit formats.
+    centre_crop, mean, std
+        As in :class:`~mpgluon.tools.onnx.ServingMetadata`.
 
     Attributes
     ----------
     arithmetic : dict from str to str
         ``"native"`` or ``"emulated"`` for each format, FP32 first.
+    metadata : ServingMetadata
+        The input and the categories.
 
     Raises
     ------
     ValueError
-        If there are not as many ``classes`` as logits, or ``dtype`` is another.
+        If there are not as many ``classes`` as logits, or ``dtype`` is another, or
+        ``ServingMetadata`` refuses a value.
     """
 
     def __init__(
@@ -103,17 +109,21 @@ class Classifier:
         *,
         image_size: int,
         dtype: Union[str, Sequence[str]] = "bfloat16",
+        centre_crop: float = ServingMetadata.centre_crop,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
     ) -> None:
         dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype)
         if not dtypes or not {"bfloat16", "float16"}.issuperset(dtypes):
             raise ValueError(f"dtype must be bfloat16 or float16, or both; received {dtype!r}")
         self.classes = tuple(classes)
         self.image_size = image_size
+        self.metadata = ServingMetadata("", image_size, self.classes, centre_crop, mean, std)
         self.arithmetic = {
             "float32": "native",
             **{name: arithmetic_of(name, "cpu").kind for name in dtypes},
         }
-        self._levels = normalized_levels()
+        self._levels = normalized_levels(mean, std)
         self._lock, self._in_numpy = threading.Lock(), mx.util.is_np_array()
         self._networks = {name: inference_network(net, name) for name in self.arithmetic}
         self._times_ms: dict[str, deque[float]] = {}
@@ -136,7 +146,8 @@ class Classifier:
             As :func:`read_photograph` does.
         """
         with self._lock, interface(in_numpy=self._in_numpy):  # which each thread has for itself
-            images = self._images(read_photograph(photograph, self.image_size))
+            share = self.metadata.centre_crop
+            images = self._images(read_photograph(photograph, self.image_size, share))
             logits = {name: self._logits(name, images, _CALLS) for name in self._networks}
             times_ms = {name: tuple(times) for name, times in self._times_ms.items()}
         probabilities = {name: _probabilities(found) for name, found in logits.items()}

@@ -10,7 +10,6 @@ from typing import Any, Optional
 
 from mpgluon.errors import DataError
 from mpgluon.tools import extra
-from mpgluon.tools.onnx import ServingMetadata
 from mpgluon.tools.plots import FORMAT_LOOKS
 from mpgluon.tools.serving.classifier import Classifier
 from mpgluon.tools.serving.photographs import NotAPhotographError
@@ -39,7 +38,12 @@ _HEADERS = {
 
 
 def create_app(
-    classifier: Classifier, *, title: str, about: str, trusted_hosts: Optional[list[str]] = None
+    classifier: Classifier,
+    *,
+    title: str,
+    about: str,
+    preprocessing: str = "",
+    trusted_hosts: Optional[list[str]] = None,
 ) -> flask.Flask:
     """Return the web application.
 
@@ -48,6 +52,8 @@ def create_app(
     classifier : Classifier
     title, about : str
         The network's name, and a few words about it for the page.
+    preprocessing : str
+        A sentence on how a photograph becomes the input, by default the classifier's.
     trusted_hosts : list of str, optional
         The names by which a browser may call this server; by default any.
     """
@@ -62,7 +68,7 @@ def create_app(
             marks={name: _MARKS[look["marker"]] for name, look in FORMAT_LOOKS.items()},
             title=title,
             about=about,
-            centre_crop=ServingMetadata.centre_crop,
+            preprocessing=preprocessing or classifier.metadata.preprocessing,
             max_bytes=MAX_REQUEST_BYTES,
         )
 

@@ -9,14 +9,14 @@ import io
 import math
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Optional, Union
 
 from mpgluon.errors import DataError
 from mpgluon.tools import extra
-from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD
+from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD, ServingMetadata
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ _EIGHT_BIT_MODES = frozenset(
 _FORMATS = ("JPEG", "PNG", "WEBP")
 _REDUCIBLE = ("JPEG", "MPO")  # can be decoded at a reduced size, if they are not yet
 # The usual protocol: the shorter side is resized to 256, then the central 224 x 224 are taken.
-_CENTRE_SHARE = 224 / 256
+_CENTRE_SHARE = ServingMetadata.centre_crop
 # A first, cheap reduction leaves an image at least this many times larger; Pillow's default.
 _REDUCING_GAP = 2.0
 
@@ -57,7 +57,7 @@ class NotAPhotographError(DataError):
     """Bytes are not an image in one of the known formats."""
 
 
-def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
+def read_photograph(data: bytes, size: int, share: float = _CENTRE_SHARE) -> npt.NDArray[np.uint8]:
     """Return the central square of a JPEG, PNG or WebP file, rotated by its EXIF orientation.
 
     Not thread-safe, since it temporarily silences warnings.
@@ -68,6 +68,8 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
         The whole file.
     size : int
         The square's side in pixels.
+    share : float
+        The square's side as a share of the photograph's shorter side, in (0, 1].
 
     Returns
     -------
@@ -83,8 +85,9 @@ def read_photograph(data: bytes, size: int) -> npt.NDArray[np.uint8]:
         (32 million) pixels; then nothing is decoded.
     """
     try:
-        with opened(io.BytesIO(data), _FORMATS, size=size) as image:
-            return centre_crop(image, size)
+        # opened() leaves enough pixels for squares of at least 0.43 of the shorter side.
+        with opened(io.BytesIO(data), _FORMATS, size=math.ceil(size / min(1, 2 * share))) as image:
+            return centre_crop(image, size, share)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -146,29 +149,32 @@ def _turn_upright(image: Image.Image, size: Optional[int]) -> None:
         ImageOps.exif_transpose(image, in_place=True)
 
 
-def centre_crop(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
+def centre_crop(
+    image: Image.Image, size: int, share: float = _CENTRE_SHARE
+) -> npt.NDArray[np.uint8]:
     """Return the central square of an image as an array (size, size, 3), uint8.
 
     The image may have any mode. If its pixels are not decoded yet, a large JPEG is decoded at a
     reduced size.
     """
-    return np.asarray(resized(image, _centre_box(*image.size), size))
+    return np.asarray(resized(image, _centre_box(*image.size, share), size))
 
 
-def normalized_levels() -> npt.NDArray[np.float32]:
+def normalized_levels(
+    mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
+) -> npt.NDArray[np.float32]:
     """Return the normalized value of each channel's 256 levels, shape (3, 256).
 
     A look-up in this table rounds exactly as normalizing each pixel does, and is faster.
     """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
-    mean = np.array(IMAGENET_MEAN, dtype=np.float32)[:, None]
-    std = np.array(IMAGENET_STD, dtype=np.float32)[:, None]
-    normalized: npt.NDArray[np.float32] = (levels - mean) / std
+    means, stds = (np.array(three, dtype=np.float32)[:, None] for three in (mean, std))
+    normalized: npt.NDArray[np.float32] = (levels - means) / stds
     return normalized
 
 
-def _centre_box(width: int, height: int) -> Box:
-    side = min(width, height) * _CENTRE_SHARE
+def _centre_box(width: int, height: int, share: float) -> Box:
+    side = min(width, height) * share
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
 

@@ -37,19 +37,10 @@ def open_a_run(options: argparse.Namespace, device: mx.Context) -> Optional[Open
         return None
     run = open_run(path, device)
     about = [f"{run.config.model} after step {run.step:,}, {run.checkpoint}"]
-    images = {
-        "centre_crop": 1.0 if run.config.shifts else ServingMetadata.centre_crop,
-        "mean": IMAGENET_MEAN,
-        "std": IMAGENET_STD,
-    }
-    return OpenedNetwork(
-        run.net,
-        run.config.model,
-        about,
-        run.config.size_in_use,
-        run.classes,
-        preprocessing=images,
-    )
+    crop = 1.0 if run.config.shifts else ServingMetadata.centre_crop
+    images = {"centre_crop": crop, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    size, classes = run.config.size_in_use, run.classes
+    return OpenedNetwork(run.net, run.config.model, about, size, classes, preprocessing=images)
 
 
 def open_a_run_with_images(

@@ -329,11 +329,12 @@ def test_photographs_are_prepared_as_the_options_and_the_page_say(
     monkeypatch.setattr(page_of_server.waitress, "create_server", create_server)
     arguments = ["served_network:mean_colour", f"--image-size={side}", "--port=0"]
     assert commands.main(["serve", *arguments, *options]) == 0
-    said = capsys.readouterr().out.splitlines()[1]
+    first, said, _ = capsys.readouterr().out.splitlines()
     page, answer = answers
-    assert f'<p class="note">{escape(said)}</p>' in page
+    about = first.partition(": ")[2]
+    assert f"{escape(about)}<br>\n      {escape(said)}" in page
     assert f'data-centre-crop="{float(crop)}"' in page
-    assert ("assumed" in said) == (len(options) < 3)
+    assert ("assumed" in about) == (len(options) < 3)
     colour = pixels[top : top + side, left : left + side].mean((0, 1))
     weights = np.exp((colour / 255 - mean) / std)
     expected = dict(zip("012", weights / weights.sum()))

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, door: Door) -> int:
     """Write the file, and compare it with the network."""
     door.import_all_of_mpgluon()
     from mpgluon.tools.commands.networks import example_batch, open_network
-    from mpgluon.tools.onnx import export_onnx
+    from mpgluon.tools.onnx import ServingMetadata, export_onnx
 
     import mxnet as mx
 
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace, door: Door) -> int:
     with progress_line(3) as show:
         show("the network")
         opened = open_network(options, door, mx.cpu(), all_values=True)
-        metadata, preprocessing = opened.serving(options.image_size)
-        size = metadata.image_size
+        size = opened.image_size or options.image_size
+        metadata = ServingMetadata(opened.name, size, opened.classes, **opened.preprocessing)
         mx.random.seed(0)
         advice = "Give --input-shape, once for each input"
         inputs = shapes or [(8, 3, size, size)]
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, door: Door) -> int:
             path = export_onnx(opened.net, options.output, metadata, dtype=options.dtype)
         show("comparing it with the network")
         compared = _compared(opened, path, batch.arguments, of_images=not shapes)
-    print("\n".join(opened.about if shapes else [*opened.about, preprocessing]))
+    print("\n".join(opened.about if shapes else [*opened.about, metadata.preprocessing]))
     print(f"{path}: {options.dtype}, {path.stat().st_size / 2**20:.1f} MiB")
     print(compared)
     return 0

@@ -17,7 +17,6 @@ from mpgluon.graph.description import trace
 from mpgluon.tools.commands import Door
 from mpgluon.tools.commands.arguments import refuse_given
 from mpgluon.tools.named_code import call_named, file_of
-from mpgluon.tools.onnx.metadata import ServingMetadata
 from mpgluon.tools.parameter_files import load_parameter_file
 from mpgluon.tools.zoo import build_network, is_in_mxnet
 
@@ -65,14 +64,6 @@ class OpenedNetwork:
     classes: Optional[tuple[str, ...]] = None
     batch: Optional[Batch] = None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
-
-    def serving(self, image_size: int) -> tuple[ServingMetadata, str]:
-        """Return how photographs are served, and a sentence that says what is assumed of it."""
-        size = self.image_size or image_size
-        metadata = ServingMetadata(self.name, size, self.classes, **self.preprocessing)
-        assumed = [f"--{key}" for key, name in _IMAGES.items() if name not in self.preprocessing]
-        first = f"Without {', '.join(assumed)}, ImageNet's values are assumed. " if assumed else ""
-        return metadata, first + metadata.preprocessing
 
 
 def one_device(text: str) -> mx.Context:
@@ -161,8 +152,11 @@ def open_network(
         about.append(f"Parameters from {parameters}.")
     elif not is_code:
         about.append("Weights as they were drawn: an untrained network.")
-    asked = {name: getattr(options, key, None) for key, name in _IMAGES.items()}
-    preprocessing = {name: value for name, value in asked.items() if value is not None}
+    asked = {key: getattr(options, key, None) for key in _IMAGES}
+    preprocessing = {_IMAGES[key]: value for key, value in asked.items() if value is not None}
+    assumed = ", ".join(f"--{key}" for key, value in asked.items() if value is None)
+    if assumed and hasattr(options, "mean") and not getattr(options, "input_shape", None):
+        about.append(f"Without {assumed}, ImageNet's values are assumed.")
     return OpenedNetwork(net, name, about, options.image_size, names, batch, preprocessing)
 
 

@@ -93,8 +93,8 @@ def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) ->
     with progress_line(2) as show:
         show("the network")
         opened = open_network(options, door, mx.cpu(), all_values=True)
-        metadata, preprocessing = opened.serving(options.image_size)
-        size, classes = metadata.image_size, metadata.classes
+        size = opened.image_size or options.image_size
+        classes = opened.classes
         advice = "The page is for photographs of three colours; --image-size is their side"
         batch, _ = example_batch(opened.net, [(1, 3, size, size)], mx.cpu(), advice=advice)
         if classes is None:
@@ -109,7 +109,6 @@ def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) ->
         classifier,
         title=opened.name,
         about=" ".join(opened.about),
-        preprocessing=preprocessing,
         # Against DNS rebinding: another site's name that resolves to this machine's address.
         trusted_hosts=[str(options.host), "localhost"] if local else None,
     )
@@ -121,6 +120,6 @@ def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) ->
         )
     host, port = listening.getsockname()
     print(f"{opened.name}: {' '.join(opened.about)}")
-    print(preprocessing)
+    print(classifier.metadata.preprocessing)
     print(f"http://{host}:{port}/ (Ctrl-C ends it)", flush=True)
     page.run_server(app, listening)

@@ -38,12 +38,7 @@ _HEADERS = {
 
 
 def create_app(
-    classifier: Classifier,
-    *,
-    title: str,
-    about: str,
-    preprocessing: str = "",
-    trusted_hosts: Optional[list[str]] = None,
+    classifier: Classifier, *, title: str, about: str, trusted_hosts: Optional[list[str]] = None
 ) -> flask.Flask:
     """Return the web application.
 
@@ -52,8 +47,6 @@ def create_app(
     classifier : Classifier
     title, about : str
         The network's name, and a few words about it for the page.
-    preprocessing : str
-        A sentence on how a photograph becomes the input, by default the classifier's.
     trusted_hosts : list of str, optional
         The names by which a browser may call this server; by default any.
     """
@@ -68,7 +61,6 @@ def create_app(
             marks={name: _MARKS[look["marker"]] for name, look in FORMAT_LOOKS.items()},
             title=title,
             about=about,
-            preprocessing=preprocessing or classifier.metadata.preprocessing,
             max_bytes=MAX_REQUEST_BYTES,
         )
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -17,10 +18,12 @@ __all__ = ["describe_machine", "give_memory_back", "installed_versions"]
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages on which results depend."""
-    packages = ("mpgluon", "numpy", "pillow", "gluoncv")
-    versions = {name: metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), "mxnet": mx.__version__, **versions}
+    """Return the versions of Python and of the installed packages on which results depend."""
+    versions = {"python": platform.python_version(), "mxnet": mx.__version__}
+    for name in ("mpgluon", "numpy", "pillow", "gluoncv"):
+        with suppress(metadata.PackageNotFoundError):  # of an extra, or not installed by pip
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def describe_machine() -> dict[str, Any]:

@@ -110,6 +110,13 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Blocked())
+
+import importlib.metadata
+
+def not_installed(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+importlib.metadata.Distribution.from_name = not_installed
 """
     done = run_python(blocked + code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -130,9 +137,11 @@ mpgluon.cast_block(net)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {{"multi_precision": True}})
 amp.init_trainer(trainer)
 x = mx.nd.ones((4, 3))
-with diagnostics.FlightRecorder(net, trainer, {str(tmp_path)!r}).step(x, x[:, 0]):
+flight = diagnostics.FlightRecorder(net, trainer, {str(tmp_path / "flight")!r})
+numerics = diagnostics.NumericsRecorder(net, trainer, {str(tmp_path / "numerics")!r}, every=1)
+with flight.step(x, x[:, 0]), numerics.step(x, x[:, 0]):
     with autograd.record():
-        loss = net(x).sum()
+        loss = net(x * 7e4).sum()  # overflows: both record the step
         with amp.scale_loss(loss, trainer) as scaled_loss:
             scaled_loss.backward()
     trainer.step(4)
@@ -140,6 +149,7 @@ batch = diagnostics.Batch(x, mx.nd.ones((4, 2)), gluon.loss.L2Loss())
 print(diagnostics.range_report(net, batch))
 mpgluon.save_checkpoint({str(tmp_path / "checkpoint")!r}, net, trainer)
 """)
+    assert all(list((tmp_path / recorder).iterdir()) for recorder in ("flight", "numerics"))
 
 
 EXTRAS = [

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -123,20 +125,23 @@ def _run(step: Step, output: Path, end: float) -> str:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             if step.needs == "mxnet":  # cuDNN may otherwise take TF32 for its FP32, from Ampere on
                 environment["NVIDIA_TF32_OVERRIDE"] = "0"
+            process = subprocess.Popen(
+                [sys.executable, *step.arguments],
+                cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
             try:
-                done = subprocess.run(
-                    [sys.executable, *step.arguments],
-                    cwd=ROOT,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    timeout=left,
-                    check=False,
-                )
-                code = done.returncode
+                code = process.wait(left)
                 result = "done" if code == 0 else f"failed with status {code}; see {log.name}"
             except subprocess.TimeoutExpired:
                 result = f"out of time; see {log.name}"
+            finally:  # what it has started would take the GPU's time from the next step
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     print(f"{step.name:18} {time.monotonic() - began:6.1f} s  {result}", flush=True)
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -104,6 +105,24 @@ def module_from(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def starting_a_sleeper(file: Path) -> str:
+    """Return code that starts a process, writes its number to a file, and waits for it."""
+    return (
+        "import pathlib, subprocess; sleeper = subprocess.Popen(['sleep', '60']); "
+        f"pathlib.Path({str(file)!r}).write_text(str(sleeper.pid)); sleeper.wait()"
+    )
+
+
+def soon_ends(file: Path) -> bool:
+    """Whether the process with the number in a file ends within five seconds."""
+    stat = Path("/proc", file.read_text(), "stat")
+    for _ in range(100):
+        if not stat.exists() or " Z " in stat.read_text():  # Z: nobody has asked for its status
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def run_python(code: str, *arguments: object, **options) -> subprocess.CompletedProcess:

@@ -12,9 +12,11 @@ import hashlib
 import logging
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional
@@ -37,6 +39,7 @@ __all__ = ["Status", "build", "check_library", "fingerprint", "status"]
 _logger = logging.getLogger(__name__)
 _PREBUILT = Path(__file__).parent / "prebuilt"
 _CHECK = Path(__file__).parent / "check.py"
+_ABANDONED_AFTER_S = 3600  # compiling and checking are limited to minutes
 _WITHOUT = "16 bits on a CPU run with MXNet's own operators, float16 about three times more slowly"
 
 
@@ -99,7 +102,17 @@ def _look(*, build: bool, again: bool) -> Status:
     refusal = _refusal(level)
     if refusal:
         return Status("failed", None, None, f"No native operators: {refusal}; {_WITHOUT}.", True)
+    if build:
+        _remove_leftovers()
     return _Search(level or None, build, again).result()
+
+
+def _remove_leftovers() -> None:
+    """Remove the folders of processes that were killed while they compiled."""
+    with suppress(OSError):  # of a folder that another process has removed, or that is not ours
+        for folder in cache_folder().glob("tmp*"):
+            if time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S:
+                shutil.rmtree(folder)
 
 
 def _refusal(level: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpgluon import kernels
-from mpgluon.diagnostics.doctor import check_machine, judge_machine
+from mpgluon.diagnostics.doctor import check_machine, judge_machine, machine
 from mpgluon.diagnostics.doctor.installation import CUDA_WHEELS
 from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, MxnetFacts, gather
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
@@ -19,6 +19,7 @@ from mpgluon.processor import parse_cpuinfo
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import soon_ends, starting_a_sleeper
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -308,6 +309,43 @@ def test_mxnet_is_asked_in_a_process_of_its_own_and_the_driver_through_nvidia_sm
         assert facts.import_error == ""
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert (gather().gpus, gather().driver_error) == ((), "")
+
+
+CPU_MXNET = FAKE_MXNET.replace("CUDA=True", "CUDA=False")
+SLOW_COMPILATION = """
+import sys, time, types
+def build():
+    print("compiling", file=sys.stderr)
+    time.sleep(1.1)
+    return types.SimpleNamespace(state="compiled", sentence="on")
+"""
+
+
+@pytest.mark.multiprocess
+def test_mxnets_import_has_a_time_limit_and_compiling_has_none(tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(machine, "_PATIENCE", 1)
+    texts = {
+        "mxnet.py": CPU_MXNET,
+        "mpgluon/__init__.py": "",
+        "mpgluon/kernels/__init__.py": SLOW_COMPILATION,
+        "mpgluon/kernels/bfloat16.py": "bfloat16_products = lambda: 'slow'",
+    }
+    (tmp_path / "mpgluon" / "kernels").mkdir(parents=True)
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    mxnet = gather().mxnet
+    assert (mxnet.native_state, mxnet.native_sentence, mxnet.bfloat16) == ("compiled", "on", "slow")
+    assert capfd.readouterr().err == "compiling\n"
+    (tmp_path / "mpgluon" / "kernels" / "__init__.py").write_text("raise SystemExit(3)")
+    mxnet = gather().mxnet
+    assert mxnet.native_state == "failed"
+    assert "status 3" in mxnet.native_sentence
+    (tmp_path / "mxnet.py").write_text(starting_a_sleeper(tmp_path / "sleeper"))
+    facts = gather()
+    assert facts.mxnet is None
+    assert "longer than 1 s" in facts.import_error
+    assert soon_ends(tmp_path / "sleeper")
 
 
 @pytest.mark.multiprocess

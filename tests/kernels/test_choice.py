@@ -1,8 +1,10 @@
 """Which library is used, what is recorded, and what happens to a damaged one."""
 
 import logging
+import os
 import shutil
 import subprocess
+import time
 
 import mpgluon
 from mpgluon import amp, kernels
@@ -91,6 +93,18 @@ def test_one_line_says_that_it_compiles_and_where_it_is_kept(
     caplog.clear()
     kernels.build()
     assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
+
+
+def test_folders_of_processes_that_were_killed_while_they_compiled_are_removed(
+    place, monkeypatch, good_library
+):
+    put_compiler(place.parent, monkeypatch, copying(good_library))
+    cache = records.cache_folder()
+    for name, seconds in {"tmp_killed": 86400, "tmp_running": 60}.items():
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (time.time() - seconds,) * 2)
+    kernels.build()
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["tmp_running"]
 
 
 def test_questions_compile_nothing(place, monkeypatch, good_library):

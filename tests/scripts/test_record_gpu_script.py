@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import module_from
+from helpers import module_from, soon_ends, starting_a_sleeper
 
 ROOT = Path(__file__).resolve().parents[2]
 script = module_from(ROOT / "scripts" / "record_gpu.py")
@@ -34,7 +34,7 @@ def test_a_step_that_fails_does_not_stop_the_next(tmp_path, capsys, monkeypatch)
     steps = [
         script.Step("good", "sys", 60, ("-c", "print('recorded')")),
         script.Step("bad", "sys", 60, ("-c", "raise SystemExit(3)")),
-        script.Step("slow", "sys", 1, ("-c", "import time; time.sleep(60)")),
+        script.Step("slow", "sys", 1, ("-c", starting_a_sleeper(tmp_path / "sleeper"))),
         script.Step("unavailable", "no_such_package", 60, ("-c", "")),
         script.Step("last", "sys", 60, ("-c", "print('recorded too')")),
     ]
@@ -47,6 +47,7 @@ def test_a_step_that_fails_does_not_stop_the_next(tmp_path, capsys, monkeypatch)
     assert results[4] == "done"
     assert lines[-1] == f"2 of 5 steps done; logs and records in {tmp_path}"
     assert (tmp_path / "last.log").read_text() == "recorded too\n"
+    assert soon_ends(tmp_path / "sleeper")
 
 
 def test_steps_for_which_no_time_is_left_are_left_out(tmp_path, capsys, monkeypatch):

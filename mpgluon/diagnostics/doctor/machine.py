@@ -12,12 +12,14 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from mpgluon.processor import have_hyperthreads, processor, usable_cores
 
@@ -44,7 +46,7 @@ _BUILD = re.compile(r"mxnet(-(cu\d+\w*|mkl|native))?")
 _DISTRIBUTIONS = re.compile(r"mxnet(-.+)?|nvidia-.+|numpy|setuptools")
 _PATIENCE = 180  # seconds; importing MXNet from a cold disk can take half a minute
 
-# Prints one line of JSON. It sees the modules that this process sees.
+# Each prints one line of JSON. They see the modules that this process sees.
 _PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -67,16 +69,19 @@ try:
         (mx.nd.ones((2,), ctx=mx.gpu()) + 1).asnumpy()
 except mx.base.MXNetError as error:
     facts["gpu_error"] = str(error).strip().splitlines()[-1]
-if not features.is_enabled("CUDA"):
-    from mpgluon import kernels
-    from mpgluon.kernels.bfloat16 import bfloat16_products
-    build = kernels.build()
-    facts["native_state"], facts["native_sentence"] = build.state, build.sentence
-    facts["bfloat16"] = bfloat16_products()
 if features.is_enabled("CUDNN"):
     import ctypes
     facts["cudnn"] = ctypes.CDLL("libcudnn.so.8").cudnnGetVersion()
 print(json.dumps(facts))
+"""
+_NATIVE_PROBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from mpgluon import kernels
+from mpgluon.kernels.bfloat16 import bfloat16_products
+build = kernels.build()
+facts = {"native_state": build.state, "native_sentence": build.sentence}
+print(json.dumps({**facts, "bfloat16": bfloat16_products()}))
 """
 
 
@@ -139,7 +144,8 @@ class MachineFacts:
 def gather() -> MachineFacts:
     """Gather the facts about this machine; takes as long as importing MXNet.
 
-    Native operators are compiled if that was not tried before, as at their first use.
+    Native operators are compiled if that was not tried before, as at their first use; a line on
+    stderr says so.
     """
     mxnet, import_error = _ask_mxnet()
     gpus, driver_error = _ask_driver()
@@ -173,12 +179,9 @@ def _installed() -> dict[str, str]:
 
 
 def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:
-    """Return the facts from a process that imports MXNet, or why it could not."""
-    command = [sys.executable, "-W", "ignore", "-c", _PROBE, json.dumps(sys.path)]
+    """Return the facts from processes that import MXNet, or why it could not be imported."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
-        )
+        done = _run(_PROBE, _PATIENCE, stderr=subprocess.PIPE)
     except subprocess.TimeoutExpired:
         return None, f"importing MXNet took longer than {_PATIENCE} s"
     if done.returncode < 0:
@@ -187,7 +190,33 @@ def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:
         lines = done.stderr.strip().splitlines()
         return None, lines[-1] if lines else f"importing MXNet exited with {done.returncode}"
     answer = json.loads(done.stdout.splitlines()[-1])
+    if "CUDA" not in answer["features"]:
+        # Compiling has a time limit of its own, and says on stderr, which is ours, that it begins.
+        done = _run(_NATIVE_PROBE, None)
+        if done.returncode == 0:
+            answer.update(json.loads(done.stdout.splitlines()[-1]))
+        else:
+            reason = f"the process that looked for them ended with status {done.returncode}"
+            answer.update(native_state="failed", native_sentence=f"No native operators: {reason}.")
     return MxnetFacts(**{**answer, "features": frozenset(answer["features"])}), ""
+
+
+def _run(code: str, limit: Optional[float], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process; what it has started ends with it where it must be ended."""
+    command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(sys.path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, **options
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=limit)
+        except BaseException:  # Ctrl-C too
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGINT)  # lets it remove its files
+                process.wait(5)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _ask_driver() -> tuple[tuple[Gpu, ...], str]:

@@ -109,7 +109,7 @@ fuzz: environment
 	PYTHONPATH=.:tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED)
 
 test-slow: environment
-	$(PYTEST) -m "slow or left_out"
+	$(PYTEST) -m "slow or left_out" --ignore=tests/distributed/test_slurm.py
 
 # Against PyTorch and MMA-Sim, which needs it, in an environment of their own: gluoncv refuses to be
 # imported beside PyTorch. MMA-Sim compiles a file of its own with ninja when it is first imported.

@@ -22,6 +22,7 @@ from mpgluon.formats.float_format import FloatFormat
 from mpgluon.kernels.dtypes import Array
 
 import mxnet as mx
+import numpy.typing as npt
 from mxnet.symbol import Symbol
 from mxnet.symbol.numpy import _Symbol as NumPySymbol
 
@@ -42,6 +43,13 @@ class _NumPyGridArray(mx.np.ndarray):
         mx.np.ndarray.__setitem__(self, key, value)
         plain = self.detach().as_nd_ndarray()
         mx.nd.NDArray.__setitem__(plain, slice(None), onto_grid(plain, self.format))
+
+    def astype(self, dtype: npt.DTypeLike, *args: Any, **kwargs: Any) -> Any:
+        """Return a copy in a dtype of MXNet's, which is in no other format any longer."""
+        values = mx.np.ndarray.astype(self, dtype, *args, **kwargs)
+        if values is not self:  # a copy keeps the format otherwise
+            values.__class__ = mx.np.ndarray
+        return values
 
     def as_nd_ndarray(self) -> mx.nd.NDArray:
         """Return the array for operators of ``mx.nd``, in the same format."""

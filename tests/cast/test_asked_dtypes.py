@@ -187,3 +187,25 @@ def test_float16_inputs_and_parameters_keep_their_values_in_each_format(cast):
         result.backward()
         np.testing.assert_array_equal(result.asnumpy(), ROUNDED * ROUNDED)
         np.testing.assert_array_equal(net.weight.grad().asnumpy(), ROUNDED)
+
+
+@pytest.mark.parametrize("way", ["cast float16", "emulated bfloat16"])
+def test_a_value_that_becomes_fp32_has_the_gradients_of_fp32_in_both_interfaces(way):
+    def in_either(F, x, _):
+        in_numpy = mx.util.is_np_array()
+        wide = (F.np.abs(x) if in_numpy else F.abs(x)).astype("float32")
+        mean = (F.np if in_numpy else F).mean(wide, axis=1, keepdims=True) / 16
+        # Two gradients meet at ``wide``, whose sum is rounded once.
+        return wide * F.np.tanh(mean) if in_numpy else F.broadcast_mul(wide, F.tanh(mean))
+
+    gradients, heads = [], np.random.RandomState(0).standard_normal((8, 2, 3))
+    for in_numpy in (False, True):
+        with interface(in_numpy) as array:
+            for hybridize in HYBRIDIZED:
+                found = [
+                    run(in_either, WAYS[way], hybridize, array=array, head=array(head, dtype="f4"))
+                    for head in heads
+                ]
+                gradients.append([gradient for _, _, gradient in found])
+    for one in gradients:
+        np.testing.assert_array_equal(one, gradients[0])

@@ -175,7 +175,7 @@ def _without_flushing(
     """
 
     def nearer(array: np.ndarray, to: np.ndarray) -> np.ndarray:
-        if array.shape != to.shape:
+        if array.shape != to.shape or array.dtype.kind != "f":
             return array
         with np.errstate(invalid="ignore"):  # of two infinities
             close = np.abs(array - to) <= 2.0**-110

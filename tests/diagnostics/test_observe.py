@@ -286,3 +286,21 @@ def test_a_batch_has_an_array_or_a_tuple_of_arguments(inputs):
     with pytest.raises(TypeError, match=f"received {type(inputs).__name__}; several arguments"):
         Batch(inputs, mx.nd.ones(2), gluon.loss.L2Loss())
     assert len(Batch((mx.nd.ones(2), None, [mx.nd.ones(1)]), None, print).arguments) == 3
+
+
+class ReturnsAMask(nn.Dense):
+    def hybrid_forward(self, F, x, **parameters):
+        result = super().hybrid_forward(F, x, **parameters)
+        return result, (result > 0).astype("bool")
+
+
+@each_way
+def test_truth_values_are_seen_and_leave_the_gradients_alone(way):
+    net = ReturnsAMask(4, in_units=3)
+    net.initialize()
+    WAYS[way](net)
+    seen, x = [], mx.nd.array([[1, 2, 3], [3, 2, 1]])
+    batch = mpgluon.diagnostics.Batch(x, x, lambda results, _: results[0].sum())
+    gradients = observed_batch(net, batch, lambda s: seen.append((s.kind, s.array.dtype)))
+    assert ("output", np.bool_) in seen
+    np.testing.assert_array_equal(gradients[net.weight].asnumpy()[0], [4, 4, 4])

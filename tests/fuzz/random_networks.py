@@ -387,7 +387,12 @@ def _created(w: _Writer) -> int | None:
 
 
 def _constant(w: _Writer) -> int | None:
-    """An operator with a constant, whose values 16 bits hold or do not hold."""
+    """An operator with a constant, whose values 16 bits hold or do not hold.
+
+    A plain Block reads it as an FP32 array, also where it holds the numbers of an emulated format.
+    """
+    if w.is_plain:
+        return None
     x = w.any_value()
     shape = w.shape(x)
     size, ones = shape[-1], (1,) * (len(shape) - 1)

@@ -146,7 +146,7 @@ class Emulated(Arithmetic):
 
     # Several operands, no arithmetic, forward or backward: nothing to gain from FP32.
     _EXACT = frozenset({"Concat", "concat", "stack"})
-    _LAYERS = frozenset({"Activation", "LeakyReLU", "Pooling"})
+    _LAYERS = frozenset({"Activation", "LeakyReLU", "Pooling", "clip"})
     _ACCUMULATED = frozenset({"Convolution", "FullyConnected", "dot", "batch_dot"})
 
     def __init__(self, fmt: FloatFormat, accumulation: str = "float32") -> None:

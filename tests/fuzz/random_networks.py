@@ -361,8 +361,9 @@ def _of_dtype(w: _Writer) -> int | None:
     if shape == (len(w.shape(x)),) or w.chance(0.25):
         return w.add(expression, [x], shape, dtype)
     expression += ".astype('float32')"
-    if not re.search("clip|square|softmax|[^d]cast|\\* 1.5", expression):  # alone, its zero gradient
-        more = "F.mean(F.tanh({0}), axis=-1, keepdims=True)"  # may end the process, in FP32 too
+    # Alone, its zero gradient may end the process, in FP32 too.
+    if not re.search("clip|square|softmax|[^d]cast|\\* 1.5", expression):
+        more = "F.mean(F.tanh({0}), axis=-1, keepdims=True)"
         expression = f"F.broadcast_add({expression}, {more})"
     return w.add(expression, [x], shape)
 

@@ -13,6 +13,7 @@ USES = {
     "comparison": lambda F, z, y: F.elemwise_mul(z > 0, y),
     "broadcast_greater": lambda F, z, y: F.broadcast_greater(z, F.zeros_like(y)) * y,
     "activation": lambda F, z, y: F.elemwise_mul(F.Activation(z, act_type="sigmoid") > 0.5, y),
+    "clip": lambda F, z, y: (lambda c: F.broadcast_greater(c, F.mean(c)) * y)(F.clip(z, -1, 1)),
     "round": lambda F, z, y: F.round(z) * y,
     "floor": lambda F, z, y: F.floor(z) * y,
     "zeros_like": lambda F, z, y: F.zeros_like(z) + y,

@@ -295,7 +295,7 @@ def integers_beyond(values: npt.NDArray[np.float32], fmt: FloatFormat) -> bool:
 def lost_values(values: npt.NDArray[np.float32], fmt: FloatFormat) -> tuple[int, int]:
     """Return how many values become infinite, and how many 0 in an array without normal numbers.
 
-    In an array with normal numbers, what becomes 0 is no more than the rounding error of these.
+    In an array with normal numbers, a value that becomes 0 is within their rounding error.
     """
     size, lost = np.abs(values), fmt.loses(values)
     infinite = int((lost & (size > 1)).sum())

@@ -45,7 +45,7 @@ def list_own_images(
     Raises
     ------
     DataError
-        If there is no image, or one category only, or the two folders have not the same categories,
+        If there is no image, or one category only, or the two folders differ in their categories,
         or two categories look like such folders.
     """
     train_dir, test_dir = _parts(Path(data_dir))

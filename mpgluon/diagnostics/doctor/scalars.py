@@ -63,7 +63,7 @@ def _written(node: Node, number: float) -> Finding:
             if lost == 0
             else "a softmax over a fully masked row is then NaN, and so is infinity times zero"
         ),
-        f"a number that float16 has, such as {math.copysign(1e-4 if lost == 0 else 1e4, number):g} "
+        f"a number that float16 has, such as {_instead(number):g} "
         "(a block with a cast method or a _dtype receives its format from the cast, and can "
         "choose), or keep the block in FP32 with keep_fp32",
     )
@@ -76,8 +76,7 @@ def _in_fp32(node: Node, number: float) -> Finding:
         f"{name_in_f(node.operator)} in {node.layer} computes with {number:g}, in FP32",
         f"float16 would make it {lost:g}; the result is FP32, and so is what follows, up to the "
         "next product or normalization",
-        "nothing, or to save memory a number that float16 has, such as "
-        f"{math.copysign(1e-4 if lost == 0 else 1e4, number):g}",
+        f"nothing, or to save memory a number that float16 has, such as {_instead(number):g}",
     )
 
 
@@ -89,6 +88,11 @@ def _becoming_float16(graph: Graph) -> set[Node]:
         if casts or (facts_in_graph(node.operator).moves and node in nodes):
             nodes.update(entry.node for entry in node.inputs)
     return nodes
+
+
+def _instead(number: float) -> float:
+    """Return a number that float16 has, for one that it makes 0 or infinite."""
+    return math.copysign(1e-4 if _in_float16(number) == 0 else 1e4, number)
 
 
 def _in_float16(number: float) -> float:

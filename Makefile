@@ -100,13 +100,14 @@ test-sanitized: environment
 		tests/kernels/test_dtypes.py tests/kernels/test_reductions.py tests/kernels/test_rounding_kernels.py \
 		tests/kernels/test_statistics_kernels.py
 
-# Random networks in every format, for MINUTES, from the seed SEED on; one that fails is printed as a
-# reduced program. docs/fuzzing.md says what is compared.
+# Random networks in every format, from the seed SEED on, for MINUTES or until there were COUNT; one that
+# fails is printed as a reduced program. docs/fuzzing.md says what is compared.
 MINUTES ?= 4
 SEED ?= 0
+COUNT ?= 1000000
 
 fuzz: environment
-	PYTHONPATH=.:tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED)
+	PYTHONPATH=.:tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED) --count $(COUNT)
 
 test-slow: environment
 	$(PYTEST) -m "slow or left_out" --ignore=tests/distributed/test_slurm.py

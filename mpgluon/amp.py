@@ -22,12 +22,12 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Callable, Optional, Union
 
+from mpgluon.base.migration import INSTEAD
 from mpgluon.cast.block import autocast, restore
 from mpgluon.cast.status_flags import StepFlags
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.kernels.dtypes import dtype_name
-from mpgluon.migration import INSTEAD
 from mpgluon.trainer import clipping
 from mpgluon.trainer.scaled_loss import scaled
 from mpgluon.trainer.step import attach, state_of

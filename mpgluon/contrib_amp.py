@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from mpgluon import amp
-from mpgluon.blocks import blocks_of
+from mpgluon.base.blocks import blocks_of
 from mpgluon.cast.block import autocast, cast_block, restore
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.numpy_arrays import in_current_interface

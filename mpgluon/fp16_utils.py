@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from mpgluon.blocks import arrays_of, blocks_of, set_value
+from mpgluon.base.blocks import arrays_of, blocks_of, set_value
 from mpgluon.cast.block import cast_block
 from mpgluon.cast.fp32 import format_of, fp32_value, known
 from mpgluon.cast.plan import BATCH_NORMS

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, Optional, Union
 
 from mpgluon.amp import init_trainer
-from mpgluon.blocks import require_values
+from mpgluon.base.blocks import require_values
 from mpgluon.cast.block import cast_block, restore
 from mpgluon.cast.plan import NORMALIZATION_LAYERS, KeepFP32
 from mpgluon.formats.float_format import format_named

@@ -4,7 +4,7 @@ It is not installed with mpgluon: scripts, lessons and experiments import it fro
 ``recipes.training.train`` is the loop of ``scripts/train_caltech.py``.
 """
 
-from mpgluon.tools import extra
+from mpgluon_tools.extras import extra
 
 with extra("recipes"):
     import PIL

@@ -1,4 +1,4 @@
-"""Runs of ``train_caltech.py`` as networks that the commands of ``mpgluon.tools.commands`` take."""
+"""Runs of ``train_caltech.py`` as networks that the commands of ``mpgluon_tools.commands`` take."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Optional
 
 from mpgluon.checkpoint import read_extra
-from mpgluon.diagnostics.observe import Batch
-from mpgluon.tools.commands.networks import OpenedNetwork
-from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD, ServingMetadata
+from mpgluon_tools.commands.networks import OpenedNetwork
+from mpgluon_tools.diagnostics.observe import Batch
+from mpgluon_tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD, ServingMetadata
 
 import mxnet as mx
 from mxnet import gluon

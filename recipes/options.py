@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Callable, Optional, TypeVar, get_args, get_type_hints
 
-from mpgluon.tools.commands.arguments import positive
+from mpgluon_tools.commands.arguments import positive
 
 __all__ = [
     "add_options",

@@ -13,7 +13,7 @@ from mpgluon_command import import_mpgluon
 
 import_mpgluon()  # with a thread for each core
 
-from mpgluon.tools.commands import Door, run
+from mpgluon_tools.commands import Door, run
 
 from recipes.opened_runs import RUNS, open_a_run_with_images
 from recipes.training.networks import load_pretrained

@@ -10,7 +10,7 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
-from mpgluon.tools.commands import exit_status
+from mpgluon_tools.commands import exit_status
 
 from recipes.data.caltech101 import CALTECH101, download_caltech101, list_images
 

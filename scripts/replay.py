@@ -15,7 +15,7 @@ from mpgluon_command import begin_without_mxnet
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run ``mpgluon replay``."""
     import_all_of_mpgluon = begin_without_mxnet()
-    from mpgluon.tools.commands import Door, run
+    from mpgluon_tools.commands import Door, run
 
     door = Door("replay.py", __doc__, import_all_of_mpgluon=import_all_of_mpgluon)
     return run("replay", arguments, door)

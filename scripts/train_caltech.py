@@ -24,7 +24,7 @@ import_mpgluon()  # with a thread for each core
 
 import mpgluon
 from mpgluon.distributed import MpiProcesses, OneProcess, Processes
-from mpgluon.tables import counted
+from mpgluon_tools.tables import counted
 
 from recipes.options import add_options, in_options
 from recipes.training import InterruptedRunError, TrainingConfig, train

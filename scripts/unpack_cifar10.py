@@ -13,7 +13,7 @@ from typing import Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
 
-from mpgluon.tools.commands import exit_status
+from mpgluon_tools.commands import exit_status
 
 from recipes.data.cifar10 import ARCHIVES, unpack_cifar10
 

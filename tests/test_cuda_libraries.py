@@ -12,14 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpgluon.cuda_libraries import LIBRARIES, load
+from mpgluon.base.cuda_libraries import LIBRARIES, load
 
 import mxnet as mx
 import pytest
 
 pytestmark = pytest.mark.multiprocess
 ROOT = Path(__file__).resolve().parents[1]
-MODULE = ROOT / "mpgluon" / "cuda_libraries.py"
+MODULE = ROOT / "mpgluon" / "base" / "cuda_libraries.py"
 
 # As in the wheels that the extra "cu117" names.
 WHEEL_FILES = [

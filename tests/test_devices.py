@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 
-from mpgluon.devices import from_numpy, parse_devices, to_numpy
+from mpgluon.base.devices import from_numpy, parse_devices, to_numpy
 from mpgluon.errors import PrecisionError
 
 import mxnet as mx
@@ -73,7 +73,7 @@ COPIES = """
     import os, sys
     import mxnet as mx, numpy as np
     import mpgluon
-    from mpgluon.devices import from_numpy, to_numpy
+    from mpgluon.base.devices import from_numpy, to_numpy
 
     def threads():
         mx.nd.waitall()

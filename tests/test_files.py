@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 
-from mpgluon.files import atomic_write
+from mpgluon.base.files import atomic_write
 
 import pytest
 
 WRITER = """
 import pathlib, sys, time
-from mpgluon.files import atomic_write
+from mpgluon.base.files import atomic_write
 with atomic_write(pathlib.Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()

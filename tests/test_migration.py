@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple
 
 import mpgluon
 from mpgluon import amp, fp16_utils
-from mpgluon.migration import INSTEAD
+from mpgluon.base.migration import INSTEAD
 
 import mxnet as mx
 import numpy as np

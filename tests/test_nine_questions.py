@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mpgluon
 from mpgluon import FloatFormat, Policy, amp, checkpoint, kernels
-from mpgluon.archive import read_archive
+from mpgluon.base.archive import read_archive
 from mpgluon.cast import plan
 from mpgluon.formats import float_format
 from mpgluon.graph import operators

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 from mpgluon import amp, cast_block
-from mpgluon.tools.bn_inception import BNInception
-from mpgluon.tools.efficientnet_lite import EfficientNetLite0
 from mpgluon.tools.zoo import build_network, refuse_unknown_network
+from mpgluon_tools.zoo.bn_inception import BNInception
+from mpgluon_tools.zoo.efficientnet_lite import EfficientNetLite0
 
 import mxnet as mx
 import numpy as np

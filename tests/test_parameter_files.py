@@ -11,7 +11,7 @@ import json
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.tools.parameter_files import load_parameter_file
+from mpgluon_tools.parameter_files import load_parameter_file
 
 import mxnet as mx
 import numpy as np

@@ -6,12 +6,12 @@ import math
 from itertools import combinations
 
 from mpgluon import diagnostics
-from mpgluon.diagnostics.compare import Comparison
-from mpgluon.diagnostics.exponents import BatchExponents
-from mpgluon.diagnostics.scales import loss_scales
-from mpgluon.diagnostics.sums import Change, SumsReport
-from mpgluon.tools import plots
-from mpgluon.tools.plots.results import DRAWINGS
+from mpgluon_tools import plots
+from mpgluon_tools.diagnostics.compare import Comparison
+from mpgluon_tools.diagnostics.exponents import BatchExponents
+from mpgluon_tools.diagnostics.scales import loss_scales
+from mpgluon_tools.diagnostics.sums import Change, SumsReport
+from mpgluon_tools.plots.results import DRAWINGS
 
 import mxnet as mx
 import numpy as np

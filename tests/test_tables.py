@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpgluon.tables import Table
+from mpgluon_tools.tables import Table
 
 import pytest
 

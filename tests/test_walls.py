@@ -7,31 +7,33 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mpgluon.moved import NEW_PLACES
-
 import pytest
 from helpers import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 DOORS = [ROOT / "mpgluon" / "__main__.py", ROOT / "mpgluon_command.py"]  # of the commands
-TOOLS = [*sorted(ROOT.glob("mpgluon/tools/**/*.py")), *DOORS]
+# The public names of the second house, in the first one.
+FACES = [
+    *(ROOT / "mpgluon" / f"{name}.py" for name in ("diagnostics", "deployment")),
+    *sorted(ROOT.glob("mpgluon/tools/*.py")),
+]
+TOOLS = [*sorted(ROOT.glob("mpgluon_tools/**/*.py")), *FACES, *DOORS]
 LIBRARY = sorted({*ROOT.glob("mpgluon/**/*.py")} - set(TOOLS))
 RECIPES = sorted(ROOT.glob("recipes/**/*.py"))
-OUTSIDE = {"scripts", "notebooks", "teaching", "experiments", "benchmarks", "tests"}
+OUTSIDE = {"scripts", "notebooks", "teaching", "study", "tests"}
 
 # The rows of CONTRIBUTING's table: a module imports from the rows before its own, or its own.
 FLOORS = (
-    "errors blocks findings files archive tables migration moved processor machine "
-    "cuda_libraries devices",
+    "errors",
+    "base",
     "formats",
-    "kernels native",
+    "kernels",
     "graph",
     "cast",
     "updates",
     "trainer amp contrib_amp preparation fp16_utils estimator",
     "checkpoint",
     "distributed",
-    "diagnostics deployment",
 )
 # Packages that an extra brings, imported when several processes are asked for.
 OPTIONAL = {"mpgluon/distributed/mpi.py": {"mpi4py"}}
@@ -78,13 +80,22 @@ def test_the_library_imports_numpy_and_mxnet_only():
     assert offenders(formats, lambda path: packages(path) & {"mxnet"}) == {}
 
 
+_OF_TOOLS = ("mpgluon_tools", "mpgluon.tools", "mpgluon.diagnostics", "mpgluon.deployment")
+
+
 def test_each_house_uses_only_those_below_it():
     def tools(path: Path) -> set[str]:
-        return {name for name in imported_names(path) if name.startswith("mpgluon.tools")}
+        return {name for name in imported_names(path) if name.startswith(_OF_TOOLS)}
 
     assert offenders(LIBRARY, tools) == {}
     assert offenders(TOOLS, lambda path: packages(path) & (OUTSIDE | {"recipes"})) == {}
     assert offenders(RECIPES, lambda path: packages(path) & OUTSIDE) == {}
+
+
+def test_only_the_faces_and_the_command_name_the_second_house():
+    naming = [path for path in ROOT.glob("mpgluon/**/*.py") if "mpgluon_tools" in path.read_text()]
+    assert set(naming) == set(FACES)
+    assert max(len(path.read_text().splitlines()) for path in FACES) <= 12
 
 
 def test_no_module_of_the_library_imports_upwards():
@@ -154,8 +165,8 @@ mpgluon.save_checkpoint({str(tmp_path / "checkpoint")!r}, net, trainer)
 
 EXTRAS = [
     ("from mpgluon.tools.plots import png; png(None)", "matplotlib", "plots"),
-    ("import mpgluon.tools.report", "jinja2", "report"),
-    ("import mpgluon.tools.numerics.page", "jinja2", "report"),
+    ("import mpgluon_tools.report", "jinja2", "report"),
+    ("import mpgluon_tools.recorder.numerics.page", "jinja2", "report"),
     ("from mpgluon.diagnostics import diagnose", "jinja2", "report"),
     ("from mpgluon.tools.onnx import read_metadata; read_metadata('net.onnx')", "onnx", "onnx"),
     (
@@ -213,19 +224,19 @@ print(*sys.modules)
     assert set(names) <= set(every.split())
 
 
-@pytest.mark.parametrize("former", list(NEW_PLACES))
-def test_a_former_module_name_raises_with_the_new_place(former):
-    with pytest.raises(ModuleNotFoundError, match=f"{former} has moved to "):
-        __import__(former)
-
-
-def test_public_names_of_tools_exist_at_their_former_places_too():
+def test_public_names_of_the_second_house_are_names_of_the_first():
+    import mpgluon.tools.plots
+    import mpgluon.tools.zoo
+    import mpgluon_tools
     from mpgluon import deployment, diagnostics
     from mpgluon.tools import onnx
-    from mpgluon.tools.recorder.flight_recorder import FlightRecorder
+    from mpgluon_tools.recorder.steps.flight_recorder import FlightRecorder
 
     for name in ("ServingMetadata", "export_onnx", "read_metadata"):
         assert getattr(deployment, name) is getattr(onnx, name)
     assert diagnostics.FlightRecorder is FlightRecorder
-    with pytest.raises(AttributeError, match=r"'mpgluon\.deployment' has no attribute 'classify'"):
+    for house in ("plots", "zoo", "onnx"):
+        home, face = getattr(mpgluon_tools, house), getattr(mpgluon.tools, house)
+        assert all(getattr(face, name) is getattr(home, name) for name in home.__all__)
+    with pytest.raises(AttributeError, match=r"deployment' has no attribute 'classify'"):
         deployment.classify  # noqa: B018

@@ -10,25 +10,31 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mpgluon.tools import commands
+from mpgluon_tools import commands
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class _ParserReadyError(Exception):
     """Raised where a script would parse its command line; holds the parser."""
 
 
+def script_of(name: str) -> Path:
+    """Return where the script of that name is."""
+    (script,) = (*ROOT.glob(f"scripts/{name}.py"), *ROOT.glob(f"study/scripts/{name}.py"))
+    return script
+
+
 @functools.cache
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of ``mpgluon X``, or the one that a script of ``scripts/`` makes.
+    """Return the parser of ``mpgluon X``, or the one that a script makes.
 
-    The script does nothing else.
+    The script, of ``scripts/`` or ``study/scripts/``, does nothing else.
     """
     if name.startswith("mpgluon "):
         return commands.parser_of(name.removeprefix("mpgluon "))
-    script = name
-    spec = importlib.util.spec_from_file_location(f"door_{script}", SCRIPTS / f"{script}.py")
+    script = script_of(name)
+    spec = importlib.util.spec_from_file_location(f"door_{name}", script)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,7 +49,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         return parser
     finally:
         sys.path[:] = path
-    raise RuntimeError(f"scripts/{script}.py does not parse its command line in main()")
+    raise RuntimeError(f"{script} does not parse its command line in main()")
 
 
 def _hand_over(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Optional
 from mpgluon.graph import operators
 
 from docutils import nodes
-from parsers import parser_of
+from parsers import ROOT, parser_of, script_of
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -114,7 +114,7 @@ def _operators(names: list[str]) -> Iterator[str]:
 
 
 class CommandLine(SphinxDirective):
-    """``{command-line} NAME``: the options of ``scripts/NAME.py``, or of ``mpgluon X``."""
+    """``{command-line} NAME``: the options of a script, ``NAME.py``, or of ``mpgluon X``."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -124,7 +124,7 @@ class CommandLine(SphinxDirective):
         name = " ".join(self.arguments[0].split())
         parser = parser_of(name)
         if not name.startswith("mpgluon "):
-            parser.prog = f"python scripts/{name}.py"
+            parser.prog = f"python {script_of(name).relative_to(ROOT)}"
         return self.parse_text_to_nodes("\n".join(_command(parser)))
 
 

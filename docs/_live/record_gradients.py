@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpgluon.diagnostics.observe import Batch, Seen, observed_batch, values_of
 from mpgluon.formats.float_format import BFLOAT16, round_to
+from mpgluon_tools.diagnostics.observe import Batch, Seen, observed_batch, values_of
 
 import mxnet as mx
 import numpy as np

@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Union
 
 from mpgluon import kernels
-from mpgluon.blocks import blocks_of, device_type_of
+from mpgluon.base.blocks import blocks_of, device_type_of
+from mpgluon.base.machine import give_memory_back
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block_formats import learned_format, tell, untell
@@ -39,7 +40,6 @@ from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat, format_named
 from mpgluon.formats.policy import Policy, as_policy
 from mpgluon.kernels.reductions import sums_of_squares
-from mpgluon.machine import give_memory_back
 
 import mxnet as mx
 import numpy as np

@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from mpgluon.blocks import is_mxnets_own
+from mpgluon.base.blocks import is_mxnets_own
 
 import numpy as np
 from mxnet import gluon

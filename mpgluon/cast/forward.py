@@ -13,7 +13,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mpgluon import kernels
-from mpgluon.blocks import device_ids
+from mpgluon.base.blocks import device_ids
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Arithmetic, Emulated, policy_arithmetic
 from mpgluon.cast.arrays import (
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["PolicyForward", "forward_of"]
 
 
-_MXNET, _MPGLUON = Path(mx.__file__).parent, Path(__file__).parents[1]
+_MXNET = Path(mx.__file__).parent
+_MPGLUON = str(Path(__file__).parents[1])  # the folders of the tools begin with it too
 
 
 class PolicyForward:
@@ -328,7 +329,7 @@ def _place(error: MXNetError) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).is_file()  # not what MXNet has generated
         and not Path(frame.filename).is_relative_to(_MXNET)
-        and not Path(frame.filename).is_relative_to(_MPGLUON)
+        and not frame.filename.startswith(_MPGLUON)
     ]
     return f" at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
 

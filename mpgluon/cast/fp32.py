@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Optional
 
 from mpgluon import kernels
-from mpgluon.blocks import forget_symbol, set_value
+from mpgluon.base.blocks import forget_symbol, set_value
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat
 from mpgluon.kernels.dtypes import cast, round_array

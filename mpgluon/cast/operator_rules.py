@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from mpgluon import kernels
-from mpgluon.blocks import blocks_of
+from mpgluon.base.blocks import blocks_of
 from mpgluon.errors import did_you_mean
 from mpgluon.graph.operators import Rule, may_be_16_bit, name_in_f, one_name, rule_of
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple, Optional, Union
 
-from mpgluon.blocks import blocks_of, is_mxnets_own, is_numpy
+from mpgluon.base.blocks import blocks_of, is_mxnets_own, is_numpy
 from mpgluon.cast.operator_rules import NO_RULES, Rules, fitting, is_operator, names_of, rules_of
 from mpgluon.errors import PrecisionError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from mpgluon.blocks import is_mxnets_own
+from mpgluon.base.blocks import is_mxnets_own
 from mpgluon.cast.plan import is_hybrid
 from mpgluon.formats.policy import Policy
 

@@ -12,7 +12,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mpgluon import kernels
-from mpgluon.blocks import blocks_of
+from mpgluon.base.blocks import blocks_of
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Emulated, NativeBfloat16
 from mpgluon.cast.arrays import Format, arrays_in, convert_arrays, format_of, mark, narrow_again

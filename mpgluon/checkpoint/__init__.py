@@ -1,8 +1,8 @@
 """Checkpoints: everything that a training run depends on, in one file.
 
 :data:`PARTS` says what a file holds. The owner of each part exports, checks and applies it; the
-layout of the file is decided in :mod:`mpgluon.archive`. Data sets and loops put what they need into
-``extra``.
+layout of the file is decided in :mod:`mpgluon.base.archive`. Data sets and loops put what they need
+into ``extra``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Union
 
-from mpgluon.archive import Arrays, read_archive, write_archive
-from mpgluon.blocks import require_values
+from mpgluon.base.archive import Arrays, read_archive, write_archive
+from mpgluon.base.blocks import require_values
 from mpgluon.checkpoint.average import AVERAGE_FIELDS, export_average, prepare_average
 from mpgluon.checkpoint.fields import Kind, check_fields
 from mpgluon.checkpoint.parameters import (

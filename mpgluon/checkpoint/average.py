@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mpgluon.base.devices import from_numpy, to_numpy
 from mpgluon.checkpoint.fields import Kind, Maybe, is_count, is_finite
 from mpgluon.checkpoint.saved import Apply, Content, Run
-from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.updates import gluon_trainer
 
 import numpy as np

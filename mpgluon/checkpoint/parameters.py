@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
-from mpgluon.archive import Arrays
-from mpgluon.blocks import arrays_of, set_value
+from mpgluon.base.archive import Arrays
+from mpgluon.base.blocks import arrays_of, set_value
+from mpgluon.base.devices import from_numpy, to_numpy
 from mpgluon.cast import fp32
 from mpgluon.cast.given import warn_of_lost_values
 from mpgluon.checkpoint.fields import Kind, Maybe, is_text
 from mpgluon.checkpoint.saved import Apply, Content, Run
-from mpgluon.devices import from_numpy, to_numpy
 from mpgluon.errors import CheckpointError
 from mpgluon.formats.float_format import FLOAT32, format_named, round_to
 from mpgluon.updates import gluon_trainer

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Callable, NamedTuple
 
-from mpgluon.archive import Arrays
+from mpgluon.base.archive import Arrays
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import current_masters
 

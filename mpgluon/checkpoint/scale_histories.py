@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-from mpgluon.archive import Arrays
-from mpgluon.blocks import blocks_of, device_ids
+from mpgluon.base.archive import Arrays
+from mpgluon.base.blocks import blocks_of, device_ids
 from mpgluon.cast.forward import forward_of
 from mpgluon.kernels.scale_histories import ScaleHistories, ScaleHistory
 

@@ -9,8 +9,9 @@ import copy
 import logging
 from typing import Any, Optional
 
-from mpgluon.archive import Arrays
-from mpgluon.blocks import arrays_of, is_mxnets_own
+from mpgluon.base.archive import Arrays
+from mpgluon.base.blocks import arrays_of, is_mxnets_own
+from mpgluon.base.devices import to_numpy
 from mpgluon.checkpoint.attributes import (
     optimizer_numbers,
     schedule_lists,
@@ -32,7 +33,6 @@ from mpgluon.checkpoint.fields import (
     is_texts,
 )
 from mpgluon.checkpoint.saved import Apply, Content, Run
-from mpgluon.devices import to_numpy
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.trainer.shared_scale import next_scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Optional
 
-from mpgluon.blocks import arrays_of
+from mpgluon.base.blocks import arrays_of
 from mpgluon.distributed.processes import Processes
 from mpgluon.errors import PrecisionError
 from mpgluon.updates.average import WeightAverage

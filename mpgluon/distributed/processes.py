@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Optional, TypeVar
 
-from mpgluon.devices import parse_devices
+from mpgluon.base.devices import parse_devices
 
 import mxnet as mx
 import numpy as np
@@ -107,7 +107,8 @@ def devices_of_process(text: str, processes: Processes) -> list[mx.Context]:
     Parameters
     ----------
     text : str
-        As for `mpgluon.devices.parse_devices`; ``"gpu"`` is the GPU with the process's local rank.
+        As for `mpgluon.base.devices.parse_devices`; ``"gpu"`` is the GPU with the process's
+        local rank.
     processes : Processes
 
     Raises

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Optional, Union
 
-from mpgluon.blocks import blocks_of, forget_symbol
+from mpgluon.base.blocks import blocks_of, forget_symbol
 from mpgluon.graph.nodes import Graph
 
 import mxnet as mx

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 
-from mpgluon.processor import processor
+from mpgluon.base.processor import processor
 
 __all__ = ["LEVELS", "features", "level", "levels"]
 

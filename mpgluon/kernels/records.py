@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Optional
 
-from mpgluon import files
+from mpgluon.base import files
 
 __all__ = ["cache_folder", "read_record", "write_record"]
 

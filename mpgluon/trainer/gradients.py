@@ -12,7 +12,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, Callable, Optional
 
-from mpgluon.blocks import empty
+from mpgluon.base.blocks import empty
 from mpgluon.cast.fp32 import fp32_value
 from mpgluon.errors import TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name

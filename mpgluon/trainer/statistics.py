@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgluon.blocks import arrays_of
+from mpgluon.base.blocks import arrays_of
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx

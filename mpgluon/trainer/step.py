@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
-from mpgluon.blocks import empty_gradient
+from mpgluon.base.blocks import empty_gradient
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
 from mpgluon.errors import LossScaleCollapseError, TrainerStateError

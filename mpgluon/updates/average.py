@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Optional
 
-from mpgluon.blocks import arrays_of, set_value
+from mpgluon.base.blocks import arrays_of, set_value
 from mpgluon.cast import fp32
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 from mpgluon import kernels
-from mpgluon.blocks import arrays_of
+from mpgluon.base.blocks import arrays_of
 from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16

@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
-from mpgluon.blocks import is_mxnets_own
+from mpgluon.base.blocks import is_mxnets_own
+from mpgluon.base.findings import Finding, error, examples, ok, warning
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.errors import PrecisionError
-from mpgluon.findings import Finding, error, examples, ok, warning
 from mpgluon.formats.float_format import FLOAT16, FLOAT32, FloatFormat, format_named
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.rounded_updates import NEAREST, grid_weights

@@ -42,12 +42,12 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+sys.path.append("..")  # recipes/ and study/ are beside this folder
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx

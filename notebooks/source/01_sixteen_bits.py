@@ -40,8 +40,8 @@ from mpgluon import (
     FloatFormat,
     round_to,
 )
-from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx

@@ -28,9 +28,9 @@ import warnings
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, amp, fp16_utils, round_to
-from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
-from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon_tools.diagnostics.optimizers import optimizer_names, report_on_optimizer
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx

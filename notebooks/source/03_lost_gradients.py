@@ -37,13 +37,11 @@ FAST = False  # the build's fast mode says True: the same code on less data
 # %% tags=["setup"]
 import sys
 
-sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+sys.path.append("..")  # recipes/ and study/ are beside this folder
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.diagnostics.exponents import batch_exponents
-from mpgluon.diagnostics.observe import Batch
-from mpgluon.diagnostics.ranges import range_report
+from mpgluon.diagnostics import Batch, batch_exponents, range_report
 from mpgluon.tools import plots
 
 import matplotlib.pyplot as plt

@@ -27,9 +27,9 @@ FAST = False  # the build's fast mode says True: the same code on less data
 # %% tags=["setup"]
 import mpgluon
 from mpgluon import amp
-from mpgluon.diagnostics.doctor import check_machine, gather
-from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon_tools.diagnostics.doctor import check_machine, gather
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx

@@ -48,12 +48,12 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+sys.path.append("..")  # recipes/ and study/ are beside this folder
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS, draw_loss_scale
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx
@@ -333,7 +333,7 @@ assert all(abs(results[dtype]["test_accuracy"] - base) < luck for dtype in FORMA
 # Few test images show only large differences. So the three formats were also trained on all 101
 # categories, with three seeds each: 30 photographs of each category for training, and up to 50 of
 # the others for testing. That takes hours, so this notebook reads the records of those runs.
-# (`python scripts/evidence.py run caltech101` repeats them, with this same `train`.)
+# (`python study/scripts/evidence.py run caltech101` repeats them, with this same `train`.)
 #
 # Some categories have 50 test photographs, others only one. The literature therefore gives the
 # *mean of the categories' accuracies*, in which each category counts as much as another. It is

@@ -33,10 +33,9 @@ from pathlib import Path
 
 import mpgluon
 from mpgluon import amp, diagnostics, kernels
-from mpgluon.diagnostics import compare, exponents, overflow, ranges
-from mpgluon.diagnostics.observe import Batch
-from mpgluon.tables import Table
+from mpgluon.diagnostics import Batch
 from mpgluon.tools import plots
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx
@@ -114,7 +113,7 @@ assert accuracy_of(fp32_net) > 0.9
 fp16_net, fp16_history = make_net(Energy), []
 mpgluon.cast_block(fp16_net)
 trainer = make_trainer(fp16_net, "dynamic", max_consecutive_skips=5)
-locator = overflow.OverflowLocator(fp16_net, trainer)  # our detective: it will be needed soon
+locator = diagnostics.OverflowLocator(fp16_net, trainer)  # our detective: it will be needed soon
 message = ""
 try:
     train(fp16_net, trainer, steps, fp16_history)
@@ -251,7 +250,7 @@ assert np.isinf(squares).any()
 batch = Batch(sounds, pitches, loss_fn)  # what all diagnostics take
 places = set()
 for exponent in (-20, 0, 20):
-    found = overflow.locate_overflow(fp16_net, batch, loss_scale=2.0**exponent)
+    found = diagnostics.locate_overflow(fp16_net, batch, loss_scale=2.0**exponent)
     print(f"loss scale 2^{exponent}: {found.direction}, {found.what} in {found.block}")
     places.add((found.direction, found.block))
 
@@ -266,8 +265,8 @@ assert places == {("forward", "energy")}
 
 # %%
 net = make_net(Energy)
-scale = ranges.range_report(net, batch).recommended_loss_scale()
-range_report = ranges.range_report(net, batch, loss_scale=scale)
+scale = diagnostics.range_report(net, batch).recommended_loss_scale()
+range_report = diagnostics.range_report(net, batch, loss_scale=scale)
 print(range_report)
 
 # %% tags=["claim"]
@@ -287,8 +286,8 @@ assert not any(array.overflow_fraction for array in range_report.arrays)
 # shows how often each power of two occurs.
 
 # %% tags=["plot"] alt="How often each power of two occurs. What layers return lies inside the range of FP16. The squares inside energy spread twice as wide, and many lie beyond 2 to the 16, where numbers are too large."
-returned = exponents.batch_exponents(net, batch).overall()["activations"]
-squared = exponents.exponent_histogram([net[0](sounds).asnumpy() ** 2])
+returned = diagnostics.batch_exponents(net, batch).overall()["activations"]
+squared = diagnostics.exponent_histogram([net[0](sounds).asnumpy() ** 2])
 too_large = squared.shares()["overflow"]
 figure, axes = plt.subplots(figsize=(6.2, 4), layout="constrained")
 plots.draw_exponents(axes, {"returned": returned, "squared": squared})
@@ -330,7 +329,7 @@ print(f"filters: {by_hand:.2g}, one rounding to FP16 at most {mpgluon.FLOAT16.un
 # FP16: of the layer's output, of the gradient that arrives at it, and of its parameters' gradients.
 
 # %%
-comparison = compare.compare_with_fp32(net, batch)
+comparison = diagnostics.compare_with_fp32(net, batch)
 print(comparison)
 
 # %% tags=["claim"]
@@ -358,9 +357,9 @@ is_cured = {}
 for place, layer in enumerate(net):
     trial = make_net(Energy)
     mpgluon.cast_block(trial, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, trial[place]))
-    is_cured[layer.name] = overflow.locate_overflow(trial, batch) is None
+    is_cured[layer.name] = diagnostics.locate_overflow(trial, batch) is None
     print(f"{layer.name:7} in FP32: {'all finite' if is_cured[layer.name] else 'still broken'}")
-suggestion = compare.suggest_keep_fp32(net, batch)
+suggestion = diagnostics.suggest_keep_fp32(net, batch)
 print(suggestion)
 
 # %% tags=["claim"]
@@ -630,7 +629,7 @@ check("06.3", answer)
 trial = make_net(Energy)
 mpgluon.cast_block(trial, keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, trial[1]))
 largest_scale = 1.0
-while overflow.locate_overflow(trial, batch, loss_scale=2 * largest_scale) is None:
+while diagnostics.locate_overflow(trial, batch, loss_scale=2 * largest_scale) is None:
     largest_scale *= 2
 assert check("06.3", largest_scale)
 

@@ -49,9 +49,9 @@ sys.path.append("..")  # recipes/ is beside this folder
 import mpgluon
 from mpgluon.diagnostics import alignment_report, check_machine
 from mpgluon.graph.description import trace
-from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
-from mpgluon.tools.timing import interleave, quartiles, ratios
+from mpgluon_tools.tables import Table
+from mpgluon_tools.timing import interleave, quartiles, ratios
 
 import matplotlib.pyplot as plt
 import mxnet as mx
@@ -323,14 +323,14 @@ print("operators in C++:", mpgluon.kernels.available())
 
 # %% [markdown]
 # A ratio below 1 means faster than FP32. Other networks gain and lose other amounts. This is a
-# record of 18 of them on one machine (`python scripts/benchmark.py zoo` makes one for yours):
+# record of 18 of them on one machine (`python study/scripts/benchmark.py zoo` makes one for yours):
 #
 # ![Training step of 18 networks in FP16, cast and autocast, over FP32: SE-ResNeXt and MobileNet v3
 # below 1, most between 1.0 and 1.13, Inception, GoogLeNet and AlexNet up to
-# 1.3](../results/cpu-amd-epyc-2-cores-zoo.png)
+# 1.3](../study/results/cpu-amd-epyc-2-cores-zoo.png)
 
 # %%
-record = json.loads(Path("../results/cpu-amd-epyc-2-cores-zoo.json").read_text())
+record = json.loads(Path("../study/results/cpu-amd-epyc-2-cores-zoo.json").read_text())
 of_zoo = {}
 for case in record["cases"]:
     for result in case["results"][1:]:
@@ -550,11 +550,11 @@ assert reports[101].products[-1].advice == "classes 101 -> 104"
 
 # %% [markdown]
 # What does a misfit cost? This project has a record of an H100, made with PyTorch, since MXNet has
-# no kernels for it (`scripts/record_tensor_core_times.py`). A dense layer of 4,096 inputs and units,
+# no kernels for it (`study/scripts/record_tensor_core_times.py`). A dense layer of 4,096 inputs and units,
 # batch 4,096, in FP16, and the same layer with one side a little larger:
 
 # %%
-h100 = json.loads(Path("../results/gpu-nvidia-h100-80gb-hbm3-pytorch.json").read_text())
+h100 = json.loads(Path("../study/results/gpu-nvidia-h100-80gb-hbm3-pytorch.json").read_text())
 dense = {(row["dtype"], *row["shape"]): row["seconds"] for row in h100["dense"]}
 
 

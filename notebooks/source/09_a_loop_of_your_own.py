@@ -41,7 +41,7 @@ FAST = False  # the build's fast mode says True: the same code on less data
 # %% tags=["setup"]
 import sys
 
-sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+sys.path.append("..")  # recipes/ and study/ are beside this folder
 
 import mpgluon
 from mpgluon import amp

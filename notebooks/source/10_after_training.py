@@ -40,15 +40,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+sys.path.append("..")  # recipes/ and study/ are beside this folder
 
 import mpgluon
 from mpgluon import amp
 from mpgluon.checkpoint import read_parameters
 from mpgluon.deployment import agreement, export_mxnet, inference_network
-from mpgluon.tables import Table
 from mpgluon.tools.onnx import ServingMetadata, export_onnx
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx

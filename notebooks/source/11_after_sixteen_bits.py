@@ -39,7 +39,7 @@ FAST = False  # the build's fast mode says True: the same code on less data
 import logging
 import sys
 
-sys.path.append("..")  # recipes/ and benchmarks/ are beside this folder
+sys.path.append("..")  # recipes/ and study/ are beside this folder
 
 import mpgluon
 from mpgluon import (
@@ -58,8 +58,8 @@ from mpgluon import (
 )
 from mpgluon.formats.scaling import round_scaled
 from mpgluon.formats.tensor_core import ACCUMULATIONS
-from mpgluon.tables import Table
 from mpgluon.tools.plots import FORMAT_LOOKS
+from mpgluon_tools.tables import Table
 
 import matplotlib.pyplot as plt
 import mxnet as mx

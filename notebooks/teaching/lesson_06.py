@@ -11,9 +11,8 @@ from typing import Any, Optional, Union
 import mpgluon
 from mpgluon import amp, diagnostics
 from mpgluon.cast import fp32
-from mpgluon.diagnostics import locate_overflow
-from mpgluon.diagnostics.observe import Batch
-from mpgluon.tools.numerics.files import Recording, read_numerics
+from mpgluon.diagnostics import Batch, locate_overflow
+from mpgluon_tools.recorder.numerics.files import Recording, read_numerics
 
 import mxnet as mx
 import numpy as np

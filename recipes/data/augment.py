@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from mpgluon.tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD
-from mpgluon.tools.serving.photographs import (
+from mpgluon_tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD
+from mpgluon_tools.serving.photographs import (
     Box,
     centre_crop,
     normalized_levels,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
+from mpgluon.base.files import disk_error, exclusive
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, exclusive
 
 from recipes.data import images
 from recipes.data.download import download

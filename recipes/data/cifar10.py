@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Union
 
+from mpgluon.base.files import disk_error, temporary_folder
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, temporary_folder
 
 import numpy as np
 from numpy.typing import NDArray

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Union
 
+from mpgluon.base.files import disk_error, temporary_folder
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, temporary_folder
 
 import pooch
 import requests

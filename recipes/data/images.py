@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Optional, Union
 
 from mpgluon.errors import DataError
-from mpgluon.tools.serving.photographs import opened, to_rgb
+from mpgluon_tools.serving.photographs import opened, to_rgb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,7 +183,7 @@ def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
 def open_image(path: Union[str, Path], size: Optional[int] = None) -> Iterator[Image.Image]:
     """Open an image for the block, whose exceptions become a `DataError` that names the file.
 
-    It is rotated by its EXIF orientation, see `mpgluon.tools.serving.photographs.opened`, also
+    It is rotated by its EXIF orientation, see `mpgluon_tools.serving.photographs.opened`, also
     for ``size``. The block should contain calls of Pillow only.
     """
     try:

@@ -19,9 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
 
-from mpgluon.devices import from_numpy
+from mpgluon.base.devices import from_numpy
 from mpgluon.errors import DataError
-from mpgluon.tables import counted
+from mpgluon_tools.tables import counted
 
 from recipes.data.augment import Augmentation
 from recipes.data.images import ImageFolder

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Union
 
+from mpgluon.base.files import disk_error, exclusive, temporary_folder
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, exclusive, temporary_folder
 
 import numpy as np
 from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpgluon.devices import from_numpy
+from mpgluon.base.devices import from_numpy
 
 import numpy as np
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Union
 
+from mpgluon.base.files import disk_error, temporary_folder
 from mpgluon.errors import DataError
-from mpgluon.files import disk_error, temporary_folder
 
 from tqdm import tqdm
 

@@ -30,9 +30,9 @@ import math
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from mpgluon.base.files import atomic_write, sync
+from mpgluon.base.machine import describe_machine, installed_versions
 from mpgluon.errors import DataError
-from mpgluon.files import atomic_write, sync
-from mpgluon.machine import describe_machine, installed_versions
 
 __all__ = ["Event", "History", "describe_machine", "installed_versions", "to_json"]
 

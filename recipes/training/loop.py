@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mpgluon import amp
+from mpgluon.base.files import atomic_write
 from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from mpgluon.distributed import (
     MpiKVStore,
@@ -29,10 +30,9 @@ from mpgluon.distributed import (
     share_state,
 )
 from mpgluon.errors import DataError
-from mpgluon.files import atomic_write
-from mpgluon.tables import counted
 from mpgluon.tools.plots import save_training_curves
 from mpgluon.updates.average import WeightAverage
+from mpgluon_tools.tables import counted
 
 import mxnet as mx
 import numpy as np

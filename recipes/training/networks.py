@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpgluon.blocks import set_value
+from mpgluon.base.blocks import set_value
+from mpgluon.base.devices import from_numpy
 from mpgluon.cast.block import apply_policy, blocks_of
-from mpgluon.devices import from_numpy
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
-from mpgluon.tools.parameter_files import load_parameter_file
 from mpgluon.tools.zoo import build_network, refuse_image_size, refuse_unknown_network
+from mpgluon_tools.parameter_files import load_parameter_file
 
 import mxnet as mx
 from mxnet import gluon
@@ -129,7 +129,7 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
     net : gluon.Block
         Initialized, FP32.
     path : Path
-        A state dict, or a file for :func:`mpgluon.tools.parameter_files.load_parameter_file`, which
+        A state dict, or a file for :func:`mpgluon_tools.parameter_files.load_parameter_file`, which
         says what ``classes`` and the result are, and which errors are raised.
     """
     if not path.is_file():

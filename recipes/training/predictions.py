@@ -7,8 +7,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from mpgluon.devices import from_numpy
-from mpgluon.tools import extra
+from mpgluon.base.devices import from_numpy
+from mpgluon_tools.extras import extra
 
 import mxnet as mx
 from mxnet import gluon

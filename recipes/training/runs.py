@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
-from mpgluon.blocks import set_value
+from mpgluon.base.blocks import set_value
+from mpgluon.base.devices import from_numpy
 from mpgluon.checkpoint import check_parameters, read_extra, read_parameters
-from mpgluon.devices import from_numpy
 from mpgluon.errors import CheckpointError
 
 import mxnet as mx

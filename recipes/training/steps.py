@@ -11,9 +11,9 @@ from mpgluon import amp
 from mpgluon.cast.status_flags import LayerFlags
 from mpgluon.distributed import Processes
 from mpgluon.errors import DataError
-from mpgluon.tools.numerics.recorder import NumericsRecorder, RecordedLoss
-from mpgluon.tools.recorder.flight_recorder import FlightRecorder
 from mpgluon.updates.average import WeightAverage
+from mpgluon_tools.recorder.numerics.recorder import NumericsRecorder, RecordedLoss
+from mpgluon_tools.recorder.steps.flight_recorder import FlightRecorder
 
 import mxnet as mx
 import numpy as np

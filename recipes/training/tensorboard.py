@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
-from mpgluon.tools.numerics.files import NumericsStep
+from mpgluon_tools.recorder.numerics.files import NumericsStep
 
 from recipes.training.history import Event
 

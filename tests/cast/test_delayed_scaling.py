@@ -17,10 +17,10 @@ from mpgluon import (
     round_to,
     save_checkpoint,
 )
-from mpgluon.archive import read_archive, write_archive
+from mpgluon.base.archive import read_archive, write_archive
 from mpgluon.checkpoint.scale_histories import scale_histories
 from mpgluon.formats.scaling import scale_exponents
-from mpgluon.tools.recorder.recorded_step import RECORDED_STEP
+from mpgluon_tools.recorder.steps.recorded_step import RECORDED_STEP
 
 import mxnet as mx
 import numpy as np

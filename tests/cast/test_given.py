@@ -7,7 +7,7 @@ on, exact in every format, and what follows is computed with the value as it was
 from __future__ import annotations
 
 import mpgluon
-from mpgluon.blocks import set_value
+from mpgluon.base.blocks import set_value
 from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
 from mpgluon.tools.onnx import export_onnx
 

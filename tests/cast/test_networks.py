@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 
 from mpgluon import BFLOAT16, FLOAT16, round_to
-from mpgluon.tools.bn_inception import BNInception
-from mpgluon.tools.efficientnet_lite import EfficientNetLite0
+from mpgluon_tools.zoo.bn_inception import BNInception
+from mpgluon_tools.zoo.efficientnet_lite import EfficientNetLite0
 
 import mxnet as mx
 import numpy as np

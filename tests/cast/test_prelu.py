@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpgluon.deployment import export_mxnet, import_mxnet
-from mpgluon.deployment.recording import record
+from mpgluon_tools.deployment.recording import record
 
 import mxnet as mx
 import numpy as np

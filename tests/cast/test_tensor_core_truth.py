@@ -1,9 +1,9 @@
 """Our float16 on a CPU against what Tensor Cores computed.
 
-A recording holds operands and results of one device; ``scripts/record_tensor_core_truth.py`` makes
-it. With FP32 sums the results agree within what the order of sums allows; the bound is derived at
-`bound`, and ``--log-cli-level=INFO`` shows the share of equal bits and the largest difference of
-each case. With the sums of its generation they have the GPU's bits.
+A recording holds operands and results of one device; ``study/scripts/record_tensor_core_truth.py``
+makes it. With FP32 sums the results agree within what the order of sums allows; the bound is
+derived at `bound`, and ``--log-cli-level=INFO`` shows the share of equal bits and the largest
+difference of each case. With the sums of its generation they have the GPU's bits.
 
 References
 ----------
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SCRIPT = ROOT / "scripts" / "record_tensor_core_truth.py"
+SCRIPT = ROOT / "study" / "scripts" / "record_tensor_core_truth.py"
 TORCH = ROOT / ".venv-torch" / "bin" / "python"
 RECORDINGS = sorted((HERE / "tensor_core_truth").glob("*.npz"))
 H100 = HERE / "tensor_core_truth" / "nvidia_h100_80gb_hbm3.npz"

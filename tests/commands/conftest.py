@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpgluon.tools import commands
+from mpgluon_tools import commands
 
 import pytest
 

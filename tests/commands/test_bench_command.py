@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from mpgluon.tools.timing import interleave
+from mpgluon_tools.timing import interleave
 
 import pytest
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import sys
 
-from mpgluon.tables import Table
-from mpgluon.tools import commands
-from mpgluon.tools.progress import progress_line
+from mpgluon_tools import commands
+from mpgluon_tools.progress import progress_line
+from mpgluon_tools.tables import Table
 
 import pytest
 

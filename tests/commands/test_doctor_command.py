@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpgluon.diagnostics.doctor import machine
-from mpgluon.diagnostics.doctor.machine import MachineFacts, MxnetFacts
-from mpgluon.tools import commands
+from mpgluon_tools import commands
+from mpgluon_tools.diagnostics.doctor import machine
+from mpgluon_tools.diagnostics.doctor.machine import MachineFacts, MxnetFacts
 
 import pytest
 from numerics_runs import Run

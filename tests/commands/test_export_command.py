@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from mpgluon.tools import commands
 from mpgluon.tools.onnx import ServingMetadata, read_metadata
 from mpgluon.tools.zoo import build_network
+from mpgluon_tools import commands
 
 import mxnet as mx
 import numpy as np

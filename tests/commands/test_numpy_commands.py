@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mpgluon.tools.serving.classifier import Classifier
+from mpgluon_tools.serving.classifier import Classifier
 
 import mxnet as mx
 import numpy as np

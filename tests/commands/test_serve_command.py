@@ -14,10 +14,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import mpgluon.tools.serving.page as page_of_server
-from mpgluon.tools import commands
-from mpgluon.tools.serving.classifier import Classifier
-from mpgluon.tools.serving.page import create_app
+import mpgluon_tools.serving.page as page_of_server
+from mpgluon_tools import commands
+from mpgluon_tools.serving.classifier import Classifier
+from mpgluon_tools.serving.page import create_app
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ TEXT = b"no photograph"
 # Runs the command, and says on stderr which files are opened to be written.
 WATCHED = """
 import os, sys
-from mpgluon.tools import commands
+from mpgluon_tools import commands
 
 def watch(event, arguments):
     if event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):

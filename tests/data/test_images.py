@@ -7,7 +7,7 @@ import warnings
 import zlib
 
 from mpgluon.errors import DataError
-from mpgluon.tools.serving.photographs import read_photograph
+from mpgluon_tools.serving.photographs import read_photograph
 
 import numpy as np
 import pytest

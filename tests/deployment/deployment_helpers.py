@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpgluon import FloatFormat, round_to
-from mpgluon.blocks import set_value
+from mpgluon.base.blocks import set_value
 
 import mxnet as mx
 import numpy as np

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mpgluon import DataError
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
-from mpgluon.tools.serving import classifier as classifying
-from mpgluon.tools.serving.classifier import Classifier
-from mpgluon.tools.serving.photographs import NotAPhotographError, read_photograph
+from mpgluon_tools.serving import classifier as classifying
+from mpgluon_tools.serving.classifier import Classifier
+from mpgluon_tools.serving.photographs import NotAPhotographError, read_photograph
 
 import mxnet as mx
 import numpy as np

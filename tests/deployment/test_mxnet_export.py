@@ -10,7 +10,7 @@ import sys
 import mpgluon
 from mpgluon import CheckpointError, DataError, PrecisionError
 from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
-from mpgluon.deployment.mxnet_export import operators_for_gpu_only
+from mpgluon_tools.deployment.mxnet_export import operators_for_gpu_only
 
 import mxnet as mx
 import numpy as np

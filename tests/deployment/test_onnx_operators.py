@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mpgluon import PrecisionError
-from mpgluon.deployment.recording import record
 from mpgluon.graph.nodes import VARIABLE
-from mpgluon.tools.onnx.operators import TRANSLATIONS
-from mpgluon.tools.onnx.writer import onnx_model
+from mpgluon_tools.deployment.recording import record
+from mpgluon_tools.onnx.operators import TRANSLATIONS
+from mpgluon_tools.onnx.writer import onnx_model
 
 import mxnet as mx
 import numpy as np

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mpgluon
 from mpgluon import FLOAT16, FLOAT32, PrecisionError, amp
 from mpgluon.deployment import export_mxnet, inference_network
-from mpgluon.deployment.folding import fold
-from mpgluon.deployment.recording import record
 from mpgluon.diagnostics import alignment_report
 from mpgluon.tools.onnx import export_onnx
+from mpgluon_tools.deployment.folding import fold
+from mpgluon_tools.deployment.recording import record
 
 import mxnet as mx
 import numpy as np

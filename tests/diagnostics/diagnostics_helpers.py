@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.diagnostics.observe import Batch
+from mpgluon_tools.diagnostics.observe import Batch
 
 import mxnet as mx
 import numpy as np

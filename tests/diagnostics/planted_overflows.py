@@ -13,7 +13,7 @@ from random import Random
 from typing import Callable, Optional
 
 from mpgluon.cast.block import blocks_of
-from mpgluon.diagnostics.observe import Batch
+from mpgluon_tools.diagnostics.observe import Batch
 
 import mxnet as mx
 import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.diagnostics.alignment import alignment_report
+from mpgluon_tools.diagnostics.alignment import alignment_report
 
 import mxnet as mx
 import pytest

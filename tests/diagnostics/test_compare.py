@@ -7,7 +7,7 @@ import math
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT16, Policy, amp
 from mpgluon.cast.forward import forward_of
-from mpgluon.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
+from mpgluon_tools.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
 
 import mxnet as mx
 import numpy as np

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpgluon import kernels
-from mpgluon.diagnostics.doctor import check_machine, judge_machine, machine
-from mpgluon.diagnostics.doctor.installation import CUDA_WHEELS
-from mpgluon.diagnostics.doctor.machine import Gpu, MachineFacts, MxnetFacts, gather
+from mpgluon.base.processor import parse_cpuinfo
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
-from mpgluon.processor import parse_cpuinfo
+from mpgluon_tools.diagnostics.doctor import check_machine, judge_machine, machine
+from mpgluon_tools.diagnostics.doctor.installation import CUDA_WHEELS
+from mpgluon_tools.diagnostics.doctor.machine import Gpu, MachineFacts, MxnetFacts, gather
 
 import mxnet as mx
 import numpy as np
@@ -372,7 +372,7 @@ def test_without_avx512_bfloat16_is_emulated_as_the_finding_says():
 import mpgluon
 import mxnet as mx
 from mpgluon import amp
-from mpgluon.diagnostics.doctor import check_machine
+from mpgluon_tools.diagnostics.doctor import check_machine
 layer = mx.gluon.nn.Conv2D(8, 3, in_channels=8)
 layer.initialize()
 print(amp.autocast(layer, "bfloat16"))

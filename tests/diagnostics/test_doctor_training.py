@@ -7,8 +7,8 @@ import sys
 import warnings
 
 from mpgluon import Policy, amp, cast_block, restore
-from mpgluon.diagnostics.doctor import check_training
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
+from mpgluon_tools.diagnostics.doctor import check_training
 
 import mxnet as mx
 import numpy as np
@@ -433,7 +433,7 @@ def test_contrib_amp_that_was_initialized_is_found():
     code = """
 import mpgluon
 from mxnet.gluon import nn
-from mpgluon.diagnostics.doctor import check_training
+from mpgluon_tools.diagnostics.doctor import check_training
 net = nn.Dense(2, in_units=3)
 net.initialize()
 from mxnet.contrib import amp

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 
 from mpgluon import BFLOAT16, FLOAT16
-from mpgluon.diagnostics.exponents import ExponentRecorder, batch_exponents, exponent_histogram
+from mpgluon_tools.diagnostics.exponents import (
+    ExponentRecorder,
+    batch_exponents,
+    exponent_histogram,
+)
 
 import mxnet as mx
 import numpy as np

@@ -21,11 +21,11 @@ from mpgluon import (
     TrainerStateError,
     amp,
 )
-from mpgluon.archive import read_archive, write_archive
+from mpgluon.base.archive import read_archive, write_archive
+from mpgluon.base.processor import computing_threads, recorded_threads
 from mpgluon.diagnostics import FlightRecorder, replay
-from mpgluon.processor import computing_threads, recorded_threads
-from mpgluon.tools.recorder.recorded_network import NetworkSettings
-from mpgluon.tools.recorder.recorded_step import RECORDED_STEP, GradientMark, read_step
+from mpgluon_tools.recorder.steps.recorded_network import NetworkSettings
+from mpgluon_tools.recorder.steps.recorded_step import RECORDED_STEP, GradientMark, read_step
 
 import mxnet as mx
 import numpy as np

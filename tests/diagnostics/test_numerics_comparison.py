@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from mpgluon import diagnostics
+from mpgluon.base.processor import computing_threads
 from mpgluon.errors import CheckpointError
-from mpgluon.processor import computing_threads
 
 import mxnet as mx
 import numpy as np

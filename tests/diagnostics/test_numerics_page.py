@@ -11,8 +11,8 @@ import mpgluon
 from mpgluon import amp
 from mpgluon.errors import DataError
 from mpgluon.kernels.statistics import Statistics, statistics_in_numpy
-from mpgluon.tools.numerics import page as numerics_page
-from mpgluon.tools.numerics.files import (
+from mpgluon_tools.recorder.numerics import page as numerics_page
+from mpgluon_tools.recorder.numerics.files import (
     NumericsStep,
     Recording,
     StepLines,
@@ -21,8 +21,8 @@ from mpgluon.tools.numerics.files import (
     read_numerics,
     write_numerics,
 )
-from mpgluon.tools.numerics.page import QUANTITIES, columns_of, histories_of, write_page
-from mpgluon.tools.numerics.recorder import NumericsRecorder
+from mpgluon_tools.recorder.numerics.page import QUANTITIES, columns_of, histories_of, write_page
+from mpgluon_tools.recorder.numerics.recorder import NumericsRecorder
 
 import mxnet as mx
 import numpy as np

@@ -17,8 +17,8 @@ from pathlib import Path
 import mpgluon
 from mpgluon import amp, diagnostics
 from mpgluon.errors import CheckpointError, TrainerStateError
-from mpgluon.tools.numerics import notes
-from mpgluon.tools.numerics.page import write_page
+from mpgluon_tools.recorder.numerics import notes
+from mpgluon_tools.recorder.numerics.page import write_page
 
 import mxnet as mx
 import numpy as np
@@ -459,7 +459,7 @@ def test_without_native_operators_the_numbers_are_the_same(tmp_path):
 
 def test_a_full_disk_is_one_warning(tmp_path, caplog, monkeypatch):
     run = Run()
-    place = "mpgluon.tools.numerics.recorder.write_numerics"
+    place = "mpgluon_tools.recorder.numerics.recorder.write_numerics"
     run.before_step = lambda _, step: step == 3 and monkeypatch.setattr(place, disk_full)
     with caplog.at_level(logging.WARNING):
         run.train(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import amp, diagnostics
-from mpgluon.tools.numerics.trends import Trend, Trends, lines_of, trends_of
+from mpgluon_tools.recorder.numerics.trends import Trend, Trends, lines_of, trends_of
 
 import mxnet as mx
 import numpy as np

@@ -22,7 +22,7 @@ from mpgluon.diagnostics import (
     replay,
     suggest_keep_fp32,
 )
-from mpgluon.diagnostics.observe import observed_batch
+from mpgluon_tools.diagnostics.observe import observed_batch
 
 import mxnet as mx
 import numpy as np
@@ -270,6 +270,6 @@ def test_a_recorded_step_is_replayed_with_the_same_bits_wherever_it_is_read(hybr
 def test_the_command_replays_a_step_of_the_numpy_interface(tmp_path):
     with interface(in_numpy=True) as array:
         path = recorded(array, tmp_path, hybridize=False)
-    code = "from mpgluon.tools.commands import main; import sys; sys.exit(main(sys.argv[1:]))"
+    code = "from mpgluon_tools.commands import main; import sys; sys.exit(main(sys.argv[1:]))"
     process = run_python(code, "replay", path, cwd=Path(__file__).parents[1])  # of interfaces.py
     assert "the same bits in all" in process.stdout, process.stderr

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import mpgluon
-from mpgluon.diagnostics.observe import observed_batch, observing
+from mpgluon_tools.diagnostics.observe import observed_batch, observing
 
 import mxnet as mx
 import numpy as np

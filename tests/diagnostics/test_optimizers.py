@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpgluon.diagnostics.optimizers import optimizer_names, report_on_optimizer
+from mpgluon_tools.diagnostics.optimizers import optimizer_names, report_on_optimizer
 
 import mxnet as mx
 import pytest
@@ -21,7 +21,7 @@ def documented() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def script():
-    return module_from(ROOT / "scripts" / "optimizer_table.py")
+    return module_from(ROOT / "study" / "scripts" / "optimizer_table.py")
 
 
 def kind(cell: str) -> str:

@@ -7,8 +7,8 @@ import math
 
 import mpgluon
 from mpgluon import DynamicLossScale, Policy, TrainerStateError, amp
-from mpgluon.diagnostics.observe import observing
-from mpgluon.diagnostics.overflow import OverflowLocator, locate_overflow
+from mpgluon_tools.diagnostics.observe import observing
+from mpgluon_tools.diagnostics.overflow import OverflowLocator, locate_overflow
 
 import mxnet as mx
 import pytest

@@ -8,7 +8,7 @@ from typing import Callable
 import mpgluon
 from mpgluon import amp
 from mpgluon.diagnostics import FlightRecorder, OverflowLocator, locate_overflow, replay
-from mpgluon.diagnostics.overflow import OverflowReport
+from mpgluon_tools.diagnostics.overflow import OverflowReport
 
 import numpy as np
 import pytest

@@ -6,7 +6,7 @@ import math
 
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT4_E2M1, FLOAT8_E4M3, FLOAT16, DynamicLossScale, amp
-from mpgluon.diagnostics.ranges import range_report
+from mpgluon_tools.diagnostics.ranges import range_report
 
 import mxnet as mx
 import numpy as np

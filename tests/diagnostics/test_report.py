@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import mpgluon
-from mpgluon.tools.report import diagnose
+from mpgluon_tools.report import diagnose
 
 import mxnet as mx
 import pytest

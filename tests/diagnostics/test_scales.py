@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mpgluon import FLOAT16, round_to
-from mpgluon.diagnostics.observe import observed_batch
-from mpgluon.diagnostics.ranges import range_report
-from mpgluon.diagnostics.scales import (
+from mpgluon_tools.diagnostics.observe import observed_batch
+from mpgluon_tools.diagnostics.ranges import range_report
+from mpgluon_tools.diagnostics.scales import (
     LossScales,
     loss_scales,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mpgluon.diagnostics.ranges import range_report
-from mpgluon.diagnostics.scales import LossScales, loss_scales, share_text
-from mpgluon.tools import report
-from mpgluon.tools.report import Page, Section
+from mpgluon_tools import report
+from mpgluon_tools.diagnostics.ranges import range_report
+from mpgluon_tools.diagnostics.scales import LossScales, loss_scales, share_text
+from mpgluon_tools.report import Page, Section
 
 import mxnet as mx
 import pytest

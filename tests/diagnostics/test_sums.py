@@ -5,9 +5,9 @@ from __future__ import annotations
 import mpgluon
 from mpgluon import amp
 from mpgluon.cast.forward import forward_of
-from mpgluon.diagnostics.compare import compare_with_fp32
-from mpgluon.diagnostics.sums import Change, SumsReport
 from mpgluon.formats.tensor_core import TensorCoreSums
+from mpgluon_tools.diagnostics.compare import compare_with_fp32
+from mpgluon_tools.diagnostics.sums import Change, SumsReport
 
 import numpy as np
 import pytest

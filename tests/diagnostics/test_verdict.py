@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpgluon import BFLOAT16, FLOAT16, amp
-from mpgluon.diagnostics.compare import Suggestion, suggest_keep_fp32
-from mpgluon.diagnostics.ranges import range_report
-from mpgluon.diagnostics.reference import input_error
-from mpgluon.diagnostics.scales import loss_scales
-from mpgluon.tools.verdict import HEADROOM, judge, path_of
+from mpgluon_tools.diagnostics.compare import Suggestion, suggest_keep_fp32
+from mpgluon_tools.diagnostics.ranges import range_report
+from mpgluon_tools.diagnostics.reference import input_error
+from mpgluon_tools.diagnostics.scales import loss_scales
+from mpgluon_tools.report.verdict import HEADROOM, judge, path_of
 
 import mxnet as mx
 import numpy as np

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from mpgluon import amp, cast_block
-from mpgluon.blocks import interface, set_value
+from mpgluon.base.blocks import interface, set_value
 from mpgluon.distributed import (
     DistributedError,
     MpiKVStore,

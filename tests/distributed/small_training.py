@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 
 import mpgluon
 from mpgluon import DynamicLossScale, NoLossScale, amp
-from mpgluon.blocks import interface, put_into_numpy
+from mpgluon.base.blocks import interface, put_into_numpy
 
 import mxnet as mx
 import numpy as np

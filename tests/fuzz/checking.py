@@ -103,6 +103,9 @@ def check(workers: Workers, program: Program, case: Case) -> Failure | None:
                 text = arrays["error"]
                 if "PrecisionError" in text and "gave one operator float16 and FP32" in text:
                     return Failure("", f"{name}: refused", is_mxnets_own=True)
+                if "control dep not found" in text and program.most_uses >= _IN_PLACE:
+                    why = "MXNet fails at a value with many consumers"
+                    return Failure("", f"{name}: {why}", is_mxnets_own=True)
                 if "Check failed: !is_view" in text:  # so does plain FP32 without the other layers
                     why = "MXNet fails in BatchNorm of concatenated columns"
                     return Failure("", f"{name}: {why}", is_mxnets_own=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contestant import Contestant
-from benchmarks.machine import file_stem
-from benchmarks.race import Case, Conditions, race
-from benchmarks.record import begin_record, read_record, write_record
+from study.benchmarks.contestant import Contestant
+from study.benchmarks.machine import file_stem
+from study.benchmarks.race import Case, Conditions, race
+from study.benchmarks.record import begin_record, read_record, write_record
 
 pytestmark = pytest.mark.gpu
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "study" / "results"
 FACTORY = f"{Path(__file__).with_name('gpu_contestants.py')}:training"
 NETWORK = {"model": "resnet50_v1", "batch_size": 32, "image_size": 224}
 NAMES = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpgluon.tools.onnx import ServingMetadata, read_metadata
-from mpgluon.tools.serving import page
+from mpgluon_tools.serving import page
 
 import mxnet as mx
 import pytest

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpgluon.processor import have_hyperthreads, usable_cores
-from mpgluon.tools.recorder.recorded_step import read_step
+from mpgluon.base.processor import have_hyperthreads, usable_cores
+from mpgluon_tools.recorder.steps.recorded_step import read_step
 
 import pytest
 

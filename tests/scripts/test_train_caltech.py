@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from mpgluon.processor import have_hyperthreads, usable_cores
+from mpgluon.base.processor import have_hyperthreads, usable_cores
 
 import pytest
 from helpers import module_from

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Optional
 
 import mpgluon
 from mpgluon import amp
-from mpgluon.tools.commands import COMMANDS
 from mpgluon.tools.onnx import ServingMetadata, export_onnx
+from mpgluon_tools.commands import COMMANDS
 
 import mxnet as mx
 import numpy as np

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mpgluon
 from mpgluon.graph import operators
-from mpgluon.tools.commands import COMMANDS
+from mpgluon_tools.commands import COMMANDS
 
 import pytest
 import yaml
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
 import lessons  # noqa: E402
 import nbformat  # noqa: E402
 import reference  # noqa: E402
-from parsers import SCRIPTS, parser_of  # noqa: E402
+from parsers import parser_of  # noqa: E402
 
 PUBLIC = re.findall(
     r'^    "((?:mpgluon|recipes)[\w.]*)",$', (ROOT / "docs" / "conf.py").read_text("utf-8"), re.M
@@ -53,18 +53,19 @@ def test_what_the_pages_and_lessons_import_is_in_the_reference():
     assert sorted(imported - set(PUBLIC) - INTERNAL) == []
 
 
-IMPORT = r"^from ((?:mpgluon|recipes|benchmarks)[\w.]*) import"
+IMPORT = r"^from ((?:mpgluon|recipes|study)[\w.]*) import"
 # Some lessons look into these, which are not promised to users.
 INTERNAL = {
     "mpgluon.graph.description",
     "mpgluon.tools",
     "recipes.data.augment",
     "recipes.data.shapes",
-    "mpgluon.tools.timing",
+    "mpgluon_tools.timing",
 }
 
 
-EVERY = [*(path.stem for path in SCRIPTS.glob("*.py")), *(f"mpgluon {one}" for one in COMMANDS)]
+SCRIPTS = [*ROOT.glob("scripts/*.py"), *ROOT.glob("study/scripts/*.py")]
+EVERY = [*(path.stem for path in SCRIPTS), *(f"mpgluon {one}" for one in COMMANDS)]
 
 
 @pytest.mark.parametrize("script", sorted(EVERY))

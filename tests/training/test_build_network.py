@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpgluon import CheckpointError
-from mpgluon.blocks import blocks_of
+from mpgluon.base.blocks import blocks_of
 
 import mxnet as mx
 import numpy as np

@@ -7,7 +7,7 @@ import math
 import os
 
 from mpgluon import CheckpointError, DataError, PrecisionError
-from mpgluon.archive import read_archive
+from mpgluon.base.archive import read_archive
 
 import mxnet as mx
 import numpy as np

@@ -6,7 +6,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from mpgluon.tools.numerics.files import read_numerics
+from mpgluon_tools.recorder.numerics.files import read_numerics
 
 import numpy as np
 import pytest

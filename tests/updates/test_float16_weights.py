@@ -8,8 +8,8 @@ from pathlib import Path
 
 import mpgluon
 from mpgluon import PrecisionError, amp
-from mpgluon.diagnostics.optimizers import optimizer_names
 from mpgluon.updates.weight_findings import obstacle_without_masters
+from mpgluon_tools.diagnostics.optimizers import optimizer_names
 
 import mxnet as mx
 import numpy as np

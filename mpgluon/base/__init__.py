@@ -1,0 +1,1 @@
+"""Helpers of every floor: names of blocks, files, findings, the machine."""

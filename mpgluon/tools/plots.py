@@ -1,0 +1,6 @@
+"""Plots of what a training records."""
+
+import mpgluon_tools.plots as _home
+from mpgluon_tools.plots import *  # noqa: F403
+
+__all__ = _home.__all__

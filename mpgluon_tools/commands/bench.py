@@ -1,0 +1,201 @@
+"""Time a training step in FP32, FP16 and BF16, and measure its memory.
+
+    mpgluon bench mymodule:make_net --image-size 32 --batch-size 64
+    mpgluon bench resnet50_v2 --image-size 64
+
+The formats take turns, round by round, so that a busy machine slows all of them alike; still, let
+nothing else run. Memory is the peak of a process of its own for each format, on Linux and a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Optional
+
+from mpgluon_tools.commands import Door
+from mpgluon_tools.commands.arguments import (
+    add_classes,
+    add_image_size,
+    add_input_shape,
+    add_network,
+    positive,
+    width,
+)
+from mpgluon_tools.progress import progress_line
+
+__all__ = ["EPILOG", "add_arguments", "run"]
+
+EPILOG = ""
+_STATUS = Path("/proc/self/status")
+_POLICIES = {"float32": "float32", "float16": "float16", "bfloat16": "mixed_bfloat16"}
+_NAMES = {"float32": "float32", "float16": "float16, cast", "bfloat16": "bfloat16, autocast"}
+_MEMORY_STEPS = 3
+_BUSY = 0.5  # of the cores, by the load average of a minute
+
+
+def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
+    """Add the options of the command."""
+    add_network(parser, door, returns=" or (network, batch)")
+    add_classes(parser)
+    add_image_size(parser)
+    add_input_shape(parser, "in place of --image-size and --batch-size")
+    parser.add_argument("--batch-size", type=positive, default=8, help="(default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or gpu:0 (default: %(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        default=15,
+        help="steps of each format, after two that are not timed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=60,
+        help="after which no further round begins (default: %(default)s)",
+    )
+    parser.add_argument("--no-memory", action="store_true", help="measure times only")
+    parser.add_argument("--memory-of", choices=_POLICIES, help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace, door: Door) -> int:
+    """Time and measure, and print a table."""
+    load = os.getloadavg()[0]  # of the minute before this command
+    door.import_all_of_mpgluon()
+    from mpgluon_tools.tables import Table, counted
+    from mpgluon_tools.timing import interleave, quartiles, ratios
+
+    if options.memory_of:
+        _training_step(options, door, options.memory_of)
+        print(f"{_peak_mib() or 0:.0f}")
+        return 0
+    with progress_line() as show:
+        steps: dict[str, Callable[[], int]] = {}
+        for dtype in _POLICIES:
+            show(f"the network in {dtype}")
+            steps[dtype] = _training_step(options, door, dtype, warm_up=1)
+        seconds = interleave(
+            steps, rounds=options.rounds, limit_s=options.seconds, warm_up=1, progress=show
+        )
+        peaks = {}
+        if not options.no_memory and options.device == "cpu" and _peak_mib() is not None:
+            for dtype in steps:
+                show(f"memory of a step in {dtype}, in a process of its own")
+                peaks[dtype] = _peak_of_process(options, dtype)
+    samples = steps["float32"]()
+    rows = []
+    for dtype, times in seconds.items():
+        lower, median, upper = quartiles(times)
+        speedup = quartiles(ratios(seconds["float32"], times)).median
+        rows.append(
+            (
+                _NAMES[dtype],
+                f"{1e3 * median:.1f}",
+                f"{1e3 * lower:.1f} to {1e3 * upper:.1f}",
+                f"{speedup:.2f}",
+                f"{samples / median:.1f}",
+                peaks.get(dtype, "-"),
+            )
+        )
+    headings = ("format", "ms, median", "quartiles", "speedup", "samples/s", "peak MiB")
+    rounds = counted(len(seconds["float32"]), "round")
+    print(f"{options.network}: a training step with a batch of {samples}, {rounds} in turn\n")
+    print(Table(headings, rows).fitted(width()))
+    print(_conditions(load))
+    return 0
+
+
+def _training_step(
+    options: argparse.Namespace, door: Door, dtype: str, *, warm_up: int = _MEMORY_STEPS
+) -> Callable[[], int]:
+    """Return a function that trains one step and returns the batch size; it was called a few times.
+
+    The weights and the batch are the same in each format.
+    """
+    import mpgluon
+    from mpgluon import amp
+    from mpgluon_tools.commands.networks import batch_of, one_device, open_network
+
+    import mxnet as mx
+    import numpy as np
+    from mxnet import autograd
+
+    device = one_device(options.device)
+    mx.random.seed(0)
+    np.random.seed(0)
+    opened = open_network(options, door, device)
+    net, (batch, _) = opened.net, batch_of(opened, options, device)
+    net(*batch.arguments)  # which completes shapes
+    optimizer = {"learning_rate": 1e-4, "momentum": 0.9}
+    trainer = mpgluon.prepare(net, _POLICIES[dtype], "sgd", optimizer)
+    net.hybridize(static_alloc=True, static_shape=True)
+    samples = len(batch.arguments[0])
+
+    def step() -> int:
+        with autograd.record():
+            loss = batch.loss_fn(net(*batch.arguments), batch.labels)
+            with amp.scale_loss(loss, trainer) as scaled_loss:
+                autograd.backward(scaled_loss)
+        trainer.step(samples)
+        mx.nd.waitall()
+        return samples
+
+    for _ in range(warm_up):
+        step()
+    return step
+
+
+def _peak_mib() -> Optional[float]:
+    """Return the largest resident memory of this process so far; None where Linux does not say."""
+    if not _STATUS.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) / 2**10  # from KiB
+
+
+def _peak_of_process(options: argparse.Namespace, dtype: str) -> str:
+    """Return the peak of a process that trains a few steps, interpreter and libraries included."""
+    shapes = [f"--input-shape={','.join(map(str, one))}" for one in options.input_shape or ()]
+    numbers = [
+        f"--{name.replace('_', '-')}={getattr(options, name)}"
+        for name in ("classes", "image_size", "batch_size")
+    ]
+    command = [sys.executable, "-W", "ignore", "-m", "mpgluon_command", "bench", options.network]
+    done = subprocess.run(
+        [*command, *shapes, *numbers, f"--memory-of={dtype}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        print(f"the memory of {dtype} could not be measured: {said[0]}", file=sys.stderr)
+        return "-"
+    return done.stdout.split()[-1]
+
+
+def _conditions(load: float) -> str:
+    """Return what the times depend on."""
+    from mpgluon.base.processor import processor, usable_cores
+    from mpgluon.kernels.bfloat16 import bfloat16_products
+    from mpgluon_tools.tables import counted
+
+    native = "natively" if bfloat16_products() == "native" else "emulated"
+    cores = usable_cores()
+    lines = [
+        f"{counted(cores, 'core')} of {processor()[0] or 'this processor'}; "
+        f"on a CPU, bfloat16 is computed {native} here"
+    ]
+    if load > _BUSY * cores:
+        lines.append(
+            f"The machine was busy: a load of {load:.1f} in the minute before. Repeat this on an "
+            "idle one."
+        )
+    else:
+        lines.append("Times hold for an idle machine: compare them only if nothing else ran.")
+    return "\n" + "\n".join(lines)

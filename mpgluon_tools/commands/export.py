@@ -1,0 +1,113 @@
+"""Write a network as an ONNX file that onnxruntime serves without MXNet.
+
+    mpgluon export mymodule:make_net --image-size 64 --class-names names.txt --output net.onnx
+    mpgluon export resnet50_v1b --parameters resnet50.params --dtype float16
+    mpgluon export mymodule:make_regression --input-shape 1,35
+
+The metadata of an image classifier's file names the categories and says how a photograph becomes
+the network's input: --mean, --std and --crop, else ImageNet's. The batch may have any size.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpgluon_tools.commands import Door
+from mpgluon_tools.commands.arguments import (
+    add_input_shape,
+    add_network,
+    add_preprocessing,
+    add_zoo_network,
+    refuse_given,
+)
+from mpgluon_tools.progress import progress_line
+
+if TYPE_CHECKING:
+    from mpgluon_tools.commands.networks import OpenedNetwork
+
+    import mxnet as mx
+
+__all__ = ["EPILOG", "add_arguments", "run"]
+
+EPILOG = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
+    """Add the options of the command."""
+    add_network(parser, door)
+    add_zoo_network(parser)
+    add_preprocessing(parser)
+    add_input_shape(parser, "the file has no metadata of images then")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float16"], default="float32", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", default="network.onnx", help="(default: %(default)s)"
+    )
+
+
+def run(options: argparse.Namespace, door: Door) -> int:
+    """Write the file, and compare it with the network."""
+    door.import_all_of_mpgluon()
+    from mpgluon_tools.commands.networks import example_batch, open_network
+    from mpgluon_tools.onnx import ServingMetadata, export_onnx
+
+    import mxnet as mx
+
+    shapes = options.input_shape
+    if shapes:
+        of_images = ("image_size", "class_names", "mean", "std", "crop")
+        refuse_given(options, of_images, "--input-shape is not of images")
+    with progress_line(3) as show:
+        show("the network")
+        opened = open_network(options, door, mx.cpu(), all_values=True)
+        size = opened.image_size or options.image_size
+        metadata = ServingMetadata(opened.name, size, opened.classes, **opened.preprocessing)
+        mx.random.seed(0)
+        advice = "Give --input-shape, once for each input"
+        inputs = shapes or [(8, 3, size, size)]
+        batch, _ = example_batch(opened.net, inputs, mx.cpu(), advice=advice)
+        show("writing the file")
+        if shapes:
+            path = export_onnx(opened.net, options.output, input_shapes=shapes, dtype=options.dtype)
+        else:
+            path = export_onnx(opened.net, options.output, metadata, dtype=options.dtype)
+        show("comparing it with the network")
+        compared = _compared(opened, path, batch.arguments, of_images=not shapes)
+    print("\n".join(opened.about if shapes else [*opened.about, metadata.preprocessing]))
+    print(f"{path}: {options.dtype}, {path.stat().st_size / 2**20:.1f} MiB")
+    print(compared)
+    return 0
+
+
+def _compared(
+    opened: OpenedNetwork, path: Path, inputs: Sequence[mx.nd.NDArray], *, of_images: bool
+) -> str:
+    """Compare the file with the network, if onnxruntime is installed; return the result."""
+    from mpgluon.cast.arrays import arrays_in
+    from mpgluon_tools.deployment import agreement
+
+    import numpy as np
+
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+    except ImportError:
+        return (
+            "not compared with the network: onnxruntime is not installed; "
+            'pip install "mpgluon[onnx]"'
+        )
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    expected = [one.asnumpy() for one in arrays_in(opened.net(*inputs))]
+    results: list[Any] = session.run(None, dict(zip(names, (one.asnumpy() for one in inputs))))
+    said = "onnxruntime against MXNet in FP32, on noise: "
+    if of_images and len(results) == 1 and results[0].ndim == 2 and results[0].shape[1] > 1:
+        return said + str(agreement(lambda _: expected[0], lambda _: results[0], [inputs[0]]))
+    errors = [
+        float(np.abs(one - other).max() / max(np.abs(other).max(), np.finfo(np.float32).tiny))
+        for one, other in zip(results, expected)
+    ]
+    return said + f"largest relative error of a result {max(errors):.2g}"

@@ -1,0 +1,60 @@
+"""Run a training step again that was skipped: where it overflowed, and what would have saved it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+
+from mpgluon.base.processor import recorded_threads, unasked_threads, usable_cores
+from mpgluon_tools.commands import Door
+from mpgluon_tools.commands.arguments import width
+from mpgluon_tools.progress import progress_line
+
+__all__ = ["EPILOG", "add_arguments", "run"]
+
+EPILOG = "Exit status: 0 if the gradients have the recorded bits, 1 if not, 2 for an error.\n"
+
+
+def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
+    """Add the options of the command."""
+    parser.add_argument(
+        "file",
+        help="of mpgluon.diagnostics.FlightRecorder or train_caltech.py --record-overflows; the "
+        "function that it names as its network is imported and called",
+    )
+    parser.add_argument(
+        "--network",
+        metavar="NAME",
+        help="module:function or like resnet18_v1(classes=10), instead of the one that it names",
+    )
+    parser.add_argument(
+        "--loss",
+        metavar="NAME",
+        help="module:function or a loss of mxnet.gluon.loss, instead of the one that it names",
+    )
+    parser.add_argument("--no-cures", action="store_true", help="do not try what would have helped")
+
+
+def run(options: argparse.Namespace, door: Door) -> int:
+    """Run the step again, and print what was found; return 1 if gradients have other bits."""
+    from mpgluon.base.archive import RECORDED_STEP, read_archive
+
+    header, _ = read_archive(Path(options.file), only_header=True, kind=RECORDED_STEP)
+    threads = recorded_threads(header) or unasked_threads(usable_cores(), platform.machine())
+    if "mxnet" not in sys.modules:  # which reads it at its import
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    door.import_all_of_mpgluon()
+    from mpgluon_tools.diagnostics import replay
+
+    sys.path.insert(0, "")  # modules of the current folder, as with python -m
+    with progress_line() as show:
+        tried = "" if options.no_cures else ", and with up to 25 cures"
+        show(f"running the step again{tried}")
+        result = replay(
+            options.file, options.network, loss_fn=options.loss, cures=not options.no_cures
+        )
+    print(result.text(width()))
+    return int(not result.same_bits)

@@ -1,0 +1,188 @@
+"""The gradients of each layer at any loss scale: the numbers behind the page's slider.
+
+Multiplying by a power of two moves a histogram of exponents and does nothing else, so one batch
+that was run once answers for every loss scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from mpgluon.cast.block import NORMALIZATION_LAYERS, blocks_of
+from mpgluon.formats.float_format import FLOAT16, FloatFormat
+from mpgluon_tools.diagnostics.exponents import EMPTY, ExponentHistogram
+from mpgluon_tools.diagnostics.ranges import RangeReport
+from mpgluon_tools.tables import Result, Table, percent
+
+import numpy as np
+from mxnet import gluon
+
+__all__ = [
+    "LOST_LIMIT",
+    "LayerGradient",
+    "LossScales",
+    "loss_scales",
+    "owners_of",
+    "scale_text",
+    "share_text",
+]
+
+LOST_LIMIT = 0.01
+"""The share of a layer's nonzero gradients that may be lost.
+
+Micikevicius et al., "Mixed Precision Training", ICLR 2018, 3.1, saw accuracy suffer where 5 % of
+the weight gradients were too small for float16; this is a fifth of that. Where nothing overflows,
+the numbers that are lost are the layer's smallest ones.
+"""
+
+_SLIDER_POWERS = (-10, 24)  # 2^24 is the max_scale of DynamicLossScale; sums over pixels need < 1
+
+
+@dataclass(frozen=True)
+class LayerGradient:
+    """The gradients of one layer.
+
+    Attributes
+    ----------
+    block : gluon.Block
+    what : {"parameters", "output"}
+        The gradients of its own parameters taken together, or that of its result.
+    exponents : ExponentHistogram
+        Without a loss scale.
+    """
+
+    block: gluon.Block
+    what: str
+    exponents: ExponentHistogram
+
+
+@dataclass(frozen=True)
+class LossScales(Result):
+    """The gradients that float16 has to hold, layer by layer, and the recommended loss scale.
+
+    Attributes
+    ----------
+    gradients : sequence of LayerGradient
+        In the order of the network. Parameters of normalization layers are not among them: they
+        and their gradients are FP32 under every policy.
+    scale : float
+        The recommended loss scale, a power of two.
+    fmt : FloatFormat
+    """
+
+    gradients: Sequence[LayerGradient]
+    scale: float
+    fmt: FloatFormat
+
+    @property
+    def power(self) -> int:
+        """The base-2 logarithm of the recommended scale."""
+        return round(math.log2(self.scale))
+
+    @property
+    def powers(self) -> tuple[int, int]:
+        """The ends of the slider, as base-2 logarithms."""
+        return min(_SLIDER_POWERS[0], self.power), max(_SLIDER_POWERS[1], self.power)
+
+    def shares(self, scale: float) -> list[dict[str, float]]:
+        """Return the shares of each gradient's nonzero numbers in each part of the format's range.
+
+        As :meth:`mpgluon_tools.diagnostics.exponents.ExponentHistogram.shares` counts them.
+        """
+        return [one.exponents.times(scale).shares(self.fmt) for one in self.gradients]
+
+    def worst(self, scale: float, count: int) -> list[tuple[LayerGradient, dict[str, float]]]:
+        """Return the gradients that overflow most at a scale, then those that lose most."""
+
+        def badness(pair: tuple[LayerGradient, dict[str, float]]) -> tuple[float, ...]:
+            return tuple(pair[1][part] for part in ("overflow", "lost", "subnormal"))
+
+        pairs = list(zip(self.gradients, self.shares(scale)))
+        return sorted(pairs, key=badness, reverse=True)[:count]
+
+    def summary(self, scale: float) -> str:
+        """Return how many gradients overflow at a scale, and how many lose much."""
+        shares = self.shares(scale)
+        overflowing = sum(one["overflow"] > 0 for one in shares)
+        losing = sum(one["lost"] > LOST_LIMIT for one in shares)
+        return (
+            f"At a loss scale of {scale_text(scale)}, {overflowing} of {len(shares)} gradients "
+            f"overflow in part, and {losing} lose more than {LOST_LIMIT:.0%} of their numbers."
+        ).replace("%", " %")
+
+    def table(self, scale: Optional[float] = None, count: int = 10) -> Table:
+        """Return the gradients with the largest losses at a scale, by default the recommended."""
+        rows = [
+            (one.block.name, one.what, *(share_text(shares[part]) for part in _PARTS))
+            for one, shares in self.worst(self.scale if scale is None else scale, count)
+        ]
+        return Table(("layer", "gradient of", *_PARTS), rows)
+
+    def data(self) -> dict[str, Any]:
+        """Return what the page's script computes with; histograms without their empty ends."""
+        exponents = EMPTY.exponents
+        subnormal = round(math.log2(self.fmt.smallest_subnormal))
+        layers = []
+        for one in self.gradients:
+            used = np.flatnonzero(one.exponents.counts)
+            first, end = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
+            layers.append(
+                {
+                    "name": one.block.name,
+                    "what": one.what,
+                    "first": int(exponents[first]),
+                    "counts": one.exponents.counts[first:end].tolist(),
+                    "notFinite": one.exponents.not_finite,
+                }
+            )
+        return {
+            "layers": layers,
+            "edges": [subnormal, self.fmt.min_exponent, self.fmt.max_exponent + 1],
+            "smallest": int(exponents[0]),
+            "power": self.power,
+            "lostLimit": LOST_LIMIT,
+        }
+
+
+_PARTS = ("lost", "subnormal", "overflow")
+
+
+def loss_scales(
+    net: gluon.Block, report: RangeReport, scale: float, fmt: FloatFormat = FLOAT16
+) -> LossScales:
+    """Gather the gradients of a network's range report by layer; ``scale`` is to be recommended."""
+    blocks = {block.name: block for block in blocks_of(net)}
+    owners = owners_of(net)
+    histograms: dict[tuple[gluon.Block, str], ExponentHistogram] = {}
+    for array in report.arrays:
+        if array.kind == "gradient" and not isinstance(owners[array.name], NORMALIZATION_LAYERS):
+            key = (owners[array.name], "parameters")
+        elif array.kind == "output gradient":
+            key = (blocks[array.name], "output")
+        else:
+            continue
+        histograms[key] = histograms.get(key, EMPTY) + array.exponents
+    places = {block: place for place, block in enumerate(blocks.values())}
+    keys = sorted(histograms, key=lambda key: (places[key[0]], key[1]))
+    return LossScales([LayerGradient(*key, histograms[key]) for key in keys], scale, fmt)
+
+
+def owners_of(net: gluon.Block) -> dict[str, gluon.Block]:
+    """Return the block of each parameter by name; of a shared one, the first in the network."""
+    blocks = reversed(list(blocks_of(net)))
+    return {p.name: block for block in blocks for p in block._reg_params.values()}
+
+
+def share_text(share: float) -> str:
+    """Return a share in percent that is only "0 %" if nothing is."""
+    if share == 0:
+        return "0 %"
+    return "<0.01 %" if share < 0.00005 else percent(share)
+
+
+def scale_text(scale: float) -> str:
+    """Return a power of two with all its digits up to 2^53."""
+    return f"{scale:.16g}"

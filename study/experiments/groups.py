@@ -1,0 +1,46 @@
+"""The groups of experiments, which results.md.jinja and readme.md.jinja in this folder show."""
+
+from __future__ import annotations
+
+from study.experiments import (
+    ablations,
+    batch_doubling,
+    bfloat16_weights,
+    caltech101,
+    cifar10,
+    eight_bits,
+    engines,
+    exponents,
+    fine_tuning,
+    growing_resolution,
+    imagenet_weights,
+    parity,
+    recurrent,
+    sequences,
+    step_times,
+    tensor_core_sums,
+    two_losses,
+)
+from study.experiments.experiment import Group
+
+__all__ = ["GROUPS"]
+
+GROUPS: tuple[Group, ...] = (
+    imagenet_weights.GROUP,
+    engines.GROUP,
+    cifar10.GROUP,
+    exponents.GROUP,
+    caltech101.GROUP,
+    fine_tuning.GROUP,
+    parity.GROUP,
+    bfloat16_weights.GROUP,
+    eight_bits.GROUP,
+    tensor_core_sums.GROUP,
+    ablations.GROUP,
+    recurrent.GROUP,
+    sequences.GROUP,
+    two_losses.GROUP,
+    growing_resolution.GROUP,
+    batch_doubling.GROUP,
+    step_times.GROUP,
+)

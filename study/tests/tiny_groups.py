@@ -1,0 +1,49 @@
+"""Experiments that take no time, for the tests of the script and of this folder's templates."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+from study.experiments.experiment import Experiment, Group, Outcome, Place
+
+
+def threads(place: Place) -> Outcome:
+    """Find the number of threads, and count in the work folder how often it was run there."""
+    count = place.work_dir / "count"
+    count.write_text(str(1 + int(count.read_text() if count.exists() else 0)))
+    return Outcome(
+        {"threads": int(os.environ["OMP_NUM_THREADS"]), "runs here": int(count.read_text())},
+        {"curve": [1, 0.1, None]},
+        {"clock": time.time()},
+    )
+
+
+def differs(_: Place) -> Outcome:
+    return Outcome({}, {"curve": [0, secrets.token_hex()]})
+
+
+def fails(_: Place) -> Outcome:
+    raise ValueError("it went wrong")
+
+
+def photographs(place: Place) -> Outcome:
+    return Outcome({"folder": Path(place.data_dir).name})
+
+
+EXPERIMENTS = [
+    Experiment("tiny/threads", {"size": 1, "pair": (1, 2)}, threads),
+    Experiment("tiny/fails", {}, fails),
+    Experiment("other/differs", {}, differs),
+    Experiment("other/photographs", {}, photographs, needs_photographs=True, categories=101),
+]
+
+
+def group(name: str) -> Group:
+    members = [one for one in EXPERIMENTS if one.name.startswith(f"{name}/")]
+    return Group(name, members, dict, {name: lambda figure, _: figure.add_subplot()})
+
+
+GROUPS = (group("tiny"), group("other"))

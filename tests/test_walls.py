@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -240,3 +241,81 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
         assert all(getattr(face, name) is getattr(home, name) for name in home.__all__)
     with pytest.raises(AttributeError, match=r"deployment' has no attribute 'classify'"):
         deployment.classify  # noqa: B018
+
+
+# ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
+
+LINES = {
+    "mpgluon": 18_200,
+    "mpgluon_tools": 14_200,
+    "recipes": 5_100,
+    "study": 16_600,
+    "scripts": 1_200,
+    "tests": 51_200,
+}
+LINES_LOADED = 11_300
+LONGEST_BODY = 60  # lines of a function, without its docstring
+LONG_BODIES = 4
+FILES_OF_SCRIPTS = 7
+
+
+def lines_of(folder: str) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in ROOT.glob(f"{folder}/**/*.py"))
+
+
+@pytest.mark.parametrize("folder", LINES)
+def test_a_folder_has_no_more_lines_than_its_ratchet(folder):
+    assert lines_of(folder) <= LINES[folder]
+
+
+@pytest.mark.multiprocess
+def test_the_import_loads_no_more_lines_than_its_ratchet():
+    files = run("""
+import sys
+import mpgluon
+print("\\n".join(m.__file__ for name, m in sys.modules.items() if name.startswith("mpgluon")))
+""").splitlines()
+    assert sum(len(Path(file).read_text("utf-8").splitlines()) for file in files) <= LINES_LOADED
+
+
+def body_lines(function: ast.FunctionDef) -> int:
+    first = (
+        function.body[1:] if ast.get_docstring(function) and function.body[1:] else function.body
+    )
+    return first[-1].end_lineno - first[0].lineno + 1
+
+
+def test_no_more_bodies_are_long():
+    functions = [
+        (f"{path.name}: {node.name}", body_lines(node))
+        for path in [*LIBRARY, *TOOLS, *RECIPES]
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    assert len([name for name, lines in functions if lines > LONGEST_BODY]) <= LONG_BODIES
+
+
+def modules_used(path: Path, names: set[str]) -> set[str]:
+    """Return the modules that a file names, anywhere: in functions, for types, in strings."""
+    tree = ast.parse(path.read_text("utf-8"))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    used = imported_names(path) | {text for text in texts if isinstance(text, str)}
+    return {name if name in names else name.rpartition(".")[0] for name in used} & names
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = {module_name(path): path for path in {*LIBRARY, *TOOLS} - {*FACES, *DOORS}}
+    # A module's own package, which Python imports first, is no use of it.
+    uses = {
+        name: {one for one in modules_used(path, set(modules)) if not name.startswith(f"{one}.")}
+        for name, path in modules.items()
+    }
+    TopologicalSorter(uses).prepare()  # which names the circle that it finds
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_what_a_user_calls_is_in_few_scripts():
+    assert len(list(ROOT.glob("scripts/*.py"))) <= FILES_OF_SCRIPTS

@@ -1,11 +1,11 @@
 """Time libraries and formats side by side: in turn, each in a process of its own.
 
-    python study/scripts/benchmark.py all --output results       # what `make benchmark` does
+    python study/scripts/benchmark.py all --output study/results      # the target `benchmark`
     python study/scripts/benchmark.py training inference --model resnet18_v1
-    python study/scripts/benchmark.py scale --output results     # time and memory against size
-    python study/scripts/benchmark.py zoo --output results       # many networks in float16
-    python study/scripts/benchmark.py memory --memory-limit 8GiB # the largest batch that fits, too
-    python study/scripts/benchmark.py tuning --output results    # one measure on top of the other
+    python study/scripts/benchmark.py scale --output study/results    # time, memory against size
+    python study/scripts/benchmark.py zoo --output study/results      # networks in float16
+    python study/scripts/benchmark.py memory --memory-limit 8GiB      # the largest batch too
+    python study/scripts/benchmark.py tuning --output study/results   # measures on top of others
 
 "all" takes about a quarter of an hour on two cores with all peers. The others are run by name, one
 at a time, and have records of their own (zoo takes about 25 minutes).

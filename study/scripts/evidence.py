@@ -1,7 +1,7 @@
 """Run the experiments behind docs/results.md, and write its pages from their records.
 
     python study/scripts/evidence.py list
-    python study/scripts/evidence.py run --data-dir data            # what `make evidence` does
+    python study/scripts/evidence.py run --data-dir data            # the target `evidence`
     python study/scripts/evidence.py run parity/resnet50_v2/float16 # all below a name
     python study/scripts/evidence.py repeat                         # one, by chance, from scratch
     python study/scripts/evidence.py document                       # docs/results*.md, README

@@ -16,14 +16,19 @@ import mpgluon  # noqa: F401 - before any test module imports MXNet, which newer
 import numpy as np
 import pytest
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+SHARED = Path(__file__).resolve().parents[1] / "shared"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run be limited to some variants of each test."""
+    parser.addoption("--cases", type=int, metavar="N", help="of each test at most N variants")
 
 
 @pytest.hookimpl(tryfirst=True)  # before those of `-m` are chosen
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the variants of a test with ``sampled(n)`` as left out, except every n-th.
 
-    Which ones follows from their names alone, in no pattern.
+    Which ones follows from their names alone, in no pattern; so do those of ``--cases N``.
     """
     variants = defaultdict(list)
     for item in items:
@@ -34,6 +39,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         found.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         for item in found[math.ceil(len(found) / share) :]:
             item.add_marker(pytest.mark.left_out)
+    if config.option.cases is not None:
+        kept = _first_variants(items, config.option.cases)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def _first_variants(items: list[pytest.Item], number: int) -> set[pytest.Item]:
+    """Return at most so many variants of each test."""
+    chosen = defaultdict(list)
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        chosen[item.function].append(item)
+    return {item for found in chosen.values() for item in found[:number]}
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,143 @@
+"""What a change asks to be run: folders of tests, or targets of the Makefile.
+
+    python .ci/touched.py tests      # tests of what differs from the base, uncommitted changes too
+    python .ci/touched.py targets    # what .ci/run adds to what it always runs
+
+The base is BASE of the environment, or where the branch left origin/main; on main itself,
+six hours before the last commit. For a file that no row knows, everything is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EVERYTHING = "everything"
+_SECONDS = 6 * 60 * 60
+
+# The beginning of a path, the tests of what is there, and the targets that see it too. The first
+# row that fits counts. "slow" stands for the slow tests of the same folders.
+ROWS = (
+    ("mpgluon/kernels/", "tests/kernels tests/test_kernels.py tests/graph", "slow docs-look"),
+    ("mpgluon/formats/", "tests/formats", "slow docs-look"),
+    ("mpgluon/graph/", "tests/graph tests/cast", "slow docs-look"),
+    ("mpgluon/cast/", "tests/cast", "slow docs-look"),
+    ("mpgluon/updates/", "tests/updates", "slow docs-look"),
+    ("mpgluon/checkpoint/", "tests/test_checkpoint.py tests/test_checkpoint_average.py "
+     "tests/test_edited_checkpoints.py", "slow docs-look"),
+    ("mpgluon/distributed/", "tests/distributed", "slow docs-look"),
+    ("mpgluon/base/", "tests/test_files.py tests/test_devices.py tests/test_cuda_libraries.py",
+     "slow docs-look"),
+    ("mpgluon/", "tests/amp tests/test_contrib_amp.py tests/test_estimator.py "
+     "tests/test_fp16_utils.py tests/test_import.py tests/test_preparation.py", "slow docs-look"),
+    ("mpgluon_tools/commands/", "tests/commands", "slow docs-look notebooks-check"),
+    ("mpgluon_tools/diagnostics/", "tests/diagnostics", "slow docs-look notebooks-check"),
+    ("mpgluon_tools/recorder/", "tests/diagnostics", "slow docs-look notebooks-check"),
+    ("mpgluon_tools/report/", "tests/diagnostics", "slow docs-look notebooks-check"),
+    ("mpgluon_tools/deployment/", "tests/deployment", "slow docs-look notebooks-check"),
+    ("mpgluon_tools/onnx/", "tests/deployment", "slow docs-look notebooks-check"),
+    ("mpgluon_tools/serving/", "tests/deployment tests/commands", "slow docs-look"),
+    ("mpgluon_tools/", "tests/test_plots.py tests/test_tables.py tests/test_parameter_files.py "
+     "tests/test_our_networks.py", "slow docs-look notebooks-check"),
+    ("mpgluon_command.py", "tests/commands", "slow"),
+    ("recipes/", "tests/training tests/data tests/weights tests/test_options.py", "slow docs-look"),
+    ("scripts/", "tests/scripts", "slow docs-look"),
+    ("study/", "study/tests", "slow"),
+    ("notebooks/", "tests/teaching", "docs-look notebooks-check"),
+    ("docs/", "tests/site", "docs-look"),
+    ("tests/site/", "tests/site", "docs-look"),
+    ("pyproject.toml", "tests/test_release.py", "slow docs-look"),
+    ("data/", "tests/data", ""),
+    (".ci/", "tests/test_touched.py", ""),
+    ("environment.yml", "tests/test_release.py", ""),
+    ("CITATION.cff", "tests/test_release.py", ""),
+    ("MANIFEST.in", "tests/test_release.py", "slow"),
+    (".github/", "", ""),
+    (".gitignore", "", ""),
+    ("Makefile", "tests/test_release.py", ""),
+)  # fmt: skip
+
+
+def row_of(path: str) -> tuple[list[str], list[str]]:
+    """Return the tests and the targets of a path; ``[EVERYTHING]`` for one that no row knows."""
+    for beginning, tests, targets in ROWS:
+        if path.startswith(beginning):
+            return tests.split(), targets.split()
+    if path.endswith(".md") or ("/" not in path and path.isupper()):  # a page, LICENSE
+        return ["tests/test_release.py", "tests/test_nine_questions.py"], ["docs-look"]
+    parts = path.split("/")
+    if parts[0] == "tests" and len(parts) > 2:
+        return ["/".join(parts[:2])], ["slow"]
+    if parts[0] == "tests" and parts[-1].startswith("test_"):
+        return [path], ["slow"]
+    return [EVERYTHING], [EVERYTHING]
+
+
+def changed(*, is_committed: bool) -> list[str]:
+    """Return the paths that a change touches, of a moved file both.
+
+    Uncommitted changes belong to it, unless ``is_committed``.
+    """
+    found = []
+    if not is_committed:
+        found += _git("diff", "--name-only", "--no-renames", "HEAD")
+        found += _git("ls-files", "--others", "--exclude-standard")
+    head = _git("rev-parse", "HEAD")
+    base = (
+        [os.environ["BASE"]] if "BASE" in os.environ else _git("merge-base", "HEAD", "origin/main")
+    )
+    if base and base != head:
+        return found + _git("diff", "--name-only", "--no-renames", *base, "HEAD")
+    if not is_committed:
+        return found
+    (latest,) = _git("log", "-1", "--format=%ct")
+    since = f"--since={int(latest) - _SECONDS}"
+    return found + _git("log", since, "--no-renames", "--name-only", "--format=")
+
+
+def tests_of(paths: Iterable[str]) -> list[str]:
+    """Return the tests of the paths, in order and once, of those that exist."""
+    found = {test: None for path in paths for test in row_of(path)[0]}
+    if EVERYTHING in found:
+        return ["tests", "study/tests"]
+    kept = [test for test in found if (ROOT / test).exists()]
+    return [test for test in kept if not any(test.startswith(f"{other}/") for other in kept)]
+
+
+def targets_of(paths: Iterable[str]) -> list[str]:
+    """Return the targets of the paths; one with its variables, as arguments of make, is one."""
+    paths = list(paths)
+    found = {target for path in paths for target in row_of(path)[1]}
+    if EVERYTHING in found:
+        return ["notebooks-check", "docs-look", "test-slow"]
+    targets = [target for target in ("notebooks-check", "docs-look") if target in found]
+    if "slow" in found:
+        slow = tests_of(path for path in paths if "slow" in row_of(path)[1])
+        targets.append(f"test-slow SLOW=slow FOLDERS={','.join(slow)}")
+    return targets
+
+
+def _git(*arguments: str) -> list[str]:
+    """Return the lines that git prints; none where it has no answer."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return [line for line in done.stdout.splitlines() if line and done.returncode == 0]
+
+
+def main() -> None:
+    """Print what the command line asks for, a line for each."""
+    if sys.argv[1:] == ["tests"]:
+        print("\n".join(tests_of(changed(is_committed=False))))
+    elif sys.argv[1:] == ["targets"]:
+        print("\n".join(targets_of(changed(is_committed=True))))
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

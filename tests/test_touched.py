@@ -1,0 +1,55 @@
+"""What a change asks of continuous integration and of `make check`: every file has an answer."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import module_from
+
+ROOT = Path(__file__).resolve().parents[1]
+touched = module_from(ROOT / ".ci" / "touched.py")
+
+# Whose change can make any test fail.
+EVERYWHERE = {
+    *("conftest.py", "requirements/dev.txt", "requirements/docs.txt", "tests/helpers.py"),
+    "requirements/constraints.in",
+    *("tests/interfaces.py", "tests/browser.py", "tests/numerics_runs.py"),
+    "tests/lint_english.py",
+}
+
+
+def test_every_file_has_a_row_or_asks_for_everything():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("these files are no git checkout")
+    unknown = {
+        path for path in listed.stdout.split() if touched.EVERYTHING in touched.row_of(path)[0]
+    }
+    assert unknown <= EVERYWHERE
+
+
+def test_the_tests_of_every_row_exist():
+    tests = {test for _, row, _ in touched.ROWS for test in row.split()}
+    assert {test for test in tests if not (ROOT / test).exists()} == set()
+
+
+@pytest.mark.parametrize(
+    ("paths", "tests", "targets"),
+    [
+        (["mpgluon/cast/plan.py", "tests/cast/test_block.py"], ["tests/cast"],
+         ["docs-look", "test-slow SLOW=slow FOLDERS=tests/cast"]),
+        (["docs/gpu.md"], ["tests/site"], ["docs-look"]),
+        (["study/results/a.json", "study/benchmarks/race.py"], ["study/tests"],
+         ["test-slow SLOW=slow FOLDERS=study/tests"]),
+        (["README.md", "conftest.py"], ["tests", "study/tests"],
+         ["notebooks-check", "docs-look", "test-slow"]),
+        (["notebooks/source/00.py"], ["tests/teaching"], ["notebooks-check", "docs-look"]),
+    ],
+)  # fmt: skip
+def test_a_change_asks_for_its_tests_and_targets(paths, tests, targets):
+    assert touched.tests_of(paths) == tests
+    assert touched.targets_of(paths) == targets

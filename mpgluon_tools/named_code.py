@@ -46,6 +46,8 @@ def split_name(name: str) -> tuple[str, str]:
 def file_of(module: str) -> Optional[Path]:
     """Return the source file of a module, looked for in the current folder first, if it has one."""
     parts = module.split(".")
+    if not all(parts):  # such as the folder ".."
+        return None
     for folder in (os.getcwd(), *sys.path):
         for path in (Path(folder, *parts).with_suffix(".py"), Path(folder, *parts, "__init__.py")):
             if path.is_file():

@@ -1,9 +1,9 @@
-"""A network's parameters from a file that ``save_parameters`` wrote."""
+"""Parameters from a file that ``save_parameters`` wrote; which files are state dicts instead."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from mpgluon.base.blocks import set_value
 from mpgluon.checkpoint.parameters import check_parameters, completed, is_possible_shape
@@ -12,7 +12,14 @@ from mpgluon.errors import CheckpointError
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["load_parameter_file"]
+__all__ = ["is_state_dict_file", "load_parameter_file"]
+
+_STATE_DICTS = (".safetensors", ".pth", ".pt", ".bin")
+
+
+def is_state_dict_file(path: Union[str, Path]) -> bool:
+    """Return whether a file's name ends as a state dict's: .safetensors, .pth, .pt or .bin."""
+    return Path(path).suffix.lower() in _STATE_DICTS
 
 
 def load_parameter_file(net: gluon.Block, path: Path, *, classes: int) -> list[str]:

@@ -1,11 +1,12 @@
-"""Runs of ``train_caltech.py`` as networks that the commands of ``mpgluon_tools.commands`` take."""
+"""Runs of ``train_caltech.py`` as networks that commands of ``mpgluon`` take, and state dicts.
+
+``mpgluon_tools.commands.checkout`` finds this module by the entry point in ``pyproject.toml``.
+"""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
 
 from mpgluon.checkpoint import read_extra
 from mpgluon_tools.commands.networks import OpenedNetwork
@@ -17,24 +18,20 @@ from mxnet import gluon
 
 from recipes.training import TrainingConfig
 from recipes.training.dataset import open_dataset
+from recipes.training.networks import load_pretrained
 from recipes.training.runs import newest_checkpoint, open_run, restored_network
 
-__all__ = ["RUNS", "open_a_run", "open_a_run_with_images"]
-
-RUNS = "; or the folder of a run of train_caltech.py, or one of its checkpoints (.npz)"
+__all__ = ["load_pretrained", "open_a_run", "open_a_run_with_images"]
 
 
-def open_a_run(options: argparse.Namespace, device: mx.Context) -> Optional[OpenedNetwork]:
-    """Return the network of a run with its categories; None if ``options.network`` is not a run.
+def open_a_run(path: Path, device: mx.Context) -> OpenedNetwork:
+    """Return the network of a run, named by its folder or a checkpoint, with its categories.
 
     Raises
     ------
     CheckpointError
         If the folder or file is not that of a run.
     """
-    path = Path(options.network)
-    if not path.is_dir() and path.suffix != ".npz":
-        return None
     run = open_run(path, device)
     about = [f"{run.config.model} after step {run.step:,}, {run.checkpoint}"]
     crop = 1.0 if run.config.shifts else ServingMetadata.centre_crop
@@ -43,9 +40,7 @@ def open_a_run(options: argparse.Namespace, device: mx.Context) -> Optional[Open
     return OpenedNetwork(run.net, run.config.model, about, size, classes, preprocessing=images)
 
 
-def open_a_run_with_images(
-    options: argparse.Namespace, device: mx.Context
-) -> Optional[OpenedNetwork]:
+def open_a_run_with_images(path: Path, device: mx.Context, batch_size: int) -> OpenedNetwork:
     """Return the network of a run and a batch of its training images; needs no history.
 
     Raises
@@ -53,12 +48,10 @@ def open_a_run_with_images(
     CheckpointError
         If the folder or file is not that of a run.
     """
-    path = newest_checkpoint(Path(options.network))
-    if path.suffix != ".npz":
-        return None
+    path = newest_checkpoint(path)
     extra = read_extra(path)
     config = TrainingConfig(**extra["config"])
-    config = replace(config, workers=0, batch_size=options.batch_size)
+    config = replace(config, workers=0, batch_size=batch_size)
     dataset = open_dataset(config)
     net = restored_network(path, config, classes=len(dataset.folder.classes), device=device)
     batches, _ = dataset.loaders(config, 1)
@@ -67,7 +60,7 @@ def open_a_run_with_images(
     about = [
         f"{config.model} after step {extra['position']['step']} of {path.parent.parent} "
         f"({config.dtype}).",
-        f"{options.batch_size} training images of {dataset.name}, {config.image_size} pixels.",
+        f"{batch_size} training images of {dataset.name}, {config.image_size} pixels.",
     ]
     batch = Batch(images.astype("float32"), labels, gluon.loss.SoftmaxCrossEntropyLoss())
     return OpenedNetwork(net, config.model, about, config.image_size, batch=batch)

@@ -297,8 +297,9 @@ def cuda_python(tmp_path_factory) -> Path:
     if shutil.disk_usage(folder).free < NEEDED_BYTES:
         pytest.skip(f"{NEEDED_BYTES / 2**30:.0f} GiB of free disk are needed for CUDA's libraries")
     source = folder / "source"
-    shutil.copytree(ROOT / "mpgluon", source / "mpgluon")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("mpgluon", "mpgluon_tools"):
+        shutil.copytree(ROOT / name, source / name)
+    for name in ("mpgluon_command.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
     python = folder / "venv" / "bin" / "python"
@@ -330,7 +331,7 @@ def test_an_installed_extra_needs_nothing_but_a_driver(cuda_python, driver):
     done = start(cuda_python, "-c", USE_THE_LIBRARIES, driver=str(driver))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[0, 8906]"
-    doctor = start(cuda_python, str(ROOT / "scripts" / "doctor.py"), driver=str(driver))
+    doctor = start(cuda_python, "-m", "mpgluon_command", "doctor", driver=str(driver))
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
     said = " ".join(doctor.stdout.split())
     assert "ok MXNet mxnet-cu117 1.9.1" in said

@@ -1,8 +1,7 @@
 """The commands of ``mpgluon``, a module each. What MXNet and the extras bring is imported at a run.
 
 A command's module has a docstring for ``--help``, ``add_arguments(parser)`` and
-``run(options, door)``. A script of the repository is a door to one of them: it adds the runs that
-only the repository's recipes can open.
+``run(options, import_all_of_mpgluon)``, which calls the function before what needs MXNet.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from mpgluon.errors import MpgluonError
 
-__all__ = ["COMMANDS", "Door", "exit_status", "main", "parser_of", "run"]
+__all__ = ["COMMANDS", "exit_status", "main", "parser_of"]
 
 COMMANDS = {
     "doctor": "check this machine, and a network before its training",
@@ -30,38 +28,6 @@ COMMANDS = {
     "bench": "time a training step in FP32, FP16 and BF16, and its memory",
 }
 _WIDTH = "Tables fit into the terminal, or into 80 columns; COLUMNS=120 widens them."
-
-
-@dataclass(frozen=True)
-class Door:
-    """The additions of a script to a command.
-
-    Attributes
-    ----------
-    prog, description : str
-        For ``--help``.
-    networks : str
-        Help: the networks that it can open in addition.
-    open_run : callable, optional
-        Receives the options and the device; returns a
-        :class:`~mpgluon_tools.commands.networks.OpenedNetwork`, or None if the network that is
-        named is not a run.
-    load_parameters : callable, optional
-        Receives a network, the path of a file and the number of classes; returns the names of the
-        parameters that are not in the file.
-    defaults : mapping from str to any
-        Other defaults of options.
-    import_all_of_mpgluon : callable
-        Called before anything that needs MXNet.
-    """
-
-    prog: str = ""
-    description: str = ""
-    networks: str = ""
-    open_run: Optional[Callable[[argparse.Namespace, Any], Any]] = None
-    load_parameters: Optional[Callable[..., list[str]]] = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    import_all_of_mpgluon: Callable[[], None] = lambda: None
 
 
 def main(
@@ -78,8 +44,7 @@ def main(
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in COMMANDS:
-        door = Door(import_all_of_mpgluon=import_all_of_mpgluon)
-        return run(given[0], given[1:], door)
+        return _run(given[0], given[1:], import_all_of_mpgluon)
     listed = "\n".join(f"  {name:<10}{meaning}" for name, meaning in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="mpgluon",
@@ -99,13 +64,13 @@ def main(
     return 2
 
 
-def run(name: str, arguments: Optional[Sequence[str]] = None, door: Optional[Door] = None) -> int:
+def _run(name: str, arguments: Sequence[str], import_all_of_mpgluon: Callable[[], None]) -> int:
     """Run one command and return its exit status; 2 with one line on stderr for bad input."""
-    door = door or Door()
-    options = parser_of(name, door).parse_args(arguments)
+    options = parser_of(name).parse_args(arguments)
     bad_input = (ValueError, TypeError, ImportError, OSError, MpgluonError)
     try:
-        return exit_status(lambda: _module(name).run(options, door), errors=bad_input)
+        command = _module(name)
+        return exit_status(lambda: command.run(options, import_all_of_mpgluon), errors=bad_input)
     except RuntimeError as error:
         if type(error).__name__ != "MXNetError":
             raise
@@ -146,16 +111,15 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"mpgluon_tools.commands.{name}")
 
 
-def parser_of(name: str, door: Optional[Door] = None) -> argparse.ArgumentParser:
+def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a command; its options have a function ``default_of(name)`` too."""
-    door = door or Door()
     command = _module(name)
     parser = argparse.ArgumentParser(
-        prog=door.prog or f"mpgluon {name}",
-        description=door.description or command.__doc__,
+        prog=f"mpgluon {name}",
+        description=command.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"{command.EPILOG}{_WIDTH}",
     )
-    command.add_arguments(parser, door)
-    parser.set_defaults(**door.defaults, default_of=parser.get_default)
+    command.add_arguments(parser)
+    parser.set_defaults(default_of=parser.get_default)
     return parser

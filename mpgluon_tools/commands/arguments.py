@@ -5,10 +5,6 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mpgluon_tools.commands import Door
 
 __all__ = [
     "add_classes",
@@ -25,7 +21,8 @@ __all__ = [
 
 _NETWORK = (
     "module:function, a function without arguments that returns an initialized network{returns}; "
-    "or the name of an image classifier in MXNet's or gluoncv's model zoo (extra zoo)"
+    "the name of an image classifier in MXNet's or gluoncv's model zoo (extra zoo); or, in a "
+    "checkout, the folder of a run of train_caltech.py, or one of its checkpoints (.npz)"
 )
 
 
@@ -104,20 +101,23 @@ def width() -> int:
     return max(40, shutil.get_terminal_size().columns)
 
 
-def add_network(parser: argparse.ArgumentParser, door: Door, *, returns: str = "") -> None:
+def add_network(parser: argparse.ArgumentParser, *, returns: str = "") -> None:
     """Add the argument that names the network."""
-    words = _NETWORK.format(returns=returns)
-    parser.add_argument("network", help=f"{words}{door.networks}")
+    parser.add_argument("network", help=_NETWORK.format(returns=returns))
 
 
-def add_zoo_network(parser: argparse.ArgumentParser, *, about_size: str = "") -> None:
+def add_zoo_network(parser: argparse.ArgumentParser) -> None:
     """Add the options of a network of a model zoo."""
-    parser.add_argument("--parameters", metavar="FILE", help="a .params file to load")
+    parser.add_argument(
+        "--parameters",
+        metavar="FILE",
+        help="a .params file to load; in a checkout a state dict of PyTorch too",
+    )
     add_classes(parser)
     parser.add_argument(
         "--class-names", metavar="FILE", help="a text file, one name in each line, for --classes"
     )
-    add_image_size(parser, about_size)
+    add_image_size(parser)
 
 
 def add_classes(parser: argparse.ArgumentParser) -> None:
@@ -130,13 +130,13 @@ def add_classes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_image_size(parser: argparse.ArgumentParser, about: str = "") -> None:
+def add_image_size(parser: argparse.ArgumentParser) -> None:
     """Add the option for the side of images."""
     parser.add_argument(
         "--image-size",
         type=positive,
         default=224,
-        help=f"pixels{about} (default: %(default)s)",
+        help="pixels; not for a run (default: %(default)s)",
     )
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Optional
 
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import (
     add_classes,
     add_image_size,
@@ -38,9 +37,9 @@ _MEMORY_STEPS = 3
 _BUSY = 0.5  # of the cores, by the load average of a minute
 
 
-def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_network(parser, door, returns=" or (network, batch)")
+    add_network(parser, returns=" or (network, batch)")
     add_classes(parser)
     add_image_size(parser)
     add_input_shape(parser, "in place of --image-size and --batch-size")
@@ -62,22 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
     parser.add_argument("--memory-of", choices=_POLICIES, help=argparse.SUPPRESS)
 
 
-def run(options: argparse.Namespace, door: Door) -> int:
+def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Time and measure, and print a table."""
     load = os.getloadavg()[0]  # of the minute before this command
-    door.import_all_of_mpgluon()
+    import_all_of_mpgluon()
     from mpgluon_tools.tables import Table, counted
     from mpgluon_tools.timing import interleave, quartiles, ratios
 
     if options.memory_of:
-        _training_step(options, door, options.memory_of)
+        _training_step(options, options.memory_of)
         print(f"{_peak_mib() or 0:.0f}")
         return 0
     with progress_line() as show:
         steps: dict[str, Callable[[], int]] = {}
         for dtype in _POLICIES:
             show(f"the network in {dtype}")
-            steps[dtype] = _training_step(options, door, dtype, warm_up=1)
+            steps[dtype] = _training_step(options, dtype, warm_up=1)
         seconds = interleave(
             steps, rounds=options.rounds, limit_s=options.seconds, warm_up=1, progress=show
         )
@@ -110,7 +109,7 @@ def run(options: argparse.Namespace, door: Door) -> int:
 
 
 def _training_step(
-    options: argparse.Namespace, door: Door, dtype: str, *, warm_up: int = _MEMORY_STEPS
+    options: argparse.Namespace, dtype: str, *, warm_up: int = _MEMORY_STEPS
 ) -> Callable[[], int]:
     """Return a function that trains one step and returns the batch size; it was called a few times.
 
@@ -127,7 +126,7 @@ def _training_step(
     device = one_device(options.device)
     mx.random.seed(0)
     np.random.seed(0)
-    opened = open_network(options, door, device)
+    opened = open_network(options, device)
     net, (batch, _) = opened.net, batch_of(opened, options, device)
     net(*batch.arguments)  # which completes shapes
     optimizer = {"learning_rate": 1e-4, "momentum": 0.9}

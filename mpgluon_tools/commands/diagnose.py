@@ -2,19 +2,21 @@
 
     mpgluon diagnose mymodule:make_net --image-size 32
     mpgluon diagnose mymodule:make_translator --input-shape 4,20 --input-shape 4,18
+    mpgluon diagnose runs/latest
 
 The function may return (network, mpgluon.diagnostics.Batch(inputs, labels, loss)) to be examined on
-its own batch; otherwise the input is noise, and each output has a loss of its own.
+its own batch, and a run is examined on images of its data set; otherwise the input is noise, and
+each output has a loss of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from mpgluon.base.files import disk_error
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import (
     add_input_shape,
     add_network,
@@ -30,10 +32,10 @@ EPILOG = ""
 _STEPS = 7  # of diagnose
 
 
-def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_network(parser, door, returns=" or (network, batch)")
-    add_zoo_network(parser, about_size="; not for a run" if door.networks else "")
+    add_network(parser, returns=" or (network, batch)")
+    add_zoo_network(parser)
     add_input_shape(parser, "in place of --image-size and --batch-size")
     parser.add_argument("--batch-size", type=positive, default=8, help="(default: %(default)s)")
     parser.add_argument(
@@ -51,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
     )
 
 
-def run(options: argparse.Namespace, door: Door) -> int:
+def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Examine the network, print the tables, and write the page."""
-    door.import_all_of_mpgluon()
+    import_all_of_mpgluon()
     from mpgluon_tools.commands.networks import batch_of, one_device, open_network
     from mpgluon_tools.report import diagnose
 
@@ -70,7 +72,7 @@ def run(options: argparse.Namespace, door: Door) -> int:
     np.random.seed(options.seed)
     with progress_line(_STEPS + 1) as show:
         show("the network and its batch")
-        opened = open_network(options, door, device)
+        opened = open_network(options, device)
         batch, about_batch = batch_of(opened, options, device)
         page = diagnose(
             opened.net,

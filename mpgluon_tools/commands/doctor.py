@@ -8,9 +8,9 @@ The function takes no arguments and returns a network, or (net, trainer), or (ne
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from mpgluon.base.findings import DoctorReport, ok, warning
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import width
 from mpgluon_tools.named_code import call_named, split_name
 from mpgluon_tools.progress import progress_line
@@ -22,7 +22,7 @@ EPILOG = "Exit status: 0 without errors, 1 with one, 2 for a wrong command line.
 _RETURNS = "a network, or (net, trainer), or (net, trainer, labels)"
 
 
-def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
         "network",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
     )
 
 
-def run(options: argparse.Namespace, door: Door) -> int:
+def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Check, and print; return 1 if a finding is an error."""
     # They need no MXNet, which may be what is broken.
     from mpgluon_tools.diagnostics.doctor import check_training, judge_machine, machine
@@ -54,14 +54,14 @@ def run(options: argparse.Namespace, door: Door) -> int:
     report = judge_machine(facts)
     print(f"This machine\n\n{report.text(width())}")
     if options.recording is not None and facts.mxnet is not None:
-        door.import_all_of_mpgluon()
+        import_all_of_mpgluon()
         print(f"\n{options.recording}\n\n{_of_recording(options.recording).text(width())}")
     if network is None:
         return int(report.has_errors)
     if facts.mxnet is None:
         print(f"\n{network} was not looked at: that needs MXNet.")
         return 1
-    door.import_all_of_mpgluon()
+    import_all_of_mpgluon()
     made = call_named(network, _RETURNS)
     try:
         of_network = check_training(*(made if isinstance(made, tuple) else (made,)))

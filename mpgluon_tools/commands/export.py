@@ -3,19 +3,20 @@
     mpgluon export mymodule:make_net --image-size 64 --class-names names.txt --output net.onnx
     mpgluon export resnet50_v1b --parameters resnet50.params --dtype float16
     mpgluon export mymodule:make_regression --input-shape 1,35
+    mpgluon export runs/latest --dtype float16 --output net.onnx
 
 The metadata of an image classifier's file names the categories and says how a photograph becomes
-the network's input: --mean, --std and --crop, else ImageNet's. The batch may have any size.
+the network's input: --mean, --std and --crop, else a run's own, else ImageNet's. The batch may have
+any size.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import (
     add_input_shape,
     add_network,
@@ -35,9 +36,9 @@ __all__ = ["EPILOG", "add_arguments", "run"]
 EPILOG = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_network(parser, door)
+    add_network(parser)
     add_zoo_network(parser)
     add_preprocessing(parser)
     add_input_shape(parser, "the file has no metadata of images then")
@@ -49,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
     )
 
 
-def run(options: argparse.Namespace, door: Door) -> int:
+def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Write the file, and compare it with the network."""
-    door.import_all_of_mpgluon()
+    import_all_of_mpgluon()
     from mpgluon_tools.commands.networks import example_batch, open_network
     from mpgluon_tools.onnx import ServingMetadata, export_onnx
 
@@ -63,7 +64,7 @@ def run(options: argparse.Namespace, door: Door) -> int:
         refuse_given(options, of_images, "--input-shape is not of images")
     with progress_line(3) as show:
         show("the network")
-        opened = open_network(options, door, mx.cpu(), all_values=True)
+        opened = open_network(options, mx.cpu(), all_values=True)
         size = opened.image_size or options.image_size
         metadata = ServingMetadata(opened.name, size, opened.classes, **opened.preprocessing)
         mx.random.seed(0)

@@ -13,11 +13,11 @@ from mpgluon.base.devices import parse_devices
 from mpgluon.cast.arrays import arrays_in
 from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.graph.description import trace
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import refuse_given
+from mpgluon_tools.commands.checkout import is_run, opener
 from mpgluon_tools.diagnostics.observe import Batch
 from mpgluon_tools.named_code import call_named, file_of
-from mpgluon_tools.parameter_files import load_parameter_file
+from mpgluon_tools.parameter_files import is_state_dict_file, load_parameter_file
 from mpgluon_tools.zoo import build_network, is_in_mxnet
 
 import mxnet as mx
@@ -81,11 +81,7 @@ def one_device(text: str) -> mx.Context:
 
 
 def open_network(
-    options: argparse.Namespace,
-    door: Door,
-    device: mx.Context,
-    *,
-    all_values: bool = False,
+    options: argparse.Namespace, device: mx.Context, *, all_values: bool = False
 ) -> OpenedNetwork:
     """Return the network that the options name.
 
@@ -93,8 +89,7 @@ def open_network(
     ----------
     options : Namespace
         With ``network``, ``image_size``, and for networks of a zoo ``classes``, ``class_names`` and
-        ``parameters``.
-    door : Door
+        ``parameters``. With ``batch_size``, a run comes with a batch of its images.
     device : Context
         For a zoo's network and for a run; a function chooses its own.
     all_values : bool
@@ -105,15 +100,8 @@ def open_network(
     ValueError, TypeError
         If there is no such network, or the function returns something else.
     """
-    if door.open_run is not None:
-        run: Optional[OpenedNetwork] = door.open_run(options, device)
-        if run is not None:
-            refuse_given(
-                options,
-                ("parameters", "classes", "class_names", "image_size", "input_shape", *_IMAGES),
-                f"{options.network} is a run, whose parameters, categories and images are its own",
-            )
-            return run
+    if is_run(options.network):
+        return _opened_run(options, device)
     name, parameters = options.network, getattr(options, "parameters", None)
     names = _class_names(getattr(options, "class_names", None))
     if names:
@@ -128,20 +116,22 @@ def open_network(
         if batch is not None:
             about.append(f"Its own batch: {', '.join(str(x.shape) for x in batch.arguments)}.")
     else:
-        if os.sep in name:
-            found = f"there is no run {name}" if door.open_run else f"{name} is a path"
+        if os.sep in name or name in (os.curdir, os.pardir):
             raise ValueError(
-                f"{found}; a network is named as in a model zoo, or as module:function"
+                f"there is no run {name} (a folder with checkpoints); a network is named as in a "
+                "model zoo, or as module:function"
             )
         if all_values and not parameters:
-            kind = "a run" if door.open_run else "module:function"
             raise ValueError(
-                f"{name} is not {kind}, and a network of a model zoo needs --parameters FILE"
+                f"{name} is neither module:function nor a run, and a network of a model zoo needs "
+                "--parameters FILE"
             )
         net = build_network(name, classes=classes, image_size=options.image_size, devices=[device])
         about = [f"{name} of the model zoo with {classes} classes."]
     if parameters:
-        load = door.load_parameters or load_parameter_file
+        load = load_parameter_file
+        if is_state_dict_file(parameters):
+            load = opener(f"{parameters} is named as a state dict").load_pretrained
         fresh = load(net, Path(parameters), classes=classes)
         if fresh and all_values:
             raise ValueError(
@@ -158,6 +148,21 @@ def open_network(
     if assumed and hasattr(options, "mean") and not getattr(options, "input_shape", None):
         about.append(f"Without {assumed}, ImageNet's values are assumed.")
     return OpenedNetwork(net, name, about, options.image_size, names, batch, preprocessing)
+
+
+def _opened_run(options: argparse.Namespace, device: mx.Context) -> OpenedNetwork:
+    path = Path(options.network)
+    refuse_given(
+        options,
+        ("parameters", "classes", "class_names", "image_size", "input_shape", *_IMAGES),
+        f"{path} is a run, whose parameters, categories and images are its own",
+    )
+    runs = opener(f"{path} is a run of train_caltech.py")
+    if hasattr(options, "batch_size"):
+        run: OpenedNetwork = runs.open_a_run_with_images(path, device, options.batch_size)
+    else:
+        run = runs.open_a_run(path, device)
+    return run
 
 
 def _is_code(name: str) -> bool:

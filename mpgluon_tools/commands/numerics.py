@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import width
 from mpgluon_tools.tables import Table, counted, percent
 
@@ -23,7 +23,7 @@ EPILOG = (
 _SHOWN = 15  # recorded steps in the table
 
 
-def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
         "recording",
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
     parser.add_argument("--html", metavar="FILE", help="write a page with a map of all layers")
 
 
-def run(options: argparse.Namespace, door: Door) -> int:
+def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Print what was recorded, or the comparison; return 1 if there is something to look at."""
-    door.import_all_of_mpgluon()
+    import_all_of_mpgluon()
     from mpgluon_tools.recorder.numerics.comparison import compare_numerics
     from mpgluon_tools.recorder.numerics.files import folder_of, read_numerics
     from mpgluon_tools.recorder.numerics.trends import lines_of, trends_of

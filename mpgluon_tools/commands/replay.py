@@ -6,10 +6,10 @@ import argparse
 import os
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from mpgluon.base.processor import recorded_threads, unasked_threads, usable_cores
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import width
 from mpgluon_tools.progress import progress_line
 
@@ -18,12 +18,13 @@ __all__ = ["EPILOG", "add_arguments", "run"]
 EPILOG = "Exit status: 0 if the gradients have the recorded bits, 1 if not, 2 for an error.\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument(
         "file",
-        help="of mpgluon.diagnostics.FlightRecorder or train_caltech.py --record-overflows; the "
-        "function that it names as its network is imported and called",
+        help="of mpgluon.diagnostics.FlightRecorder or train_caltech.py --record-overflows, or the "
+        "folder of a run, whose newest one is taken; the function that it names as its network is "
+        "imported and called",
     )
     parser.add_argument(
         "--network",
@@ -38,23 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser, _: Door) -> None:
     parser.add_argument("--no-cures", action="store_true", help="do not try what would have helped")
 
 
-def run(options: argparse.Namespace, door: Door) -> int:
+def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Run the step again, and print what was found; return 1 if gradients have other bits."""
     from mpgluon.base.archive import RECORDED_STEP, read_archive
 
-    header, _ = read_archive(Path(options.file), only_header=True, kind=RECORDED_STEP)
+    file = _file_of(Path(options.file))
+    header, _ = read_archive(file, only_header=True, kind=RECORDED_STEP)
     threads = recorded_threads(header) or unasked_threads(usable_cores(), platform.machine())
     if "mxnet" not in sys.modules:  # which reads it at its import
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    door.import_all_of_mpgluon()
+    import_all_of_mpgluon()
     from mpgluon_tools.diagnostics import replay
 
     sys.path.insert(0, "")  # modules of the current folder, as with python -m
     with progress_line() as show:
         tried = "" if options.no_cures else ", and with up to 25 cures"
         show(f"running the step again{tried}")
-        result = replay(
-            options.file, options.network, loss_fn=options.loss, cures=not options.no_cures
-        )
+        result = replay(file, options.network, loss_fn=options.loss, cures=not options.no_cures)
     print(result.text(width()))
     return int(not result.same_bits)
+
+
+def _file_of(path: Path) -> Path:
+    """Return the newest recorded step of a run's folder, or any other path unchanged."""
+    return max(path.glob("overflows/overflow-*.npz"), default=path)

@@ -2,6 +2,7 @@
 
     mpgluon serve mymodule:make_net --image-size 64 --class-names names.txt
     mpgluon serve resnet50_v2 --parameters resnet50.params
+    mpgluon serve runs/latest
 
 Drop a photograph on it: the five likeliest categories appear, with their probabilities from the
 network in FP32, float16 and bfloat16, and how long a forward pass of each takes. Nothing that is
@@ -16,8 +17,8 @@ import ipaddress
 import os
 import socket
 import sys
+from collections.abc import Callable
 
-from mpgluon_tools.commands import Door
 from mpgluon_tools.commands.arguments import add_network, add_preprocessing, add_zoo_network
 from mpgluon_tools.progress import progress_line
 
@@ -26,9 +27,9 @@ __all__ = ["EPILOG", "add_arguments", "run"]
 EPILOG = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_network(parser, door)
+    add_network(parser)
     add_zoo_network(parser)
     add_preprocessing(parser)
     parser.add_argument(
@@ -46,12 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser, door: Door) -> None:
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0 for any free one")
 
 
-def run(options: argparse.Namespace, door: Door) -> int:
+def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Open the network, and serve until Ctrl-C."""
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to 65535, received {options.port}")
     with _listening(str(options.host), options.port) as listening:
-        _serve(options, door, listening)
+        import_all_of_mpgluon()
+        _serve(options, listening)
     return 0
 
 
@@ -82,8 +84,7 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) -> None:
-    door.import_all_of_mpgluon()
+def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
     from mpgluon_tools.commands.networks import example_batch, open_network
     from mpgluon_tools.serving import page
     from mpgluon_tools.serving.classifier import Classifier
@@ -92,7 +93,7 @@ def _serve(options: argparse.Namespace, door: Door, listening: socket.socket) ->
 
     with progress_line(2) as show:
         show("the network")
-        opened = open_network(options, door, mx.cpu(), all_values=True)
+        opened = open_network(options, mx.cpu(), all_values=True)
         size = opened.image_size or options.image_size
         classes = opened.classes
         advice = "The page is for photographs of three colours; --image-size is their side"

@@ -519,7 +519,7 @@ assert kib["exported-0000.params"] < 0.55 * kib["float32.params"]
 work.cleanup()
 
 # %% [markdown]
-# The page of `python scripts/serve.py runs/latest` compares formats on your own photographs, in a
+# The page of `mpgluon serve runs/latest` compares formats on your own photographs, in a
 # browser. [docs/deployment.md](../docs/deployment.md) has the speed of each way to run a network,
 # weights from PyTorch, and the ONNX file in detail; [docs/checkpoints.md](../docs/checkpoints.md)
 # has what a checkpoint holds.

@@ -197,7 +197,7 @@ class TrainingConfig:
     record_overflows: int = option(
         0,
         "record the newest N steps that were skipped, or whose loss was not finite, in the folder "
-        "overflows of --output-dir, for scripts/replay.py",
+        "overflows of --output-dir, for mpgluon replay",
         within="[0, inf)",
         metavar="N",
         free=True,

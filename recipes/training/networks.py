@@ -13,13 +13,13 @@ from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.tools.zoo import build_network, refuse_image_size, refuse_unknown_network
-from mpgluon_tools.parameter_files import load_parameter_file
+from mpgluon_tools.parameter_files import is_state_dict_file, load_parameter_file
 
 import mxnet as mx
 from mxnet import gluon
 
 from recipes.training.config import TrainingConfig
-from recipes.weights import is_state_dict_file, read_state_dict, values_for
+from recipes.weights import read_state_dict, values_for
 
 __all__ = [
     "PreparedNetwork",

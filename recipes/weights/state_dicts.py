@@ -23,7 +23,7 @@ from mpgluon.errors import CheckpointError
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["is_state_dict_file", "read_state_dict"]
+__all__ = ["read_state_dict"]
 
 StateDict = dict[str, npt.NDArray[Any]]
 
@@ -59,11 +59,6 @@ _DAMAGE = (
         ValueError,
     ),
 )
-
-
-def is_state_dict_file(path: Union[str, Path]) -> bool:
-    """Return whether a file's name ends as a state dict's: .safetensors, .pth, .pt or .bin."""
-    return Path(path).suffix.lower() in (".safetensors", *_PICKLED)
 
 
 def read_state_dict(path: Union[str, Path]) -> StateDict:

@@ -5,7 +5,6 @@ The run is that of :mod:`study.experiments.cifar10` in float32, which keeps its 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,8 +58,7 @@ def _measure(place: Place) -> Outcome:
 
 def _exponents_of(checkpoint: Path) -> dict[str, ExponentHistogram]:
     """Return the histograms of a checkpoint's convolutions and dense layers, by kind and layer."""
-    opened = open_a_run_with_images(Namespace(network=checkpoint, batch_size=_IMAGES), mx.cpu())
-    assert opened is not None  # a checkpoint names its run's images
+    opened = open_a_run_with_images(checkpoint, mx.cpu(), _IMAGES)
     assert opened.batch is not None
     found = batch_exponents(opened.net, opened.batch)
     layers = [one for one in blocks_of(opened.net) if isinstance(one, (nn.Conv2D, nn.Dense))]

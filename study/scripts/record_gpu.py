@@ -47,7 +47,7 @@ def steps(output: Path) -> list[Step]:
             90,
             ("study/scripts/record_tensor_core_truth.py", "--output", str(output / "truth")),
         ),
-        Step("doctor", "mxnet", 60, ("scripts/doctor.py",)),
+        Step("doctor", "mxnet", 60, ("-m", "mpgluon_command", "doctor")),
         Step("tensor-cores", "mxnet", 90, _tests("tensor_cores")),
         Step("times", "mxnet", 180, _tests("speed")),
         Step("precision", "mxnet", 120, _tests("precision")),

@@ -17,7 +17,7 @@ def test_steps_name_files_that_exist_most_valuable_first(tmp_path, capsys):
     assert planned[0].name == "truth"
     for step in planned:
         files = [part for part in step.arguments if part.endswith(".py")]
-        assert files
+        assert files or step.name == "doctor"  # which is a command of mpgluon
         assert all((ROOT / file).is_file() for file in files)
     assert sum(step.seconds for step in planned if step.name in ("truth", "times")) < 600
     assert script.main(["--list", "--only", "truth"]) == 0

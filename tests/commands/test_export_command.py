@@ -135,13 +135,16 @@ def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folde
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([NAME], "is not module:function, and a network of a model zoo needs --parameters FILE"),
+        ([NAME], "is neither module:function nor a run, and a network of a model zoo needs --par"),
         ([NAME, "--parameters=nowhere.params"], "there is no parameter file nowhere.params"),
         ([NAME, "--parameters=weights.params", "--classes=4"], "give --classes or --class-names"),
         ([NAME, "--parameters=weights.params", "--class-names=nowhere.txt"], "nowhere.txt"),
         (["resnet18_v1", "--parameters=weights.params", "--classes=3"], "does not fit this netw"),
         (["no_such_network", "--parameters=weights.params"], "no model zoo has a network called"),
-        (["runs/latest"], "runs/latest is a path; a network is named as in a model zoo"),
+        (
+            ["runs/latest"],
+            "there is no run runs/latest (a folder with checkpoints); a network is named as",
+        ),
         (["mine:dense", "--input-shape=1,5"], "--input-shape is not of images; leave out --image"),
         (["mine:dense", "--input-shape=1,5", "--crop=1"], "leave out --image-size, --crop"),
         (["mine:small", "--classes=7"], "mine:small has its own number of classes; leave out --cl"),

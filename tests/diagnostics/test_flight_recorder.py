@@ -24,6 +24,7 @@ from mpgluon import (
 from mpgluon.base.archive import read_archive, write_archive
 from mpgluon.base.processor import computing_threads, recorded_threads
 from mpgluon.diagnostics import FlightRecorder, replay
+from mpgluon_tools import commands
 from mpgluon_tools.recorder.steps.recorded_network import NetworkSettings
 from mpgluon_tools.recorder.steps.recorded_step import RECORDED_STEP, GradientMark, read_step
 
@@ -31,7 +32,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import WAYS
-from helpers import STATIC, assert_same_bits, gradients_of, module_from, parameters_of
+from helpers import STATIC, assert_same_bits, gradients_of, parameters_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -39,7 +40,6 @@ from mxnet.gluon import nn
 from recorded_networks import LARGE, make_line, make_net, mean_loss, outputs_alone
 
 HERE = Path(__file__).parent
-SCRIPT = HERE.parents[1] / "scripts" / "replay.py"
 NETWORK = "recorded_networks:make_net"
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
 
@@ -145,7 +145,7 @@ def recorded(tmp_path):
 def test_a_fresh_process_names_the_layer_and_the_cure_that_works(recorded, tmp_path):
     path = shutil.move(recorded.newest, tmp_path / "elsewhere.npz")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), str(path)],
+        [sys.executable, "-W", "ignore", "-m", "mpgluon", "replay", str(path)],
         capture_output=True,
         text=True,
         cwd=HERE,
@@ -243,7 +243,7 @@ def test_a_pass_whose_block_raised_is_not_part_of_the_step(tmp_path):
     assert replay(training.newest, cures=False).same_bits
 
 
-def test_another_dropout_mask_gives_other_bits_and_the_script_says_so(
+def test_another_dropout_mask_gives_other_bits_and_the_command_says_so(
     recorded, monkeypatch, capsys
 ):
     header, arrays = content_of(recorded.newest)
@@ -263,7 +263,7 @@ def test_another_dropout_mask_gives_other_bits_and_the_script_says_so(
     assert other.elsewhere == other.different  # they are finite now
     assert other.overflow is None
     monkeypatch.syspath_prepend(str(HERE))
-    assert module_from(SCRIPT).main([str(recorded.newest), "--no-cures"]) == 1
+    assert commands.main(["replay", str(recorded.newest), "--no-cures"]) == 1
     printed = capsys.readouterr().out
     assert "replayed: 10 of 10 gradients, of which 10 are not finite, have other bits" in printed
     assert "not finite in other places" in printed

@@ -1,4 +1,4 @@
-"""The page about a network: complete, self-contained, and made by the script for every source."""
+"""The page about a network: complete, self-contained, and made by the command for runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import re
 from pathlib import Path
 
 import mpgluon
+from mpgluon_tools import commands
 from mpgluon_tools.report import diagnose
 
 import mxnet as mx
 import pytest
 from diagnostics_helpers import Times, make_batch, make_net
-from helpers import module_from
 from mxnet import gluon
 from mxnet.gluon import nn
 
 from recipes.training import TrainingConfig, train
 
-ROOT = Path(__file__).resolve().parents[2]
 TITLES = [
     *("Verdict", "What each loss scale would lose", "What was looked at"),
     *("Which part of float16's range is used", "What float16 would lose"),
@@ -109,16 +108,16 @@ def test_a_network_without_matrices_has_no_picture_of_them(make, tmp_path):
     page.write(tmp_path / "report.html")
 
 
-# The script
+# The command, for runs
 
 
 @pytest.fixture
-def diagnose_script(monkeypatch, tmp_path):
-    module = module_from(ROOT / "scripts" / "diagnose.py")
+def diagnose_run(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
-        return module.main([*arguments, "--output", str(tmp_path / "page.html")])
+        options = ("--output", str(tmp_path / "page.html"))
+        return commands.main(["diagnose", *arguments, *options])
 
     return run
 
@@ -136,9 +135,9 @@ def run_folder(tmp_path_factory):
 
 
 def test_a_run_is_looked_at_with_its_weights_on_images_of_its_own(
-    diagnose_script, run_folder, tmp_path, capsys
+    diagnose_run, run_folder, tmp_path, capsys
 ):
-    assert diagnose_script(str(run_folder), "--batch-size", "4") == 0
+    assert diagnose_run(str(run_folder), "--batch-size", "4") == 0
     output = capsys.readouterr().out
     assert "cifar_resnet20_v1 after step 1 of" in output
     assert "4 training images of shapes, 16 pixels." in output
@@ -151,11 +150,11 @@ def test_a_run_is_looked_at_with_its_weights_on_images_of_its_own(
     [
         ("mpgluon:no_such_function", "no_such_function"),
         ("no_such_run.npz", "there is no checkpoint no_such_run.npz"),
-        (".", "holds no checkpoints"),
+        (".", "there is no run . (a folder with checkpoints)"),
     ],
 )
-def test_what_cannot_be_looked_at_is_said_in_a_line(diagnose_script, capsys, network, message):
-    assert diagnose_script(network) == 2
+def test_what_cannot_be_looked_at_is_said_in_a_line(diagnose_run, capsys, network, message):
+    assert diagnose_run(network) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error

@@ -24,7 +24,7 @@ sys.path += [
 def gpu() -> mx.Context:
     """Return the first GPU, if MXNet computes on it."""
     device = mx.gpu(0)
-    doctor = "python scripts/doctor.py says more"
+    doctor = "mpgluon doctor says more"
     if mx.context.num_gpus() == 0:
         pytest.skip(f"MXNet sees no GPU: a CPU build, no driver, or none is there; {doctor}")
     try:

@@ -102,6 +102,8 @@ def assert_commands_run(fresh, folder):
     bench = run("bench", "train:make", "--image-size=8", "--rounds=2")
     assert (bench.returncode, bench.stderr) == (0, "")
     assert "bfloat16, autocast" in bench.stdout
+    run_of_a_checkout = run("bench", "step-00000004.npz")
+    assert "which only a checkout of mpgluon opens: run pip install" in run_of_a_checkout.stderr
     for command, extra in (("diagnose", "report"), ("export", "onnx"), ("serve", "serve")):
         done = run(command, "train:make", "--image-size=8")
         assert done.returncode == 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+
+from mpgluon_tools import commands
 
 import pytest
-from helpers import assert_same_bits, module_from
+from helpers import assert_same_bits
 from training_helpers import run
 
-REPLAY = Path(__file__).resolve().parents[2] / "scripts" / "replay.py"
 ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warmup_epochs": 0}
 
 
@@ -29,7 +29,7 @@ def test_overflows_of_a_run_are_replayed_from_their_files_alone(
     assert "; 4 steps skipped: 4 in backward " in caplog.text
     files = sorted((recorded.folder / "overflows").iterdir())
     assert [file.name for file in files] == ["overflow-00000003.npz", "overflow-00000004.npz"]
-    assert module_from(REPLAY).main([str(files[-1]), "--no-cures"]) == 0
+    assert commands.main(["replay", str(recorded.folder), "--no-cures"]) == 0  # the newest one
     printed = capsys.readouterr().out
     assert printed.startswith("step 4, skipped at a loss scale of 1.67772e+07\n")
     assert "replayed: the same bits in all" in printed

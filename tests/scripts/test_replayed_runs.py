@@ -32,7 +32,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess:
-    """Run a script, or a module with -m, where no number of threads is set as in these tests."""
+    """Run a command after Python, where no number of threads is set as in these tests."""
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # others may need the cores
     environment.pop("OMP_NUM_THREADS", None)
     return subprocess.run(
@@ -41,18 +41,17 @@ def run(*command: object, cwd: Path) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-def test_both_commands_replay_with_the_threads_that_the_training_had(rendered, tmp_path):
+def test_a_replay_has_the_threads_that_the_training_had(rendered, tmp_path):
     data = [f"--data-dir={rendered}", "--dataset=shapes", f"--output-dir={tmp_path}"]
     finite_in_part = ["--dtype=float16", "--loss-scale=32768", "--epochs=1"]
     trained = run(SCRIPTS / "train_caltech.py", *QUICK, *data, *finite_in_part, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     (file,) = (tmp_path / "overflows").iterdir()
     assert read_step(file).threads == usable_cores() // (2 if have_hyperthreads() else 1)
-    for command in ([SCRIPTS / "replay.py"], ["-m", "mpgluon", "replay"]):
-        done = run(*command, "--no-cures", file, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert re.search(r"the same bits in all 65 gradients, of which \d\d? are", done.stdout)
-        assert "thread" not in done.stdout
+    done = run("-m", "mpgluon", "replay", "--no-cures", file, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"the same bits in all 65 gradients, of which \d\d? are", done.stdout)
+    assert "thread" not in done.stdout
 
 
 @pytest.fixture
@@ -74,8 +73,7 @@ def _replayed(options: list[str], data: Path, folder: Path) -> str:
     options = [f"--dataset={dataset}", f"--data-dir={data}", f"--output-dir={folder}", *options]
     trained = run(SCRIPTS / "train_caltech.py", *QUICK, *options, cwd=folder)
     assert trained.returncode == 0, trained.stderr
-    (file,) = (folder / "overflows").iterdir()
-    done = run(SCRIPTS / "replay.py", file, cwd=folder)
+    done = run("-m", "mpgluon", "replay", folder, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "replayed: the same bits in all 65 gradients" in done.stdout
     assert "not run" not in done.stdout

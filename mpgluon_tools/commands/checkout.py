@@ -1,0 +1,58 @@
+"""Networks that only a checkout opens: runs of its training script, and state dicts of PyTorch.
+
+``pyproject.toml`` names the module that opens them as an entry point of the group
+``mpgluon.networks``. A wheel does not contain that module, which is looked for in the folder of
+this package alone: other installed packages cannot take its place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+from types import ModuleType
+
+__all__ = ["is_run", "opener"]
+
+_FOLDER = Path(__file__).resolve().parents[2]  # of a checkout, or of all installed packages
+_GROUP = "mpgluon.networks"
+
+
+def is_run(name: str) -> bool:
+    """Return whether a name is that of a run's folder, which has checkpoints, or of one of them."""
+    path = Path(name)
+    return path.suffix == ".npz" or (path / "checkpoints").is_dir()
+
+
+def opener(what: str) -> ModuleType:
+    """Return the module that opens runs and state dicts.
+
+    It has ``open_a_run(path, device)``, ``open_a_run_with_images(path, device, batch_size)``, which
+    return an :class:`~mpgluon_tools.commands.networks.OpenedNetwork`, and
+    ``load_pretrained(net, path, *, classes)``, which is like
+    :func:`~mpgluon_tools.parameter_files.load_parameter_file`.
+
+    Parameters
+    ----------
+    what : str
+        The name of what is to be opened and its kind, as the error's sentence begins.
+
+    Raises
+    ------
+    ValueError
+        If mpgluon is not that of a checkout, installed with ``pip install -e``.
+    ImportError
+        If a package of the extra ``recipes`` is missing.
+    """
+    for found in distributions(name="mpgluon"):
+        for point in found.entry_points:
+            file = _FOLDER.joinpath(*point.value.split(".")).with_suffix(".py")
+            if point.group == _GROUP and file.is_file():
+                if str(_FOLDER) not in sys.path:
+                    sys.path.insert(0, str(_FOLDER))
+                return importlib.import_module(point.value)
+    raise ValueError(
+        f"{what}, which only a checkout of mpgluon opens: run pip install -e '.[recipes]' in one, "
+        "then this command again"
+    )

@@ -128,44 +128,132 @@ for name in {LATER}:  # each in a process of its own, where no other one was ask
 """)
 
 
-def test_mxnets_operators_and_classes_are_not_patched_by_importing_or_using_it():
-    code = """
+# Every name of MXNet's modules and of their classes, with the object behind it, before mpgluon.
+WATCH = """
+import sys
 import numpy as np
 np.bool, np.float, np.int = bool, float, int
 import mxnet as mx
 from mxnet import autograd, gluon
 
-PLACES = [
-    mx.nd, mx.nd.op, mx.nd._internal, mx.nd.contrib, mx.sym, mx.sym.op, mx.sym._internal,
-    mx.sym.contrib, mx.nd.NDArray, mx.sym.Symbol, gluon.Trainer, gluon.Block,
-    gluon.HybridBlock, gluon.Parameter, gluon.nn.Dense, gluon.nn.Conv2D, mx.optimizer.SGD,
-    autograd,
-]
-before = [dict(vars(place)) for place in PLACES]
-assert len(before[0]) > 300
+mx.nd.empty(1)  # with its first empty array, MXNet notes whether it was built for large ones
+modules = [one for name, one in sys.modules.items() if name.split(".")[0] == "mxnet"]
+values = [value for module in modules for value in vars(module).values()]
+kinds = {one for one in values if isinstance(one, type) and one.__module__.startswith("mxnet.")}
+BEFORE = {place: dict(vars(place)) for place in (*modules, *kinds)}
+assert sum(map(len, BEFORE.values())) > 10_000
+
+def replaced():
+    return {
+        f"{place.__name__}.{name}"
+        for place, attributes in BEFORE.items()
+        for name in attributes
+        if vars(place).get(name, BEFORE) is not attributes[name]
+    }
+
+def added():
+    return {
+        f"{place.__name__}.{name}"
+        for place, attributes in BEFORE.items()
+        for name, value in vars(place).items()
+        if name not in attributes and callable(value)
+    }
+
+def assert_is_own():
+    assert not replaced() | added(), (replaced(), added())
 
 import mpgluon
 from mpgluon import amp
+"""
+
+
+def test_after_importing_and_using_it_every_name_of_mxnet_is_mxnets_own():
+    assert_runs(f"""{WATCH}
 import recipes.training
+
+assert_is_own()
+
+class Fails(gluon.nn.Dense):
+    def hybrid_forward(self, F, *args, **kwargs):
+        raise ArithmeticError
 
 for prepare in (mpgluon.cast_block, amp.autocast):
     net = gluon.nn.Dense(2, in_units=3)
     net.initialize()
     prepare(net, "float16")
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {{"multi_precision": True}})
     amp.init_trainer(trainer)
     with autograd.record():
         loss = net(mx.nd.ones((1, 3))).astype("float32").sum()
         with amp.scale_loss(loss, trainer) as scaled:
             scaled.backward()
     trainer.step(1)
+    assert_is_own()
 
-for place, attributes in zip(PLACES, before):
-    now = vars(place)
-    changed = {name for name in attributes if now.get(name) is not attributes[name]}
-    assert not changed, (place, changed)
-    added = {name for name in now if name not in attributes}
-    # _count is how a class names its next instance.
-    assert not {name for name in added if callable(now[name])}, (place, added)
-"""
-    assert_runs(code)
+    net = Fails(2, in_units=3)
+    net.initialize()
+    prepare(net, "float16")
+    for hybridize in (False, True):
+        net.hybridize(hybridize)
+        try:
+            net(mx.nd.ones((1, 3)))
+        except ArithmeticError:
+            assert_is_own()
+        else:
+            raise AssertionError
+""")
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_while_a_block_computes_three_functions_are_exchanged_and_other_threads_compute_as_ever(
+    hybridize,
+):
+    assert_runs(f"""{WATCH}
+from threading import Thread
+
+def by_name():
+    # with numbers that float16 lacks: arrays, a gradient, a graph, and mx.np
+    x = mx.nd.full((2, 2), 1 + 2**-12)
+    x.attach_grad()
+    with autograd.record():
+        product = mx.nd.dot(x, x)
+    product.backward()
+    symbol = mx.sym.dot(mx.sym.var("x"), mx.sym.var("x"), name="product")
+    joined = mx.np.tensordot(x.as_np_ndarray(), x.as_np_ndarray(), 1)
+    arrays = (product, x.grad, joined)
+    results = [(type(one).__name__, str(one.dtype), one.asnumpy().tolist()) for one in arrays]
+    return [*results, symbol.tojson()]
+
+class Watched(gluon.nn.Dense):
+    def hybrid_forward(self, F, x, **parameters):
+        result = super().hybrid_forward(F, x, **parameters)
+
+        def elsewhere():
+            in_thread.append(by_name())
+            other(mx.nd.ones((1, 3)))  # begins and ends within this pass
+
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        exchanged.append(replaced())
+        here.append(by_name())
+        return result
+
+expected, exchanged, in_thread, here = by_name(), [], [], []
+net, other = Watched(2, in_units=3), gluon.nn.Dense(2, in_units=3)
+for one in (net, other):
+    one.initialize()
+    mpgluon.cast_block(one)
+net.hybridize({hybridize})
+net(mx.nd.ones((1, 3))).wait_to_read()
+
+assert exchanged == [{{
+    "mxnet.ndarray.register._imperative_invoke",
+    "mxnet.symbol.register._symbol_creator",
+    "mxnet.ndarray.numpy._api_internal.tensordot",
+}}], exchanged
+assert in_thread == [expected], (in_thread, expected)
+assert all(result != plain for result, plain in zip(here[0], expected)), here
+assert_is_own()
+assert by_name() == expected
+""")

@@ -2,8 +2,9 @@
 
 ``cast_block`` and ``autocast`` do the same thing under different policies: each block of the
 network gets, on its own instance, a ``hybrid_forward`` that calls the original one with a
-stand-in for ``F``. MXNet is not patched, the block's class is untouched, and ``restore`` takes
-everything off again.
+stand-in for ``F``. The block's class is untouched, and ``restore`` takes everything off again.
+MXNet's functions are its own, but for three of them while a block computes, and then other threads
+have its results as ever (:mod:`mpgluon.cast.dispatch`).
 """
 
 from __future__ import annotations

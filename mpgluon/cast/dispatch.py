@@ -1,9 +1,13 @@
 """Operators of a cast network that are called in another way than through its ``F``.
 
-Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in one
-function of MXNet, which receives an operator and its operands; so do those of ``mx.sym`` and of
-symbols, in another one. While a block of a cast network computes, these two follow the operator
-table, in the thread that computes; afterwards they are MXNet's again.
+Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in
+``mxnet.ndarray.register._imperative_invoke``, which receives an operator and its operands; those of
+``mx.sym`` and of symbols end in ``mxnet.symbol.register._symbol_creator``, and ``mx.np.tensordot``
+in ``mxnet.ndarray.numpy._api_internal.tensordot``. While a block of a cast network computes, or one
+that is observed, these three are exchanged, in the whole process. Each replacement looks first
+whether this thread computes such a block: there, the operator follows the operator table; in any
+other thread, MXNet's function is called with the same arguments. When the last such block ends,
+also by an error, the three are MXNet's own again.
 
 The arithmetic itself is that of ``mx.nd``: operands of the NumPy interface are taken out of it
 without a copy, and results are put back.
@@ -102,7 +106,7 @@ def governed(**about: Any) -> Iterator[None]:
 
 
 class _Installed:
-    """The exchange of MXNet's two functions, while at least one thread needs it."""
+    """The exchange of MXNet's three functions, while at least one thread needs it."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0

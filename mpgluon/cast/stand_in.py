@@ -2,7 +2,7 @@
 
 It has everything that ``mx.nd`` or ``mx.sym`` has, under the same names; its operators
 follow the operator table in the arithmetic of one compute format. So do ``x + y`` and
-``x.mean()`` of the arrays that it returns. MXNet itself is not changed.
+``x.mean()`` of the arrays that it returns. ``mx.nd`` and ``mx.sym`` themselves are not changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""The blocks of a network, and the values and devices of its parameters."""
+"""The blocks of a network and their names, and the values and devices of its parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import mxnet as mx
@@ -11,12 +14,14 @@ import numpy.typing as npt
 from mxnet import gluon
 
 __all__ = [
+    "NamedBlocks",
     "arrays_of",
     "blocks_of",
     "device_ids",
     "device_type_of",
     "empty",
     "empty_gradient",
+    "fitting",
     "forget_symbol",
     "interface",
     "is_mxnets_own",
@@ -38,6 +43,51 @@ def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:
             seen.add(block)
             yield block
             waiting.extend(reversed(list(block._children.values())))
+
+
+class NamedBlocks:
+    """The blocks of a network, found once, with all names that an argument may have for them.
+
+    Parameters
+    ----------
+    net : gluon.Block
+
+    Attributes
+    ----------
+    blocks : list of Block
+        Each once, parents first.
+    """
+
+    def __init__(self, net: gluon.Block) -> None:
+        self.net, self.blocks = net, list(blocks_of(net))
+
+    @cached_property
+    def by_name(self) -> dict[str, set[gluon.Block]]:
+        """The blocks by their names, which several may share, and by their places."""
+        by_name = defaultdict(set)
+        for block in self.blocks:
+            by_name[block.name].add(block)
+
+        def walk(block: gluon.Block, place: str) -> None:
+            if place:
+                by_name[place].add(block)
+            for name, child in block._children.items():
+                walk(child, f"{place}.{name}" if place else name)
+
+        walk(self.net, "")
+        return dict(by_name)
+
+    def among(self, blocks: Set[gluon.Block]) -> dict[str, set[gluon.Block]]:
+        """Return :attr:`by_name` of some of the blocks."""
+        chosen = {name: named & blocks for name, named in self.by_name.items()}
+        return {name: named for name, named in chosen.items() if named}
+
+
+def fitting(named: Mapping[str, set[gluon.Block]], text: str) -> set[gluon.Block]:
+    """Return the blocks with a name or place, or with one that fits a pattern: ``"*.head.*"``."""
+    if text in named or not any(sign in text for sign in "*?["):
+        return named.get(text, set())
+    return {block for name in named if fnmatchcase(name, text) for block in named[name]}
 
 
 def device_type_of(net: gluon.Block) -> str:

@@ -28,12 +28,8 @@ from mpgluon.cast.guards import guard, unguard
 from mpgluon.cast.network_cast import NetworkCast, release
 from mpgluon.cast.plan import (
     NORMALIZATION_LAYERS,
-    BlockPlan,
     KeepFP32,
-    as_collections,
     plan_of,
-    unread_parameters,
-    with_blocks_by_name,
     with_normalization_layers,
 )
 from mpgluon.cast.report import BeyondReach, CastReport
@@ -136,8 +132,7 @@ def cast_block(
     exported graph needs MXNet only. Under a policy whose formats MXNet does not have it raises
     PrecisionError; :func:`mpgluon.deployment.export_mxnet` writes such a network.
     """
-    keep = with_normalization_layers(keep_fp32)
-    return apply_policy(net, as_policy(dtype), keep, compute_16)
+    return apply_policy(net, as_policy(dtype), with_normalization_layers(keep_fp32), compute_16)
 
 
 def autocast(
@@ -190,16 +185,15 @@ def apply_policy(
             f"the policy {policy} has nothing in 16 bits; a plain network computes in FP32, and "
             "mpgluon.restore(net) takes a cast off"
         )
-    named, compute_16 = as_collections(keep_fp32, compute_16)
-    named = with_blocks_by_name(net, named)
-    plan = plan_of(net, named, compute_16)
-    for forward in filter(None, map(forward_of, blocks_of(net))):
+    plan = plan_of(net, keep_fp32, compute_16)
+    blocks = [entry.block for entry in plan.blocks]
+    for forward in filter(None, map(forward_of, blocks)):
         root, name = forward.network_cast.root.name, forward.block.name
         part = "" if name == root else f" as a part of {root}"
         raise PrecisionError(f"{name} is already cast{part}; call mpgluon.restore on {root} first")
     device_type = device_type_of(net)
     arithmetic = policy_arithmetic(policy, device_type)
-    in_16_bits = [entry.block for entry in plan if not entry.computes_fp32]
+    in_16_bits = [entry.block for entry in plan.blocks if not entry.computes_fp32]
     learned = {
         block: attributes
         for block in in_16_bits
@@ -222,7 +216,9 @@ def apply_policy(
     narrowed = []
     if policy.param_dtype != "float32":
         fmt = format_named(policy.param_dtype)
-        stay_fp32 = _parameters_that_stay_fp32(plan, graphs.values())
+        stay_fp32 = plan.parameters_that_stay_fp32()
+        # MXNet's BatchNorm accepts no others; the rest of a graph's are normalizations too.
+        stay_fp32.update(*(graph.normalization_parameters() for graph in graphs.values()))
         weights = weights_of_layers(in_16_bits)
         weights.update(*(graph.product_weights() for graph in graphs.values()))
         narrowed = [
@@ -237,34 +233,34 @@ def apply_policy(
             fp32.narrow(parameter, fmt)
         _warn_of_lost_weights(narrowed, fmt)
         give_memory_back()
-    for entry in plan:
+    for entry in plan.blocks:
         block = entry.block
         _clear_traced_graph(block)
         if block in graphs:
             graphs[block].attach()
-        if entry.needs_forward or block is net:
+        if entry.computes_fp32 or entry.is_governed or block is net:
             PolicyForward(entry, network_cast, graphs.get(block))
-    guard(blocks_of(net), parameters, network_cast, restore)
+    guard(blocks, parameters, network_cast, restore)
     return CastReport(
         policy=policy,
-        cast=tuple(e.block.name for e in plan if e.is_governed and not e.keeps_parameters),
+        cast=tuple(e.block.name for e in plan.blocks if e.is_governed and not e.keeps_parameters),
         kept_fp32=(
-            *(entry.block.name for entry in plan if entry.keeps_parameters),
+            *(entry.block.name for entry in plan.blocks if entry.keeps_parameters),
             *(node.name for graph in graphs.values() for node in graph.normalizations),
         ),
         beyond_reach=tuple(
             found
-            for entry in plan
+            for entry in plan.blocks
             if not entry.computes_fp32
-            for found in BeyondReach.of(entry.block)
+            for found in BeyondReach.of(entry)
         ),
         parameters_cast=len(narrowed),
         parameters_kept=len(parameters) - len(narrowed),
         arithmetic=arithmetic.kind,
         told_format=tuple(block.name for block in learned),
-        operators_fp32=tuple(entry for entry in named if isinstance(entry, str)),
-        operators_16=compute_16,
-        first_and_last=tuple(entry.block.name for entry in plan if entry.is_edge)
+        operators_fp32=plan.operators_fp32,
+        operators_16=plan.operators_16,
+        first_and_last=tuple(entry.block.name for entry in plan.blocks if entry.is_edge)
         if policy.scaled_operands
         else (),
     )
@@ -319,23 +315,6 @@ def _imported_graphs(blocks: Iterable[gluon.Block]) -> dict[gluon.Block, Importe
     from mpgluon.cast.symbol_block import ImportedGraph
 
     return {block: ImportedGraph(block) for block in imported}
-
-
-def _parameters_that_stay_fp32(
-    plan: list[BlockPlan], graphs: Iterable[ImportedGraph]
-) -> set[gluon.Parameter]:
-    """Return the parameters of kept blocks, of norms, and of plain Blocks that read them unseen.
-
-    In an imported graph MXNet's BatchNorm accepts no others, and the rest are normalizations too.
-    """
-    parameters = {
-        parameter
-        for entry in plan
-        if entry.keeps_parameters or not entry.is_governed
-        for parameter in entry.block._reg_params.values()
-    }
-    parameters.update(*(unread_parameters(entry.block) for entry in plan))
-    return parameters.union(*(graph.normalization_parameters() for graph in graphs))
 
 
 def _warn_of_float64(parameters: list[gluon.Parameter]) -> None:

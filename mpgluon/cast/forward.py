@@ -32,7 +32,7 @@ from mpgluon.cast.dispatch import FP32_OPERATORS, governed
 from mpgluon.cast.frozen import attach_gradients
 from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.numpy_arrays import as_nd, as_np
-from mpgluon.cast.plan import BlockPlan, is_hybrid
+from mpgluon.cast.plan import BlockPlan
 from mpgluon.cast.stand_in import (
     Fp32Namespace,
     NumPyInterfaceError,
@@ -85,7 +85,7 @@ class PolicyForward:
         self.block = block = plan.block
         self.plan, self.network_cast, self.graph = plan, network_cast, graph
         self.kept = plan.computes_fp32
-        self.method = "hybrid_forward" if graph or is_hybrid(block) else "forward"
+        self.method = "hybrid_forward" if graph else plan.method
         self.replaced = vars(block).get(self.method)  # an imported graph's, as a rule nothing
         setattr(block, self.method, self)
         make_copyable(block)

@@ -8,15 +8,13 @@ graph; those that are in ``F`` too are one with them.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping, Set
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from mpgluon import kernels
-from mpgluon.base.blocks import blocks_of
+from mpgluon.base.blocks import NamedBlocks, fitting
 from mpgluon.errors import did_you_mean
 from mpgluon.graph.operators import Rule, may_be_16_bit, name_in_f, one_name, rule_of
 
@@ -27,10 +25,8 @@ from mxnet.operator import get_all_registered_operators
 __all__ = [
     "NO_RULES",
     "Rules",
-    "fitting",
     "is_operator",
     "name_in_table",
-    "names_of",
     "rules_of",
 ]
 
@@ -54,8 +50,8 @@ class _Wish(NamedTuple):
 
 
 def rules_of(
-    net: gluon.Block,
-    blocks: Collection[gluon.Block],
+    network: NamedBlocks,
+    blocks: Set[gluon.Block],
     keep_fp32: Iterable[str],
     compute_16: Iterable[str],
 ) -> dict[gluon.Block, Rules]:
@@ -63,8 +59,8 @@ def rules_of(
 
     Parameters
     ----------
-    net : gluon.Block
-    blocks : collection of Block
+    network : NamedBlocks
+    blocks : set of Block
         Those in it that compute in 16 bits, operator by operator.
     keep_fp32, compute_16 : iterable of str
         Operators whose results are to be in FP32, and in the 16-bit format, instead.
@@ -75,22 +71,22 @@ def rules_of(
         If a name is not text, or names neither an operator of MXNet nor a block among these; if the
         format of an operator cannot be changed like this; if both arguments name the same operator.
     """
-    wishes = [_read(net, "keep_fp32", text, Rule.FLOAT32) for text in keep_fp32]
-    wishes += [_read(net, "compute_16", text, Rule.NORMALIZE) for text in compute_16]
+    wishes = [_read(network, "keep_fp32", text, Rule.FLOAT32) for text in keep_fp32]
+    wishes += [_read(network, "compute_16", text, Rule.NORMALIZE) for text in compute_16]
     if not wishes:
         return {}
     for wish in wishes:
         others = [w for w in wishes if w[1:3] == wish[1:3] and w.rule is not wish.rule]
         if others:
             raise ValueError(f"keep_fp32 and compute_16 both name {wish.text!r}; choose one")
-    named = names_of(net, blocks)
+    named = network.among(blocks)
     general = {wish.operator: wish.rule for wish in wishes if not wish.block}
     rules: dict[gluon.Block, Rules] = dict.fromkeys(blocks, general)
     for wish in wishes:
         chosen = fitting(named, wish.block)
         if wish.block and not chosen:
             raise ValueError(
-                f"{wish.text!r} names no block of {net.name} that computes in 16 bits, "
+                f"{wish.text!r} names no block of {network.net.name} that computes in 16 bits, "
                 f"operator by operator{did_you_mean(wish.block, named)}"
             )
         for block in chosen:
@@ -98,17 +94,17 @@ def rules_of(
     return rules
 
 
-def _read(net: gluon.Block, argument: str, text: Any, rule: Rule) -> _Wish:
+def _read(network: NamedBlocks, argument: str, text: Any, rule: Rule) -> _Wish:
     """Return what one entry of an argument asks for."""
     if not isinstance(text, str):
         raise TypeError(f"{argument} holds names of operators, received {text!r}")
     block, _, operator = text.rpartition(":")
     if not is_operator(operator):
-        blocks = [] if block or rule is not Rule.FLOAT32 else names_of(net, list(blocks_of(net)))
-        no_block = f", nor {net.name} a block of that name or place" if blocks else ""
+        names = [] if block or rule is not Rule.FLOAT32 else list(network.by_name)
+        no_block = f", nor {network.net.name} a block of that name or place" if names else ""
         raise ValueError(
             f"{argument} names {text!r}, and MXNet has no operator {operator!r}{no_block}"
-            f"{did_you_mean(operator, [*_operator_names(), *blocks])}"
+            f"{did_you_mean(operator, [*_operator_names(), *names])}"
         )
     operator = name_in_table(operator)
     by_table = rule_of(operator)
@@ -122,29 +118,6 @@ def _read(net: gluon.Block, argument: str, text: Any, rule: Rule) -> _Wish:
         )
         raise ValueError(f"{argument} names {text!r}: {operator} {why}")
     return _Wish(text, block, one_name(operator), rule)
-
-
-def names_of(net: gluon.Block, blocks: Collection[gluon.Block]) -> dict[str, set[gluon.Block]]:
-    """Return blocks by their names, which several may share, and by their places."""
-    members, by_name = set(blocks), defaultdict(set)
-    for block in blocks:
-        by_name[block.name].add(block)
-
-    def walk(block: gluon.Block, place: str) -> None:
-        if place and block in members:
-            by_name[place].add(block)
-        for name, child in block._children.items():
-            walk(child, f"{place}.{name}" if place else name)
-
-    walk(net, "")
-    return dict(by_name)
-
-
-def fitting(named: Mapping[str, set[gluon.Block]], text: str) -> set[gluon.Block]:
-    """Return the blocks with a name or place, or with one that fits a pattern: ``"*.head.*"``."""
-    if text in named or not any(sign in text for sign in "*?["):
-        return named.get(text, set())
-    return {block for name in named if fnmatchcase(name, text) for block in named[name]}
 
 
 def is_operator(operator: str) -> bool:

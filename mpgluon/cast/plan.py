@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple, Optional, Union
 
-from mpgluon.base.blocks import blocks_of, is_mxnets_own, is_numpy
-from mpgluon.cast.operator_rules import NO_RULES, Rules, fitting, is_operator, names_of, rules_of
+from mpgluon.base.blocks import NamedBlocks, blocks_of, fitting, is_mxnets_own, is_numpy
+from mpgluon.cast.operator_rules import NO_RULES, Rules, is_operator, rules_of
 from mpgluon.errors import PrecisionError
 
 import mxnet as mx
@@ -20,11 +20,9 @@ __all__ = [
     "NORMALIZATION_LAYERS",
     "BlockPlan",
     "KeepFP32",
-    "as_collections",
+    "NetworkPlan",
     "is_hybrid",
     "plan_of",
-    "unread_parameters",
-    "with_blocks_by_name",
     "with_normalization_layers",
 ]
 
@@ -69,6 +67,8 @@ class BlockPlan(NamedTuple):
     is_edge : bool
         Whether it is the network's first or last convolution or dense layer, in the order in which
         the blocks were added.
+    method : {"hybrid_forward", "forward"}
+        The method in which it computes; an imported graph has none of its own.
     """
 
     block: gluon.Block
@@ -77,11 +77,33 @@ class BlockPlan(NamedTuple):
     is_governed: bool
     rules: Rules
     is_edge: bool
+    method: str
 
-    @property
-    def needs_forward(self) -> bool:
-        """Whether the cast must replace the block's forward method."""
-        return self.computes_fp32 or self.is_governed
+
+class NetworkPlan(NamedTuple):
+    """The effect of a cast on a network.
+
+    Attributes
+    ----------
+    blocks : list of BlockPlan
+        Parents first.
+    operators_fp32, operators_16 : tuple of str
+        The operators that ``keep_fp32`` and ``compute_16`` name.
+    """
+
+    blocks: list[BlockPlan]
+    operators_fp32: tuple[str, ...]
+    operators_16: tuple[str, ...]
+
+    def parameters_that_stay_fp32(self) -> set[gluon.Parameter]:
+        """Return parameters of kept blocks, norms, and plain Blocks that read them unseen."""
+        parameters = {
+            parameter
+            for entry in self.blocks
+            if entry.keeps_parameters or not entry.is_governed
+            for parameter in entry.block._reg_params.values()
+        }
+        return parameters.union(*(_unread_parameters(entry.block) for entry in self.blocks))
 
 
 def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
@@ -97,7 +119,7 @@ def _is_collection(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, type, gluon.Block))
 
 
-def as_collections(
+def _as_collections(
     keep_fp32: KeepFP32, compute_16: Iterable[str]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return both arguments of a cast as tuples; raise TypeError for what is one entry itself."""
@@ -112,23 +134,24 @@ def as_collections(
     return tuple(keep_fp32), tuple(compute_16)
 
 
-def plan_of(
-    net: gluon.Block, keep_fp32: tuple[Any, ...], compute_16: tuple[str, ...]
-) -> list[BlockPlan]:
-    """Return what will become of every block, parents first.
+def plan_of(net: gluon.Block, keep_fp32: KeepFP32, compute_16: Iterable[str]) -> NetworkPlan:
+    """Return what will become of every block.
 
     Raises
     ------
     TypeError, ValueError, PrecisionError
         As :func:`mpgluon.cast_block` says.
     """
+    keep_fp32, operators_16 = _as_collections(keep_fp32, compute_16)
     if not isinstance(net, gluon.Block):
         raise TypeError(
             f"net must be a gluon.Block, received {type(net).__name__}; a cast belongs to a "
             "network, not to a device or a passage of code: amp.autocast(net)"
         )
-    blocks = list(blocks_of(net))
-    named = _named_blocks(net, blocks, [one for one in keep_fp32 if not isinstance(one, str)])
+    network = NamedBlocks(net)
+    blocks, keep_fp32 = network.blocks, _with_blocks_by_name(network, keep_fp32)
+    operators_fp32 = tuple(one for one in keep_fp32 if isinstance(one, str))
+    named = _named_blocks(network, [one for one in keep_fp32 if not isinstance(one, str)])
     stay_fp32 = _with_all_inside(named)
     whole = _with_all_inside(b for b in named if not isinstance(b, NORMALIZATION_LAYERS))
     for block in blocks:
@@ -142,13 +165,8 @@ def plan_of(
     }
     products = [block for block in blocks if isinstance(block, _PRODUCTS)]
     edges = products[:1] + products[-1:]
-    rules = rules_of(
-        net,
-        [block for block in blocks if block in governed - whole],
-        [one for one in keep_fp32 if isinstance(one, str)],
-        compute_16,
-    )
-    return [
+    rules = rules_of(network, governed - whole, operators_fp32, operators_16)
+    entries = [
         BlockPlan(
             block=block,
             keeps_parameters=block in stay_fp32,
@@ -156,25 +174,23 @@ def plan_of(
             is_governed=block in governed,
             rules=rules.get(block, NO_RULES),
             is_edge=block in edges,
+            method="hybrid_forward" if is_hybrid(block) else "forward",
         )
         for block in blocks
     ]
+    return NetworkPlan(entries, operators_fp32, operators_16)
 
 
-def with_blocks_by_name(net: gluon.Block, keep_fp32: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_blocks_by_name(network: NamedBlocks, keep_fp32: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what to keep with blocks in place of their names, places and patterns of these."""
-    if not any(isinstance(entry, str) for entry in keep_fp32) or not isinstance(net, gluon.Block):
-        return keep_fp32
-    by_name, blocks = names_of(net, list(blocks_of(net))), list[Any]()
+    blocks = list[Any]()
     for entry in keep_fp32:
         is_name = isinstance(entry, str) and not is_operator(entry)
-        blocks += (is_name and fitting(by_name, entry)) or [entry]
+        blocks += (is_name and fitting(network.by_name, entry)) or [entry]
     return tuple(blocks)
 
 
-def _named_blocks(
-    net: gluon.Block, blocks: list[gluon.Block], keep_fp32: list[Any]
-) -> list[gluon.Block]:
+def _named_blocks(network: NamedBlocks, keep_fp32: list[Any]) -> list[gluon.Block]:
     """Return the blocks that ``keep_fp32`` names by type or as instances."""
     for entry in keep_fp32:
         if not isinstance(entry, (type, gluon.Block)):
@@ -184,11 +200,11 @@ def _named_blocks(
             )
     types = tuple(entry for entry in keep_fp32 if isinstance(entry, type))
     instances = {entry for entry in keep_fp32 if isinstance(entry, gluon.Block)}
-    unknown = instances.difference(blocks)
+    unknown = instances.difference(network.blocks)
     if unknown:
         names = ", ".join(sorted(block.name for block in unknown))
-        raise ValueError(f"keep_fp32 names blocks that are not in {net.name}: {names}")
-    return [block for block in blocks if isinstance(block, types) or block in instances]
+        raise ValueError(f"keep_fp32 names blocks that are not in {network.net.name}: {names}")
+    return [block for block in network.blocks if isinstance(block, types) or block in instances]
 
 
 def _with_all_inside(blocks: Iterable[gluon.Block]) -> set[gluon.Block]:
@@ -242,7 +258,7 @@ def _switches_on(function: Any) -> bool:
     return code is not None and code.co_name == "_with_np_array"
 
 
-def unread_parameters(block: gluon.Block) -> list[gluon.Parameter]:
+def _unread_parameters(block: gluon.Block) -> list[gluon.Parameter]:
     """Return the parameters of a plain Block that its ``forward`` does not mention.
 
     Methods that are called from outside of the forward pass read them, such as a loss, and a cast

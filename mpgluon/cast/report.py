@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpgluon.base.blocks import is_mxnets_own
-from mpgluon.cast.plan import is_hybrid
+from mpgluon.cast.plan import BlockPlan
 from mpgluon.formats.policy import Policy
-
-from mxnet import gluon
 
 __all__ = ["BeyondReach", "CastReport"]
 
@@ -30,10 +28,9 @@ class BeyondReach:
     advice: str
 
     @classmethod
-    def of(cls, block: gluon.Block) -> Iterator[BeyondReach]:
+    def of(cls, plan: BlockPlan) -> Iterator[BeyondReach]:
         """Yield the lines of a block's own forward method that hand its values to other code."""
-        method = getattr(type(block), "hybrid_forward" if is_hybrid(block) else "forward")
-        method = inspect.unwrap(method)
+        block, method = plan.block, inspect.unwrap(getattr(type(plan.block), plan.method))
         if is_mxnets_own(method):
             return
         try:

@@ -1,7 +1,8 @@
 """Arrays and symbols inside a network that know their format and follow the operator table.
 
 They are plain MXNet objects of another class: an MXNet array has no room for attributes, and a
-Symbol does not know its dtype. :mod:`mpgluon.cast.stand_in` defines their Python operators.
+Symbol does not know its dtype. :mod:`mpgluon.cast.stand_in` defines their Python operators, and
+:mod:`mpgluon.cast.numpy_arrays` their ``as_np_ndarray``.
 
 A format is the name of a dtype that MXNet computes with ("float32", "float16", and "bfloat16" in a
 graph), or a :class:`FloatFormat` where its values are held on its grid, as FP32 numbers.
@@ -85,10 +86,6 @@ class FormatArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
         """Return a part, of the same format."""
         return mark(mx.nd.NDArray.__getitem__(self, key), self.format)
 
-    def as_np_ndarray(self) -> Any:
-        """Return the array for MXNet's NumPy interface, in the same format."""
-        return _as_np(self)
-
 
 class Float16Array(FormatArray):
     """A float16 array."""
@@ -137,20 +134,12 @@ class WidenedArray(mx.nd.NDArray, metaclass=_EqualToNDArray):
 
     __slots__ = ()
 
-    def as_np_ndarray(self) -> Any:
-        """Return the array for MXNet's NumPy interface, of the same kind."""
-        return _as_np(self)
-
 
 class WidenedSymbol(Symbol):
     """The symbol of such an array."""
 
     __slots__ = ()
     dtype_of_values = "float32"
-
-    def as_np_ndarray(self) -> Any:
-        """Return the symbol for MXNet's NumPy interface, of the same kind."""
-        return _as_np(self)
 
 
 class FormatSymbol(Symbol):
@@ -163,16 +152,6 @@ class FormatSymbol(Symbol):
     def __getitem__(self, index: Any) -> Symbol:
         """Return one of several outputs, of the same format."""
         return mark(Symbol.__getitem__(self, index), self.format)
-
-    def as_np_ndarray(self) -> Any:
-        """Return the symbol for MXNet's NumPy interface, of the same format."""
-        return _as_np(self)
-
-
-def _as_np(array: Array) -> Any:
-    from mpgluon.cast.numpy_arrays import as_np  # which imports this module
-
-    return as_np(array)
 
 
 @cache

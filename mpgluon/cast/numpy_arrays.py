@@ -11,6 +11,8 @@ from typing import Any, Optional
 
 from mpgluon.cast.arrays import (
     Format,
+    FormatArray,
+    FormatSymbol,
     WidenedArray,
     WidenedSymbol,
     convert_arrays,
@@ -134,3 +136,7 @@ def _class_of(fmt: Optional[Format], is_symbol: bool) -> type:
         return symbol
     base = _NumPyFormatSymbol if is_symbol else _NumPyGridArray
     return type(f"NumPy{fmt}{'Symbol' if is_symbol else 'Array'}", (base,), {"format": fmt})
+
+
+for _class in (FormatArray, FormatSymbol, WidenedArray, WidenedSymbol):
+    _class.as_np_ndarray = as_np  # MXNet's own would lose the format

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol
 
 from mpgluon import kernels
 from mpgluon.base.blocks import blocks_of
 from mpgluon.cast import fp32
-from mpgluon.cast.arithmetic import Emulated, NativeBfloat16
+from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16
 from mpgluon.cast.arrays import Format, arrays_in, convert_arrays, format_of, mark, narrow_again
 from mpgluon.cast.calls import is_inside, ungoverned
 from mpgluon.cast.frozen import attach_gradients
+from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.sums import SumsOfOneShape
@@ -30,10 +31,7 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
-if TYPE_CHECKING:
-    from mpgluon.cast.forward import PolicyForward
-
-__all__ = ["TracedGraph"]
+__all__ = ["ForwardMethod", "TracedGraph"]
 
 
 # Gluon's name scopes, a block's graph and MXNet's CachedOp are not thread-safe. A call only queues
@@ -41,12 +39,29 @@ __all__ = ["TracedGraph"]
 _TRACING = RLock()
 
 
+class ForwardMethod(Protocol):
+    """The members of a cast block's forward method, a ``PolicyForward``, that its graph uses."""
+
+    block: gluon.HybridBlock
+    network_cast: NetworkCast
+    kept: bool
+
+    def arithmetic_on(self, device_type: str) -> Arithmetic:
+        """Return that of the block's operators on such devices."""
+
+    def leaving(self, result: Any) -> Any:
+        """Return what a part of the network gives to code outside."""
+
+    def explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:
+        """Raise our own error in place of MXNet's if it is about formats."""
+
+
 class TracedGraph:
     """The graph that a cast block has of its own when it is hybridized.
 
     Parameters
     ----------
-    forward : PolicyForward
+    forward : ForwardMethod
         The forward method of the block.
 
     Attributes
@@ -55,7 +70,7 @@ class TracedGraph:
         Whether the block is called with symbols, to trace this graph.
     """
 
-    def __init__(self, forward: PolicyForward) -> None:
+    def __init__(self, forward: ForwardMethod) -> None:
         self._forward = forward
         self.is_traced_now = False
         # Formats of the inputs for which the graph was traced, while there is one.
@@ -65,11 +80,11 @@ class TracedGraph:
         self._frozen_matrices: list[gluon.Parameter] = []  # of those, with a gradient nevertheless
         self._sums = SumsOfOneShape()
 
-    def __getstate__(self) -> PolicyForward:
+    def __getstate__(self) -> ForwardMethod:
         """Return what a copy needs: it has no graph yet."""
         return self._forward
 
-    def __setstate__(self, forward: PolicyForward) -> None:
+    def __setstate__(self, forward: ForwardMethod) -> None:
         """Become a copy."""
         TracedGraph.__init__(self, forward)
 

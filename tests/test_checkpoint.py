@@ -338,6 +338,14 @@ def test_files_have_the_fp32_values_of_float16_weights_that_were_trained_without
     assert read_parameters(tmp_path / "c.npz")["weight"] == layer.weight.data().asscalar() < 0
 
 
+def test_a_learning_rate_that_was_set_by_hand_is_restored(tmp_path):
+    training, other = Training(), Training()
+    training.trainer.set_learning_rate(0.0125)
+    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    load_checkpoint(tmp_path / "c.npz", other.net, other.trainer)
+    assert other.trainer.learning_rate == 0.0125
+
+
 def test_the_learning_rate_of_a_schedule_is_restored(tmp_path):
     training = Training(scaled=False)
     schedule = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)

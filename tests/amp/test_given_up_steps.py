@@ -19,10 +19,13 @@ from amp_helpers import (
     backward_of_two,
     batches,
     each_dtype,
+    give_gradient,
     make_net,
     make_trainer,
+    one_weight,
     plain_run,
     two_weights,
+    weight_trainer,
     weights,
 )
 from helpers import assert_same_bits
@@ -264,6 +267,19 @@ def test_without_a_scale_losses_may_mix_as_in_plain_gluon(scale):
     backward(net, *every[1])
     trainer.step(2 * BATCH_SIZE)
     assert_same_bits(weights(net), weights_after_accumulating(every[:2]))
+
+
+def test_a_loss_that_is_not_scaled_is_not_divided_after_a_skipped_step():
+    weight = one_weight(value=1.0)
+    trainer = weight_trainer(weight, DynamicLossScale(1024))
+    give_gradient(weight, trainer, math.inf)
+    trainer.step(1)
+    assert amp.step_was_skipped(trainer)
+    with autograd.record():
+        loss = weight.data() * 0.5
+    loss.backward()
+    trainer.step(1)
+    assert weight.data().asscalar() == 0.5
 
 
 def test_every_gradient_counts_as_before_where_backward_comes_after_the_block():

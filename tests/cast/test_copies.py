@@ -11,6 +11,7 @@ import sys
 import mpgluon
 from mpgluon import NORMALIZATION_LAYERS, Policy, amp, kernels
 from mpgluon.cast import fp32
+from mpgluon.checkpoint.scale_histories import scale_histories
 
 import mxnet as mx
 import numpy as np
@@ -88,10 +89,11 @@ def outputs(net, ctx=ONE):
 
 
 def values(net):
-    """Return what the parameters are on each device, and what they stand for in FP32."""
+    """Return the parameters on each device, their FP32 values, and the histories of scales."""
     found = [a.asnumpy() for p in net.collect_params().values() for a in p.list_data()]
     known = [fp32.known(p) for p in net.collect_params().values()]
-    return found + [one.asnumpy() for one in known if one is not None]
+    histories = [one for one in scale_histories(net).values() if one.any()]
+    return [*found, *(one.asnumpy() for one in known if one is not None), *histories]
 
 
 @pytest.mark.sampled(4)

@@ -277,6 +277,16 @@ def test_another_seed_rounds_to_other_bits():
     assert weights[0] == weights[1] != weights[2]
 
 
+def test_each_weight_is_rounded_with_bits_of_its_own():
+    net = in_sequence(*(layer_of(np.ones((8, 5), np.float32)) for _ in range(2)))
+    trainer = trainer_of(net, "stochastic")
+    first, second = (layer.weight for layer in net)
+    with autograd.record():
+        backward(-16.0 * (first.data().sum() + second.data().sum()), trainer)
+    trainer.step(1)
+    assert (first.data() != second.data()).asnumpy().any()
+
+
 def test_weights_that_the_kvstore_would_update_are_refused():
     layer = layer_of(np.ones((2, 2), np.float32), ctx=TWO)
     trainer = gluon.Trainer(layer.collect_params(), "sgd", {"learning_rate": 0.5})

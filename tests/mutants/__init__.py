@@ -1,0 +1,1 @@
+"""Planted faults in the library, each of which a test must notice."""

@@ -9,9 +9,8 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import zip_longest
-from typing import Any, Callable
+from typing import Callable
 
 __all__ = ["Result", "Table", "counted", "percent"]
 
@@ -147,7 +146,7 @@ def percent(share: float) -> str:
 
 
 class Result:
-    """A base of results that a notebook shows as tables, and that draw themselves."""
+    """A base of results that a notebook shows as tables."""
 
     table: Callable[..., Table]
 
@@ -155,17 +154,3 @@ class Result:
         says_more = type(self).__str__ is not object.__str__
         above = str(self).partition(str(self.table()))[0].strip() if says_more else ""
         return f"<p>{html.escape(above)}</p>" * bool(above) + self.table().to_html()
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the result with Matplotlib, which the extra ``plots`` installs.
-
-        Parameters
-        ----------
-        ax : Axes, optional
-            By default, those of a new figure.
-
-        Returns
-        -------
-        Axes
-        """
-        return import_module("mpgluon_tools.plots").draw(self, ax)

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Callable
+from typing import Any, Callable
 
 from mpgluon.graph.description import InputShape, trace
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.operators import Rule, name_in_f, rule_of
+from mpgluon_tools.plots.axes import axes_or_new
+from mpgluon_tools.plots.rows import draw_bars
 from mpgluon_tools.tables import Result, Table
 
 from mxnet import gluon
@@ -164,6 +166,24 @@ class AlignmentReport(Result):
                 for product in shown
             ],
         )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the shares of the multiply-adds of the 20 largest products, misaligned ones black.
+
+        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        """
+        axes = axes_or_new(ax)
+        largest = sorted(self.products, key=lambda one: one.multiply_adds, reverse=True)[:20]
+        products = [product for product in self.products if product in largest]
+        shares = [100 * product.multiply_adds / self.multiply_adds for product in products]
+        pairs = list(zip(products, shares))
+        parts = {
+            "misaligned": [share if product.misaligned else 0.0 for product, share in pairs],
+            "aligned": [0.0 if product.misaligned else share for product, share in pairs],
+        }
+        draw_bars(axes, [product.layer for product in products], parts)
+        axes.set_xlabel(f"share of the multiply-adds (%); aligned to {self.multiple}")
+        return axes
 
     def __str__(self) -> str:
         lines = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from mpgluon.cast.block import NORMALIZATION_LAYERS
 from mpgluon.formats.float_format import format_named
@@ -17,6 +17,8 @@ from mpgluon.formats.policy import Policy
 from mpgluon_tools.diagnostics.observe import Batch
 from mpgluon_tools.diagnostics.reference import Reference, inner_blocks, sixteen_bits
 from mpgluon_tools.diagnostics.sums import SumsReport, compare_sums
+from mpgluon_tools.plots.axes import axes_or_new
+from mpgluon_tools.plots.rows import draw_dots
 from mpgluon_tools.tables import Result, Table
 
 from mxnet import gluon
@@ -82,6 +84,22 @@ class Comparison(Result):
             names = (layer.block.name, type(layer.block).__name__)
             rows.append((*names, *(f"{error:.2g}" for error in errors)))
         return Table(headings, rows)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw what each layer introduces and the error of its result, of the 20 worst in order.
+
+        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        """
+        axes = axes_or_new(ax)
+        worst = self.ranked()[:20]
+        layers = [layer for layer in self.layers if layer in worst]
+        errors = {
+            "introduced": [layer.introduced for layer in layers],
+            "of its result": [layer.output for layer in layers],
+        }
+        draw_dots(axes, [layer.block.name for layer in layers], errors)
+        axes.set_xlabel(f"relative error; of the network's result: {self.result:.2g}")
+        return axes
 
     def __str__(self) -> str:
         text = f"relative error of the result: {self.result:.2g}\n{self.table()}"

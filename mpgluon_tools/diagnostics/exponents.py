@@ -15,6 +15,8 @@ from mpgluon import amp
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.updates import gluon_trainer
 from mpgluon_tools.diagnostics.observe import Batch, Seen, observed_batch, values_of
+from mpgluon_tools.plots.axes import axes_or_new
+from mpgluon_tools.plots.exponents import draw_exponents
 from mpgluon_tools.tables import Result, Table, percent
 
 import numpy as np
@@ -105,6 +107,13 @@ class ExponentHistogram(Result):
         """Return the shares of the numbers in each part of a format's range, in percent."""
         return _table({"all": self}, fmt)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the histogram over float16's ranges.
+
+        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        """
+        return draw_exponents(axes_or_new(ax), {"values": self})
+
 
 def _table(histograms: Mapping[str, ExponentHistogram], fmt: FloatFormat) -> Table:
     rows = []
@@ -168,6 +177,13 @@ class BatchExponents(Result):
     def table(self, fmt: FloatFormat = FLOAT16) -> Table:
         """Return the shares of the numbers in each part of a format's range, in percent."""
         return _table(self.overall(), fmt)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw one histogram for each of the four over float16's ranges.
+
+        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        """
+        return draw_exponents(axes_or_new(ax), self.overall())
 
     def __str__(self) -> str:
         return str(self.table())

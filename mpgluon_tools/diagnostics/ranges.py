@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, round_to
 from mpgluon.formats.loss_scale import LARGEST_SCALE
 from mpgluon.formats.scaling import scale_exponents
 from mpgluon_tools.diagnostics.exponents import ExponentHistogram, exponent_histogram
 from mpgluon_tools.diagnostics.observe import Batch, Seen, observed_batch, values_of
+from mpgluon_tools.plots.axes import axes_or_new
+from mpgluon_tools.plots.rows import draw_bars
 from mpgluon_tools.tables import Result, Table, percent
 
 import numpy as np
@@ -128,6 +131,25 @@ class RangeReport(Result):
             rows.append((a.name, a.kind, f"{a.largest:.3g}", *map(percent, shares)))
         beyond = "saturated" if self.fmt.saturates else "overflow"
         return Table(("array", "what", "largest", beyond, "underflow", "subnormal"), rows)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw which shares of the 20 worst arrays overflow, become zero, and become subnormal.
+
+        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        """
+        axes = axes_or_new(ax)
+        worst = self.worst(20)
+        parts = {
+            "overflow": [100 * array.overflow_fraction for array in worst],
+            "lost (zero)": [100 * array.underflow_fraction for array in worst],
+            "subnormal": [100 * array.subnormal_fraction for array in worst],
+        }
+        draw_bars(axes, [f"{array.name}: {array.kind}" for array in worst], parts)
+        axes.set_xlim(0, 100)
+        power = round(math.log2(self.loss_scale))
+        scale = f"$2^{{{power}}}$" if self.loss_scale == 2.0**power else f"{self.loss_scale:g}"
+        axes.set_xlabel(f"share of the values (%), {self.fmt.name} at S = {scale}")
+        return axes
 
     def __str__(self) -> str:
         count = sum(array.overflow_fraction > 0 for array in self.arrays)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block import device_type_of
@@ -19,6 +19,8 @@ from mpgluon.cast.forward import PolicyForward
 from mpgluon.formats.tensor_core import TensorCoreSums
 from mpgluon_tools.diagnostics.reference import Errors, Reference
 from mpgluon_tools.diagnostics.temporarily import temporarily
+from mpgluon_tools.plots.axes import axes_or_new
+from mpgluon_tools.plots.rows import draw_dots
 from mpgluon_tools.tables import Result, Table
 
 from mxnet import gluon
@@ -106,6 +108,21 @@ class SumsReport(Result):
                 row += [f"{getattr(one[block], name):.2g}" for one in errors]
             rows.append(row)
         return Table(headings, rows)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw each way of summing's largest change of 20 layers, in units of the format's own.
+
+        Above 1.5, it exceeds what other roundings would change.
+
+        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        """
+        axes = axes_or_new(ax)
+        blocks = list(self.beside_fp32)[:20]
+        ratios = {name: [self.ratio(name, block) for block in blocks] for name in self.changes}
+        draw_dots(axes, [block.name for block in blocks], ratios)
+        axes.axvline(_INDEPENDENT, color="0.5", linewidth=1)
+        axes.set_xlabel(f"largest change, in units of the error of {self.dtype}")
+        return axes
 
     def __str__(self) -> str:
         lines = [

@@ -1,6 +1,6 @@
 """Figures of plain data: each ``draw_`` function draws on Axes of Matplotlib and returns them.
 
-What :mod:`mpgluon.diagnostics` returns is drawn by :func:`draw`, which the results' ``plot`` calls.
+What :mod:`mpgluon.diagnostics` returns draws itself: ``result.plot()``.
 The figures of a training run take events of :mod:`recipes.training.history`: ``steps`` have
 ``step``, ``epoch``, ``loss``, ``loss_scale`` (of that step), ``skipped`` and, where they are known,
 ``images``, ``images_per_second`` and ``gradient_norm``; ``epochs`` have ``step`` (its last),
@@ -15,17 +15,9 @@ those of Wong, "Color blindness", Nature Methods 8, 2011, which the colour-blind
 
 from __future__ import annotations
 
+from mpgluon_tools.plots.axes import png
 from mpgluon_tools.plots.exponents import draw_exponent_heatmap, draw_exponents
 from mpgluon_tools.plots.looks import FORMAT_LOOKS
-from mpgluon_tools.plots.results import (
-    draw,
-    draw_alignment,
-    draw_errors,
-    draw_loss_scales,
-    draw_ranges,
-    draw_sums,
-    png,
-)
 from mpgluon_tools.plots.training import (
     draw_accuracy,
     draw_gradient_norm,
@@ -38,19 +30,13 @@ from mpgluon_tools.plots.training import (
 
 __all__ = [
     "FORMAT_LOOKS",
-    "draw",
     "draw_accuracy",
-    "draw_alignment",
-    "draw_errors",
     "draw_exponent_heatmap",
     "draw_exponents",
     "draw_gradient_norm",
     "draw_loss",
     "draw_loss_scale",
-    "draw_loss_scales",
-    "draw_ranges",
     "draw_speed",
-    "draw_sums",
     "draw_training",
     "png",
     "save_training_curves",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Protocol, Union, runtime_checkable
 
 from mpgluon.formats.float_format import FLOAT16
-from mpgluon_tools.diagnostics.exponents import ExponentHistogram
 from mpgluon_tools.extras import extra
 from mpgluon_tools.plots.looks import FOUR_LOOKS, make_room
 
@@ -16,7 +15,25 @@ import numpy.typing as npt
 
 __all__ = ["draw_exponent_heatmap", "draw_exponents"]
 
-Histogram = Union[ExponentHistogram, tuple[npt.ArrayLike, npt.ArrayLike, int]]
+
+@runtime_checkable
+class Counted(Protocol):
+    """The exponents of numbers and how often each occurs, as diagnostics return them."""
+
+    @property
+    def exponents(self) -> npt.ArrayLike:
+        """Array of int, shape (E,), consecutive."""
+
+    @property
+    def counts(self) -> npt.ArrayLike:
+        """Array of int, shape (E,), the count of each."""
+
+    @property
+    def zeros(self) -> int:
+        """The number of zeros."""
+
+
+Histogram = Union[Counted, tuple[npt.ArrayLike, npt.ArrayLike, int]]
 # Exponents at which a range of float16 begins; 65504 is one rounding step below 2**16.
 _SUBNORMAL = FLOAT16.min_exponent - FLOAT16.significand_bits + 1
 _NORMAL = FLOAT16.min_exponent
@@ -130,7 +147,7 @@ def draw_exponent_heatmap(
 
 
 def _parts(histogram: Histogram) -> tuple[npt.ArrayLike, npt.ArrayLike, int]:
-    if isinstance(histogram, ExponentHistogram):
+    if isinstance(histogram, Counted):
         return histogram.exponents, histogram.counts, histogram.zeros
     return histogram
 

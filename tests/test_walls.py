@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Callable
 from graphlib import TopologicalSorter
@@ -111,22 +110,6 @@ def test_no_module_of_the_library_imports_upwards():
         return {room for room in used & set(floor_of) if floor_of[room] > floor}
 
     assert offenders(modules, above) == {}
-
-
-def test_modules_of_the_second_house_import_each_other_in_no_circle():
-    """In functions, for types and by name too, as a package's ``__getattr__`` imports."""
-    files = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in ROOT.glob("mpgluon_tools/**/*.py")
-    }
-    uses: dict[str, set[str]] = {}
-    for name, path in files.items():
-        named = set(re.findall(r'"(mpgluon_tools[\w.]*)"', path.read_text("utf-8")))
-        places = {one if one in files else one.rpartition(".")[0] for one in imported_names(path)}
-        uses[name] = (named | places) & files.keys() - {name}
-    commands = {name for name in files if name.startswith("mpgluon_tools.commands.")}
-    uses["mpgluon_tools.commands"] |= commands  # by a name that is put together
-    TopologicalSorter(uses).prepare()  # raises a CycleError that has the circle
 
 
 def run(code: str) -> str:

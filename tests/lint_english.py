@@ -34,7 +34,6 @@ HABITS = {
 _ALLOWED = (
     "forget gate",  # of an LSTM
     "What float16 would lose",  # headings of a report
-    "What each loss scale would lose",
     "What differs by default",  # of a page
 )
 

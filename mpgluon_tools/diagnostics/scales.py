@@ -1,4 +1,4 @@
-"""The gradients of each layer at any loss scale: the numbers behind the page's slider.
+"""The gradients of each layer at any loss scale, and at the one that is recommended.
 
 Multiplying by a power of two moves a histogram of exponents and does nothing else, so one batch
 that was run once answers for every loss scale.
@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
 
 from mpgluon.cast.block import NORMALIZATION_LAYERS, blocks_of
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon_tools.diagnostics.exponents import EMPTY, ExponentHistogram
 from mpgluon_tools.diagnostics.ranges import RangeReport
-from mpgluon_tools.tables import Result, Table, percent
+from mpgluon_tools.tables import Table, percent
 
-import numpy as np
 from mxnet import gluon
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "LossScales",
     "loss_scales",
     "owners_of",
-    "scale_text",
     "share_text",
 ]
 
@@ -37,8 +34,6 @@ Micikevicius et al., "Mixed Precision Training", ICLR 2018, 3.1, saw accuracy su
 the weight gradients were too small for float16; this is a fifth of that. Where nothing overflows,
 the numbers that are lost are the layer's smallest ones.
 """
-
-_SLIDER_POWERS = (-10, 24)  # 2^24 is the max_scale of DynamicLossScale; sums over pixels need < 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class LayerGradient:
 
 
 @dataclass(frozen=True)
-class LossScales(Result):
+class LossScales:
     """The gradients that float16 has to hold, layer by layer, and the recommended loss scale.
 
     Attributes
@@ -82,11 +77,6 @@ class LossScales(Result):
         """The base-2 logarithm of the recommended scale."""
         return round(math.log2(self.scale))
 
-    @property
-    def powers(self) -> tuple[int, int]:
-        """The ends of the slider, as base-2 logarithms."""
-        return min(_SLIDER_POWERS[0], self.power), max(_SLIDER_POWERS[1], self.power)
-
     def shares(self, scale: float) -> list[dict[str, float]]:
         """Return the shares of each gradient's nonzero numbers in each part of the format's range.
 
@@ -94,57 +84,32 @@ class LossScales(Result):
         """
         return [one.exponents.times(scale).shares(self.fmt) for one in self.gradients]
 
-    def worst(self, scale: float, count: int) -> list[tuple[LayerGradient, dict[str, float]]]:
-        """Return the gradients that overflow most at a scale, then those that lose most."""
+    def worst(self, count: int) -> list[tuple[LayerGradient, dict[str, float]]]:
+        """Return the gradients that overflow most at the scale, then those that lose most."""
 
         def badness(pair: tuple[LayerGradient, dict[str, float]]) -> tuple[float, ...]:
             return tuple(pair[1][part] for part in ("overflow", "lost", "subnormal"))
 
-        pairs = list(zip(self.gradients, self.shares(scale)))
+        pairs = list(zip(self.gradients, self.shares(self.scale)))
         return sorted(pairs, key=badness, reverse=True)[:count]
 
-    def summary(self, scale: float) -> str:
-        """Return how many gradients overflow at a scale, and how many lose much."""
-        shares = self.shares(scale)
+    def summary(self) -> str:
+        """Return how many gradients overflow at the scale, and how many lose much."""
+        shares = self.shares(self.scale)
         overflowing = sum(one["overflow"] > 0 for one in shares)
         losing = sum(one["lost"] > LOST_LIMIT for one in shares)
         return (
-            f"At a loss scale of {scale_text(scale)}, {overflowing} of {len(shares)} gradients "
+            f"At a loss scale of {self.scale:.16g}, {overflowing} of {len(shares)} gradients "
             f"overflow in part, and {losing} lose more than {LOST_LIMIT:.0%} of their numbers."
         ).replace("%", " %")
 
-    def table(self, scale: Optional[float] = None, count: int = 10) -> Table:
-        """Return the gradients with the largest losses at a scale, by default the recommended."""
+    def table(self, count: int = 10) -> Table:
+        """Return the gradients with the largest losses at the scale."""
         rows = [
             (one.block.name, one.what, *(share_text(shares[part]) for part in _PARTS))
-            for one, shares in self.worst(self.scale if scale is None else scale, count)
+            for one, shares in self.worst(count)
         ]
         return Table(("layer", "gradient of", *_PARTS), rows)
-
-    def data(self) -> dict[str, Any]:
-        """Return what the page's script computes with; histograms without their empty ends."""
-        exponents = EMPTY.exponents
-        subnormal = round(math.log2(self.fmt.smallest_subnormal))
-        layers = []
-        for one in self.gradients:
-            used = np.flatnonzero(one.exponents.counts)
-            first, end = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
-            layers.append(
-                {
-                    "name": one.block.name,
-                    "what": one.what,
-                    "first": int(exponents[first]),
-                    "counts": one.exponents.counts[first:end].tolist(),
-                    "notFinite": one.exponents.not_finite,
-                }
-            )
-        return {
-            "layers": layers,
-            "edges": [subnormal, self.fmt.min_exponent, self.fmt.max_exponent + 1],
-            "smallest": int(exponents[0]),
-            "power": self.power,
-            "lostLimit": LOST_LIMIT,
-        }
 
 
 _PARTS = ("lost", "subnormal", "overflow")
@@ -181,8 +146,3 @@ def share_text(share: float) -> str:
     if share == 0:
         return "0 %"
     return "<0.01 %" if share < 0.00005 else percent(share)
-
-
-def scale_text(scale: float) -> str:
-    """Return a power of two with all its digits up to 2^53."""
-    return f"{scale:.16g}"

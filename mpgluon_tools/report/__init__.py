@@ -23,7 +23,7 @@ from mpgluon_tools.diagnostics.exponents import BatchExponents, batch_exponents
 from mpgluon_tools.diagnostics.observe import Batch, complete
 from mpgluon_tools.diagnostics.ranges import range_report
 from mpgluon_tools.diagnostics.reference import sixteen_bits
-from mpgluon_tools.diagnostics.scales import LossScales, loss_scales, scale_text, share_text
+from mpgluon_tools.diagnostics.scales import loss_scales
 from mpgluon_tools.extras import extra
 from mpgluon_tools.report.verdict import HEADROOM, judge
 from mpgluon_tools.tables import Table
@@ -37,8 +37,7 @@ with extra("report"):
 
 __all__ = ["Page", "Section", "diagnose"]
 
-_SHOWN = 20  # rows under the slider, of hundreds
-_ABOUT_SLIDER = (
+_ABOUT_SHARES = (
     "Shares of the numbers that are not zero, in the gradients of each layer's parameters and of "
     "its output. Lost: below 2^-24, the smallest float16; most become zero. Subnormal: below "
     "2^-14, with fewer bits. Overflow: from 2^16; the step is skipped."
@@ -54,8 +53,6 @@ class Section:
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[bytes, str]] = ()  # PNG files, each with a caption
     lines: str = ""  # Python to paste
-    # For a slider of the loss scale; a reader without JavaScript sees the recommended one.
-    scales: Optional[LossScales] = None
     machine: Optional[DoctorReport] = None  # in text, in the place of the section's table
 
 
@@ -91,10 +88,6 @@ class Page:
                 blocks += map(table, section.tables)
             else:
                 blocks.append(section.machine.text(width or 100))
-            if section.scales is not None:
-                scale = section.scales.scale
-                blocks.append(sentence(section.scales.summary(scale)))
-                blocks.append(table(section.scales.table(scale)))
             if section.lines:
                 blocks.append(section.lines.rstrip())
         return "\n\n".join(blocks)
@@ -108,10 +101,8 @@ class Page:
             trim_blocks=True,
             keep_trailing_newline=True,
         )
-        environment.filters.update(
-            png=_data_address, marked=_marked, scale=scale_text, share=share_text
-        )
-        text = environment.get_template("report.html.jinja").render(page=self, shown=_SHOWN)
+        environment.filters.update(png=_data_address, marked=_marked)
+        text = environment.get_template("report.html.jinja").render(page=self)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -235,7 +226,8 @@ def diagnose(
         said.append("The lines to paste, which use your net, loss_fn, inputs and labels:")
     first = [Section("Verdict", said, lines=verdict.lines)]
     if dtype == "float16" and finite and scales.gradients:
-        first.append(Section("What each loss scale would lose", [_ABOUT_SLIDER], scales=scales))
+        heading = "Gradients at the recommended loss scale"
+        first.append(Section(heading, [_ABOUT_SHARES, scales.summary()], [scales.table()]))
     progress("alignment")
     alignment = alignment_report(net, shapes)
     sections.append(

@@ -13,7 +13,7 @@ def test_a_network_of_the_zoo_is_looked_at_on_noise(printed, folder, dtype):
     assert "Images of normal noise, (4, 3, 32, 32): no data set." in output
     assert "Weights as they were drawn: an untrained network." in output
     assert f"{dtype} against FP32, layer by layer" in output
-    assert ("What each loss scale would lose" in output) == (dtype == "float16")
+    assert ("Gradients at the recommended loss scale" in output) == (dtype == "float16")
     assert output.endswith("written to report.html\n")
     assert "cifar_resnet20_v1 in" in (folder / "report.html").read_text("utf-8")
 

@@ -21,7 +21,7 @@ from mxnet.gluon import nn
 from recipes.training import TrainingConfig, train
 
 TITLES = [
-    *("Verdict", "What each loss scale would lose", "What was looked at"),
+    *("Verdict", "Gradients at the recommended loss scale", "What was looked at"),
     *("Which part of float16's range is used", "What float16 would lose"),
     *("float16 against FP32, layer by layer", "Operators by format"),
     *("Shapes for Tensor Cores", "This machine"),

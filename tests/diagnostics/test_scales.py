@@ -1,14 +1,11 @@
-"""The numbers behind the slider: against rounding each gradient, and small enough for a page."""
+"""Shares of the gradients at a loss scale: against rounding each gradient, and in words."""
 
 from __future__ import annotations
 
 from mpgluon import FLOAT16, round_to
 from mpgluon_tools.diagnostics.observe import observed_batch
 from mpgluon_tools.diagnostics.ranges import range_report
-from mpgluon_tools.diagnostics.scales import (
-    LossScales,
-    loss_scales,
-)
+from mpgluon_tools.diagnostics.scales import LossScales, loss_scales
 
 import numpy as np
 import pytest
@@ -43,12 +40,27 @@ def test_shares_are_those_of_the_rounded_gradients(net, scales, power):
     assert shares["subnormal"] == np.mean(subnormal)
 
 
-def test_the_gradients_of_fp32_layers_are_left_out_and_powers_reach_the_scale(scales):
+def test_the_gradients_of_fp32_layers_are_left_out(scales):
     places = {(one.block.name, one.what) for one in scales.gradients}
     assert ("net_conv0", "parameters") in places
     assert ("net_residual_batchnorm0", "output") in places
     assert ("net_residual_batchnorm0", "parameters") not in places
     assert ("net_residual", "output") in places  # the sum that the block computes itself
-    assert scales.powers == (-10, 24)
-    assert LossScales(scales.gradients, 2.0**30, FLOAT16).powers == (-10, 30)
-    assert LossScales(scales.gradients, 2.0**-12, FLOAT16).powers == (-12, 24)
+
+
+@pytest.mark.parametrize("power", [-30, 8, 60])
+def test_the_summary_counts_and_the_table_begins_with_the_worst(scales, power):
+    there = LossScales(scales.gradients, 2.0**power, FLOAT16)
+    shares = there.shares(2.0**power)
+    losing = sum(one["lost"] > 0.01 for one in shares)
+    overflowing = sum(one["overflow"] > 0 for one in shares)
+    summary = there.summary()
+    assert f"{overflowing} of {len(shares)} gradients overflow in part" in summary
+    assert f"and {losing} lose more than 1 % of their numbers" in summary
+    assert (overflowing > 0, losing > 0) == (power == 60, power == -30)
+    worst = max(shares, key=lambda one: (one["overflow"], one["lost"], one["subnormal"]))
+    parts = [worst[part] for part in ("lost", "subnormal", "overflow")]
+    cells = there.table().rows[0][2:]
+    assert [float(cell.strip("<% ")) for cell in cells] == pytest.approx(
+        [100 * part for part in parts], abs=0.01
+    )

@@ -25,9 +25,6 @@ from mpgluon.cast.block import (  # noqa: E402
     cast_block,
     restore,
 )
-from mpgluon.cast.network_cast import (  # noqa: E402
-    call_with_new_trainers as _call_with_new_trainers,
-)
 from mpgluon.errors import (  # noqa: E402
     CheckpointError,
     DataError,
@@ -58,17 +55,12 @@ from mpgluon.formats.loss_scale import (  # noqa: E402
 from mpgluon.formats.policy import Policy  # noqa: E402
 from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
 from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
-from mpgluon.trainer.master_keeper import (  # noqa: E402
-    keep_masters_of_new_trainer as _keep_masters_of_new_trainer,
-)
 
 if _TYPE_CHECKING:
     from mpgluon import estimator
     from mpgluon.checkpoint import load_checkpoint, save_checkpoint
     from mpgluon.preparation import prepare
     from mpgluon.updates.average import WeightAverage
-
-_call_with_new_trainers(_keep_masters_of_new_trainer)  # of cast networks
 
 __version__ = "0.2.0"
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 from mpgluon.base.migration import INSTEAD
 from mpgluon.cast.block import autocast, restore
@@ -29,6 +29,7 @@ from mpgluon.errors import PrecisionError
 from mpgluon.formats.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.trainer import clipping
+from mpgluon.trainer.networks import cast_networks_of
 from mpgluon.trainer.scaled_loss import scaled
 from mpgluon.trainer.step import attach, state_of
 from mpgluon.updates.rounded_updates import UpdateRounding
@@ -58,8 +59,6 @@ _CONTRIB = """
     list_widest_type_cast
 """
 
-_before_init_trainer: Optional[Callable[[gluon.Trainer], None]] = None  # of init
-
 
 def __getattr__(name: str) -> Any:
     """Import the names of ``contrib.amp``; say what to write instead of other libraries' names."""
@@ -72,12 +71,6 @@ def __getattr__(name: str) -> Any:
     if name in import_module("mpgluon").__all__:
         raise AttributeError(f"mpgluon.amp has no {name}; it is mpgluon.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def call_before_init_trainer(function: Callable[[gluon.Trainer], None]) -> None:
-    """Call ``function`` with each Trainer that :func:`init_trainer` receives, before it looks."""
-    global _before_init_trainer
-    _before_init_trainer = function
 
 
 def init_trainer(
@@ -143,8 +136,8 @@ def init_trainer(
     if skips is not None and skips < 1:
         raise ValueError(f"max_consecutive_skips must be at least 1, received {skips}")
     rounding = UpdateRounding(update_rounding, rounding_seed)
-    if _before_init_trainer is not None and isinstance(trainer, gluon.Trainer):
-        _before_init_trainer(trainer)
+    if isinstance(trainer, gluon.Trainer):
+        cast_networks_of(trainer)
     attach(trainer, as_loss_scale(loss_scale), skips, rounding).count_underflow(count_underflow)
 
 

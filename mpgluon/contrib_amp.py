@@ -1,29 +1,24 @@
 """The names of ``mxnet.contrib.amp`` that :mod:`mpgluon.amp` does not need itself.
 
 A script for ``mxnet.contrib.amp`` runs with ``from mpgluon import amp``: :func:`init` notes what is
-wanted, and each network is cast when ``amp.init_trainer`` receives its Trainer. MXNet is not
-patched. ``mpgluon.amp`` imports this module when one of its names is used.
+wanted, for the whole process, and each network is cast when ``amp.init_trainer`` receives its
+Trainer. MXNet is not patched. ``mpgluon.amp`` imports this module when one of its names is used;
+this module imports nothing of ``mpgluon.amp``.
 """
 
 from __future__ import annotations
 
 import copy
-import gc
-import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Optional
 
-from mpgluon import amp
-from mpgluon.base.blocks import blocks_of
 from mpgluon.cast.block import autocast, cast_block, restore
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.numpy_arrays import in_current_interface
 from mpgluon.cast.operator_rules import is_operator, name_in_table
 from mpgluon.graph.description import symbol_of
 from mpgluon.graph.operators import Rule, may_be_16_bit, operators_with, rule_of
-from mpgluon.updates import gluon_trainer
+from mpgluon.trainer.networks import RequestedCast, request_cast
 
 import mxnet as mx
 from mxnet import gluon
@@ -45,8 +40,6 @@ __all__ = [
     "list_widest_type_cast",
 ]
 
-_logger = logging.getLogger(__name__)
-
 Names = Optional[Sequence[str]]
 Conditions = Optional[Sequence[tuple[str, str, Sequence[str]]]]
 
@@ -54,40 +47,26 @@ Conditions = Optional[Sequence[tuple[str, str, Sequence[str]]]]
 _PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "RNN")
 
 
-@dataclass(frozen=True)
-class _Wishes:
-    """The format and the operators that a user named, as arguments of a cast."""
-
-    dtype: str
-    keep_fp32: tuple[str, ...]
-    compute_16: tuple[str, ...]
-
-    @classmethod
-    def of(cls, dtype: Any, lp16: Names, conditional: Conditions, fp32: Names) -> _Wishes:
-        """Translate the lists of ``contrib.amp``."""
-        conditions = [_condition(entry) for entry in conditional or ()]
-        lists = {
-            "the list of 16-bit operators": _names("the list of 16-bit operators", lp16),
-            "fp32_ops": _names("fp32_ops", fp32),
-            "conditional_fp32_ops": _names("conditional_fp32_ops", conditions),
-        }
-        narrow, *wide = lists.values()
-        both = set(narrow) & {name for names in wide for name in names}
-        if both:
-            raise ValueError(f"{', '.join(sorted(both))}: named for 16 bits and for FP32")
-        keep = [name for names in wide for name in names if _may_be_kept(name)]
-        if lp16 is not None:
-            keep += [name for name in _PRODUCTS if name not in narrow]
-        return cls(
-            dtype=_dtype(dtype),
-            keep_fp32=tuple(dict.fromkeys(keep)),
-            compute_16=tuple(name for name in narrow if may_be_16_bit(name)),
-        )
-
-    def apply(self, net: gluon.Block) -> None:
-        """Cast a network; its parameters stay FP32."""
-        report = autocast(net, self.dtype, keep_fp32=self.keep_fp32, compute_16=self.compute_16)
-        _logger.info("amp.init: %s", report)
+def _request(dtype: Any, lp16: Names, conditional: Conditions, fp32: Names) -> RequestedCast:
+    """Translate the lists of ``contrib.amp``."""
+    conditions = [_condition(entry) for entry in conditional or ()]
+    lists = {
+        "the list of 16-bit operators": _names("the list of 16-bit operators", lp16),
+        "fp32_ops": _names("fp32_ops", fp32),
+        "conditional_fp32_ops": _names("conditional_fp32_ops", conditions),
+    }
+    narrow, *wide = lists.values()
+    both = set(narrow) & {name for names in wide for name in names}
+    if both:
+        raise ValueError(f"{', '.join(sorted(both))}: named for 16 bits and for FP32")
+    keep = [name for names in wide for name in names if _may_be_kept(name)]
+    if lp16 is not None:
+        keep += [name for name in _PRODUCTS if name not in narrow]
+    return RequestedCast(
+        dtype=_dtype(dtype),
+        keep_fp32=tuple(dict.fromkeys(keep)),
+        compute_16=tuple(name for name in narrow if may_be_16_bit(name)),
+    )
 
 
 def init(
@@ -120,43 +99,7 @@ def init(
         If an argument is of another kind, or names something that is not an operator of MXNet, or
         an operator for both formats.
     """
-    wishes = _Wishes.of(target_dtype, target_precision_ops, conditional_fp32_ops, fp32_ops)
-    amp.call_before_init_trainer(lambda trainer: _cast_networks_of(trainer, wishes))
-
-
-def _cast_networks_of(trainer: gluon.Trainer, wishes: _Wishes) -> None:
-    """Cast the networks whose parameters a Trainer has, unless they are cast."""
-    trained = {p for p in gluon_trainer.parameters_of(trainer) if cast_of(p) is None}
-    if not trained:
-        return
-    gc.collect()  # networks that are still in memory only because they refer to themselves
-    blocks = [thing for thing in gc.get_objects() if isinstance(thing, gluon.Block)]
-    # A block that only holds networks, such as a GAN's class, is not a network.
-    callable_blocks = [block for block in blocks if _can_be_called(block)]
-    parts = {child for block in callable_blocks for child in list(blocks_of(block))[1:]}
-    networks = [
-        block
-        for block in callable_blocks
-        if block not in parts and trained & set(block.collect_params().values())
-    ]
-    if not networks:
-        raise ValueError(
-            "amp.init was called, and no network with the Trainer's parameters is left to cast; "
-            "keep a reference to the network, or call amp.autocast(net) and leave amp.init out"
-        )
-    with ExitStack() as undone:
-        for net in networks:
-            wishes.apply(net)
-            undone.callback(restore, net)  # if the next one is refused
-        undone.pop_all()
-
-
-def _can_be_called(block: gluon.Block) -> bool:
-    """Whether the class of a block defines what a call computes."""
-    kind = type(block)
-    if kind.forward is gluon.HybridBlock.forward:
-        return kind.hybrid_forward is not gluon.HybridBlock.hybrid_forward
-    return kind.forward is not gluon.Block.forward
+    request_cast(_request(target_dtype, target_precision_ops, conditional_fp32_ops, fp32_ops))
 
 
 def convert_hybrid_block(
@@ -190,13 +133,13 @@ def convert_hybrid_block(
     TypeError, ValueError, PrecisionError
         As for ``amp.autocast``.
     """
-    wishes = _Wishes.of(target_dtype, target_dtype_ops, conditional_fp32_ops, fp32_ops)
+    request = _request(target_dtype, target_dtype_ops, conditional_fp32_ops, fp32_ops)
     blocks = [name.removesuffix("_fwd") for name in _list("excluded_sym_names", excluded_sym_names)]
     if any(cast_of(parameter) for parameter in block.collect_params().values()):
         return _copied(block, ctx)
     cast = cast_block if cast_optional_params else autocast
-    keep = (*blocks, *wishes.keep_fp32)
-    cast(block, wishes.dtype, keep_fp32=keep, compute_16=wishes.compute_16)
+    keep = (*blocks, *request.keep_fp32)
+    cast(block, request.dtype, keep_fp32=keep, compute_16=request.compute_16)
     try:
         return _copied(block, ctx)
     finally:
@@ -245,7 +188,7 @@ def convert_symbol(
     PrecisionError
         If the graph holds control flow, 8-bit integers, or casts of its own.
     """
-    wishes = _Wishes.of(target_dtype, target_dtype_ops, conditional_fp32_ops, fp32_ops)
+    request = _request(target_dtype, target_dtype_ops, conditional_fp32_ops, fp32_ops)
     if excluded_sym_names:
         raise ValueError(
             f"excluded_sym_names names nodes of a graph, received {list(excluded_sym_names)}; "
@@ -261,7 +204,7 @@ def convert_symbol(
     names = list(data_names) if data_names is not None else _inputs(sym)
     variables = [mx.sym.var(name, dtype="float32") for name in names]
     block = gluon.SymbolBlock(in_current_interface(sym), in_current_interface(variables))
-    wishes.apply(block)
+    request.apply(block)
     return symbol_of(block, names)
 
 

@@ -7,6 +7,7 @@ import importlib
 import mpgluon
 from mpgluon import amp
 from mpgluon.graph.operators import Rule, rule_of
+from mpgluon.trainer import networks
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +23,7 @@ LISTS = ["lp16_ops", "fp32_ops", "lp16_fp32_ops", "conditional_fp32_ops", "wides
 
 @pytest.fixture(autouse=True)
 def _init_ends_with_the_test(monkeypatch):
-    monkeypatch.setattr(amp, "_before_init_trainer", None)
+    monkeypatch.setattr(networks, "_requested", None)
 
 
 class Gated(nn.HybridBlock):
@@ -203,7 +204,7 @@ def test_lists_of_operators_choose_their_formats(wishes, choices):
 def test_init_refuses_what_it_cannot_use(wishes, message):
     with pytest.raises((TypeError, ValueError), match=message):
         amp.init(**wishes)
-    assert amp._before_init_trainer is None
+    assert networks._requested is None
 
 
 @BOTH

@@ -112,6 +112,12 @@ def test_no_module_of_the_library_imports_upwards():
     assert offenders(modules, above) == {}
 
 
+def test_the_names_of_contrib_amp_do_not_use_amp_which_offers_them():
+    (path,) = (path for path in LIBRARY if room_of(path) == "contrib_amp")
+    upwards = ("mpgluon.amp", "mpgluon.preparation", "mpgluon.estimator")
+    assert not {name for name in imported_names(path) if name.startswith(upwards)}
+
+
 def run(code: str) -> str:
     blocked = f"""
 import sys

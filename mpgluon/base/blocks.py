@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import mxnet as mx
 import numpy.typing as npt
@@ -26,11 +27,28 @@ __all__ = [
     "interface",
     "is_mxnets_own",
     "is_numpy",
+    "living_blocks",
     "put_into_numpy",
     "replace_value",
     "require_values",
     "set_value",
 ]
+
+
+_Kind = TypeVar("_Kind", bound=gluon.Block)
+
+
+def living_blocks(kind: type[_Kind]) -> list[_Kind]:
+    """Return all blocks of a kind that the program still uses, of any network.
+
+    MXNet keeps no list of blocks, and nothing leads to one from a parameter or from a recorded
+    graph. So the garbage collector is asked for the objects that refer to these classes. (It could
+    list all objects, but then a tuple that another thread is making fails there: SystemError.)
+    """
+    classes: list[type] = [kind]
+    for one in classes:  # which grows
+        classes += one.__subclasses__()
+    return [one for one in gc.get_referrers(*set(classes)) if isinstance(one, kind)]
 
 
 def blocks_of(net: gluon.Block) -> Iterator[gluon.Block]:

@@ -9,11 +9,11 @@ block, whose gradient was compiled before, are refused.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional
 
+from mpgluon.base.blocks import living_blocks
 from mpgluon.errors import PrecisionError, TrainerStateError
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.operators import operators_with
@@ -191,18 +191,11 @@ def _refuse_hidden_operators(graph: Graph, seen: GraphsSeen) -> None:
 
 
 def _hybridized_blocks() -> Iterator[tuple[gluon.HybridBlock, Symbol]]:
-    """Yield all that have a graph of their own; nothing leads from a recorded node to its block.
-
-    The garbage collector finds a block as an object that refers to its class. It could list all
-    objects instead, but then a tuple that another thread is making fails there (SystemError).
-    """
-    classes: list[type] = [gluon.HybridBlock]
-    for one in classes:  # which grows
-        classes += one.__subclasses__()
-    for referrer in gc.get_referrers(*set(classes)):
-        if isinstance(referrer, gluon.HybridBlock) and referrer._cached_op is not None:
-            for graph in referrer._cached_graph[1:]:  # none if another thread discards it now
-                yield referrer, graph
+    """Yield all that have a graph of their own; nothing leads from a recorded node to its block."""
+    for block in living_blocks(gluon.HybridBlock):
+        if block._cached_op is not None:
+            for graph in block._cached_graph[1:]:  # none if another thread discards it now
+                yield block, graph
 
 
 def _may_be(

@@ -14,6 +14,7 @@ from mpgluon.fp16_utils import (
     network_to_half,
     prep_param_lists,
 )
+from mpgluon.trainer import networks
 
 import mxnet as mx
 import numpy as np
@@ -112,7 +113,7 @@ def initialized_by_contrib_amp(net):
 
 @pytest.mark.parametrize("begin", [prepared, initialized_by_contrib_amp])
 def test_other_ways_to_begin_train_to_the_same_bits(begin, monkeypatch):
-    monkeypatch.setattr(amp, "_before_init_trainer", None)
+    monkeypatch.setattr(networks, "_requested", None)
 
     def trained(array):
         net = without_dropout(made())

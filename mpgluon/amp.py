@@ -11,7 +11,13 @@
             autograd.backward(scaled_loss)
     trainer.step(batch_size)                            # skips itself if a gradient overflowed
 
-Nothing is global: a network that was not cast and a Trainer without a loss scale are plain Gluon.
+A network that was not cast and a Trainer without a loss scale are plain Gluon, and MXNet is not
+patched. State belongs to a Trainer, except where nothing leads to one. Of a process are the formats
+that :func:`init` asks for, as in ``contrib.amp``, before there is a Trainer (:mod:`mpgluon.trainer.
+networks`), and a weak set of the Trainers that each thread uses, since a loss does not say whose
+gradients it writes (:mod:`mpgluon.trainer.gradient_flags`). Where :func:`init`, or a loss that goes
+through a hybridized block, needs blocks that nothing leads to either, the garbage collector lists
+those that exist.
 """
 
 from __future__ import annotations

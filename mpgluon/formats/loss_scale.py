@@ -51,7 +51,13 @@ class LossScale(ABC):
         The factor S, a power of two; multiplying by it is exact but for overflow and underflow.
     """
 
+    __slots__ = ("__dict__", "__weakref__", "sharing")
+    sharing: Any  # the Trainers that use it, for mpgluon.trainer.shared_scale; never saved
     scale: float
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for ``copy`` and ``pickle``; no Trainer uses a copy yet."""
+        return vars(self)
 
     @abstractmethod
     def update(self, grads_finite: bool) -> None:

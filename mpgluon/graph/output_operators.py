@@ -9,8 +9,7 @@ block, whose gradient was compiled before, are refused.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 from mpgluon.base.blocks import living_blocks
@@ -23,7 +22,7 @@ from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 from mxnet.symbol import Symbol
 
-__all__ = ["HAS_GRAD_SCALE", "OWN_GRADIENT", "GraphsSeen", "names_of", "prepare_graph"]
+__all__ = ["HAS_GRAD_SCALE", "OWN_GRADIENT", "GraphsSeen", "mark_factor", "prepare_graph"]
 
 OWN_GRADIENT = operators_with("own_gradient")
 """Operators whose gradient is their own: the option that scales it, or what to use instead."""
@@ -33,6 +32,7 @@ HAS_GRAD_SCALE = frozenset(n for n, instead in OWN_GRADIENT.items() if instead =
 
 _SEARCH_AGAIN = 100  # losses
 _ORIGINAL = "__mpgluon_grad_scale__"  # the attribute that keeps a node's first grad_scale
+_FACTOR = "__mpgluon_loss_scale__"  # the attribute of variables that are factors S of a loss
 
 
 class GraphsSeen:
@@ -77,14 +77,12 @@ def _internals(graph: Symbol) -> Optional[Symbol]:
         return None
 
 
-def names_of(variables: Iterable[NDArray]) -> set[str]:
-    """Return the names that variables of autograd have in recorded graphs."""
-    return {autograd.get_symbol(variable).name for variable in variables}
+def mark_factor(variable: NDArray) -> None:
+    """Let recorded graphs show that a variable of autograd is a factor S of a loss."""
+    autograd.get_symbol(variable)._set_attr(**{_FACTOR: "True"})
 
 
-def prepare_graph(
-    losses: Sequence[NDArray], scale: float, seen: GraphsSeen, factors: set[str]
-) -> None:
+def prepare_graph(losses: Sequence[NDArray], scale: float, seen: GraphsSeen) -> None:
     """Let operators with a gradient of their own make S times that, or refuse.
 
     Parameters
@@ -95,8 +93,6 @@ def prepare_graph(
         S.
     seen : GraphsSeen
         Graphs of the Trainer's earlier losses.
-    factors : set of str
-        The names in recorded graphs of the arrays that losses are multiplied by.
 
     Raises
     ------
@@ -110,7 +106,7 @@ def prepare_graph(
         if graph is None or seen.is_harmless(graph):
             continue
         text = graph.tojson(remove_amp_cast=False)
-        if factors.intersection(re.findall(r'"name": "(var\d+)"', text)):
+        if f'"{_FACTOR}"' in text:
             raise TrainerStateError(
                 "this loss contains one that amp.scale_loss has multiplied already, and would be "
                 "multiplied twice; scale it once: amp.scale_loss(loss, [trainer_a, trainer_b])"
@@ -210,7 +206,10 @@ def _may_be(
     if not trained:
         return len(graph.list_inputs()) == inputs and len(graph.list_outputs()) >= outputs
     names = set(variables)
-    return any(names >= names_of(weights) for weights in zip(*(p.list_data() for p in trained)))
+    return any(
+        names >= {autograd.get_symbol(weight).name for weight in weights}
+        for weights in zip(*(p.list_data() for p in trained))
+    )
 
 
 def _refuse_block(block: gluon.HybridBlock, graph: Symbol) -> None:

@@ -2,9 +2,10 @@
 
 A backward pass sets the flag ``_fresh_grad`` of each weight whose gradient it writes, and a step
 clears it. A loss also writes the gradients of other Trainers whose networks it passes through, as a
-generator's loss those of the discriminator. From a loss nothing leads to these Trainers, so each
-thread has a list of its own: a Trainer belongs to the thread that used it last, and trainings in
-several threads do not see each other.
+generator's loss those of the discriminator. From a loss nothing leads to these Trainers, and they
+may have nothing in common, so all Trainers of the process are in one weak set here, which keeps
+none of them in memory. A Trainer belongs to the thread that used it last, and trainings in several
+threads do not see each other.
 """
 
 from __future__ import annotations

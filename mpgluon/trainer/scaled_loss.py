@@ -12,7 +12,7 @@ from mpgluon.graph.output_operators import prepare_graph
 from mpgluon.trainer import shared_scale
 from mpgluon.trainer.gradient_flags import BackwardWatch, Weights
 from mpgluon.trainer.step import TrainerState
-from mpgluon.trainer.tokens import Tokens, nan_of
+from mpgluon.trainer.tokens import nan_of
 
 import mxnet as mx
 from mxnet import autograd
@@ -81,7 +81,7 @@ def _scaling(
     else:
         for state in states:
             state.gradients.remember_backward()
-        prepare_graph(losses, scale, states[0].seen_graphs, Tokens.names)
+        prepare_graph(losses, scale, states[0].seen_graphs)
         with _recording():
             products, tokens = states[0].tokens.multiply(losses, scale, nan)
         watch = BackwardWatch([state.gradients.flags for state in states], tokens)

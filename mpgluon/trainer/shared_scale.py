@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from mpgluon.formats.loss_scale import LossScale
 
@@ -25,24 +25,22 @@ class _Round:
         self.finite = True
 
 
-# Not in the loss scale itself, which consists of plain numbers, all of which are saved.
-_rounds: WeakKeyDictionary[LossScale, _Round] = WeakKeyDictionary()
-
-
 def join(loss_scale: LossScale, member: Any) -> None:
     """Note that a Trainer's state uses a loss scale."""
-    _rounds.setdefault(loss_scale, _Round()).members.add(member)
+    if not hasattr(loss_scale, "sharing"):
+        loss_scale.sharing = _Round()
+    loss_scale.sharing.members.add(member)
 
 
 def leave(loss_scale: LossScale, member: Any) -> None:
     """Note that it uses another one from now on."""
-    _rounds[loss_scale].members.discard(member)
-    _rounds[loss_scale].stepped.discard(member)
+    loss_scale.sharing.members.discard(member)
+    loss_scale.sharing.stepped.discard(member)
 
 
 def report(loss_scale: LossScale, members: Sequence[Any], *, finite: bool) -> None:
     """Note the result of a step of some members, and advance if the round is over."""
-    this = _rounds[loss_scale]
+    this = loss_scale.sharing
     if any(member in this.stepped for member in members):
         _advance(loss_scale)
     this.stepped.update(members)
@@ -53,13 +51,13 @@ def report(loss_scale: LossScale, members: Sequence[Any], *, finite: bool) -> No
 
 def begin_loss(loss_scale: LossScale, member: Any) -> None:
     """Advance if a member that has made its step is about to scale a loss."""
-    if member in _rounds[loss_scale].stepped:
+    if member in loss_scale.sharing.stepped:
         _advance(loss_scale)
 
 
 def next_scale(loss_scale: LossScale, member: Any) -> LossScale:
     """Return the loss scale that the member's next loss will find; a copy if that changes it."""
-    this = _rounds[loss_scale]
+    this = loss_scale.sharing
     if member not in this.stepped:
         return loss_scale
     advanced = copy.copy(loss_scale)
@@ -69,11 +67,11 @@ def next_scale(loss_scale: LossScale, member: Any) -> LossScale:
 
 def abandon_round(loss_scale: LossScale) -> None:
     """Discard the results of steps since the loss scale advanced."""
-    _rounds[loss_scale].stepped.clear()
-    _rounds[loss_scale].finite = True
+    loss_scale.sharing.stepped.clear()
+    loss_scale.sharing.finite = True
 
 
 def _advance(loss_scale: LossScale) -> None:
-    finite = _rounds[loss_scale].finite
+    finite = loss_scale.sharing.finite
     abandon_round(loss_scale)
     loss_scale.update(finite)

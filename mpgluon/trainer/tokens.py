@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Union
+from typing import Union
 
-from mpgluon.graph.output_operators import names_of
+from mpgluon.graph.output_operators import mark_factor
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.trainer.gradient_flags import Weights, flags_down
 
@@ -19,15 +19,7 @@ _LARGE = 2**12  # elements, from which on a sum over them costs more than a copy
 
 
 class Tokens:
-    """Multiplies losses by S with arrays whose flags show whether each loss has gone backward.
-
-    Attributes
-    ----------
-    names : set of str
-        The names in recorded graphs of the tokens of all Trainers, former ones included.
-    """
-
-    names: ClassVar[set[str]] = set()
+    """Multiplies losses by S with arrays whose flags show whether each loss has gone backward."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[object, ...], tuple[float, NDArray]] = {}
@@ -53,7 +45,7 @@ class Tokens:
             ones = (mx.np if numpy_like else mx.nd).ones(shape, dtype=loss.dtype, ctx=loss.ctx)
             token = ones * scale
             token.attach_grad()
-            self.names.update(names_of([token]))
+            mark_factor(token)
             self._tokens[key] = (scale, token)
         return token
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import threading
 
 import mpgluon
@@ -428,6 +430,15 @@ def test_a_trainer_that_steps_more_often_shrinks_a_shared_scale_before_its_next_
     scales, _, skipped = separate(DynamicLossScale(64, growth_interval=100), bad, order)
     assert skipped == [3, 0]
     assert scales == [8, 8, 8, 8]
+
+
+def test_a_copy_of_a_loss_scale_in_use_has_its_state_and_none_of_its_trainers():
+    shared = dynamic(8)
+    separate(shared)
+    for other in (copy.copy(shared), copy.deepcopy(shared), pickle.loads(pickle.dumps(shared))):
+        assert (other.state_dict(), repr(other)) == (shared.state_dict(), repr(shared))
+        scales, _, _ = separate(other)
+        assert scales == [shared.scale * 2**step for step in (1, 2, 3, 4)]
 
 
 def test_a_trainer_that_never_steps_again_does_not_stop_the_scale():

@@ -35,7 +35,7 @@ from mpgluon.errors import PrecisionError
 from mpgluon.formats.loss_scale import NUMBERS, LossScale, as_loss_scale
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.trainer import clipping
-from mpgluon.trainer.networks import cast_networks_of
+from mpgluon.trainer.networks import cast_networks_of, layers_of
 from mpgluon.trainer.scaled_loss import scaled
 from mpgluon.trainer.step import attach, state_of
 from mpgluon.updates.rounded_updates import UpdateRounding
@@ -144,7 +144,9 @@ def init_trainer(
     rounding = UpdateRounding(update_rounding, rounding_seed)
     if isinstance(trainer, gluon.Trainer):
         cast_networks_of(trainer)
-    attach(trainer, as_loss_scale(loss_scale), skips, rounding).count_underflow(count_underflow)
+    attach(trainer, as_loss_scale(loss_scale), skips, rounding)
+    for layers in layers_of([trainer]):
+        layers.count_underflow(count_underflow)
 
 
 def scale_loss(

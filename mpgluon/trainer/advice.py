@@ -1,38 +1,44 @@
-"""Texts of the warnings of a Trainer's steps: the cause, and what to do.
-
-:mod:`mpgluon.trainer.step` decides when each is due.
-"""
+"""Warnings of a Trainer's steps: when each is due, the cause, and what to do."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 from mpgluon.cast.network_cast import cast_of
+from mpgluon.errors import LossScaleCollapseError
+from mpgluon.formats.loss_scale import DynamicLossScale, LossScale
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
+from mpgluon.trainer.gradients import Gradients
+from mpgluon.updates import gluon_trainer
 
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["LOSS_NOT_SCALED", "NO_GRADIENT", "collapse_of_the_scale", "scale_too_large"]
+__all__ = ["Advice"]
 
-NO_GRADIENT = (
+_logger = logging.getLogger(__name__)
+
+_STUCK = 5  # skipped steps at the smallest scale, after which the log says so
+
+_NO_GRADIENT = (
     "no gradient of this Trainer's weights was computed inside autograd.record before its first "
     "step; did backward run, on a loss that was computed inside `with autograd.record():`? What "
     "Gluon calls a gradient that has not been updated is this"
 )
 
-LOSS_NOT_SCALED = (
+_LOSS_NOT_SCALED = (
     "no loss was scaled for this Trainer before its step, so its gradients are not divided; scale "
     "each loss with amp.scale_loss and the Trainer that steps (an Estimator of gluon.contrib does "
     "if it is given batch_processor=mpgluon.estimator.BatchProcessor())"
 )
 
 
-def scale_too_large(skips: int, scale: float) -> str:
+def _scale_too_large(skips: int, scale: float) -> str:
     """Say that the smallest loss scale is too large for some steps, though not for all."""
     return (
         f"{skips} steps were skipped at a loss scale of {scale:g}, which can shrink no further: "
@@ -42,13 +48,67 @@ def scale_too_large(skips: int, scale: float) -> str:
     )
 
 
-def collapse_of_the_scale(skips: int, scale: float, parameters: Sequence[gluon.Parameter]) -> str:
+def _collapse_of_the_scale(skips: int, scale: float, parameters: Sequence[gluon.Parameter]) -> str:
     """Say that nothing is being trained any more, and why, as far as that can be known."""
     return (
         f"{skips} steps in a row had gradients that are not finite although the loss scale, "
         f"{scale:g}, can shrink no further: nothing is being trained. "
         f"{_explain_bad_gradients(parameters)}"
     )
+
+
+class Advice:
+    """Logs the warnings of one Trainer's steps, most of them once.
+
+    Parameters
+    ----------
+    max_consecutive_skips : int or None
+        See :class:`mpgluon.trainer.step.TrainerState`.
+
+    Attributes
+    ----------
+    stuck : int
+        Steps that were skipped although the scale could not shrink.
+    """
+
+    def __init__(self, max_consecutive_skips: Optional[int]) -> None:
+        self.stuck = 0
+        self._limit = max_consecutive_skips
+        self._has_had_gradients = False
+        self._logged: set[str] = set()  # warnings that are not repeated
+
+    def warn_of_what_is_missing(self, gradients: Gradients, next_scale: float) -> None:
+        """Log, once each, that there are no gradients at all, or none of a scaled loss."""
+        self._has_had_gradients = self._has_had_gradients or bool(
+            gradients.written or gradients.flags.fresh_weights()
+        )
+        if not self._has_had_gradients:
+            self._warn_once(_NO_GRADIENT)
+        elif gradients.now.scale is None and next_scale != 1:
+            self._warn_once(_LOSS_NOT_SCALED)
+
+    def warn_of_skips(
+        self, scale: LossScale, in_a_row: int, trainers: Iterable[gluon.Trainer]
+    ) -> None:
+        """Log once that nothing is being trained any more, or too little, and in the end raise.
+
+        ``in_a_row`` is the number of steps that were skipped at a scale that cannot shrink.
+        """
+        ends = self._limit is not None and in_a_row >= self._limit
+        if ends or in_a_row == 2:
+            parameters = [p for one in trainers for p in gluon_trainer.parameters_of(one)]
+            message = _collapse_of_the_scale(in_a_row, scale.scale, parameters)
+            if ends:
+                raise LossScaleCollapseError(message)
+            _logger.warning(message)
+        # Where no step between is good, the warning above has said why.
+        if in_a_row == 1 and self.stuck >= _STUCK and isinstance(scale, DynamicLossScale):
+            self._warn_once(_scale_too_large(_STUCK, scale.scale))
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            _logger.warning(message)
 
 
 class _BadArray(NamedTuple):

@@ -95,6 +95,15 @@ class GradientState:
         """Whether this step's gradients were summed over devices before the step itself."""
         return self.reduced and (self.clip is not None or self.verdict is not None)
 
+    def refuse_another_factor(self, rescale: float) -> None:
+        """Raise TrainerStateError if ``clip_global_norm`` received another batch size."""
+        if self.clip is not None and self.clip.rescale != rescale:
+            raise TrainerStateError(
+                f"clip_global_norm received another batch size than this step: gradients times "
+                f"{self.clip.rescale:g} there, {rescale:g} here; call the step "
+                "again with that batch size"
+            )
+
     def conflict_with(self, scale: float) -> Optional[str]:
         """Return why a loss times ``scale`` cannot add to these gradients, ``None`` if it can."""
         if self.clip is not None or self.unscaled:
@@ -192,11 +201,12 @@ class Gradients:
         self._sums = _GradientSums(trainer)
         self._lock = Lock()
 
-    def attach(self) -> None:
-        """Take part in the Trainer's sums over devices, and in its updates."""
+    def attach(self, end_step: Callable[[], None]) -> None:
+        """Take part in the Trainer's sums over devices, and in its updates, which end steps."""
         sum_unless_done, trainer = self.sum_unless_done, self._trainer
         gluon_trainer.put_before_reduction(trainer, lambda reduce: partial(sum_unless_done, reduce))
-        gluon_trainer.put_around_updates(trainer, lambda update: partial(self.update, update))
+        around = partial(self.update, end_step)
+        gluon_trainer.put_around_updates(trainer, lambda update: partial(around, update))
 
     def change(self, **fields: Any) -> None:
         """Replace some fields of the state."""
@@ -370,11 +380,17 @@ class Gradients:
                 idle.update(stale)
         return idle
 
-    def update(self, update: Callable[[bool], None], ignore_stale_grad: bool = False) -> None:
+    def update(
+        self,
+        end_step: Callable[[], None],
+        update: Callable[[bool], None],
+        ignore_stale_grad: bool = False,
+    ) -> None:
         """Update weights; Gluon refuses those of idle devices unless it shall ignore them."""
         if not ignore_stale_grad:
             self.change(idle={})
         update(ignore_stale_grad)
+        end_step()
 
     def sum_ahead(self) -> None:
         """Sum gradients over devices ahead of the step, unless that was done."""

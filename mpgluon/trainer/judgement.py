@@ -12,13 +12,16 @@ from typing import NamedTuple, Optional
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.kernels.reductions import all_finite, global_norm, numbers_of, sums_of_squares
+from mpgluon.trainer.factors import Factors
+from mpgluon.trainer.gradients import Gradients
+from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import ComparedMaster, compare_masters
 
 import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
-__all__ = ["Look", "look"]
+__all__ = ["Look", "are_finite", "look", "look_at_step"]
 
 
 class Look(NamedTuple):
@@ -26,6 +29,40 @@ class Look(NamedTuple):
 
     norm: Optional[float]  # of all gradients; not finite if one of them is not
     stale_masters: Sequence[ComparedMaster] = ()  # their weights were written by something else
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no gradient that was looked at is infinite or NaN."""
+        return self.norm is None or math.isfinite(self.norm)
+
+
+def look_at_step(
+    trainer: gluon.Trainer,
+    trained: Sequence[gluon.Parameter],
+    gradients: Gradients,
+    factors: Factors,
+    *,
+    look_for_inf: bool,
+) -> Look:
+    """Look at the masters of a step and, if asked to, its gradients; the latter once.
+
+    ``clip_global_norm`` has looked at both.
+    """
+    clip = gradients.now.clip
+    if clip is not None:
+        return Look(clip.norm)
+    fresh = gradients.fresh(trained) if look_for_inf else []
+    rescale = gluon_trainer.optimizer_of(trainer).rescale_grad
+    return look(trainer, trained, fresh, rescale / factors.divisor)
+
+
+def are_finite(trainer: gluon.Trainer, gradients: Gradients) -> bool:
+    """Whether these gradients allow the step of a Trainer that steps together with this one."""
+    if gradients.now.clip is not None:
+        return math.isfinite(gradients.now.clip.norm)
+    trained = [p for p in gluon_trainer.parameters_of(trainer) if p.grad_req != "null"]
+    fresh = gradients.fresh(trained)
+    return not fresh or all_finite(fresh)
 
 
 def look(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Optional
@@ -11,13 +12,32 @@ from typing import Optional
 from mpgluon.base.blocks import blocks_of, living_blocks
 from mpgluon.cast.block import autocast, restore
 from mpgluon.cast.network_cast import cast_of
+from mpgluon.cast.status_flags import Layers, StepFlags, joined
 from mpgluon.updates import gluon_trainer
 
+import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["RequestedCast", "cast_networks_of", "request_cast"]
+__all__ = ["RequestedCast", "cast_networks_of", "flags_of_step", "layers_of", "request_cast"]
 
 _logger = logging.getLogger(__name__)
+
+
+def layers_of(trainers: Iterable[gluon.Trainer]) -> list[Layers]:
+    """Return the layers of each cast network that parameters of Trainers belong to."""
+    parameters = (p for trainer in trainers for p in gluon_trainer.parameters_of(trainer))
+    casts = filter(None, dict.fromkeys(map(cast_of, parameters)))
+    return list(dict.fromkeys(one.layers for one in casts))
+
+
+def flags_of_step(
+    trainer: gluon.Trainer, together: Iterable[gluon.Trainer], *, good: bool
+) -> StepFlags:
+    """Take the layers' flags for a Trainer and those that step together with it."""
+    if not good:
+        mx.nd.waitall()  # what no gradient was wanted of may still be computed
+    devices = gluon_trainer.devices_of(trainer)
+    return joined([one.flags_of_step(devices, good=good) for one in layers_of(together)])
 
 
 @dataclass(frozen=True)

@@ -8,26 +8,25 @@ any Trainer skips exactly the bad step, subclasses such as Horovod's included. L
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
 from mpgluon.base.blocks import empty_gradient
-from mpgluon.cast.network_cast import cast_of
-from mpgluon.cast.status_flags import NO_FLAGS, Layers, joined
-from mpgluon.errors import LossScaleCollapseError, TrainerStateError
-from mpgluon.formats.loss_scale import DynamicLossScale, LossScale
+from mpgluon.cast.status_flags import NO_FLAGS
+from mpgluon.errors import TrainerStateError
+from mpgluon.formats.loss_scale import LossScale
 from mpgluon.graph.output_operators import GraphsSeen
-from mpgluon.kernels.reductions import all_finite
-from mpgluon.trainer import advice, shared_scale
+from mpgluon.trainer import shared_scale
+from mpgluon.trainer.advice import Advice
 from mpgluon.trainer.factors import Factors
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
 from mpgluon.trainer.gradients import NOTHING, Gradients
-from mpgluon.trainer.judgement import Look, look
+from mpgluon.trainer.judgement import Look, are_finite, look_at_step
 from mpgluon.trainer.master_keeper import ChecksWeights, MasterKeeper
+from mpgluon.trainer.networks import flags_of_step
 from mpgluon.trainer.statistics import KeptStatistics
+from mpgluon.trainer.step_number import Counts, StepNumber, counts_of
 from mpgluon.trainer.tokens import Tokens
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import keep_masters, make_masters
@@ -46,10 +45,6 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 __all__ = ["TrainerState", "attach", "state_of"]
-
-_logger = logging.getLogger(__name__)
-
-_STUCK = 5  # skipped steps at the smallest scale, after which the log says so
 
 
 def _of_loss_scale(name: str) -> Any:
@@ -104,7 +99,6 @@ class TrainerState(ChecksWeights):
         self.gradients = Gradients(trainer, GradientFlags(trainer, self.statistics))
         self.tokens = Tokens()
         self.seen_graphs = GraphsSeen()
-        self.max_consecutive_skips = max_consecutive_skips
         self.step_was_skipped = False
         self.skipped_steps = 0
         self.skips_at_the_floor = 0
@@ -113,9 +107,8 @@ class TrainerState(ChecksWeights):
         self.on_step: list[Callable[[bool, float], None]] = []
         self.on_skip: list[Callable[[float], None]] = []
         self.latest = Factors()
-        self._has_had_gradients = False
-        self._stuck = 0  # steps that were skipped although the scale could not shrink
-        self._logged: set[str] = set()  # warnings that are not repeated
+        self.advice = Advice(max_consecutive_skips)
+        self._number = StepNumber()
 
     # The names of contrib.amp's loss scaler, which scripts read, write and pickle (Sockeye does).
     _loss_scale = _next_loss_scale = _of_loss_scale("scale")
@@ -126,6 +119,18 @@ class TrainerState(ChecksWeights):
     def scale(self) -> float:
         """The factor S of the next loss."""
         return shared_scale.next_scale(self.loss_scale, self).scale
+
+    def counts(self) -> Counts:
+        """Return the counts that tell the Trainer's steps apart."""
+        return counts_of(self.trainer, self.skipped_steps)
+
+    def step_number(self) -> int:
+        """Return the number, from 1, of the step that is next or being made."""
+        return self._number.at(self.counts())
+
+    def end_step(self) -> None:
+        """Note that a step has ended, good or skipped."""
+        self._number.end_step(self.counts())
 
     def share(self, loss_scale: LossScale) -> None:
         """Use another Trainer's loss scale from now on."""
@@ -175,15 +180,16 @@ class TrainerState(ChecksWeights):
         factors = self._factors()
         rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
         fits = factors.fit(rescale, can_shrink=self.loss_scale.can_shrink)
-        others = self._others_to_judge()
+        others = _others_to_judge(self)
         for other in others:
             other.gradients.sum_ahead()
-        outcome = self._look(trained, factors)
+        skips = self.loss_scale.skips_overflow
+        outcome = look_at_step(self.trainer, trained, self.gradients, factors, look_for_inf=skips)
         good = (
             fits
-            and self._is_finite(outcome)
+            and (outcome.is_finite or not skips)
             and self.gradients.now.verdict is not False
-            and all(other.gradients_are_finite() for other in others)
+            and all(are_finite(other.trainer, other.gradients) for other in others)
         )
         self._settle(trained, factors, outcome, good=good)
         return not good
@@ -197,72 +203,14 @@ class TrainerState(ChecksWeights):
             If it would divide gradients by what their loss was not multiplied by, or by too much.
         """
         now, rescale = self.gradients.now, gluon_trainer.optimizer_of(self.trainer).rescale_grad
-        if now.clip is not None and now.clip.rescale != rescale:
-            raise TrainerStateError(
-                f"clip_global_norm received another batch size than this step: gradients times "
-                f"{now.clip.rescale:g} there, {rescale:g} here; call the step "
-                "again with that batch size"
-            )
+        now.refuse_another_factor(rescale)
         # trainer.load_states sets the first number back, and not the second.
         updates = gluon_trainer.update_counts(self.trainer), calls_of(self.trainer)
         if now.scale is None and self.latest.updates_before == updates:
             return self.latest  # that step was refused for stale gradients, and is repeated
         self.gradients.refuse_unscaled(self.scale)
-        self._warn_of_what_is_missing()
+        self.advice.warn_of_what_is_missing(self.gradients, self.scale)
         return Factors(now.divisor, now.clip.coefficient if now.clip else 1.0, updates)
-
-    def _warn_of_what_is_missing(self) -> None:
-        """Log, once each, that there are no gradients at all, or none of a scaled loss."""
-        gradients = self.gradients
-        self._has_had_gradients = self._has_had_gradients or bool(
-            gradients.written or gradients.flags.fresh_weights()
-        )
-        if not self._has_had_gradients:
-            message = advice.NO_GRADIENT
-        elif gradients.now.scale is None and self.scale != 1:
-            message = advice.LOSS_NOT_SCALED
-        else:
-            return
-        self._warn_once(message)
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._logged:
-            self._logged.add(message)
-            _logger.warning(message)
-
-    def _others_to_judge(self) -> list[TrainerState]:
-        """Return the others that step with this one, if it is the first of them.
-
-        A Trainer that has started a new step has left the group.
-        """
-        now = self.gradients.now
-        if now.verdict is not None or not self.loss_scale.skips_overflow:
-            return []
-        return [
-            s for s in now.together if s is not self and s.gradients.now.together is now.together
-        ]
-
-    def _look(self, trained: Sequence[gluon.Parameter], factors: Factors) -> Look:
-        """Look at gradients and masters, unless ``clip_global_norm`` has."""
-        clip = self.gradients.now.clip
-        if clip is not None:
-            return Look(clip.norm)
-        gradients = self.gradients.fresh(trained) if self.loss_scale.skips_overflow else []
-        rescale = gluon_trainer.optimizer_of(self.trainer).rescale_grad
-        return look(self.trainer, trained, gradients, rescale / factors.divisor)
-
-    def _is_finite(self, outcome: Look) -> bool:
-        """Whether no gradient is infinite or NaN, or that does not matter."""
-        norm = outcome.norm
-        return norm is None or not self.loss_scale.skips_overflow or math.isfinite(norm)
-
-    def gradients_are_finite(self) -> bool:
-        """Whether these gradients allow the step of a Trainer that steps together with this one."""
-        if self.gradients.now.clip is not None:
-            return math.isfinite(self.gradients.now.clip.norm)
-        trained = [p for p in gluon_trainer.parameters_of(self.trainer) if p.grad_req != "null"]
-        gradients = self.gradients.fresh(trained)
-        return not gradients or all_finite(gradients)
 
     def _settle(
         self, trained: Sequence[gluon.Parameter], factors: Factors, outcome: Look, *, good: bool
@@ -273,8 +221,7 @@ class TrainerState(ChecksWeights):
         for one in outcome.stale_masters:
             one.follow()
         make_masters(self.trainer)
-        self._take_flags(good)
-        self._report(good)
+        _report(self, good)
         gluon_trainer.optimizer_of(self.trainer).rescale_grad *= (
             factors.coefficient / factors.divisor
         )
@@ -291,62 +238,42 @@ class TrainerState(ChecksWeights):
             return
         self.skips_at_the_floor = 0 if could_shrink else self.skips_at_the_floor + 1
         self.skipped_steps += 1
-        self._stuck += not could_shrink
+        self.advice.stuck += not could_shrink
         _repair_statistics()
         try:
             for on_skip in self.on_skip:
                 on_skip(factors.divisor)
-            self._warn_of_skips(now.together or (self,))
+            trainers = [state.trainer for state in now.together or (self,)]
+            self.advice.warn_of_skips(self.loss_scale, self.skips_at_the_floor, trainers)
         finally:
             _discard_gradients(trained)
 
-    def _take_flags(self, good: bool) -> None:
-        """Take the layers' flags, for all Trainers that step together if this is the first."""
-        now = self.gradients.now
-        if now.verdict is not None:
-            return
-        if not good:
-            mx.nd.waitall()  # what no gradient was wanted of may still be computed
-        states, devices = now.together or (self,), gluon_trainer.devices_of(self.trainer)
-        networks = dict.fromkeys(layers for state in states for layers in state._networks())
-        flags = joined([layers.flags_of_step(devices, good=good) for layers in networks])
-        for state in states:
-            state.flags = flags
 
-    def count_underflow(self, counts: bool) -> None:
-        """Let the layers of the Trainer's networks count the results that become zero, or not."""
-        for layers in self._networks():
-            layers.count_underflow(counts)
+def _others_to_judge(state: TrainerState) -> list[TrainerState]:
+    """Return the others that step with a Trainer, if it is the first of them.
 
-    def _networks(self) -> list[Layers]:
-        """Return the layers of each cast network that parameters of the Trainer belong to."""
-        casts = dict.fromkeys(map(cast_of, gluon_trainer.parameters_of(self.trainer)))
-        return [one.layers for one in casts if one is not None]
+    A Trainer that has started a new step has left the group.
+    """
+    now = state.gradients.now
+    if now.verdict is not None or not state.loss_scale.skips_overflow:
+        return []
+    group = [other for other in now.together if other.gradients.now.together is now.together]
+    return [other for other in group if other is not state]
 
-    def _report(self, good: bool) -> None:
-        """Tell the loss scale, and the Trainers that step with this one if it is the first."""
-        now = self.gradients.now
-        if now.together and now.verdict is None:
-            for state in now.together:
-                if state.gradients.now.together is now.together:
-                    state.gradients.change(verdict=good)
-            shared_scale.report(self.loss_scale, now.together, finite=good)
-        elif not now.together and now.scale is not None:
-            shared_scale.report(self.loss_scale, [self], finite=good)
 
-    def _warn_of_skips(self, together: Iterable[TrainerState]) -> None:
-        """Say once that nothing is being trained any more, or too little, and in the end raise."""
-        skips, limit, scale = self.skips_at_the_floor, self.max_consecutive_skips, self.loss_scale
-        ends = limit is not None and skips >= limit
-        if ends or skips == 2:
-            parameters = [p for one in together for p in gluon_trainer.parameters_of(one.trainer)]
-            message = advice.collapse_of_the_scale(skips, scale.scale, parameters)
-            if ends:
-                raise LossScaleCollapseError(message)
-            _logger.warning(message)
-        # Where no step between is good, the warning above has said why.
-        if skips == 1 and self._stuck >= _STUCK and isinstance(scale, DynamicLossScale):
-            self._warn_once(advice.scale_too_large(_STUCK, scale.scale))
+def _report(state: TrainerState, good: bool) -> None:
+    """Tell the loss scale, and the Trainers that step with this one if it is the first."""
+    now = state.gradients.now
+    if now.verdict is not None:
+        return
+    together = now.together or (state,)
+    flags = flags_of_step(state.trainer, [one.trainer for one in together], good=good)
+    for one in together:
+        one.flags = flags
+        if now.together and one.gradients.now.together is now.together:
+            one.gradients.change(verdict=good)
+    if now.together or now.scale is not None:
+        shared_scale.report(state.loss_scale, together, finite=good)
 
 
 def _repair_statistics() -> None:
@@ -414,7 +341,8 @@ def attach(
             updater.rounding = rounding
     state = TrainerState(trainer, loss_scale, max_consecutive_skips)
     state.is_checked = True
-    state.gradients.attach()
+    gluon_trainer.call_before_steps(trainer, state.step_number)  # a load may have changed it
+    state.gradients.attach(state.end_step)
     gluon_trainer.set_loss_scaler(trainer, state)
     return state
 

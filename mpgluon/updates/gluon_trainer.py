@@ -199,7 +199,7 @@ def put_around_updates(
     trainer._update = decorate(trainer._update)
 
 
-def call_before_steps(trainer: gluon.Trainer, callback: Callable[[], None]) -> None:
+def call_before_steps(trainer: gluon.Trainer, callback: Callable[[], object]) -> None:
     """Call a function first in each ``step`` and ``update``, which do nothing if it raises."""
     set_rescale = trainer._check_and_rescale_grad
 

@@ -17,7 +17,6 @@ from mpgluon.cast.status_flags import muted_run
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
 from mpgluon.trainer.step import state_of
-from mpgluon.updates.gluon_trainer import update_counts
 from mpgluon_tools.diagnostics.observe import (
     Batch,
     LossFunction,
@@ -192,9 +191,8 @@ class OverflowLocator:
 
     def __init__(self, net: gluon.Block, trainer: gluon.Trainer) -> None:
         self._net, self._state = net, state_of(trainer)
-        self._trainer = trainer
-        self._inputs: list[tuple[Any, ...]] = []  # of the forward passes since the latest update
-        self._updates = -1
+        self._inputs: list[tuple[Any, ...]] = []  # of the forward passes of a step
+        self._step = 0  # whose inputs these are
         self._hook = net.register_forward_pre_hook(self._remember)
         self._state.on_skip.append(self._look)
         self.report: Optional[OverflowReport] = None
@@ -212,9 +210,9 @@ class OverflowLocator:
     def _remember(self, _: gluon.Block, inputs: tuple[Any, ...]) -> None:
         if not autograd.is_recording() or muted_run() is not None:
             return
-        updates = update_counts(self._trainer)
-        if updates != self._updates:
-            self._inputs, self._updates = [], updates
+        step = self._state.step_number()
+        if step != self._step:
+            self._inputs, self._step = [], step
         self._inputs.append(inputs)
 
     def _look(self, loss_scale: float) -> None:

@@ -147,8 +147,8 @@ class NumericsRecorder:
         self._before: dict[str, NDArray] = {}  # what updates change, before the step
         self._judged: dict[str, Any] = {}  # what is known when a step is judged
         self._numbers: list[int] = []  # of the recorded steps
+        self._shift = 0  # the difference of a number that was given to the state's
         self._latest = 0  # the number of the latest step, recorded or not
-        self._counts_then = (0, 0)  # after it
         self._trends = Trends()
         self.on_record: list[Callable[[NumericsStep], None]] = []
         self._has_warned = False
@@ -181,8 +181,10 @@ class NumericsRecorder:
         RecordedLoss
             Set its ``loss``.
         """
-        if number is None:
-            number = self._next_number()
+        counted = self._state.step_number()
+        if number is not None:
+            self._shift = number - counted
+        number = counted + self._shift
         self._begin(number)
         told, self._judged = RecordedLoss(), {}
         self._state.on_step.append(self._note_judgement)
@@ -199,20 +201,8 @@ class NumericsRecorder:
             self._state.on_step.remove(self._note_judgement)
         if self._judged:
             self._finish(number, told.loss)
-            self._latest, self._counts_then = number, self._counts()
+            self._latest = number
         self._now = None
-
-    def _next_number(self) -> int:
-        """Return a number that no step before has, unless a checkpoint was loaded."""
-        updates: int = gluon_trainer.optimizer_of(self._trainer).num_update
-        number = updates + self._state.skipped_steps + 1
-        if any(now < then for now, then in zip(self._counts(), self._counts_then)):
-            return number
-        return max(number, self._latest + 1)
-
-    def _counts(self) -> tuple[int, int]:
-        """Return the numbers of updates of single parameters, and of skipped steps."""
-        return gluon_trainer.update_counts(self._trainer), self._state.skipped_steps
 
     def _begin(self, number: int) -> None:
         """Make the folder, or go back after a load: remove this step and later ones from it."""

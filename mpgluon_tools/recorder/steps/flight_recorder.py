@@ -111,8 +111,7 @@ class FlightRecorder:
         self._histories: Arrays = {}  # of scales, before the first pass too
         self._passes: list[list[tuple[Any, Any]]] = []  # inputs and labels by device
         self._loss_scale = 1.0
-        self._position = (-1, -1, -1)
-        self._number = 0  # of the step
+        self._number = 0  # of the step whose passes these are
         self._random_states: dict[str, Any] = {}
         self._is_recorded = False
         self._warned_of: set[str] = set()
@@ -166,7 +165,7 @@ class FlightRecorder:
             check_values("inputs", one)
             check_values("labels", label)
         self._begin(seed)
-        before, position = len(self._passes), self._position
+        before, number = len(self._passes), self._number
         self._passes.append(list(zip(inputs, labels)))
         try:
             yield
@@ -174,7 +173,7 @@ class FlightRecorder:
             del self._passes[before:]
             raise
         finally:
-            if self._now() != position:  # the step was inside
+            if self._state.step_number() != number:  # the step was inside
                 self._passes = []
 
     def check_loss(self, loss: Union[NDArray, Sequence[NDArray]]) -> bool:
@@ -189,40 +188,28 @@ class FlightRecorder:
             self._record("loss", skipped=False)
         return finite
 
-    def _now(self) -> tuple[int, int, int]:
-        """Return the numbers of updates, of skipped steps, and of updates of single parameters.
-
-        The first one stands still while steps update parameters that were updated less often.
-        """
-        updates = gluon_trainer.optimizer_of(self._trainer).num_update
-        counts = gluon_trainer.update_counts(self._trainer)
-        return updates, self._state.skipped_steps, counts
-
     def _begin(self, seed: Optional[int]) -> None:
         """Begin a step, unless the next pass adds to the gradients of those before it."""
-        now = self._now()
+        number = self._state.step_number()
         adds = any(parameter.grad_req == "add" for parameter in self._parameters.values())
-        if now == self._position and adds and self._passes:
+        if number == self._number and adds and self._passes:
             return
-        if now != self._position:
-            is_set_back = any(one < then for one, then in zip(now, self._position))
-            number = now[0] + now[1] + 1
-            self._number = number if is_set_back else max(number, self._number + 1)
-        self._passes, self._position, self._is_recorded = [], now, False
+        self._passes, self._number, self._is_recorded = [], number, False
         self._loss_scale = self._state.scale
-        self._random_states = random_states(self._seed(now) if seed is None else seed)
+        self._random_states = random_states(self._seed() if seed is None else seed)
         self._before = self._statistics.copy()
         self._histories = scale_histories(self._net)
 
-    def _seed(self, now: tuple[int, int, int]) -> int:
+    def _seed(self) -> int:
         """Return the seed of a step, which is the same in a resumed run."""
         trainer = self._trainer
         trained = sum(p.grad_req != "null" for p in gluon_trainer.parameters_of(trainer))
         in_kvstore = gluon_trainer.will_update_in_kvstore(trainer)
         copies = 1 if in_kvstore else len(gluon_trainer.devices_of(trainer))
-        updates, _, counts = now
+        now = self._state.counts()
         # The first two numbers are enough where each step has updated all parameters.
-        numbers = now[:2] if counts == updates * trained * copies else now
+        is_complete = now.single_updates == now.updates * trained * copies
+        numbers = now[:2] if is_complete else now
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
     def _on_skip(self, _: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple
 import mpgluon
 from mpgluon import amp, fp16_utils
 from mpgluon.base.migration import INSTEAD
+from mpgluon.trainer import networks
 
 import mxnet as mx
 import numpy as np
@@ -102,7 +103,7 @@ def recorded(function, calls):
 def namespace(tmp_path, monkeypatch) -> Namespace:
     """Return what the page says a reader has, and a record of some calls that leave no trace."""
     calls: list[str] = []
-    monkeypatch.setattr(amp, "_before_init_trainer", None)  # amp.init is for the whole process
+    monkeypatch.setattr(networks, "_requested", None)  # amp.init is for the whole process
     for module, name in ((amp, "clip_global_norm"), (mpgluon, "cast_block")):
         monkeypatch.setattr(module, name, recorded(getattr(module, name), calls))
     names: Namespace = {

@@ -6,6 +6,7 @@ import random
 import sys
 
 from mpgluon import amp
+from mpgluon.trainer import networks
 
 import pytest
 
@@ -40,7 +41,7 @@ def sentences(tmp_path):
 
 
 def test_sockeye_trains_saves_and_resumes_with_its_import_exchanged(sentences, monkeypatch):
-    monkeypatch.setattr(amp, "_before_init_trainer", None)
+    monkeypatch.setattr(networks, "_requested", None)
     monkeypatch.setattr(train, "amp", amp)
     monkeypatch.setattr(training, "amp", amp)
     files = {"source": "train.src", "target": "train.trg"}

@@ -12,12 +12,12 @@
     trainer.step(batch_size)                            # skips itself if a gradient overflowed
 
 A network that was not cast and a Trainer without a loss scale are plain Gluon, and MXNet is not
-patched. State belongs to a Trainer, except where nothing leads to one. Of a process are the formats
-that :func:`init` asks for, as in ``contrib.amp``, before there is a Trainer (:mod:`mpgluon.trainer.
-networks`), and a weak set of the Trainers that each thread uses, since a loss does not say whose
-gradients it writes (:mod:`mpgluon.trainer.gradient_flags`). Where :func:`init`, or a loss that goes
-through a hybridized block, needs blocks that nothing leads to either, the garbage collector lists
-those that exist.
+patched. State belongs to its Trainer. Two things belong to the process, since MXNet offers no
+Trainer to keep them in: the formats that ``init`` asks for before there is one
+(``mpgluon/trainer/networks.py``), and a weak set of the Trainers that each thread uses, because a
+loss does not show whose gradients it writes (``mpgluon/trainer/gradient_flags.py``). Nothing leads
+from a parameter or a hybridized block's recorded call to the block either: where ``init`` or
+``scale_loss`` needs it, it is among those that the garbage collector lists.
 """
 
 from __future__ import annotations

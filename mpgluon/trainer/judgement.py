@@ -44,9 +44,9 @@ def look_at_step(
     *,
     look_for_inf: bool,
 ) -> Look:
-    """Look at the masters of a step and, if asked to, its gradients; the latter once.
+    """Look at the masters of a step, and at its gradients where infinities matter.
 
-    ``clip_global_norm`` has looked at both.
+    After ``clip_global_norm``, which has looked at both, its result is returned.
     """
     clip = gradients.now.clip
     if clip is not None:

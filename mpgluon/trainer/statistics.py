@@ -35,9 +35,8 @@ class RunningStatistics:
     """
 
     def __init__(self, parameters: Iterable[gluon.Parameter]) -> None:
-        self.parameters = [
-            p for p in dict.fromkeys(parameters) if gluon_trainer.is_statistic(p) and _is_fp32(p)
-        ]
+        statistics = [p for p in dict.fromkeys(parameters) if gluon_trainer.is_statistic(p)]
+        self.parameters = [p for p in statistics if _is_fp32(p)]
         self._flat: list[bool] = []  # asking an array for its shape takes longer than copying it
 
     def copy(self) -> dict[mx.Context, NDArray]:

@@ -329,11 +329,11 @@ def attach(
         )
     check_rounding(trainer, rounding)
     check_weights(trainer, rounding.way)
-    on_grid = grid_weights(gluon_trainer.parameters_of(trainer))
     gluon_trainer.refuse_a_late_beginning(trainer)
-    if loss_scale.skips_overflow:
+    skips = loss_scale.skips_overflow
+    if skips:
         gluon_trainer.refuse_sparse_weights(trainer)
-    if loss_scale.skips_overflow or on_grid:
+    if skips or grid_weights(gluon_trainer.parameters_of(trainer)):
         gluon_trainer.keep_updates_out_of_the_kvstore(trainer)
     keep_masters(trainer)
     for updater in gluon_trainer.updaters_of(trainer):

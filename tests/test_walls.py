@@ -252,7 +252,7 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_200,
+    "mpgluon": 18_322,
     "mpgluon_tools": 14_200,
     "recipes": 5_100,
     "study": 16_600,

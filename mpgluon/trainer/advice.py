@@ -58,21 +58,10 @@ def _collapse_of_the_scale(skips: int, scale: float, parameters: Sequence[gluon.
 
 
 class Advice:
-    """Logs the warnings of one Trainer's steps, most of them once.
-
-    Parameters
-    ----------
-    max_consecutive_skips : int or None
-        See :class:`mpgluon.trainer.step.TrainerState`.
-
-    Attributes
-    ----------
-    stuck : int
-        Steps that were skipped although the scale could not shrink.
-    """
+    """Logs the warnings of one Trainer's steps, most of them once."""
 
     def __init__(self, max_consecutive_skips: Optional[int]) -> None:
-        self.stuck = 0
+        self.stuck = 0  # steps that were skipped although the scale could not shrink
         self._limit = max_consecutive_skips
         self._has_had_gradients = False
         self._logged: set[str] = set()  # warnings that are not repeated

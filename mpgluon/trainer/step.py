@@ -26,7 +26,7 @@ from mpgluon.trainer.judgement import Look, are_finite, look_at_step
 from mpgluon.trainer.master_keeper import ChecksWeights, MasterKeeper
 from mpgluon.trainer.networks import flags_of_step
 from mpgluon.trainer.statistics import KeptStatistics
-from mpgluon.trainer.step_number import Counts, StepNumber, counts_of
+from mpgluon.trainer.step_number import Counts, StepNumber
 from mpgluon.trainer.tokens import Tokens
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import keep_masters, make_masters
@@ -122,7 +122,9 @@ class TrainerState(ChecksWeights):
 
     def counts(self) -> Counts:
         """Return the counts that tell the Trainer's steps apart."""
-        return counts_of(self.trainer, self.skipped_steps)
+        trainer = self.trainer
+        updates = gluon_trainer.optimizer_of(trainer).num_update
+        return Counts(updates, self.skipped_steps, gluon_trainer.update_counts(trainer))
 
     def step_number(self) -> int:
         """Return the number, from 1, of the step that is next or being made."""

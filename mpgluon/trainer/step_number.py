@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpgluon.updates import gluon_trainer
-
-from mxnet import gluon
-
-__all__ = ["Counts", "StepNumber", "counts_of"]
+__all__ = ["Counts", "StepNumber"]
 
 
 class Counts(NamedTuple):
@@ -42,9 +38,3 @@ class StepNumber:
         """Note that a step has ended, which counts are as these since."""
         self._number += 1
         self.at(counts)
-
-
-def counts_of(trainer: gluon.Trainer, skipped_steps: int) -> Counts:
-    """Return the counts of a Trainer."""
-    updates = int(gluon_trainer.optimizer_of(trainer).num_update)
-    return Counts(updates, skipped_steps, gluon_trainer.update_counts(trainer))

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder, SourceLoader
@@ -28,6 +29,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_name("faults.txt")
 _QUICK = "not slow and not gpu and not network and not third_party and not left_out"
+_OPTIONS = [
+    *("-x", "-q", "-m", _QUICK),
+    *("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"),
+    "--hypothesis-profile=ci",  # without deadlines, which a busy machine does not meet
+]
 _LIMIT_S = 1800
 _NEVER_IMPORTED = 99
 
@@ -46,14 +52,15 @@ class Fault(NamedTuple):
     def module(self) -> str:
         return ".".join(self.file.with_suffix("").parts).removesuffix(".__init__")
 
-    def source(self) -> str:
-        """Return the changed source.
+    def test_files(self) -> list[str]:
+        """Return the files of its tests, in the order of the list: pytest would sort folders."""
+        found = {}
+        for path in (ROOT / test for test in self.tests):
+            found |= dict.fromkeys(sorted(path.rglob("test_*.py")) if path.is_dir() else [path])
+        return [str(path) for path in found]
 
-        Raises
-        ------
-        ValueError
-            If the file does not have the text exactly once.
-        """
+    def source(self) -> str:
+        """Return the changed source; a ValueError if the text is not in the file exactly once."""
         source = (ROOT / self.file).read_text("utf-8")
         if source.count(self.old) != 1:
             raise ValueError(f"{self.file} has the text {source.count(self.old)} times")
@@ -105,8 +112,7 @@ def _test(fault: Fault, source: str, output: IO[str]) -> int:
     sys.meta_path.insert(0, planted)
     for name in [name for name in sys.modules if name.partition(".")[0] == "mpgluon"]:
         del sys.modules[name]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", _QUICK, f"--rootdir={ROOT}"]
-    status = pytest.main([*options, "-c", str(ROOT / "pyproject.toml"), *fault.tests])
+    status = pytest.main([*_OPTIONS, *fault.test_files()])
     return status if planted.was_imported else _NEVER_IMPORTED
 
 
@@ -121,6 +127,8 @@ def _start(fault: Fault, source: str) -> tuple[int, IO[str]]:
         signal.alarm(_LIMIT_S)
         status = _test(fault, source, output)
     finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mpgluon
-from mpgluon import BFLOAT16, FLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
+from mpgluon import BFLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
 from mpgluon.cast.arithmetic import arithmetic_of
 from mpgluon.cast.stand_in import namespace_of
 from mpgluon.graph import operators
@@ -299,12 +299,3 @@ def test_a_recurrent_layer_with_sequence_lengths_leaves_them_alone():
     arrays = ("data", "parameters", "state", "cell", "lengths")
     assert 4 in excluded_operands("RNN", arrays, {"use_sequence_length": True})
     assert excluded_operands("RNN", arrays, {}) == frozenset()
-
-
-def test_several_outputs_are_each_rounded():
-    halves = F.split(float16_array([[1.0, 2.0]]), num_outputs=2, axis=1)
-    assert [half.dtype for half in halves] == [np.float16, np.float16]
-    parts = F.SliceChannel(float16_array(np.ones((2, 4))), num_outputs=2)
-    assert all(part.asnumpy().tolist() == [[1, 1]] * 2 for part in parts)
-    assert F.broadcast_add(float16_array([2048]), float16_array([1])).asscalar() == 2048
-    assert FLOAT16.max == 65504

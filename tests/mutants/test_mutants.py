@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from mutants.__main__ import FAULTS, ROOT, read_faults
 
 FAULTS_OF_TEST = """# a comment
@@ -35,6 +37,7 @@ def test_largest_number():
 """
 
 
+@pytest.mark.slow
 def test_a_fault_is_found_by_a_failing_test_and_otherwise_named(tmp_path):
     test, faults = tmp_path / "test_tiny.py", tmp_path / "faults.txt"
     test.write_text(TEST)

@@ -69,7 +69,6 @@ public_modules = [
     "mpgluon_tools.diagnostics.alignment",
     "mpgluon_tools.diagnostics.overflow",
     "mpgluon_tools.diagnostics.exponents",
-    "mpgluon_tools.diagnostics.optimizers",
     "mpgluon_tools.diagnostics.called_operators",
     "mpgluon_tools.recorder.numerics.files",
     "mpgluon_tools.recorder.numerics.trends",

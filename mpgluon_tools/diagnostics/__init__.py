@@ -29,7 +29,6 @@ _HOMES = {
     "range_report": "mpgluon_tools.diagnostics.ranges",
     "read_numerics": "mpgluon_tools.recorder.numerics.files",
     "replay": "mpgluon_tools.recorder.steps.rerun",
-    "report_on_optimizer": "mpgluon_tools.diagnostics.optimizers",
     "suggest_keep_fp32": "mpgluon_tools.diagnostics.compare",
 }
 

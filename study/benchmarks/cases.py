@@ -24,14 +24,12 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16")
-# The networks that pytorch_peer.py and tensorflow_peer.py have.
+# The networks that pytorch_peer.py has.
 PEER_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
 _PEERS = {
     library: str(Path(__file__).with_name(f"{name}_peer.py"))
     for library, name in (
         ("pytorch", "pytorch"),
-        ("zentorch", "pytorch"),
-        ("tensorflow", "tensorflow"),
         ("onnxruntime", "onnx"),
         ("openvino", "onnx"),
     )
@@ -61,9 +59,8 @@ class CaseOptions:
         the cases of the zoo, of memory and of sequences.
     peers : bool
         Whether ``mxnet.contrib.amp`` and Gluon's ``DataLoader`` take part.
-    torch_python, zentorch_python, tensorflow_python, openvino_python : str or None
-        An interpreter with PyTorch, AMD's zentorch, TensorFlow or OpenVINO; ``None``: it does not
-        take part.
+    torch_python, openvino_python : str or None
+        An interpreter with PyTorch or OpenVINO; ``None``: it does not take part.
     images : str or None
         A folder with one folder of images per class; ``None``: rendered images.
     workers : int
@@ -80,8 +77,6 @@ class CaseOptions:
     dtypes: Optional[Sequence[str]] = None
     peers: bool = True
     torch_python: Optional[str] = None
-    zentorch_python: Optional[str] = None
-    tensorflow_python: Optional[str] = None
     openvino_python: Optional[str] = None
     images: Optional[str] = None
     workers: int = 2
@@ -96,8 +91,6 @@ class CaseOptions:
         """Return the interpreter of a peer."""
         return {
             "pytorch": self.torch_python,
-            "zentorch": self.zentorch_python,
-            "tensorflow": self.tensorflow_python,
             "openvino": self.openvino_python,
             "onnxruntime": sys.executable if self.peers else None,
         }[library]
@@ -107,19 +100,11 @@ class CaseOptions:
 Variants = tuple[tuple[str, str, str, dict[str, Any]], ...]
 
 _PYTORCH: Variants = tuple((f"PyTorch {dtype}", "pytorch", dtype, {}) for dtype in DTYPES)
-# PyTorch's float16 takes twenty to a hundred times as long on a CPU, TensorFlow's six times: single
-# layers show PyTorch's.
+# float16 takes PyTorch twenty to a hundred times as long on a CPU: single layers show it.
 _PYTORCH_NETWORKS = tuple(one for one in _PYTORCH if one[2] != "float16")
 _COMPILED: Variants = tuple(
-    (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"backend": "inductor"})
+    (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"compiled": True})
     for dtype in ("float32", "bfloat16")
-)
-_ZENTORCH: Variants = tuple(
-    (f"zentorch {dtype}", "zentorch", dtype, {"backend": "zentorch"})
-    for dtype in ("float32", "bfloat16")
-)
-_TENSORFLOW: Variants = tuple(
-    (f"TensorFlow {dtype}", "tensorflow", dtype, {}) for dtype in ("float32", "bfloat16")
 )
 _LAYERS: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
@@ -151,7 +136,6 @@ _TRAINING: Variants = (
     ("contrib.amp bfloat16, scaled", "contrib.amp", "bfloat16", _DYNAMIC),
     *_PYTORCH_NETWORKS,
     *_COMPILED,
-    *_TENSORFLOW,
 )
 _PREDICTING: Variants = (
     ("Gluon float32", "gluon", "float32", {}),
@@ -166,8 +150,6 @@ _INFERENCE: Variants = (
     ("contrib.amp bfloat16", "contrib.amp", "bfloat16", {}),
     *_PYTORCH_NETWORKS,
     *_COMPILED,
-    *_ZENTORCH,
-    *_TENSORFLOW,
     *(
         (f"{name} {dtype}", library, dtype, {"engine": library, "writer": sys.executable})
         for name, library, dtype in (

@@ -3,9 +3,8 @@
 It imports nothing of this package, since PyTorch has an interpreter of its own. Each factory
 returns a function that does its work once, and facts about it; see ``child.py``.
 Each format has the layout that is faster for it on a CPU: channels-last for float32 and bfloat16
-(autocast), the default for pure float16. Networks with a ``backend``, such as "inductor" or
-"zentorch", are compiled by it in their first run; for inference with frozen weights, into which
-BatchNorm is then folded.
+(autocast), the default for pure float16. Networks that are ``compiled`` are so in their first
+run; for inference with frozen weights, into which BatchNorm is then folded.
 
 References
 ----------
@@ -14,8 +13,7 @@ He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2015, table
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch  # type: ignore[import-not-found]
 from torch import nn
@@ -133,15 +131,16 @@ def layer(*, dtype: str, kind: str, batch_size: int, size: int) -> Prepared:
 
 
 def training(
-    *, dtype: str, model: str, batch_size: int, image_size: int, backend: Optional[str] = None
+    *, dtype: str, model: str, batch_size: int, image_size: int, compiled: bool = False
 ) -> Prepared:
     """Prepare a training step with SGD and momentum; as ``workloads.training``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
     net, images = _prepared(ResNetV1(model), images, dtype)
     labels = torch.arange(batch_size) % _CLASSES
-    step = _step(net, _compiled(net, backend), dtype, images, labels)
-    return step, {"images": batch_size, **_facts(net, backend)}
+    compute = _compiled(net, frozen=False) if compiled else net
+    step = _step(net, compute, dtype, images, labels)
+    return step, {"images": batch_size, **_facts(net)}
 
 
 def sequence_training(
@@ -178,31 +177,27 @@ def inference(
     batch_size: int,
     image_size: int,
     calls: int = 1,
-    backend: Optional[str] = None,
+    compiled: bool = False,
 ) -> Prepared:
     """Prepare a prediction; as ``workloads.inference``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
     net, images = _prepared(ResNetV1(model).eval(), images, dtype)
-    compute = _compiled(net, backend, frozen=True)
+    compute = _compiled(net, frozen=True) if compiled else net
 
     def predict() -> None:
         # Not inference_mode, in which weights are not frozen.
         with torch.no_grad(), _autocast(dtype):
             compute(images)
 
-    return predict, {"images": batch_size, "calls": calls, **_facts(net, backend)}
+    return predict, {"images": batch_size, "calls": calls, **_facts(net)}
 
 
-def _compiled(net: Any, backend: Optional[str], *, frozen: bool = False) -> Any:
-    if backend is None:
-        return net
+def _compiled(net: Any, *, frozen: bool) -> Any:
     from torch._inductor import config  # type: ignore[import-not-found]
 
-    if backend != "inductor":
-        importlib.import_module(backend)
     config.freezing = frozen
-    return torch.compile(net, backend=backend)
+    return torch.compile(net)
 
 
 def _prepared(net: Any, data: Any, dtype: str) -> tuple[Any, Any]:
@@ -219,11 +214,8 @@ def _autocast(dtype: str) -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
-def _facts(net: Any = None, backend: Optional[str] = None) -> dict[str, Any]:
-    versions = {"torch": torch.__version__}
-    if backend not in (None, "inductor"):
-        versions[backend] = importlib.import_module(backend).__version__
-    facts: dict[str, Any] = {"versions": versions}
+def _facts(net: Any = None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"versions": {"torch": torch.__version__}}
     if net is not None:
         facts["parameters"] = sum(parameter.numel() for parameter in net.parameters())
     return facts

@@ -46,12 +46,7 @@ from study.benchmarks.zoo import zoo, zoo_small
 
 ROOT = Path(__file__).resolve().parents[2]
 # The names of their environments.
-PEERS = {
-    "PyTorch": "torch",
-    "zentorch": "zentorch",
-    "TensorFlow": "tensorflow",
-    "OpenVINO": "openvino",
-}
+PEERS = {"PyTorch": "torch", "OpenVINO": "openvino"}
 # Cases that are run by name, and the rounds of those that do not take 11.
 LONG_CASES = {
     "zoo": zoo,

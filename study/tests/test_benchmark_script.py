@@ -168,7 +168,7 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     script.main(short)
     printed = capsys.readouterr().out
     assert "PyTorch does not take part: no .venv-torch" in printed
-    assert "TensorFlow does not take part: no .venv-tensorflow" in printed
+    assert "OpenVINO does not take part: no .venv-openvino" in printed
     pythons = [tmp_path / f".venv-{name}" / "bin" / "python" for name in script.PEERS.values()]
     for python in pythons:
         python.parent.mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     script.main([*short, "--torch-python", str(SCRIPT), "--model", "vgg16"])
     printed = capsys.readouterr().out
     assert "does not take part" not in printed
-    assert "TensorFlow has no vgg16 here: it takes part in single layers at most" in printed
+    assert "PyTorch has no vgg16 here: it takes part in single layers at most" in printed
     assert "OpenVINO has no" not in printed
     names = [f"{name}_python" for name in script.PEERS.values()]
     asked = [tuple(getattr(settings, name) for name in names) for settings in tiny_cases]

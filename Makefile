@@ -201,11 +201,13 @@ $(THIRD_PARTY)/.complete: requirements/dev.txt Makefile
 		--no-deps sockeye==2.3.24 sacrebleu==1.4.14 gluonts==0.16.3 gluonfr==1.0.2 dgl==1.0.4 d2l==1.0.3
 	touch $@
 
-# What pip chooses where nothing is pinned, on the newest Python and NumPy that MXNet works with: each
-# script begins, one trains, and four lessons run.
+# What pip chooses where nothing is pinned, on the newest Python and NumPy that MXNet works with:
+# commands and scripts begin, one trains, and four lessons run.
 test-newest: $(NEWEST)/.complete
-	for script in diagnose doctor export_onnx plan_scaling replay serve train_caltech; do \
-		$(NEWEST)/bin/python scripts/$$script.py --help >/dev/null || exit 1; done
+	for command in diagnose doctor export replay serve; do \
+		$(NEWEST)/bin/mpgluon $$command --help >/dev/null || exit 1; done
+	for script in scripts/train_caltech.py study/scripts/plan_scaling.py; do \
+		$(NEWEST)/bin/python $$script --help >/dev/null || exit 1; done
 	rm -rf runs/newest
 	$(NEWEST)/bin/python scripts/train_caltech.py --dtype float16 --dataset shapes --data-dir data \
 		--model cifar_resnet20_v1 --image-size 32 --batch-size 20 --train-per-class 40 --epochs 2 \

@@ -28,7 +28,6 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, Optional, Union
 
-from mpgluon.base.migration import INSTEAD
 from mpgluon.cast.block import autocast, restore
 from mpgluon.cast.status_flags import StepFlags
 from mpgluon.errors import PrecisionError
@@ -70,9 +69,10 @@ def __getattr__(name: str) -> Any:
     """Import the names of ``contrib.amp``; say what to write instead of other libraries' names."""
     if name in _CONTRIB.split():
         return getattr(import_module("mpgluon.contrib_amp"), name)
-    if name in INSTEAD:
+    instead = import_module("mpgluon.base.migration").INSTEAD
+    if name in instead:
         raise AttributeError(
-            f"mpgluon.amp has no {name}; instead: {INSTEAD[name]} (docs/migration.md)"
+            f"mpgluon.amp has no {name}; instead: {instead[name]} (docs/migration.md)"
         )
     if name in import_module("mpgluon").__all__:
         raise AttributeError(f"mpgluon.amp has no {name}; it is mpgluon.{name}")

@@ -2,7 +2,7 @@
 
 A script for ``mxnet.contrib.amp`` runs with ``from mpgluon import amp``: :func:`init` notes what is
 wanted, for the whole process, and each network is cast when ``amp.init_trainer`` receives its
-Trainer. MXNet is not patched. ``mpgluon.amp`` imports this module when one of its names is used;
+Trainer. Nothing of MXNet is replaced for good. ``mpgluon.amp`` imports this module when one of its names is used;
 this module imports nothing of ``mpgluon.amp``.
 """
 

@@ -1,4 +1,4 @@
-"""What a change asks of continuous integration and of `make check`: every file has an answer."""
+"""The tests and targets that a change asks for: every file has an answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_file_has_a_row_or_asks_for_everything():
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if listed.returncode:
-        pytest.skip("these files are no git checkout")
+        pytest.skip("these files are not a git checkout")
     unknown = {
         path for path in listed.stdout.split() if touched.EVERYTHING in touched.row_of(path)[0]
     }

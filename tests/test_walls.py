@@ -252,16 +252,17 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_322,
-    "mpgluon_tools": 14_200,
-    "recipes": 5_100,
-    "study": 16_600,
-    "scripts": 1_200,
-    "tests": 51_200,
+    "mpgluon": 18_325,
+    "mpgluon_tools": 13_960,
+    "recipes": 4_960,
+    "study": 16_180,
+    "scripts": 500,
+    "tests": 51_450,
 }
-LINES_LOADED = 11_300
+LINES_LOADED = 11_950
 LONGEST_BODY = 60  # lines of a function, without its docstring
 LONG_BODIES = 4
+LINES_OF_TRAINER_STATE = 200
 FILES_OF_SCRIPTS = 7
 
 
@@ -311,9 +312,13 @@ def modules_used(path: Path, names: set[str]) -> set[str]:
 
 def test_no_modules_import_each_other_in_a_circle():
     modules = {module_name(path): path for path in {*LIBRARY, *TOOLS} - {*FACES, *DOORS}}
-    # A module's own package, which Python imports first, is no use of it.
+    # Python imports a module's own package first; that does not count.
     uses = {
-        name: {one for one in modules_used(path, set(modules)) if not name.startswith(f"{one}.")}
+        name: {
+            one
+            for one in modules_used(path, set(modules)) - {name}
+            if not name.startswith(f"{one}.")
+        }
         for name, path in modules.items()
     }
     TopologicalSorter(uses).prepare()  # which names the circle that it finds
@@ -325,3 +330,9 @@ def module_name(path: Path) -> str:
 
 def test_what_a_user_calls_is_in_few_scripts():
     assert len(list(ROOT.glob("scripts/*.py"))) <= FILES_OF_SCRIPTS
+
+
+def test_the_state_of_a_trainer_is_short():
+    tree = ast.parse((ROOT / "mpgluon" / "trainer" / "step.py").read_text("utf-8"))
+    (state,) = (node for node in tree.body if getattr(node, "name", "") == "TrainerState")
+    assert state.end_lineno - state.lineno + 1 <= LINES_OF_TRAINER_STATE

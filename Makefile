@@ -91,7 +91,7 @@ test: environment lint
 	$(CHECK_NOTEBOOKS) 00 01 04 09
 
 # Everything: before a release, and weekly. The seed of the random networks is the day.
-test-all: test notebooks-check test-avx2 docs-look test-slow test-mutants
+test-all: test notebooks-check test-avx2 docs-look test-slow
 	$(MAKE) fuzz SEED=$$(date +%y%m%d)000 MINUTES=10
 
 test-avx2: environment
@@ -135,7 +135,7 @@ test-slow: environment
 
 # Faults that are planted into the package: each must be noticed by a test.
 test-mutants: environment
-	PYTHONPATH=.:tests $(RUN) -m mutants
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(RUN) -W ignore -m mutants --jobs $(WORKERS)
 
 # Against PyTorch and MMA-Sim, which needs it, in an environment of their own: gluoncv refuses to be
 # imported beside PyTorch. MMA-Sim compiles a file of its own with ninja when it is first imported.

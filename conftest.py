@@ -9,12 +9,19 @@ import signal
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import mpgluon  # noqa: F401 - before any test module imports MXNet, which newer NumPy breaks
 
 import numpy as np
 import pytest
+
+with suppress(ImportError):  # the environments of other libraries lack it
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)  # a busy machine is no fault
+    settings.load_profile("untimed")
 
 SHARED = Path(__file__).resolve().parents[1] / "shared"
 

@@ -2,8 +2,8 @@
 
 A script for ``mxnet.contrib.amp`` runs with ``from mpgluon import amp``: :func:`init` notes what is
 wanted, for the whole process, and each network is cast when ``amp.init_trainer`` receives its
-Trainer. Nothing of MXNet is replaced for good. ``mpgluon.amp`` imports this module when one of its names is used;
-this module imports nothing of ``mpgluon.amp``.
+Trainer. Nothing of MXNet is replaced for good. ``mpgluon.amp`` imports this module when one of its
+names is used; this module imports nothing of ``mpgluon.amp``.
 """
 
 from __future__ import annotations

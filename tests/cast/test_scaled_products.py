@@ -81,7 +81,7 @@ def computed(layer, policy, data, weight, arriving, *, hybridize):
 @native_operators
 @SCALINGS
 @BOTH
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 70), st.integers(0, 100))
 def test_a_dense_layer_multiplies_its_rounded_operands_exactly(
     scaling, hybridize, rows, width, units, seed

@@ -655,9 +655,7 @@ def places_in(value, place=()):
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_an_edited_header_is_read_or_refused_as_damaged(recorded, data):
     header, arrays = content_of(recorded.newest)

@@ -236,18 +236,17 @@ except SystemExit:
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells the cores")
 @pytest.mark.parametrize(
-    ("script", "environment", "threads"),
+    ("environment", "threads"),
     [
-        ("train_caltech", {}, usable_cores() // (2 if have_hyperthreads() else 1)),
-        ("train_caltech", {"OMP_NUM_THREADS": "3"}, 3),
-        ("diagnose", {}, usable_cores() // (2 if have_hyperthreads() else 1)),
-        ("train_caltech", {"OMPI_COMM_WORLD_LOCAL_SIZE": "999"}, 1),
+        ({}, usable_cores() // (2 if have_hyperthreads() else 1)),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "999"}, 1),
     ],
 )
-def test_scripts_compute_with_all_cores_unless_told_otherwise(script, environment, threads):
+def test_the_script_computes_with_all_cores_unless_told_otherwise(environment, threads):
     others = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", AFTER_ITS_IMPORTS, SCRIPT.with_stem(script), "-h"],
+        [sys.executable, "-W", "ignore", "-c", AFTER_ITS_IMPORTS, SCRIPT, "-h"],
         env={**others, **environment}, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == str(threads)

@@ -26,7 +26,7 @@
 FAST = False  # True: the same code with a small network, small images and few steps
 SHARED = "../../shared"  # photographs beside the checkout, on some machines
 DATA_DIRS = "../data", f"{SHARED}/caltech101", f"{SHARED}/caltech101-mini"  # the first that exists
-RECORDS = "../results/evidence"  # runs on all of Caltech 101
+RECORDS = "../study/results/evidence"  # runs on all of Caltech 101
 CATEGORIES = (
     *("Leopards", "Motorbikes", "airplanes", "bonsai", "butterfly"),
     *("chandelier", "grand_piano", "ketch", "sunflower", "watch"),

@@ -245,7 +245,7 @@ lint: environment
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) tests/lint_english.py mpgluon mpgluon_tools recipes scripts notebooks/teaching study tests
+	$(RUN) tests/lint_english.py .ci conftest.py mpgluon mpgluon_tools recipes scripts notebooks/teaching study tests
 
 # Executes notebooks/source/*.py and writes notebooks/*.ipynb with their outputs.
 notebooks: environment

@@ -1,10 +1,11 @@
-"""What a change asks to be run: folders of tests, or targets of the Makefile.
+"""The tests, or the targets of the Makefile, that a change asks for.
 
     python .ci/touched.py tests      # tests of what differs from the base, uncommitted changes too
     python .ci/touched.py targets    # what .ci/run adds to what it always runs
 
-The base is BASE of the environment, or where the branch left origin/main; on main itself,
-six hours before the last commit. For a file that no row knows, everything is asked for.
+The base is CI_BASE of the environment, or where the branch left origin/main; on main itself, six
+hours before the last commit. Where git cannot tell, and for a file that no row knows, everything is
+asked for.
 """
 
 from __future__ import annotations
@@ -80,23 +81,31 @@ def row_of(path: str) -> tuple[list[str], list[str]]:
 def changed(*, is_committed: bool) -> list[str]:
     """Return the paths that a change touches, of a moved file both.
 
-    Uncommitted changes belong to it, unless ``is_committed``.
+    Uncommitted changes belong to it, unless ``is_committed``. Where git cannot tell, the path is
+    one that no row knows.
     """
-    found = []
-    if not is_committed:
-        found += _git("diff", "--name-only", "--no-renames", "HEAD")
-        found += _git("ls-files", "--others", "--exclude-standard")
-    head = _git("rev-parse", "HEAD")
-    base = (
-        [os.environ["BASE"]] if "BASE" in os.environ else _git("merge-base", "HEAD", "origin/main")
-    )
-    if base and base != head:
-        return found + _git("diff", "--name-only", "--no-renames", *base, "HEAD")
-    if not is_committed:
-        return found
-    (latest,) = _git("log", "-1", "--format=%ct")
-    since = f"--since={int(latest) - _SECONDS}"
-    return found + _git("log", since, "--no-renames", "--name-only", "--format=")
+    try:
+        base = os.environ.get("CI_BASE") or _where_it_left_main()
+        names = ("--name-only", "--no-renames")
+        found = _git("diff", *names, base, "HEAD") if base else []
+        if not is_committed:
+            found += _git("diff", *names, "HEAD")
+            found += _git("ls-files", "--others", "--exclude-standard")
+        elif not base:
+            (latest,) = _git("log", "-1", "--format=%ct")
+            found = _git("log", f"--since={int(latest) - _SECONDS}", *names, "--format=")
+    except (OSError, subprocess.CalledProcessError):
+        return [EVERYTHING]
+    return found
+
+
+def _where_it_left_main() -> str:
+    """Return the commit of origin/main that the branch begins at; nothing on main itself."""
+    (head,) = _git("rev-parse", "HEAD")
+    if not _git("branch", "--remotes", "--list", "origin/main"):
+        return ""
+    (base,) = _git("merge-base", "HEAD", "origin/main")
+    return "" if base == head else base
 
 
 def tests_of(paths: Iterable[str]) -> list[str]:
@@ -122,11 +131,9 @@ def targets_of(paths: Iterable[str]) -> list[str]:
 
 
 def _git(*arguments: str) -> list[str]:
-    """Return the lines that git prints; none where it has no answer."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return [line for line in done.stdout.splitlines() if line and done.returncode == 0]
+    """Return the lines that git prints; a CalledProcessError where it has no answer."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if line]
 
 
 def main() -> None:

@@ -53,3 +53,11 @@ def test_the_tests_of_every_row_exist():
 def test_a_change_asks_for_its_tests_and_targets(paths, tests, targets):
     assert touched.tests_of(paths) == tests
     assert touched.targets_of(paths) == targets
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_where_git_cannot_tell_everything_is_asked_for(monkeypatch, is_committed):
+    monkeypatch.setenv("CI_BASE", "0" * 40)  # of a branch that is new
+    assert touched.changed(is_committed=is_committed) == [touched.EVERYTHING]
+    monkeypatch.setenv("PATH", "")
+    assert touched.changed(is_committed=is_committed) == [touched.EVERYTHING]

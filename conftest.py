@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
 import signal
 import zlib
@@ -22,6 +23,8 @@ with suppress(ImportError):  # the environments of other libraries lack it
 
     settings.register_profile("untimed", deadline=None)  # a busy machine is no fault
     settings.load_profile("untimed")
+
+os.environ["COLUMNS"] = "80"  # whatever the terminal is
 
 SHARED = Path(__file__).resolve().parents[1] / "shared"
 

@@ -133,7 +133,7 @@ def test_an_answer_is_what_the_classifier_says(client, classifier, images):
     assert [found["dtype"] for found in response.json["predictions"]] == FORMATS
     for found, prediction in zip(response.json["predictions"], expected):
         assert found["latency_ms"] > 0
-        assert found["calls"] == 5
+        assert prediction.calls == min(25, found["calls"] + 5)  # all tests share the classifier
         assert found["arithmetic"] == classifier.arithmetic[found["dtype"]]
         assert len(found["guesses"]) == 5
         for name in ("guesses", "others"):

@@ -23,6 +23,7 @@ from mpgluon.kernels.dtypes import Array, cast, dtype_name, is_array, number_of_
 
 import mxnet as mx
 import numpy as np
+import numpy.typing as npt
 from mxnet.symbol import Symbol
 
 __all__ = [
@@ -127,6 +128,12 @@ class GridArray(FormatArray):
         mx.nd.NDArray.__setitem__(self, key, value)
         rounded = onto_grid(self.detach(), self.format)
         mx.nd.NDArray.__setitem__(self, slice(None), rounded)
+
+    def astype(self, dtype: npt.DTypeLike, copy: bool = True) -> mx.nd.NDArray:
+        """Return a copy in a dtype of MXNet's, whose gradient is rounded to the format."""
+        wide = widen(self)
+        values = wide.astype(dtype, copy)
+        return self if values is wide else values
 
 
 class WidenedArray(mx.nd.NDArray, metaclass=_EqualToNDArray):

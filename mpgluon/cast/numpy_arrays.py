@@ -19,6 +19,7 @@ from mpgluon.cast.arrays import (
     format_of,
     mark,
     onto_grid,
+    widen,
 )
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.kernels.dtypes import Array
@@ -47,11 +48,10 @@ class _NumPyGridArray(mx.np.ndarray):
         mx.nd.NDArray.__setitem__(plain, slice(None), onto_grid(plain, self.format))
 
     def astype(self, dtype: npt.DTypeLike, *args: Any, **kwargs: Any) -> Any:
-        """Return a copy in a dtype of MXNet's, which is in no other format any longer."""
-        values = mx.np.ndarray.astype(self, dtype, *args, **kwargs)
-        if values is not self:  # a copy keeps the format otherwise
-            values.__class__ = mx.np.ndarray
-        return values
+        """Return a copy in a dtype of MXNet's, whose gradient is rounded to the format."""
+        wide = as_np(widen(as_nd(self)))
+        values = wide.astype(dtype, *args, **kwargs)
+        return self if values is wide else values
 
     def as_nd_ndarray(self) -> mx.nd.NDArray:
         """Return the array for operators of ``mx.nd``, in the same format."""

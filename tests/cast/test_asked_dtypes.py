@@ -209,3 +209,18 @@ def test_a_value_that_becomes_fp32_has_the_gradients_of_fp32_in_both_interfaces(
                 gradients.append([gradient for _, _, gradient in found])
     for one in gradients:
         np.testing.assert_array_equal(one, gradients[0])
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZED, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@IN_NUMPY
+def test_the_gradient_of_a_value_that_leaves_the_format_is_rounded(in_numpy, dtype, hybridize):
+    def joined(F, x, _):
+        three = F.np.concatenate([x] * 3, axis=1) if in_numpy else F.concat(x, x, x, dim=1)
+        return three.astype(dtype).astype("float32")
+
+    # Each of three gradients becomes 1 + 2^-7, their sum 3 + 2^-5; a row of the weights adds three.
+    head = 1 + 2**-8 + 2**-9
+    with interface(in_numpy) as array:
+        found = run(joined, WAYS["emulated bfloat16"], hybridize, array=array, head=head)
+    assert found[2].tolist() == [[3 + 2**-5, 9 + 2**-3, 3 + 2**-5]] * 2

@@ -301,7 +301,7 @@ def test_a_network_that_mxnet_fuses_wrongly_is_left_as_it_was():
 
 @pytest.mark.slow
 def test_a_network_that_mxnet_cannot_fuse_is_left_as_it_was_and_the_log_says_so(caplog):
-    caplog.set_level(logging.INFO, "mpgluon_tools.deployment.inference")
+    caplog.set_level(logging.INFO, "mpgluon.deployment")
     _, images, plain, fused = fuse("se_resnext50_32x4d", "float32")
     assert not fused.fused
     assert "oneDNN's fusion is left out: " in caplog.text

@@ -252,12 +252,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_325,
+    "mpgluon": 18_340,
     "mpgluon_tools": 13_960,
     "recipes": 4_960,
     "study": 16_180,
     "scripts": 500,
-    "tests": 51_450,
+    "tests": 51_500,
 }
 LINES_LOADED = 11_950
 LONGEST_BODY = 60  # lines of a function, without its docstring

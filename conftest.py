@@ -21,7 +21,7 @@ import pytest
 with suppress(ImportError):  # the environments of other libraries lack it
     from hypothesis import settings
 
-    settings.register_profile("untimed", deadline=None)  # a busy machine is no fault
+    settings.register_profile("untimed", deadline=None)  # a busy machine is not a fault
     settings.load_profile("untimed")
 
 os.environ["COLUMNS"] = "80"  # whatever the terminal is

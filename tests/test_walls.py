@@ -93,7 +93,7 @@ def test_each_house_uses_only_those_below_it():
     assert offenders(RECIPES, lambda path: packages(path) & OUTSIDE) == {}
 
 
-def test_only_the_faces_and_the_command_name_the_second_house():
+def test_only_the_faces_name_the_second_house():
     naming = [path for path in ROOT.glob("mpgluon/**/*.py") if "mpgluon_tools" in path.read_text()]
     assert set(naming) == set(FACES)
     assert max(len(path.read_text().splitlines()) for path in FACES) <= 12

@@ -32,7 +32,7 @@ _QUICK = "not slow and not gpu and not network and not third_party and not left_
 _OPTIONS = [
     *("-x", "-q", "-m", _QUICK),
     *("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"),
-    "--hypothesis-profile=ci",  # without deadlines, which a busy machine does not meet
+    "--hypothesis-profile=ci",  # the same examples in each run
 ]
 _LIMIT_S = 1800
 _NEVER_IMPORTED = 99

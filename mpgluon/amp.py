@@ -12,8 +12,8 @@
     trainer.step(batch_size)                            # skips itself if a gradient overflowed
 
 A network that was not cast and a Trainer without a loss scale are plain Gluon, and nothing of MXNet
-is replaced for good. State belongs to its Trainer. Two things belong to the process, since MXNet offers no
-Trainer to keep them in: the formats that ``init`` asks for before there is one
+is replaced for good. State belongs to its Trainer. Two things belong to the process, since MXNet
+offers no Trainer to keep them in: the formats that ``init`` asks for before there is one
 (``mpgluon/trainer/networks.py``), and a weak set of the Trainers that each thread uses, because a
 loss does not show whose gradients it writes (``mpgluon/trainer/gradient_flags.py``). Nothing leads
 from a parameter or a hybridized block's recorded call to the block either: where ``init`` or

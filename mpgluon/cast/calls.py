@@ -9,15 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from mpgluon.cast.arrays import (
-    Convert,
-    Format,
-    arrays_in,
-    convert_arrays,
-    format_of,
-    mark,
-    widen,
-)
+from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, mark, widen
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.graph.operators import (
     Rule,

@@ -178,9 +178,7 @@ class PolicyForward:
             if not self.network_cast.has_computed:  # plan_of could not find it
                 self.network_cast.undo()
             raise
-        if (
-            self.traced.is_traced_now
-        ):  # what leaves a graph is an array, and those are never bfloat16
+        if self.traced.is_traced_now:  # its results become arrays, which are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
         is_root = self.block is self.network_cast.root
         if is_root:

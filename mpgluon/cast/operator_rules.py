@@ -22,13 +22,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.operator import get_all_registered_operators
 
-__all__ = [
-    "NO_RULES",
-    "Rules",
-    "is_operator",
-    "name_in_table",
-    "rules_of",
-]
+__all__ = ["NO_RULES", "Rules", "is_operator", "name_in_table", "rules_of"]
 
 Rules = Mapping[str, Rule]
 NO_RULES: Rules = {}

@@ -19,13 +19,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-__all__ = [
-    "begin",
-    "check_agreement",
-    "numbers_of_step",
-    "refuse_different_numbers",
-    "share_state",
-]
+__all__ = ["begin", "check_agreement", "numbers_of_step", "refuse_different_numbers", "share_state"]
 
 
 def begin(trainer: gluon.Trainer) -> None:

@@ -25,6 +25,8 @@ __all__ = [
     "operands_and_options",
 ]
 
+_signature = cache(inspect.signature)
+
 
 @cache
 def function(name: str, *, of_symbols: bool, in_numpy: bool = False) -> Callable[..., Any]:
@@ -114,11 +116,6 @@ def operands_and_options(
         if not isinstance(value, (mx.nd.NDArray, type(None), type(_Null))) and key != "name"
     }
     return operands, options
-
-
-@cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
 
 
 @cache

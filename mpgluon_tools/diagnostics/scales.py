@@ -18,14 +18,7 @@ from mpgluon_tools.tables import Table, percent
 
 from mxnet import gluon
 
-__all__ = [
-    "LOST_LIMIT",
-    "LayerGradient",
-    "LossScales",
-    "loss_scales",
-    "owners_of",
-    "share_text",
-]
+__all__ = ["LOST_LIMIT", "LayerGradient", "LossScales", "loss_scales", "owners_of", "share_text"]
 
 LOST_LIMIT = 0.01
 """The share of a layer's nonzero gradients that may be lost.

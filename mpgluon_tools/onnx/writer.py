@@ -14,12 +14,7 @@ from mpgluon.formats.float_format import FLOAT16
 from mpgluon.graph.nodes import Key, Node
 from mpgluon.graph.operators import Rule, lost_numbers, name_in_f, rule_of
 from mpgluon_tools.deployment.recording import Recording
-from mpgluon_tools.onnx.operators import (
-    TRANSLATIONS,
-    Nodes,
-    OperatorCall,
-    UnsupportedError,
-)
+from mpgluon_tools.onnx.operators import TRANSLATIONS, Nodes, OperatorCall, UnsupportedError
 
 import onnx
 from mxnet.base import MXNetError

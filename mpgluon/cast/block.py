@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Union
 
@@ -29,10 +29,11 @@ from mpgluon.cast.network_cast import NetworkCast, release
 from mpgluon.cast.plan import (
     NORMALIZATION_LAYERS,
     KeepFP32,
+    NetworkPlan,
     plan_of,
     with_normalization_layers,
 )
-from mpgluon.cast.report import BeyondReach, CastReport
+from mpgluon.cast.report import BeyondReach, CastReport, report_of
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat, format_named
 from mpgluon.formats.policy import Policy, as_policy
@@ -187,12 +188,9 @@ def apply_policy(
         )
     plan = plan_of(net, keep_fp32, compute_16)
     blocks = [entry.block for entry in plan.blocks]
-    for forward in filter(None, map(forward_of, blocks)):
-        root, name = forward.network_cast.root.name, forward.block.name
-        part = "" if name == root else f" as a part of {root}"
-        raise PrecisionError(f"{name} is already cast{part}; call mpgluon.restore on {root} first")
+    _refuse_cast_blocks(blocks)
     device_type = device_type_of(net)
-    arithmetic = policy_arithmetic(policy, device_type)
+    arithmetic = policy_arithmetic(policy, device_type).kind
     in_16_bits = [entry.block for entry in plan.blocks if not entry.computes_fp32]
     learned = {
         block: attributes
@@ -216,19 +214,7 @@ def apply_policy(
     narrowed = []
     if policy.param_dtype != "float32":
         fmt = format_named(policy.param_dtype)
-        stay_fp32 = plan.parameters_that_stay_fp32()
-        # MXNet's BatchNorm accepts no others; the rest of a graph's are normalizations too.
-        stay_fp32.update(*(graph.normalization_parameters() for graph in graphs.values()))
-        weights = weights_of_layers(in_16_bits)
-        weights.update(*(graph.product_weights() for graph in graphs.values()))
-        narrowed = [
-            parameter
-            for parameter in parameters
-            if parameter not in stay_fp32
-            and np.dtype(parameter.dtype) == np.float32
-            and parameter._stype == "default"  # not rows, which Gluon does not hand out
-            and (parameter in weights or not is_given(parameter, fmt))
-        ]
+        narrowed = _parameters_to_narrow(parameters, fmt, plan, graphs)
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)
         _warn_of_lost_weights(narrowed, fmt)
@@ -241,29 +227,9 @@ def apply_policy(
         if entry.computes_fp32 or entry.is_governed or block is net:
             PolicyForward(entry, network_cast, graphs.get(block))
     guard(blocks, parameters, network_cast, restore)
-    return CastReport(
-        policy=policy,
-        cast=tuple(e.block.name for e in plan.blocks if e.is_governed and not e.keeps_parameters),
-        kept_fp32=(
-            *(entry.block.name for entry in plan.blocks if entry.keeps_parameters),
-            *(node.name for graph in graphs.values() for node in graph.normalizations),
-        ),
-        beyond_reach=tuple(
-            found
-            for entry in plan.blocks
-            if not entry.computes_fp32
-            for found in BeyondReach.of(entry)
-        ),
-        parameters_cast=len(narrowed),
-        parameters_kept=len(parameters) - len(narrowed),
-        arithmetic=arithmetic.kind,
-        told_format=tuple(block.name for block in learned),
-        operators_fp32=plan.operators_fp32,
-        operators_16=plan.operators_16,
-        first_and_last=tuple(entry.block.name for entry in plan.blocks if entry.is_edge)
-        if policy.scaled_operands
-        else (),
-    )
+    normalizations = [node.name for graph in graphs.values() for node in graph.normalizations]
+    counts = len(narrowed), len(parameters) - len(narrowed)
+    return report_of(policy, plan, normalizations, counts, arithmetic, learned)
 
 
 def restore(net: gluon.Block) -> None:
@@ -306,6 +272,36 @@ def restore(net: gluon.Block) -> None:
             untell(block, network_cast.former_attributes.pop(block, {}))
         for block in blocks_of(network_cast.root):  # graphs around the part hold its old formats
             _clear_traced_graph(block)
+
+
+def _refuse_cast_blocks(blocks: Iterable[gluon.Block]) -> None:
+    """Raise PrecisionError if a block is already cast."""
+    for forward in filter(None, map(forward_of, blocks)):
+        root, name = forward.network_cast.root.name, forward.block.name
+        part = "" if name == root else f" as a part of {root}"
+        raise PrecisionError(f"{name} is already cast{part}; call mpgluon.restore on {root} first")
+
+
+def _parameters_to_narrow(
+    parameters: Iterable[gluon.Parameter],
+    fmt: FloatFormat,
+    plan: NetworkPlan,
+    graphs: Mapping[gluon.Block, ImportedGraph],
+) -> list[gluon.Parameter]:
+    """Return the FP32 parameters that a cast rounds to a format."""
+    stay_fp32 = plan.parameters_that_stay_fp32()
+    # MXNet's BatchNorm accepts no others; the rest of a graph's are normalizations too.
+    stay_fp32.update(*(graph.normalization_parameters() for graph in graphs.values()))
+    weights = weights_of_layers(e.block for e in plan.blocks if not e.computes_fp32)
+    weights.update(*(graph.product_weights() for graph in graphs.values()))
+    return [
+        parameter
+        for parameter in parameters
+        if parameter not in stay_fp32
+        and np.dtype(parameter.dtype) == np.float32
+        and parameter._stype == "default"  # not rows, which Gluon does not hand out
+        and (parameter in weights or not is_given(parameter, fmt))
+    ]
 
 
 def _imported_graphs(blocks: Iterable[gluon.Block]) -> dict[gluon.Block, ImportedGraph]:

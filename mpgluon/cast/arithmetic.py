@@ -48,15 +48,7 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import (
-    AT_WORK,
-    LOOPS,
-    ROUNDING_RULES,
-    OperatorCall,
-    each_output,
-    settled,
-)
-from mpgluon.cast.deconvolution import deconvolution
+from mpgluon.cast.calls import AT_WORK, LOOPS, ROUNDING_RULES, OperatorCall, each_output, settled
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy
@@ -135,6 +127,8 @@ def _seal(array: Array) -> Array:
 def _run_product(call: OperatorCall, convert: Convert) -> Any:
     """Run an operator on converted operands in FP32, or as MXNet can train it."""
     if call.name == "Deconvolution":
+        from mpgluon.cast.deconvolution import deconvolution  # few networks have one
+
         call = call._replace(function=deconvolution)
     return call.run(convert)
 

@@ -88,7 +88,7 @@ class Comparison(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw what each layer introduces and the error of its result, of the 20 worst in order.
 
-        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        Draws on ``ax``, Axes of Matplotlib, by default of a new figure, and returns them.
         """
         axes = axes_or_new(ax)
         worst = self.ranked()[:20]

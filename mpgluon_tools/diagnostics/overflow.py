@@ -336,7 +336,7 @@ class _Watch:
         if self._result is not None and not self._loss_is_finite:
             self.overflow = self._result
             return
-        if not seen.made:  # a container passes on what a block inside it computed
+        if not seen.made:  # a container passes on the result of a block inside it
             return
         self._sees_results |= seen.kind == "output gradient"
         if all_finite([seen.array]):
@@ -376,7 +376,7 @@ class _Watch:
 def _key(array: NDArray) -> int:
     """Return what tells arrays apart: the memory, which several objects for one array share."""
     address = ctypes.c_void_p()
-    array.wait_to_read()  # what is still computed may get other memory
+    array.wait_to_read()  # until it is computed, it may get other memory
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value or 0
 

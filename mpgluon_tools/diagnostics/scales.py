@@ -37,7 +37,7 @@ class LayerGradient:
     ----------
     block : gluon.Block
     what : {"parameters", "output"}
-        The gradients of its own parameters taken together, or that of its result.
+        The gradients of its own parameters taken together, or the gradient of its result.
     exponents : ExponentHistogram
         Without a loss scale.
     """

@@ -28,7 +28,7 @@ class ServingMetadata:
     """The input and the categories of a served network.
 
     The central square of an image is resized to ``image_size`` by ``image_size`` pixels; red, green
-    and blue in [0, 1] are normalized as ``(pixel - mean) / std``. The defaults are those of
+    and blue in [0, 1] are normalized as ``(pixel - mean) / std``. The defaults are as in
     mpgluon's training and evaluation.
 
     Attributes

@@ -1,4 +1,4 @@
-"""The web application behind ``mpgluon serve``, and its server; what is sent is not kept."""
+"""The web application behind ``mpgluon serve``, and its server; uploads are not kept."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ class _Steps:
         return f"{what} differ before the step: {began}.{moved}"
 
     def _leaves(self, name: TensorName) -> bool:
-        """Whether a step records what it leaves of a parameter: by its update, or as it is."""
+        """Whether a step records a parameter's value after it: as its update, or as it is."""
         left = {name._replace(kind=kind) for kind in ("update", "running statistic")}
         return name.kind != "state" and bool(left & self.a.tensors.keys() & self.b.tensors.keys())
 

@@ -26,7 +26,7 @@ __all__ = ["Cure", "Cures"]
 
 _TRIALS = 4  # of what overflows, in FP32, and of what overflows then
 _SMALLEST_SCALE = 2.0**-24
-_ERRORS = (mx.MXNetError, MpgluonError)  # what a step can raise
+_ERRORS = (mx.MXNetError, MpgluonError)  # that a step can raise
 _DTYPES = {
     "mixed_float16": '"float16"',
     "mixed_bfloat16": '"bfloat16"',
@@ -153,7 +153,7 @@ class Cures:
             return None
 
     def _cure(self, name: str, casts: Casts, loss_scale: float, code: str = "") -> Cure:
-        """Try a change; by default its code is that of the casts that it changes."""
+        """Try a change; by default its code is the code of the casts that it changes."""
         try:
             saved = self._bench.is_saved(casts, loss_scale)
         except _ERRORS as error:  # such as of an operator that does not have the format
@@ -166,7 +166,7 @@ class Cures:
 
 
 def _discard_errors() -> None:
-    """Wait for what was queued after an operator that failed; later trials would get its error."""
+    """Wait for operators queued after one that failed; later trials would get its error."""
     with suppress(mx.MXNetError):
         mx.nd.waitall()
 

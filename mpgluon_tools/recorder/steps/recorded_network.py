@@ -131,7 +131,7 @@ class NetworkSettings:
         Raises
         ------
         KeyError, TypeError, ValueError
-            If a value is missing or not what it can be.
+            If a value is missing or invalid.
         """
         casts = tuple(
             BlockCast(

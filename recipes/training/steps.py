@@ -83,7 +83,7 @@ class Stepper:
     ) -> dict[str, Any]:
         """Do one step; return its figures for the history, over all processes.
 
-        ``seed`` is that of MXNet's generators, for dropout.
+        ``seed`` seeds MXNet's generators, for dropout.
         """
         mx.random.seed(seed)
         with self._recording_numbers(images, labels) as recorded:
@@ -176,7 +176,7 @@ class Stepper:
         return None
 
     def _shortly_named(self, flags: LayerFlags) -> LayerFlags:
-        """Return flags with the layer's name without that of the network, which counts networks."""
+        """Return flags whose layer's name lacks the network's prefix, which counts networks."""
         name = flags.layer.removeprefix(self._net.prefix)
         return replace(flags, layer="network" if flags.layer == self._net.name else name)
 

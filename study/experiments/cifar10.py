@@ -1,6 +1,6 @@
 """A ResNet-20 on CIFAR-10 in every format, and what papers report of such networks.
 
-The images are those of ``scripts/unpack_cifar10.py``. FP32, FP16 and BF16 have three seeds, the
+The images are from ``scripts/unpack_cifar10.py``. FP32, FP16 and BF16 have three seeds, the
 other rows one.
 """
 

@@ -1,6 +1,6 @@
 """The fine-tuned network in four engines: what each answers, how long it takes, and its memory.
 
-The network is that of :mod:`study.experiments.imagenet_weights`, trained in FP16 with seed 0.
+The network is from :mod:`study.experiments.imagenet_weights`, trained in FP16 with seed 0.
 OpenVINO has an environment of its own, which ``make test-openvino`` makes.
 """
 
@@ -144,7 +144,7 @@ def _times() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Engines:
-    """The record, and what is read from it."""
+    """The record, and values computed from it."""
 
     records: Records
     batches = _BATCHES

@@ -1,6 +1,6 @@
 """Exponents of a network's numbers, layer by layer, epoch by epoch: what each format would lose.
 
-The run is that of :mod:`study.experiments.cifar10` in float32, which keeps its checkpoints.
+The run is the float32 one of :mod:`study.experiments.cifar10`, which keeps its checkpoints.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def from_list(values: Sequence[int]) -> ExponentHistogram:
 
 @dataclass(frozen=True)
 class _Exponents:
-    """The record, and what is read from it."""
+    """The record, and values computed from it."""
 
     records: Records
     epochs = EPOCHS

@@ -129,7 +129,7 @@ class _FineTuning(SeededRows):
         return self.comparison("float16/pretrained", "float32/pretrained", PER_CLASS)
 
     def gain(self, dtype: str) -> PairedComparison:
-        """Return what the start from trained weights gains over a start from scratch."""
+        """Return the gain of a start from trained weights over a start from scratch."""
         return self.comparison(f"{dtype}/pretrained", f"{dtype}/scratch", PER_CLASS)
 
     @property

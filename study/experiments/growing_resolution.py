@@ -146,7 +146,7 @@ class _GrowingResolution:
 
     @property
     def static_are_as_described(self) -> bool:
-        """Whether the static scales are what the dynamic run makes of them."""
+        """Whether the static scales are minima of the dynamic run's scales, as described."""
         usual = [self.of(player, self.first, "usual_scale", "float16") for player in NAMES]
         curves = self.records[_DYNAMIC].outcome.curves
         dynamic = [scale for player in NAMES for _, scale in curves[f"{player}_scale"]]

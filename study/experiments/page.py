@@ -53,7 +53,7 @@ def render(
     A template has the view of each group under the group's name, ``records``, ``repetitions``,
     ``origins`` (rows of processor and versions), and these functions: ``table(headings, rows)``;
     ``command(name)``, the command line that runs an experiment; ``names(prefix)``, the experiments
-    below a prefix; ``missing(prefix)``, those of them without a record, by their shortest common
+    below a prefix; ``missing(prefix)``, the ones without a record, by their shortest common
     names; and the call block ``conclusion(holds)``, whose text is replaced by a notice if the
     records do not support it.
 
@@ -171,7 +171,7 @@ def _texts(
 
 
 def out_of_date(groups: Sequence[Group], templates: Path, folder: Path, root: Path) -> list[Path]:
-    """Return the files that differ from what the records in ``folder`` make of them.
+    """Return the files that differ from the ones made from the records in ``folder``.
 
     Markdown only: other versions of Matplotlib draw other pixels.
     """

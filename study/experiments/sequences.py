@@ -38,7 +38,7 @@ class _Task:
         The settings of the first seed in FP32.
     train : callable
     scores : mapping of str to str
-        Figures of the outcome, in [0, 1], by what a table calls them; the first one is compared.
+        Figures of the outcome, in [0, 1], by their names in a table; the first one is compared.
     """
 
     title: str

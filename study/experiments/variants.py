@@ -1,6 +1,6 @@
 """Networks trained in several ways that differ from a base in one thing, with parity's settings.
 
-Images, split, hyperparameters and seeds are those of :mod:`study.experiments.parity`.
+Images, split, hyperparameters and seeds are as in :mod:`study.experiments.parity`.
 Accuracies are in points.
 """
 

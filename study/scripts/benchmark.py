@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for what is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for folders that are not installed
 
 from mpgluon.base.files import disk_error
 from mpgluon.errors import MpgluonError

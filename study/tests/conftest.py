@@ -41,7 +41,7 @@ def record_of() -> Callable[..., Record]:
 def page_of() -> Callable[..., str]:
     """Return a function that makes a section of a page, or README's block, from records.
 
-    Lines of prose are joined; those of tables are kept.
+    Lines of prose are joined; lines of tables are kept.
     """
 
     def make(records: dict[str, Record], title: str = "", template: str = "results-details") -> str:

@@ -86,7 +86,7 @@ def test_a_real_training_step_is_timed_next_to_plain_gluon(script, capsys):
 
 
 def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
-    """Return the factory's arguments, and those of them that have no default."""
+    """Return the factory's arguments, and the ones that have no default."""
     source, _, function = contestant.factory.rpartition(":")
     if not source.endswith(".py"):
         found = inspect.signature(getattr(importlib.import_module(source), function)).parameters

@@ -1,4 +1,4 @@
-"""docs/results.md and README.md are what the records in results/evidence make of them."""
+"""docs/results.md and README.md agree with the records in results/evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_page_and_readme_say_what_the_records_say():
     records = ROOT / "study" / "results" / "evidence"
     old = out_of_date(GROUPS, TEMPLATES, records, ROOT)
     assert old == [], "run python study/scripts/evidence.py document"
-    # And the records support what a person wrote.
+    # And the records support the conclusions that a person wrote.
     for path in (*(ROOT / "docs" / name for name in PAGES), ROOT / "README.md"):
         assert "no longer support the conclusion" not in " ".join(path.read_text().split())
 

@@ -59,7 +59,7 @@ def recorded(record_of, tmp_path):
 
 @pytest.fixture(autouse=True)
 def machine_of_made_up_records(script, monkeypatch):
-    """This process takes its machine for that of made-up records."""
+    """Make the script describe this machine as the machine of made-up records."""
     machine = {"processor": "a processor", "cpu_flags": ["avx2"]}
     monkeypatch.setattr(script, "describe_machine", lambda: machine)
 

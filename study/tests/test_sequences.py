@@ -135,7 +135,7 @@ def test_a_tone_is_loudest_in_the_band_of_its_frequency():
 
 
 def test_a_digit_is_a_glide_and_the_one_five_above_it_goes_the_other_way(monkeypatch):
-    # The second formant of 1 falls from 1840 to 1090 Hz, and that of 6 rises.
+    # The second formant falls from 1840 to 1090 Hz in a 1, and rises in a 6.
     monkeypatch.setattr("study.experiments.spoken_digits.SIGNAL_TO_NOISE", (40, 40))
     rng = np.random.default_rng(0)
     for digit, sign in (("1", -1), ("6", 1)):

@@ -30,7 +30,7 @@ needs_torch = pytest.mark.skipif(
     not TORCH.exists(), reason="PyTorch has no environment here; make test-torch makes one"
 )
 
-# Writes what the FP8 convolution computes, with operands that it draws, and a step of a run in FP8.
+# Writes results of the FP8 convolution, with operands that it draws, and a step of a run in FP8.
 COMPUTE = """
 import sys
 import numpy as np, torch

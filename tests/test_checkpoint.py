@@ -1177,7 +1177,7 @@ def test_what_an_optimizer_and_a_schedule_keep_in_themselves_goes_on(
 
     train(whole, SAVED_AFTER)
     save_checkpoint(path, whole.net, whole.trainer)
-    train(resumed, SAVED_AFTER + 1)  # what it has kept is not the file's
+    train(resumed, SAVED_AFTER + 1)  # so its state is not the file's
     load_checkpoint(path, resumed.net, resumed.trainer)
     resumed.step = SAVED_AFTER
     for training in (whole, resumed):

@@ -72,7 +72,7 @@ assert (np.bool, np.float, np.int) == (np.bool_, np.float64, np.int64)
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, list[str]]:
-    """Return what ``import mpgluon`` changed in a fresh process, and what it offers."""
+    """Return the changes by ``import mpgluon`` in a fresh process, and its public names."""
     code = """
 import json, sys
 import numpy as np

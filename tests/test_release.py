@@ -59,7 +59,7 @@ def test_package_and_changelog_have_one_version():
 
 
 def run(*command: object, **options) -> str:
-    """Return what a command prints; fail with all that it printed."""
+    """Return the output of a command; if it fails, fail with the output."""
     done = subprocess.run(
         [str(part) for part in command],
         stdout=subprocess.PIPE,

@@ -46,7 +46,7 @@ NOT_THE_LIBRARYS = (
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return what a file imports, anywhere in it, as dotted names."""
+    """Return the imports of a file, anywhere in it, as dotted names."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def room_of(path: Path) -> str:
 
 
 def offenders(paths: list[Path], forbidden: Callable[[Path], set[str]]) -> dict[str, set[str]]:
-    """Return the files that import something forbidden, and what it is."""
+    """Return the files with forbidden imports, and these imports."""
     found = {str(path.relative_to(ROOT)): forbidden(path) for path in paths}
     return {path: names for path, names in found.items() if names}
 

@@ -66,8 +66,8 @@ class ServingMetadata:
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != 3 or len(self.std) != 3 or not finite or min(self.std) <= 0:
             raise ValueError(
-                "mean and std have a number for each of red, green and blue, those of std "
-                f"positive; received {self.mean} and {self.std}"
+                "mean and std must have a number for each of red, green and blue, all positive in "
+                f"std; received {self.mean} and {self.std}"
             )
 
     @property

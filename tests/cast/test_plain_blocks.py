@@ -276,7 +276,7 @@ def test_restore_takes_it_off_again():
     assert "forward" not in vars(net.inner)
 
 
-# The same computation, with operators of F and with those of mx.nd.
+# The same computation, with operators of F and of mx.nd.
 
 
 def attention(F, x, weight):

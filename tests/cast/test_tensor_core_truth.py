@@ -1,7 +1,7 @@
 """Our float16 on a CPU against what Tensor Cores computed.
 
 A recording holds operands and results of one device; ``study/scripts/record_tensor_core_truth.py``
-makes it. With FP32 sums the results agree within what the order of sums allows; the bound is
+makes it. With FP32 sums the results agree within the effect of the order of sums; the bound is
 derived at `bound`, and ``--log-cli-level=INFO`` shows the share of equal bits and the largest
 difference of each case. With the sums of its generation they have the GPU's bits.
 
@@ -101,7 +101,7 @@ def ulps_between(one, other):
 
 
 def ours(kind, data, weight, *, hybridized):
-    """Return what a cast layer computes, in float16."""
+    """Return the results of a cast layer, in float16."""
     if kind != "convolution":
         layer = nn.Dense(weight.shape[0], in_units=weight.shape[1], use_bias=False)
     else:
@@ -125,7 +125,7 @@ def beyond_bound(kind, data, weight, one, other):
     magnitudes = abs(terms) @ abs(filters).T
     one, other = as_rows(kind, one), as_rows(kind, other)
     apart = abs(on_the_grid_beyond(one) - on_the_grid_beyond(other))
-    # Not `apart > bound`, which is false for what is not a number.
+    # Not `apart > bound`, which is false for NaN.
     return int((~(apart <= bound(magnitudes, filters.shape[1], one, other))).sum())
 
 
@@ -145,7 +145,7 @@ def assert_alike(recording, case, hybridized):
 
 @pytest.fixture(scope="module")
 def recording_of_pytorch(tmp_path_factory):
-    """Return what the script records of PyTorch on this CPU."""
+    """Return the script's record of PyTorch on this CPU."""
     if not TORCH.exists():
         pytest.skip("PyTorch has no environment here; make test-torch makes one")
     folder = tmp_path_factory.mktemp("truth")

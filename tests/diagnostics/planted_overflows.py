@@ -25,7 +25,7 @@ ALMOST = 40000.0  # twice of which is too large
 
 
 class Residual(nn.HybridBlock):
-    """Adds what the layers inside it make of its input to the input."""
+    """Adds the result of the layers inside it to its input."""
 
     def __init__(self, *layers: Callable[[], gluon.Block]) -> None:
         super().__init__()

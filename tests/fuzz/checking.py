@@ -34,7 +34,7 @@ WAYS = (
 )
 MODES = ("imperative", "hybridized", "static")
 COUNTERPART = "imperative, as a HybridBlock of mx.nd"
-"""A mode with another source: that of ``Program.counterpart``."""
+"""A mode with another source, ``Program.counterpart``'s."""
 _TRIES_IN_FP32 = 6
 PROPERTIES = ("is near FP32", "resumes", "restores", "replays", "copies")
 _NATIVE_BFLOAT16 = ("autocast bfloat16", "bfloat16 weights")

@@ -24,7 +24,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def record(gpu):
-    """Time the three ways, and write the record where those of other machines are."""
+    """Time the three ways, and write the record into the folder of other machines' records."""
     contestants = [
         Contestant(name, FACTORY, {"way": way, **NETWORK}) for way, name in NAMES.items()
     ]

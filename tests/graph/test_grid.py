@@ -1,4 +1,4 @@
-"""Hybridized networks on a CPU: the rewritten graph gives what the one with casts gives."""
+"""Hybridized networks on a CPU: the rewritten graph and the one with casts have equal results."""
 
 from functools import partial
 
@@ -189,7 +189,7 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
 
 
 class Arithmetic(nn.HybridBlock):
-    """A convolution, and what a function of F and its result returns."""
+    """A convolution, then a function of F and the convolution's result."""
 
     def __init__(self, function):
         super().__init__()

@@ -78,7 +78,7 @@ def operands(dtype, character, size):
         return made
 
     one, other = matrix(), matrix()
-    if character == "cancellation":  # what is left of pairs is far below them
+    if character == "cancellation":  # the sum of a pair is far below its terms
         half = terms // 2
         one[:, half:], other[:, half:] = one[:, :half], -other[:, :half]
         other[:, half:] *= 1 + (draw.rand(size, half) < 0.2) * 2.0**-7

@@ -4,8 +4,8 @@
 
     .venv-torch/bin/python tests/kernels/mmasim_side.py tests/kernels/mmasim_cases.npz 8
 
-``make test-torch`` computes a million per kind again. ``h100_cases.npz`` holds what an NVIDIA H100
-computed, written there by
+``make test-torch`` computes a million per kind again. ``h100_cases.npz`` holds results of an NVIDIA
+H100, written there by
 
     python tests/kernels/gpu_side.py tests/kernels/h100_cases.npz 32
 

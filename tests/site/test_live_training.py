@@ -317,7 +317,7 @@ def set_as(browser, settings):
 
 
 def look(browser):
-    """Return what is drawn of A and of B, as texts to compare."""
+    """Return the drawn elements of A and B, as texts to compare."""
     return evaluate(
         browser,
         """

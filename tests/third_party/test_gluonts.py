@@ -167,7 +167,7 @@ class OnNetwork(Callback):
 def forecast(
     name: str, function: Callable[[mx.gluon.Block], Any], *, casts_both: bool = True
 ) -> np.ndarray:
-    """Let GluonTS train and forecast, and call a function with the network of each, or one."""
+    """Return GluonTS's forecast after training; ``function`` gets the networks of both, or one."""
     mx.random.seed(0)
     np.random.seed(0)
     trainer = Trainer(epochs=2, num_batches_per_epoch=5, callbacks=[OnNetwork(function)])

@@ -1,4 +1,4 @@
-"""One step of the training script: what it minimizes."""
+"""One step of the training script: the loss that it minimizes."""
 
 from __future__ import annotations
 

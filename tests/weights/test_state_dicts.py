@@ -65,7 +65,7 @@ def tensor(key, kind, elements, size, stride, offset=0):
 
 
 def pickled(content):
-    """Return the pickle of a content, or what is a pickle already."""
+    """Return the pickle of a content, which may be a pickle already."""
     if isinstance(content, bytes):
         return content
     buffer = io.BytesIO()

@@ -70,10 +70,10 @@ def cast_block(
     keep_fp32: KeepFP32 = NORMALIZATION_LAYERS,
     compute_16: Iterable[str] = (),
 ) -> CastReport:
-    """Cast a network to 16 bits in place: the parameters, and what it computes.
+    """Cast a network to 16 bits in place: its parameters and its computation.
 
-    Afterwards the network takes FP32 or float16 input and returns FP32, which is what a loss
-    needs; between, values are in the format. Parameters of normalization layers stay FP32. Train it
+    Afterwards the network takes FP32 or float16 input and returns FP32, which a loss needs;
+    between, values are in the format. Parameters of normalization layers stay FP32. Train it
     with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
     products are exact, sums FP32, and results rounded once; see :mod:`mpgluon.cast.arithmetic`.
     Constants whose values the format lacks, and other parameters without gradient, stay FP32, apart
@@ -97,8 +97,8 @@ def cast_block(
         parameters stay FP32 in any case: MXNet's operator accepts no others.
         An operator, ``"Convolution"`` in all blocks or ``"block:Convolution"`` in one (its name,
         or its place: ``"features.0:Convolution"``), computes in FP32 and returns FP32; its
-        parameters still become float16, and are widened. Names are those of ``F``; ``x + y`` is
-        ``"broadcast_add"``, and a name of an operator precedes that of a block.
+        parameters still become float16, and are widened. Names are as in ``F``; ``x + y`` is
+        ``"broadcast_add"``, and an operator's name precedes a block's.
     compute_16 : iterable of str
         Operators that otherwise return FP32 (``"softmax"``, ``"mean"``), named in the same way:
         computed in FP32 as before, with results in the 16-bit format. This affects calls like
@@ -235,8 +235,8 @@ def apply_policy(
 def restore(net: gluon.Block) -> None:
     """Turn a cast or autocast network back into a plain FP32 network, in place.
 
-    Parameters get their FP32 values back, bit for bit: those from before the cast, or after
-    training those of the optimizer's master weights. Elements that were written otherwise since
+    Parameters get their FP32 values back, bit for bit: from before the cast or, after training,
+    from the optimizer's master weights. Elements that were written otherwise since
     then are widened. A network that was never cast is left as it is. A Trainer made for the
     cast network holds state for float16 parameters: make a new one. ``net.cast("float32")`` does
     the same.

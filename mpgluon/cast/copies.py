@@ -20,7 +20,7 @@ _LEFT_OUT = {"_trainer": None, "_cached_op": None, "_cached_graph": ()}
 
 
 def make_copyable(part: Part) -> None:
-    """Let a block or parameter of a cast network be copied and pickled."""
+    """Make a block or parameter of a cast network copyable and picklable."""
     vars(part)["__reduce_ex__"] = partial(_reduce, part)
 
 

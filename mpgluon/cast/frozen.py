@@ -1,6 +1,6 @@
 """Frozen weights of layers whose biases are trained.
 
-MXNet's dense layer computes the gradient of its bias together with that of its weight; if the
+MXNet's dense layer computes the gradient of its bias together with its weight's; if the
 weight has no gradient, the bias's is left as it is: whatever was in its memory. So such a weight
 gets a gradient that nothing reads. Convolutions need none of this.
 """

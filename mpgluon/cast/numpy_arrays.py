@@ -74,7 +74,7 @@ def is_numpy(array: Any) -> bool:
 
 
 def as_nd(value: Any) -> Any:
-    """Return arrays and symbols of the NumPy interface as those of ``mx.nd`` and ``mx.sym``.
+    """Return arrays and symbols of the NumPy interface as ones of ``mx.nd`` and ``mx.sym``.
 
     They share the values and what autograd has recorded.
     """
@@ -92,7 +92,7 @@ def as_nd(value: Any) -> Any:
 
 
 def as_np(value: Any) -> Any:
-    """Return arrays and symbols of ``mx.nd`` and ``mx.sym`` as those of the NumPy interface."""
+    """Return arrays and symbols of ``mx.nd`` and ``mx.sym`` as ones of the NumPy interface."""
 
     def convert(array: Array) -> Array:
         if is_numpy(array):
@@ -109,7 +109,7 @@ def as_np(value: Any) -> Any:
 
 
 def in_current_interface(value: Any) -> Any:
-    """Return arrays and symbols as those of the interface that is switched on."""
+    """Return arrays and symbols as ones of the interface that is switched on."""
     return as_np(value) if mx.util.is_np_array() else as_nd(value)
 
 

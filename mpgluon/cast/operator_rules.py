@@ -1,4 +1,4 @@
-"""Rules for single operators, which a user puts before those of the table.
+"""Rules for single operators, which a user puts before the table's.
 
 ``"softmax"`` means the operator wherever the network calls it, ``"block:softmax"`` in one block. A
 block is named as :attr:`Block.name` has it, or by its place in the network (``"features.0"``).

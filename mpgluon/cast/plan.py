@@ -122,7 +122,7 @@ def _is_collection(value: Any) -> bool:
 def _as_collections(
     keep_fp32: KeepFP32, compute_16: Iterable[str]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Return both arguments of a cast as tuples; raise TypeError for what is one entry itself."""
+    """Return both arguments of a cast as tuples; raise TypeError for a single entry."""
     if not _is_collection(keep_fp32):
         entry = repr(keep_fp32) if isinstance(keep_fp32, str) else "block"
         raise TypeError(

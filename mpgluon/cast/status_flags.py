@@ -171,7 +171,7 @@ _here = threading.local()  # its ``slot``: of the layer that this thread compute
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Let this thread's passes through networks raise no flags: they are of no step."""
+    """Mute the flags of this thread's passes through networks: they are of no step."""
     before = muted_run()
     _here.run = object()
     try:
@@ -187,7 +187,7 @@ def muted_run() -> Optional[object]:
 
 @contextmanager
 def at_layer(slot: Optional[int]) -> Iterator[None]:
-    """Let arrays that this thread rounds raise the flags of a layer, until the block ends."""
+    """Make arrays that this thread rounds raise the flags of a layer, until the block ends."""
     before = vars(_here).get("slot")
     _here.slot = slot if muted_run() is None else None
     try:
@@ -222,7 +222,7 @@ class Layers:
         self._ran_imperatively = False  # since the latest step
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes over; its layers have flags of their own."""
+        """Return the state for a copy, whose layers have flags of their own."""
         return {"counts_underflow": self.counts_underflow, "_usual": self._usual}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ class Layers:
         return cls._made - 1
 
     def finished(self, block: gluon.Block, *, imperatively: bool) -> None:
-        """Note that a block has finished a forward pass."""
+        """Record that a block has finished a forward pass."""
         if muted_run() is None:
             self._order[block] = None
             self._ran_imperatively |= imperatively

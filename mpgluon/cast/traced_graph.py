@@ -47,10 +47,10 @@ class ForwardMethod(Protocol):
     kept: bool
 
     def arithmetic_on(self, device_type: str) -> Arithmetic:
-        """Return that of the block's operators on such devices."""
+        """Return the arithmetic of the block's operators on such devices."""
 
     def leaving(self, result: Any) -> Any:
-        """Return what a part of the network gives to code outside."""
+        """Return results of a part of the network as code outside receives them."""
 
     def explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:
         """Raise our own error in place of MXNet's if it is about formats."""
@@ -81,7 +81,7 @@ class TracedGraph:
         self._sums = SumsOfOneShape()
 
     def __getstate__(self) -> ForwardMethod:
-        """Return what a copy needs: it has no graph yet."""
+        """Return the state for a copy, which has no graph yet."""
         return self._forward
 
     def __setstate__(self, forward: ForwardMethod) -> None:
@@ -124,7 +124,7 @@ class TracedGraph:
         return marked, about
 
     def note_outputs(self, result: Any) -> None:
-        """Note the formats of the block's results, with which arrays will leave the graph."""
+        """Record the formats of the block's results, with which arrays will leave the graph."""
         # One Symbol may be all results of an operator, as MultiBoxTarget's is.
         symbols = arrays_in(result)
         self._output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]

@@ -26,7 +26,7 @@ def scale_histories(net: gluon.Block) -> Arrays:
     Returns
     -------
     dict from "block/product" to an array of shape (devices, 3, steps)
-        The place of the block among those of the network, and of the product in its forward pass.
+        The place of the block among the network's, and of the product in its forward pass.
     """
     delayed = _delayed(net)
     devices = device_ids(net) if delayed else []  # a flight recorder asks in each step

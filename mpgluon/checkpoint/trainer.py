@@ -97,7 +97,7 @@ LOSS_SCALE_FIELDS: dict[str, Kind] = {
 
 
 def export_optimizer(run: Run) -> Content:
-    """Return what the optimizer's next updates depend on.
+    """Return the state that the optimizer's next updates depend on.
 
     States and masters are the same on all devices; the first one's are returned. A master without a
     state is left out: it is the FP32 value of its parameter.

@@ -48,7 +48,7 @@ class MpiProcesses(Processes):
     ----------
     timeout : float
         Seconds without progress after which a call gives up and names the late processes. It must
-        exceed the longest time between two exchanges on any process, such as that of writing a
+        exceed the longest time between two exchanges on any process, such as to write a
         checkpoint.
 
     Raises

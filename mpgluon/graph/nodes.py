@@ -92,7 +92,7 @@ class Node:
 
     @property
     def mxnet_operator(self) -> str:
-        """MXNet's name of what it computes, whatever the formats."""
+        """MXNet's name of the operator, whatever the formats."""
         if self.operator.startswith("_mpgluon_plain_"):
             return "amp_cast"
         return self.operator.rpartition("_")[2] if self.is_scaled else self.operator

@@ -197,7 +197,7 @@ def take_flags(slots: Sequence[int], device_id: int) -> list[list[tuple[int, int
 
 
 def count_underflow(slot: int, counts: bool) -> None:
-    """Let a layer count its results that become zero, or not."""
+    """Switch a layer's count of results that become zero on or off."""
     loaded_library().mpgluon_count_lost(slot, int(counts))
 
 
@@ -228,7 +228,7 @@ def scaled_operator(
 
 
 def _suffix(fmt: FloatFormat) -> str:
-    """Return what tells a format's operators from those of others."""
+    """Return the part of the names of a format's operators that no other format has."""
     if not fmt.fits_float32:
         raise ValueError(
             f"operators compute in FP32, which cannot hold every {fmt} number; use a format with "
@@ -240,7 +240,7 @@ def _suffix(fmt: FloatFormat) -> str:
 
 
 def _numbers(fmt: FloatFormat) -> tuple[float, ...]:
-    """Return what the native library knows of a format, as format.h takes it."""
+    """Return a format's numbers for the native library, as format.h takes them."""
     return fmt.significand_bits, fmt.min_exponent, fmt.max, fmt.overflow
 
 

@@ -32,8 +32,8 @@ _signature = cache(inspect.signature)
 def function(name: str, *, of_symbols: bool, in_numpy: bool = False) -> Callable[..., Any]:
     """Return a function of arrays, or of symbols, for one of the operators, as ``mx.nd`` has.
 
-    With ``in_numpy``, it takes and returns those of MXNet's NumPy interface. Either is possible for
-    every operator.
+    With ``in_numpy``, it takes and returns arrays or symbols of MXNet's NumPy interface. Either is
+    possible for every operator.
     """
     make = _make_symbol_function if of_symbols else _make_ndarray_function
     # MXNet tells the interfaces apart by the prefix.

@@ -76,7 +76,7 @@ def cast(array: Array, dtype: str) -> Array:
     """Round or widen between float32, float16 and bfloat16; return other dtypes as they are.
 
     Rounds to nearest even and overflows to infinity; widening is exact. Subnormals are kept,
-    those of bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions
+    in bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions
     oneDNN also drops the sign of a zero. On the CPU this is several times faster than ``Cast``.
     Gradients are cast back. Does not wait.
 

@@ -63,8 +63,8 @@ _WRITING = frozenset({
 })  # fmt: skip
 # Python's arithmetic, by the names in F; a number in it is rounded to float16 by a float16 kernel.
 _ARITHMETIC = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div", "mod"))
-# In a graph MXNet no longer knows the shapes of what these join. The axis on which they do, and by
-# the number of axes that operands have: where they get new ones.
+# In a graph MXNet no longer knows the shapes of these operators' operands. The axis on which they
+# join them, and by the number of axes that operands have: where they get new ones.
 _STACKS: dict[str, tuple[int, dict[int, tuple[int, ...]]]] = {
     "_npi_vstack": (0, {1: (0,)}),
     "_npi_hstack": (1, {}),

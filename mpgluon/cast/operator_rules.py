@@ -89,7 +89,7 @@ def rules_of(
 
 
 def _read(network: NamedBlocks, argument: str, text: Any, rule: Rule) -> _Wish:
-    """Return what one entry of an argument asks for."""
+    """Return the request of one entry of an argument."""
     if not isinstance(text, str):
         raise TypeError(f"{argument} holds names of operators, received {text!r}")
     block, _, operator = text.rpartition(":")

@@ -181,7 +181,7 @@ def muted() -> Iterator[None]:
 
 
 def muted_run() -> Optional[object]:
-    """Return what tells one block of `muted` from others; ``None`` outside of them."""
+    """Return an object that identifies the current block of `muted`; ``None`` outside of one."""
     return vars(_here).get("run")
 
 
@@ -290,7 +290,7 @@ class Layers:
         return StepFlags(layers, self._usual, unnoted)
 
     def _unnoted(self, devices: Sequence[mx.Context]) -> str:
-        """Return what kept the flags of a skipped step down, and what to do."""
+        """Return the reason why a skipped step raised no flag, and what to do."""
         if any(device.device_type != "cpu" for device in devices):
             why = "a GPU's operators raise none"
         elif not kernels.available():

@@ -197,7 +197,7 @@ class TracedGraph:
     def _rewrite_for(
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
-        """Return what rewrites a traced graph for faster arithmetic, ``None`` for nothing."""
+        """Return a function that rewrites a traced graph for faster arithmetic, or ``None``."""
         from mpgluon.graph.bfloat16 import compute_natively  # for hybridized networks
         from mpgluon.graph.grid import hold_on_grid
 

@@ -331,7 +331,7 @@ def _refuse_what_is_trained_elsewhere(run: Run, fate: str) -> None:
 
 
 def _around(pattern: str) -> tuple[str, str]:
-    """Return what stands before and after the name in the name of an array."""
+    """Return the prefix and the suffix around the name in a pattern for arrays' names."""
     before, _, rest = pattern.partition("<")
     return before, rest.partition(">")[2]
 

@@ -38,7 +38,7 @@ def scale_histories(net: gluon.Block) -> Arrays:
 
 
 def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Set what :func:`scale_histories` returns, whatever the numbers of devices and steps.
+    """Set values from :func:`scale_histories`, whatever the numbers of devices and steps.
 
     Products without values know of no earlier steps. A network without such scales stays as it is.
     """

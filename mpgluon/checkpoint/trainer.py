@@ -144,7 +144,7 @@ def export_optimizer(run: Run) -> Content:
 
 
 def prepare_optimizer(run: Run, saved: Content) -> Apply:
-    """Check what :func:`export_optimizer` returned, and return what puts it in place.
+    """Check a content of :func:`export_optimizer`, and return the function that applies it.
 
     To be applied before the parameters are set: a Trainer on several devices copies the first one's
     to the others when it begins.
@@ -282,7 +282,7 @@ def export_loss_scale(run: Run) -> Content:
 
 
 def prepare_loss_scale(run: Run, saved: Content) -> Apply:
-    """Check what :func:`export_loss_scale` returned, and return what puts it in place.
+    """Check a content of :func:`export_loss_scale`, and return the function that applies it.
 
     Where parameters change their format, one of the two Trainers may have no loss scale or
     ``"none"``: this one then keeps its own.

@@ -97,7 +97,7 @@ KEPT_NAN = frozenset(_KEEPING)
 def _substitute(
     name: str, options: Mapping[str, Any], device_type: str
 ) -> Optional[Callable[..., Any]]:
-    """Return what computes a call in an operator's place; ``None``: the operator itself."""
+    """Return a function to call in an operator's place; ``None``: the operator itself."""
     if name == "LeakyReLU" and options.get("act_type") == "prelu":
         return _prelu
     drops, composed = _KEEPING[name]

@@ -78,7 +78,7 @@ def invoke(
 def invoke_as(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> mx.nd.NDArray:
-    """Call one of the operators on what one of MXNet's functions was to be called with.
+    """Call one of the operators with the arguments for one of MXNet's functions.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class ScaleHistory:
         return values
 
     def set_values(self, device_id: int, values: npt.NDArray[np.float32]) -> None:
-        """Set what :meth:`values` returns, and discard the values of a step in progress."""
+        """Set the values of a device, and discard the values of a step in progress."""
         content = np.array(values, np.float32, order="C").reshape(self.shape)
         mx.nd.waitall()
         address = ctypes.c_void_p(content.ctypes.data)

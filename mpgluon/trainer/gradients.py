@@ -30,7 +30,7 @@ __all__ = ["NOTHING", "Clip", "GradientState", "Gradients"]
 
 @dataclass(frozen=True)
 class Clip:
-    """What ``clip_global_norm`` found, for the step that follows."""
+    """The result of ``clip_global_norm``, for the step that follows."""
 
     norm: float  # in true units, before clipping
     coefficient: float

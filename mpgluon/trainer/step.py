@@ -202,7 +202,7 @@ class TrainerState(ChecksWeights):
         Raises
         ------
         TrainerStateError
-            If it would divide gradients by what their loss was not multiplied by, or by too much.
+            If it would divide gradients by another factor than their loss scale and batch size.
         """
         now, rescale = self.gradients.now, gluon_trainer.optimizer_of(self.trainer).rescale_grad
         now.refuse_another_factor(rescale)
@@ -217,7 +217,7 @@ class TrainerState(ChecksWeights):
     def _settle(
         self, trained: Sequence[gluon.Parameter], factors: Factors, outcome: Look, *, good: bool
     ) -> None:
-        """Do what follows from a verdict: to masters, loss scale and optimizer, or to a skip."""
+        """Apply a verdict to masters, loss scale and optimizer, or skip the step."""
         now, could_shrink = self.gradients.now, self.loss_scale.can_shrink
         flags_up({**self.gradients.written, **now.idle})
         for one in outcome.stale_masters:

@@ -188,7 +188,7 @@ def refuse_sparse_weights(trainer: gluon.Trainer) -> None:
 def put_before_reduction(
     trainer: gluon.Trainer, decorate: Callable[[Callable[[], None]], Callable[[], None]]
 ) -> None:
-    """Replace what sums gradients over devices or processes by a decorated version of it."""
+    """Decorate the function that sums gradients over devices or processes."""
     trainer._allreduce_grads = decorate(trainer._allreduce_grads)
 
 

@@ -178,7 +178,7 @@ class MasterWeights(Updates):
             self._set_master(index, master)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return what ``trainer.save_states`` writes: MXNet's own arrangement, with masters."""
+        """Return the states for ``trainer.save_states``: MXNet's own arrangement, with masters."""
         separate = self.states
         first = bool(self.masters) and _master_comes_first(self.optimizer)
         self.states = dict(separate)

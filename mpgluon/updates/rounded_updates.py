@@ -160,7 +160,7 @@ class RoundedUpdates(Updates):
         mx.nd.where(is_its_own, lacks, weight, out=weight)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return what ``trainer.save_states`` writes."""
+        """Return the states for ``trainer.save_states``."""
         if self.extra:
             raise TrainerStateError(
                 "trainer.save_states has no place for what Kahan's compensation keeps; save with "

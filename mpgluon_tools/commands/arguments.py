@@ -57,7 +57,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def _shares(count: int, none: float, *, zero: bool = False) -> Callable[[str], tuple[float, ...]]:
-    """Return what reads ``count`` numbers up to 1; the text "none" means ``none`` for each."""
+    """Return a function that reads ``count`` numbers up to 1; "none" means ``none`` for each."""
 
     def read(text: str) -> tuple[float, ...]:
         try:

@@ -59,7 +59,7 @@ class InferenceNetwork(gluon.HybridBlock):
     Attributes
     ----------
     fused : bool
-        Whether oneDNN computes convolutions together with what follows them.
+        Whether oneDNN computes convolutions together with the operators that follow them.
     """
 
     def __init__(self, recording: Recording, prefix: str = "") -> None:

@@ -127,7 +127,7 @@ class Reference:
         observed_batch(self._net, self._batch, observer, loss_scale=self._loss_scale)
 
     def in_16_bits(self) -> Reference:
-        """Return what compares with the network as it computes now, in place of FP32."""
+        """Return a reference with the network's present results in place of FP32's."""
         made = copy(self)
         made._arrays = {}
         self._observe(made._keep)
@@ -146,7 +146,7 @@ class Reference:
         return sorted(self.layers, key=self.introduced.largest, reverse=True)
 
     def remains(self, errors: Errors, kept: Sequence[gluon.Block]) -> str:
-        """Return what spoils the result, or a gradient, though some blocks are kept."""
+        """Return the cause of the error that remains although some blocks are kept."""
         broken = self._broken(errors)
         if broken is not None and errors.finite(self._net, "output"):
             block, kind = broken

@@ -121,7 +121,7 @@ class ImageLoader:
         image: the ``first_batch`` with which to continue.
     seconds_waited : float
         How long the batch yielded last was waited for, without its copy into an NDArray, which
-        waits for what MXNet still computes.
+        waits for MXNet's operations in progress.
 
     Raises
     ------

@@ -95,7 +95,7 @@ class History:
             listener(self.events[-1])
 
     def sync(self) -> None:
-        """Write the added events to the disk, so that they survive a power cut."""
+        """Flush the added events to the disk, so that they survive a power cut."""
         if self._path is not None:
             sync(self._path)
 

@@ -196,7 +196,7 @@ def recorder_of(
     processes: Processes,
     classes: int,
 ) -> Optional[FlightRecorder]:
-    """Return what records a run's steps that overflow, each process's own; None if unwanted."""
+    """Return a recorder of the steps that overflow, each process's own; None if unwanted."""
     if not config.record_overflows:
         return None
     folder = config.output_path / "overflows"
@@ -213,7 +213,7 @@ def recorder_of(
 def numerics_recorder_of(
     config: TrainingConfig, net: gluon.Block, trainer: gluon.Trainer, processes: Processes
 ) -> Optional[NumericsRecorder]:
-    """Return what records the numbers of a run's steps, on the first process; None if unwanted."""
+    """Return a recorder of the numbers of steps, on the first process; None if unwanted."""
     if not config.record_numerics or not processes.is_first:
         return None
     folder = config.output_path / "numerics"

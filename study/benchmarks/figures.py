@@ -347,7 +347,7 @@ def _draw_growth(
 
 
 def _draw_proportion(axes: Any) -> None:
-    """Draw what grows as the arithmetic does, as far as the panel shows it."""
+    """Draw a line of costs that grow as the arithmetic does, as far as the panel shows it."""
     if not axes.lines:
         return
     amounts, costs = axes.lines[0].get_data()

@@ -127,7 +127,7 @@ def _measure_times(place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
 
 @dataclass(frozen=True)
 class BatchDoubling(ComparedRows):
-    """The records that exist, and what follows from them.
+    """The records that exist, and results computed from them.
 
     Comparisons need all runs; `times` may be missing, which is measured on an idle machine.
     """

@@ -145,7 +145,7 @@ class ProtocolRows(ComparedRows):
 
 @dataclass(frozen=True)
 class _Caltech101(ProtocolRows):
-    """The runs that exist, and what follows from them."""
+    """The runs that exist, and results computed from them."""
 
     group, seeds = "caltech101", SEEDS
     recipe, test_per_class = RECIPE, TEST_PER_CLASS

@@ -107,7 +107,7 @@ class _Exponents:
         }
 
     def lost(self, epoch: int) -> list[list[str]]:
-        """Return the cells of the table of what each format would lose, over all layers."""
+        """Return the cells of the table of each format's losses, over all layers."""
         rows = []
         for kind in chain(*_DIRECTIONS.values()):
             all_layers = sum(self.histograms(epoch, kind).values(), EMPTY)

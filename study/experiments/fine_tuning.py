@@ -63,7 +63,7 @@ def _train(config: TrainingConfig, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class _FineTuning(SeededRows):
-    """The runs that exist, and what follows from them; a row is ``format/start``.
+    """The runs that exist, and results computed from them; a row is ``format/start``.
 
     Comparisons need all runs.
     """

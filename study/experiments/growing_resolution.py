@@ -38,7 +38,7 @@ def _run(settings: ProgressiveSettings, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class _GrowingResolution:
-    """The runs that exist, and what follows from them; all but the table needs all of them.
+    """The runs that exist, and results computed from them; all but the table needs all of them.
 
     Two numbers in a cell are the generator's and the discriminator's, in this order.
     """

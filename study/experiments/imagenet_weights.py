@@ -99,7 +99,7 @@ def _experiment(row: str, config: TrainingConfig) -> Experiment:
 
 @dataclass(frozen=True)
 class _ImageNetWeights(caltech101.ProtocolRows):
-    """The runs that exist, and what follows from them."""
+    """The runs that exist, and results computed from them."""
 
     group, seeds, formats = _GROUP, SEEDS, FORMATS
     recipe = RECIPE

@@ -123,7 +123,7 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class Parity(SeededRows):
-    """The records of parity runs by network and row, and what follows from them.
+    """The records of parity runs by network and row, and results computed from them.
 
     Rows are compared over the networks of which all runs have a record; there must be one.
     """

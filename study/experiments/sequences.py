@@ -84,7 +84,7 @@ def _run(task: _Task, settings: LoopSettings, place: Place) -> Outcome:  # noqa:
 
 @dataclass(frozen=True)
 class _Sequences(ComparedRows):
-    """The runs that exist, and what follows from them; a row is ``task/format``."""
+    """The runs that exist, and results computed from them; a row is ``task/format``."""
 
     group, seeds, base = "sequences", _SEEDS, _BASE
     tasks = TASKS

@@ -40,7 +40,7 @@ NETWORKS = tuple(
 
 @dataclass(frozen=True)
 class Variants(SeededRows):
-    """The runs that exist, and what follows from them; a row is ``network/way``.
+    """The runs that exist, and results computed from them; a row is ``network/way``.
 
     Comparisons need all runs of the group, and the base.
 

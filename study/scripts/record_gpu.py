@@ -1,4 +1,4 @@
-"""Record what only a GPU can tell, most valuable first, on a machine that is lent for minutes.
+"""Record facts that need a GPU, most valuable first, on a machine that is lent for minutes.
 
     python study/scripts/record_gpu.py --minutes 10 --output gpu-record
 

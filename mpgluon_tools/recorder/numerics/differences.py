@@ -167,8 +167,8 @@ def terms_of(step: NumericsStep, name: TensorName) -> int:
     """Return how many numbers the longest sum behind a value has; 0 if that is not known.
 
     As far as the recorded shapes tell: of a product, a row of the weight; of a normalization, and
-    of the gradient of a parameter, the batch and its pixels; of what has no weights, such as a
-    pooling or a loss, the largest of what may be its operand over its result.
+    of the gradient of a parameter, the batch and its pixels; of a block without weights, such as a
+    pooling or a loss, the size of the largest possible operand over the result's.
     """
     if name.kind in ("gradient", "running statistic"):
         weight, results = step.tensors.get(TensorName("weight", name.name)), _of_layer(step, name)

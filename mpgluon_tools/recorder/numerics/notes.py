@@ -78,7 +78,7 @@ class StepNotes:
             self.note("activation", [(path, seen.array, "")], type(seen.block).__name__)
 
     def tap(self, block: gluon.Block, array: NDArray, made: bool) -> NDArray:
-        """Return what passes a result on and takes the statistics of its gradient."""
+        """Return a result to pass on, whose gradient's statistics will be taken."""
         if not made or not isinstance(array, NDArray) or array.stype != "default":
             return array
         if dtype_name(array) not in _FLOATS:

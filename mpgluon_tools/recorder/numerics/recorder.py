@@ -314,7 +314,7 @@ class NumericsRecorder:
             "step": number,
             "loss": _mean(losses) if losses else None,
             **self._judged,
-            "learning_rate": float(self._trainer.learning_rate),  # that of the update
+            "learning_rate": float(self._trainer.learning_rate),  # of the update
             "gradient_norm": None if norm is None else float(norm),
             "flags": [str(layer) for layer in self._state.flags],
         }

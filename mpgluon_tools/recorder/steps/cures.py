@@ -24,7 +24,7 @@ from mxnet import gluon
 
 __all__ = ["Cure", "Cures"]
 
-_TRIALS = 4  # of what overflows, in FP32, and of what overflows then
+_TRIALS = 4  # of operators or layers in FP32, one after the other
 _SMALLEST_SCALE = 2.0**-24
 _ERRORS = (mx.MXNetError, MpgluonError)  # that a step can raise
 _DTYPES = {
@@ -145,7 +145,7 @@ class Cures:
             now, before = None if cure.saves or cure.error else self._find(casts), casts
 
     def _find(self, casts: Casts) -> Optional[FoundOverflow]:
-        """Return what overflows then; None if nothing does, or it cannot be located."""
+        """Return the overflow under these casts; None if there is none or it cannot be located."""
         try:
             return self._bench.find(casts, self._scale)
         except _ERRORS:

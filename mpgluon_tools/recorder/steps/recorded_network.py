@@ -126,7 +126,7 @@ class NetworkSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> NetworkSettings:
-        """Return what :meth:`as_dict` was called on.
+        """Return the settings from a dictionary of :meth:`as_dict`.
 
         Raises
         ------

@@ -49,7 +49,7 @@ class Replay:
     layer : str
         The block of the report as an expression, such as ``net.features[3]``.
     operands : tuple of ValueRange
-        The ranges of what went into the operator, or of the gradient that came before.
+        The ranges of the operator's operands, or of the gradient that came before.
     cures : tuple of Cure
     threads : int
         With how many it was run again: with another number than the recorded one sums have another

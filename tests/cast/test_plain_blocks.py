@@ -22,7 +22,7 @@ IMAGES = nd.array(np.random.RandomState(0).standard_normal((2, 3, 6, 6)))
 
 
 class OnGrid(gluon.Block):
-    """Records what its children return."""
+    """Records the results of its children."""
 
     def __init__(self):
         super().__init__()

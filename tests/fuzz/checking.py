@@ -215,7 +215,7 @@ def _fails_in_fp32(
 
 
 def _fp32(workers, sources, one, other, names) -> set[str] | None:
-    """Return what differs between two runs of the plain FP32 network: MXNet's own differences.
+    """Return the differences between two runs of the plain FP32 network: MXNet's own.
 
     Numbers that are added in another order often have the same sum, so until all ``names`` are
     found the network is run with other numbers, and without MXNet's merging of equal operators,

@@ -1,4 +1,4 @@
-"""What TensorBoard is given is the history: each step once, however often the run was ended."""
+"""TensorBoard receives the history: each step once, however often the run was ended."""
 
 from __future__ import annotations
 

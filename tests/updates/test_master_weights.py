@@ -1,4 +1,4 @@
-"""What MXNet's ``multi_precision`` gets wrong, and mpgluon on the same scenario.
+"""Errors of MXNet's ``multi_precision``, and mpgluon on the same scenario.
 
 One test for each known fact about it, named after ``multi_precision``; then the masters
 themselves: for every optimizer, on several devices, in files.

@@ -70,7 +70,7 @@ class Verdict:
     ----------
     answer : {"safe", "not safe", "unknown"}
     sentence : str
-        The answer, and what it depends on, in one line; names of layers between backticks.
+        The answer and its conditions, in one line; names of layers between backticks.
     reasons : sequence of str
         Measurements, and their limits.
     keep_fp32 : sequence of gluon.Block

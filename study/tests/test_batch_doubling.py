@@ -1,4 +1,4 @@
-"""Batches of twice the size: rows, the search in FP32's memory, and what the pages say of them."""
+"""Batches of twice the size: rows, the search in FP32's memory, and the pages about them."""
 
 from __future__ import annotations
 

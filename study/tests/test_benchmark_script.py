@@ -1,4 +1,4 @@
-"""The script: options, what it prints and writes, and its exit status."""
+"""The script: options, output, files and exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script: what it runs and leaves out, what it repeats, and its exit status."""
+"""The script: the experiments that it runs, leaves out and repeats, and its exit status."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class NumericsRecorder:
     A recorded step has, for each gradient, weight, update and array of the optimizer, and if wanted
     each result of a layer, the histogram of exponents, the largest size, the norm, a checksum of
     all bits and 16 values. Every step has its loss, its loss scale, the flags of the layers, and
-    whether it was skipped. What is about to fail is logged as a warning, once for each layer: an
+    whether it was skipped. Signs of failure are logged as warnings, once for each layer: an
     activation that grows, gradients near the smallest number, lost updates, a loss scale that
     sinks. If the folder cannot be written, one warning is logged, and training goes on.
 

@@ -1,4 +1,4 @@
-"""docs/migration.md: our side of every pair of blocks runs, and does what the page says."""
+"""docs/migration.md: our side of every pair of blocks runs, and does as the page says."""
 
 from __future__ import annotations
 

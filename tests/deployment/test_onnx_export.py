@@ -1,4 +1,4 @@
-"""ONNX files of whole networks, served by onnxruntime, and what they say of themselves."""
+"""ONNX files of whole networks, served by onnxruntime, and their metadata."""
 
 from __future__ import annotations
 

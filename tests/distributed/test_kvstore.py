@@ -1,4 +1,4 @@
-"""The kvstore in one process: sums over devices, how many messages, and what it refuses."""
+"""The kvstore in one process: sums over devices, numbers of messages, and errors."""
 
 from __future__ import annotations
 

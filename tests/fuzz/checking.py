@@ -1,4 +1,4 @@
-"""Which results of a program must have the same bits, and what is wrong with them."""
+"""Which results of a program must have the same bits, and the differences found."""
 
 from __future__ import annotations
 

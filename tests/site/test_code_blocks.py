@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, and prints what the page shows; commands parse.
+"""Every Python block of the documentation runs, with the page's output; commands parse.
 
 docs/migration.md has a test of its own, tests/test_migration.py, which checks what its blocks do.
 """

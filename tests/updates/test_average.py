@@ -1,4 +1,4 @@
-"""The average of a Trainer's weights: what it is, and that the network comes back from it."""
+"""The average of a Trainer's weights: its value, and that the network comes back from it."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def borrow(array: Array) -> Array:
 
 
 def narrow_again(array: Array) -> Array:
-    """Return an array that :func:`leave` widened in float16 again, any other array as it is."""
+    """Return an array in float16 if :func:`leave` widened it, and any other array as it is."""
     if isinstance(array, (WidenedArray, WidenedSymbol)):
         return mark(cast_here(array, "float16"), "float16")
     return array

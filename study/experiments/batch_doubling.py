@@ -133,8 +133,7 @@ class BatchDoubling(ComparedRows):
     """
 
     group, seeds, base = _GROUP, SEEDS, BASE
-    recipe, batch = RECIPE, BATCH
-    memory_name, times_name = _MEMORY, _TIMES
+    batch = BATCH
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all rows with a run."""

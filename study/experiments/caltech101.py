@@ -148,7 +148,6 @@ class _Caltech101(ProtocolRows):
     """The runs that exist, and results computed from them."""
 
     group, seeds = "caltech101", SEEDS
-    recipe, test_per_class = RECIPE, TEST_PER_CLASS
 
     def trial_table(self) -> list[list[str]]:
         """Return the cells of the table of recipes that were tried, the chosen one first."""

@@ -154,7 +154,6 @@ class _Cifar10(ComparedRows):
     """The runs that exist, and results computed from them."""
 
     group, seeds = _GROUP, SEEDS
-    recipe = RECIPE
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all rows with a run."""

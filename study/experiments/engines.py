@@ -148,7 +148,6 @@ class _Engines:
 
     records: Records
     batches = _BATCHES
-    rounds = _ROUNDS
 
     @property
     def outcome(self) -> Outcome:

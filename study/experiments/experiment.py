@@ -19,7 +19,7 @@ class Place:
     data_dir : Path
         Holds the tree of photographs, for the experiments that need them.
     work_dir : Path
-        The experiment's own folder, with the files of an interrupted run, if there was one.
+        The experiment's own folder, with what an interrupted run of it left there.
     """
 
     data_dir: Path
@@ -115,11 +115,11 @@ class Group:
     Attributes
     ----------
     name : str
-        The first part of its experiments' names, and the name of ``view``'s result in the page's
-        template.
+        The first part of its experiments' names, and the name of ``view``'s result in the marked
+        places of the pages.
     experiments : sequence of Experiment
     view : callable
-        Takes the records that exist, and returns the template's variables. Anything that needs all
+        Takes the records that exist, and returns what the pages show. Anything that needs all
         records of the group is computed only when it is read.
     pictures : mapping of str to callable
         By name; each draws on an empty Matplotlib figure from the records.

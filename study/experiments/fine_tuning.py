@@ -69,7 +69,6 @@ class _FineTuning(SeededRows):
     """
 
     group, seeds = _GROUP, caltech101.SEEDS
-    recipe, new_categories = _RECIPE, NEW_CATEGORIES
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of accuracies, in points."""

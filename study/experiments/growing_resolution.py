@@ -49,17 +49,6 @@ class _GrowingResolution:
     first, last = pixels[0], pixels[-1]
     fits_first, least = _STATIC
 
-    def headings(self) -> list[str]:
-        """Return the headings of `table`."""
-        return [
-            "run",
-            *(f"skipped at {pixels} px" for pixels in self.pixels),
-            f"lost at {self.last} px, per million",
-            f"loss at {self.last} px",
-            "all weights finite",
-            "`python study/scripts/evidence.py run`",
-        ]
-
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all runs that exist."""
         return [

@@ -102,7 +102,6 @@ class _ImageNetWeights(caltech101.ProtocolRows):
     """The runs that exist, and results computed from them."""
 
     group, seeds, formats = _GROUP, SEEDS, FORMATS
-    recipe = RECIPE
 
     def short_table(self) -> list[list[str]]:
         """Return the cells of README's table: accuracies in points, times relative to FP32."""

@@ -128,8 +128,7 @@ class Parity(SeededRows):
     Rows are compared over the networks of which all runs have a record; there must be one.
     """
 
-    group, seeds, base, common = "parity", SEEDS, BASE, COMMON
-    first_seeds, later_seeds = FIRST_SEEDS, SEEDS[len(FIRST_SEEDS) :]
+    group, seeds, base = "parity", SEEDS, BASE
 
     @cached_property
     def networks(self) -> list[Network]:

@@ -167,12 +167,11 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     monkeypatch.setattr(script, "ROOT", tmp_path)
     script.main(short)
     printed = capsys.readouterr().out
-    assert "PyTorch does not take part: no .venv-torch" in printed
-    assert "OpenVINO does not take part: no .venv-openvino" in printed
-    pythons = [tmp_path / f".venv-{name}" / "bin" / "python" for name in script.PEERS.values()]
-    for python in pythons:
-        python.parent.mkdir(parents=True)
-        python.touch()
+    assert "PyTorch does not take part: no .venv-peers" in printed
+    assert "OpenVINO does not take part: no .venv-peers" in printed
+    python = tmp_path / ".venv-peers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
     script.main(short)
     script.main([*short, "--torch-python", str(SCRIPT), "--model", "vgg16"])
     printed = capsys.readouterr().out
@@ -181,7 +180,7 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     assert "OpenVINO has no" not in printed
     names = [f"{name}_python" for name in script.PEERS.values()]
     asked = [tuple(getattr(settings, name) for name in names) for settings in tiny_cases]
-    torch, *others = map(str, pythons)
+    torch, *others = [str(python)] * len(names)
     assert asked == [(None,) * len(names), (torch, *others), (str(SCRIPT), *others)]
 
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SCRIPT = ROOT / "study" / "scripts" / "record_tensor_core_truth.py"
-TORCH = ROOT / ".venv-torch" / "bin" / "python"
+TORCH = ROOT / ".venv-peers" / "bin" / "python"
 RECORDINGS = sorted((HERE / "tensor_core_truth").glob("*.npz"))
 H100 = HERE / "tensor_core_truth" / "nvidia_h100_80gb_hbm3.npz"
 
@@ -147,7 +147,7 @@ def assert_alike(recording, case, hybridized):
 def recording_of_pytorch(tmp_path_factory):
     """Return the script's record of PyTorch on this CPU."""
     if not TORCH.exists():
-        pytest.skip("PyTorch has no environment here; make test-torch makes one")
+        pytest.skip("PyTorch has no environment here; make test WITH=peers makes one")
     folder = tmp_path_factory.mktemp("truth")
     command = [str(TORCH), str(SCRIPT), "--device", "cpu", "--output", str(folder)]
     own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -309,7 +309,7 @@ def test_the_cases_are_what_their_names_say(script):
 
 def test_without_a_gpu_the_script_says_so(tmp_path):
     if not TORCH.exists():
-        pytest.skip("PyTorch has no environment here; make test-torch makes one")
+        pytest.skip("PyTorch has no environment here; make test WITH=peers makes one")
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [str(TORCH), str(SCRIPT), "--output", str(tmp_path)]
     finished = subprocess.run(

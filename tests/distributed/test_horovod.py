@@ -1,6 +1,7 @@
 """Horovod's Trainer with a loss scale: ``amp.init_trainer(hvd.DistributedTrainer(...))``.
 
-Horovod takes minutes to build and is in no environment by default: `make test-horovod` makes one.
+Horovod takes minutes to build and is in no environment by default; `make test WITH=horovod` makes
+one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.skipif(
         importlib.util.find_spec("horovod") is None,
-        reason="horovod is not installed (make test-horovod)",
+        reason="horovod is not installed (make test WITH=horovod)",
     ),
 ]
 

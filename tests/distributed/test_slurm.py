@@ -1,4 +1,4 @@
-"""The job script of docs/distributed.md, run by a real Slurm of one node: `make test-slurm`."""
+"""The job script of docs/distributed.md in a real Slurm of one node: `make test WITH=slurm`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dot products as MMA-Sim computes them: run by the Python that has ``mmasim``, imported by tests.
 
 ``python tests/kernels/mmasim_side.py FILE SIZE`` writes SIZE x SIZE dot products of each case; what
-their operands are is decided here, too. ``.venv-torch``, which ``make test-torch`` makes, has
+their operands are is decided here, too. ``.venv-peers``, which ``make test WITH=peers`` makes, has
 ``mmasim``.
 """
 

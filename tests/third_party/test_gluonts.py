@@ -25,7 +25,7 @@ from third_party_helpers import (
     train,
 )
 
-pytest.importorskip("gluonts.mx", reason="GluonTS is not installed (make test-third-party)")
+pytest.importorskip("gluonts.mx", reason="GluonTS is not installed (make test WITH=third-party)")
 import pandas as pd
 from gluonts.dataset.common import ListDataset
 from gluonts.mx.model.canonical import CanonicalRNNEstimator

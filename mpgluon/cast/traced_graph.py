@@ -22,6 +22,7 @@ from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.sums import SumsOfOneShape
+from mpgluon.graph.any_layout import compute_in_any_layout
 from mpgluon.graph.nan import keep_nan_in
 from mpgluon.graph.nodes import Entry, Graph, Node
 from mpgluon.kernels.dtypes import dtype_name
@@ -181,7 +182,10 @@ class TracedGraph:
                 # With static_shape, operators behind a loop, such as casts, read other values.
                 block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
-            graph = graph if block._backend else keep_nan_in(graph, device_type)
+            if not block._backend:
+                graph = keep_nan_in(graph, device_type)
+                if on_cpu and kernels.available():
+                    graph = compute_in_any_layout(graph)
             if dict(block._flags).get("static_alloc"):
                 graph = _without_variables_as_addends(graph)
             return data, graph.as_np_ndarray() if in_numpy else graph

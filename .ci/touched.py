@@ -1,7 +1,7 @@
 """The tests, or the targets of the Makefile, that a change asks for.
 
     python .ci/touched.py tests      # tests of what differs from the base, uncommitted changes too
-    python .ci/touched.py targets    # what .ci/run adds to what it always runs
+    python .ci/touched.py targets    # the targets that .ci/run adds
 
 The base is CI_BASE of the environment, or where the branch left origin/main; on main itself, six
 hours before the last commit. Where git cannot tell, and for a file that no row knows, everything is
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EVERYTHING = "everything"
 _SECONDS = 6 * 60 * 60
 
-# The beginning of a path, the tests of what is there, and the targets that see it too. The first
+# The beginning of a path, its tests, and the targets that see it too. The first
 # row that fits counts. "slow" stands for the slow tests of the same folders.
 ROWS = (
     ("mpgluon/kernels/", "tests/kernels tests/test_kernels.py tests/graph", "slow docs-look"),
@@ -138,7 +138,7 @@ def _git(*arguments: str) -> list[str]:
 
 
 def main() -> None:
-    """Print what the command line asks for, a line for each."""
+    """Print the tests or targets that the command line asks for."""
     if sys.argv[1:] == ["tests"]:
         print("\n".join(tests_of(changed(is_committed=False))))
     elif sys.argv[1:] == ["targets"]:

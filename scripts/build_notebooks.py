@@ -84,7 +84,7 @@ def _process(options: argparse.Namespace, source: Path) -> tuple[str, str]:
 
 
 def differences(source: Path, notebook: Notebook) -> str:
-    """Compare a source with the present notebook; return what is wrong with the notebook."""
+    """Compare a source with the present notebook; return the differences."""
     product = product_of(source)
     if not product.exists():
         return f"{product.name} is missing: make notebooks"

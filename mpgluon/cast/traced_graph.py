@@ -22,7 +22,6 @@ from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.sums import SumsOfOneShape
-from mpgluon.graph.any_layout import compute_in_any_layout
 from mpgluon.graph.nan import keep_nan_in
 from mpgluon.graph.nodes import Entry, Graph, Node
 from mpgluon.kernels.dtypes import dtype_name
@@ -152,6 +151,8 @@ class TracedGraph:
 
     def _build(self, args: tuple[Any, ...]) -> None:
         """Build the block's own graph; on a CPU a faster one with the same bits that keeps NaN."""
+        from mpgluon.graph.any_layout import compute_in_any_layout  # for hybridized networks
+
         block, device_type = self._block, arrays_in(args)[0].ctx.device_type
         on_cpu = device_type == "cpu"
         if on_cpu:  # the network may have been on another device when it was cast

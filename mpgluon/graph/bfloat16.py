@@ -178,7 +178,7 @@ def _pad_in_bfloat16(graph: Graph, node: Node) -> None:
 
 
 def _compute_in_any_layout(node: Node) -> None:
-    """Let an own operator compute where oneDNN has slow code for some layouts or shapes."""
+    """Choose an own operator where oneDNN has slow code for some layouts or shapes."""
     options = node.options
     if node.operator == "Convolution" and options.get("num_group", 1) > 1:
         node.operator = f"{_GROUPED}Convolution"

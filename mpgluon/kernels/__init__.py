@@ -246,7 +246,7 @@ def _numbers(fmt: FloatFormat) -> tuple[float, ...]:
 
 @_once
 def _register(kind: str, *arguments: Union[str, int, tuple[float, ...]]) -> None:
-    """Let the library register operators of a kind; tuples are the numbers of formats."""
+    """Register operators of a kind in the library; tuples are the numbers of formats."""
     mx.nd.waitall()  # MXNet's tables of operators grow, and operators that run read them
     getattr(loaded_library(), f"mpgluon_register_{kind}")(*map(_as_c, arguments))
 

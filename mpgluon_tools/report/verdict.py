@@ -227,7 +227,7 @@ def _gradients(
 
 
 def _conditions(suggestion: Suggestion, losing: Mapping[gluon.Block, float]) -> Iterator[str]:
-    """Yield what the safe verdict asks for: the layers to keep in FP32, and why."""
+    """Yield the layers that the safe verdict keeps in FP32, and why."""
     if suggestion.blocks:
         names = ", ".join(f"`{block.name}`" for block in suggestion.blocks)
         yield (

@@ -191,7 +191,7 @@ def draw_networks(figure: Any, cases: Sequence[CaseResult]) -> Any:
     if found:
         figure.legend(loc="outside lower center", ncols=len(found), frameon=False)
     axes.set_xlabel(
-        f"time of a training step over that of {cases[0].baseline}\n(left is faster); "
+        f"time of a training step over the time of {cases[0].baseline}\n(left is faster); "
         f"dashed: {_TARGET}; whiskers: quartiles"
     )
     return axes

@@ -19,7 +19,7 @@ class Place:
     data_dir : Path
         Holds the tree of photographs, for the experiments that need them.
     work_dir : Path
-        The experiment's own folder, with what an interrupted run of it left there.
+        The experiment's own folder, with the files that an interrupted run left there.
     """
 
     data_dir: Path
@@ -119,7 +119,7 @@ class Group:
         places of the pages.
     experiments : sequence of Experiment
     view : callable
-        Takes the records that exist, and returns what the pages show. Anything that needs all
+        Takes the records that exist, and returns the values on the pages. Anything that needs all
         records of the group is computed only when it is read.
     pictures : mapping of str to callable
         By name; each draws on an empty Matplotlib figure from the records.

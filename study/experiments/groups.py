@@ -1,4 +1,4 @@
-"""The groups of experiments, and what the pages of results show of them."""
+"""The groups of experiments, and their rows and claims on the pages of results."""
 
 from __future__ import annotations
 

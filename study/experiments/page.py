@@ -1,13 +1,13 @@
 """The pages of results: their marked places are filled from the records, their pictures drawn.
 
-People write the pages. What is generated stands between two comments:
+People write the pages. Generated text stands between two comments:
 
 - ``<!-- table: caltech101.table() -->``, a row of headings, and ``<!-- end -->``: the rows;
 - ``<!-- {caltech101.mean("float32"):.1f} -->41.7<!-- end -->``, within a line: a number, from what
   the braces of an f-string hold.
 
-Names are those of the groups, for what their ``view`` returns; ``records``, ``repetitions``; the
-functions of `study/experiments/cells.py`, and those of `study/experiments/tables.py` without their
+Names are the groups' names, for the results of their ``view``; ``records``, ``repetitions``; the
+functions of `study/experiments/cells.py`, and of `study/experiments/tables.py` without their
 argument.
 
 A record whose config is no longer the experiment's counts as missing, and without all records
@@ -170,7 +170,7 @@ def _shortest(missing: Sequence[str], everything: Sequence[str]) -> list[str]:
 
 
 def out_of_date(document: Document, folder: Path, root: Path) -> list[Path]:
-    """Return the pages that differ from what the records in ``folder`` make of them.
+    """Return the pages that differ from the text that the records in ``folder`` give.
 
     Markdown only: other versions of Matplotlib draw other pixels.
     """
@@ -191,7 +191,7 @@ def unsupported(document: Document, folder: Path, root: Path) -> list[str]:
 
 
 def write_document(document: Document, folder: Path, root: Path) -> list[Path]:
-    """Fill the pages, and draw the pictures that they show; return the paths of what was written.
+    """Fill the pages, and draw the pictures that they show; return the paths of written files.
 
     Parameters
     ----------

@@ -145,7 +145,7 @@ def run(options: argparse.Namespace, groups: Sequence[Group]) -> int:
         for name, record in current_records(options.output, everything).items():
             kinds.get(name.split("/")[0], set()).add(processor_of(record.machine))
         refuse_mixtures(kinds, options.output)
-    print(f"{len(waiting)} to run; what they print goes to {options.work_dir}", flush=True)
+    print(f"{len(waiting)} to run; their output goes to {options.work_dir}", flush=True)
     failed, width = [], len(str(len(waiting)))
     runs = run_apart(
         waiting,
@@ -286,7 +286,7 @@ def document(options: argparse.Namespace, _: Sequence[Group]) -> int:
         for path in write_document(pages, options.output, options.root):
             print(f"written: {path}")
     problems += [
-        f"not what the records support: {claim}; see study/experiments/claims.py"
+        f"the records do not support: {claim}; see study/experiments/claims.py"
         for claim in unsupported(pages, options.output, options.root)
     ]
     for problem in problems:

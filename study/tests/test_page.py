@@ -1,4 +1,4 @@
-"""docs/results.md and README.md are what the records in results/evidence make of them."""
+"""docs/results.md and README.md agree with the records in results/evidence."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_the_pages_are_filled_and_checked(evidence, recorded, capsys, tmp_path):
     page = tmp_path / "docs" / "results.md"
     page.write_text(page.read_text().replace("It has run.", "It was fast."))
     assert evidence("document", root, "--check") == evidence("document", root) == 1
-    assert "not what the records support: docs/results.md: It has run." in capsys.readouterr().err
+    assert "the records do not support: docs/results.md: It has run." in capsys.readouterr().err
     page.write_text("<!-- table: names() -->")
     assert evidence("document", root) == 2
     assert "a marked place has no <!-- end -->" in capsys.readouterr().err

@@ -242,7 +242,7 @@ def test_batch_norm_hands_on_what_is_not_finite_in_its_channel_alone():
 
 
 def grouped_gradient(shape, size, group, *, grad_req="write", **options):
-    """Return what a grouped convolution computes in bfloat16, and MXNet's in FP32."""
+    """Return a grouped convolution's arrays in bfloat16, and MXNet's in FP32."""
     random = np.random.RandomState(size)
     channels = shape[1]
     options = {

@@ -4,8 +4,8 @@
 
     .venv-peers/bin/python tests/kernels/mmasim_side.py tests/kernels/mmasim_cases.npz 8
 
-``make test WITH=peers`` computes a million per kind again. ``h100_cases.npz`` holds results of an NVIDIA
-H100, written there by
+``make test WITH=peers`` computes a million per kind again. ``h100_cases.npz`` holds results of an
+NVIDIA H100, written there by
 
     python tests/kernels/gpu_side.py tests/kernels/h100_cases.npz 32
 

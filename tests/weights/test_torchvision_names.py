@@ -29,6 +29,7 @@ from recipes.training.networks import build_network, load_pretrained
 from recipes.weights import values_for
 
 CLASSES = 7
+SLOW = pytest.mark.slow
 CASES = {  # our name, their shapes, their forward pass, pixels
     "resnet18": ("resnet18_v1b", resnet_shapes("resnet18", CLASSES), resnet, 64),
     "resnet50": ("resnet50_v1b", resnet_shapes("resnet50", CLASSES), resnet, 64),
@@ -65,11 +66,7 @@ def values_in(net):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(one, marks=pytest.mark.slow if one in ("vgg11", "vgg13_bn") else ())
-        for one in CASES
-    ],
+    "name", [pytest.param(one, marks=[SLOW] * one.startswith("vgg")) for one in CASES]
 )
 def test_a_twin_computes_what_torchvisions_network_does(tmp_path, name):
     _, shapes, forward, pixels = CASES[name]
@@ -85,11 +82,7 @@ def test_a_twin_computes_what_torchvisions_network_does(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("resnet18", "mobilenet_v2", "efficientnet_lite0"),
-        pytest.param("vgg11", marks=pytest.mark.slow),
-    ],
+    "name", ["resnet18", "mobilenet_v2", "efficientnet_lite0", pytest.param("vgg11", marks=SLOW)]
 )
 def test_a_head_of_another_size_is_new_and_the_rest_is_loaded(tmp_path, name):
     state = random_state(CASES[name][1])  # with a bias in MobileNetV2's head too
@@ -148,19 +141,11 @@ def test_every_difference_is_listed_by_name_and_shape_and_nothing_is_loaded(tmp_
     [
         # The stride is elsewhere in MXNet's own ResNet, whose names differ.
         ("resnet50", "resnet50_v1", "is in the file only"),
-        (
-            "resnet18",
-            "resnet34_v1b",
-            r"layer1\.2\.conv1\.weight \(64, 64, 3, 3\) is in the network",
-        ),
-        pytest.param("vgg11", "vgg13", "in the network only", marks=pytest.mark.slow),
+        ("resnet18", "resnet34_v1b", r"layer1\.2\.conv1\.weight \(64, .* is in the network"),
+        pytest.param("vgg11", "vgg13", "in the network only", marks=SLOW),
         ("vgg11", "vgg11_bn", r"features\.1\.gamma \(64,\) is in the network only"),
-        pytest.param("vgg13_bn", "vgg13", "is in the file only", marks=pytest.mark.slow),
-        (
-            "mobilenet_v2",
-            "efficientnet_lite0",
-            r"blocks\.0\.project_conv\.weight \(16, 32, 1, 1\) in the network",
-        ),
+        pytest.param("vgg13_bn", "vgg13", "is in the file only", marks=SLOW),
+        ("mobilenet_v2", "efficientnet_lite0", r"0\.project_conv\.weight \(16, .* in the network"),
         ("efficientnet_lite0", "mobilenetv2_1.0", "is in the file only"),
         ("mobilenet_v2", "mobilenetv2_0.5", r"features\.0\.0\.weight is \(32, 3, 3, 3\)"),
     ],

@@ -145,14 +145,10 @@ def test_a_command_that_is_called_elsewhere_finds_its_checkout(run_folder, tmp_p
     (metadata / "entry_points.txt").write_text("[mpgluon.networks]\nruns = recipes.opened_runs\n")
     for name in ("mpgluon", "mpgluon_tools", "mpgluon_command.py"):
         (installed / name).symlink_to(ROOT / name)
+    options = {"capture_output": True, "text": True, "timeout": 180, "check": False}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "mpgluon_command", "export", run_folder[0]],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+        **{"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(installed)}, **options},
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert read_metadata(tmp_path / "network.onnx").image_size == 32

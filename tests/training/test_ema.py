@@ -37,10 +37,7 @@ def test_the_average_is_what_is_tested_and_both_figures_are_in_history_and_resul
         assert epoch["test_accuracy_of_weights"] == other["test_accuracy"]
         assert "test_accuracy_of_weights" not in other
     last = averaged.events("epoch")[-1]
-    for name in (
-        *("tested", "test_accuracy", "test_accuracy_per_class"),
-        "test_accuracy_of_weights",
-    ):
+    for name in ("tested", "test_accuracy", "test_accuracy_per_class", "test_accuracy_of_weights"):
         assert averaged.results[name] == last[name]
     assert float16_run.results["tested"] == "weights"
 

@@ -5,7 +5,6 @@ from functools import partial
 import mpgluon
 from mpgluon import Policy, amp, kernels
 from mpgluon.formats.float_format import format_named, round_to
-from mpgluon.graph.nodes import Graph
 
 import mxnet as mx
 import numpy as np
@@ -18,15 +17,7 @@ from mxnet.gluon import nn
 
 LAYERS = ("conv", "1 x 1", "depthwise", "norm", "layer norm", "dense")
 OPERATORS = (
-    "relu",
-    "max pool",
-    "average pool",
-    "concat",
-    "add",
-    "sigmoid",
-    "scale",
-    "clip",
-    "mean",
+    *("relu", "max pool", "average pool", "concat", "add", "sigmoid", "scale", "clip", "mean"),
 )
 
 
@@ -140,13 +131,8 @@ def networks_of(kinds):
 
 networks = networks_of(LAYERS + OPERATORS)
 RESIDUAL = [
-    ("conv", (0, 0), 16),
-    ("norm", (0, 0), 16),
-    ("relu", (0, 0), 16),
-    ("1 x 1", (0, 0), 16),
-    ("norm", (0, 0), 24),
-    ("add", (0, 2), 16),
-    ("relu", (0, 0), 16),
+    *(("conv", (0, 0), 16), ("norm", (0, 0), 16), ("relu", (0, 0), 16), ("1 x 1", (0, 0), 16)),
+    *(("norm", (0, 0), 24), ("add", (0, 2), 16), ("relu", (0, 0), 16)),
 ]
 FAN_OUT = [("relu", (0, 0), 16), *(("conv", (number, 0), 32) for number in range(6))]
 # MXNet adds 8 and more gradients in another way.
@@ -296,30 +282,35 @@ class Twice(nn.HybridBlock):
         return self.operator(F, x) + self.operator(F, F.tanh(x)) + self.operator(F, x) * 1.3
 
 
+def one_pass(make, shape, mode, cast=mpgluon.cast_block):
+    """Return result, gradients and parameters of a network hybridized with some options, or not."""
+    mx.random.seed(0)
+    net = make()
+    net.initialize(mx.init.Xavier())
+    cast(net)
+    if mode is not None:
+        net.hybridize(**mode)
+    x = mx.nd.array(np.random.RandomState(0).standard_normal(shape))
+    x.attach_grad()
+    with autograd.record():
+        out = net(x)
+        loss = (out * mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))).sum()
+    loss.backward()
+    gradients = {f"gradient of {name}": array for name, array in gradients_of(net).items()}
+    return {"result": out.asnumpy(), "x": x.grad.asnumpy(), **gradients, **parameters_of(net)}
+
+
 @pytest.mark.parametrize(
     "operator",
     [lambda _, x: x / 3, lambda F, x: F.transpose(x), lambda F, x: F.exp(x)],
     ids=["scalar", "transpose", "exp"],
 )
-def test_equal_operators_are_not_merged_before_their_gradients_are_rounded(operator, with_native):
-    results = []
-    for hybridize in (False, True):
-        mx.random.seed(0)
-        net = Twice(operator)
-        net.initialize(mx.init.Xavier())
-        mpgluon.cast_block(net)
-        net.hybridize(hybridize)
-        x = mx.nd.array(np.random.RandomState(0).standard_normal((64, 8)))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.delenv("MXNET_ELIMINATE_COMMON_EXPR")
-            patch.setattr(kernels, "available", lambda: with_native)
-            with autograd.record():
-                out = net(x)
-                head = mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))
-                loss = (out * head).sum()
-            loss.backward()
-        results.append({"result": out.asnumpy(), **gradients_of(net)})
-    assert_same_bits(*results)
+def test_equal_operators_are_not_merged_before_their_gradients_are_rounded(
+    operator, with_native, monkeypatch
+):
+    monkeypatch.delenv("MXNET_ELIMINATE_COMMON_EXPR")
+    monkeypatch.setattr(kernels, "available", lambda: with_native)
+    assert_same_bits(*(one_pass(partial(Twice, operator), (64, 8), mode) for mode in (None, {})))
 
 
 class NormTwice(nn.HybridBlock):
@@ -346,24 +337,9 @@ class OwnIdentity(nn.HybridBlock):
 
 @pytest.mark.parametrize("make", [NormTwice, OwnIdentity])
 def test_gradients_are_computed_and_added_in_the_order_of_an_imperative_run(make):
-    results = []
-    for mode in (None, {}, STATIC):
-        mx.random.seed(0)
-        net = make()
-        net.initialize(mx.init.Xavier())
-        mpgluon.cast_block(net)
-        if mode is not None:
-            net.hybridize(**mode)
-        x = mx.nd.array(np.random.RandomState(0).standard_normal((4, 5, 8)))
-        x.attach_grad()
-        with autograd.record():
-            out = net(x)
-            head = mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))
-            loss = (out * head).sum()
-        loss.backward()
-        results.append({"result": out.asnumpy(), "input": x.grad.asnumpy(), **parameters_of(net)})
-    for hybridized in results[1:]:
-        assert_same_bits(results[0], hybridized)
+    imperative, *others = (one_pass(make, (4, 5, 8), mode) for mode in (None, {}, STATIC))
+    for hybridized in others:
+        assert_same_bits(imperative, hybridized)
 
 
 def emulated_bfloat16(net):
@@ -402,19 +378,8 @@ def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many
             a, b = (F.where(v > 0, v, v * 0.25) for _ in range(2))
             return F.identity(v) + F.flip(v, axis=1) + (v + 0.1) + a + F.square(F.tanh(v)) + b
 
-    def gradient(**static):
-        mx.random.seed(0)
-        net = ManyTakers()
-        net.initialize(mx.init.Xavier())
-        emulated_bfloat16(net)
-        net.hybridize(**static)
-        x = mx.nd.random.normal(shape=(4, 17, 6, 1))
-        with autograd.record():
-            loss = net(x).sum()
-        loss.backward()
-        return net.dense.weight.grad().asnumpy()
-
-    assert np.array_equal(gradient(**STATIC), gradient())
+    passes = (one_pass(ManyTakers, (4, 17, 6, 1), mode, emulated_bfloat16) for mode in (STATIC, {}))
+    assert_same_bits(*passes)
 
 
 @pytest.mark.sampled(3)
@@ -423,12 +388,8 @@ def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many
 @pytest.mark.parametrize(
     "policy",
     [
-        "mixed_float8",
-        "compute=float8_e5m2,between=float16,scaling=mx",
-        "compute=float8_e4m3",
-        "compute=float8_e5m2",
-        "compute=e4m7",
-        "compute=tfloat32",
+        *("mixed_float8", "compute=float8_e5m2,between=float16,scaling=mx", "compute=e4m7"),
+        *("compute=float8_e4m3", "compute=float8_e5m2", "compute=tfloat32"),
     ],
 )
 @settings(max_examples=15, deadline=None)
@@ -472,7 +433,3 @@ def test_a_layers_own_name_does_not_change_its_settings():
         return net(mx.nd.ones((2, 8, 6, 6))).asnumpy()
 
     np.testing.assert_array_equal(result("layer|0.25|1_"), result("layer_"))
-
-
-def operators_in(symbol):
-    return [node.operator for node in Graph.read(symbol).nodes if not node.is_variable]

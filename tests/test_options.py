@@ -10,14 +10,7 @@ from typing import Optional
 
 import pytest
 
-from recipes.options import (
-    add_options,
-    at_least,
-    check_options,
-    document_options,
-    option,
-    positive,
-)
+from recipes.options import add_options, at_least, check_options, document_options, option, positive
 
 
 def check_even(text: str) -> None:

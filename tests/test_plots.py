@@ -175,10 +175,7 @@ def without(steps, *names):
         (without(STEPS, "gradient_norm"), ["loss scale S", "images per second"]),
         ([{**s, "gradient_norm": None} for s in STEPS], ["loss scale S", "images per second"]),
         (STEPS[:2], ["loss scale S", "images per second"]),  # no norm to be drawn
-        (
-            [{**s, "loss_scale": 1.0} for s in STEPS[2:]],
-            ["gradient norm", "images per second"],
-        ),
+        ([{**s, "loss_scale": 1.0} for s in STEPS[2:]], ["gradient norm", "images per second"]),
     ],
     ids=["all", "of no known speed", "older", "no norms", "all skipped", "no loss scale"],
 )

@@ -60,14 +60,8 @@ def test_package_and_changelog_have_one_version():
 
 def run(*command: object, **options) -> str:
     """Return what a command prints; fail with all that it printed."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        **options,
-    )
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
+    done = subprocess.run([str(part) for part in command], check=False, **options)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -82,8 +82,7 @@ def operations_per_second(net, data: mx.nd.NDArray, operations: float) -> float:
         (lambda: nn.Dense(4096, in_units=4096, use_bias=False), (8192, 4096), 2.0**38),
         (
             lambda: nn.Conv2D(256, 3, padding=1, in_channels=256, use_bias=False),
-            (64, 256, 56, 56),
-            2.0 * 64 * 56**2 * 256 * 256 * 9,
+            *((64, 256, 56, 56), 2.0 * 64 * 56**2 * 256 * 256 * 9),
         ),
     ],
     ids=["matrix product", "convolution"],

@@ -1,7 +1,5 @@
 """One network in both of MXNet's interfaces, mx.nd and mx.np: what each computes is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable, Optional

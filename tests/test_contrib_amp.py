@@ -1,7 +1,5 @@
 """Programs written for ``mxnet.contrib.amp`` run with ``from mpgluon import amp``."""
 
-from __future__ import annotations
-
 import importlib
 
 import mpgluon

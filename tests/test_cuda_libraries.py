@@ -4,8 +4,6 @@ The stand-ins are small libraries with the names of the real ones, in the folder
 Each writes down its file when it is loaded, and needs what the real one needs.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

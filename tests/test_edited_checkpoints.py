@@ -1,7 +1,5 @@
 """Checkpoints with valid checksums and edited contents: used as they are, or refused unchanged."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

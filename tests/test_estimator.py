@@ -1,7 +1,5 @@
 """``gluon.contrib.estimator``: ``fit`` trains as a loop with a scaled loss does."""
 
-from __future__ import annotations
-
 import logging
 import math
 

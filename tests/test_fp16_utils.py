@@ -1,7 +1,5 @@
 """Mixed precision by hand: equal, bit for bit, to what is done out of sight."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import amp
 from mpgluon.fp16_utils import (

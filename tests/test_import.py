@@ -1,7 +1,5 @@
 """``import mpgluon`` in a fresh process: what it adds, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

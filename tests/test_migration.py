@@ -1,7 +1,5 @@
 """docs/migration.md: our side of every pair of blocks runs, and does what the page says."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

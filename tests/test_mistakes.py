@@ -1,7 +1,5 @@
 """Mistakes with the first snippets: each works, or is refused with what was received and a cure."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Options of a dataclass: one declaration gives the parser, the checks and the documentation."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

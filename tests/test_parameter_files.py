@@ -4,8 +4,6 @@ A file holds what the network holds: float16 where a cast made it so, else FP32.
 differ are MXNet's business, and it asks for ``cast_dtype=True`` then.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 

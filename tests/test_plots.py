@@ -1,7 +1,5 @@
 """Figures show what they were given."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

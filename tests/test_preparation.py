@@ -1,7 +1,5 @@
 """One loop for every format: what ``prepare`` makes of a network, and that FP32 stays plain."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import NoLossScale, Policy, PrecisionError, amp
 from mpgluon.formats.policy import as_policy

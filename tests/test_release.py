@@ -1,7 +1,5 @@
 """A release: one version in all files, and a source distribution that installs and trains."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Tables of text, as people will see them."""
 
-from __future__ import annotations
-
 from mpgluon_tools.tables import Table
 
 import pytest

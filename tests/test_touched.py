@@ -1,7 +1,5 @@
 """The tests and targets that a change asks for: every file has an answer."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

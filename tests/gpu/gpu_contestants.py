@@ -3,8 +3,6 @@
 Factories for `benchmarks`, which starts each in a process of its own.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable
 
 import mpgluon

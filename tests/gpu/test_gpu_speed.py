@@ -1,7 +1,5 @@
 """Throughput and memory of FP32, cast float16 and autocast, side by side, into results/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ cuDNN is asked for stands in its own log. And a product that is faster than the 
 could be at their highest clock was computed by Tensor Cores; a slower one proves nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The table of operators: every name is real, every deviation from MXNet's lists is deliberate."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
 from mpgluon.cast.arithmetic import arithmetic_of

@@ -5,8 +5,6 @@ their operands are is decided here, too. ``.venv-torch``, which ``make test-torc
 ``mmasim``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

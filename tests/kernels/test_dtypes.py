@@ -1,7 +1,5 @@
 """Asking arrays and symbols for their format, and casting them."""
 
-from __future__ import annotations
-
 from mpgluon.formats.float_format import BFLOAT16, FLOAT16, FLOAT32, round_to
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
 from mpgluon.kernels.dtypes import BFLOAT16_DTYPE, cast, dtype_name, is_array

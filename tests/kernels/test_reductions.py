@@ -1,7 +1,5 @@
 """Finiteness and norms over arrays of any format and device, against NumPy in float64."""
 
-from __future__ import annotations
-
 import math
 
 from mpgluon import kernels

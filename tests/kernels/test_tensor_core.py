@@ -12,8 +12,6 @@ computed, written there by
 with the same operands; of a million for each format (SIZE 320) all had our bits, too.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures of the tests of scripts: the smallest runs of ``train_caltech.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

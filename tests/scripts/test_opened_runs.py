@@ -1,7 +1,5 @@
 """Commands of a checkout open runs, and state dicts of other frameworks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Steps that the training script recorded are replayed as documented, cures included."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The training script: its options are the config, and bad input gets one line and status 2."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

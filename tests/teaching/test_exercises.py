@@ -1,7 +1,5 @@
 """The lessons' exercises, and their drawings with sliders."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

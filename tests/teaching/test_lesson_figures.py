@@ -1,7 +1,5 @@
 """The lessons' drawings stand alone, say in words what they show, and are where a lesson looks."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

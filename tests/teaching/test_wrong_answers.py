@@ -1,7 +1,5 @@
 """Wrong answers to the exercises get their explanation; right ones stand in the lessons."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT6_E2M3, amp
 

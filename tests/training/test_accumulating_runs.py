@@ -1,7 +1,5 @@
 """Several batches for one step: the loop by hand, one large batch, and what counts as a step."""
 
-from __future__ import annotations
-
 from mpgluon import DynamicLossScale, amp
 from mpgluon.distributed import OneProcess
 

@@ -1,7 +1,5 @@
 """Networks by name, and networks that start from a parameter file."""
 
-from __future__ import annotations
-
 from mpgluon import CheckpointError
 from mpgluon.base.blocks import blocks_of
 

@@ -1,7 +1,5 @@
 """The config: what it refuses, which precision it stands for, and what it may differ in."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

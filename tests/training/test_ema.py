@@ -1,7 +1,5 @@
 """A run with ``--ema``: what is tested, kept and opened is the average; training is the same."""
 
-from __future__ import annotations
-
 from mpgluon.checkpoint import read_parameters
 
 import mxnet as mx

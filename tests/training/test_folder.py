@@ -1,7 +1,5 @@
 """Training on a folder of a user's own photographs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

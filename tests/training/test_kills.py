@@ -3,8 +3,6 @@
 SIGKILL leaves no time to tidy up: what a run goes on from is what lay on the disk already.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

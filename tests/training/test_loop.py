@@ -1,7 +1,5 @@
 """A run from its config to its results: what it leaves on disk, and that it all agrees."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

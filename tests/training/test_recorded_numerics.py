@@ -1,7 +1,5 @@
 """The numbers of a run, recorded: with the bits of the run without, also if it is continued."""
 
-from __future__ import annotations
-
 from mpgluon.diagnostics import compare_numerics, read_numerics
 
 import pytest

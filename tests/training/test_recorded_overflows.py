@@ -1,7 +1,5 @@
 """Steps that overflow in a run are recorded, which changes nothing, and replayed from the file."""
 
-from __future__ import annotations
-
 import logging
 
 from mpgluon_tools import commands

@@ -1,7 +1,5 @@
 """A run that was ended goes on to the weights that it would have had."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

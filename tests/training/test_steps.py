@@ -1,7 +1,5 @@
 """One step of the training script: what it minimizes."""
 
-from __future__ import annotations
-
 from mpgluon import amp
 from mpgluon.distributed import OneProcess
 

@@ -1,7 +1,5 @@
 """What TensorBoard is given is the history: each step once, however often the run was ended."""
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Helpers of this folder: the smallest run, and ways to look at its files."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The average of a Trainer's weights: what it is, and that the network comes back from it."""
 
-from __future__ import annotations
-
 import math
 
 import mpgluon

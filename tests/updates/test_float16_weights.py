@@ -1,7 +1,5 @@
 """Float16 weights that an optimizer without FP32 masters updates, or that MXNet cannot compute."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ One test for each row of what is known of it, named after ``multi_precision``; t
 themselves: for every optimizer, on several devices, in files.
 """
 
-from __future__ import annotations
-
 import math
 
 import mpgluon

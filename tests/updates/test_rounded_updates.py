@@ -1,7 +1,5 @@
 """bfloat16 weights: with masters, and with updates that are rounded to the weights themselves."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 

@@ -6,8 +6,6 @@ Writes a state dict of each network (.pth or .safetensors) with PyTorch's output
 published weights of EfficientNet-Lite0 with its own implementation's, and files of other kinds.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import OrderedDict

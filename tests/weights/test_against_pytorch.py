@@ -5,8 +5,6 @@ of its own, which ``make test-torch`` makes. torchvision is not needed: the forw
 written by hand.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """State dicts in files: right ones read to the bit, wrong and hostile ones refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Weights with torchvision's names in Gluon's twins, against forward passes written by hand."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

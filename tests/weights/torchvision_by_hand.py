@@ -8,8 +8,6 @@ Names and arithmetic follow torchvision 0.21 (resnet.py, vgg.py, mobilenetv2.py)
 EfficientNet-Lite0 the implementation in the package efficientnet_lite_pytorch 0.1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 EPSILON = 1e-5

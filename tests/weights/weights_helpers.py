@@ -1,7 +1,5 @@
 """MXNet's operators for the networks written by hand, and how far right results may be apart."""
 
-from __future__ import annotations
-
 from mpgluon import FloatFormat, round_to
 
 import mxnet as mx
